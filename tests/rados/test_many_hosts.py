@@ -15,10 +15,11 @@ import pytest
 
 from dedupd.errors import DedupdError, StoreUnreachable, WriterFenced
 from dedupd.rados.store import RadosStore
-from tests.support.ceph import REPOSITORY, MiniCeph, mini_ceph, wait_for
+from tests.support.ceph import POOL, REPOSITORY, MiniCeph, mini_ceph, wait_for
 from tests.support.rados_hosts import Host, Site, random_content
 
 HOSTS = ("a", "b", "c")
+REALLY = {"yes_i_really_mean_it": True}
 pytestmark = pytest.mark.slow
 
 
@@ -130,6 +131,41 @@ def test_a_disk_that_dies_and_comes_back_under_load(tmp_path: Path) -> None:
             time.sleep(10)
         assert errors == []
         assert_all_is_well(site)
+
+
+def test_a_disk_more_and_smaller_placement_groups(tmp_path: Path) -> None:
+    """Nothing that is stored says where anything is: what moves is read as before, and nothing of
+    a store that rests is written."""
+    with (
+        mini_ceph(tmp_path / "ceph", in_memory=False) as ceph,
+        Site(RadosStore.create(ceph.address("s", 60)), tmp_path) as site,
+        Site(RadosStore.create(ceph.address("rest", 60)), tmp_path / "rest") as resting,
+    ):
+        resting.directory.mkdir()
+        with resting.host("a", operations_at_once=8) as host:
+            host.put({inode: random_content(inode, 20) for inode in range(1, 11)})
+        before = versions_of(resting)
+        with hosts_at_work(site) as errors:
+            ceph.add_osd(3)
+            wait_for(lambda: ceph.groups_on(3) > 0, "placement groups on the new disk")
+            # (What the manager does that this cluster has not.)
+            for option in ("pg_num_actual", "pgp_num_actual"):
+                ceph.command("osd pool set", pool=POOL, var=option, val="32", **REALLY)
+            time.sleep(10)
+            (pool,) = (one for one in ceph.command("osd dump")["pools"] if one["pool_name"] == POOL)
+            assert (pool["pg_num"], pool["pg_placement_num"]) == (32, 32)
+        assert errors == []
+        assert_all_is_well(site)
+        assert versions_of(resting) == before
+        resting.assert_whole()
+        with resting.host("a") as host:
+            host.assert_reads_right()
+
+
+def versions_of(site: Site) -> dict[str, int]:
+    """Of the keys of all objects: each change of an object has another one."""
+    pages = {name: site.cluster.page(name, count=1) for name in site.cluster.names()}
+    return {name: page.version for name, page in pages.items() if page is not None}
 
 
 def stop_all(ceph: MiniCeph) -> None:

@@ -123,6 +123,20 @@ class MiniCeph:
         )
         self.start_daemon(f"osd.{number}")
 
+    def add_osd(self, number: int) -> None:
+        """One more disk, which takes part at once."""
+        (self.directory / f"osd{number}").mkdir()
+        self._make_osd(number)
+
+    def groups_on(self, number: int) -> int:
+        """How many placement groups an OSD has, by its own word; 0 where it is not there yet."""
+        dump = self.command("osd dump")
+        is_up = any(osd["osd"] == number and osd["up"] for osd in dump["osds"])
+        if not is_up:
+            return 0
+        found = [self.command("osd map", pool=POOL, object=f"o{n}") for n in range(50)]
+        return sum(number in one["acting"] or number in one["up"] for one in found)
+
     @property
     def _store_options(self) -> list[str]:
         return [] if self.in_memory else ["--osd-objectstore", "bluestore"]
