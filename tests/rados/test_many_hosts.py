@@ -19,7 +19,6 @@ from tests.support.ceph import POOL, REPOSITORY, MiniCeph, mini_ceph, wait_for
 from tests.support.rados_hosts import Host, Site, random_content
 
 HOSTS = ("a", "b", "c")
-REALLY = {"yes_i_really_mean_it": True}
 pytestmark = pytest.mark.slow
 
 
@@ -150,7 +149,9 @@ def test_a_disk_more_and_smaller_placement_groups(tmp_path: Path) -> None:
             wait_for(lambda: ceph.groups_on(3) > 0, "placement groups on the new disk")
             # (What the manager does that this cluster has not.)
             for option in ("pg_num_actual", "pgp_num_actual"):
-                ceph.command("osd pool set", pool=POOL, var=option, val="32", **REALLY)
+                ceph.command(
+                    "osd pool set", pool=POOL, var=option, val="32", yes_i_really_mean_it=True
+                )
             time.sleep(10)
             (pool,) = (one for one in ceph.command("osd dump")["pools"] if one["pool_name"] == POOL)
             assert (pool["pg_num"], pool["pg_placement_num"]) == (32, 32)
