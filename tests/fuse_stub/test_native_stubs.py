@@ -188,6 +188,8 @@ def test_a_plain_file_is_copied_at_once_and_a_stub_is_not(lab: MountedLab) -> No
     (stub,) = stubs(lab, {"source": CONTENT})
     plain, target = lab.view / "plain", lab.view / "target"
     plain.write_bytes(FRESH * 1000)
+    assert handed_over(lab, lambda: holes(plain, 5000)) == 0
+    assert handed_over(lab, lambda: holes(stub, len(CONTENT))) == 0
 
     def copy(source: Path) -> None:
         with open(source, "rb") as file, open(target, "wb") as other:
@@ -200,6 +202,16 @@ def test_a_plain_file_is_copied_at_once_and_a_stub_is_not(lab: MountedLab) -> No
     assert handed_over(lab, lambda: copy(stub)) > 0
     assert read_anew(target) == CONTENT
     assert read_anew(stub) == CONTENT
+
+
+def holes(path: Path, length: int) -> None:
+    """There are none before the end of the file."""
+    with opened(os.open(path, os.O_RDONLY)) as fd:
+        assert os.lseek(fd, 10, os.SEEK_DATA) == 10
+        assert os.lseek(fd, 10, os.SEEK_HOLE) == length
+        for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            with pytest.raises(OSError, match="No such device or address"):
+                os.lseek(fd, length, whence)
 
 
 def test_a_damaged_chunk_is_an_error_and_never_bytes(lab: MountedLab) -> None:

@@ -35,7 +35,9 @@ for _name, _test in vars(names).items():
 needs_ring = pytest.mark.skipif(not has_ring(), reason="no FUSE over io_uring here")
 
 
-@pytest.fixture(scope="module", params=["device", pytest.param("ring", marks=needs_ring)])
+@pytest.fixture(
+    scope="module", params=["device", pytest.param("ring", marks=[needs_ring, pytest.mark.slow])]
+)
 def lab(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[NativeTree]:

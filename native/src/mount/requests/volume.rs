@@ -45,7 +45,7 @@ impl Tree {
             op::RENAME2 => self.rename_with(request),
             op::READ => self.read_at_once(request, out),
             op::WRITE => self.write_at_once(request, agreed, out),
-            op::LSEEK => self.seek(request, out),
+            op::LSEEK => self.seek_at_once(request, out),
             op::COPY_FILE_RANGE => self.copy_at_once(request, out, false),
             op::COPY_FILE_RANGE_64 => self.copy_at_once(request, out, true),
             // Programs ask whether a file is a terminal.
@@ -74,8 +74,7 @@ impl Tree {
                         && !self.cuts_at_once(node, &given, agreed)?
             }
             op::SETXATTR => self.inodes.watched.has(node) || self.clears_set_group(request)?,
-            op::REMOVEXATTR | op::READ | op::WRITE => self.inodes.watched.has(node),
-            op::LSEEK => self.inodes.watched.has(node) || self.plain(node, false).is_none(),
+            op::REMOVEXATTR | op::READ | op::WRITE | op::LSEEK => self.inodes.watched.has(node),
             op::IOCTL => control::FLAGS.contains(&request.part::<IoctlIn>()?.command),
             op::FSYNC | op::FSYNCDIR | op::FALLOCATE => true,
             _ => false,

@@ -19,13 +19,14 @@ use rustix::net::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::mount::protocol::abi::{InHeader, InitOut, OutHeader, init};
+use crate::mount::protocol::abi::{FSYNC_DATA, FsyncIn, InHeader, InitOut, OutHeader, init};
 use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, Offer, PAGE_BYTES, for_libfuse};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode::{self as op, fixed_bytes};
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, out_header, whole};
+use crate::mount::session::syncs::{FileSync, Syncs};
 
 /// A request, header included, is at most so long.
 const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX + PAGE_BYTES;
@@ -63,7 +64,7 @@ pub enum Next {
 
 /// The line of one mount.
 pub struct Line {
-    device: OwnedFd,
+    device: Arc<OwnedFd>,
     ours: OwnedFd,
     tree: Arc<Tree>,
     counts: Counts,
@@ -71,6 +72,7 @@ pub struct Line {
     handed_over: Counts,
     /// How long it took to answer the others.
     busy: Duration,
+    syncs: Syncs,
     /// The flags that kernel and mount have agreed on.
     agreed: u64,
     /// The first request, until libfuse has answered it: its number, and what the kernel offers.
@@ -89,12 +91,13 @@ impl Line {
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
         let line = Line {
-            device,
+            device: Arc::new(device),
             ours,
             tree,
             counts: Counts::default(),
             handed_over: Counts::default(),
             busy: Duration::ZERO,
+            syncs: Syncs::default(),
             agreed: 0,
             greeting: None,
             input: vec![0; REQUEST_BYTES_MAX],
@@ -150,7 +153,7 @@ impl Line {
     fn receive(&mut self, linger_ns: i64) -> Answer<bool> {
         let mut has_waited = linger_ns == 0;
         loop {
-            match read(&self.device, &mut self.input) {
+            match read(&*self.device, &mut self.input) {
                 Ok(length) => self.length = length,
                 // The program that asked was killed meanwhile.
                 Err(Errno::INTR | Errno::NOENT) => continue,
@@ -158,7 +161,7 @@ impl Line {
                 Err(Errno::AGAIN) => {
                     has_waited = true;
                     let limit = Timespec { tv_sec: 0, tv_nsec: linger_ns };
-                    let mut waited = [PollFd::new(&self.device, PollFlags::IN)];
+                    let mut waited = [PollFd::new(&*self.device, PollFlags::IN)];
                     match poll(&mut waited, Some(&limit)) {
                         Ok(_) | Err(Errno::INTR) => continue,
                         Err(error) => return Err(error.into()),
@@ -182,6 +185,9 @@ impl Line {
             tell(&self.ours, &message)?;
             return Ok(Some(Next::ForLibfuse));
         }
+        if self.begins_sync(&request)? {
+            return Ok(None);
+        }
         let began = Instant::now();
         let body = &mut self.output[OUT_HEADER_BYTES..];
         let answer = match self.tree.answer_of_volume(&request, self.agreed, body) {
@@ -199,9 +205,28 @@ impl Line {
         };
         let header = out_header(request.header.unique, &answer);
         self.output[..OUT_HEADER_BYTES].copy_from_slice(header.as_bytes());
-        answered(write(&self.device, &self.output[..header.length as usize]))?;
+        answered(write(&*self.device, &self.output[..header.length as usize]))?;
         self.busy += began.elapsed();
         Ok(None)
+    }
+
+    /// Whether a request is to sync a file that Python has not open, and is under way.
+    ///
+    /// By the descriptor that it was written with, if that is open still: so lost writes are told.
+    fn begins_sync(&self, request: &Request) -> Answer<bool> {
+        let (opcode, node) = (request.header.opcode, request.header.node);
+        if !matches!(opcode, op::FSYNC | op::FSYNCDIR) || self.tree.inodes.watched.has(node) {
+            return Ok(false);
+        }
+        let given: FsyncIn = request.part()?;
+        let Ok(file) = self.tree.inodes.data(node, false) else { return Ok(false) };
+        Ok(self.syncs.begin(FileSync {
+            device: Arc::clone(&self.device),
+            file,
+            data_only: given.flags & FSYNC_DATA != 0,
+            unique: request.header.unique,
+            uid: request.header.uid,
+        }))
     }
 
     /// The request that was found last.
@@ -224,7 +249,7 @@ impl Line {
             if self.greeting.is_some() {
                 self.extend_greeting(length);
             }
-            answered(write(&self.device, &self.output[..length]))?;
+            answered(write(&*self.device, &self.output[..length]))?;
         }
     }
 
@@ -261,20 +286,20 @@ impl Line {
         };
         let header = out_header(request.header.unique, &answer);
         self.output[..OUT_HEADER_BYTES].copy_from_slice(header.as_bytes());
-        answered(write(&self.device, &self.output[..header.length as usize]))
+        answered(write(&*self.device, &self.output[..header.length as usize]))
     }
 
     /// Answers a request with some bytes.
     pub fn answer(&self, unique: u64, body: &[u8]) -> Answer<()> {
         let header = out_header(unique, &Ok(body.len()));
         let parts = [header.as_bytes(), body].map(std::io::IoSlice::new);
-        answered(writev(&self.device, &parts))
+        answered(writev(&*self.device, &parts))
     }
 
     /// Answers a request with an error number.
     pub fn refuse(&self, unique: u64, number: i32) -> Answer<()> {
         let header = out_header(unique, &Err(Failure(number)));
-        answered(write(&self.device, header.as_bytes()))
+        answered(write(&*self.device, header.as_bytes()))
     }
 }
 

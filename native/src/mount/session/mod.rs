@@ -6,3 +6,4 @@ pub mod line;
 pub mod ring;
 pub mod serve;
 pub mod service;
+pub mod syncs;

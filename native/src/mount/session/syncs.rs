@@ -1,0 +1,141 @@
+//! Syncs of files: they wait for the disk, so each has a thread, which gives the kernel the answer.
+//!
+//! Their number is bounded, and that of each user; what is beyond it waits its turn with the caller.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rustix::io::write;
+use zerocopy::IntoBytes;
+
+use crate::mount::inodes::data_file::DataFile;
+use crate::mount::requests::effects;
+use crate::mount::session::service::out_header;
+use crate::threads::lock::locked;
+
+const THREADS_MAX: usize = 32;
+/// Of one user. A program syncs one file after the other, mostly.
+const THREADS_EACH_MAX: usize = 4;
+/// Threads that wait for the next sync: starting one takes as long as a fast disk does.
+const IDLE_MAX: usize = 4;
+const IDLE: Duration = Duration::from_secs(5);
+
+/// A request to sync a file.
+pub struct FileSync {
+    /// The kernel's end, for the answer.
+    pub device: Arc<OwnedFd>,
+    pub file: Arc<DataFile>,
+    pub data_only: bool,
+    pub unique: u64,
+    pub uid: u32,
+}
+
+impl FileSync {
+    fn perform(self) {
+        let header =
+            out_header(self.unique, &effects::sync(&*self.file, self.data_only).map(|()| 0));
+        // Closed first: whoever has the answer may unmount what is below.
+        drop(self.file);
+        // Nobody waits for it where the program was killed or the mount has gone.
+        let _ = write(&*self.device, header.as_bytes());
+    }
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<FileSync>,
+    /// Threads that wait, less those that something waits for.
+    idle: usize,
+    under_way: usize,
+    of_users: HashMap<u32, usize>,
+}
+
+impl State {
+    fn begin(&mut self, uid: u32) -> bool {
+        let own = self.of_users.get(&uid).copied().unwrap_or(0);
+        let may = self.under_way < THREADS_MAX && own < THREADS_EACH_MAX;
+        if may {
+            self.under_way += 1;
+            self.of_users.insert(uid, own + 1);
+        }
+        may
+    }
+
+    fn end(&mut self, uid: u32) {
+        self.under_way -= 1;
+        if let Entry::Occupied(mut own) = self.of_users.entry(uid) {
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
+    }
+}
+
+/// The syncs of a mount.
+#[derive(Default)]
+pub struct Syncs(Arc<(Mutex<State>, Condvar)>);
+
+impl Syncs {
+    /// Begins a sync. False where the user, or all together, have too many under way.
+    pub fn begin(&self, sync: FileSync) -> bool {
+        let (state, ready) = &*self.0;
+        let uid = sync.uid;
+        let mut state = locked(state);
+        if !state.begin(uid) {
+            return false;
+        }
+        if state.idle > 0 {
+            state.idle -= 1;
+            state.waiting.push_back(sync);
+            ready.notify_one();
+            return true;
+        }
+        let shared = Arc::clone(&self.0);
+        let thread = std::thread::Builder::new().name("syncs".into());
+        let started = thread.spawn(move || work(&shared, sync)).is_ok();
+        if !started {
+            state.end(uid);
+        }
+        started
+    }
+}
+
+fn work((state, ready): &(Mutex<State>, Condvar), first: FileSync) {
+    let mut next = Some(first);
+    while let Some(sync) = next.take() {
+        let uid = sync.uid;
+        sync.perform();
+        let mut now = locked(state);
+        now.end(uid);
+        if now.idle >= IDLE_MAX {
+            return;
+        }
+        now.idle += 1;
+        let waited = ready.wait_timeout_while(now, IDLE, |now| now.waiting.is_empty());
+        let (mut now, _) = waited.unwrap_or_else(std::sync::PoisonError::into_inner);
+        next = now.waiting.pop_front();
+        if next.is_none() {
+            now.idle -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_has_a_few_at_a_time_and_leaves_some_to_others() {
+        let mut state = State::default();
+        let mut begun = |uid| (0..100).filter(|_| state.begin(uid)).count();
+        assert_eq!([begun(1), begun(2)], [THREADS_EACH_MAX; 2]);
+        assert_eq!((3..40).map(begun).sum::<usize>(), THREADS_MAX - 2 * THREADS_EACH_MAX);
+        state.end(1);
+        assert!(!state.begin(2));
+        assert!(state.begin(1));
+    }
+}
