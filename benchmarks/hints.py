@@ -1,4 +1,4 @@
-"""What next-chunk hints would save (RapidCDC, seed 000, chapter 3), measured before they are built.
+"""What next-chunk hints save (RapidCDC, seed 000, chapter 3), on each code path of the chunker.
 
 A table entry has the length of the chunk that followed. Where a chunk is a duplicate, the boundary
 that this suggests is tried first; it is taken if the window there is a full match (RWT) and the
@@ -7,11 +7,12 @@ S_min to its end decide whether its end is the first full match, the known chunk
 and was cut there, and bytes after a full match do not matter. A suggested end that is no full
 match is never taken: whether the plain definition cuts there depends on the bytes after it.
 
-    python -m benchmarks.hints [--preset 64k] TREE [TREE]
+    python -m benchmarks.hints [--preset 64k] [--path scalar] TREE [TREE]
 
 The first tree is stored; the second, or the first again, is cut with and without hints, in memory,
-on one core. Every cut is compared with the plain ones. A volume of the first tree is made, too, to
-see what part of a run over copies of its files cutting is.
+on one core. Every cut is compared with the plain ones. Volumes of the first tree are made, too, and
+runs over copies of its files measured, without hints and with them, as the code of production has
+them.
 """
 
 import argparse
@@ -20,17 +21,21 @@ import shutil
 import tempfile
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
+from unittest import mock
 
 from benchmarks.locality import files
 from dedupd import native
-from dedupd.format.volume_parameters import PRESETS, new_parameters
+from dedupd.format.volume_parameters import PRESETS, Parameters, new_parameters
 from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
+from jobs.optimize import store_session
 from jobs.optimize.job import Optimize, OptimizeReport
 
 WINDOW_BYTES = 64
@@ -54,9 +59,9 @@ class Counts:
 class Lab:
     """Cutting with and without hints."""
 
-    def __init__(self, preset: str) -> None:
+    def __init__(self, preset: str, path: str | None) -> None:
         parameters = new_parameters(preset, "blake3", "user.dedupd")
-        self.chunker = parameters.chunker()
+        self.chunker = parameters.chunker(path)
         self._bits = parameters.chunking.bits
         self._max_bytes = parameters.chunking.max_bytes
         self.next_bytes: dict[bytes, int] = {}
@@ -128,9 +133,11 @@ def best(step: Callable[[], object]) -> float:
     return min(taken)
 
 
-def measure(preset: str, stored: list[bytes], asked: list[bytes]) -> dict[str, float]:
+def measure(
+    preset: str, path: str | None, stored: list[bytes], asked: list[bytes]
+) -> dict[str, float]:
     """Seconds for each gigabyte of each way, and what became of the hints."""
-    lab = Lab(preset)
+    lab = Lab(preset, path)
     for data in stored:
         lab.store(data)
     plain = [lab.plain(data).ends for data in asked]
@@ -169,6 +176,18 @@ def optimize(root: Path) -> OptimizeReport:
         return Optimize(volume, JobRun("optimize")).run()
 
 
+@contextmanager
+def cut_by(path: str | None, *, with_hints: bool) -> Iterator[None]:
+    """Jobs cut by this code path, and try the ends that known chunks suggest, or do not."""
+    used = new_parameters("64k", "blake3", "user.dedupd").chunker(path).path
+    followed = frozenset({used} if with_hints else ())
+    with (
+        mock.patch.object(Parameters, "chunker", partialmethod(Parameters.chunker, path)),
+        mock.patch.object(store_session, "_FOLLOWED", followed),
+    ):
+        yield
+
+
 def whole_run(tree: Path, work: Path) -> dict[str, float]:
     """An optimize run over copies of files that are stored: its CPU time for each gigabyte."""
     root = Path(tempfile.mkdtemp(dir=work, prefix="hints-"))
@@ -195,12 +214,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trees", type=Path, nargs="+", help="what is stored, and what is cut")
     parser.add_argument("--preset", default="64k", choices=PRESETS)
+    parser.add_argument("--path", help="the chunker's code path, as `scalar`; else the fastest")
     parser.add_argument("--work", type=Path, default=Path("."), help="where the volume is made")
     options = parser.parse_args()
     stored = read(options.trees[0])
     asked = read(options.trees[-1])
-    result = measure(options.preset, stored, asked)
-    result.update(whole_run(options.trees[0], options.work))
+    result = measure(options.preset, options.path, stored, asked)
+    for name, with_hints in (("plain", False), ("with_hints", True)):
+        with cut_by(options.path, with_hints=with_hints):
+            run = whole_run(options.trees[0], options.work)
+        result.update({f"{name}_{key}": value for key, value in run.items()})
     print(json.dumps(result, indent=2))
 
 

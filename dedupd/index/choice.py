@@ -1,5 +1,6 @@
 """The index that the policy asks for."""
 
+from dedupd import native
 from dedupd.config.policy import IndexChoice
 from dedupd.index.bloom_index import BloomIndex
 from dedupd.index.saved_index import SavedFile
@@ -15,11 +16,17 @@ def saved_name(choice: IndexChoice, partition: int) -> bytes:
 
 
 def make_index(
-    choice: IndexChoice, directory: ContainerDirectory, *, partition: int, entries: int
+    choice: IndexChoice,
+    directory: ContainerDirectory,
+    *,
+    partition: int,
+    entries: int,
+    followers: native.chunker.Followers | None = None,
 ) -> StoreIndex:
     """An empty index of one partition's containers in a directory.
 
     ``directory`` is borrowed as long as the index is used. ``entries`` are about to be loaded.
+    ``followers`` are filled with what is looked up.
     Files that other indexes left there are removed. Raises NoSpace.
     """
     disk, dir_fd = directory.disk, directory.fd
@@ -31,4 +38,7 @@ def make_index(
         if other is not choice:
             file.remove()
     kind_of = BloomIndex if choice is IndexChoice.BLOOM else TableIndex
-    return kind_of(directory, saved[choice], capacity=entries)
+    made = kind_of(directory, saved[choice], capacity=entries)
+    if followers is not None:
+        made.use_followers(followers)
+    return made

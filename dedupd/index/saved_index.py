@@ -61,6 +61,10 @@ class LoggedIndex(Generic[_Native]):
     def load(self, container: Recovered) -> None:
         self._native.load(container.header.container, container.header.generation)
 
+    def use_followers(self, followers: native.chunker.Followers) -> None:
+        """Fill ``followers`` from here on with what is looked up."""
+        self._native.use_followers(followers)
+
     def take_found_orphans(self) -> set[int]:
         return set(memoryview(self._native.take_found_orphans()).cast("Q"))
 

@@ -31,6 +31,13 @@ class Chunks:
         Raises ValueError, also where one of the chunks is not stored.
         """
 
+class Followers:
+    """The chunks that followed known ones in their files (RapidCDC, seed 000): ends of chunks that
+    are tried before any other. An index that was given it fills it as it is asked. Cuts stay the
+    same. Any number of threads may use it."""
+
+    def __new__(cls) -> Followers: ...
+
 class Chunker:
     """Two-stage regression Rabin chunker (seed 003, 4.3; staging from SS-CDC, seed 000)."""
 
@@ -50,10 +57,16 @@ class Chunker:
     @property
     def path(self) -> str: ...
     def process(
-        self, data: Buffer, segments: Sequence[tuple[int, int, bool]], threads: int = 1
+        self,
+        data: Buffer,
+        segments: Sequence[tuple[int, int, bool]],
+        threads: int = 1,
+        followers: Followers | None = None,
     ) -> Chunks:
         """Cut and fingerprint several independent segments ``(start, end, final)`` of ``data``."""
-    def process_files(self, data: Buffer, files: FileList, threads: int = 1) -> Chunks:
+    def process_files(
+        self, data: Buffer, files: FileList, threads: int = 1, followers: Followers | None = None
+    ) -> Chunks:
         """:meth:`process` with a segment for each file that was read into ``data``."""
     def process_packed(self, data: Buffer, starts: Buffer, ends: Buffer, finals: Buffer) -> Chunks:
         """:meth:`process` with the segments as columns: u64 starts and ends, u8 finals."""

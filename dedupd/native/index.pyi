@@ -5,6 +5,8 @@ from typing import Final
 
 from typing_extensions import Buffer
 
+from .chunker import Followers
+
 class Figures:
     """Counters since an index was made, and its size."""
 
@@ -52,6 +54,8 @@ class TableIndex:
         The ids are of records that are about to be appended; those of containers that were not
         loaded are of the first generation.
         """
+    def use_followers(self, followers: Followers) -> None:
+        """Fill ``followers`` from here on with the entries around those that are looked up."""
     def take_found_orphans(self) -> bytes:
         """u64 ids of orphaned entries that were found since the last call."""
     def figures(self) -> Figures: ...
@@ -93,6 +97,7 @@ class BloomIndex:
     def load(self, container: int, generation: int) -> None: ...
     def lookup(self, fingerprints: Buffer) -> bytes: ...
     def insert(self, fingerprints: Buffer, ids: Buffer) -> int: ...
+    def use_followers(self, followers: Followers) -> None: ...
     def take_found_orphans(self) -> bytes: ...
     def figures(self) -> Figures: ...
     def restore(self, capacity: int) -> bool:

@@ -84,6 +84,7 @@ class Ingest:
         self._threads = threads
         self._in_flight_max = in_flight_max
         self._chunker = volume.parameters.chunker()
+        self._followers = store.followers
         self._max_bytes = volume.parameters.chunking.max_bytes
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="compress")
         self._queue: deque[InFlight] = deque()
@@ -224,7 +225,7 @@ class Ingest:
         state, files = InFlight(None if batch.is_part else batch.buffer), batch.files
         self.sums.raw_bytes += files.size_bytes
         began = time.perf_counter()
-        found = self._chunker.process_files(batch.buffer, files, self._threads)
+        found = self._chunker.process_files(batch.buffer, files, self._threads, self._followers)
         self.sums.chunk_s += time.perf_counter() - began
         state.files = files
         self._look_up(state, batch.buffer, found, files.as_is)
@@ -235,9 +236,8 @@ class Ingest:
         if not segments:
             return
         began = time.perf_counter()
-        found = self._chunker.process(
-            data, [(p.start, p.end, p.final or p.cut) for p in segments], self._threads
-        )
+        ranges = [(p.start, p.end, p.final or p.cut) for p in segments]
+        found = self._chunker.process(data, ranges, self._threads, self._followers)
         self.sums.chunk_s += time.perf_counter() - began
         state.segments = segments
         self._look_up(state, data, found, bytes(not p.task.compress for p in segments))

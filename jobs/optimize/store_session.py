@@ -5,6 +5,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from dedupd import native
 from dedupd.config.memory_budget import fitting
 from dedupd.config.policy import IndexChoice
 from dedupd.errors import DamagedContainer
@@ -28,6 +29,9 @@ from jobs.repair.quarantine import quarantine_noted
 from jobs.repair.returning_records import Wanted
 
 _KINDS = (Kind.CHUNKS, Kind.RECIPES)
+_FOLLOWED = frozenset({"scalar"})
+"""Code paths of the chunker that gain from trying the ends first that known chunks suggest."""
+
 _TARGET_WORD = 5
 """Of the u64 of an entry."""
 
@@ -65,6 +69,8 @@ class StoreSession:
         self._choice = index
         self._memory_bytes = volume.policy().memory_bytes
         self.partition = partition
+        self.followers = _followers(volume)
+        """Of the chunks that are looked up, for those that cut the next ones."""
         with ExitStack() as files:
             self._directories = {
                 kind: files.enter_context(volume.containers(kind)) for kind in _KINDS
@@ -92,7 +98,13 @@ class StoreSession:
         directory, partition = self._directories[kind], self.partition
         entries = entries_by_partition(directory.fd).get(partition, 0)
         choice = fitting(self._choice, entries, self._memory_bytes)
-        return make_index(choice, directory, partition=partition, entries=entries)
+        return make_index(
+            choice,
+            directory,
+            partition=partition,
+            entries=entries,
+            followers=self.followers if kind is Kind.CHUNKS else None,
+        )
 
     def _note_copied(self, container: Recovered) -> None:
         """Recipes that have a second copy were there, whatever has become of their container."""
@@ -221,3 +233,9 @@ class StoreSession:
 
     def close(self) -> None:
         self._files.close()
+
+
+def _followers(volume: Volume) -> native.chunker.Followers | None:
+    if volume.parameters.chunker().path not in _FOLLOWED:
+        return None
+    return native.chunker.Followers()

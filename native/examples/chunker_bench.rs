@@ -47,7 +47,7 @@ fn main() {
         report(&format!("{name}, every byte, data in L2"), rate, 0);
         let whole = [Segment { start: 0, end: data.len(), last: true }];
         let rate = best_rate(data.len(), || {
-            process(&chunker, Algorithm::Blake3, black_box(&data), &whole, 1)[0].len()
+            process(&chunker, Algorithm::Blake3, black_box(&data), &whole, 1, None)[0].len()
         });
         report(&format!("{name}, 64k + BLAKE3"), rate, 0);
     }

@@ -3,6 +3,7 @@
 //! Stage 1 finds the candidate positions, stage 2 selects the cuts. The definition that both
 //! answer to is in `docs/chunking.md`.
 
+mod followers;
 mod gf2;
 mod noise;
 mod path;
@@ -16,5 +17,6 @@ mod avx2;
 #[cfg(avx512)]
 mod avx512;
 
+pub use followers::{Followers, Known, KnownChunk};
 pub use path::{Path, available_paths};
 pub use select::{Chunker, Parameters, Scratch};

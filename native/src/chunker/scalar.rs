@@ -76,7 +76,7 @@ fn scan_lane(
     }
 }
 
-fn fingerprint(tables: &Tables, window: &[u8]) -> u16 {
+pub fn fingerprint(tables: &Tables, window: &[u8]) -> u16 {
     window.iter().fold(0, |value, &byte| shift_in(tables, value, byte))
 }
 

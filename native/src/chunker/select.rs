@@ -2,8 +2,8 @@
 
 use super::gf2::{Field, WINDOW};
 use super::path::{Path, available_paths};
-use super::simd;
 use super::stage1::{CutCandidate, Filter, Scan, Tables};
+use super::{scalar, simd};
 
 /// The largest chunk that any volume may ask for: a chunk is held in memory as a whole.
 const MAX_BYTES_LIMIT: usize = 16 << 20;
@@ -136,6 +136,16 @@ impl Chunker {
             Some(relaxed.map_or(limit, |(_, end)| end))
         } else {
             (last && start < data.len()).then_some(data.len())
+        }
+    }
+
+    /// Whether a chunk from `start` may end at `end`, and does where no full match comes before.
+    pub fn ends_at_full_match(&self, data: &[u8], start: usize, end: usize) -> bool {
+        let Parameters { bits, min_bytes, max_bytes, .. } = self.parameters;
+        let is_possible = (min_bytes..=max_bytes).contains(&(end - start)) && end <= data.len();
+        is_possible && {
+            let window = &data[end - WINDOW..end];
+            self.matched_bits(scalar::fingerprint(&self.tables, window)) == bits
         }
     }
 

@@ -3,11 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{Error, ErrorKind, Result};
+use std::sync::Arc;
 
 use super::fingerprint_map::FingerprintMap;
 use super::log::Log;
 use super::numbers::Numbers;
 use super::suggest::Suggest;
+use crate::chunker::Followers;
 use crate::format::ids::{ContainerNumber, Fingerprint, RecordId, hash_of};
 use crate::format::table_entry::State;
 
@@ -82,6 +84,11 @@ impl<S: Suggest> ChunkIndex<S> {
             has_snapshot: false,
             last: None,
         }
+    }
+
+    /// Tell what was looked up of the chunks that followed it.
+    pub fn use_followers(&mut self, followers: Arc<Followers>) {
+        self.log.followers = Some(followers);
     }
 
     pub fn len(&self) -> usize {

@@ -5,9 +5,11 @@ use std::ffi::CString;
 use std::io::{ErrorKind, Result};
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use hashbrown::HashTable;
 
+use crate::chunker::{Followers, KnownChunk};
 use crate::format::ids::{ContainerNumber, Fingerprint, RecordId, hash_of};
 use crate::format::table_entry::{
     ENTRY_BYTES, EntryBytes, FORWARDS_MAX, State, TableEntry, checksum_seed, entries, entry_count,
@@ -67,6 +69,8 @@ pub struct Log {
     by_fingerprint: Option<HashTable<usize>>,
     clock: u64,
     pub reads: u64,
+    /// Told of the entries that were read.
+    pub followers: Option<Arc<Followers>>,
 }
 
 fn hash_in(entry: &EntryBytes) -> u64 {
@@ -94,6 +98,7 @@ impl Log {
             by_fingerprint: None,
             clock: 0,
             reads: 0,
+            followers: None,
         }
     }
 
@@ -121,6 +126,7 @@ impl Log {
     pub fn bytes(&self) -> usize {
         self.pages.iter().map(|page| page.data.capacity()).sum::<usize>()
             + self.by_fingerprint.as_ref().map_or(0, HashTable::allocation_size)
+            + self.followers.as_ref().map_or(0, |followers| followers.bytes())
     }
 
     fn seed(&self, container: ContainerNumber, generation: u32) -> u64 {
@@ -225,6 +231,7 @@ impl Log {
         self.by_key.insert(key, slot);
         self.last = slot;
         self.enter(slot);
+        self.tell_followers(slot);
         Ok(self.decode(slot, at))
     }
 
@@ -253,6 +260,16 @@ impl Log {
             let place = slot * *page_entries + at;
             places.insert_unique(hash(&place), place, hash);
         }
+    }
+
+    /// Have chunks cut where those of a page were that may be handed out.
+    fn tell_followers(&self, slot: usize) {
+        let Some(followers) = &self.followers else { return };
+        followers.add(entries(&self.pages[slot].data).map(|bytes| {
+            let entry = TableEntry::unchecked(bytes);
+            let length = if entry.state.has_bytes() { entry.raw_length } else { 0 };
+            KnownChunk { fingerprint: entry.fingerprint, length, hint: entry.hint }
+        }));
     }
 
     fn forget(&mut self, slot: usize) {

@@ -1,4 +1,6 @@
-//! `Chunker`.
+//! `Chunker`, `Followers`.
+
+use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -11,6 +13,19 @@ use super::support::threads::check_threads;
 use crate::chunker::{self, Parameters};
 use crate::fingerprint::Algorithm;
 use crate::ingest::chunks::{Segment, process};
+
+#[pyclass(frozen, module = "dedupd.native.chunker")]
+pub struct Followers {
+    pub inner: Arc<chunker::Followers>,
+}
+
+#[pymethods]
+impl Followers {
+    #[new]
+    fn new() -> Followers {
+        Followers { inner: Arc::default() }
+    }
+}
 
 #[pyclass(frozen, module = "dedupd.native.chunker")]
 pub struct Chunker {
@@ -57,28 +72,30 @@ impl Chunker {
         self.inner.path().name()
     }
 
-    #[pyo3(signature = (data, segments, threads = 1))]
+    #[pyo3(signature = (data, segments, threads = 1, followers = None))]
     fn process(
         &self,
         py: Python<'_>,
         data: Input,
         segments: Vec<(usize, usize, bool)>,
         threads: usize,
+        followers: Option<PyRef<'_, Followers>>,
     ) -> PyResult<Chunks> {
         let data = data.bytes_u32("data")?;
         let segments = segments.into_iter().map(|(start, end, last)| Segment { start, end, last });
-        self.process_all(py, data, segments.collect(), threads)
+        self.process_all(py, data, segments.collect(), threads, followers)
     }
 
-    #[pyo3(signature = (data, files, threads = 1))]
+    #[pyo3(signature = (data, files, threads = 1, followers = None))]
     fn process_files(
         &self,
         py: Python<'_>,
         data: Input,
         files: PyRef<'_, FileList>,
         threads: usize,
+        followers: Option<PyRef<'_, Followers>>,
     ) -> PyResult<Chunks> {
-        self.process_all(py, data.bytes_u32("data")?, files.segments(), threads)
+        self.process_all(py, data.bytes_u32("data")?, files.segments(), threads, followers)
     }
 
     fn process_packed(
@@ -100,7 +117,7 @@ impl Chunker {
         let segments = starts.into_iter().zip(ends).zip(finals).map(|((start, end), last)| {
             Segment { start: offset(start), end: offset(end), last: *last != 0 }
         });
-        self.process_all(py, data, segments.collect(), 1)
+        self.process_all(py, data, segments.collect(), 1, None)
     }
 }
 
@@ -111,6 +128,7 @@ impl Chunker {
         data: &[u8],
         segments: Vec<Segment>,
         threads: usize,
+        followers: Option<PyRef<'_, Followers>>,
     ) -> PyResult<Chunks> {
         check_threads(threads)?;
         for &Segment { start, end, .. } in &segments {
@@ -121,7 +139,9 @@ impl Chunker {
                 )));
             }
         }
-        let work = || process(&self.inner, self.algorithm, data, &segments, threads);
+        let followers = followers.map(|followers| followers.inner.clone());
+        let followers = followers.as_deref();
+        let work = || process(&self.inner, self.algorithm, data, &segments, threads, followers);
         let found = py.detach(work);
         Ok(Chunks::new(found))
     }

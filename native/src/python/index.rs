@@ -9,6 +9,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::chunker::Followers;
 use super::support::calls::call;
 use super::support::door::Door;
 use super::support::input::{Input, pack_ids, pairs};
@@ -134,6 +135,11 @@ macro_rules! methods {
             fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
                 let rows = pairs(&fingerprints, &ids)?;
                 self.0.call(py, |index| index.insert(&rows))
+            }
+
+            fn use_followers(&self, py: Python<'_>, followers: PyRef<'_, Followers>) {
+                let followers = followers.inner.clone();
+                py.detach(|| self.0.lock().use_followers(followers));
             }
 
             fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {

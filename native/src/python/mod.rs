@@ -29,6 +29,8 @@ mod exported {
         #[pymodule_export]
         use crate::python::chunker::Chunker;
         #[pymodule_export]
+        use crate::python::chunker::Followers;
+        #[pymodule_export]
         use crate::python::chunks::Chunks;
     }
 
