@@ -75,6 +75,7 @@ class CommitLane:
         self._pending: dict[int, _Pending] = {}
         self.are_refused = False
         files.held.adopt = self._adopt
+        parts.is_committing = self.is_under_way
 
     def attributes(self) -> Iterator[StubAttribute]:
         """What the files named, or will if their commit is taken back, and what if it is not."""
@@ -118,9 +119,11 @@ class CommitLane:
         file = await self._files.acquire_by_fd(fd)
         keep = False
         try:
-            if file.ino in self._pending or self._parts.has(file.ino):
+            if file.ino in self._pending:
                 raise Busy("it is being committed already")
             async with file.lock.alone():
+                if self._parts.has(file.ino):
+                    raise Busy("it is being committed in parts")
                 if self.are_refused:
                     raise Busy("garbage is being collected")
                 if file.is_filled:

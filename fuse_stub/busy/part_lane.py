@@ -45,6 +45,8 @@ class PartLane:
     ) -> None:
         """``forget`` has the kernel ask for the attributes of an inode again."""
         self._forget = forget
+        self.is_committing: Callable[[int], bool] = lambda _: False
+        """Whether a commit of a file as a whole is under way: there is no offer beside it."""
         self.times = native.mount.WriteTimes()
         inodes.native.note_writes(self.times)
         self._volume = volume
@@ -72,7 +74,8 @@ class PartLane:
         file = await self._files.acquire_by_fd(fd)
         try:
             async with file.lock.alone():
-                if file.is_filled or file.ino in self._offers:
+                is_taken = file.is_filled or file.ino in self._offers
+                if is_taken or self.is_committing(file.ino):
                     raise Busy(f"{file.where}: another job is at work on it")
                 # Writes that have begun are over, and all that follow are noted.
                 recipe = None if file.stub is None else file.stub.attribute.recipe

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from dedupd import failpoint
+from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag
 from dedupd.units import MIB
+from dedupd.volume.commit import Outcome
+from dedupd.volume.commit_requests import CommitRequest, request_to_json
 from fuse_stub.busy.part_lane import FILE_BYTES_MIN
 from fuse_stub.busy.quiet_parts import GRAIN_BYTES, QuietParts
 from tests.support.lab import noise, write_out
@@ -245,6 +248,19 @@ def test_a_killed_mount_loses_nothing_of_a_busy_file(tmp_path: Path) -> None:
             lab.optimize()
             guest.check()
         verify_clean(lab)
+
+
+def test_a_file_with_an_offer_has_no_other_commit(lab: MountedLab) -> None:
+    with Guest(lab) as guest, lab.client() as client, lab.client() as other:
+        offer = client.call("parts_offer", path=NAME, age_s=0.0)
+        assert offer["ranges"]
+        whole = CommitRequest(NAME.encode(), lab.identity(NAME), RecipeRef(1, bytes(16), False))
+        reply = other.call("commit_begin", files=[request_to_json(whole)])
+        assert reply["results"][0]["outcome"] == Outcome.IN_USE
+        assert other.call("parts_offer", path=NAME, age_s=0.0)["kind"] == "Busy"
+        client.call("parts_end", inode=offer["inode"], saves_little=False)
+        assert other.call("parts_offer", path=NAME, age_s=0.0)["ranges"] == offer["ranges"]
+        guest.check()
 
 
 def test_writes_are_told_apart_by_whole_ranges() -> None:
