@@ -215,7 +215,7 @@ def test_a_monitor_that_is_gone_for_a_while(tmp_path: Path) -> None:
     ):
         time.sleep(3)
         ceph.pause_daemon("mon.a")
-        time.sleep(20)
+        time.sleep(60)
         with pytest.raises(StoreUnreachable):
             site.another()
         ceph.go_on("mon.a")

@@ -2,13 +2,14 @@
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from dedupd.config.reserve import Reserve
-from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe
+from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe, StoreUnreachable
 from dedupd.format.cluster.objects import chunk_object
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import RecipeRef
@@ -16,6 +17,7 @@ from dedupd.rados.cluster.connection import Change
 from dedupd.rados.reading import content
 from dedupd.rados.reading.content import ChunkNumbers, ClusterChunks, ClusterRecipes, reference
 from dedupd.rados.reading.disk_cache import DiskCache
+from dedupd.rados.store import RadosStore
 from dedupd.store.recipe.recipe_reader import Span
 from dedupd.stub.content import StoreContent
 from dedupd.system.disk import Disk
@@ -87,6 +89,36 @@ def test_what_was_read_is_read_from_this_host_s_disk(site: Site, tmp_path: Path)
     found = opened(site, ClusterChunks(lambda: site.store, cache), ref)
     assert found.read(0, len(A)) == A
     cache.close()
+
+
+def test_what_was_read_is_read_while_the_store_is_gone(site: Site, tmp_path: Path) -> None:
+    ref = put(site, SPARSE)
+    directory = tmp_path / "cache"
+
+    def gone() -> RadosStore:
+        raise StoreUnreachable("nobody answers")
+
+    def content_by(store: Callable[[], RadosStore]) -> bytes:
+        with closing(cache_in(directory)) as cache:
+            chunks = ClusterChunks(store, cache)
+            recipe = ClusterRecipes(store, chunks, cache).open(ref, "here")
+            spans = [span for span in recipe.spans(0, len(SPARSE)) if span.chunk != HOLE]
+            wanted = [(span.chunk, span.length, span.fingerprint_check) for span in spans]
+            assert None not in chunks.read_chunks(wanted, cached_only=False)
+            return StoreContent(recipe, lambda span: chunks.read(span.chunk)[1]).read(
+                0, len(SPARSE)
+            )
+
+    with pytest.raises(StoreUnreachable):
+        content_by(gone)
+    assert content_by(lambda: site.store) == SPARSE
+    assert content_by(gone) == SPARSE
+    # A recipe that is torn on this host's disk is fetched again, as a chunk is.
+    path = directory / ref.digest.hex()
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StoreUnreachable):
+        content_by(gone)
+    assert content_by(lambda: site.store) == SPARSE
 
 
 def test_the_cache_is_bounded(tmp_path: Path) -> None:
