@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from analysis.figures import CONFIDENCE_95
 from analysis.recommendation import SAMPLED_CHUNKS_MIN, Recommendation, Setting
 from analysis.study import Forecast, Recommended, Study
-from dedupd.config.memory_budget import capacity, memory_for
+from dedupd.config.memory_budget import capacity, memory_for, planned
 from dedupd.config.policy import Policy
 from dedupd.format.volume_parameters import PRESETS
 from dedupd.units import MIB
@@ -120,9 +120,11 @@ def commands(path: str, chosen: Recommendation) -> list[str]:
 def _partitions_and_memory(study: Study, recommended: Recommended) -> list[Setting]:
     chunks = recommended.forecast.later.distinct_chunks
     policy = Policy()
-    fitting = capacity(policy.index, policy.memory_bytes)
+    # As a run plans it on a disk that does not rotate.
+    index = planned(policy.index, rotates=False)
+    fitting = capacity(index, policy.memory_bytes)
     count = max(1, math.ceil(chunks / fitting))
-    wanted_bytes = max(policy.memory_bytes, memory_for(policy.index, math.ceil(chunks)))
+    wanted_bytes = max(policy.memory_bytes, memory_for(index, math.ceil(chunks)))
     settings = [
         Setting(
             "memory",

@@ -126,6 +126,12 @@ def memory_for(choice: IndexChoice, entries: int) -> int:
     return 4 * index_bytes(choice, entries)
 
 
+def planned(choice: IndexChoice, *, rotates: bool) -> IndexChoice:
+    """The kind of index for which partitions are made: filters where a table would not fit, as long
+    as their reads do not wait for a disk to come round, ten milliseconds each."""
+    return choice if rotates else IndexChoice.BLOOM
+
+
 def fitting(choice: IndexChoice, entries: int, memory_bytes: int) -> IndexChoice:
     """What to use where ``choice`` was asked for: filters where a table would not fit."""
     if choice is IndexChoice.TABLE and entries > capacity(choice, memory_bytes):

@@ -98,3 +98,14 @@ def is_protected(fd: int) -> bool:
 def block_bytes_of(fd: int) -> int:
     """The unit in which the file system, or the page cache, keeps data."""
     return max(os.fstatvfs(fd).f_bsize, os.sysconf("SC_PAGE_SIZE"))
+
+
+def rotates(fd: int) -> bool:
+    """Whether a descriptor's file lies on a disk that rotates. True where the kernel does not say:
+    for file systems of several devices, or of none."""
+    device = os.fstat(fd).st_dev
+    block = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    for place in ("queue", "../queue"):  # a partition has that of its disk
+        with suppress(OSError), open(f"{block}/{place}/rotational") as file:
+            return file.read().strip() != "0"
+    return True

@@ -342,6 +342,9 @@ class Optimize(Job[OptimizeReport]):
                 self._finish(groups, ingest)
                 store.use_partition(self._partitioning.move_on(store.partition))
                 self._report.partitions += 1
+            elif store.outgrows_table:
+                self._finish(groups, ingest)
+                store.use_filters()
             self._judging.save_if_full()
             self._run.update(done=ingest.sums.raw_bytes, files=self._report.files_optimized)
             self._run.safe_point()

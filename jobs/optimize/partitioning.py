@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from dedupd.config.memory_budget import capacity, index_bytes
+from dedupd.config.memory_budget import capacity, fitting, index_bytes, planned
 from dedupd.config.policy import Policy
 from dedupd.format.container import Kind
 from dedupd.store.chunk_index import IndexCounters
 from dedupd.store.container.table_totals import entries_by_partition
+from dedupd.system.file_system import rotates
 from dedupd.system.files import opened
 from dedupd.volume.partition_map import (
     TYPES_MAX,
@@ -33,7 +34,8 @@ class Partitioning:
         self._known: dict[int, int] = {}
         self._map = PartitionMap()
         self._planned = PartitionMap()
-        self.capacity = capacity(policy.index, policy.memory_bytes)
+        index = planned(policy.index, rotates=rotates(volume.store.base_fd))
+        self.capacity = capacity(index, policy.memory_bytes)
 
     def expect(self, found: Candidate | PlainFiles) -> None:
         """Count candidates that are to come."""
@@ -87,7 +89,9 @@ class Partitioning:
         for number in self._planned.open:
             work = sum(n for t, n in self._work.items() if self._planned.of_type(t) == number)
             most = max(most, self._known.get(number, 0) + work)
-        return index_bytes(self._policy.index, min(most, self.capacity))
+        most = min(most, self.capacity)
+        choice = fitting(self._policy.index, most, self._policy.memory_bytes)
+        return index_bytes(choice, most)
 
 
 def combined(first: IndexCounters, second: IndexCounters) -> IndexCounters:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dedupd import native
-from dedupd.config.memory_budget import fitting
+from dedupd.config.memory_budget import capacity, fitting
 from dedupd.config.policy import IndexChoice
 from dedupd.errors import DamagedContainer
 from dedupd.format import container as fmt
@@ -66,7 +66,7 @@ class StoreSession:
     ) -> None:
         """``safe_point`` is called between two containers."""
         self._safe_point = safe_point
-        self._choice = index
+        self._choice, self._has_filters = index, False
         self._memory_bytes = volume.policy().memory_bytes
         self.partition = partition
         self.followers = _followers(volume)
@@ -98,6 +98,9 @@ class StoreSession:
         directory, partition = self._directories[kind], self.partition
         entries = entries_by_partition(directory.fd).get(partition, 0)
         choice = fitting(self._choice, entries, self._memory_bytes)
+        if kind is Kind.CHUNKS:
+            self._has_filters |= choice is IndexChoice.BLOOM
+            choice = IndexChoice.BLOOM if self._has_filters else choice
         return make_index(
             choice,
             directory,
@@ -132,15 +135,36 @@ class StoreSession:
         """
         if partition == self.partition:
             return
+        self._let_go_of_index()
+        self.partition, self._has_filters = partition, False
+        self.chunks.use_partition(partition)
+        self.streams.use_partition(partition)
+        self.note_finished()
+        self._load_index()
+
+    @property
+    def outgrows_table(self) -> bool:
+        """Whether the index is a table, and as large as one may be."""
+        return not self._has_filters and self.entries >= capacity(
+            IndexChoice.TABLE, self._memory_bytes
+        )
+
+    def use_filters(self) -> None:
+        """Look up in filters in the place of a table, which takes a scan of the redirection tables.
+        Raises NoSpace. As :meth:`use_partition` nothing may be on its way."""
+        self._let_go_of_index()
+        self._has_filters = True
+        self.note_finished()
+        self._load_index()
+
+    def _let_go_of_index(self) -> None:
         self.finish_sync(self.begin_sync())
         self.save_index()
         self._past_counters = self.counters()
         self.index = self._recipe_index = EmptyIndex()
         self.recipes.use_index(self._recipe_index)
-        self.partition = partition
-        self.chunks.use_partition(partition)
-        self.streams.use_partition(partition)
-        self.note_finished()
+
+    def _load_index(self) -> None:
         self.index = self._loaded_index(Kind.CHUNKS)
         self._recipe_index = self._loaded_index(Kind.RECIPES)
         self.recipes.use_index(self._recipe_index)

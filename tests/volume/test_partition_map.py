@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dedupd.config.memory_budget import capacity
+from dedupd.config.memory_budget import capacity, planned
 from dedupd.config.policy import IndexChoice
 from dedupd.format.container import Kind
 from dedupd.store.container.table_totals import entries_by_partition
@@ -204,6 +204,44 @@ def test_a_full_partition_is_closed_also_in_the_middle_of_a_file(
         assert {name: lab.read(name) for name in contents} == contents
         # The chunks of batches that are under way come on top of what fills it.
         assert max(by_partition(lab).values()) < 40 + 2 * MIB // (2 * KIB) + 4
+
+
+def test_a_table_that_is_full_becomes_filters_and_the_partition_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.optimize.store_session.capacity", lambda *_: 40)
+    for module in ("file_reader", "job"):
+        monkeypatch.setattr(f"jobs.optimize.{module}.BATCH_BYTES", 1 * MIB)
+    with lab_in(tmp_path, "4k") as lab:
+        lab.set_policy(PLAIN)
+        # What comes last is also in what came when the index was a table.
+        contents = {"1.img": noise(3 * MIB, 5), "2.img": noise(3 * MIB, 6) + noise(3 * MIB, 5)}
+        for name, content in contents.items():
+            lab.put(name, content)
+        made: list[StoreSession] = []
+        use_filters = StoreSession.use_filters
+
+        def count(store: StoreSession) -> None:
+            made.append(store)
+            use_filters(store)
+
+        monkeypatch.setattr(StoreSession, "use_filters", count)
+        report = lab.optimize()
+        assert report.partitions == len(made) == 1
+        chunks = sum(by_partition(lab).values())
+        lab.put("3.img", contents["2.img"])
+        lab.optimize()
+        assert sum(by_partition(lab).values()) == chunks
+        contents["3.img"] = contents["2.img"]
+        assert {name: lab.read(name) for name in contents} == contents
+        assert lab.container(Kind.CHUNKS).stat().st_size < 6.6 * MIB
+
+
+def test_partitions_are_as_large_as_filters_allow_where_no_disk_rotates() -> None:
+    assert planned(IndexChoice.TABLE, rotates=True) is IndexChoice.TABLE
+    assert planned(IndexChoice.TABLE, rotates=False) is IndexChoice.BLOOM
+    # 2.3 TiB of chunks of 80 KiB at the default memory.
+    assert capacity(IndexChoice.BLOOM, 256 * MIB) * 80 * KIB > 2.2 * (1 << 40)
 
 
 def test_a_cancelled_run_leaves_every_partition_in_order(
