@@ -1,12 +1,12 @@
 """What refining gives back, what it takes, and what reading costs afterwards, on sets of files.
 
-    python -m benchmarks.refine [--work DIR] [--mode quick] [--json FILE] SET...
+    python -m benchmarks.refine [--work DIR] [--mode quick] [--json FILE] [--no-reads] SET...
 
-Makes a volume below DIR of a copy of each SET (a directory), optimizes all of its files, and mounts
-it: random reads of 4 KiB, and everything from one end to the other, with the store in the page
-cache and nothing in the mount's. Then it refines the volume, compares everything byte by byte, and
-measures the same again. The store is counted whole: containers with headers, tables, sketches, and
-second copies, as scrub leaves it.
+Makes two volumes below DIR of copies of each SET (a directory), optimizes all of their files, and
+refines one of them. Both are mounted in turns: random reads of 4 KiB, and everything from one end
+to the other, with the store in the page cache and nothing in the mount's; medians of the turns.
+What was refined is compared byte by byte. The store is counted whole: containers with headers,
+tables, sketches, and second copies, as scrub leaves it.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import json
 import os
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable
 
 READS = 4000
+TURNS = 3
 READ_BYTES = 4096
 
 
@@ -70,26 +72,26 @@ def dedupd(*arguments: str | Path) -> dict[str, object]:
     return report
 
 
-def measure(dataset: Path, work: Path, mode: str) -> Figures:
+def measure(dataset: Path, work: Path, mode: str, turns: int) -> Figures:
     root = Path(tempfile.mkdtemp(dir=work, prefix="refine-"))
     try:
-        return _measure(dataset, root, mode)
+        return _measure(dataset, root, mode, turns)
     finally:
         shutil.rmtree(root)
 
 
-def _measure(dataset: Path, root: Path, mode: str) -> Figures:
-    copy(dataset, root / "set")
-    values = {"min_age": "0s", "min_size": "1", "refine": mode, "refine_age": "0s"}
-    values["min_file_saving"] = "0"
-    enable(str(root), policy_values=values, force=True, disk=Disk())
-    optimized = dedupd("run", "--here", "optimize", root)
-    dedupd("run", "--here", "scrub", root)
+def _measure(dataset: Path, work: Path, mode: str, turns: int) -> Figures:
+    plain, root = work / "plain", work / "refined"
+    for one in (plain, root) if turns else (root,):
+        optimized = _optimized(dataset, one, mode)
     before_bytes = _store_bytes(root)
-    before = _read(root, dataset)
     refined = dedupd("run", "--here", "refine", root)
     dedupd("run", "--here", "scrub", root)
-    after = _read(root, dataset)
+    _compare(dataset, root)
+    taken: list[tuple[float, float, float, float]] = []
+    for _ in range(turns):
+        taken.append((*_read(plain, dataset), *_read(root, dataset)))
+    reads = [statistics.median(column) for column in zip(*taken, strict=True)] or [0.0] * 4
     resources = refined["resources"]
     assert isinstance(resources, dict)
     return Figures(
@@ -102,11 +104,23 @@ def _measure(dataset: Path, root: Path, mode: str) -> Figures:
         int(resources["memory_bytes_peak"]),
         int(str(refined["new_deltas"])),
         int(str(refined["looked_records"])),
-        before[0],
-        after[0],
-        before[1],
-        after[1],
+        reads[0],
+        reads[2],
+        reads[1],
+        reads[3],
     )
+
+
+def _optimized(dataset: Path, root: Path, mode: str) -> dict[str, object]:
+    """A volume of all files of a set, with second copies where there are any."""
+    root.mkdir()
+    copy(dataset, root / "set")
+    values = {"min_age": "0s", "min_size": "1", "refine": mode, "refine_age": "0s"}
+    values["min_file_saving"] = "0"
+    enable(str(root), policy_values=values, force=True, disk=Disk())
+    optimized = dedupd("run", "--here", "optimize", root)
+    dedupd("run", "--here", "scrub", root)
+    return optimized
 
 
 def _raw_bytes(root: Path) -> int:
@@ -136,15 +150,18 @@ def mounted(root: Path) -> Iterator[None]:
         subprocess.run([*command, "umount", str(root)], check=True, capture_output=True)
 
 
-def _read(root: Path, dataset: Path) -> tuple[float, float]:
-    """Microseconds of a random read, and MB/s of all files one after the other."""
-    tree = root / "set"
+def _compare(dataset: Path, root: Path) -> None:
     with mounted(root):
         for path in paths_of(dataset):
             if os.path.islink(path) or not os.path.isfile(path):
                 continue
-            mine = tree / os.path.relpath(path, dataset)
+            mine = root / "set" / os.path.relpath(path, dataset)
             assert filecmp.cmp(path, mine, shallow=False), mine
+
+
+def _read(root: Path, dataset: Path) -> tuple[float, float]:
+    """Microseconds of a random read, and MB/s of all files one after the other."""
+    tree = root / "set"
     with mounted(root):
         total, began = 0, time.perf_counter()
         for path in paths_of(tree):
@@ -176,8 +193,8 @@ def show(name: str, one: Figures) -> None:
         f"| {name} | {one.logical_bytes / 1e6:.0f} | {one.store_bytes_before / 1e6:.1f}"
         f" | {one.store_bytes_after / 1e6:.1f} | {one.ratio:.3f}"
         f" | {one.deltas / max(1, one.chunks):.2f} | {one.cpu_s_per_gb:.1f}"
-        f" | {one.random_us_after / one.random_us_before:.2f}"
-        f" | {one.sequential_mb_s_after / one.sequential_mb_s_before:.2f} |",
+        f" | {one.random_us_after / (one.random_us_before or 1):.2f}"
+        f" | {one.sequential_mb_s_after / (one.sequential_mb_s_before or 1):.2f} |",
         flush=True,
     )
 
@@ -187,6 +204,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/var/tmp"))
     parser.add_argument("--mode", default="quick")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--no-reads", action="store_true")
     parser.add_argument("sets", type=Path, nargs="+", metavar="SET")
     arguments = parser.parse_args()
     print(machine(arguments.work))
@@ -194,7 +212,8 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     figures = {}
     for one in arguments.sets:
-        figures[one.name] = measure(one, arguments.work, arguments.mode)
+        turns = 0 if arguments.no_reads else TURNS
+        figures[one.name] = measure(one, arguments.work, arguments.mode, turns)
         show(one.name, figures[one.name])
     if arguments.json is not None:
         found = {name: asdict(one) for name, one in figures.items()}

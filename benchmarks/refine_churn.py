@@ -1,0 +1,238 @@
+"""Weeks of edits and jobs, and what the store has then beside one that was made at once.
+
+    python -m benchmarks.refine_churn [--work DIR] [--weeks 16] [--mode full] [--megabytes 60] SET
+
+Of the files of SET (a directory of text) two thirds are there in the beginning. Each week some get
+other lines, some are deleted, some come in, and some are copied; then optimize, reconcile, refine,
+scrub, gc and compact run, each its whole way. At the end the same files are put into a new volume,
+and the same jobs run once. Both stores are verified, counted whole, by the bytes of their files,
+and taken apart: chunks that files name, those that stay for others that lean on them, and garbage.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.measure import files_of, machine
+from dedupd.config.policy import RefineMode
+from dedupd.format.container import Codec, Kind, record_size
+from dedupd.format.table import State
+from dedupd.shared.fellows import all_held
+from dedupd.system.disk import Disk
+from dedupd.units import MIB
+from dedupd.volume.enable import enable
+from dedupd.volume.volume import Volume
+from jobs.check.verify import Verify
+from jobs.compact.job import Compact
+from jobs.frame.run import JobRun
+from jobs.gc.job import Gc
+from jobs.optimize.job import Optimize
+from jobs.reconcile.job import Reconcile, Strategy
+from jobs.refine.job import Refine
+from jobs.scrub.job import Depth, Scrub
+
+EDITED, DELETED, NEW, COPIED = 0.06, 0.02, 0.03, 0.01
+"""Of the files, each week."""
+
+FILE_BYTES_MIN = 8 << 10
+
+
+class Tree:
+    """The files of a volume, and what becomes of them."""
+
+    def __init__(self, contents: list[bytes], seed: int) -> None:
+        self._random = random.Random(seed)
+        self._random.shuffle(contents)
+        cut = len(contents) * 2 // 3
+        self._to_come = contents[cut:]
+        self._lines = b"".join(contents[:200]).splitlines(keepends=True)
+        self.files = {f"{number % 50}/{number}": one for number, one in enumerate(contents[:cut])}
+        self._next = cut
+        self.changed = set(self.files)
+
+    def week(self) -> None:
+        names = sorted(self.files)
+        count = len(names)
+        for name in self._random.sample(names, int(count * EDITED)):
+            self._put(name, self._edited(self.files[name]))
+        for name in self._random.sample(names, int(count * DELETED)):
+            del self.files[name]
+            self.changed.add(name)
+        for _ in range(min(len(self._to_come), int(count * NEW))):
+            self._put(self._new_name(), self._to_come.pop())
+        for name in self._random.sample(sorted(self.files), int(count * COPIED)):
+            self._put(self._new_name(), self._edited(self.files[name]))
+
+    def _new_name(self) -> str:
+        self._next += 1
+        return f"{self._next % 50}/{self._next}"
+
+    def _put(self, name: str, content: bytes) -> None:
+        self.files[name] = content
+        self.changed.add(name)
+
+    def _edited(self, content: bytes) -> bytes:
+        lines = content.splitlines(keepends=True)
+        for _ in range(self._random.randrange(1, 5)):
+            at = self._random.randrange(len(lines) + 1)
+            gone = self._random.randrange(3)
+            come = self._random.choices(self._lines, k=self._random.randrange(1, 6))
+            lines[at : at + gone] = come
+        return b"".join(lines)
+
+    def write(self, data: Path) -> None:
+        """Write what has changed since the last time."""
+        for name in sorted(self.changed):
+            path = data / name
+            path.unlink(missing_ok=True)
+            if name in self.files:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(self.files[name])
+        self.changed.clear()
+
+
+def contents_of(dataset: Path, megabytes: int, seed: int) -> list[bytes]:
+    """Files of a set, up to so many bytes, chosen evenly."""
+    paths = sorted(files_of(dataset))
+    random.Random(seed).shuffle(paths)
+    found: dict[bytes, None] = {}
+    left = megabytes * MIB
+    for path in paths:
+        if os.path.islink(path) or not FILE_BYTES_MIN <= os.path.getsize(path) <= left:
+            continue
+        content = Path(path).read_bytes()
+        left -= len(content)
+        found[content] = None
+    return list(found)
+
+
+def new_volume(root: Path, mode: str) -> Path:
+    root.mkdir()
+    values = {"min_age": "0s", "min_size": "1", "min_file_saving": "0", "keep_deleted": "0s"}
+    values |= {"refine": mode, "refine_age": "0s", "partitions": "2", "compaction_min_dead": "0"}
+    enable(str(root), policy_values=values, force=True, disk=Disk())
+    return root / ".dedupd/data"
+
+
+def run_jobs(root: Path) -> str:
+    """Every job once, as the schedule would; what refine took and did."""
+    with Volume.open(str(root)) as volume, all_held(volume):
+        Optimize(volume, JobRun("optimize")).run()
+        Reconcile(volume, JobRun("reconcile"), Strategy.ALL).run()
+        began = time.process_time()
+        refined = Refine(volume, JobRun("refine")).run()
+        took = time.process_time() - began
+        assert Scrub(volume, JobRun("scrub"), Depth.QUICK, 0).run().losses == []
+        Gc(volume, JobRun("gc")).run()
+        Compact(volume, JobRun("compact")).run()
+    return f"refine {took:.1f} s, {refined.rewritten} rewritten, {refined.new_deltas} new deltas"
+
+
+def verify(root: Path) -> None:
+    with Volume.open(str(root)) as volume, all_held(volume), volume.mount_lock():
+        found = Verify(volume, JobRun("verify")).run().findings
+    assert found == [], found
+
+
+def store_bytes(root: Path) -> Counter[str]:
+    """Bytes of the files of a store, by their kind."""
+    sizes: Counter[str] = Counter()
+    for path in (root / ".dedupd/store").rglob("*"):
+        if path.is_file():
+            sizes[f"{path.parent.name}{path.suffix}"] += path.stat().st_size
+    return sizes
+
+
+def parts(root: Path) -> dict[str, tuple[int, int]]:
+    """Records of chunks and their bytes, by what they are there for."""
+    named, held = set[int](), set[int]()
+    with Volume.open(str(root)) as volume, volume.containers(Kind.CHUNKS) as directory:
+        entries = {
+            number << 32 | ordinal: entry
+            for number in directory.numbers()
+            for ordinal, entry in enumerate(directory.entries(number))
+            if entry is not None
+        }
+        named = _named(root, volume)
+    for one in list(named):
+        while (entry := entries.get(one)) is not None and entry.state == State.MERGED:
+            one = entry.target
+            named.add(one)
+    held = {entry.base for one, entry in entries.items() if entry.base}
+    found: dict[str, tuple[int, int]] = {}
+    for one, entry in entries.items():
+        why = "named" if one in named else "held" if one in held else "neither"
+        key = f"{State(entry.state).name} {Codec(entry.codec).name} {why}".lower()
+        count, size = found.get(key, (0, 0))
+        found[key] = count + 1, size + record_size(entry.stored_length)
+    return found
+
+
+def _named(root: Path, volume: Volume) -> set[int]:
+    """The chunks that stubs name."""
+    found = set[int]()
+    for path in (root / ".dedupd/data").rglob("*"):
+        if not path.is_file():
+            continue
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            stub = volume.space.read(fd, str(path))
+        finally:
+            os.close(fd)
+        if stub is not None:
+            content = volume.content(stub, str(path))
+            found |= {one.chunk for one in content.recipe.spans(0, stub.covered)}
+    return found
+
+
+def show(name: str, root: Path) -> int:
+    sizes = store_bytes(root)
+    total = sum(sizes.values())
+    print(f"{name}: {total:,} bytes: {dict(sizes)}")
+    for key, (count, size) in sorted(parts(root).items()):
+        print(f"    {key:32} {count:8,} {size:12,} {size / total:6.1%}")
+    sys.stdout.flush()
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, default=Path("/var/tmp"))
+    parser.add_argument("--weeks", type=int, default=16)
+    parser.add_argument("--mode", choices=[one.value for one in RefineMode], default="full")
+    parser.add_argument("--megabytes", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("set", type=Path, metavar="SET")
+    arguments = parser.parse_args()
+    print(machine(arguments.work))
+    tree = Tree(contents_of(arguments.set, arguments.megabytes, arguments.seed), arguments.seed)
+    work = Path(tempfile.mkdtemp(dir=arguments.work, prefix="churn-"))
+    try:
+        old = work / "old"
+        data = new_volume(old, arguments.mode)
+        for week in range(arguments.weeks):
+            tree.write(data)
+            print(f"week {week + 1}: {len(tree.files)} files; {run_jobs(old)}", flush=True)
+            if week + 1 < arguments.weeks:
+                tree.week()
+        verify(old)
+        stored = show("after the weeks", old)
+        new = work / "new"
+        data = new_volume(new, arguments.mode)
+        tree.changed = set(tree.files)
+        tree.write(data)
+        print(f"at once: {run_jobs(new)}")
+        anew = show("at once", new)
+        print(f"{arguments.weeks} weeks, {arguments.mode}: {stored / anew - 1:+.1%}")
+    finally:
+        shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main()
