@@ -276,6 +276,12 @@ def deltas(table: Buffer, seed: int) -> tuple[bytes, bytes]:
     """The entries of records that lean on others, and are not collected: their places (u32), and
     the ids of these (u64), 0 where the entry does not say."""
 
+def pack_sketches(sketches: Buffer) -> bytes:
+    """Sketches as they are in a file: a bit for each that is not all zeros, and these."""
+
+def unpack_sketches(packed: Buffer, count: int) -> bytes:
+    """What :func:`pack_sketches` was given. Raises ValueError where these are not so many."""
+
 def sketch_records(
     fd: int, table: Buffer, bases: Bases, *, seed: int, first: int, threads: int
 ) -> bytes:
@@ -337,6 +343,11 @@ class Refiner:
         """Leave a record as it is: it holds a dictionary."""
     def use_dictionary(self, record_id: int) -> bool:
         """Use the dictionary that a record holds; False where it cannot be read, or is none."""
+    def let_leave(self, base: int, members: Buffer) -> None:
+        """Let the differences to a base that nothing else needs leave it together, where that saves
+        space. ``members`` (u64) are all of them."""
+    def left(self) -> bytes:
+        """The bases that were left (u64)."""
     def bytes(self) -> int:
         """The memory of all super-features."""
     def forget(self) -> None:
@@ -351,6 +362,7 @@ class Refiner:
         *,
         ids: Buffer,
         codecs: Buffer,
+        settled: Buffer,
         targets: Buffer,
         raw_lengths: Buffer,
         checksums: Buffer,
@@ -360,7 +372,8 @@ class Refiner:
         sketches: Buffer,
     ) -> Refined:
         """New payloads for records, in order. Those that are no difference to another may be leaned
-        on by later ones. ``targets`` are the ids on which they lean now.
+        on by later ones. ``targets`` are the ids on which they lean now. ``settled`` has a byte for
+        each: 1 for those that stay as they are, and may be leaned on.
 
         Every new payload was decoded, and has given the bytes of the record's fingerprint.
         """

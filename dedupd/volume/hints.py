@@ -46,8 +46,11 @@ class HintKey(enum.StrEnum):
     SCRUB_PROGRESS = "scrub/progress"
     """How far a full scrub is. Without it a full scrub begins at the beginning."""
     REFINED = "refined/"
-    """How many records of a container a refine run has looked at, by its number, and how closely. A
-    loss has the next one look again."""
+    """How many records of a container a refine run has looked at, by its number, how closely, and
+    what was to be won there in vain. A loss has the next one look again."""
+    HELD = "held/"
+    """The records of a container that only others need which lean on them, by its number, as of the
+    last gc. A loss leaves them where they are until the next one."""
     LEFT = "left"
     """The names of files that the last optimize run left, and why. A loss costs the names."""
     DICTIONARIES = "dictionaries"

@@ -1,14 +1,15 @@
 """Chunks that lean on others: which these are, and whether they are there."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.format import table as tbl
 from dedupd.format.container import Codec, Kind
-from dedupd.format.ids import make_id
+from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.store.container.directory import ContainerDirectory
+from dedupd.volume.hints import HintKey, Hints
 from dedupd.volume.volume import Volume
 from jobs.check.record_census import RecordCensus
 from jobs.frame.run import JobRun, checked
@@ -40,6 +41,43 @@ def deltas(
             if entry is not None:
                 record_id = make_id(number, ordinal)
                 yield Delta(record_id, base or _told(directory, record_id, entry), entry)
+
+
+class Held:
+    """The records that are needed for others alone which lean on them, as the last gc has noted."""
+
+    def __init__(self, hints: Hints) -> None:
+        self._hints = hints
+        self._bits: dict[int, bytes] = {}
+
+    def __contains__(self, record_id: int) -> bool:
+        number, ordinal = container_of(record_id), ordinal_of(record_id)
+        bits = self._bits.get(number)
+        if bits is None:
+            bits = self._bits[number] = _bits(self._hints.get(_held_key(number)))
+        return ordinal // 8 < len(bits) and bool(bits[ordinal // 8] >> ordinal % 8 & 1)
+
+
+def note_held(hints: Hints, bits: Mapping[int, bytes]) -> None:
+    """Note which records of each container are held, in a bit for each ordinal."""
+    for number, found in bits.items():
+        key, value = _held_key(number), found.rstrip(b"\0").hex()
+        if (hints.get(key) or "") != value:
+            if value:
+                hints.put(key, value)
+            else:
+                hints.delete([key])
+
+
+def _held_key(number: int) -> str:
+    return HintKey.HELD.of(f"{number:08d}")
+
+
+def _bits(value: object) -> bytes:
+    try:
+        return bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError:
+        return b""
 
 
 def _told(directory: ContainerDirectory, record_id: int, entry: tbl.TableEntry) -> int:

@@ -28,6 +28,7 @@ from dedupd.units import counted
 from dedupd.volume.hints import HintKey
 from dedupd.volume.unfinished_files import Checkpoints
 from dedupd.volume.volume import Volume
+from jobs.check.leaning import note_held
 from jobs.compact.in_place import InPlace
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
@@ -139,8 +140,10 @@ class Gc(Job[GcReport]):
         has_stubs: dict[str, bool] = {}
         for member in self._members:
             has_stubs[member.parameters.uuid] = self._walk(member, chunks, wanted)
-        named = {Kind.CHUNKS: chunks.digest(), Kind.RECIPES: wanted.digest()}
-        if not self._full and volume.store_hints.get(HintKey.LAST_COLLECTION) == self._state(named):
+        digests = {Kind.CHUNKS: chunks.digest(), Kind.RECIPES: wanted.digest()}
+        if not self._full and volume.store_hints.get(HintKey.LAST_COLLECTION) == self._state(
+            digests
+        ):
             report.outcome = NOTHING_NEW
             return
         recipes = self._read_recipes(wanted)
@@ -150,6 +153,8 @@ class Gc(Job[GcReport]):
             self._follow(kind, marks[kind])
             if self._mark_twins(kind, marks[kind]):
                 self._follow(kind, marks[kind])
+            if kind is Kind.CHUNKS:
+                named = {number: chunks.bits(number) for number in tables[kind].shapes}
             while self._mark_bases(kind, marks[kind]):
                 self._follow(kind, marks[kind])
             self._tell_strays(kind, marks[kind])
@@ -163,7 +168,10 @@ class Gc(Job[GcReport]):
         else:
             self._sweep(marks)
             if not self._dry_run:
-                volume.store_hints.put(HintKey.LAST_COLLECTION, self._state(named))
+                # What refine may win back, where these lean on something else.
+                held = {number: _without(chunks.bits(number), own) for number, own in named.items()}
+                note_held(volume.store_hints, held)
+                volume.store_hints.put(HintKey.LAST_COLLECTION, self._state(digests))
                 if volume.shared is not None:
                     volume.shared.note_stubs(has_stubs)
 
@@ -381,3 +389,9 @@ class Gc(Job[GcReport]):
             return entry._replace(state=State.ORPHANED, target=self._epoch)
         # Nothing will ask for the record that it was merged into, or for bytes that failed a check.
         return entry._replace(state=State.TOMBSTONE, target=0)
+
+
+def _without(bits: bytes, others: bytes) -> bytes:
+    """The bits that are set in the first alone, which is as long as the second."""
+    left = int.from_bytes(bits, "little") & ~int.from_bytes(others, "little")
+    return left.to_bytes(len(bits), "little")

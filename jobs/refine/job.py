@@ -1,6 +1,7 @@
 """The refine job: cold chunks are stored as the difference to others (docs/upkeep.md)."""
 
 import os
+from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,37 +14,36 @@ from dedupd.failpoint import define, reach
 from dedupd.format.container import Codec, Kind, seed_of
 from dedupd.format.derived.sketch import SKETCH_BYTES
 from dedupd.format.ids import container_of, ordinal_of
-from dedupd.format.table import ENTRY_BYTES
 from dedupd.store.container.compaction import Kept, compact
 from dedupd.store.container.container import data_name
 from dedupd.store.container.recovery import recover_or_discard
 from dedupd.store.container.table_file import Recovered
-from dedupd.store.container.table_scan import TableBlock, TableScan
+from dedupd.store.container.table_scan import TableScan
 from dedupd.store.garbage import GAIN_BYTES_MIN, weigh
 from dedupd.store.mark_set import Marks
-from dedupd.store.sketches import load_sketches, remove_stray_sketches, save_sketches
-from dedupd.system.files import opened
+from dedupd.store.sketches import load_sketches, remove_stray_sketches
 from dedupd.system.page_cache import read_uncached
 from dedupd.system.processes import cores
 from dedupd.units import format_size
+from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
-from jobs.check.leaning import deltas
+from jobs.check.leaning import Held, deltas
 from jobs.compact.in_place import tell_readers
 from jobs.compact.rewriting import keep_last_bytes
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.refine.dictionaries import Dictionaries
+from jobs.refine.leaving import Leaving
 from jobs.refine.new_payloads import NewPayloads
 from jobs.refine.planning import Lookings, cold
+from jobs.refine.sketching import Sketching
 
-_SKETCHED = define("refine.sketched", "the sketches of a container are in their file")
 _LOOKED = define("refine.looked", "a container is refined, or was not worth it, and noted as such")
 
 GAIN_MIN = 0.01
 """The part of a container that a new generation must save to take the place of the old one."""
 
-RECORDS_AT_ONCE = 1024
-"""Sketched between two safe points."""
+MARKED_AT_ONCE = 1 << 16
 
 SLOT_BYTES = 48
 """Memory for each super-feature that is looked for: a slot of 16 bytes, in a table that may have
@@ -60,8 +60,10 @@ class RefineReport(FileReport):
 
     ``new_deltas``, ``new_with_dictionary`` and ``compressed_again`` count records that got a new
     payload: the difference to another, one with a dictionary, one of its own at a higher level.
-    ``looked_bytes`` is what was looked at, ``saved_bytes`` by how much it got smaller, and
-    ``expected_bytes`` what the rest would save if it were like that.
+    ``bases_left`` counts those that nothing needs any more, because what leaned on them does not.
+    ``looked_bytes`` is what was looked at, ``saved_bytes`` by how much it got smaller, or is to get
+    once gc has taken back what was left, and ``expected_bytes`` what the rest would save if it were
+    like that.
     """
 
     job: str = "refine"
@@ -77,6 +79,7 @@ class RefineReport(FileReport):
     deltas: int = 0
     new_with_dictionary: int = 0
     compressed_again: int = 0
+    bases_left: int = 0
     dictionaries: int = 0
     new_dictionaries: int = 0
     saved_bytes: int = 0
@@ -108,17 +111,20 @@ class Refine(Job[RefineReport]):
         with ExitStack() as stack:
             self._directory = stack.enter_context(self._volume.containers(Kind.CHUNKS))
             self._tables = self._recovered_tables()
+            self._dictionaries = Dictionaries(self._volume, self._run, self._tables, self._threads)
+            self._leaving = Leaving(self._directory, Held(self._volume.store_hints))
+            self._leaned = self._leaned_on()
             waiting = self._plan()
             if not waiting:
                 self._report.outcome = "nothing new has come to be cold"
                 return self.report()
-            self._dictionaries = Dictionaries(self._volume, self._run, self._tables, self._threads)
-            self._leaned = self._leaned_on()
+            self._sketching = Sketching(self._run, self._tables, self._threads)
             self._refiner = self._prepared(waiting)
             total = sum(self._size(number) for number in waiting)
             self._run.update(phase="refining", done=0, total=total)
             for group in self._groups(waiting):
                 self._round(group, waiting)
+            self._note_left(waiting)
         return self.report()
 
     # --- what there is ------------------------------------------------------------------------
@@ -137,21 +143,29 @@ class Refine(Job[RefineReport]):
         remove_stray_sketches(self._directory, set(shapes))
         is_cold = set(cold(self._directory, shapes, self._policy.refine_age_s))
         todo = [n for n, one in shapes.items() if not self._lookings.is_done(n, one.count)]
-        waiting = sorted(is_cold & set(todo))
+        new = is_cold & set(todo)
+        left = self._leaving.plan(self._size, is_cold, new, self._lookings.left_bytes)
+        waiting = sorted(new | left)
         report.containers, report.containers_waiting = len(shapes), len(waiting)
-        report.containers_young = len(todo) - len(waiting)
+        report.containers_young = len(todo) - len(new)
         return waiting
 
     def _leaned_on(self) -> Marks:
         """The records that others lean on, whatever became of these, and what they were merged
         into: all of these stay as they are."""
-        marks = Marks(self._tables.counts())
+        marks, found = Marks(self._tables.counts()), array("Q")
         for delta in deltas(self._directory, list(self._tables.shapes), self._run.safe_point):
             self._report.deltas += delta.entry.codec == Codec.DELTA
             if delta.base:
-                marks.add((delta.base,))
+                found.append(delta.base)
+                if delta.entry.codec == Codec.DELTA:
+                    self._leaving.add(delta)
                 if delta.entry.codec == Codec.DICTIONARY:
                     self._dictionaries.in_use.add(delta.base)
+            if len(found) >= MARKED_AT_ONCE:
+                marks.add_packed(found)
+                found = array("Q")
+        marks.add_packed(found)
         found_any = True
         while found_any:
             found_any = False
@@ -180,7 +194,22 @@ class Refine(Job[RefineReport]):
             self._report.dictionaries = sum(map(refiner.use_dictionary, found.ids))
         for one in self._dictionaries.holders():
             refiner.keep(one)
+        if self._leaving.groups:
+            # Bases become garbage, and no record gets another state by which gc would notice.
+            self._volume.store_hints.delete([HintKey.LAST_COLLECTION])
+        for group in self._leaving.groups:
+            refiner.let_leave(group.base, array("Q", group.members))
         return refiner
+
+    def _note_left(self, waiting: list[int]) -> None:
+        """Note what was to be won in vain, for the next run not to try it again."""
+        left = set(memoryview(self._refiner.left()).cast("Q"))
+        self._report.bases_left = len(left)
+        in_vain = self._leaving.in_vain(left)
+        for number in waiting:
+            count = self._lookings.done(number)
+            if count:
+                self._lookings.note(number, count, in_vain.get(number, 0))
 
     def _size(self, number: int) -> int:
         return os.stat(data_name(number), dir_fd=self._directory.fd).st_size
@@ -206,7 +235,7 @@ class Refine(Job[RefineReport]):
         before stream by."""
         self._refiner.forget()
         for number in group:
-            self._refiner.want(self._sketched(number))
+            self._refiner.want(self._sketching.sketched(number))
         later = set(waiting) - {number for number in waiting if number < group[0]}
         for number in self._tables.shapes:
             if number not in later:
@@ -215,43 +244,12 @@ class Refine(Job[RefineReport]):
             self._run.safe_point()
             self._refine(number)
 
-    def _blocks(self, number: int) -> Iterator[TableBlock]:
-        return self._tables.blocks([self._tables.whole(number)])
-
-    def _sketched(self, number: int) -> bytes:
-        """The sketches of a container, made as far as they were not. Raises Cancelled, NoSpace."""
-        known = load_sketches(self._directory, number)
-        count = self._tables.shapes[number].count
-        have = len(known) // SKETCH_BYTES
-        if have >= count:
-            return known[: count * SKETCH_BYTES]
-        made = bytearray(known)
-        flags = os.O_RDONLY | os.O_CLOEXEC
-        with opened(os.open(data_name(number), flags, dir_fd=self._directory.fd)) as fd:
-            for block in self._blocks(number):
-                for first in range(max(have, block.first), block.end, RECORDS_AT_ONCE):
-                    self._run.safe_point()
-                    end = min(first + RECORDS_AT_ONCE, block.end)
-                    made += native.upkeep.sketch_records(
-                        fd,
-                        block.entries[
-                            (first - block.first) * ENTRY_BYTES : (end - block.first) * ENTRY_BYTES
-                        ],
-                        self._directory.bases.native,
-                        seed=seed_of(block.header),
-                        first=first,
-                        threads=self._threads,
-                    )
-        save_sketches(self._directory, number, bytes(made))
-        reach(_SKETCHED)
-        return bytes(made)
-
     def _offer(self, number: int) -> None:
         """Let the chunks of a container that was looked at before be leaned on."""
         sketches = memoryview(load_sketches(self._directory, number))
         if not sketches:
             return
-        for block in self._blocks(number):
+        for block in self._tables.blocks([self._tables.whole(number)]):
             part = sketches[block.first * SKETCH_BYTES : block.end * SKETCH_BYTES]
             self._refiner.offer(block.first_id, part, block.entries, seed=seed_of(block.header))
 
@@ -289,11 +287,12 @@ class Refine(Job[RefineReport]):
                 raise NotWorthIt
             weight = weigh(state.entries.data, seed_of(state.header), state.end)
             self._refuse_damaged(state, weight.quarantined)
-            if weight.room_bytes > self._room.left_bytes:
+            needed_bytes = weight.room_bytes + self._leaving.room_bytes.get(number, 0)
+            if needed_bytes > self._room.left_bytes:
                 report.left_for_lack_of_space += 1
                 raise NoSpace(
                     f"{data_name(number).decode()} stays as it is: it needs"
-                    f" {format_size(weight.room_bytes)} of free space while it is rewritten"
+                    f" {format_size(needed_bytes)} of free space while it is rewritten"
                 )
             keep_last_bytes(self._volume, self._run, directory, state)
             # The last to close the old file frees its blocks, which takes long: not the mount.
@@ -305,12 +304,16 @@ class Refine(Job[RefineReport]):
                 load_sketches(directory, number),
                 self._refiner,
                 self._run.safe_point,
-                self._lookings.done(number),
+                0 if self._report.new_dictionaries else self._lookings.done(number),
+                self._leaving.credits,
             )
 
             def given(kept: Kept) -> Kept:
                 yield from new.given(kept)
-                if new.savings.saved_bytes < max(GAIN_BYTES_MIN, GAIN_MIN * weight.needed_bytes):
+                saved = new.savings.saved_bytes + new.savings.credit_bytes
+                is_little = saved < max(GAIN_BYTES_MIN, GAIN_MIN * weight.needed_bytes)
+                # Others in other containers may rely on it that these have left.
+                if is_little and not new.savings.left:
                     raise NotWorthIt
 
             size = compact(directory, state, lambda done: self._step(before + done), given)
@@ -320,7 +323,7 @@ class Refine(Job[RefineReport]):
             report.deltas += records[Codec.DELTA]
             report.new_with_dictionary += records[Codec.DICTIONARY]
             report.compressed_again += records[Codec.ZSTD]
-            report.saved_bytes += weight.size_bytes - size
+            report.saved_bytes += weight.size_bytes - size + new.savings.credit_bytes
             directory.bases.native.drop([number])
             tell_readers(self._volume, Kind.CHUNKS, number)
 

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dedupd import native
@@ -24,6 +24,10 @@ class Savings:
 
     records: Counter[int] = field(default_factory=Counter)
     saved_bytes: int = 0
+    credit_bytes: int = 0
+    """Of bases that records have left, and that nothing needs any more."""
+    left: int = 0
+    """How many records have left their bases."""
 
 
 class NewPayloads:
@@ -36,14 +40,16 @@ class NewPayloads:
         refiner: native.upkeep.Refiner,
         safe_point: Callable[[], None],
         done: int,
+        parts: Mapping[int, int],
     ) -> None:
-        """``done``: how many records a run of the same mode has looked at. Those of them that are
-        the difference to others stay as they are."""
+        """``done``: how many records a run of the same mode has looked at. These stay as they are,
+        but for those that may leave their bases: ``parts`` has what is won by that elsewhere."""
         self._number = number
         self._sketches = sketches
         self._refiner = refiner
         self._safe_point = safe_point
         self._done = done
+        self._parts = parts
         self.savings = Savings()
 
     def given(self, kept: Kept) -> Kept:
@@ -63,6 +69,7 @@ class NewPayloads:
         found = self._refiner.refine(
             ids=array("Q", (make_id(self._number, record.ordinal) for record in batch)),
             codecs=bytes(record.codec if self._may_change(record) else 0xFF for record in batch),
+            settled=bytes(self._is_settled(record) for record in batch),
             targets=array("Q", (record.base for record in batch)),
             raw_lengths=array("I", (record.raw_length for record in batch)),
             checksums=array("Q", (record.checksum for record in batch)),
@@ -86,6 +93,10 @@ class NewPayloads:
             self.savings.records[codec] += 1
             self.savings.saved_bytes += fmt.record_size(record.stored_length)
             self.savings.saved_bytes -= fmt.record_size(length)
+            record_id = make_id(self._number, record.ordinal)
+            if record_id in self._parts and others[next_new] != record.base:
+                self.savings.credit_bytes += self._parts[record_id]
+                self.savings.left += 1
             changed = replace(
                 record,
                 codec=codec,
@@ -104,5 +115,8 @@ class NewPayloads:
     def _may_change(self, record: fmt.Record) -> bool:
         """Whether it is a chunk whose header has room for what it leans on: one that was repaired
         names the record that it repeats."""
-        is_done = record.codec == fmt.Codec.DELTA and record.ordinal < self._done
-        return record.kind == fmt.RecordKind.DATA and not is_done
+        return record.kind == fmt.RecordKind.DATA
+
+    def _is_settled(self, record: fmt.Record) -> bool:
+        is_free = make_id(self._number, record.ordinal) in self._parts
+        return record.ordinal < self._done and not is_free

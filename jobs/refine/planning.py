@@ -18,10 +18,12 @@ _RANK = {RefineMode.OFF: 0, RefineMode.QUICK: 1, RefineMode.FULL: 2}
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """How far a container was looked at: its first ``count`` records, by a run of a rank."""
+    """How far a container was looked at: its first ``count`` records, by a run of a rank. So many
+    bytes were to be won there, by leaving bases that nothing else needs, and were not."""
 
     count: int
     rank: int
+    left_bytes: int
 
 
 class Lookings:
@@ -34,9 +36,9 @@ class Lookings:
     def of(self, number: int) -> Looked:
         """What is known of a container."""
         found = self._hints.get(HintKey.REFINED.of(f"{number:08d}"))
-        if isinstance(found, list) and len(found) == 2 and all(isinstance(n, int) for n in found):
+        if isinstance(found, list) and len(found) == 3 and all(isinstance(n, int) for n in found):
             return Looked(*found)
-        return Looked(0, 0)
+        return Looked(0, 0, 0)
 
     def is_done(self, number: int, count: int) -> bool:
         """Whether a run of this mode has nothing to do in a container of so many records."""
@@ -48,9 +50,14 @@ class Lookings:
         looked = self.of(number)
         return looked.count if looked.rank >= self._rank else 0
 
-    def note(self, number: int, count: int) -> None:
+    def note(self, number: int, count: int, left_bytes: int = 0) -> None:
         """A container was looked at."""
-        self._hints.put(HintKey.REFINED.of(f"{number:08d}"), [count, self._rank])
+        rank = max(self._rank, self.of(number).rank if self.is_done(number, count) else 0)
+        self._hints.put(HintKey.REFINED.of(f"{number:08d}"), [count, rank, left_bytes])
+
+    def left_bytes(self, number: int) -> int:
+        """What was to be won in a container in vain."""
+        return self.of(number).left_bytes
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Forget containers that are gone."""

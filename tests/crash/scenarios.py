@@ -463,6 +463,10 @@ def refine(scene: Scene) -> None:
     crash.refine_volume(scene.root, scene.disk)
 
 
+def leave_bases(scene: Scene) -> None:
+    assert crash.refine_volume(scene.root, scene.disk).bases_left >= 6
+
+
 def refine_with_dictionaries(scene: Scene) -> None:
     assert crash.refine_volume(scene.root, scene.disk, RefineMode.FULL).new_with_dictionary
 
@@ -535,6 +539,25 @@ def volume_with_versions(root: Path, seed: int) -> None:
         os.utime(path, ns=(crash.MTIME_NS, crash.MTIME_NS))
     crash.optimize_volume(root)
     (root / ".dedupd/store/chunks/00000099.sketch").write_bytes(b"of a container that is gone")
+
+
+def volume_with_held_bases(root: Path, seed: int) -> None:
+    """Differences to chunks of files that were deleted."""
+    volume_with_versions(root, seed)
+    directory = root / ".dedupd/data/versions"
+    for pair in range(8):
+        random_ = random.Random(seed + 71 + pair)
+        content = random_.randbytes(6 * KIB)
+        for name, own in (("old", content), ("new", content[:-800] + random_.randbytes(800))):
+            path = directory / f"{name} {pair}"
+            path.write_bytes(own)
+            os.utime(path, ns=(crash.MTIME_NS, crash.MTIME_NS))
+    crash.optimize_volume(root)
+    assert crash.refine_volume(root).new_deltas >= 8
+    (directory / "0").unlink()
+    for path in directory.glob("old *"):
+        path.unlink()
+    crash.orphan_garbage(root)
 
 
 def volume_with_texts(root: Path, seed: int) -> None:
@@ -779,6 +802,7 @@ SCENARIOS = {
         volume_in_partitions, reconcile_and_compact, reconcile_to_the_end
     ),
     "refine": Scenario(volume_with_versions, refine, refine_to_the_end),
+    "leave bases": Scenario(volume_with_held_bases, leave_bases, refine_to_the_end),
     "refine with dictionaries": Scenario(
         volume_with_texts, refine_with_dictionaries, refine_fully_to_the_end
     ),

@@ -92,7 +92,9 @@ mod exported {
     #[pymodule]
     mod upkeep {
         #[pymodule_export]
-        use crate::python::refine::{Refined, Refiner, Samples, deltas, sketch_records};
+        use crate::python::refine::{
+            Refined, Refiner, Samples, deltas, pack_sketches, sketch_records, unpack_sketches,
+        };
         #[pymodule_export]
         use crate::python::upkeep::{
             Followed, Join, KnownRecords, Leaned, MarkSet, NamedByLeaves, NamedByStubs, NeedSet,

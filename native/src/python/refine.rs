@@ -15,9 +15,10 @@ use crate::store::bases;
 use crate::store::record_reader::{BaseBytes, Reads};
 use crate::threads::lock::locked;
 use crate::upkeep::follow_merges;
-use crate::upkeep::refining::{self, Options, Piece, Tools, Usable};
+use crate::upkeep::groups::Groups;
+use crate::upkeep::refining::{self, Join, Options, Piece, Tools, Usable};
 use crate::upkeep::similar::Similar;
-use crate::upkeep::sketch::{SKETCH_BYTES, Sketch};
+use crate::upkeep::sketch::{self, SKETCH_BYTES, Sketch};
 use crate::upkeep::sketching::{Looked, Payload};
 use crate::upkeep::training::{self, Wanted};
 
@@ -73,6 +74,22 @@ pub fn sketch_records<'py>(
     let entries = table.entries("table")?;
     let looked = Looked { data: fd, seed, bases: &bases.get().0 };
     let found = py.detach(|| looked.sketches(&entries, first, threads));
+    Ok(pack_u64(py, found.into_iter().flatten()))
+}
+
+#[pyfunction]
+pub fn pack_sketches<'py>(py: Python<'py>, sketches: Input) -> PyResult<Bound<'py, PyBytes>> {
+    Ok(PyBytes::new(py, &sketch::pack(&self::sketches(&sketches)?)))
+}
+
+#[pyfunction]
+pub fn unpack_sketches<'py>(
+    py: Python<'py>,
+    packed: Input,
+    count: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let found = sketch::unpack(packed.bytes(), count)
+        .ok_or_else(|| PyValueError::new_err("not that many sketches"))?;
     Ok(pack_u64(py, found.into_iter().flatten()))
 }
 
@@ -155,6 +172,7 @@ pub struct Refined {
 #[pyclass(frozen, module = "dedupd.native.upkeep")]
 pub struct Refiner {
     similar: Mutex<Similar>,
+    groups: Mutex<Groups>,
     leaned: Py<MarkSet>,
     bases: Arc<bases::Bases>,
     dictionaries: Mutex<Vec<Usable>>,
@@ -177,6 +195,7 @@ impl Refiner {
         let algorithm = algorithm_named("algorithm", algorithm)?;
         Ok(Refiner {
             similar: Mutex::default(),
+            groups: Mutex::default(),
             leaned,
             bases: Arc::clone(&bases.get().0),
             dictionaries: Mutex::default(),
@@ -204,12 +223,22 @@ impl Refiner {
         })
     }
 
+    fn let_leave(&self, base: u64, members: Input) -> PyResult<()> {
+        let members = members.ids("members")?;
+        locked(&self.groups).add(RecordId(base), members);
+        Ok(())
+    }
+
+    fn left<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        pack_ids(py, locked(&self.groups).left())
+    }
+
     fn bytes(&self) -> usize {
         locked(&self.similar).bytes()
     }
 
     fn forget(&self) {
-        *locked(&self.similar) = Similar::default();
+        locked(&self.similar).forget();
     }
 
     fn want(&self, py: Python<'_>, sketches: Input) -> PyResult<()> {
@@ -236,13 +265,14 @@ impl Refiner {
         Ok(())
     }
 
-    #[pyo3(signature = (*, ids, codecs, targets, raw_lengths, checksums, fingerprints, lengths, payloads, sketches))]
+    #[pyo3(signature = (*, ids, codecs, settled, targets, raw_lengths, checksums, fingerprints, lengths, payloads, sketches))]
     #[expect(clippy::too_many_arguments, reason = "columns, all by name")]
     fn refine(
         &self,
         py: Python<'_>,
         ids: Input,
         codecs: Input,
+        settled: Input,
         targets: Input,
         raw_lengths: Input,
         checksums: Input,
@@ -253,11 +283,18 @@ impl Refiner {
     ) -> PyResult<Refined> {
         let (ids, codecs, targets) = (ids.ids("ids")?, codecs.bytes(), targets.ids("targets")?);
         let (raw_lengths, lengths) = (raw_lengths.u32s("raw_lengths")?, lengths.u32s("lengths")?);
+        let settled = settled.bytes();
         let checksums = checksums.u64s("checksums")?;
         let fingerprints = fingerprints.fingerprints("fingerprints")?;
         let sketches = self::sketches(&sketches)?;
-        let counts =
-            [codecs.len(), targets.len(), raw_lengths.len(), lengths.len(), checksums.len()];
+        let counts = [
+            settled.len(),
+            codecs.len(),
+            targets.len(),
+            raw_lengths.len(),
+            lengths.len(),
+            checksums.len(),
+        ];
         if counts.iter().any(|&count| count != ids.len())
             || fingerprints.len() != ids.len()
             || sketches.len() != ids.len()
@@ -279,14 +316,17 @@ impl Refiner {
                 stored: payload,
             };
             let (fingerprint, sketch) = (fingerprints[at], sketches[at]);
-            pieces.push(Piece { id: ids[at], payload, fingerprint, sketch });
+            let is_settled = settled[at] != 0;
+            pieces.push(Piece { id: ids[at], payload, fingerprint, sketch, is_settled });
         }
         let given = py.detach(|| {
             let (mut similar, mut leaned) = (locked(&self.similar), self.leaned.get().write());
+            let mut groups = locked(&self.groups);
             let (dictionaries, kept) = (locked(&self.dictionaries), locked(&self.kept));
             let (bases, options) = (&*self.bases, self.options);
             let tools = Tools { bases, dictionaries: &dictionaries, kept: &kept, options };
-            refining::refine(&pieces, &mut similar, &mut leaned, &tools)
+            let mut join = Join { similar: &mut similar, leaned: &mut leaned, groups: &mut groups };
+            refining::refine(&pieces, &mut join, &tools)
         });
         let payloads: Vec<u8> = given.iter().flat_map(|one| one.payload.iter().copied()).collect();
         Ok(Refined {

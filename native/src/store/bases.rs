@@ -104,8 +104,27 @@ impl Bases {
         id: RecordId,
         reads: Reads,
     ) -> Option<(Arc<Vec<u8>>, Fingerprint)> {
+        let (raw, entry) = self.with_entry(id, reads)?;
+        Some((raw, entry.fingerprint))
+    }
+
+    /// As [`Bases::raw`], with the entry of the record that has the bytes.
+    pub fn with_entry(&self, id: RecordId, reads: Reads) -> Option<(Arc<Vec<u8>>, TableEntry)> {
         let (_, entry, _) = self.end_of(id, reads)?;
-        Some((self.raw(id, reads)?, entry.fingerprint))
+        Some((self.raw(id, reads)?, entry))
+    }
+
+    /// The raw bytes of a live record, also of one that is the difference to another, and the
+    /// fingerprint that it states. They are not kept.
+    pub fn of_any(&self, id: RecordId, reads: Reads) -> Option<(Vec<u8>, Fingerprint)> {
+        let (entry, opened) = self.entry(id, reads)?;
+        if entry.state != State::LIVE || entry.raw_length as usize > RAW_BYTES_MAX {
+            return None;
+        }
+        let mut raw = vec![0; entry.raw_length as usize];
+        let files = Files { bases: Some(self), ..opened.files(reads) };
+        files.read_entry(&entry, id.ordinal(), &mut raw, &mut Vec::new())?;
+        Some((raw, entry.fingerprint))
     }
 
     /// Fills `out`, of its raw length, with a live record, whether it leans on another one or not.

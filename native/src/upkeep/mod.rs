@@ -2,7 +2,9 @@
 
 pub mod file_needs;
 pub mod follow_merges;
+pub mod groups;
 pub mod join;
+mod leaving;
 pub mod mark_set;
 pub mod record_census;
 pub mod refining;

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::groups::Groups;
 use super::mark_set::Marks;
 use super::similar::Similar;
 use super::sketch::Sketch;
@@ -17,8 +18,10 @@ use crate::codec::encode;
 use crate::fingerprint::Algorithm;
 use crate::format::ids::{Checksum, Fingerprint, RecordId};
 use crate::format::record_header::{CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD};
+use std::sync::Arc;
+
 use crate::store::bases::Bases;
-use crate::store::record_reader::{BaseBytes, Reads};
+use crate::store::record_reader::Reads;
 use crate::threads::lock::{locked, unlocked};
 use crate::threads::pool;
 
@@ -38,6 +41,9 @@ const DICTIONARY_SAVING_MIN: f64 = 0.02;
 /// last level, too: nothing else is tried there.
 const CLEAR: f64 = 0.6;
 
+/// The same, of what the piece takes now, where no dictionary was tried: one makes a quarter less of it.
+const CLEAR_OF_PLAIN: f64 = 0.45;
+
 /// A record as it is stored.
 #[derive(Clone, Copy)]
 pub struct Piece<'a> {
@@ -45,9 +51,12 @@ pub struct Piece<'a> {
     pub payload: Payload<'a>,
     pub fingerprint: &'a Fingerprint,
     pub sketch: Sketch,
+    /// A run of the same mode has looked at it: it stays as it is, and may be leaned on.
+    pub is_settled: bool,
 }
 
 /// A new payload for one of the pieces.
+#[derive(Clone)]
 pub struct Given {
     pub at: usize,
     pub codec: u8,
@@ -103,25 +112,34 @@ pub struct Tools<'a> {
 
 /// What is known of a piece before anything is decided.
 #[derive(Default)]
-struct Trial {
+pub(super) struct Trial {
     /// None where it was not needed, or is not what the fingerprint says.
-    raw: Option<Vec<u8>>,
-    /// The place of the best dictionary, and the bytes that it makes of the piece.
-    dictionary: Option<(usize, usize)>,
+    pub(super) raw: Option<Vec<u8>>,
+    /// Where it is known: the place of the best dictionary, and the bytes that it makes of the piece.
+    pub(super) dictionary: Option<Option<(usize, usize)>>,
     /// What the piece is to lean on, and the bytes of the difference.
-    delta: Option<(RecordId, usize)>,
+    pub(super) delta: Option<(RecordId, usize)>,
     /// The difference, where no other level is to come.
-    made: Vec<u8>,
+    pub(super) made: Vec<u8>,
+    /// The bytes of that one.
+    pub(super) base: Option<Arc<Vec<u8>>>,
+    /// Whether it leaves its base for the one in `delta`.
+    pub(super) leaves: bool,
+    /// Its new payload, where that had to be known before others were looked at.
+    pub(super) given: Option<Given>,
+}
+
+/// What is known of all pieces, and of those before.
+pub struct Join<'a> {
+    pub similar: &'a mut Similar,
+    /// The records that others lean on.
+    pub leaned: &'a mut Marks,
+    pub groups: &'a mut Groups,
 }
 
 /// The pieces that get other payloads. Those that are no difference to another stand for what is
 /// like them.
-pub fn refine(
-    pieces: &[Piece<'_>],
-    similar: &mut Similar,
-    leaned: &mut Marks,
-    tools: &Tools<'_>,
-) -> Vec<Given> {
+pub fn refine(pieces: &[Piece<'_>], join: &mut Join<'_>, tools: &Tools<'_>) -> Vec<Given> {
     let mut given = Vec::new();
     let mut first = 0;
     while first < pieces.len() {
@@ -131,7 +149,7 @@ pub fn refine(
             raw_bytes <= RAW_BYTES_AT_ONCE
         });
         let end = first + count.count().max(1);
-        let mut made = tools.refine(&pieces[first..end], similar, leaned);
+        let mut made = tools.refine(&pieces[first..end], join);
         made.iter_mut().for_each(|one| one.at += first);
         given.extend(made);
         first = end;
@@ -140,56 +158,62 @@ pub fn refine(
 }
 
 impl Tools<'_> {
-    fn refine(
-        &self,
-        pieces: &[Piece<'_>],
-        similar: &mut Similar,
-        leaned: &mut Marks,
-    ) -> Vec<Given> {
+    fn refine(&self, pieces: &[Piece<'_>], join: &mut Join<'_>) -> Vec<Given> {
         let helpers = self.options.threads.saturating_sub(1);
         let trials: Vec<_> = pieces.iter().map(|_| Mutex::new(Trial::default())).collect();
         if self.options.level.is_some() {
             pool::for_each(pieces.len(), helpers, |at| {
-                *locked(&trials[at]) = self.look(&pieces[at]);
+                let is_wanted = self.may_change(&pieces[at]);
+                locked(&trials[at]).raw = is_wanted.then(|| self.raw(&pieces[at])).flatten();
             });
         }
         let mut trials: Vec<Trial> = trials.into_iter().map(unlocked).collect();
         let mut out = Vec::new();
         for (piece, trial) in pieces.iter().zip(&mut trials) {
             if self.may_change(piece) {
-                self.lean(piece, trial, similar, leaned, &mut out);
+                self.lean(piece, trial, join, &mut out);
+            } else if piece.is_settled && piece.payload.codec != CODEC_DELTA {
+                self.stand(piece, join);
             }
         }
         let made: Vec<_> = pieces.iter().map(|_| Mutex::new(None)).collect();
         pool::for_each(pieces.len(), helpers, |at| {
-            *locked(&made[at]) = self.payload(&pieces[at], &trials[at]);
+            let new = trials[at].given.clone();
+            *locked(&made[at]) = new.or_else(|| self.payload(&pieces[at], &trials[at]));
         });
         let made = made.into_iter().map(unlocked).enumerate();
         made.filter_map(|(at, one)| one.map(|one| Given { at, ..one })).collect()
     }
 
     fn may_change(&self, piece: &Piece<'_>) -> bool {
+        !piece.is_settled && self.is_chunk(piece)
+    }
+
+    fn is_chunk(&self, piece: &Piece<'_>) -> bool {
         piece.payload.codec <= CODEC_DICTIONARY
             && piece.payload.raw_length <= RAW_BYTES_MAX
             && !self.kept.contains(&piece.id)
     }
 
-    /// The raw bytes, and which dictionary fits best.
-    fn look(&self, piece: &Piece<'_>) -> Trial {
-        let mut trial = Trial::default();
-        if !self.may_change(piece) {
-            return trial;
+    fn stand(&self, piece: &Piece<'_>, join: &mut Join<'_>) {
+        if self.is_chunk(piece) {
+            join.similar.stand(piece.id, &piece.sketch, join.leaned);
         }
-        let Some(raw) = self.raw(piece) else { return trial };
-        // What is packed already has no use of a dictionary.
-        if piece.payload.codec != CODEC_RAW || !incompressible(&raw) {
-            trial.dictionary = self.choose(&raw);
-        }
-        trial.raw = Some(raw);
-        trial
     }
 
-    fn raw(&self, piece: &Piece<'_>) -> Option<Vec<u8>> {
+    /// Which dictionary fits best, and what it makes of the piece. That takes as long as compressing
+    /// it twice, so it is asked only where it matters.
+    fn dictionary(&self, piece: &Piece<'_>, trial: &Trial) -> Option<(usize, usize)> {
+        if let Some(known) = trial.dictionary {
+            return known;
+        }
+        let raw = trial.raw.as_deref().filter(|_| !self.dictionaries.is_empty())?;
+        // What is packed already has no use of one.
+        let is_packed = piece.payload.codec == CODEC_RAW && incompressible(raw);
+        if is_packed { None } else { self.choose(raw) }
+    }
+
+    pub(super) fn raw(&self, piece: &Piece<'_>) -> Option<Vec<u8>> {
         let raw = piece.payload.raw(self.bases)?;
         (self.options.algorithm.digest(&raw) == *piece.fingerprint).then_some(raw)
     }
@@ -209,39 +233,78 @@ impl Tools<'_> {
     }
 
     /// Decides whether a piece is to be the difference to another one.
-    fn lean(
-        &self,
-        piece: &Piece<'_>,
-        trial: &mut Trial,
-        similar: &mut Similar,
-        leaned: &mut Marks,
-        out: &mut Vec<u8>,
-    ) {
+    fn lean(&self, piece: &Piece<'_>, trial: &mut Trial, join: &mut Join<'_>, out: &mut Vec<u8>) {
         if piece.payload.codec == CODEC_DELTA {
+            if self.leave(piece, trial, join, out).is_some() {
+                return;
+            }
             if self.options.level.is_some() {
                 trial.delta = Some((piece.payload.leans_on, piece.payload.stored.len()));
             }
             return;
         }
         // What others lean on is no difference, ever.
-        let base =
-            if leaned.contains(piece.id) { None } else { similar.choose(piece.id, &piece.sketch) };
-        let found = base.and_then(|base| Some((base, self.try_delta(piece, base, trial, out)?)));
+        let is_base = join.leaned.contains(piece.id);
+        let base = if is_base { None } else { join.similar.choose(piece.id, &piece.sketch) };
+        let stored_max = piece.payload.stored.len();
+        let groups = &*join.groups;
+        let mut found = base.and_then(|base| {
+            Some((base, self.try_delta(piece, base, stored_max, groups, trial, out)?))
+        });
+        if let Some((_, stored)) = found
+            && stored as f64 >= CLEAR_OF_PLAIN * stored_max as f64
+        {
+            trial.dictionary = Some(self.dictionary(piece, trial));
+            let other = trial.dictionary.flatten().map_or(stored_max, |(_, other)| other);
+            found = found.filter(|_| stored <= self.options.delta_max(other));
+        }
         match found {
-            Some((base, stored)) if leaned.set(base, true) => {
-                similar.chosen(base);
+            Some((base, stored)) if join.leaned.set(base, true) => {
+                join.groups.keep(base);
+                join.similar.chosen(base);
                 trial.delta = Some((base, stored));
             }
-            _ => similar.stand(piece.id, &piece.sketch, leaned),
+            _ => self.stand(piece, join),
         }
     }
 
-    /// The bytes of the difference to `base`; None where it would not save enough, or where either
-    /// has other bytes than those of its fingerprint.
-    fn try_delta(
+    /// The bytes of a record that a piece may lean on, which are those of its fingerprint.
+    pub(super) fn base(
+        &self,
+        piece: &Piece<'_>,
+        id: RecordId,
+        groups: &Groups,
+    ) -> Option<Arc<Vec<u8>>> {
+        let reads = Reads::Uncached;
+        let found = self.bases.with_fingerprint(id, reads).or_else(|| {
+            // In this container it is a base as soon as the generation is that is being made.
+            let is_here = id.container() == piece.id.container() && groups.stands_alone(id);
+            let (raw, fingerprint) = is_here.then(|| self.bases.of_any(id, reads)).flatten()?;
+            Some((Arc::new(raw), fingerprint))
+        });
+        let (raw, fingerprint) = found?;
+        (self.options.algorithm.digest(&raw) == fingerprint).then_some(raw)
+    }
+
+    /// The payload of a piece by itself, whatever it has now.
+    pub(super) fn whole(&self, piece: &Piece<'_>, trial: &Trial) -> Option<Given> {
+        let raw = trial.raw.as_deref()?;
+        let (codec, leans_on) = (CODEC_RAW, RecordId::HOLE);
+        let payload = Payload { codec, leans_on, stored: raw, ..piece.payload };
+        let whole = Piece { payload, ..*piece };
+        let level = self.options.level.unwrap_or(TRIAL_LEVEL);
+        let made = self.alone(&whole, raw, self.dictionary(piece, trial), level);
+        made.or_else(|| given(codec, leans_on, raw, raw, raw))
+    }
+
+    /// The bytes of the difference to `base`; None where it would not save enough of `stored_max`, or
+    /// where either has other bytes than those of its fingerprint.
+    pub(super) fn try_delta(
         &self,
         piece: &Piece<'_>,
         base: RecordId,
+        stored_max: usize,
+        groups: &Groups,
         trial: &mut Trial,
         out: &mut Vec<u8>,
     ) -> Option<usize> {
@@ -249,13 +312,10 @@ impl Tools<'_> {
             trial.raw = Some(self.raw(piece)?);
         }
         let raw = trial.raw.as_deref()?;
-        let (base, fingerprint) = self.bases.with_fingerprint(base, Reads::Uncached)?;
-        let other = trial.dictionary.map_or(usize::MAX, |(_, stored)| stored);
-        out.resize(self.options.delta_max(piece.payload.stored.len().min(other)), 0);
+        let base = self.base(piece, base, groups)?;
+        out.resize(self.options.delta_max(stored_max), 0);
         let stored = delta::compress(raw, &base, out, TRIAL_LEVEL).ok()??;
-        if self.options.algorithm.digest(&base) != fingerprint {
-            return None;
-        }
+        trial.base = Some(base);
         if self.options.level.is_none() {
             trial.made = out[..stored].to_vec();
         }
@@ -265,15 +325,20 @@ impl Tools<'_> {
     /// The new payload of a piece; None where it keeps its own.
     fn payload(&self, piece: &Piece<'_>, trial: &Trial) -> Option<Given> {
         let raw = trial.raw.as_deref()?;
+        if trial.leaves {
+            return self.left(raw, trial);
+        }
         let own = piece.payload.stored.len();
         let Some(level) = self.options.level else {
             let (base, _) = trial.delta?;
-            return decoded_delta(raw, base, &self.bases.raw(base, Reads::Uncached)?, &trial.made);
+            return decoded_delta(raw, base, trial.base.as_deref()?, &trial.made);
         };
-        let other = trial.dictionary.map_or(own, |(_, stored)| stored.min(own));
-        let is_clear =
-            trial.delta.is_some_and(|(_, stored)| (stored as f64) < CLEAR * other as f64);
-        let alone = if is_clear { None } else { self.alone(piece, raw, trial, level) };
+        let other = trial.dictionary.flatten().map_or(own, |(_, stored)| stored.min(own));
+        let alone = if trial.delta.is_some_and(|(_, stored)| is_clear(stored, other)) {
+            None
+        } else {
+            self.alone(piece, raw, self.dictionary(piece, trial), level)
+        };
         let Some((base, _)) = trial.delta else { return alone };
         let stored = alone.as_ref().map_or(own, |one| one.payload.len());
         // A difference takes a second record to read; what is one already does so anyway.
@@ -282,11 +347,24 @@ impl Tools<'_> {
         } else {
             self.options.delta_max(stored)
         };
-        self.delta(raw, base, stored_max, level).or(alone)
+        self.delta(raw, base, trial, stored_max, level).or(alone)
+    }
+
+    /// The difference of a piece to what it leans on from now on, larger than before or not.
+    fn left(&self, raw: &[u8], trial: &Trial) -> Option<Given> {
+        let (base, _) = trial.delta?;
+        let level = self.options.level.unwrap_or(TRIAL_LEVEL);
+        self.delta(raw, base, trial, raw.len(), level)
     }
 
     /// The smaller payload of a piece that leans on no other chunk.
-    fn alone(&self, piece: &Piece<'_>, raw: &[u8], trial: &Trial, level: i32) -> Option<Given> {
+    fn alone(
+        &self,
+        piece: &Piece<'_>,
+        raw: &[u8],
+        dictionary: Option<(usize, usize)>,
+        level: i32,
+    ) -> Option<Given> {
         let own = piece.payload.stored.len();
         if piece.payload.codec == CODEC_DICTIONARY
             || piece.payload.codec == CODEC_RAW && incompressible(raw)
@@ -294,7 +372,7 @@ impl Tools<'_> {
             return None;
         }
         let stored_max = (own as f64 * (1.0 - DICTIONARY_SAVING_MIN)) as usize;
-        let found = trial.dictionary.filter(|(_, stored)| *stored <= own);
+        let found = dictionary.filter(|(_, stored)| *stored <= own);
         if let Some((place, _)) = found
             && let Some(given) = self.with_dictionary(raw, &self.dictionaries[place], stored_max)
         {
@@ -315,15 +393,30 @@ impl Tools<'_> {
         given(CODEC_DICTIONARY, used.id, &out[..stored], &back, raw)
     }
 
-    fn delta(&self, raw: &[u8], base: RecordId, stored_max: usize, level: i32) -> Option<Given> {
-        let (bytes, fingerprint) = self.bases.with_fingerprint(base, Reads::Uncached)?;
-        if self.options.algorithm.digest(&bytes) != fingerprint {
-            return None;
-        }
+    fn delta(
+        &self,
+        raw: &[u8],
+        base: RecordId,
+        trial: &Trial,
+        stored_max: usize,
+        level: i32,
+    ) -> Option<Given> {
+        let bytes = match &trial.base {
+            Some(bytes) => Arc::clone(bytes),
+            None => {
+                let (bytes, fingerprint) = self.bases.with_fingerprint(base, Reads::Uncached)?;
+                (self.options.algorithm.digest(&bytes) == fingerprint).then_some(bytes)?
+            }
+        };
         let mut out = vec![0; stored_max];
         let stored = delta::compress(raw, &bytes, &mut out, level).ok()??;
         decoded_delta(raw, base, &bytes, &out[..stored])
     }
+}
+
+/// Whether nothing but a difference of so many bytes needs to be tried, in the place of `other` bytes.
+fn is_clear(stored: usize, other: usize) -> bool {
+    (stored as f64) < CLEAR * other as f64
 }
 
 fn decoded_delta(raw: &[u8], base: RecordId, bytes: &[u8], payload: &[u8]) -> Option<Given> {

@@ -1,6 +1,8 @@
 //! Which record a chunk could lean on: the join of the sketches of some chunks, as many as memory
 //! holds, with those of all chunks before them, which stream by.
 
+use std::collections::HashSet;
+
 use hashbrown::HashTable;
 
 use super::mark_set::Marks;
@@ -22,10 +24,17 @@ pub struct Similar {
     slots: HashTable<Slot>,
     /// The base that was chosen last: of equals, one near it is taken.
     last: RecordId,
+    /// Records on which nothing more is to lean: they are being left.
+    avoided: HashSet<RecordId>,
+}
+
+/// A super-feature has 40 bits, and the table looks at all 64.
+fn hash_of(super_feature: u64) -> u64 {
+    super_feature.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 fn hash(slot: &Slot) -> u64 {
-    slot.super_feature
+    hash_of(slot.super_feature)
 }
 
 impl Similar {
@@ -33,14 +42,29 @@ impl Similar {
         self.slots.allocation_size()
     }
 
+    /// Forget all chunks.
+    pub fn forget(&mut self) {
+        *self = Similar { avoided: std::mem::take(&mut self.avoided), ..Similar::default() };
+    }
+
+    /// Let nothing more lean on a record.
+    pub fn avoid(&mut self, id: RecordId) {
+        self.avoided.insert(id);
+    }
+
+    /// Take back [`Similar::avoid`].
+    pub fn allow(&mut self, id: RecordId) {
+        self.avoided.remove(&id);
+    }
+
     /// Look for the super-features of these chunks from now on.
     pub fn want(&mut self, sketches: &[Sketch]) {
         self.slots.reserve(sketches.len() * SUPER_FEATURES, hash);
         for &super_feature in sketches.iter().flatten().filter(|&&one| one != 0) {
             let is_same = |slot: &Slot| slot.super_feature == super_feature;
-            if self.slots.find(super_feature, is_same).is_none() {
+            if self.slots.find(hash_of(super_feature), is_same).is_none() {
                 let slot = Slot { super_feature, stands: RecordId::HOLE };
-                self.slots.insert_unique(super_feature, slot, hash);
+                self.slots.insert_unique(hash_of(super_feature), slot, hash);
             }
         }
     }
@@ -73,16 +97,19 @@ impl Similar {
         if super_feature == 0 {
             return None;
         }
-        self.slots.find_mut(super_feature, |slot| slot.super_feature == super_feature)
+        let is_same = |slot: &Slot| slot.super_feature == super_feature;
+        self.slots.find_mut(hash_of(super_feature), is_same)
     }
 
     /// Let a record stand for its super-features, where none does.
     pub fn stand(&mut self, id: RecordId, sketch: &Sketch, leaned: &Marks) {
         let is_base = leaned.contains(id);
         for &super_feature in sketch {
-            let Some(slot) = self.slot(super_feature) else { continue };
-            let is_better = is_base && !leaned.contains(slot.stands);
-            if slot.stands.is_hole() || is_better {
+            let Some(stands) = self.slot(super_feature).map(|slot| slot.stands) else { continue };
+            let is_better = is_base && !leaned.contains(stands) || self.avoided.contains(&stands);
+            if (stands.is_hole() || is_better)
+                && let Some(slot) = self.slot(super_feature)
+            {
                 slot.stands = id;
             }
         }
@@ -100,7 +127,8 @@ impl Similar {
             let votes = found.iter().filter(|&&one| one == id).count();
             (votes, std::cmp::Reverse(id.0.abs_diff(last.0)))
         };
-        let candidates = found.iter().copied().filter(|id| !id.is_hole() && *id != own);
+        let is_open = |id: &RecordId| !id.is_hole() && *id != own && !self.avoided.contains(id);
+        let candidates = found.iter().copied().filter(is_open);
         candidates.max_by_key(|&id| rank(id))
     }
 

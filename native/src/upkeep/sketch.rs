@@ -10,6 +10,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub const SUPER_FEATURES: usize = 6;
 pub const SKETCH_BYTES: usize = 8 * SUPER_FEATURES;
 
+/// Bits of a super-feature: of 600 million, those of 100 million chunks, one in 1,800 is like another
+/// by chance, which costs a trial; more bits would cost a place in the files of sketches.
+pub const SUPER_FEATURE_BITS: u32 = 40;
+
 /// All zeros where a chunk has nothing to be sketched.
 pub type Sketch = [u64; SUPER_FEATURES];
 
@@ -135,8 +139,42 @@ fn super_features(features: &[u32; MAPS]) -> Sketch {
             bytes.copy_from_slice(&feature.to_le_bytes());
         }
         // The place is part of it, so that equal super-features are in the same place.
-        xxh3_64_with_seed(&pair, place as u64 + 1).max(1)
+        (xxh3_64_with_seed(&pair, place as u64 + 1) >> (u64::BITS - SUPER_FEATURE_BITS)).max(1)
     })
+}
+
+const PACKED_FEATURE_BYTES: usize = SUPER_FEATURE_BITS as usize / 8;
+const PACKED_BYTES: usize = PACKED_FEATURE_BYTES * SUPER_FEATURES;
+
+/// A bit for each sketch that is not all zeros, and these: as they are in a file.
+pub fn pack(sketches: &[Sketch]) -> Vec<u8> {
+    let mut out = vec![0; sketches.len().div_ceil(8)];
+    for (place, sketch) in sketches.iter().enumerate() {
+        if sketch.iter().any(|&one| one != 0) {
+            out[place / 8] |= 1 << (place % 8);
+            for one in sketch {
+                out.extend_from_slice(&one.to_le_bytes()[..PACKED_FEATURE_BYTES]);
+            }
+        }
+    }
+    out
+}
+
+/// What [`pack`] was given; None where the bytes are not those of so many sketches.
+pub fn unpack(packed: &[u8], count: usize) -> Option<Vec<Sketch>> {
+    let (bits, rest) = packed.split_at_checked(count.div_ceil(8))?;
+    let mut rest = rest.chunks_exact(PACKED_BYTES);
+    let mut sketches = vec![Sketch::default(); count];
+    for (place, sketch) in sketches.iter_mut().enumerate() {
+        if bits[place / 8] >> (place % 8) & 1 == 1 {
+            for (one, bytes) in sketch.iter_mut().zip(rest.next()?.chunks(PACKED_FEATURE_BYTES)) {
+                let mut whole = [0; 8];
+                whole[..PACKED_FEATURE_BYTES].copy_from_slice(bytes);
+                *one = u64::from_le_bytes(whole);
+            }
+        }
+    }
+    (rest.next().is_none() && rest.remainder().is_empty()).then_some(sketches)
 }
 
 #[cfg(test)]
@@ -159,6 +197,18 @@ mod tests {
         assert!(common(&sketch(&base), &sketch(&edited)) >= 3);
         assert_eq!(common(&sketch(&base), &sketch(&noise(3, 80_000))), 0);
         assert_eq!(sketch(&base), sketch(&base));
+    }
+
+    #[test]
+    fn sketches_are_as_before_after_they_were_packed() {
+        let mut sketches: Vec<_> = (1..20).map(|seed| sketch(&noise(seed, 5000))).collect();
+        sketches[7] = Sketch::default();
+        let packed = pack(&sketches);
+        assert_eq!(packed.len(), 3 + 18 * 30);
+        assert_eq!(unpack(&packed, 19).as_deref(), Some(&sketches[..]));
+        assert_eq!(unpack(&packed[..packed.len() - 1], 19), None);
+        assert_eq!(unpack(&packed, 18), None);
+        assert_eq!(unpack(&packed, 9000), None);
     }
 
     #[test]

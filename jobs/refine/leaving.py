@@ -1,0 +1,154 @@
+"""Which differences may leave their base: one that nothing but them needs any more.
+
+A version of a file is replaced, and what was its content stays, because the next version is stored
+as the difference to it. From then on a base and a difference take more than one whole chunk does.
+What needs a base is known from the last gc (``HintKey.HELD``), which is a hint: at worst a base is
+left that a file has come to need since.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from dedupd.format.container import record_size
+from dedupd.format.ids import container_of
+from dedupd.format.table import State, TableEntry
+from dedupd.store.container.directory import ContainerDirectory, OpenContainers
+from dedupd.store.forwards import end_of
+from dedupd.store.garbage import GAIN_BYTES_MIN
+from jobs.check.leaning import Delta, Held
+
+MEMBERS_MAX = 8
+"""A base of more serves so many that it costs little, and to leave it costs much."""
+
+GROUPS_MAX = 30_000
+"""Of one run, some 15 MiB of memory. What is left over waits for the next run."""
+
+GAIN_MIN = 0.005
+"""The part of a container that is to be won for it to be looked at for this alone."""
+
+
+@dataclass(slots=True)
+class Group:
+    """The differences to one base, in the order of their ids; bytes as they are stored."""
+
+    base: int
+    base_entry: TableEntry
+    members: list[int] = field(default_factory=list)
+    first: TableEntry | None = None
+    is_whole: bool = True
+    """Whether all of them may leave."""
+
+    @property
+    def gain_bytes(self) -> int:
+        """What is won, about: the first one takes as much of its raw bytes as the base does now."""
+        if self.first is None or not self.base_entry.raw_length:
+            return 0
+        base_bytes = record_size(self.base_entry.stored_length)
+        alone = base_bytes * self.first.raw_length // self.base_entry.raw_length
+        return base_bytes + record_size(self.first.stored_length) - alone
+
+    @property
+    def share_bytes(self) -> int:
+        """That of each member in what is won."""
+        return self.gain_bytes // len(self.members)
+
+    def containers(self) -> set[int]:
+        return {container_of(one) for one in self.members}
+
+
+class Leaving:
+    """The groups of a run: collected from the tables, then planned."""
+
+    def __init__(self, directory: ContainerDirectory, held: Held) -> None:
+        self._containers = OpenContainers(directory)
+        self._held = held
+        self._collected: dict[int, Group] = {}
+        self.groups: list[Group] = []
+        """Those that are planned."""
+        self.credits: dict[int, int] = {}
+        """Of each member what is won elsewhere: the first one takes the place of the base."""
+        self.room_bytes: dict[int, int] = {}
+        """By how much a container may grow, about: what is first in a group takes as much as its
+        base does, which goes later."""
+
+    def add(self, delta: Delta) -> None:
+        """Take in a difference, as the tables tell of it, in the order of ids."""
+        if delta.entry.state == State.ORPHANED or delta.base not in self._held:
+            return
+        found = self._end(delta.base)
+        if found is None or found[0] not in self._held:
+            return
+        base, entry = found
+        group = self._collected.get(base)
+        if group is None:
+            if len(self._collected) >= GROUPS_MAX:
+                return
+            group = self._collected[base] = Group(base, entry, first=delta.entry)
+        group.is_whole &= delta.entry.state == State.LIVE and len(group.members) < MEMBERS_MAX
+        if group.is_whole:
+            group.members.append(delta.record_id)
+
+    def _end(self, record_id: int) -> tuple[int, TableEntry] | None:
+        """What a record was merged into, where that is live."""
+        end = end_of(record_id, self._target)
+        entry = self._containers.entry(end)
+        is_live = entry is not None and entry.state == State.LIVE
+        return (end, entry) if entry is not None and is_live else None
+
+    def _target(self, record_id: int) -> int | None:
+        entry = self._containers.entry(record_id)
+        is_merged = entry is not None and entry.state == State.MERGED
+        return entry.target if entry is not None and is_merged else None
+
+    def plan(
+        self,
+        sizes: Callable[[int], int],
+        cold: set[int],
+        waiting: Iterable[int],
+        left_bytes: Callable[[int], int],
+    ) -> set[int]:
+        """Plan what is worth it. Returns the containers that are to be looked at for it.
+
+        All of a group leaves, or none: so all of its containers have enough to win, beyond the
+        ``left_bytes`` that an earlier run has tried in vain; a tenth of that if they are
+        ``waiting``.
+        """
+        for one in self._collected.values():
+            one.members.sort()
+        groups = [
+            one
+            for one in self._collected.values()
+            if one.is_whole and one.gain_bytes > 0 and one.containers() <= cold
+        ]
+        always = set(waiting)
+        while True:
+            worth = set()
+            for number, gain in _gains(groups).items():
+                least = max(GAIN_BYTES_MIN, GAIN_MIN * sizes(number))
+                if gain - left_bytes(number) >= (least / 10 if number in always else least):
+                    worth.add(number)
+            kept = [one for one in groups if one.containers() <= worth]
+            if len(kept) == len(groups):
+                break
+            groups = kept
+        self._collected.clear()
+        self.groups = groups
+        for one in groups:
+            first, base_bytes = one.members[0], record_size(one.base_entry.stored_length)
+            self.credits |= dict.fromkeys(one.members, 0) | {first: base_bytes}
+            number = container_of(first)
+            self.room_bytes[number] = self.room_bytes.get(number, 0) + base_bytes
+        return worth
+
+    def in_vain(self, left: set[int]) -> Mapping[int, int]:
+        """What was to be won in each container, and was not: ``left`` are the bases that were."""
+        return _gains(one for one in self.groups if one.base not in left)
+
+
+def _gains(groups: Iterable[Group]) -> dict[int, int]:
+    found: dict[int, int] = defaultdict(int)
+    for one in groups:
+        for member in one.members:
+            found[container_of(member)] += one.share_bytes
+    return found
