@@ -162,7 +162,7 @@ def write_and_sync(scene: Scene, view: Path, path: str, at: int, data: bytes) ->
     scene.synced(path, content)
 
 
-_AGES = 'min_age = "0s"', 'min_age = "1h"'
+_AT_ONCE, _AFTER_AN_HOUR = 'min_age = "0s"', 'min_age = "1h"'
 """No file is old enough as a whole; each range of it is (``serve_ageless``)."""
 
 
@@ -170,7 +170,9 @@ def busy_volume(root: Path, seed: int) -> None:
     optimized_volume(root, seed)
     make_small_tree(root / ".dedupd/data/more", seed + 100)
     policy = root / ".dedupd/policy.toml"
-    policy.write_text(policy.read_text().replace(*_AGES) + 'busy_files = "ranges"\n')
+    policy.write_text(
+        policy.read_text().replace(_AT_ONCE, _AFTER_AN_HOUR) + 'busy_files = "ranges"\n'
+    )
 
 
 def serve_a_guest(scene: Scene) -> None:
@@ -212,7 +214,7 @@ def serve_to_the_end(root: Path) -> None:
 
 def guest_to_the_end(root: Path) -> None:
     policy = root / ".dedupd/policy.toml"
-    policy.write_text(policy.read_text().replace(*reversed(_AGES)))
+    policy.write_text(policy.read_text().replace(_AFTER_AN_HOUR, _AT_ONCE))
     with Volume.open(str(root)) as volume:
         load_secret(volume)  # as the next mount does
     optimize_to_the_end(root)

@@ -85,6 +85,7 @@ def test_while_a_restore_fills_the_volume_the_largest_files_come_first(tmp_path:
         assert job._count_candidates()
         for found in job._candidates(0, is_first=True, is_only=True):
             if isinstance(found, tuple):
+                assert isinstance(found[0], Candidate)
                 taken.append(found[0].path.decode())
             else:
                 taken += [path.decode() for path, *_ in found]
