@@ -21,6 +21,7 @@ use native::index::log::Log;
 use native::index::snapshot;
 use native::store::record_check;
 use native::system::effects::SystemCalls;
+use native::system::room::Room;
 use native::upkeep::mark_set::Marks;
 
 pub type Target = fn(&[u8]);
@@ -324,7 +325,8 @@ fn saved_chains(data: &[u8]) {
 
 fn restore_chains(data: &[u8]) {
     let log = Log::new(-1, [7; 16], 10, 10);
-    let bloom = Bloom::new(file_of(data), Arc::new(SystemCalls), 1000);
+    let room = Room { reserve_bytes: 0 };
+    let bloom = Bloom::new(file_of(data), room, Arc::new(SystemCalls), 1000);
     let mut index = ChunkIndex::new(log, bloom);
     if index.restore(&owner(), 1000).expect("a file in memory") {
         // There are no tables beneath: an answer is a number that leads nowhere, or an error.
