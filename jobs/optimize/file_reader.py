@@ -42,6 +42,9 @@ from jobs.tree.candidates import SHARED_BELOW, Candidate
 BATCH_BYTES_MIN = 2 * MIB
 """In a job that has little memory; more than any file that is read together with others."""
 
+BATCHES_MIN = 4
+"""One that is read into, one that is cut, and two whose chunks are compressed."""
+
 SETTLE_NS = 50_000_000
 """A write within one tick of the kernel's clock (4 to 10 ms) of a file's last change would leave
 no trace in its times; a file is read only once it is older than several ticks."""
@@ -386,3 +389,9 @@ def _read_all(fd: int, start: int, end: int) -> bytearray:
     data = bytearray(end - start)
     read_into(fd, memoryview(data), start)
     return data
+
+
+def batches_within(room_bytes: int, threads: int) -> tuple[int, int]:
+    """The size of batches, in bytes, and how many there are at a time, for so much memory."""
+    batch_bytes = min(max(BATCH_BYTES_MIN, room_bytes // BATCHES_MIN // MIB * MIB), BATCH_BYTES)
+    return batch_bytes, min(max(BATCHES_MIN, room_bytes // batch_bytes), 6 + 2 * threads)

@@ -7,7 +7,6 @@ from functools import partial
 from dedupd.config.memory_budget import OptimizeShares, optimize_shares
 from dedupd.config.policy import Policy, RestoreMode, SharedExtents
 from dedupd.errors import Damaged, DedupdError, NoSpace
-from dedupd.system.file_reader import BATCH_BYTES
 from dedupd.system.files import free_space
 from dedupd.system.page_cache import BufferPool, new_buffer
 from dedupd.system.paths import show_path
@@ -25,7 +24,7 @@ from jobs.frame.report import Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.admission import Admission
 from jobs.optimize.buffers import FileTask, Ready
-from jobs.optimize.file_reader import BATCH_BYTES_MIN, BatchReader, ReaderLimits, Work
+from jobs.optimize.file_reader import BatchReader, ReaderLimits, Work, batches_within
 from jobs.optimize.group_commit import GroupCommit, GroupResult
 from jobs.optimize.interpreter import let_objects_stream
 from jobs.optimize.judging import Judging
@@ -59,9 +58,6 @@ RESTORE_GROUPS = 8
 
 GROUP_FILES_MAX = 4096
 """Files per group: a descriptor each while they are committed."""
-
-BUFFERS_MIN = 4
-"""One that is read into, one that is cut, and two whose chunks are compressed."""
 
 
 class Optimize(Job[OptimizeReport]):
@@ -247,10 +243,8 @@ class Optimize(Job[OptimizeReport]):
     def _optimize(self, store: StoreSession, partitions: list[int]) -> None:
         threads = self._threads
         headroom = self._volume.parameters.chunking.max_bytes
-        room = self._shares(self._partitioning.index_bytes).buffers_bytes
-        share = room // BUFFERS_MIN // MIB * MIB
-        batch_bytes = min(max(BATCH_BYTES_MIN, share), BATCH_BYTES)
-        buffers = min(max(BUFFERS_MIN, room // batch_bytes), 6 + 2 * threads)
+        shares = self._shares(self._partitioning.index_bytes)
+        batch_bytes, buffers = batches_within(shares.buffers_bytes, threads)
         pool = BufferPool(new_buffer(headroom + batch_bytes) for _ in range(buffers))
         limits = ReaderLimits(
             headroom,

@@ -41,6 +41,7 @@ ELSEWHERE = {
     "dedupd.rados.reading.disk_cache._unlink unlink": CACHED,
     "dedupd.rados.reading.volume_store._cache_in make_dir": CACHED,
     "dedupd.rados.reading.volume_store.bind replace_file": ONE_CALL,
+    "jobs.importing.run sync_file_system": "a copy until the command says that it is there",
     "jobs.cluster.gc._drop sync_file_system": IN_A_CLUSTER,
     "jobs.cluster.receiving.flush sync_file_system": IN_A_CLUSTER,
     "jobs.cluster.session.writing sync_file_system": IN_A_CLUSTER,

@@ -9,10 +9,11 @@ import pytest
 
 from dedupd.errors import NoSpace
 from dedupd.format.container import Kind
+from dedupd.format.derived.sketch import SKETCH_BYTES
 from dedupd.store.merge_log import NAME as MERGE_LOG
 from dedupd.store.sketches import save_sketches
 from dedupd.system.disk import Disk
-from dedupd.units import KIB, MIB
+from dedupd.units import KIB
 from jobs.reconcile.job import Strategy
 from tests.crash.small_parts import saved_indexes
 from tests.support.lab import Lab, new_lab, noise, prose
@@ -131,7 +132,7 @@ def test_refine_keeps_no_sketches(tmp_path: Path) -> None:
 
     def keep() -> None:
         with lab.opened() as volume, volume.containers(Kind.CHUNKS) as directory:
-            save_sketches(directory, 1, bytes(1 * MIB))
+            save_sketches(directory, 1, bytes(20_000 * SKETCH_BYTES))
 
     nothing_is_written(lab, keep)
 
