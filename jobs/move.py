@@ -42,7 +42,6 @@ from dedupd.system.files import opened, read_at
 from dedupd.system.paths import explain, open_beneath, show_path
 from dedupd.units import MIB
 from dedupd.volume.commit import settle_noted, settle_stub
-from dedupd.volume.enable import remove_all
 from dedupd.volume.unfinished_files import Checkpoints
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
@@ -236,7 +235,7 @@ class Move(Job[MoveReport]):
         if self._shared is not None:
             self._shared.remove(volume.parameters.uuid)
         else:
-            remove_all(volume.base_fd, b"store", volume.disk)
+            volume.disk.remove_all(volume.base_fd, b"store")
 
     def _copy(self, target: _Target) -> None:
         """Store what the stubs need that are as before, durably. Raises Damaged, NoSpace."""
@@ -312,11 +311,11 @@ class Move(Job[MoveReport]):
         saved_marks.remove(volume.base_fd, volume.disk)
         for name in _DERIVED:
             if os.path.lexists(os.path.join(volume.base, name.decode())):
-                remove_all(volume.base_fd, name, volume.disk)
+                volume.disk.remove_all(volume.base_fd, name)
         with suppress(FileNotFoundError):
             for log in os.listdir(os.path.join(volume.base, DELETED.decode())):
                 if log.endswith(".log"):
-                    remove_all(volume.base_fd, DELETED + b"/" + os.fsencode(log), volume.disk)
+                    volume.disk.remove_all(volume.base_fd, DELETED + b"/" + os.fsencode(log))
 
     def _leave(self) -> None:
         """The volume needs nothing of the former store any more."""
@@ -325,7 +324,7 @@ class Move(Job[MoveReport]):
             with closing(SharedDirectory(origin, disk)) as former:
                 former.remove(volume.parameters.uuid)
         elif os.path.lexists(os.path.join(volume.base, "store")):
-            remove_all(volume.base_fd, b"store", disk)
+            disk.remove_all(volume.base_fd, b"store")
             disk.sync_dir(volume.base_fd)
         reach(_LEFT)
         disk.unlink(volume.base_fd, MOVING_FILE)

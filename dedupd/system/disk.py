@@ -8,6 +8,7 @@ code that has durable effects takes ``Disk.door``.
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -208,6 +209,20 @@ class Disk:
     def set_attribute_of(self, fd: int, name: bytes, value: bytes) -> None:
         """As :meth:`set_attribute`, where ``fd`` may be ``O_PATH``: also of a symbolic link."""
         os.setxattr(f"/proc/self/fd/{fd}", name, value)
+
+    def remove_all(self, dir_fd: int, name: bytes) -> None:
+        """Remove a file, or a directory with all that is in it."""
+        if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+            self.unlink(dir_fd, name)
+            return
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=dir_fd)
+        try:
+            for entry in os.listdir(fd):
+                self.remove_all(fd, os.fsencode(entry))
+        finally:
+            os.close(fd)
+        self.remove_dir(dir_fd, name)
 
     def replace_file(
         self,

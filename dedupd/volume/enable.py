@@ -293,7 +293,7 @@ def _remove_base(root_fd: int, base_fd: int, times: os.stat_result, disk: Disk) 
         leave(base_fd, Parameters.from_json(marker, DISABLING.decode()).uuid, disk)
     names = [os.fsencode(name) for name in os.listdir(base_fd)]
     for name in sorted(names, key=lambda name: (name == DISABLING, name)):
-        remove_all(base_fd, name, disk)
+        disk.remove_all(base_fd, name)
     disk.remove_dir(root_fd, _BASE)
     disk.set_times(root_fd, times.st_atime_ns, times.st_mtime_ns)
     disk.sync_file(root_fd)
@@ -407,17 +407,6 @@ def _refuse_collisions(root: str, data: str) -> None:
             f"{root}: {sorted(both)[0]} exists in the unmounted directory and in the volume; move"
             " the one in the unmounted directory away and run the command again"
         )
-
-
-def remove_all(dir_fd: int, name: bytes, disk: Disk) -> None:
-    """Remove a file, or a directory with all that is in it."""
-    if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
-        disk.unlink(dir_fd, name)
-        return
-    with opened(_open_dir(dir_fd, name)) as fd:
-        for entry in os.listdir(fd):
-            remove_all(fd, os.fsencode(entry), disk)
-    disk.remove_dir(dir_fd, name)
 
 
 def _copy_directory_metadata(source: int, target: int, disk: Disk) -> None:

@@ -20,7 +20,6 @@ from dedupd.system.files import opened, read_at
 from dedupd.system.paths import open_beneath, parents, show_path
 from dedupd.system.processes import cores
 from dedupd.units import MIB
-from dedupd.volume.enable import remove_all
 from dedupd.volume.volume import Volume
 from jobs.backup.content import ContentReader
 from jobs.frame.report import FileReport
@@ -91,7 +90,7 @@ class Drill:
             report.records = len(volume.met)
         finally:
             with suppress(FileNotFoundError):
-                remove_all(volume.base_fd, DRILL_DIR.encode(), volume.disk)
+                volume.disk.remove_all(volume.base_fd, DRILL_DIR.encode())
         report.complete(run)
         return report
 
@@ -131,7 +130,7 @@ class Drill:
             name, size = rng.choices(left, [size for _, size in left])[0]
             flips.setdefault(name, []).append(rng.randrange(8 * size))
         with suppress(FileNotFoundError):
-            remove_all(volume.base_fd, DRILL_DIR.encode(), volume.disk)
+            volume.disk.remove_all(volume.base_fd, DRILL_DIR.encode())
         for kind in Kind:
             for directory in parents(f"{DRILL_DIR}/{STORE_DIRS[kind]}"):
                 with suppress(FileExistsError):

@@ -19,7 +19,6 @@ from dedupd.format.stream import StreamNode, decode_nodes
 from dedupd.replica.replica import RECEIVE_DIR, Replica
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_at
-from dedupd.volume.enable import remove_all
 
 STATE_FILE, CHUNKS_FILE, RECIPES_FILE, PLAN_FILE = b"stream.json", b"chunks", b"recipes", b"plan"
 ROWS_FILE, HELD_FILE = b"rows", b"held"
@@ -234,4 +233,4 @@ def _state_at(fd: int) -> dict[str, Any]:
 def remove_tree(disk: Disk, dir_fd: int, name: bytes) -> None:
     """Remove a directory, if it is there, and all below it."""
     with suppress(FileNotFoundError):
-        remove_all(dir_fd, name, disk)
+        disk.remove_all(dir_fd, name)

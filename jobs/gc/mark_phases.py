@@ -8,7 +8,7 @@ names beyond them (docs/upkeep.md).
 from contextlib import closing
 
 from dedupd import native
-from dedupd.errors import DamagedTable, NoSpace
+from dedupd.errors import DamagedTable, NoSpace, PolicyError
 from dedupd.failpoint import define, reach
 from dedupd.format.container import Kind
 from dedupd.store import saved_marks
@@ -85,9 +85,10 @@ def _take_nodes(section: RecipeSection, marks: RecipeMarks, tables: Tables) -> b
 
 def save(volume: Volume, tables: Tables, marks: RecipeMarks) -> None:
     """Keep marks for the next run, in place of those before. They must be whole. Where there is no
-    room for them it marks everything itself."""
-    base_fd, room = volume.store.base_fd, volume.store_room()
+    room for them, or no policy that says how much, it marks everything itself."""
+    base_fd = volume.store.base_fd
     try:
+        room = volume.store_room()
         with closing(
             SavedMarksWriter(base_fd, volume.space.volume_id, volume.disk, room)
         ) as writer:
@@ -106,7 +107,7 @@ def save(volume: Volume, tables: Tables, marks: RecipeMarks) -> None:
                     )
                 )
             writer.complete()
-    except NoSpace:
+    except (NoSpace, PolicyError):
         saved_marks.remove_unfinished(base_fd, volume.disk)
         return
     reach(_SAVED)

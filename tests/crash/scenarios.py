@@ -200,8 +200,7 @@ def optimize_what_was_left(scene: Scene) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_reader, "SMALL_BYTES_MAX", 32 * KIB)
         patch.setattr(file_reader, "BATCH_BYTES_MIN", 16 * KIB)
-        patch.setattr(optimize_job, "BATCH_BYTES_MIN", 32 * KIB)
-        patch.setattr(optimize_job, "BATCH_BYTES", 32 * KIB)
+        patch.setattr(file_reader, "BATCH_BYTES", 32 * KIB)
         patch.setattr(judged_files, "notes_shares", lambda _: shares)
         crash.optimize_volume(scene.root, scene.disk)
 
@@ -230,8 +229,7 @@ def optimize_until_there_is_no_room(scene: Scene) -> None:
         patch.setattr(optimize_job, "GROUP_BYTES", 4 * KIB)
         patch.setattr(file_reader, "SMALL_BYTES_MAX", 4 * KIB)
         patch.setattr(file_reader, "BATCH_BYTES_MIN", 16 * KIB)
-        patch.setattr(optimize_job, "BATCH_BYTES_MIN", 16 * KIB)
-        patch.setattr(optimize_job, "BATCH_BYTES", 16 * KIB)
+        patch.setattr(file_reader, "BATCH_BYTES", 16 * KIB)
         patch.setattr(Room, "require", require)
         with pytest.raises(NoSpace):
             crash.optimize_volume(scene.root, scene.disk)

@@ -24,7 +24,7 @@ def small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dedupd.volume.container_numbers.ContainerWriter", small)
         for name in ("BATCH_BYTES", "BATCH_BYTES_MIN"):
-            patch.setattr(f"jobs.optimize.job.{name}", 64 * KIB)
+            patch.setattr(f"jobs.optimize.file_reader.{name}", 64 * KIB)
         yield
 
 

@@ -28,14 +28,16 @@ pytestmark = pytest.mark.root
 
 
 ELSEWHERE = {"cut", "compact.released", "compact.table-removed", "stub.trimmed", "adopt", "receive"}
-ELSEWHERE |= {"deleted", "shared", "move", "rados"}
+ELSEWHERE |= {"deleted", "shared", "move", "rados", "parts"}
 """Passed only where there is no space, where a file has blocks behind its end, in copies of a
 volume, which cannot be read before they are adopted, while a stream is received, where volumes
 share a store (``tests/shared`` and ``tests/crash/shared_scenarios.py``) or one in a cluster
-(``tests/rados/test_crashes.py``), or where users delete:
+(``tests/rados/test_crashes.py``), or where users delete, or write while the quiet parts of their
+files are taken:
 ``tests/store/test_unkept_records.py``, ``tests/jobs/compact/test_compact.py``,
 ``tests/jobs/optimize/test_shared_extents.py``, ``tests/hostile/test_copies.py``,
-``tests/jobs/backup/test_send.py`` and ``tests/crash/test_mount.py`` stop there."""
+``tests/jobs/backup/test_send.py``, ``tests/fuse_stub/test_busy_files.py`` and
+``tests/crash/test_mount.py`` stop there."""
 
 
 def _all_fail_points() -> list[str]:

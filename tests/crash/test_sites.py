@@ -32,6 +32,8 @@ CACHED = "a cache of chunks that is verified at each read, and may be torn or go
 
 IN_A_CLUSTER = "of a volume on a store in a cluster: tests/jobs/cluster dies after each step"
 
+OF_NO_USE = "what nothing needs any more, in any order (tests/shared/test_move.py)"
+
 NO_ROOM = "a copy that could not have its length, as it was before"
 
 ELSEWHERE = {
@@ -45,6 +47,8 @@ ELSEWHERE = {
     "jobs.cluster.gc._drop sync_file_system": IN_A_CLUSTER,
     "jobs.cluster.receiving.flush sync_file_system": IN_A_CLUSTER,
     "jobs.cluster.session.writing sync_file_system": IN_A_CLUSTER,
+    "jobs.move._take_back remove_all": OF_NO_USE,
+    "jobs.move._drop_derived remove_all": OF_NO_USE,
     "fuse_stub.bulk_commits._group door": BY_A_THREAD,
     "dedupd.cli.policy.saved replace_file": ONE_CALL,
     "dedupd.volume.probe.accept replace_file": ONE_CALL,

@@ -4,11 +4,13 @@ import ctypes
 import os
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dedupd import failpoint
+from dedupd.errors import DedupdError
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag
 from dedupd.units import MIB
@@ -17,7 +19,7 @@ from dedupd.volume.commit_requests import CommitRequest, request_to_json
 from fuse_stub.busy.part_lane import FILE_BYTES_MIN
 from fuse_stub.busy.quiet_parts import GRAIN_BYTES, QuietParts
 from tests.support.lab import noise, write_out
-from tests.support.mounts import MountedLab, Nursery, mounted_lab, serve_ageless
+from tests.support.mounts import MountedLab, Nursery, mounted_lab, serve_ageless, serve_until
 
 pytestmark = pytest.mark.root
 
@@ -247,6 +249,22 @@ def test_a_killed_mount_loses_nothing_of_a_busy_file(tmp_path: Path) -> None:
             guest.check()
             lab.optimize()
             guest.check()
+        verify_clean(lab)
+
+
+@pytest.mark.parametrize("point", ["parts.attribute-set", "parts.punched"])
+def test_a_mount_that_dies_between_two_steps_loses_nothing(tmp_path: Path, point: str) -> None:
+    with mounted_lab(tmp_path, POLICY, Nursery(serve_until, (point,))) as lab:
+        guest = Guest(lab)
+        guest.write(7 * MIB + 9, noise(9000, 4))
+        os.fsync(guest.fd)
+        with suppress(DedupdError):
+            lab.optimize()
+        lab.wait_until_dead()
+        os.close(guest.fd)
+        assert lab.stub(NAME) is not None
+        lab.mount()
+        assert guest.path.read_bytes() == guest.content
         verify_clean(lab)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from dedupd import failpoint
 from dedupd.stub.transition import FileIdentity
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient, socket_path
@@ -136,6 +137,19 @@ def serve_ageless(path: str, mountpoint: str, cache_bytes: int, answer: Connecti
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PartLane, "offer", lambda lane, path, _: offer(lane, path, 0.0))
         serve_for_test(path, mountpoint, cache_bytes, answer)
+
+
+def serve_until(
+    point: str, path: str, mountpoint: str, cache_bytes: int, answer: Connection
+) -> None:
+    """As :func:`serve_ageless`, by a process that dies at a fail point."""
+
+    def die(name: str) -> None:
+        if name == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    failpoint.hook = die
+    serve_ageless(path, mountpoint, cache_bytes, answer)
 
 
 def end(pid: int, number: int) -> None:

@@ -365,7 +365,7 @@ class Forgetful(RecordingDisk):
             setattr(self, name, lambda *_: None)
 
 
-COMPOSED = {"replace_file"}
+COMPOSED = {"remove_all", "replace_file"}
 """Methods that are made of others."""
 
 

@@ -28,7 +28,7 @@ requests = st.builds(CommitRequest, paths, identities, recipes, st.none() | st.b
 @given(st.lists(requests, max_size=12))
 def test_what_is_added_is_there_plain_files_first(added: list[CommitRequest]) -> None:
     several = CommitRequests.of(added)
-    expected = sorted(added, key=lambda request: request.previous is not None)
+    expected = sorted(added, key=lambda one: one.previous is not None or one.in_parts)
     assert list(several) == expected
     assert len(several) == len(added)
     assert several.paths == [request.path for request in expected]
@@ -69,7 +69,7 @@ def test_what_is_no_request_is_refused() -> None:
         plain[0]
 
 
-@given(st.lists(requests.map(lambda one: one._replace(previous=None)), max_size=12))
+@given(st.lists(requests.map(lambda one: one._replace(previous=None, in_parts=False)), max_size=12))
 def test_plain_requests_travel_as_bytes(added: list[CommitRequest]) -> None:
     plain = CommitRequests.of(added).plain
     data = plain.to_bytes()

@@ -193,8 +193,7 @@ def test_a_full_partition_is_closed_also_in_the_middle_of_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.optimize.partitioning.capacity", lambda *_: 40)
-    for module in ("file_reader", "job"):
-        monkeypatch.setattr(f"jobs.optimize.{module}.BATCH_BYTES", 1 * MIB)
+    monkeypatch.setattr("jobs.optimize.file_reader.BATCH_BYTES", 1 * MIB)
     with lab_in(tmp_path, "4k") as lab:
         lab.set_policy(PLAIN)
         contents = fill(lab) | {"large.img": noise(6 * MIB, 5)}
@@ -210,8 +209,7 @@ def test_a_table_that_is_full_becomes_filters_and_the_partition_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.optimize.store_session.capacity", lambda *_: 40)
-    for module in ("file_reader", "job"):
-        monkeypatch.setattr(f"jobs.optimize.{module}.BATCH_BYTES", 1 * MIB)
+    monkeypatch.setattr("jobs.optimize.file_reader.BATCH_BYTES", 1 * MIB)
     with lab_in(tmp_path, "4k") as lab:
         lab.set_policy(PLAIN)
         # What comes last is also in what came when the index was a table.

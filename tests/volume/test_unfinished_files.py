@@ -22,8 +22,7 @@ def small_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files, buffers, groups and nodes a thousandth of their size: the same ways, in a second."""
     monkeypatch.setattr(unfinished_files, "FILE_BYTES_MIN", MIB)
     monkeypatch.setattr(file_reader, "SMALL_BYTES_MAX", 64 * KIB)
-    for module in (file_reader, job):
-        monkeypatch.setattr(module, "BATCH_BYTES", 256 * KIB)
+    monkeypatch.setattr(file_reader, "BATCH_BYTES", 256 * KIB)
     monkeypatch.setattr(job, "GROUP_READ_BYTES", MIB)
     monkeypatch.setattr(recipe, "FANOUT_MAX", 8)
 
