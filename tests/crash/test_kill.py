@@ -228,9 +228,9 @@ def test_every_fail_point_has_a_command_that_passes_it() -> None:
 
 
 def _some_by_default(points: list[str]) -> list[object]:
-    """Every second one; the slow tests have the others. Power cuts are simulated at them all."""
+    """Every third one; the slow tests have the others. Power cuts are simulated at them all."""
     return [
-        pytest.param(point, marks=[pytest.mark.slow] if number % 2 else [])
+        pytest.param(point, marks=[pytest.mark.slow] if number % 3 else [])
         for number, point in enumerate(points)
     ]
 
@@ -260,8 +260,8 @@ def test_killed_at_a_fail_point_loses_nothing(root: Path, point: str) -> None:
     assert crash.see_top(root) == TOP
 
 
-STEP_STRIDE = {"gc": 5, "compact again": 1}
-"""Of all steps of a command, the default run takes every so-manieth, or every eleventh; the slow
+STEP_STRIDE = {"gc": 7, "compact again": 1}
+"""Of all steps of a command, the default run takes every so-manieth, or every thirteenth; the slow
 one takes all."""
 
 
@@ -310,7 +310,7 @@ def _killed_at_steps(start: Path, command: str, first: int, stride: int) -> int:
 
 @pytest.mark.parametrize("command", STEPPED)
 def test_killed_between_durable_effects_loses_nothing(start: Path, command: str) -> None:
-    stride = STEP_STRIDE.get(command, 11)
+    stride = STEP_STRIDE.get(command, 13)
     assert _killed_at_steps(start, command, stride // 2, stride) >= 2
 
 

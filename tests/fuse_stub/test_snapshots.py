@@ -158,7 +158,10 @@ def fill(lab: MountedLab) -> None:
     os.sync()
 
 
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+@pytest.mark.parametrize(
+    "kind",
+    ["btrfs", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ext4", "xfs"))],
+)
 def test_a_snapshot_shows_beside_the_volume_and_takes_no_change(
     loop_fs: MakeFileSystem, tmp_path: Path, kind: str
 ) -> None:

@@ -108,7 +108,7 @@ def test_what_could_be_freed_is_told_by_job() -> None:
 
 @pytest.fixture
 def machine(loop_fs: MakeFileSystem) -> Iterator[ServiceLab]:
-    machine = ServiceLab(loop_fs("ext4", "256M"))
+    machine = ServiceLab(loop_fs("ext4", "160M"))
     try:
         yield machine
     finally:
@@ -130,7 +130,7 @@ def test_the_space_of_a_deleted_folder_comes_back_by_itself(machine: ServiceLab)
     for at in range(share):  # containers of their own, as a folder has that came in one go
         lab.put(f"folder/{at}", noise(8 * MIB, at))
     lab.optimize()
-    lab.put("kept", noise(40 * MIB, 999))
+    lab.put("kept", noise(20 * MIB, 999))
     lab.optimize()
     ballast = free_bytes(lab.root) - int(total * 0.05)
     lab.put("ballast", b"").write_bytes(b"\1" * ballast)
@@ -147,7 +147,7 @@ def test_the_space_of_a_deleted_folder_comes_back_by_itself(machine: ServiceLab)
     wanted = before + int(0.9 * share * 8 * MIB)
     eventually(lambda: free_bytes(lab.root) >= wanted, "the space is back")
     assert time.monotonic() - began_s < 120
-    assert (lab.root / "kept").read_bytes() == noise(40 * MIB, 999)
+    assert (lab.root / "kept").read_bytes() == noise(20 * MIB, 999)
     eventually(lambda: machine.view(lab)["space"]["level"] == "enough", "it is over")
     assert machine.run("status", lab.root).stdout.count("free") >= 1
     machine.stop()
