@@ -5,6 +5,7 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 import time
 
 from dedupd.service.config import ServiceConfig
@@ -53,6 +54,9 @@ class Telling:
         self._host = socket.gethostname()
         self._restarts: dict[str, int] = {}
         self._queued = asyncio.Condition()
+        self._state = 0  # how many states of the ledger there were to keep
+        self._saving = threading.Lock()  # around the file, and the number of the state in it
+        self._saved = 0
 
     @property
     def _ways(self) -> list[Way]:
@@ -62,12 +66,15 @@ class Telling:
         """Look and tell, until cancelled."""
         data = await asyncio.to_thread(self._load)
         self._ledger = Ledger.of_json(data, time.time())
-        async with asyncio.TaskGroup() as group:
-            for name in ("command", "mail", "webhook"):
-                group.create_task(self._deliver_all(name))
-            while True:
-                await self._look()
-                await asyncio.sleep(LOOK_S)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in ("command", "mail", "webhook"):
+                    group.create_task(self._deliver_all(name))
+                while True:
+                    await self._look()
+                    await asyncio.sleep(LOOK_S)
+        finally:
+            self._save(*self._to_save())
 
     async def test(self) -> dict[str, str]:
         """Tell by each way now, that this is a test; why each failed, empty where it did not."""
@@ -115,7 +122,7 @@ class Telling:
 
     async def _changed(self) -> None:
         """Keep the ledger, and have the ways look at it."""
-        await asyncio.to_thread(self._save, self._ledger.to_json())
+        await asyncio.to_thread(self._save, *self._to_save())
         async with self._queued:
             self._queued.notify_all()
 
@@ -147,7 +154,6 @@ class Telling:
             await asyncio.wait({task}, timeout=STOP_S)
             if task.done() and not task.cancelled() and not task.result():
                 self._ledger.settle(waiting, again=False)
-                self._save(self._ledger.to_json())
             task.cancel()
             await asyncio.wait({task})
             raise
@@ -159,7 +165,19 @@ class Telling:
         except OSError:
             return b""
 
-    def _save(self, data: bytes) -> None:
+    def _to_save(self) -> tuple[int, bytes]:
+        """The ledger as it is, and the number of this state."""
+        self._state += 1
+        return self._state, self._ledger.to_json()
+
+    def _save(self, state: int, data: bytes) -> None:
+        """Threads come in any order: an older state never takes the place of a newer one."""
+        with self._saving:
+            if state > self._saved:
+                self._saved = state
+                self._write(data)
+
+    def _write(self, data: bytes) -> None:
         directory = self._service.config.state_path
         try:
             os.makedirs(directory, mode=0o755, exist_ok=True)

@@ -315,6 +315,16 @@ def test_every_kind_is_told_once_by_every_way_and_in_another_life(
     asyncio.run(lives())
 
 
+def test_an_older_state_never_takes_the_place_of_a_newer_one(tmp_path: Path) -> None:
+    (tmp_path / "dedupd.toml").write_text(f'state = "{tmp_path}/state"\n')
+    config = VolumeConfig("/srv/nowhere", "/srv/nowhere")
+    loaded = load_config(str(tmp_path / "dedupd.toml"))
+    telling = Telling(Service(config, ServedVolume(config), loaded))
+    for state in (1, 3, 2):
+        telling._save(state, b"%d" % state)
+    assert (tmp_path / "state/notices.json").read_bytes() == b"3"
+
+
 @asynccontextmanager
 async def life(served: "Service") -> AsyncIterator[None]:
     """The service's part that tells, from its start to its end."""
