@@ -35,6 +35,20 @@ impl Tree {
     /// Answers a request into `out`, which has room for the longest answer.
     pub fn answer(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         match request.header.opcode {
+            op::READ => self.read(request, out),
+            op::WRITE => self.write(request, out),
+            op::FSYNC | op::FSYNCDIR => self.sync(request),
+            op::FALLOCATE => self.allocate(request),
+            op::LSEEK => self.seek(request, out),
+            op::COPY_FILE_RANGE => self.copy_range(request, out, false),
+            op::COPY_FILE_RANGE_64 => self.copy_range(request, out, true),
+            _ => self.answer_but_data(request, out),
+        }
+    }
+
+    /// Answers a request that is not about the bytes of a file.
+    pub fn answer_but_data(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
+        match request.header.opcode {
             op::SETATTR => self.set_attributes(request, out),
             op::SYMLINK => self.make_link(request, out),
             op::MKNOD => self.make_node(request, out),
@@ -46,13 +60,6 @@ impl Tree {
             op::RMDIR => self.remove_directory(request),
             op::RENAME => self.rename(request),
             op::RENAME2 => self.rename_with(request),
-            op::READ => self.read(request, out),
-            op::WRITE => self.write(request, out),
-            op::FSYNC | op::FSYNCDIR => self.sync(request),
-            op::FALLOCATE => self.allocate(request),
-            op::LSEEK => self.seek(request, out),
-            op::COPY_FILE_RANGE => self.copy_range(request, out, false),
-            op::COPY_FILE_RANGE_64 => self.copy_range(request, out, true),
             op::SETXATTR => self.set_attribute(request),
             op::REMOVEXATTR => self.remove_attribute(request),
             _ => self.answer_known(request, out),
@@ -60,7 +67,7 @@ impl Tree {
     }
 
     /// Answers a request that needs no more than the table of inodes, and changes nothing below.
-    pub fn answer_known(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
+    fn answer_known(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         match request.header.opcode {
             op::LOOKUP => self.look_up(request, out),
             op::FORGET => self.forget(request),
