@@ -110,10 +110,9 @@ class StubOperations(NamespaceOperations):
     @answers
     async def control(self, request: native.mount.Request) -> bytes:
         """Read or set the flags of an inode."""
-        path = self._inodes.path(request.node)
-        if request.flags != native.mount.SET_FLAGS:
-            return read_flags(path, request.flags, request.size)
         ino = request.node
+        if request.flags != native.mount.SET_FLAGS:
+            return read_flags(self._inodes.path(ino), request.flags, request.size)
         await self._commit_lane.touch(ino)
         await self._files.wait_for_times(ino)
         with self._inodes.watched(ino):  # what is open for writing stays so in spite of the flags

@@ -2,9 +2,10 @@
 
 import click
 
-from dedupd.cli.common import PATH, exits, job_run, json_option, refuse_mounted, trust_holes_option
+from dedupd.cli.common import PATH, exits, job_run, json_option, trust_holes_option
 from dedupd.cli.report import finish, show_messages
 from dedupd.units import counted
+from dedupd.volume.place import refuse_mounted
 from jobs.adopt.job import Adopt, AdoptReport
 from jobs.adopt.volume_copy import VolumeCopy
 
@@ -21,7 +22,7 @@ def command(path: str, trust_holes: bool, as_json: bool) -> None:
     volume itself, stubs are taken over that were copied into it.
     """
     with VolumeCopy.open(path) as volume:
-        refuse_mounted(volume, path)
+        refuse_mounted(volume.base, path)
         with volume.tree_lock(), volume.mount_lock(), job_run("adopt", unit="stubs") as run:
             report = Adopt(volume, run, trust_holes=trust_holes).recorded()
     finish(report, as_json, _show, findings=report.errors)

@@ -13,9 +13,8 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from dedupd.errors import EXIT_FINDINGS, EXIT_USAGE, Busy, DedupdError, ReadOnlyVolume
+from dedupd.errors import EXIT_FINDINGS, EXIT_USAGE, DedupdError, ReadOnlyVolume
 from dedupd.system.paths import explain, show_text
-from dedupd.volume.volume import Volume
 from jobs.frame.channel import Channel
 from jobs.frame.run import JobRun
 
@@ -83,12 +82,6 @@ def status_of(error: DedupdError | OSError) -> int:
     if isinstance(error, PermissionError):
         return EXIT_USAGE
     return error.exit_status if isinstance(error, DedupdError) else EXIT_FINDINGS
-
-
-def refuse_mounted(volume: Volume, path: str) -> None:
-    """Raises Busy where a mount covers the volume that was found at ``path``."""
-    if volume.base.startswith("/proc/"):
-        raise Busy(f"{path}: it is mounted; unmount it first: `dedupd umount {path}`")
 
 
 def fail(message: str, status: int, as_json: bool, kind: str) -> NoReturn:

@@ -61,6 +61,16 @@ class Frame(NamedTuple):
     def stored_length(self) -> int:
         return len(self.payload)
 
+    @property
+    def fingerprint(self) -> bytes:
+        """Of a frame with a chunk: that of the chunk."""
+        return self.payload[:FINGERPRINT_BYTES]
+
+    @property
+    def stored(self) -> bytes:
+        """Of a frame with a chunk: the payload of its record."""
+        return self.payload[FINGERPRINT_BYTES:]
+
 
 class FrameHead(NamedTuple):
     """The header of a frame."""

@@ -13,7 +13,7 @@ from dedupd import native
 from dedupd.errors import FileChanged
 from dedupd.failpoint import define, reach
 from dedupd.format.recipe import RecipeRef
-from dedupd.format.stub import Flag, StubAttribute
+from dedupd.format.stub import NO_FLAGS, Flag, StubAttribute
 from dedupd.stub.transition import CAPABILITY, StubFiles, keeping_capability
 
 _SET = define("parts.attribute-set", "a busy file has the new recipe, and all its blocks")
@@ -25,7 +25,7 @@ def begin_parts(fd: int, ref: RecipeRef, covered: int, files: StubFiles) -> Stub
     its attribute. Nothing else may use the file meanwhile. Raises FileChanged, OSError."""
     if native.system.fgetxattr(fd, CAPABILITY) is not None:
         raise FileChanged("it has capabilities, which it would lose")
-    flags = Flag.WRITTEN | Flag.PARTIAL | (Flag.DIRECT if ref.direct else Flag(0))
+    flags = Flag.WRITTEN | Flag.PARTIAL | (Flag.DIRECT if ref.direct else NO_FLAGS)
     made = StubAttribute(ref.recipe, ref.digest, covered, 0, flags)
     files.write(fd, made)
     reach(_SET)

@@ -10,7 +10,7 @@ import errno
 import os
 import resource
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -92,12 +92,8 @@ class VolumeCommitter:
     def let_go(self) -> None:
         """Have the mount, if there is one, close the files that it keeps open for writing and that
         nobody writes to just now: they would pass for files in use."""
-        # Where the process has gone, or serves a copy, it has nothing of this volume open.
-        with suppress(Busy, ServiceUnreachable):
-            client = self._volume.mount_client()
-            if client is not None:
-                with client:
-                    client.call("let_go")
+        with self._told("let_go"):
+            pass
 
     def commit(self, requests: CommitRequests) -> list[Result]:
         results: list[Result] = []
@@ -106,17 +102,21 @@ class VolumeCommitter:
             results += self._commit_batch(requests, len(results))
         return results
 
-    @contextmanager
-    def awaited(self) -> Iterator[None]:
+    def awaited(self) -> AbstractContextManager[None]:
         """Let the process that serves the mount, if there is one, know of a run while it lasts: a
         restore waits for it."""
+        return self._told("run_begin")
+
+    @contextmanager
+    def _told(self, operation: str) -> Iterator[None]:
+        """For a block during which a connection to the mount lasts that has told it something."""
         with ExitStack() as stack:
-            # Where the process has gone, or serves a copy, nobody waits.
+            # Where the process has gone, or serves a copy, it has nothing to do with this volume.
             with suppress(Busy, ServiceUnreachable):
                 client = self._volume.mount_client()
                 if client is not None:
                     stack.callback(client.close)
-                    client.call("run_begin")
+                    client.call(operation)
             yield
 
     def _commit_batch(self, requests: CommitRequests, start: int) -> list[Result]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from dedupd.errors import UsageError
+from dedupd.errors import Busy, UsageError
 from dedupd.system import mount_table
 from dedupd.system.file_system import is_protected
 from dedupd.system.files import opened
@@ -49,6 +49,13 @@ def refuse_inside_volume(root: str, path: str) -> None:
         parent = os.path.dirname(parent)
         if os.path.exists(os.path.join(parent, BASE_NAME, "volume.json")):
             raise UsageError(f"{path}: lies in the volume {parent}; volumes cannot be nested")
+
+
+def refuse_mounted(base: str, path: str) -> None:
+    """Raises Busy where a mount covers the volume that was found at ``path``, with its ``.dedupd``
+    at ``base``."""
+    if base.startswith("/proc/"):
+        raise Busy(f"{path}: it is mounted; unmount it first: `dedupd umount {path}`")
 
 
 def refuse_place(root: str, path: str) -> None:

@@ -78,8 +78,7 @@ class PartLane:
                 if is_taken or self.is_committing(file.ino):
                     raise Busy(f"{file.where}: another job is at work on it")
                 # Writes that have begun are over, and all that follow are noted.
-                recipe = None if file.stub is None else file.stub.attribute.recipe
-                parts = QuietParts(os.fstat(file.fd).st_size, recipe)
+                parts = QuietParts(os.fstat(file.fd).st_size, _recipe_of(file))
                 offer = self._offers[file.ino] = _Offer(file, parts)
                 file.on_write = parts.note
         except BaseException:
@@ -127,10 +126,10 @@ class PartLane:
             raise FileChanged(_CHANGED)
         file, parts = offer
         async with file.lock.alone():
-            before = file.stub
-            recipe = None if before is None else before.attribute.recipe
-            if parts.is_over or recipe != parts.recipe or request.identity.size != parts.size:
+            is_same = _recipe_of(file) == parts.recipe and request.identity.size == parts.size
+            if parts.is_over or not is_same:
                 raise FileChanged(_CHANGED)
+            before = file.stub
             if are_refused:
                 raise Busy("garbage is being collected")
             made = begin_parts(file.fd, request.recipe, parts.size, self._volume.stub_files)
@@ -166,6 +165,10 @@ class PartLane:
             self.end(ino)
             self._forget(ino)
         return freed_bytes
+
+
+def _recipe_of(file: OpenFile) -> int | None:
+    return None if file.stub is None else file.stub.attribute.recipe
 
 
 def _found(

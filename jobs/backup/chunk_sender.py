@@ -175,7 +175,7 @@ class ChunkSender:
     def _put_alone(self, rows: list[Row], found: dict[Key, bytes]) -> None:
         frames = list(self._pool.map(self._frame, rows))
         for row, frame in zip(rows, frames, strict=True):
-            found[row.key] = frame.payload[:FINGERPRINT_BYTES]
+            found[row.key] = frame.fingerprint
         self._note(rows, found)
         for frame in frames:
             self._out.write(frame)

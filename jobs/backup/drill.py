@@ -22,6 +22,7 @@ from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
 from jobs.backup.content import ContentReader
+from jobs.backup.received import remove_tree
 from jobs.frame.report import FileReport
 from jobs.frame.run import JobRun
 from jobs.tree.walk import walk
@@ -89,8 +90,7 @@ class Drill:
                         run.update(files=report.stubs, done=report.stubs)
             report.records = len(volume.met)
         finally:
-            with suppress(FileNotFoundError):
-                volume.disk.remove_all(volume.base_fd, DRILL_DIR.encode())
+            remove_tree(volume.disk, volume.base_fd, DRILL_DIR.encode())
         report.complete(run)
         return report
 
@@ -129,8 +129,7 @@ class Drill:
         for _ in range(self._report.bits if left else 0):
             name, size = rng.choices(left, [size for _, size in left])[0]
             flips.setdefault(name, []).append(rng.randrange(8 * size))
-        with suppress(FileNotFoundError):
-            volume.disk.remove_all(volume.base_fd, DRILL_DIR.encode())
+        remove_tree(volume.disk, volume.base_fd, DRILL_DIR.encode())
         for kind in Kind:
             for directory in parents(f"{DRILL_DIR}/{STORE_DIRS[kind]}"):
                 with suppress(FileExistsError):

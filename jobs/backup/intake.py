@@ -112,23 +112,23 @@ class LocalIntake:
 
     def add(self, frames: Sequence[Frame]) -> list[ReceivedChunk]:
         store = self._store
-        ids = list(store.index.lookup(b"".join(frame.payload[:32] for frame in frames)))
+        ids = list(store.index.lookup(b"".join(frame.fingerprint for frame in frames)))
         new: dict[bytes, Frame] = {}
         for frame, known in zip(frames, ids, strict=True):
             if not known:
-                new.setdefault(frame.payload[:32], frame)
+                new.setdefault(frame.fingerprint, frame)
         made: dict[bytes, int] = {}
         if new:
             stored = sum(len(frame.payload) for frame in new.values())
             first = store.chunks.reserve(len(new), stored)
-            records = [(_record(frame), frame.payload[32:]) for frame in new.values()]
+            records = [(_record(frame), frame.stored) for frame in new.values()]
             store.chunks.append_copies(first, records, RecordKind.DATA)
             made = {fingerprint: first + at for at, fingerprint in enumerate(new)}
             store.index.insert(b"".join(new), range(first, first + len(new)))
             self.group_bytes += stored
         rows = []
         for frame, known in zip(frames, ids, strict=True):
-            fingerprint = frame.payload[:32]
+            fingerprint = frame.fingerprint
             rows.append(ReceivedChunk(known or made[fingerprint], frame.raw_length, fingerprint))
             self.present += bool(known)
         return rows
@@ -177,7 +177,7 @@ def lacking(volume: Volume) -> UsageError:
 
 
 def _record(frame: Frame) -> Record:
-    fingerprint, stored = frame.payload[:32], frame.payload[32:]
+    fingerprint, stored = frame.fingerprint, frame.stored
     return Record(
         *(0, RecordKind.DATA, frame.codec, frame.raw_length, len(stored), 0),
         *(fingerprint, 0, native.hashing.xxh3_64(stored)),

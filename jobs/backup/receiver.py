@@ -213,14 +213,14 @@ class Receiver:
 
     def _problem(self, frame: Frame) -> str:
         """Why a chunk is not what it says; empty where it is."""
-        stored = frame.payload[32:]
+        stored = frame.stored
         try:
             checksum = native.hashing.xxh3_64(stored)
             raw = native.codec.decode(stored, frame.codec, frame.raw_length, checksum)
         except native.codec.CorruptPayload as error:
             return f"a chunk that does not decode ({error})"
         algorithm = self._volume.parameters.fingerprint
-        if native.hashing.fingerprint(raw, algorithm) != frame.payload[:32]:
+        if native.hashing.fingerprint(raw, algorithm) != frame.fingerprint:
             return "a chunk that has another fingerprint"
         return ""
 

@@ -27,10 +27,13 @@ class BusyFile(NamedTuple):
     inode: int
     size: int
     attribute: bytes | None
-    work_bytes: int
     ranges: list[tuple[int, int]]
     compresses: bool
     is_certain: bool
+
+    @property
+    def work_bytes(self) -> int:
+        return sum(end - start for start, end in self.ranges)
 
 
 class BusyFiles:
@@ -111,9 +114,9 @@ class BusyFiles:
                 return None
             attribute = native.system.fgetxattr(fd, self._volume.space.name)
         ranges = [(start, end) for start, end in reply["ranges"]]
-        inode, work_bytes = reply["inode"], sum(end - start for start, end in ranges)
+        inode = reply["inode"]
         return BusyFile(
-            *(path, inode, reply["size"], attribute, work_bytes, ranges),
+            *(path, inode, reply["size"], attribute, ranges),
             compresses=self._policy.compresses(path),
             is_certain=inode in self._certain,
         )

@@ -77,7 +77,7 @@ class _ClusterIntake:
     def add(self, frames: Sequence[Frame]) -> list[ReceivedChunk]:
         rows = []
         for frame in frames:
-            fingerprint = frame.payload[:32]
+            fingerprint = frame.fingerprint
             self._take(frame.raw_length, NewChunk(fingerprint, partial(_encoded, frame)))
             self.group_bytes += len(frame.payload)
             rows.append(ReceivedChunk(0, frame.raw_length, fingerprint))
@@ -126,7 +126,7 @@ class _ClusterIntake:
 
 
 def _encoded(frame: Frame) -> bytes:
-    return encode_frame(frame.payload[32:], frame.codec, frame.raw_length, frame.payload[:32])
+    return encode_frame(frame.stored, frame.codec, frame.raw_length, frame.fingerprint)
 
 
 class _ClusterRecipe:

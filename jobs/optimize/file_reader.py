@@ -249,10 +249,11 @@ class BatchReader(FileReader[Batch | FilesBatch]):
     def _read_busy(self, file: BusyFile) -> None:
         """Read the ranges of a busy file that the mount has offered. Users may write to it: what
         they change is known to the mount."""
-        candidate = Candidate(file.path, FileIdentity(file.inode, file.size, 0, 0), *file[3:5])
-        task = FileTask(candidate, candidate.identity, file.compresses, is_in_parts=True)
+        identity = FileIdentity(file.inode, file.size, 0, 0)
+        candidate = Candidate(file.path, identity, file.attribute, file.work_bytes)
+        task = FileTask(candidate, identity, file.compresses, is_in_parts=True)
         task.is_certain_in_parts = file.is_certain
-        task.need_bytes = task.freed_bytes = sum(end - start for start, end in file.ranges)
+        task.need_bytes = task.freed_bytes = file.work_bytes
         try:
             with opened(
                 open_unnoticed(partial(open_beneath, self._volume.data_fd, file.path))

@@ -93,13 +93,11 @@ class Leaving:
         """What a record was merged into, where that is live."""
         end = end_of(record_id, self._target)
         entry = self._containers.entry(end)
-        is_live = entry is not None and entry.state == State.LIVE
-        return (end, entry) if entry is not None and is_live else None
+        return (end, entry) if entry is not None and entry.state == State.LIVE else None
 
     def _target(self, record_id: int) -> int | None:
         entry = self._containers.entry(record_id)
-        is_merged = entry is not None and entry.state == State.MERGED
-        return entry.target if entry is not None and is_merged else None
+        return entry.target if entry is not None and entry.state == State.MERGED else None
 
     def plan(
         self,

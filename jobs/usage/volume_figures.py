@@ -8,7 +8,7 @@ from typing import Any
 from dedupd.deleted.alarm import read_state
 from dedupd.errors import CatalogUnusable
 from dedupd.format.container import COPIES_OF, Kind
-from dedupd.store.garbage import Garbage, garbage_of, weights
+from dedupd.store.garbage import Garbage, Weight, garbage_of, weights
 from dedupd.system import mount_table
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
@@ -53,6 +53,8 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     if volume.cluster is not None:
         named = files.optimized_bytes  # with their holes, of which recipes elsewhere tell
     plain = files.own_bytes - files.stubs_own_bytes + files.direct_bytes + named
+    uuid = volume.space.volume_id
+    weighed = {kind: list(weights(volume.directory(kind), kind, uuid)) for kind in Kind}
     left = backlog(volume, run).to_json()
     errors = run.findings.messages
     if (alarm := read_state(volume.base_fd).alarm) is not None:
@@ -77,11 +79,11 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         "store_bytes": store,
         "shared_store": None if volume.shared is None else volume.shared.path,
         "redundancy_bytes": sum(store[kind.name.lower()] for kind in COPIES_OF.values()),
-        "garbage": asdict(_garbage(volume)),
+        "garbage": asdict(_garbage(volume, weighed)),
         "saved_bytes": max(0, plain - occupied),
         "saved_fraction": max(0.0, (plain - occupied) / plain) if plain else 0.0,
         "lost_bytes": max(0, occupied - plain),
-        "causes": _causes(volume, files.direct_bytes + named),
+        "causes": _causes(volume, weighed[Kind.CHUNKS], files.direct_bytes + named),
         "local_bytes": files.stubs_own_bytes,
         "classes": _classes(volume),
         "judged": {"files": left["saves_little_files"], "bytes": left["saves_little_bytes"]},
@@ -108,23 +110,20 @@ def _last_optimize(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return next((run for run in runs if run["job"] == "optimize"), {})
 
 
-def _garbage(volume: Volume) -> Garbage:
-    uuid, dead_min = volume.space.volume_id, volume.policy().compaction_min_dead
-    kinds = (weights(volume.directory(kind), kind, uuid) for kind in Kind)
-    return garbage_of(chain.from_iterable(kinds), dead_min)
+def _garbage(volume: Volume, weighed: dict[Kind, list[Weight]]) -> Garbage:
+    return garbage_of(chain.from_iterable(weighed.values()), volume.policy().compaction_min_dead)
 
 
-def _causes(volume: Volume, chunks_bytes: int) -> dict[str, int] | None:
-    """What is not stored, by why; ``chunks_bytes``: of all chunks that stubs name, each as often as
-    it is named, and files in whole blocks. None of a store that others are on, too: what they
-    share belongs to none.
+def _causes(volume: Volume, chunks: list[Weight], chunks_bytes: int) -> dict[str, int] | None:
+    """What is not stored, by why. ``chunks``: the containers of chunks; ``chunks_bytes``: of all
+    chunks that stubs name, each as often as it is named, and files in whole blocks. None of a store
+    that others are on, too: what they share belongs to none.
 
     Headers, recipes, second copies and garbage are not counted here, so the sum is a little more
     than what is saved.
     """
     if volume.shared is not None or volume.cluster is not None:
         return None
-    chunks = list(weights(volume.directory(Kind.CHUNKS), Kind.CHUNKS, volume.space.volume_id))
     raw = sum(one.raw_bytes for one in chunks)
     return {
         "duplicates_bytes": max(0, chunks_bytes - raw),

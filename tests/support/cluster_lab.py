@@ -1,9 +1,10 @@
 """A volume on a store in a cluster, beside the lab that has the volume."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dedupd import failpoint
 from dedupd.rados.reading.volume_store import bind
 from dedupd.system.disk import Disk
 from jobs.cluster.gc import ClusterGc, ClusterGcReport
@@ -53,3 +54,27 @@ class ClusterLab:
 def cluster_lab(directory: Path, site: Site) -> Iterator[ClusterLab]:
     directory.mkdir(exist_ok=True)
     yield ClusterLab(new_lab(directory / "volume", "4k"), site)
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def crash_after(at: int, act: Callable[[], object]) -> bool:
+    """Whether the act got to its step of this number, and died there."""
+    passed = 0
+
+    def hook(name: str) -> None:
+        nonlocal passed
+        passed += 1
+        if passed >= at:
+            raise Crash(name)
+
+    failpoint.hook = hook
+    try:
+        with suppress(Crash):
+            act()
+            return False
+        return True
+    finally:
+        failpoint.hook = None

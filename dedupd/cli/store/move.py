@@ -5,13 +5,14 @@ from functools import partial
 
 import click
 
-from dedupd.cli.common import PATH, exits, job_run, json_option, refuse_mounted
+from dedupd.cli.common import PATH, exits, job_run, json_option
 from dedupd.cli.report import finish
 from dedupd.errors import UsageError
 from dedupd.rados.cluster.address import is_address
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
 from dedupd.units import counted, format_size
+from dedupd.volume.place import refuse_mounted
 from jobs.move import Move, MoveReport, MovingVolume
 
 
@@ -38,7 +39,7 @@ def command(path: str, store: str | None, own: bool, as_json: bool) -> None:
         volume = files.enter_context(MovingVolume.open(path))
         if volume.cluster is not None:
             raise _through_a_stream(path, volume.cluster.binding.address)
-        refuse_mounted(volume, path)
+        refuse_mounted(volume.base, path)
         run = files.enter_context(job_run("move", unit="stubs"))
         report = Move(volume, run, shared).recorded()
     finish(report, as_json, partial(_show, path=path), findings=report.errors)

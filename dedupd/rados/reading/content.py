@@ -133,14 +133,9 @@ class ClusterChunks:
 
     def _kept(self, fingerprint: bytes) -> bytes | None:
         """A chunk from this host's disk: the store need not answer."""
-        frame = None if self._cache is None else self._cache.get(fingerprint)
-        if self._cache is None or frame is None:
+        if self._cache is None:
             return None
-        try:
-            return decode_frame(frame, fingerprint)
-        except Damaged:
-            self._cache.drop(fingerprint)
-            return None
+        return self._cache.verified(fingerprint, lambda frame: decode_frame(frame, fingerprint))
 
     def read(self, record_id: int) -> tuple[Record, bytes]:
         """As :meth:`dedupd.store.reader.RecordReader.read`. Raises DamagedChunk."""
@@ -243,15 +238,11 @@ class ClusterRecipes:
         return recipe
 
     def _kept(self, version: str) -> FileRecipe | None:
-        name = bytes.fromhex(version)
-        data = None if self._cache is None else self._cache.get(name)
-        if self._cache is None or data is None:
+        if self._cache is None:
             return None
-        try:
-            return join_parts([decode_part(data, version, 0)])
-        except Damaged:
-            self._cache.drop(name)
-            return None
+        return self._cache.verified(
+            bytes.fromhex(version), lambda data: join_parts([decode_part(data, version, 0)])
+        )
 
     def _fetched(self, version: str) -> FileRecipe | None:
         found = self._store().recipes.read(version)

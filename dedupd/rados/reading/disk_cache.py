@@ -8,12 +8,16 @@ synced: what a crash leaves torn fails its checksum when it is read, and is fetc
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from dedupd.config.reserve import Reserve
-from dedupd.errors import NoSpace
+from dedupd.errors import Damaged, NoSpace
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_at
+
+T = TypeVar("T")
 
 _NEW_SUFFIX = b".new"
 GIVEN_BACK = 8
@@ -68,6 +72,17 @@ class DiskCache:
             with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._dir_fd)) as fd:
                 return read_at(fd, os.fstat(fd).st_size, 0)
         except OSError:
+            self.drop(fingerprint)
+            return None
+
+    def verified(self, fingerprint: bytes, decode: Callable[[bytes], T]) -> T | None:
+        """What ``decode`` makes of it; None, once it is dropped, where that raises Damaged."""
+        frame = self.get(fingerprint)
+        if frame is None:
+            return None
+        try:
+            return decode(frame)
+        except Damaged:
             self.drop(fingerprint)
             return None
 

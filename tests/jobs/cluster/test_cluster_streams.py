@@ -3,18 +3,16 @@
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from dedupd import failpoint
 from dedupd.errors import Busy, UsageError
 from jobs.backup.receiver import ReplicaVolume, drop, finish, token
 from jobs.backup.sender import ROWS_AT_ONCE, Resume
 from jobs.frame.run import JobRun
-from tests.support.cluster_lab import ClusterLab, cluster_lab
+from tests.support.cluster_lab import ClusterLab, cluster_lab, crash_after
 from tests.support.lab import Lab, fill, new_lab, noise, stop_at
 from tests.support.rados_hosts import Site
 from tests.support.streams import point_of, reception, sent
@@ -139,30 +137,6 @@ def test_a_stream_that_was_cut_goes_on(
         assert there.collect().files_forgotten > 0
         assert_settled(there)
         assert tree_of(there.lab) == tree_of(lab)
-
-
-class Crash(BaseException):
-    """The process ends here."""
-
-
-def crash_after(at: int, act: Callable[[], object]) -> bool:
-    """Whether the act got to its step of this number, and died there."""
-    passed = 0
-
-    def hook(name: str) -> None:
-        nonlocal passed
-        passed += 1
-        if passed >= at:
-            raise Crash(name)
-
-    failpoint.hook = hook
-    try:
-        with suppress(Crash):
-            act()
-            return False
-        return True
-    finally:
-        failpoint.hook = None
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from uuid import UUID
 
 import pytest
 
-from dedupd import failpoint
 from dedupd.config.run_limits import RunLimits
 from dedupd.errors import DamagedRecipe, UsageError
 from dedupd.format.cluster.objects import FileId
@@ -21,7 +20,7 @@ from jobs.cluster.stub_versions import StubVersions
 from jobs.frame.run import JobRun
 from jobs.usage.volume_figures import volume_figures
 from tests.conftest import MakeFileSystem
-from tests.support.cluster_lab import ClusterLab, cluster_lab
+from tests.support.cluster_lab import cluster_lab, crash_after
 from tests.support.lab import Lab, new_lab, noise, prose
 from tests.support.rados_hosts import Site
 
@@ -179,30 +178,6 @@ def test_jobs_of_a_local_store_refuse(site: Site, tmp_path: Path) -> None:
         assert (here.lab.base / BINDING_FILE.decode()).exists()
 
 
-class Crash(Exception):
-    """The process ends here."""
-
-
-def crash_after(at: int, here: ClusterLab) -> bool:
-    """Whether a run got to the step of this number, and died there."""
-    passed = 0
-
-    def hook(name: str) -> None:
-        nonlocal passed
-        passed += 1
-        if passed >= at:
-            raise Crash(name)
-
-    failpoint.hook = hook
-    try:
-        here.optimize()
-    except Crash:
-        return True
-    finally:
-        failpoint.hook = None
-    return False
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
 def test_a_crash_after_any_step_of_a_run(kind: str, site: Site, loop_fs: MakeFileSystem) -> None:
@@ -215,7 +190,7 @@ def test_a_crash_after_any_step_of_a_run(kind: str, site: Site, loop_fs: MakeFil
             contents = {f"file{n}": noise(20_000, at * 10 + n) + noise(20_000, 1) for n in range(3)}
             for name, content in contents.items():
                 here.lab.put(name, content)
-            died = crash_after(at, here)
+            died = crash_after(at, here.optimize)
             for name, content in contents.items():
                 assert here.lab.read(name) == content, (at, name)
             assert site.audit().dangling == []
