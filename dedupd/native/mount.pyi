@@ -103,8 +103,8 @@ class WriteTimes:
         written to for so long, and were not passed over. None of a file that is not known; what is
         not known of one counts as written when it became so. For 0 seconds all is quiet."""
 
-    def files(self) -> list[tuple[int, float]]:
-        """The inodes that were written to, and how many seconds ago last."""
+    def files(self) -> list[int]:
+        """The inodes that were written to."""
 
     def pass_over(self, ino: int, start: int, end: int) -> None:
         """Do not call the parts in [start, end) quiet again before they are written to."""

@@ -56,7 +56,7 @@ class PartLane:
 
     def written(self) -> Iterator[tuple[bytes, int]]:
         """Paths and sizes of large files that were written to since the mount began."""
-        for ino, _ in self.times.files():
+        for ino in self.times.files():
             try:
                 fd = self._inodes.fd(ino)
                 status = os.fstat(fd)

@@ -4,6 +4,7 @@
 //! each kind of request, `session` the ways on which requests come and answers go, and
 //! `write_times` what users have written to of late.
 
+pub mod counted;
 pub mod inodes;
 pub mod protocol;
 pub mod requests;

@@ -47,11 +47,9 @@ impl Notes {
         locked(&self.times).quiet(inode, size, before_s)
     }
 
-    /// The files that were written to, and how many seconds ago last.
-    pub fn files(&self) -> Vec<(u64, f64)> {
-        let now_s = self.now_s();
-        let files = locked(&self.times).files();
-        files.into_iter().map(|(inode, last_s)| (inode, now_s - f64::from(last_s))).collect()
+    /// The files that were written to.
+    pub fn files(&self) -> Vec<u64> {
+        locked(&self.times).files.keys().copied().collect()
     }
 
     pub fn pass_over(&self, inode: u64, start: u64, end: u64) {
@@ -130,11 +128,6 @@ impl WriteTimes {
         if let Some(file) = self.files.remove(&inode) {
             self.grains -= file.grains.len();
         }
-    }
-
-    /// The files that were written to, and when last.
-    pub fn files(&self) -> Vec<(u64, u32)> {
-        self.files.iter().map(|(&inode, file)| (inode, file.last_s)).collect()
     }
 
     /// The ranges of the first `size` bytes that nobody has written to after `before_s`, and that were

@@ -24,7 +24,7 @@ impl WriteTimes {
         self.0.quiet(ino, size, age_s)
     }
 
-    fn files(&self) -> Vec<(u64, f64)> {
+    fn files(&self) -> Vec<u64> {
         self.0.files()
     }
 

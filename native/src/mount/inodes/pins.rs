@@ -1,7 +1,6 @@
 //! How many inodes without a name each user has left open.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use crate::mount::counted::Counted;
 
 pub const SUPERUSER: u32 = 0;
 
@@ -9,32 +8,26 @@ pub const SUPERUSER: u32 = 0;
 /// One user leaves as many to the others as the user has.
 pub struct Pins {
     left: usize,
-    of_users: HashMap<u32, usize>,
+    of_users: Counted<u32>,
 }
 
 impl Pins {
     pub fn new(count_max: usize) -> Pins {
-        Pins { left: count_max, of_users: HashMap::new() }
+        Pins { left: count_max, of_users: Counted::default() }
     }
 
     pub fn may_have(&self, uid: u32) -> bool {
-        let own = self.of_users.get(&uid).copied().unwrap_or(0);
-        self.left > 0 && (uid == SUPERUSER || own < self.left)
+        self.left > 0 && (uid == SUPERUSER || self.of_users.of(&uid) < self.left)
     }
 
     pub fn take(&mut self, uid: u32) {
         self.left = self.left.saturating_sub(1);
-        *self.of_users.entry(uid).or_insert(0) += 1;
+        self.of_users.add(uid);
     }
 
     pub fn give_back(&mut self, uid: u32) {
         self.left = self.left.saturating_add(1);
-        if let Entry::Occupied(mut own) = self.of_users.entry(uid) {
-            *own.get_mut() -= 1;
-            if *own.get() == 0 {
-                own.remove();
-            }
-        }
+        self.of_users.remove(uid);
     }
 }
 

@@ -1,31 +1,25 @@
 //! The inodes whose requests Python has to see: files that it has open, commits, and fillings.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Mutex;
 
+use crate::mount::counted::Counted;
 use crate::threads::lock::locked;
 
 /// Each as often as there is a reason for it.
 #[derive(Default)]
-pub struct Watched(Mutex<HashMap<u64, usize>>);
+pub struct Watched(Mutex<Counted<u64>>);
 
 impl Watched {
     pub fn add(&self, inode: u64) {
-        *locked(&self.0).entry(inode).or_insert(0) += 1;
+        locked(&self.0).add(inode);
     }
 
     pub fn remove(&self, inode: u64) {
-        if let Entry::Occupied(mut reasons) = locked(&self.0).entry(inode) {
-            *reasons.get_mut() -= 1;
-            if *reasons.get() == 0 {
-                reasons.remove();
-            }
-        }
+        locked(&self.0).remove(inode);
     }
 
     pub fn has(&self, inode: u64) -> bool {
-        locked(&self.0).contains_key(&inode)
+        locked(&self.0).of(&inode) > 0
     }
 }
 

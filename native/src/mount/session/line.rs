@@ -203,11 +203,17 @@ impl Line {
             }
             Err(failure) => Err(failure),
         };
-        let header = out_header(request.header.unique, &answer);
-        self.output[..OUT_HEADER_BYTES].copy_from_slice(header.as_bytes());
-        answered(write(&*self.device, &self.output[..header.length as usize]))?;
+        let unique = request.header.unique;
+        self.give(unique, &answer)?;
         self.busy += began.elapsed();
         Ok(None)
+    }
+
+    /// Gives the kernel the answer to a request, the body of which is in `output` already.
+    fn give(&mut self, unique: u64, answer: &Answer<usize>) -> Answer<()> {
+        let header = out_header(unique, answer);
+        self.output[..OUT_HEADER_BYTES].copy_from_slice(header.as_bytes());
+        answered(write(&*self.device, &self.output[..header.length as usize]))
     }
 
     /// Whether a request is to sync a file that Python has not open, and is under way.
@@ -284,9 +290,7 @@ impl Line {
             Ok(_) => Err(Failure(libc::EIO)),
             Err(failure) => Err(failure),
         };
-        let header = out_header(request.header.unique, &answer);
-        self.output[..OUT_HEADER_BYTES].copy_from_slice(header.as_bytes());
-        answered(write(&*self.device, &self.output[..header.length as usize]))
+        self.give(request.header.unique, &answer)
     }
 
     /// Answers a request with some bytes.

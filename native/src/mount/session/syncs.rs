@@ -2,8 +2,7 @@
 //!
 //! Their number is bounded, and that of each user; what is beyond it waits its turn with the caller.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -11,6 +10,7 @@ use std::time::Duration;
 use rustix::io::write;
 use zerocopy::IntoBytes;
 
+use crate::mount::counted::Counted;
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::requests::effects;
 use crate::mount::session::service::out_header;
@@ -50,28 +50,22 @@ struct State {
     /// Threads that wait, less those that something waits for.
     idle: usize,
     under_way: usize,
-    of_users: HashMap<u32, usize>,
+    of_users: Counted<u32>,
 }
 
 impl State {
     fn begin(&mut self, uid: u32) -> bool {
-        let own = self.of_users.get(&uid).copied().unwrap_or(0);
-        let may = self.under_way < THREADS_MAX && own < THREADS_EACH_MAX;
+        let may = self.under_way < THREADS_MAX && self.of_users.of(&uid) < THREADS_EACH_MAX;
         if may {
             self.under_way += 1;
-            self.of_users.insert(uid, own + 1);
+            self.of_users.add(uid);
         }
         may
     }
 
     fn end(&mut self, uid: u32) {
         self.under_way -= 1;
-        if let Entry::Occupied(mut own) = self.of_users.entry(uid) {
-            *own.get_mut() -= 1;
-            if *own.get() == 0 {
-                own.remove();
-            }
-        }
+        self.of_users.remove(uid);
     }
 }
 
