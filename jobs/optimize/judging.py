@@ -43,7 +43,7 @@ class Judging:
             self.is_pending = saved is not None and not saved.header.is_joined
             """Whether an interrupted run has left notes that are not joined."""
         self.recall = native.admission.Recall()
-        self.classes = ClassFigures.load(volume.hints)
+        self.classes = ClassFigures.load(volume.hints, policy.no_compress_types)
         self.is_recall = False
         """Whether this is the second round."""
         self.walk_is_whole = False

@@ -3,12 +3,15 @@
 After NV-Dedup (seed 001, 3.2), which samples how much is duplicate and compares what its methods
 cost; its thresholds are those of memory, and do not carry over. What the files of a class have
 saved for their cost is remembered from run to run, as a hint. A large run takes one file in sixteen
-of classes that are new, then the best class, one file in sixteen of the others, and then these by
-what they promise. Every class has its turn: the order changes when space is freed, not how much.
+of classes that are new, then the best classes, one file in sixteen of those that promise less than
+the mean, and then these. A class of which few files were read promises more than they have shown,
+by what the sample may be wrong: a few large files may be most of what there is to save. Every class
+has its turn: the order changes when space is freed, not how much.
 
 While a restore fills the volume the largest files go first: they free most, and need most room.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -47,7 +50,12 @@ TIER_RATIO = 0.8
 tree: estimates that differ by less change nothing."""
 
 HOPELESS = 0.02
-"""Classes that promise less than this part of the mean are taken together, last."""
+"""Classes that promise less than this part of the mean are taken together, last. Types that the
+policy does not have compressed promise no more before they were read."""
+
+DOUBT = 2.0
+"""So many times the mean a class promises more in a first run where one file of it was read; for n
+files by the root of n less, as the error of a sample is, and less with each run that went by."""
 
 _SIZE_LIMITS = ((1 << 63) - 1, GIB, 256 * MIB, 64 * MIB, 16 * MIB, 4 * MIB, MIB, 256 * KIB, 0)
 _SIZE_BANDS = [(start, end) for end, start in pairwise(_SIZE_LIMITS)]
@@ -92,24 +100,27 @@ class Figures:
 @dataclass(slots=True)
 class ClassFigures:
     """The figures of the classes of a volume. ``turn`` counts the runs that went by them: it says
-    which sixteenth is the sample."""
+    which sixteenth is the sample. ``raw_types`` are those that the policy does not have compressed.
+    """
 
     known: dict[FileClass, Figures] = field(default_factory=dict)
     turn: int = 0
     is_changed: bool = False
+    raw_types: frozenset[str] = frozenset()
 
     @classmethod
-    def load(cls, hints: Hints) -> "ClassFigures":
+    def load(cls, hints: Hints, raw_types: Iterable[str] = ()) -> "ClassFigures":
         """What earlier runs have left; nothing where that cannot be read."""
+        raw = frozenset(raw_types)
         try:
             kept = hints.get(HintKey.CLASSES) or {"turn": 0, "classes": []}
             rows = {
                 FileClass(str(row["top"]), str(row["type"])): _figures(row)
                 for row in kept["classes"]
             }
-            return cls(rows, int(kept["turn"]))
+            return cls(rows, int(kept["turn"]), raw_types=raw)
         except (KeyError, TypeError, ValueError):
-            return cls()
+            return cls(raw_types=raw)
 
     def save(self, hints: Hints) -> None:
         """Keep them for the next run."""
@@ -146,26 +157,32 @@ class ClassFigures:
         figures = self.known.get(one)
         return figures is not None and figures.read_bytes > 0
 
-    def tiers(self, classes: Iterable[FileClass]) -> list[set[FileClass]]:
-        """Classes by what they promise, the best first, those together that promise alike. One of
-        which nothing is known promises as much as all together."""
+    def mean_rate(self) -> float:
+        """What all classes together have saved for their cost."""
         total = Figures()
         for figures in list(self.known.values()):
             total.add(figures)
-        mean = total.rate
+        return total.rate
 
-        def promised(one: FileClass) -> float:
-            return self.known[one].rate if self.knows(one) else mean
+    def promise(self, one: FileClass, mean: float) -> float:
+        """What a class may save for its cost: what its files have shown, beside one file of the
+        mean, and more the fewer they are."""
+        is_raw = one.type in self.raw_types
+        before = HOPELESS * mean if is_raw else mean
+        doubt = 0.0 if is_raw else DOUBT * mean / (self.turn + 1)
+        if not self.knows(one):
+            return before + doubt
+        files = max(1.0, self.known[one].files)
+        return (self.known[one].rate * files + before) / (files + 1) + doubt / math.sqrt(files)
 
-        found: list[set[FileClass]] = []
-        best = 0.0
-        for one in sorted(classes, key=promised, reverse=True):
-            rate = promised(one)
-            if not found or (rate < TIER_RATIO * best and best > HOPELESS * mean):
-                found.append(set())
-                best = rate
-            found[-1].add(one)
-        return found
+    def best(self, classes: Iterable[FileClass]) -> tuple[set[FileClass], bool]:
+        """The classes that promise most, those together that promise alike; and whether that is
+        less than the mean."""
+        mean = self.mean_rate()
+        promises = {one: self.promise(one, mean) for one in classes}
+        most = max(promises.values())
+        least = TIER_RATIO * most if most > HOPELESS * mean else 0.0
+        return {one for one, promise in promises.items() if promise >= least}, most < mean
 
 
 def _figures(row: Mapping[str, Any]) -> Figures:
@@ -205,14 +222,20 @@ class Order:
             yield ALL
             return
         left = set(self._files)
-        yield from self._samples({one for one in left if not self._figures.knows(one)})
+        yield from self._samples({one for one in left if self._is_new(one)})
         while left:
-            best = self._figures.tiers(left)[0]
+            best, is_poor = self._figures.best(left)
+            if is_poor and (others := left - best - self._sampled):
+                # So a class that has changed is seen, also where no run comes to its end.
+                yield from self._samples(others)
+                continue
             left -= best
             yield from self._rest(best)
-            # So a class that has changed is seen, also where no run comes to its end.
-            yield from self._samples(left - self._sampled)
         yield Choice(_NotIn(set(self._files)).__contains__, None)
+
+    def _is_new(self, one: FileClass) -> bool:
+        """Whether nobody can say what a class promises."""
+        return not self._figures.knows(one) and one.type not in self._figures.raw_types
 
     def _samples(self, classes: set[FileClass]) -> Iterator[Choice]:
         """Some files of each class."""

@@ -96,8 +96,16 @@ def test_while_a_restore_fills_the_volume_the_largest_files_come_first(tmp_path:
 
 def test_the_best_class_comes_first_and_hopeless_ones_last() -> None:
     rates = {"vm": 0.9, "text": 0.2, "mail": 0.19, "jpg": 0.001, "mp4": 0.0}
-    known = {FileClass("x", name): Figures(10, 1e9, 0, 1e9 * rate) for name, rate in rates.items()}
-    tiers = ClassFigures(known).tiers(known)
+    known = {
+        FileClass("x", name): Figures(1e4, 1e13, 0, 1e13 * rate) for name, rate in rates.items()
+    }
+    figures, left, tiers, poor = ClassFigures(known), set(known), [], []
+    while left:
+        best, is_poor = figures.best(left)
+        left -= best
+        tiers.append(best)
+        poor.append(is_poor)
+    assert poor == [False, True, True]
     assert [{one.type for one in tier} for tier in tiers] == [
         {"vm"},
         {"text", "mail"},
@@ -117,10 +125,36 @@ def test_a_class_that_changes_is_known_again_soon() -> None:
     for _ in range(50):
         figures.add(one, Figures(1, 1e9, 1e9, 0))
         figures.add(other, Figures(1, 1e9, 1e9, 2e8))
-    assert figures.tiers({one, other})[0] == {other}
+    assert figures.best({one, other})[0] == {other}
     for _ in range(4):
         figures.add(one, Figures(1, 1e9, 0, 8e8))
-    assert figures.tiers({one, other})[0] == {one}
+    assert figures.best({one, other})[0] == {one}
+
+
+def test_a_class_of_which_one_file_was_read_is_worth_another_look() -> None:
+    images, texts = FileClass("a", "img"), FileClass("a", "txt")
+    figures = ClassFigures({texts: Figures(5000, 1e9, 0, 3e8), images: Figures(1, 1e7, 0, 1e6)})
+    assert figures.best({images, texts})[0] == {images}
+    figures.add(images, Figures(99, 99e7, 0, 99e6))
+    assert figures.best({images, texts})[0] == {texts}
+
+
+def test_types_that_do_not_compress_are_not_sampled_before_the_rest() -> None:
+    figures = ClassFigures(raw_types=frozenset({"mp4"}))
+    one = Order(figures)
+    for at in range(100):
+        one.expect(candidate(f"a/{at}.mp4", at, GIB))
+        one.expect(candidate(f"a/{at}.txt", at, GIB))
+    films, texts = FileClass("a", "mp4"), FileClass("a", "txt")
+    ways = []
+    for choice in one.choices():
+        ways.append((choice.has(texts), choice.has(films), choice.sample))
+        figures.add(texts, Figures(50, 1e9, 0, 1e8))
+    assert ways[:3] == [
+        (True, False, (16, 0, True)),
+        (True, False, (16, 0, False)),
+        (False, True, None),
+    ]
 
 
 def test_what_is_known_is_kept_and_may_be_lost(tmp_path: Path) -> None:
@@ -166,7 +200,7 @@ def test_a_run_takes_the_best_class_first_and_all_in_the_end(
     lab.set_policy('min_age = "0s"\nmin_file_saving = 0.05\n')
     known = {
         FileClass("a-media", "jpg"): Figures(40, 1e7, 1e7, 0),
-        FileClass("b-odd", "bin"): Figures(40, 1e7, 1e7, 0),
+        FileClass("b-odd", "bin"): Figures(40, 1e7, 1e7, 1e6),
         FileClass("z-texts", "txt"): Figures(40, 1e7, 1e7, 7e6),
     }
     with lab.opened() as volume:
@@ -180,6 +214,7 @@ def test_a_run_takes_the_best_class_first_and_all_in_the_end(
     assert [(one.has(texts), one.has(media), one.sample) for one in asked] == [
         (True, False, None),
         (False, True, (8, 1, True)),
+        (False, False, None),
         (False, True, (8, 1, False)),
         (False, False, None),
     ]
