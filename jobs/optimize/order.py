@@ -2,8 +2,8 @@
 
 After NV-Dedup (seed 001, 3.2), which samples how much is duplicate and compares what its methods
 cost; its thresholds are those of memory, and do not carry over. What the files of a class have
-saved for their cost is remembered from run to run, as a hint. A large run takes one file in sixteen
-of classes that are new, then the best classes, one file in sixteen of those that promise less than
+saved for their cost is remembered from run to run, as a hint. A large run takes one file in 32 of
+classes that are new, then the best classes, one file in sixteen of those that promise less than
 the mean, and then these. A class of which few files were read promises more than they have shown,
 by what the sample may be wrong: a few large files may be most of what there is to save. Every class
 has its turn: the order changes when space is freed, not how much.
@@ -41,6 +41,9 @@ CLASSES_MAX = 1000
 
 SAMPLE = 16
 """One file in so many is taken of a class before the class has its turn."""
+
+FIRST_SAMPLE = 32
+"""The same of a class of which nothing is known: its sample comes before all that is good."""
 
 FILES_SAMPLED_MIN = 3
 """Files of a class that are a sample, about, where there are so many."""
@@ -197,7 +200,7 @@ class Order:
         self._largest_first = largest_first
         self._files: Counter[FileClass] = Counter()
         self._size_bytes = 0
-        self._sampled: set[FileClass] = set()
+        self._sampled: dict[FileClass, int] = {}
 
     def expect(self, found: Candidate | PlainFiles) -> None:
         """Take note of candidates that are to come."""
@@ -222,12 +225,13 @@ class Order:
             yield ALL
             return
         left = set(self._files)
-        yield from self._samples({one for one in left if self._is_new(one)})
+        new = {one for one in left if self._is_new(one)}
+        yield from self._samples(new, FIRST_SAMPLE)
         while left:
             best, is_poor = self._figures.best(left)
-            if is_poor and (others := left - best - self._sampled):
+            if is_poor and (others := left - best - self._sampled.keys()):
                 # So a class that has changed is seen, also where no run comes to its end.
-                yield from self._samples(others)
+                yield from self._samples(others, SAMPLE)
                 continue
             left -= best
             yield from self._rest(best)
@@ -237,28 +241,29 @@ class Order:
         """Whether nobody can say what a class promises."""
         return not self._figures.knows(one) and one.type not in self._figures.raw_types
 
-    def _samples(self, classes: set[FileClass]) -> Iterator[Choice]:
-        """Some files of each class."""
-        for of, group in self._by_sample(classes).items():
+    def _samples(self, classes: set[FileClass], most: int) -> Iterator[Choice]:
+        """Some files of each class: one in ``most``, or more where there are few."""
+        for one in classes:
+            few = max(1, self._files[one] // FILES_SAMPLED_MIN)
+            self._sampled[one] = min(most, 1 << (few.bit_length() - 1))
+        for of, group in self._by_sample(classes):
             yield Choice(group.__contains__, (of, self._figures.turn % of, True))
-        self._sampled |= classes
 
     def _rest(self, classes: set[FileClass]) -> Iterator[Choice]:
         """All of each class, but what was sampled."""
-        whole = frozenset(classes - self._sampled)
+        whole = frozenset(classes - self._sampled.keys())
         if whole:
             yield Choice(whole.__contains__, None)
-        for of, group in self._by_sample(classes & self._sampled).items():
+        for of, group in self._by_sample(classes & self._sampled.keys()):
             if of > 1:
                 yield Choice(group.__contains__, (of, self._figures.turn % of, False))
 
-    def _by_sample(self, classes: set[FileClass]) -> dict[int, frozenset[FileClass]]:
-        """Classes by the number of files of which one is a sample: some of each, also of few."""
+    def _by_sample(self, classes: set[FileClass]) -> list[tuple[int, frozenset[FileClass]]]:
+        """Classes by the number of files of which one was sampled, the largest first."""
         found: dict[int, set[FileClass]] = {}
         for one in classes:
-            few = max(1, self._files[one] // FILES_SAMPLED_MIN)
-            found.setdefault(min(SAMPLE, 1 << (few.bit_length() - 1)), set()).add(one)
-        return {of: frozenset(group) for of, group in sorted(found.items(), reverse=True)}
+            found.setdefault(self._sampled[one], set()).add(one)
+        return [(of, frozenset(group)) for of, group in sorted(found.items(), reverse=True)]
 
 
 class _NotIn:

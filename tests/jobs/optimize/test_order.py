@@ -142,7 +142,7 @@ def test_a_class_of_which_one_file_was_read_is_worth_another_look() -> None:
 def test_types_that_do_not_compress_are_not_sampled_before_the_rest() -> None:
     figures = ClassFigures(raw_types=frozenset({"mp4"}))
     one = Order(figures)
-    for at in range(100):
+    for at in range(200):
         one.expect(candidate(f"a/{at}.mp4", at, GIB))
         one.expect(candidate(f"a/{at}.txt", at, GIB))
     films, texts = FileClass("a", "mp4"), FileClass("a", "txt")
@@ -151,8 +151,8 @@ def test_types_that_do_not_compress_are_not_sampled_before_the_rest() -> None:
         ways.append((choice.has(texts), choice.has(films), choice.sample))
         figures.add(texts, Figures(50, 1e9, 0, 1e8))
     assert ways[:3] == [
-        (True, False, (16, 0, True)),
-        (True, False, (16, 0, False)),
+        (True, False, (order.FIRST_SAMPLE, 0, True)),
+        (True, False, (order.FIRST_SAMPLE, 0, False)),
         (False, True, None),
     ]
 
