@@ -12,6 +12,9 @@ DIR ?= build/bench/data
 TREES ?= /usr/lib /usr/share
 BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
 
+# Tests start thousands of processes, and none has to compile what another has.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-develop build demo test test-native test-slow test-hostile test-cluster lint types format wheel \
 	deb test-deb docs changelog lock bench bench-dataset clean distclean
