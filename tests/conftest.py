@@ -1,5 +1,6 @@
 """What every test may use: file systems of its own, hypothesis profiles, a guard against leaks."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -53,6 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("root"):
             item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests, and all that they import, stay: no collection need look at them again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(

@@ -3,13 +3,14 @@
 import ast
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dedupd.system import disk as product_disk
 from dedupd.system.disk import Disk
 from tests.support.simulated_disk import RecordingDisk
-from tests.support.sources import MODULES, ROOT, Module
+from tests.support.sources import ROOT, Module, all_modules
 
 EFFECTS = frozenset(
     name for name, member in vars(Disk).items() if callable(member) and not name.startswith("_")
@@ -64,7 +65,7 @@ def product_sites() -> list[Site]:
     """All places of the product but those in the disk itself."""
     return [
         site
-        for module in MODULES
+        for module in all_modules()
         if module.name != "dedupd.system.disk"
         for site in sites_of(module)
     ]
@@ -81,10 +82,11 @@ def sites_in_volumes() -> list[Site]:
     return [site for site in product_sites() if not site.module.startswith(OUT_OF_VOLUMES)]
 
 
-IN_VOLUMES = EFFECTS - (
-    {site.effect for site in product_sites()} - {site.effect for site in sites_in_volumes()}
-)
-"""The effects of these places."""
+@cache
+def effects_in_volumes() -> frozenset[str]:
+    """The effects of these places."""
+    elsewhere = {site.effect for site in product_sites()}
+    return EFFECTS - (elsewhere - {site.effect for site in sites_in_volumes()})
 
 
 class Met(NamedTuple):

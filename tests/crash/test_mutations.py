@@ -15,7 +15,7 @@ from dedupd.system.disk import Disk
 from dedupd.volume.volume import Volume
 from tests.crash.exploring import SCENARIOS, explore, file_system_for_states
 from tests.crash.scenarios import plain_volume
-from tests.crash.sites import EFFECTS, IN_VOLUMES
+from tests.crash.sites import EFFECTS, effects_in_volumes
 from tests.support import crash
 from tests.support.simulated_disk import COMPOSED, SYNC_FS, Entry, Forgetful, RecordingDisk
 
@@ -138,7 +138,7 @@ def test_two_exchanged_steps_are_found(fast: Path, name: str, late: str, overtak
 def test_each_kind_of_effect_has_its_bug() -> None:
     tried = {kind for _, kinds in FORGOTTEN for kind in kinds} | {kind for _, kind in LOST}
     tried |= {kind for _, *kinds in EXCHANGED for kind in kinds}
-    assert tried | HARMLESS.keys() == IN_VOLUMES - COMPOSED
+    assert tried | HARMLESS.keys() == effects_in_volumes() - COMPOSED
     assert vars(Disk).keys() >= EFFECTS
 
 

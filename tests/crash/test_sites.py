@@ -12,9 +12,9 @@ import pytest
 
 from tests.crash.exploring import SCENARIOS, file_system_for_states, record
 from tests.crash.sites import (
-    IN_VOLUMES,
     Met,
     WatchfulDisk,
+    effects_in_volumes,
     sites_in_volumes,
     sites_of,
     unmet,
@@ -97,7 +97,7 @@ def test_every_effect_of_native_code_is_met(watched: tuple[set[Met], set[str]]) 
 
 
 def test_the_recording_disk_knows_every_effect() -> None:
-    assert vars(RecordingDisk).keys() >= IN_VOLUMES - COMPOSED
+    assert vars(RecordingDisk).keys() >= effects_in_volumes() - COMPOSED
 
 
 def test_a_place_with_an_effect_is_found() -> None:

@@ -9,11 +9,11 @@ import pytest
 from dedupd.failpoint import POINTS
 from dedupd.system.disk import Disk
 from tests.support.sources import (
-    MODULES,
     NATIVE_EFFECTS,
     NATIVES,
     ROOT,
     Module,
+    all_modules,
     called,
     parse,
 )
@@ -133,7 +133,7 @@ def effects(module: Module) -> Iterator[tuple[str, int]]:
 def test_only_the_disk_has_durable_effects() -> None:
     wrong = [
         f"{module.path}:{line}: {found}"
-        for module in MODULES
+        for module in all_modules()
         if module.name != MAKES_BYTES_DURABLE
         for found, line in effects(module)
         if is_native(found) or not module.name.startswith((*SERVING, *REPORTING))
@@ -143,7 +143,7 @@ def test_only_the_disk_has_durable_effects() -> None:
 
 
 def test_every_exception_is_needed() -> None:
-    used = {module.name: {found for found, _ in effects(module)} for module in MODULES}
+    used = {module.name: {found for found, _ in effects(module)} for module in all_modules()}
     assert {name: sorted(ALLOWED[name] - used.get(name, set())) for name in ALLOWED} == {
         name: [] for name in ALLOWED
     }
@@ -213,7 +213,7 @@ def undoored(module: Module) -> list[str]:
 
 
 def test_native_code_is_always_given_the_door_of_a_disk() -> None:
-    assert [found for module in MODULES for found in undoored(module)] == []
+    assert [found for module in all_modules() for found in undoored(module)] == []
 
 
 def test_a_native_call_with_no_door_is_found() -> None:
@@ -227,7 +227,7 @@ def test_no_module_imports_a_native_effect_under_a_name_of_its_own() -> None:
     effects = {f"dedupd.native.{submodule}" for submodule in NATIVE_EFFECTS}
     imported = {
         f"{module.path}:{node.lineno}"
-        for module in MODULES
+        for module in all_modules()
         for node in ast.walk(module.tree)
         if isinstance(node, ast.ImportFrom) and node.module in effects
         if any(alias.name in NATIVE_EFFECTS[node.module[14:]] for alias in node.names)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.sources import (
-    MODULES,
     NATIVE_EFFECTS,
     PACKAGES,
     ROOT,
     Module,
+    all_modules,
     called,
     parse,
 )
@@ -51,7 +51,7 @@ def test_every_library_that_the_program_imports_is_among_its_dependencies() -> N
     """What another library happens to bring along is not there on every version of Python."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.split(r"[^\w-]", one)[0].replace("-", "_") for one in project["dependencies"]}
-    used = {name.partition(".")[0] for module in MODULES for name, _ in imports(module)}
+    used = {name.partition(".")[0] for module in all_modules() for name, _ in imports(module)}
     assert used - {*PACKAGES} - sys.stdlib_module_names <= named
 
 
@@ -139,19 +139,19 @@ def upward_imports(module: Module) -> list[str]:
 
 
 def test_imports_point_downwards() -> None:
-    assert [found for module in MODULES for found in upward_imports(module)] == []
+    assert [found for module in all_modules() for found in upward_imports(module)] == []
 
 
 def test_every_folder_has_its_floor() -> None:
-    folders = {".".join(module.path.relative_to(ROOT).parent.parts) for module in MODULES}
+    folders = {".".join(module.path.relative_to(ROOT).parent.parts) for module in all_modules()}
     assert folders | {"dedupd.native"} == set(FLOORS)
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     waiting = {
         module.name: {name for name, _ in imports(module) if name != module.name}
-        & {other.name for other in MODULES}
-        for module in MODULES
+        & {other.name for other in all_modules()}
+        for module in all_modules()
     }
     while free := [name for name, needs in waiting.items() if not needs & waiting.keys()]:
         for name in free:
@@ -165,13 +165,13 @@ MODULE_LINES_MAX = 450
 
 def test_rooms_and_modules_are_small_enough_to_be_read() -> None:
     """``cli`` has one file a command, and ``queries`` one a figure."""
-    rooms = {module.path.parent for module in MODULES} - {ROOT / "dedupd" / "cli"}
+    rooms = {module.path.parent for module in all_modules()} - {ROOT / "dedupd" / "cli"}
     files = {
         room: len([p for p in room.iterdir() if p.is_file() and p.suffix != ".so"])
         for room in rooms
     }
     assert {str(room): n for room, n in files.items() if n > ROOM_FILES_MAX} == {}
-    lines = {module.path: module.path.read_text().count("\n") for module in MODULES}
+    lines = {module.path: module.path.read_text().count("\n") for module in all_modules()}
     assert {str(path): n for path, n in lines.items() if n > MODULE_LINES_MAX} == {}
 
 
@@ -216,7 +216,7 @@ def test_an_import_that_points_downwards_is_fine(name: str, source: str) -> None
 
 
 def test_the_folder_path_is_the_import_path() -> None:
-    for module in MODULES:
+    for module in all_modules():
         spec = importlib.util.find_spec(module.name)
         assert spec is not None and spec.origin is not None, module.name
         assert Path(spec.origin).resolve() == module.path, module.name
@@ -251,7 +251,7 @@ def impurities(module: Module) -> list[str]:
 
 
 def test_formats_do_no_input_or_output() -> None:
-    formats = [module for module in MODULES if module.name.startswith("dedupd.format")]
+    formats = [module for module in all_modules() if module.name.startswith("dedupd.format")]
     assert len(formats) > 3
     assert [found for module in formats for found in impurities(module)] == []
 

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,10 @@ def modules() -> Iterator[Module]:
             yield Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
 
 
-MODULES = list(modules())
+@cache
+def all_modules() -> list[Module]:
+    """The modules of the product, parsed when first asked for: that takes seconds."""
+    return list(modules())
 
 
 def called(function: ast.expr) -> str:
