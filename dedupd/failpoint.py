@@ -8,14 +8,26 @@ import os
 import signal
 from collections.abc import Callable
 
+VARIABLE = "DEDUPD_FAIL_POINT"
+
 POINTS: dict[str, str] = {}
 """Every fail point: name → what has just become durable. Filled by :func:`define`."""
 
 hook: Callable[[str], None] | None = None
 """Called with the name at each pass; tests raise from it."""
 
-_name, _, _count = os.environ.get("DEDUPD_FAIL_POINT", "").partition(":")
-_passes_left = int(_count or "1")
+_name = ""
+_passes_left = 0
+
+
+def arm(point: str) -> None:
+    """Have this process killed at the pass that ``name`` or ``name:n`` says; at none for ""."""
+    global _name, _passes_left
+    _name, _, count = point.partition(":")
+    _passes_left = int(count or "1")
+
+
+arm(os.environ.get(VARIABLE, ""))
 
 
 def define(name: str, meaning: str) -> str:

@@ -38,7 +38,7 @@ from tests.support.lab import (
     new_lab,
     noise,
     public_directory,
-    run_cli,
+    run_program,
 )
 
 DONE, FINDINGS, USAGE, BUSY, DAMAGED = range(5)
@@ -394,11 +394,11 @@ def test_names_that_are_not_utf8_come_in_and_go_out(lab: Lab) -> None:
     lab.put(b"odd \xff name", noise(40 * KIB, 3))
     lab.optimize()
     path = os.fsencode(lab.root) + b"/odd \xff name"
-    said = run_cli("file", path)
+    said = run_program("file", path)
     assert said.returncode == DONE
     assert "odd \\xff name: stub" in said.stdout
-    assert json.loads(run_cli("file", path, "--json").stdout)[0]["path"] == os.fsdecode(path)
-    assert run_cli("expand", path).returncode == DONE
+    assert json.loads(run_program("file", path, "--json").stdout)[0]["path"] == os.fsdecode(path)
+    assert run_program("expand", path).returncode == DONE
     assert lab.stub(b"odd \xff name") is None
 
 
@@ -408,7 +408,7 @@ def test_no_summary_of_a_command_is_cut() -> None:
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:
-    result = run_cli("--help")
+    result = run_program("--help")
     assert result.returncode == DONE
     assert result.stdout.startswith("Usage: dedupd [OPTIONS] COMMAND")
     for name, text in COMMANDS.items():

@@ -3,13 +3,12 @@
 import errno
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
-from tests.fuse_stub.test_fill_lane import mount_in_fork
+from tests.fuse_stub.test_fill_lane import Patched
 from tests.support.mounts import ALICE, BOB, MountedLab, as_user, mounted_lab
 
 LIMIT = 800
@@ -18,11 +17,8 @@ LIMIT = 800
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MountedLab]:
     """A mount whose process has few descriptors."""
-
-    limited = partial(mount_in_fork, descriptors_max=LIMIT)
     monkeypatch.setattr("fuse_stub.process.allow_descriptors", lambda: None)
-    monkeypatch.setattr("fuse_stub.process.mount_in_background", limited)
-    with mounted_lab(tmp_path) as lab:
+    with mounted_lab(tmp_path, nursery=Patched(descriptors_max=LIMIT)) as lab:
         yield lab
 
 

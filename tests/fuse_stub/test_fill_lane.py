@@ -31,7 +31,7 @@ CONTENT = noise(40 * PIECE + 123)
 def mount_in_fork(
     path: str, mountpoint: str, *, cache_bytes: int, descriptors_max: int | None = None
 ) -> int:
-    """As ``process.mount_in_background``, by a process that has what a test has patched.
+    """Stands in for ``process.mount_in_background``: a process that has what a test has patched.
 
     Where ``descriptors_max`` is given, it has none of the descriptors of other tests.
     """
@@ -56,13 +56,24 @@ def mount_in_fork(
     return pid
 
 
+class Patched:
+    """Serves mounts in processes that have what a test has patched."""
+
+    def __init__(self, descriptors_max: int | None = None) -> None:
+        self._descriptors_max = descriptors_max
+
+    def serve(self, path: str, mountpoint: str, *, cache_bytes: int) -> int:
+        return mount_in_fork(
+            path, mountpoint, cache_bytes=cache_bytes, descriptors_max=self._descriptors_max
+        )
+
+
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MountedLab]:
     """A mount that fills up one small piece in each step."""
     monkeypatch.setattr(filling, "PIECE_BYTES", PIECE)
     monkeypatch.setattr(fill_lane, "STEP_S", 0.0)
-    monkeypatch.setattr(process, "mount_in_background", mount_in_fork)
-    with mounted_lab(tmp_path) as lab:
+    with mounted_lab(tmp_path, nursery=Patched()) as lab:
         yield lab
 
 

@@ -32,6 +32,7 @@ from tests.support.mounts import (
     ALICE,
     DEATH_WAIT_MS,
     MountedLab,
+    Started,
     as_user,
     is_serving,
     mounted_lab,
@@ -46,7 +47,7 @@ CONTENT = noise(200_000)
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[MountedLab]:
-    with mounted_lab(tmp_path) as lab:
+    with mounted_lab(tmp_path, nursery=Started()) as lab:
         yield lab
 
 

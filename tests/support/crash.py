@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from dedupd import failpoint
 from dedupd.config.policy import RefineMode
 from dedupd.format.container import Kind
 from dedupd.format.stub import Flag
@@ -40,9 +41,10 @@ from jobs.reconcile.job import Reconcile, ReconcileReport
 from jobs.refine.job import Refine, RefineReport
 from jobs.tree.candidates import SAVES_LITTLE
 from jobs.unoptimize import Unoptimize, UnoptimizeReport
+from tests.support import lab
 from tests.support.copies import belong_here
+from tests.support.forks import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 KIB = 1 << 10
 MTIME_NS = 1_500_000_000_123_456_789
 """Not a whole second, and long ago: a time that is restored by halves shows."""
@@ -371,20 +373,8 @@ def see_top(root: Path) -> tuple[int, int, int, int]:
 
 
 def run_cli(*arguments: str | Path, fail_at: str = "") -> subprocess.CompletedProcess[str]:
-    """The real program, in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "dedupd.cli.main", *map(str, arguments)],
-        cwd=REPOSITORY,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
-            "DEDUPD_FAIL_POINT": fail_at,
-        },
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    """The program, in a process of its own, which dies at a fail point."""
+    return lab.run_cli(*arguments, environment={failpoint.VARIABLE: fail_at})
 
 
 def start_cli(*arguments: str | Path) -> int:

@@ -35,8 +35,9 @@ from jobs.frame.run import JobRun
 from jobs.gc.job import Gc, GcReport
 from jobs.optimize.job import Optimize, OptimizeReport
 from jobs.unoptimize import Unoptimize, UnoptimizeReport
+from tests.support import forks
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = forks.REPOSITORY
 RAW_SOCKETS = b"\1\0\0\2\0\x20" + bytes(14)
 """What ``setcap cap_net_raw+ep`` gives to a program, as its ``security.capability``."""
 OLD_NS = 1_500_000_000_123_456_789
@@ -302,7 +303,17 @@ def cached_pages(path: Path) -> int:
 def run_cli(
     *arguments: str | bytes | Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The real program, in a process of its own."""
+    """The program, in a process of its own, which is forked."""
+    if not forks.can_fork():
+        return run_program(*arguments, environment=environment)
+    given = [os.fsdecode(argument) for argument in arguments]
+    return forks.run_forked(given, {**os.environ, **(environment or {})})
+
+
+def run_program(
+    *arguments: str | bytes | Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The real program, in a process of its own, which is started."""
     return subprocess.run(
         [sys.executable, "-m", "dedupd.cli.main", *arguments],
         cwd=REPOSITORY,

@@ -3,7 +3,6 @@
 import ctypes
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import struct
@@ -12,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from dedupd import failpoint
+from dedupd.errors import ServiceUnreachable, error_named
 from dedupd.stub.transition import FileIdentity
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient, socket_path
@@ -25,6 +26,7 @@ from fuse_stub import process
 from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.mounts.mount_points import is_dead
 from jobs.optimize.job import OptimizeReport
+from tests.support.forks import CONTEXT, take_over
 from tests.support.lab import Lab, let_others_pass
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -38,11 +40,12 @@ TEAM = 50001
 class MountedLab(Lab):
     """A volume mounted at ``view``, beside its root, so that both sides can be looked at."""
 
-    def __init__(self, root: Path, view: Path, nursery: "Nursery | None" = None) -> None:
+    def __init__(self, root: Path, view: Path, nursery: "Serves | None" = None) -> None:
+        """``nursery``: starts the process of the mount, in place of a :class:`Nursery`."""
         super().__init__(root)
         self.view = view
         self.pid = 0
-        self._serve = process.mount_in_background if nursery is None else nursery.serve
+        self._serve = (nursery or Nursery()).serve
 
     def mount(self, cache_bytes: int = process.CACHE_BYTES) -> None:
         self.pid = self._serve(str(self.root), str(self.view), cache_bytes=cache_bytes)
@@ -93,11 +96,22 @@ class MountedLab(Lab):
         return FileIdentity.of(os.stat(self.data / name))
 
 
-class Nursery:
-    """Forks processes that serve mounts; for tests that mount hundreds of times.
+class Serves(Protocol):
+    """Has a process serve a mount, and returns its pid once it answers."""
 
-    What such a process does is the same; it only need not start Python and import everything.
-    """
+    def serve(self, path: str, mountpoint: str, *, cache_bytes: int) -> int: ...
+
+
+class Started:
+    """Starts processes that serve mounts as the program does."""
+
+    @staticmethod
+    def serve(path: str, mountpoint: str, *, cache_bytes: int) -> int:
+        return process.mount_in_background(path, mountpoint, cache_bytes=cache_bytes)
+
+
+class Nursery:
+    """Forks processes that serve mounts (:mod:`tests.support.forks`)."""
 
     def __init__(
         self, target: Callable[..., None] | None = None, first: tuple[str, ...] = ()
@@ -105,27 +119,56 @@ class Nursery:
         """``target``: runs in the process in place of :func:`serve_for_test`, with ``first``."""
         self._target = target or serve_for_test
         self._first = first
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["pytest", __name__])
 
     def serve(self, path: str, mountpoint: str, *, cache_bytes: int) -> int:
-        """Stands in for :func:`fuse_stub.process.mount_in_background`."""
-        receiver, sender = self._context.Pipe(duplex=False)
-        arguments = (*self._first, path, mountpoint, cache_bytes, sender)
-        process = self._context.Process(target=self._target, args=arguments, daemon=True)
-        process.start()
+        """Stands in for :func:`fuse_stub.process.mount_in_background`, and raises as that."""
+        with process.open_volume(path) as volume:
+            root = volume.root
+        receiver, sender = CONTEXT.Pipe(duplex=False)
+        served = CONTEXT.Process(
+            target=_serve,
+            args=(
+                dict(os.environ),
+                self._target,
+                *self._first,
+                root,
+                mountpoint,
+                cache_bytes,
+                sender,
+            ),
+            daemon=True,
+        )
+        served.start()
         sender.close()
         with receiver, os.fdopen(os.dup(receiver.fileno()), "rb") as answer:
-            assert json.loads(answer.read()) == {}
-        assert process.pid is not None
-        return process.pid
+            text = answer.read()
+        if not text:
+            raise ServiceUnreachable(f"{mountpoint}: the process that was to serve the mount died")
+        reply = json.loads(text)
+        if "error" in reply:
+            raise error_named(reply["kind"], reply["error"])
+        assert served.pid is not None
+        return served.pid
+
+
+def _serve(environment: dict[str, str], target: Callable[..., None], *arguments: object) -> None:
+    """What the process of a mount does, forked."""
+    take_over(environment, "/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(null, fd)
+    os.close(null)
+    target(*arguments)
 
 
 def serve_for_test(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
     """Serve a mount in a process of a :class:`Nursery`."""
     answer_fd = os.dup(answer.fileno())
     answer.close()
-    logging.basicConfig(filename=f"{mountpoint}.log", format="%(asctime)s %(process)d %(message)s")
+    with suppress(OSError):  # beside a mount on a file system that takes no changes
+        logging.basicConfig(
+            filename=f"{mountpoint}.log", format="%(asctime)s %(process)d %(message)s"
+        )
     with process.open_volume(path) as volume:
         root, base_fd = volume.root, os.dup(volume.base_fd)
     process.serve_for_parent(root, base_fd, mountpoint, cache_bytes, answer_fd)
@@ -170,7 +213,7 @@ def opened_pid(pid: int) -> Iterator[int]:
 
 @contextmanager
 def mounted_lab(
-    directory: Path, policy: dict[str, str] | None = None, nursery: Nursery | None = None
+    directory: Path, policy: dict[str, str] | None = None, nursery: "Serves | None" = None
 ) -> Iterator[MountedLab]:
     """A new volume below ``directory`` that takes every file at once, mounted for all users."""
     let_others_pass(directory)

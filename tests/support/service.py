@@ -2,7 +2,6 @@
 
 import faulthandler
 import json
-import multiprocessing
 import os
 import queue
 import signal
@@ -21,6 +20,7 @@ from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
 from fuse_stub.mounts.mount_points import clear_dead_mount
 from fuse_stub.process import unmount
+from tests.support.forks import CONTEXT
 from tests.support.lab import Lab, new_lab, run_cli
 
 T = TypeVar("T")
@@ -43,15 +43,11 @@ def eventually(probe: Callable[[], T | None], what: str) -> T:
     raise AssertionError(f"never: {what}")
 
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["pytest", "dedupd.service.service", __name__])
-
-
 class Program:
-    """A service in a process that need not start Python and import everything."""
+    """A service in a process that is forked (:mod:`tests.support.forks`)."""
 
     def __init__(self, config: str, log: str, environment: dict[str, str]) -> None:
-        self._process = _FORKS.Process(target=_serve, args=(config, log, environment))
+        self._process = CONTEXT.Process(target=_serve, args=(config, log, environment))
         self._process.start()
         self._log = log
         assert self._process.pid is not None

@@ -11,7 +11,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.units import MIB
-from tests.support.lab import Lab, new_lab, noise, run_cli
+from tests.support.lab import Lab, new_lab, noise, run_program
 
 PLAIN = 'min_age = "0s"\nmin_size = "1"\n'
 CONTAINER_CHUNKS = 1 << 14
@@ -21,7 +21,7 @@ RSS_SLACK_BYTES = 6 * MIB
 
 def peak_bytes(lab: Lab, job: str, *options: str) -> tuple[int, dict[str, object]]:
     """The peak memory of a job in a process of its own, and its report."""
-    result = run_cli("run", job, lab.root, "--json", *options)
+    result = run_program("run", job, lab.root, "--json", *options)
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     return report["resources"]["memory_bytes_peak"], report

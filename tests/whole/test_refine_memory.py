@@ -15,7 +15,7 @@ from dedupd.format.table import State
 from dedupd.units import MIB
 from dedupd.volume.hints import HintKey
 from jobs.check.leaning import note_held
-from tests.support.lab import Lab, new_lab, run_cli
+from tests.support.lab import Lab, new_lab, run_program
 
 PER_CONTAINER = 100_000
 STORED_BYTES = 4000
@@ -50,7 +50,7 @@ def grow(lab: Lab, containers: range) -> None:
 
 
 def peak_bytes(lab: Lab) -> int:
-    done = run_cli("run", "--here", "refine", lab.root, "--json")
+    done = run_program("run", "--here", "refine", lab.root, "--json")
     report = json.loads(done.stdout)
     assert report["outcome"] == "nothing new has come to be cold", report
     assert report["deltas"] > 0
