@@ -18,6 +18,10 @@ and `refine`
     fixed         96 MiB
     similar       80 MiB    half of the rest
 
+and `send`
+
+    ahead         32 MiB    an eighth: of the store, before it is sent
+
 The remainder is for memory that the allocator keeps. Below 72 MiB the least needs of all parts add
 up to more than ``memory``. Other jobs need memory by the size of the store: a bit or more for each
 record (docs/partitions.md). The mount has no part in this; its cache is
@@ -96,6 +100,14 @@ class RefineShares(NamedTuple):
 def refine_shares(memory_bytes: int) -> RefineShares:
     fixed = 96 * MIB
     return RefineShares(fixed, max(SIMILAR_BYTES_MIN, (memory_bytes - fixed) // 2))
+
+
+SEND_AHEAD_BYTES_MIN = 8 * MIB
+
+
+def send_ahead_bytes(memory_bytes: int) -> int:
+    """What `send` may read ahead of the store."""
+    return max(SEND_AHEAD_BYTES_MIN, memory_bytes // 8)
 
 
 # --- the index --------------------------------------------------------------------------------

@@ -47,21 +47,32 @@ def read_chunks(
     work. Records that lean on others are read with ``bases``, else not. Raises MemoryError only.
     """
 
+class BlocksAhead:
+    """Reads blocks of containers in threads of its own, past the page cache, before
+    :func:`frame_chunks` asks for them: once it goes forward, what follows is likely to be next.
+
+    Keeps up to ``bytes_max`` in memory. Used by one thread at a time.
+    """
+
+    def __init__(self, bytes_max: int) -> None: ...
+
 def frame_chunks(
+    number: int,
     data_fd: int,
     table_fd: int,
     seed: int,
     wanted: Sequence[tuple[int, int, int]],
     sequence: int,
     stream_seed: int,
+    ahead: BlocksAhead,
     threads: int,
 ) -> tuple[bytes, bytes, int]:
-    """Chunks of a container as frames of a stream: these, the fingerprints of the chunks, and how
-    many they are.
+    """Chunks of container ``number`` as frames of a stream: these, the fingerprints of the chunks,
+    and how many they are.
 
     Of the first of ``wanted``, given as in :func:`read_chunks`, up to one about which anything is
     not as expected, or that leans on another. Payloads are checked, and not decoded. ``sequence``
-    is that of the first frame. Raises MemoryError only.
+    is that of the first frame; ``ahead`` always serves the same store. Raises MemoryError only.
     """
 
 class Window(Buffer):

@@ -104,7 +104,12 @@ class RecordReader:
         return chunks
 
     def frame_chunks(
-        self, wanted: Sequence[tuple[int, int, int]], sequence: int, stream_seed: int, threads: int
+        self,
+        wanted: Sequence[tuple[int, int, int]],
+        sequence: int,
+        stream_seed: int,
+        ahead: native.store.BlocksAhead,
+        threads: int,
     ) -> tuple[bytes, bytes, int]:
         """Chunks, given as in :meth:`read_chunks`, as frames of a stream, with payloads that are
         checked: the frames, the fingerprints, and how many of the first ones they are.
@@ -119,7 +124,7 @@ class RecordReader:
         parts = [(ordinal_of(one), length, check) for one, length, check in mine]
         fds = container.fd, container.table_fd
         return native.store.frame_chunks(
-            *fds, container.seed, parts, sequence, stream_seed, threads
+            number, *fds, container.seed, parts, sequence, stream_seed, ahead, threads
         )
 
     def begin_window(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
+from dedupd import native
 from dedupd.errors import Damaged, DamagedContainer
 from dedupd.format import stream
 from dedupd.format.container import Codec, RecordKind
@@ -37,8 +38,10 @@ class ChunkSender:
         back: FrameReader | None,
         pool: ThreadPoolExecutor,
         since: Point,
+        ahead_bytes: int,
     ) -> None:
-        """``since``: what the receiver has. ``back``: where it answers, if it does."""
+        """``since``: what the receiver has. ``back``: where it answers, if it does. ``ahead_bytes``
+        of the store may be read ahead."""
         self._volume = volume
         self._out = out
         self._back = back
@@ -46,6 +49,7 @@ class ChunkSender:
         self._since = since
         self._since_cut = since.cut_fingerprints()
         self._threads = cores()
+        self._ahead = native.store.BlocksAhead(ahead_bytes)
         self._numbers = Numbers()
         self._cut_numbers = CutNumbers()
         self._log_fd: int | None = None
@@ -163,7 +167,7 @@ class ChunkSender:
         frame_chunks = self._volume.chunk_records.frame_chunks
 
         def make(sequence: int, seed: int) -> tuple[bytes, int]:
-            frames, joined, count = frame_chunks(wanted, sequence, seed, self._threads)
+            frames, joined, count = frame_chunks(wanted, sequence, seed, self._ahead, self._threads)
             for at, row in enumerate(rows[:count]):
                 found[row.key] = joined[at * FINGERPRINT_BYTES : (at + 1) * FINGERPRINT_BYTES]
             if count:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
+from dedupd.config.memory_budget import send_ahead_bytes
 from dedupd.errors import Damaged, FileChanged, UsageError
 from dedupd.format import stream
 from dedupd.format.container import Kind
@@ -162,7 +163,10 @@ class Sender:
             )
         if memory is not None and report.since:
             self._since = memory.load(report.since)
-        self._chunks = ChunkSender(self._volume, self._out, self._back, pool, self._since)
+        ahead_bytes = send_ahead_bytes(self._volume.policy().memory_bytes)
+        self._chunks = ChunkSender(
+            *(self._volume, self._out, self._back, pool, self._since), ahead_bytes
+        )
         if memory is not None:
             if resume is not None:
                 rows = memory.log_rows(resume.stream, resume.chunks)

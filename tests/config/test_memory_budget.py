@@ -10,6 +10,7 @@ from dedupd.config.memory_budget import (
     memory_for,
     optimize_shares,
     reconcile_shares,
+    send_ahead_bytes,
 )
 from dedupd.config.policy import IndexChoice, Policy
 from dedupd.units import MIB
@@ -29,6 +30,11 @@ def test_the_shares_of_a_reconcile_run_fit_its_memory(memory_bytes: int) -> None
     shares = reconcile_shares(memory_bytes)
     assert min(shares) > 0
     assert sum(shares) <= memory_bytes
+
+
+@given(memories)
+def test_what_is_read_ahead_for_a_stream_is_an_eighth(memory_bytes: int) -> None:
+    assert send_ahead_bytes(memory_bytes) <= memory_bytes / 8
 
 
 @given(memories, st.sampled_from(IndexChoice))

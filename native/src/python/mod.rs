@@ -82,8 +82,9 @@ mod exported {
         use crate::python::refine::Bases;
         #[pymodule_export]
         use crate::python::store::{
-            CheckedRecords, PassedRecords, Window, check_records, dead_payloads, frame_chunks,
-            headers_agree, pass_records, read_chunks, seal, table_states, weigh_table,
+            BlocksAhead, CheckedRecords, PassedRecords, Window, check_records, dead_payloads,
+            frame_chunks, headers_agree, pass_records, read_chunks, seal, table_states,
+            weigh_table,
         };
         #[pymodule_export]
         use crate::store::table_states::Weight;

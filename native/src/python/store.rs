@@ -14,6 +14,7 @@ use super::refine::Bases;
 use super::support::input::{Input, pack_u32};
 use super::support::output::{Output, export, uninitialised};
 use crate::format::ids::{Checksum, FingerprintCheck};
+use crate::store::blocks_ahead;
 use crate::store::dead_payloads::Container as PunchedContainer;
 use crate::store::read_window;
 use crate::store::record_check::Place as CheckPlace;
@@ -60,29 +61,49 @@ pub fn read_chunks(
 /// Frames, the fingerprints of their chunks, and how many they are.
 type Framed = (Py<PyBytes>, Py<PyBytes>, usize);
 
+#[pyclass(frozen, module = "dedupd.native.store")]
+pub struct BlocksAhead(blocks_ahead::BlocksAhead);
+
+#[pymethods]
+impl BlocksAhead {
+    #[new]
+    fn new(bytes_max: usize) -> BlocksAhead {
+        BlocksAhead(blocks_ahead::BlocksAhead::new(bytes_max))
+    }
+}
+
 #[pyfunction]
-#[pyo3(signature = (data_fd, table_fd, seed, wanted, sequence, stream_seed, threads))]
+#[pyo3(signature = (number, data_fd, table_fd, seed, wanted, sequence, stream_seed, ahead, threads))]
 #[expect(clippy::too_many_arguments, reason = "a container, and the place in a stream")]
 pub fn frame_chunks(
     py: Python<'_>,
+    number: u32,
     data_fd: i32,
     table_fd: i32,
     seed: u64,
     wanted: Vec<Row>,
     sequence: u32,
     stream_seed: u64,
+    ahead: &Bound<'_, BlocksAhead>,
     threads: usize,
 ) -> PyResult<Framed> {
     let reads = Reads::Uncached;
     let files = Files { data: data_fd, table: table_fd, seed, reads, bases: None };
-    let entries = py.detach(|| stream_frames::entries(&files, &wanted));
+    let ahead = &ahead.get().0;
+    let (entries, blocks) = py.detach(|| {
+        let entries = stream_frames::entries(&files, &wanted);
+        let blocks = stream_frames::blocks(&files, number, &entries, ahead);
+        (entries, blocks)
+    });
     let length = entries.iter().map(stream_frames::frame_bytes).sum();
     let frames = uninitialised(py, length)?;
     let start = frames.bind(py).as_bytes().as_ptr().cast_mut();
     // SAFETY: the object is new, and nobody else has it before this function returns.
     let out = unsafe { std::slice::from_raw_parts_mut(start, length) };
     let place = stream_frames::Place { sequence, seed: stream_seed };
-    let count = py.detach(|| stream_frames::write(&files, &wanted, &entries, place, out, threads));
+    let blocks = blocks.as_ref();
+    let count =
+        py.detach(|| stream_frames::write(&files, &wanted, &entries, blocks, place, out, threads));
     let good = &entries[..count];
     let fingerprints: Vec<u8> = good.iter().flat_map(|entry| entry.fingerprint).collect();
     let fingerprints = PyBytes::new(py, &fingerprints).unbind();

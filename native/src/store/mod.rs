@@ -1,6 +1,7 @@
 //! Containers and their tables: records written, read and checked.
 
 pub mod bases;
+pub mod blocks_ahead;
 pub mod dead_payloads;
 pub mod read_window;
 pub mod record_check;

@@ -14,6 +14,7 @@ use crate::format::record_header::{
     CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader,
 };
 use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry, entry_offset};
+use crate::store::blocks_ahead::Blocks;
 use crate::system::reads::RWF_DONTCACHE;
 use crate::threads::lock::{locked, unlocked};
 use crate::threads::pool;
@@ -105,7 +106,10 @@ impl Files<'_> {
     /// The table entry of a record in whatever state; None where there is no sound one.
     pub fn any_entry(&self, ordinal: u32) -> Option<TableEntry> {
         let mut bytes = [0; ENTRY_BYTES];
-        self.fill(self.table, entry_offset(ordinal.into()), &mut bytes, &mut [])?;
+        // A page has the entries of many records, which are mostly asked for one after the other.
+        let reads = if self.reads == Reads::Uncached { Reads::Any } else { self.reads };
+        let table = Files { reads, ..*self };
+        table.fill(self.table, entry_offset(ordinal.into()), &mut bytes, &mut [])?;
         TableEntry::sound(&bytes, self.seed)
     }
 
@@ -147,10 +151,19 @@ impl Files<'_> {
     }
 
     /// Fills `out`, of its stored length, with the payload of a record that leans on no other; None
-    /// where anything is not as expected.
-    pub fn read_stored(&self, entry: &TableEntry, ordinal: u32, out: &mut [u8]) -> Option<()> {
+    /// where anything is not as expected. The file of records is read by `blocks`, if there are.
+    pub fn read_stored(
+        &self,
+        entry: &TableEntry,
+        ordinal: u32,
+        blocks: Option<&Blocks>,
+        out: &mut [u8],
+    ) -> Option<()> {
         let mut header = [0; RECORD_HEADER_BYTES];
-        self.fill(self.data, entry.offset, &mut header, out)?;
+        let is_there = blocks.is_some_and(|blocks| blocks.read(entry.offset, &mut header, out));
+        if !is_there {
+            self.fill(self.data, entry.offset, &mut header, out)?;
+        }
         let header = self.header(&header, entry, ordinal)?;
         check(out, entry.codec, entry.raw_length as usize, header.checksum).ok()
     }

@@ -5,8 +5,10 @@
 use std::sync::Mutex;
 
 use crate::format::ids::{Fingerprint, FingerprintCheck};
+use crate::format::record_header::RECORD_HEADER_BYTES;
 use crate::format::stream::{CHUNK, HEADER_BYTES, Head, write_header};
 use crate::format::table_entry::{CODEC_ZSTD, TableEntry};
+use crate::store::blocks_ahead::{Blocks, BlocksAhead};
 use crate::store::record_reader::{Files, Row};
 use crate::threads::lock::{locked, unlocked};
 use crate::threads::pool;
@@ -38,12 +40,28 @@ pub fn frame_bytes(entry: &TableEntry) -> usize {
     HEADER_BYTES + FINGERPRINT_BYTES + entry.stored_length as usize
 }
 
+/// What reads these records of container `number`; ahead where they take most of what lies between
+/// the first and the last of them, and more are likely to follow.
+pub fn blocks(
+    files: &Files<'_>,
+    number: u32,
+    entries: &[TableEntry],
+    ahead: &BlocksAhead,
+) -> Option<Blocks> {
+    let bytes = |entry: &TableEntry| (RECORD_HEADER_BYTES as u64) + u64::from(entry.stored_length);
+    let start = entries.iter().map(|entry| entry.offset).min()?;
+    let end = entries.iter().map(|entry| entry.offset.saturating_add(bytes(entry))).max()?;
+    let are_close = end - start <= 2 * entries.iter().map(bytes).sum::<u64>();
+    ahead.get(number, files.data, &(start..end), are_close)
+}
+
 /// Fills `out`, of the length of all frames, on up to `threads` threads; how many of the first
 /// frames are good.
 pub fn write(
     files: &Files<'_>,
     rows: &[Row],
     entries: &[TableEntry],
+    blocks: Option<&Blocks>,
     place: Place,
     mut out: &mut [u8],
     threads: usize,
@@ -56,7 +74,7 @@ pub fn write(
     }
     pool::for_each(slots.len(), threads.saturating_sub(1), |at| {
         let mut slot = locked(&slots[at]);
-        slot.1 = write_one(files, rows[at].0, &entries[at], place, at, slot.0).is_some();
+        slot.1 = write_one(files, rows[at].0, &entries[at], blocks, place, at, slot.0).is_some();
     });
     slots.into_iter().map(|slot| unlocked(slot).1).take_while(|&is| is).count()
 }
@@ -65,12 +83,13 @@ fn write_one(
     files: &Files<'_>,
     ordinal: u32,
     entry: &TableEntry,
+    blocks: Option<&Blocks>,
     place: Place,
     at: usize,
     frame: &mut [u8],
 ) -> Option<()> {
     let (fingerprint, payload) = frame[HEADER_BYTES..].split_at_mut(FINGERPRINT_BYTES);
-    files.read_stored(entry, ordinal, payload)?;
+    files.read_stored(entry, ordinal, blocks, payload)?;
     fingerprint.copy_from_slice(&entry.fingerprint);
     let sequence = place.sequence.checked_add(u32::try_from(at).ok()?)?;
     let head = Head { kind: CHUNK, codec: entry.codec, sequence, raw_length: entry.raw_length };

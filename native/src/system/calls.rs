@@ -1,8 +1,9 @@
 //! System calls that Python's `os` lacks and that change nothing (for those see `effects`). Each makes
 //! one attempt; the caller retries on EINTR.
 
-use std::ffi::{CStr, c_char, c_int, c_long};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint};
 use std::io::{Error, Result};
+use std::ops::Range;
 use std::os::fd::RawFd;
 
 fn check(result: c_long) -> Result<c_long> {
@@ -105,6 +106,29 @@ pub fn open_by_handle(mount_fd: RawFd, handle: &[u8], flags: c_int) -> Result<Ra
         )
     };
     check(result).map(|fd| fd as RawFd)
+}
+
+/// `SYS_cachestat`, the same number on all architectures but Alpha.
+const CACHESTAT: c_long = 451;
+
+/// The kernel's `struct cachestat`: pages of a range of a file.
+#[repr(C)]
+#[derive(Default)]
+struct CachedPages {
+    cached: u64,
+    others: [u64; 4],
+}
+
+/// Whether the page cache has all of a range of a file. False before Linux 6.5.
+pub fn is_cached(fd: RawFd, range: &Range<u64>) -> bool {
+    let mut pages = CachedPages::default();
+    let asked = [range.start, range.end - range.start];
+    // SAFETY: both are live locals of the layout that the kernel expects.
+    let result =
+        unsafe { libc::syscall(CACHESTAT, fd, asked.as_ptr(), &raw mut pages, 0 as c_uint) };
+    // SAFETY: takes no pointers.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+    result == 0 && pages.cached >= range.end.div_ceil(page_bytes) - range.start / page_bytes
 }
 
 /// Covers all of an ext4 inode's attributes in one call.

@@ -5,12 +5,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
+use crate::system::calls::is_cached;
 use crate::system::reads::fill_at;
 use crate::threads::lock::locked;
 
@@ -39,21 +40,30 @@ impl Source {
 
 /// Memory for a span, which lies at `at` among the aligned bytes around it. Used again.
 #[derive(Default)]
-struct Buffer {
+pub struct Buffer {
     bytes: Vec<u8>,
     at: Range<usize>,
     is_filled: bool,
 }
 
 impl Buffer {
-    fn fill(&mut self, source: &Source, span: &Range<u64>) {
+    /// Makes room for `span` and what lies around it; returns how much of it comes before the span,
+    /// and the range of all of it in memory.
+    fn make_room(&mut self, span: &Range<u64>) -> (usize, Range<usize>) {
         let skipped = span.start as usize % DIRECT_ALIGN_BYTES;
         let length = (span.end - span.start) as usize;
         let whole = (skipped + length).next_multiple_of(DIRECT_ALIGN_BYTES);
         self.bytes.resize(self.bytes.len().max(whole + DIRECT_ALIGN_BYTES), 0);
         let start = self.bytes.as_ptr().align_offset(DIRECT_ALIGN_BYTES);
         self.at = start + skipped..start + skipped + length;
-        let around = &mut self.bytes[start..start + whole];
+        (skipped, start..start + whole)
+    }
+
+    /// Reads a span, or notes that it cannot be read.
+    pub fn fill(&mut self, source: &Source, span: &Range<u64>) {
+        let length = (span.end - span.start) as usize;
+        let (skipped, around) = self.make_room(span);
+        let around = &mut self.bytes[around];
         self.is_filled = match &source.direct {
             Some(file) => read_direct(file, span.start - skipped as u64, around, skipped + length)
                 .unwrap_or_else(|| {
@@ -63,7 +73,18 @@ impl Buffer {
         };
     }
 
-    fn data(&self) -> Option<&[u8]> {
+    /// Reads a span, where the page cache has all of it and the kernel can tell.
+    pub fn fill_cached(&mut self, file: &File, span: &Range<u64>) -> bool {
+        if !is_cached(file.as_raw_fd(), span) {
+            return false;
+        }
+        self.make_room(span);
+        self.is_filled = file.read_exact_at(&mut self.bytes[self.at.clone()], span.start).is_ok();
+        self.is_filled
+    }
+
+    /// The span, if it could be read.
+    pub fn data(&self) -> Option<&[u8]> {
         self.is_filled.then(|| &self.bytes[self.at.clone()])
     }
 }
