@@ -6,24 +6,27 @@ Of the files of SET (a directory of text) two thirds are there in the beginning.
 other lines, some are deleted, some come in, and some are copied; then optimize, reconcile, refine,
 scrub, gc and compact run, each its whole way. At the end the same files are put into a new volume,
 and the same jobs run once. Both stores are verified, counted whole, by the bytes of their files,
-and taken apart: chunks that files name, those that stay for others that lean on them, and garbage.
+and taken apart, side by side: chunks that files name, those that stay for others that lean on them,
+garbage, and what tables, headers and sketches take.
 """
 
 import argparse
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import files_of, machine
 from dedupd.config.policy import RefineMode
-from dedupd.format.container import Codec, Kind, record_size
-from dedupd.format.table import State
+from dedupd.format.container import FILE_HEADER_BYTES, Codec, Kind, record_size
+from dedupd.format.ids import make_id
+from dedupd.format.table import ENTRY_BYTES, HEADER_BYTES, State, TableEntry
 from dedupd.shared.fellows import all_held
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.system.disk import Disk
 from dedupd.units import MIB
 from dedupd.volume.enable import enable
@@ -140,38 +143,84 @@ def verify(root: Path) -> None:
     assert found == [], found
 
 
-def store_bytes(root: Path) -> Counter[str]:
-    """Bytes of the files of a store, by their kind."""
-    sizes: Counter[str] = Counter()
-    for path in (root / ".dedupd/store").rglob("*"):
-        if path.is_file():
-            sizes[f"{path.parent.name}{path.suffix}"] += path.stat().st_size
-    return sizes
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of what a store has."""
+
+    count: int = 0
+    size_bytes: int = 0
+
+    def __add__(self, other: "Part") -> "Part":
+        return Part(self.count + other.count, self.size_bytes + other.size_bytes)
 
 
-def parts(root: Path) -> dict[str, tuple[int, int]]:
-    """Records of chunks and their bytes, by what they are there for."""
-    named, held = set[int](), set[int]()
-    with Volume.open(str(root)) as volume, volume.containers(Kind.CHUNKS) as directory:
-        entries = {
-            number << 32 | ordinal: entry
-            for number in directory.numbers()
-            for ordinal, entry in enumerate(directory.entries(number))
-            if entry is not None
-        }
-        named = _named(root, volume)
+class Parts(defaultdict[str, Part]):
+    """A store, taken apart by what its bytes are there for."""
+
+    def __init__(self) -> None:
+        super().__init__(Part)
+
+    def take(self, name: str, size_bytes: int, count: int = 1) -> None:
+        self[name] += Part(count, size_bytes)
+
+
+def parts(root: Path) -> Parts:
+    """The parts of a store; their bytes are those of its files."""
+    found = Parts()
+    with Volume.open(str(root)) as volume:
+        for kind in Kind:
+            with volume.containers(kind) as directory:
+                count = len(directory.numbers())
+            found.take("headers of files", count * (FILE_HEADER_BYTES + HEADER_BYTES), 2 * count)
+        with volume.containers(Kind.CHUNKS) as directory:
+            _take_chunks(found, _entries(directory), _named(root, volume))
+        with volume.containers(Kind.RECIPES) as directory:
+            for entry in _entries(directory).values():
+                name = "recipes" if entry.state == State.LIVE else "recipes, dead"
+                found.take(name, record_size(entry.stored_length) + ENTRY_BYTES)
+    files = [path for path in (root / ".dedupd/store").rglob("*") if path.is_file()]
+    for path in files:
+        if path.suffix not in (".dat", ".dir"):
+            found.take(f"files {path.suffix}", path.stat().st_size)
+    counted = sum(one.size_bytes for one in found.values())
+    found.take("other", sum(path.stat().st_size for path in files) - counted)
+    return found
+
+
+def _take_chunks(found: Parts, entries: dict[int, TableEntry], named: set[int]) -> None:
     for one in list(named):
         while (entry := entries.get(one)) is not None and entry.state == State.MERGED:
             one = entry.target
             named.add(one)
-    held = {entry.base for one, entry in entries.items() if entry.base}
-    found: dict[str, tuple[int, int]] = {}
-    for one, entry in entries.items():
-        why = "named" if one in named else "held" if one in held else "neither"
-        key = f"{State(entry.state).name} {Codec(entry.codec).name} {why}".lower()
-        count, size = found.get(key, (0, 0))
-        found[key] = count + 1, size + record_size(entry.stored_length)
-    return found
+    held = {entry.base for entry in entries.values() if entry.base}
+    by_codec = [entry for entry in entries.values() if entry.codec == Codec.DICTIONARY]
+    dictionaries = {entry.base for entry in by_codec}
+    before: int = State.LIVE
+    for one, entry in sorted(entries.items()):
+        is_live, size = entry.state == State.LIVE, record_size(entry.stored_length)
+        found.take("entries of chunks" if is_live else "entries of dead chunks", ENTRY_BYTES)
+        if entry.state == State.TOMBSTONE and not entry.stored_length:
+            if before != State.TOMBSTONE:  # a row of them has one
+                found.take("chunks, tombstones", size)
+        elif not is_live:
+            found.take(f"chunks, {State(entry.state).name.lower()}", size)
+        elif one in dictionaries:
+            found.take("dictionaries", size)
+        elif one in named:
+            base = "base, " if one in held else ""
+            found.take(f"chunks, named, {base}{Codec(entry.codec).name.lower()}", size)
+        else:
+            found.take(f"chunks, {'held alone' if one in held else 'not needed'}", size)
+        before = entry.state
+
+
+def _entries(directory: ContainerDirectory) -> dict[int, TableEntry]:
+    return {
+        make_id(number, ordinal): entry
+        for number in directory.numbers()
+        for ordinal, entry in enumerate(directory.entries(number))
+        if entry is not None
+    }
 
 
 def _named(root: Path, volume: Volume) -> set[int]:
@@ -191,14 +240,17 @@ def _named(root: Path, volume: Volume) -> set[int]:
     return found
 
 
-def show(name: str, root: Path) -> int:
-    sizes = store_bytes(root)
-    total = sum(sizes.values())
-    print(f"{name}: {total:,} bytes: {dict(sizes)}")
-    for key, (count, size) in sorted(parts(root).items()):
-        print(f"    {key:32} {count:8,} {size:12,} {size / total:6.1%}")
-    sys.stdout.flush()
-    return total
+def show(old: Parts, new: Parts) -> None:
+    """Both stores side by side, and what of the difference each part has."""
+    total = sum(one.size_bytes for one in new.values())
+    print(f"{'':32} {'after the weeks':>24} {'at once':>24}   more")
+    for name in sorted({*old, *new}):
+        was, is_ = old[name], new[name]
+        more = (was.size_bytes - is_.size_bytes) / total
+        print(
+            f"{name:32} {was.count:10,} {was.size_bytes:13,}"
+            f" {is_.count:10,} {is_.size_bytes:13,} {more:+6.2%}"
+        )
 
 
 def main() -> None:
@@ -208,6 +260,7 @@ def main() -> None:
     parser.add_argument("--mode", choices=[one.value for one in RefineMode], default="full")
     parser.add_argument("--megabytes", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", action="store_true", help="leave both volumes")
     parser.add_argument("set", type=Path, metavar="SET")
     arguments = parser.parse_args()
     print(machine(arguments.work))
@@ -222,16 +275,21 @@ def main() -> None:
             if week + 1 < arguments.weeks:
                 tree.week()
         verify(old)
-        stored = show("after the weeks", old)
+        stored = parts(old)
         new = work / "new"
         data = new_volume(new, arguments.mode)
         tree.changed = set(tree.files)
         tree.write(data)
         print(f"at once: {run_jobs(new)}")
-        anew = show("at once", new)
-        print(f"{arguments.weeks} weeks, {arguments.mode}: {stored / anew - 1:+.1%}")
+        anew = parts(new)
+        show(stored, anew)
+        sizes = [sum(one.size_bytes for one in found.values()) for found in (stored, anew)]
+        print(f"{arguments.weeks} weeks, {arguments.mode}: {sizes[0] / sizes[1] - 1:+.2%}")
     finally:
-        shutil.rmtree(work)
+        if arguments.keep:
+            print(f"kept: {work}")
+        else:
+            shutil.rmtree(work)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,21 @@ def save_sketches(directory: ContainerDirectory, number: int, sketches: bytes) -
     directory.disk.replace_file(directory.fd, _name(number), data)
 
 
+def sketches_bytes(directory: ContainerDirectory, number: int) -> int:
+    """The bytes of the file of the sketches of a container; 0 where there is none."""
+    try:
+        return os.stat(_name(number), dir_fd=directory.fd, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def remove_sketches(directory: ContainerDirectory, number: int) -> None:
+    """Remove the sketches of a container, if there are any."""
+    disk = directory.disk
+    with suppress(FileNotFoundError):
+        disk.unlink(directory.fd, _name(number))
+
+
 def remove_stray_sketches(directory: ContainerDirectory, numbers: set[int]) -> None:
     """Remove the sketches of containers that are gone, and what an interrupted run has left."""
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory.fd)

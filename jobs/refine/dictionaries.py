@@ -96,16 +96,17 @@ class Dictionaries:
     def wanted(self, waiting: Iterable[int], stored_bytes: int, level: int) -> Found:
         """The dictionaries for some containers of so many bytes, trained from them where it is time
         for that. Raises Cancelled, NoSpace."""
-        known = self._known()
-        ids = [one for one in known.ids if self._directory.bases.native.is_live(one)]
-        since = known.since_bytes + stored_bytes
+        known, bases = self._known(), self._directory.bases.native
+        ids = [one for one in known.ids if bases.is_live(one)]
+        trained_bytes, since = known.trained_bytes, known.since_bytes + stored_bytes
         made: list[int] = []
-        if not ids or since >= TRAIN_AGAIN * known.trained_bytes:
-            trained = self._trained(waiting, stored_bytes, level)
+        if len(ids) < len(known.ids) or since >= TRAIN_AGAIN * trained_bytes:
+            raws = [raw for raw in map(bases.raw, ids) if raw is not None]
+            trained = self._trained(waiting, stored_bytes, level, raws)
             made = self._kept(trained) if trained else []
-        if made:
-            ids, known, since = made, replace(known, trained_bytes=stored_bytes), 0
-        self._volume.hints.put(HintKey.DICTIONARIES, [known.trained_bytes, since, *ids])
+            trained_bytes, since = stored_bytes, 0
+        ids = [*made, *ids][:COUNT_MAX]
+        self._volume.hints.put(HintKey.DICTIONARIES, [trained_bytes, since, *ids])
         reach(_NOTED)
         self._wanted = ids
         return Found(ids, made)
@@ -116,9 +117,13 @@ class Dictionaries:
             return _Known(value[0], value[1], value[2:])
         names = map(data_name, self._tables.shapes)
         sizes = (os.stat(name, dir_fd=self._directory.fd).st_size for name in names)
-        return _Known(sum(sizes), 0, sorted(self.in_use)[-COUNT_MAX:])
+        in_use = sorted(self.in_use)[-COUNT_MAX:]
+        return _Known(sum(sizes) if in_use else 0, 0, in_use)
 
-    def _trained(self, waiting: Iterable[int], stored_bytes: int, level: int) -> list[bytes]:
+    def _trained(
+        self, waiting: Iterable[int], stored_bytes: int, level: int, known: list[bytes]
+    ) -> list[bytes]:
+        """New dictionaries that save more than the ``known`` ones do, enough to be worth it."""
         if stored_bytes < STORED_BYTES_MIN:
             return []
         self._run.update(phase="training dictionaries", done=0, total=0)
@@ -128,6 +133,7 @@ class Dictionaries:
         for number in waiting:
             self._sample(samples, number, share)
         return samples.train(
+            known=known,
             count=COUNT_MAX,
             bytes_max=BYTES_MAX,
             level=level,

@@ -98,6 +98,7 @@ class Refine(Job[RefineReport]):
         self._report.mode = self._mode.value
         self._threads = self._policy.cores or cores()
         self._room = volume.store_room()
+        self._rewritten = set[int]()
         self._lookings = Lookings(volume, self._mode)
         shares = refine_shares(self._policy.memory_bytes)
         self._records_max = shares.similar_bytes // (SLOT_BYTES * SKETCH_BYTES // 8)
@@ -118,13 +119,18 @@ class Refine(Job[RefineReport]):
             if not waiting:
                 self._report.outcome = "nothing new has come to be cold"
                 return self.report()
-            self._sketching = Sketching(self._run, self._tables, self._threads)
+            looked = {number: self._lookings.of(number).count for number in self._tables.shapes}
+            self._sketching = Sketching(self._run, self._tables, self._threads, looked.__getitem__)
+            others = set(looked) - set(map(container_of, self._dictionaries.holders()))
+            for number in self._sketching.without(waiting, others, self._size):
+                self._sketching.sketched(number)
             self._refiner = self._prepared(waiting)
             total = sum(self._size(number) for number in waiting)
             self._run.update(phase="refining", done=0, total=total)
             for group in self._groups(waiting):
                 self._round(group, waiting)
             self._note_left(waiting)
+            self._sketching.drop_unpaid(self._report.saved_bytes, self._rewritten)
         return self.report()
 
     # --- what there is ------------------------------------------------------------------------
@@ -318,6 +324,7 @@ class Refine(Job[RefineReport]):
 
             size = compact(directory, state, lambda done: self._step(before + done), given)
             report.rewritten += 1
+            self._rewritten.add(number)
             records = new.savings.records
             report.new_deltas += records[Codec.DELTA]
             report.deltas += records[Codec.DELTA]

@@ -1,7 +1,7 @@
 """The sketches of containers, as a run makes and keeps them."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from dedupd import native
 from dedupd.failpoint import define, reach
@@ -10,7 +10,12 @@ from dedupd.format.derived.sketch import SKETCH_BYTES
 from dedupd.format.table import ENTRY_BYTES, State
 from dedupd.store.container.container import data_name
 from dedupd.store.container.table_scan import TableBlock, TableScan
-from dedupd.store.sketches import load_sketches, save_sketches
+from dedupd.store.sketches import (
+    load_sketches,
+    remove_sketches,
+    save_sketches,
+    sketches_bytes,
+)
 from dedupd.system.files import opened
 from jobs.frame.run import JobRun
 
@@ -26,19 +31,54 @@ RECORDS_AT_ONCE = 1024
 class Sketching:
     """Makes the sketches of containers. ``tables`` have recovered."""
 
-    def __init__(self, run: JobRun, tables: TableScan, threads: int) -> None:
+    def __init__(
+        self, run: JobRun, tables: TableScan, threads: int, looked: Callable[[int], int]
+    ) -> None:
+        """``looked``: how many records of a container runs before this one have looked at."""
         self._run = run
         self._tables = tables
         self._directory = tables.directory
         self._threads = threads
+        self._looked = looked
+        self._new_bytes: dict[int, int] = {}
+
+    def drop_unpaid(self, saved_bytes: int, rewritten: Container[int]) -> None:
+        """Where new sketches take more than a run has saved, remove those of containers that stay
+        as they are: what saves nothing leaves a store as large as it was."""
+        if sum(self._new_bytes.values()) > saved_bytes:
+            for number in self._new_bytes:
+                if number not in rewritten:
+                    remove_sketches(self._directory, number)
+
+    def without(
+        self, waiting: Sequence[int], others: set[int], sizes: Callable[[int], int]
+    ) -> Iterator[int]:
+        """Of ``others``, containers that were looked at and whose sketches were removed: the
+        youngest, as many bytes of them as ``waiting`` ones have. What is new is likely to be like
+        these."""
+        left = sum(map(sizes, waiting))
+        for number in sorted(others - set(waiting), reverse=True):
+            if self._looked(number) and not sketches_bytes(self._directory, number):
+                left -= sizes(number)
+                if left < 0:
+                    return
+                yield number
 
     def sketched(self, number: int) -> bytes:
         """The sketches of a container, made as far as they were not. Raises Cancelled, NoSpace."""
         count = self._tables.shapes[number].count
         made = bytearray(load_sketches(self._directory, number)[: count * SKETCH_BYTES])
         have = len(made) // SKETCH_BYTES
-        if not self._forget_dead(number, made) and have == count:
-            return bytes(made)
+        if self._forget_dead(number, made) or have < count:
+            self._sketch(number, made, have)
+        # An interrupted run may have made some, and nothing was saved for these yet.
+        new = count - min(have, self._looked(number))
+        if new:
+            self._new_bytes[number] = sketches_bytes(self._directory, number) * new // count
+        return bytes(made)
+
+    def _sketch(self, number: int, made: bytearray, have: int) -> None:
+        """Make the sketches of the records from the ordinal ``have`` on, and keep all."""
         flags = os.O_RDONLY | os.O_CLOEXEC
         with opened(os.open(data_name(number), flags, dir_fd=self._directory.fd)) as fd:
             for block in self._blocks(number):
@@ -57,7 +97,6 @@ class Sketching:
                     )
         save_sketches(self._directory, number, bytes(made))
         reach(_SKETCHED)
-        return bytes(made)
 
     def _blocks(self, number: int) -> Iterator[TableBlock]:
         return self._tables.blocks([self._tables.whole(number)])

@@ -132,10 +132,11 @@ impl Samples {
         Ok(())
     }
 
-    #[pyo3(signature = (*, count, bytes_max, level, threads))]
+    #[pyo3(signature = (*, known, count, bytes_max, level, threads))]
     fn train<'py>(
         &self,
         py: Python<'py>,
+        known: Vec<Vec<u8>>,
         count: usize,
         bytes_max: usize,
         level: i32,
@@ -144,8 +145,10 @@ impl Samples {
         let Taken { samples, raw_bytes } = std::mem::take(&mut *locked(&self.0));
         let taken: usize = samples.iter().map(Vec::len).sum();
         let scale = raw_bytes as f64 / taken.max(1) as f64;
-        let wanted = Wanted { count, bytes_max, level, scale, threads };
-        let found = py.detach(|| training::train(samples, wanted));
+        let found = py.detach(|| {
+            let wanted = Wanted { known: &known, count, bytes_max, level, scale, threads };
+            training::train(samples, wanted)
+        });
         found.iter().map(|one| PyBytes::new(py, one)).collect()
     }
 }

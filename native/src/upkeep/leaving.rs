@@ -6,10 +6,12 @@ use super::refining::{Join, Piece, TRIAL_LEVEL, Tools, Trial};
 use super::sketch::{Sketch, sketch};
 use crate::codec::delta;
 use crate::format::ids::RecordId;
+use crate::format::record_header::RECORD_HEADER_BYTES;
 use crate::store::record_reader::Reads;
 
-/// The part of a base and of the differences to it that must be saved where these leave it.
-const LEAVING_SAVING_MIN: f64 = 0.02;
+/// The part of a base and of the differences to it that must be saved where these leave it. The
+/// container is written again anyway, and what stands alone is read faster.
+const LEAVING_SAVING_MIN: f64 = 0.005;
 
 impl Tools<'_> {
     /// Has a difference leave a base that only its group needs, where that saves space; None where it
@@ -62,6 +64,7 @@ impl Tools<'_> {
             piece.sketch
         };
         let mut before = piece.payload.stored.len() + base_entry.stored_length as usize;
+        before += RECORD_HEADER_BYTES; // that of the base
         let given = self.whole(piece, trial)?;
         if others.is_empty()
             && let Some(new) = join.similar.choose(piece.id, &sketch)

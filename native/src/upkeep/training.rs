@@ -38,7 +38,9 @@ const GAIN_MIN: f64 = 2.0;
 
 /// What is wanted of a training.
 #[derive(Clone, Copy)]
-pub struct Wanted {
+pub struct Wanted<'a> {
+    /// Dictionaries that there are already: another one must save more than these do.
+    pub known: &'a [Vec<u8>],
     pub count: usize,
     pub bytes_max: usize,
     pub level: i32,
@@ -48,7 +50,7 @@ pub struct Wanted {
 }
 
 /// The dictionaries that are worth it, the best ones first.
-pub fn train(mut samples: Vec<Vec<u8>>, wanted: Wanted) -> Vec<Vec<u8>> {
+pub fn train(mut samples: Vec<Vec<u8>>, wanted: Wanted<'_>) -> Vec<Vec<u8>> {
     // What is packed already has nothing in common.
     samples.retain(|sample| sample.len() >= SAMPLE_BYTES_MIN && !incompressible(sample));
     samples.iter_mut().for_each(|sample| sample.truncate(SAMPLE_BYTES));
@@ -58,9 +60,10 @@ pub fn train(mut samples: Vec<Vec<u8>>, wanted: Wanted) -> Vec<Vec<u8>> {
     let count = wanted.count.clamp(1, samples.len() / SAMPLES_MIN);
     let groups = grouped(&samples, count);
     let first = trained(&samples, &groups, wanted);
-    let Some((groups, _)) = assigned(&samples, &first, wanted) else { return Vec::new() };
+    let sizes = sizes_without(&samples, wanted);
+    let Some((groups, _)) = assigned(&samples, &first, &sizes, wanted) else { return Vec::new() };
     let second = trained(&samples, &groups, wanted);
-    let Some((_, gains)) = assigned(&samples, &second, wanted) else { return Vec::new() };
+    let Some((_, gains)) = assigned(&samples, &second, &sizes, wanted) else { return Vec::new() };
     let mut found: Vec<_> = second
         .into_iter()
         .zip(gains)
@@ -127,7 +130,7 @@ fn middle<'a>(points: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {
     sum.iter().map(|sum| sum / count).collect()
 }
 
-fn trained(samples: &[Vec<u8>], groups: &Groups, wanted: Wanted) -> Vec<Vec<u8>> {
+fn trained(samples: &[Vec<u8>], groups: &Groups, wanted: Wanted<'_>) -> Vec<Vec<u8>> {
     let made: Vec<_> = groups.iter().map(|_| Mutex::new(None)).collect();
     pool::for_each(groups.len(), wanted.threads.saturating_sub(1), |at| {
         let own: Vec<&[u8]> = groups[at].iter().map(|&number| &samples[number][..]).collect();
@@ -137,7 +140,7 @@ fn trained(samples: &[Vec<u8>], groups: &Groups, wanted: Wanted) -> Vec<Vec<u8>>
 }
 
 /// A dictionary for some samples; None where these are too few, or too much alike.
-fn dictionary_of(samples: &[&[u8]], wanted: Wanted) -> Option<Vec<u8>> {
+fn dictionary_of(samples: &[&[u8]], wanted: Wanted<'_>) -> Option<Vec<u8>> {
     if samples.len() < SAMPLES_MIN {
         return None;
     }
@@ -181,16 +184,34 @@ fn dictionary_of(samples: &[&[u8]], wanted: Wanted) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Each sample with the dictionary that makes least of it; and what each dictionary saves. None
-/// where there is none.
+fn ready(dictionaries: &[Vec<u8>]) -> Vec<Compressing> {
+    dictionaries.iter().filter_map(|one| Compressing::of(one, TRIAL_LEVEL)).collect()
+}
+
+/// What is made of each sample without any new dictionary: alone, or with a known one.
+fn sizes_without(samples: &[Vec<u8>], wanted: Wanted<'_>) -> Vec<usize> {
+    let (known, sizes) = (ready(wanted.known), samples.iter().map(|one| Mutex::new(one.len())));
+    let sizes: Vec<_> = sizes.collect();
+    pool::for_each(samples.len(), wanted.threads.saturating_sub(1), |number| {
+        let sample = &samples[number];
+        let mut out = vec![0; zstd_safe::compress_bound(sample.len())];
+        let alone = encode::compress(sample, &mut out, TRIAL_LEVEL).ok().flatten();
+        let with = least(sample, &known).map(|(size, _)| size);
+        let found = alone.into_iter().chain(with).chain([sample.len()]).min();
+        *locked(&sizes[number]) = found.unwrap_or_default();
+    });
+    sizes.into_iter().map(unlocked).collect()
+}
+
+/// Each sample with the dictionary that makes least of it, if that is less than `sizes` say; and
+/// what each dictionary saves of these. None where there is none.
 fn assigned(
     samples: &[Vec<u8>],
     dictionaries: &[Vec<u8>],
-    wanted: Wanted,
+    sizes: &[usize],
+    wanted: Wanted<'_>,
 ) -> Option<(Groups, Vec<f64>)> {
-    let ready: Option<Vec<_>> =
-        dictionaries.iter().map(|one| Compressing::of(one, TRIAL_LEVEL)).collect();
-    let ready = ready.filter(|ready| !ready.is_empty())?;
+    let ready = Some(ready(dictionaries)).filter(|one| one.len() == dictionaries.len())?;
     let best: Vec<_> = samples.iter().map(|_| Mutex::new(None)).collect();
     pool::for_each(samples.len(), wanted.threads.saturating_sub(1), |number| {
         *locked(&best[number]) = least(&samples[number], &ready);
@@ -198,22 +219,19 @@ fn assigned(
     let mut groups = vec![Vec::new(); ready.len()];
     let mut gains = vec![0f64; ready.len()];
     for (number, found) in best.into_iter().map(unlocked).enumerate() {
-        if let Some((place, gain)) = found {
+        if let Some((size, place)) = found.filter(|(size, _)| *size < sizes[number]) {
             groups[place].push(number);
-            gains[place] += gain as f64;
+            gains[place] += (sizes[number] - size) as f64;
         }
     }
-    Some((groups, gains))
+    Some((groups, gains)).filter(|(groups, _)| !groups.is_empty())
 }
 
-/// The dictionary that makes least of a sample, and how much less than none.
+/// What the dictionary that makes least of a sample makes of it, and the place of that one.
 fn least(sample: &[u8], ready: &[Compressing]) -> Option<(usize, usize)> {
     let mut out = vec![0; zstd_safe::compress_bound(sample.len())];
-    let alone = encode::compress(sample, &mut out, TRIAL_LEVEL).ok()??.min(sample.len());
-    let sizes = ready
-        .iter()
-        .enumerate()
-        .filter_map(|(place, one)| Some((compress(sample, one, &mut out).ok()??, place)));
-    let (size, place) = sizes.min()?;
-    (size < alone).then(|| (place, alone - size))
+    let all = ready.iter().enumerate();
+    let sizes =
+        all.filter_map(|(place, one)| Some((compress(sample, one, &mut out).ok()??, place)));
+    sizes.min()
 }

@@ -16,6 +16,7 @@ from dedupd.store.second_copies import all_copies
 from dedupd.units import KIB
 from jobs.frame.run import JobRun
 from jobs.rebuild import Rebuild
+from jobs.refine import dictionaries
 from jobs.refine.job import Refine, RefineReport
 from jobs.scrub.job import Depth
 from tests.jobs.refine.test_refine import POLICY, chunk_of, contents, deltas, entries
@@ -95,6 +96,25 @@ def test_a_second_run_has_nothing_to_do_and_a_later_one_uses_what_there_is(lab: 
     assert (report.new_dictionaries, report.new_with_dictionary) == (0, len(new))
     assert {users(lab)[chunk_of(lab, name)] for name in new} <= before
     assert {name: lab.read(name) for name in new} == new
+    lab.verify_clean()
+
+
+def test_new_ones_are_made_of_what_those_that_there_are_do_little_for(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dictionaries, "TRAIN_AGAIN", 0)
+    refine(lab)
+    before = set(users(lab).values())
+    put_more(lab)
+    assert refine(lab).new_dictionaries == 0
+    for number, text in enumerate(texts(7, 80)):
+        lab.put(f"other/{number}", text)
+    lab.optimize()
+    report = refine(lab)
+    assert 0 < report.new_dictionaries < report.dictionaries
+    others = {users(lab)[chunk_of(lab, f"other/{number}")] for number in range(80)}
+    assert not others & before
+    assert before <= set(users(lab).values())
     lab.verify_clean()
 
 

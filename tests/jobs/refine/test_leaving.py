@@ -72,6 +72,20 @@ def test_the_only_difference_to_a_base_takes_its_place(tmp_path: Path, mode: Ref
     lab.verify_clean()
 
 
+def test_a_base_is_left_for_little_where_its_container_is_written_anyway(tmp_path: Path) -> None:
+    lab = new_volume(tmp_path / "volume")
+    refined(
+        lab, *([noise(SIZE, one), noise(SIZE, one)[:-300] + noise(300, 99)] for one in range(3))
+    )
+    for number, content in enumerate(versions(50, 3)):
+        lab.put(f"new/{number}", content)
+    lab.optimize()
+    before = contents(lab)
+    assert refine(lab).bases_left == 3
+    assert contents(lab) == before
+    lab.verify_clean()
+
+
 def test_of_several_the_first_is_what_the_others_lean_on(tmp_path: Path) -> None:
     lab = new_volume(tmp_path / "volume")
     refined(lab, list(versions(3, 5)))

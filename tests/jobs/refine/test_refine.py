@@ -141,6 +141,31 @@ def test_what_saves_nothing_is_left_as_it_is(tmp_path: Path) -> None:
     lab.verify_clean()
 
 
+def test_what_saves_nothing_takes_nothing_and_is_found_by_what_comes_next(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    lab.set_policy(POLICY + "partitions = 2\n")  # a container for each type
+    families = [list(versions(family, 2)) for family in range(5)]
+    for family, (old, _) in enumerate(families):
+        lab.put(f"{family}.a", old)
+    lab.optimize()
+    before = store_bytes(lab)
+    assert refine(lab).not_worth_it == 1
+    assert store_bytes(lab) == before
+    for family, (_, new) in enumerate(families):
+        lab.put(f"{family}.b", new)
+    lab.optimize()
+    assert refine(lab).new_deltas == len(families)
+    bases = {chunk_of(lab, f"{family}.b"): chunk_of(lab, f"{family}.a") for family in range(5)}
+    assert deltas(lab) == bases
+    assert len(list(lab.base.rglob("*.sketch"))) == 2
+    assert [lab.read(f"{family}.b") for family in range(5)] == [new for _, new in families]
+    lab.verify_clean()
+
+
+def store_bytes(lab: Lab) -> int:
+    return sum(path.stat().st_size for path in (lab.base / "store").rglob("*") if path.is_file())
+
+
 def test_a_base_stays_for_a_delta_alone_and_goes_with_it(lab: Lab) -> None:
     refine(lab)
     leaning = deltas(lab)
