@@ -1,5 +1,6 @@
 """One volume, opened: its directories, parameters, policy and locks."""
 
+import difflib
 import errno
 import os
 import stat
@@ -107,7 +108,7 @@ class Volume(StoreSide):
             return cls.at(mount.point, _base_behind(mount), disk)
         base = os.path.join(root, BASE_NAME)
         if not os.path.isdir(root):
-            raise NotAVolume(f"{path}: no such directory")
+            raise NotAVolume(f"{path}: no such directory{_meant(root)}")
         try:
             # Not ``exists``, which does not tell a missing file from one that may not be seen.
             os.stat(os.path.join(base, "volume.json"))
@@ -117,7 +118,8 @@ class Volume(StoreSide):
                     f"{path}: enabling or disabling was interrupted; run `dedupd enable {path}` or"
                     f" `dedupd disable {path}` again to finish it"
                 ) from None
-            raise NotAVolume(f"{path}: not a volume; `dedupd enable {path}` makes it one") from None
+            text = f"{path}: not a volume{_meant(root)}; `dedupd enable {path}` makes it one"
+            raise NotAVolume(text) from None
         base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return cls(root, base, base_fd, disk)
 
@@ -140,7 +142,10 @@ class Volume(StoreSide):
         root = mount.point if mount is not None else absolute
         while mount is None and not _is_enabled(root):
             if root == "/":
-                raise NotAVolume(f"{path}: does not lie in a volume")
+                raise NotAVolume(
+                    f"{path}: does not lie in a volume{_meant(absolute)}; `dedupd status` lists the"
+                    " mounted ones, and `dedupd enable DIRECTORY` makes a directory a volume"
+                )
             root = os.path.dirname(root)
         below = os.path.relpath(absolute, root)
         volume = cls.open(root, disk)
@@ -379,6 +384,14 @@ def _is_enabled(directory: str) -> bool:
         return stat.S_ISDIR(os.stat(os.path.join(directory, BASE_NAME)).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def _meant(path: str) -> str:
+    """A guess at the volume that was meant by a path that is none, as a part of a message."""
+    points = [mount.point for mount in mount_table.volumes()]
+    for point in difflib.get_close_matches(path, points, 1):
+        return f" (did you mean {point}?)"
+    return ""
 
 
 def _base_behind(mount: mount_table.Mount) -> int:

@@ -9,6 +9,7 @@ import pytest
 from dedupd.config.policy import Policy
 from dedupd.errors import Busy, Damaged, NotAVolume, UnknownFormat
 from dedupd.format.volume_parameters import check_of
+from dedupd.system import mount_table
 from dedupd.system.mount_table import parse_mountinfo
 from dedupd.system.paths import show_path
 from dedupd.volume.volume import Volume
@@ -36,6 +37,19 @@ def test_a_volume_is_found_from_a_path_in_its_tree(tmp_path: Path, path: str, be
 def test_a_path_in_no_volume_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotAVolume, match="does not lie in a volume"):
         Volume.locate(str(tmp_path / "file"))
+
+
+def test_what_is_no_volume_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mount_table, "volumes", list)
+    with pytest.raises(NotAVolume, match="`dedupd enable DIRECTORY` makes a directory a volume"):
+        Volume.locate(str(tmp_path / "sub"))
+    mounted = mount_table.Mount("some-uuid", str(tmp_path / "share"))
+    monkeypatch.setattr(mount_table, "volumes", lambda: [mounted])
+    for look in (Volume.locate, Volume.open):
+        with pytest.raises(NotAVolume, match=rf"did you mean {tmp_path}/share\?"):
+            look(str(tmp_path / "shaer"))
 
 
 def test_a_name_that_is_not_utf8_is_found(tmp_path: Path) -> None:
