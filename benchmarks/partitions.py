@@ -40,6 +40,8 @@ class Figures:
     logical_bytes: int
     index_bytes: int
     peak_bytes: int
+    stored_before_bytes: int
+    """Before the reconciliation."""
     stored_bytes: int
     merged_chunks: int
     stolen: float
@@ -125,9 +127,13 @@ def measure(dataset: Path, work: Path, chunk_size: str, index: str, partitions: 
     os.sync()
     ticks = processor_ticks()
     optimized = dedupd("run", "optimize", root)
+    before = stored_bytes(root)
     reconciled = dedupd("run", "reconcile", root) if partitions > 1 else None
     stolen = stolen_since(ticks)
-    stored = sum(path.stat().st_size for path in (root / ".dedupd/store").rglob("*.dat"))
+    if reconciled is not None:
+        dedupd("run", "gc", root)
+        dedupd("run", "compact", root)
+    stored = stored_bytes(root)
     shutil.rmtree(root)
     reports = [optimized, *([reconciled] if reconciled else [])]
     return Figures(
@@ -137,10 +143,15 @@ def measure(dataset: Path, work: Path, chunk_size: str, index: str, partitions: 
         optimized["logical_bytes"],
         optimized["index"]["memory_bytes"],
         max(report["resources"]["memory_bytes_peak"] for report in reports),
+        before,
         stored,
         reconciled["merged"]["chunks"] if reconciled else 0,
         stolen,
     )
+
+
+def stored_bytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in (root / ".dedupd/store").rglob("*.dat"))
 
 
 def table(results: dict[tuple[str, int], list[Figures]]) -> str:
@@ -148,8 +159,8 @@ def table(results: dict[tuple[str, int], list[Figures]]) -> str:
     base = results["table", 1]
     lines = [
         "| index | partitions | MB/s | of the first | MB per CPU second | of the first"
-        " | reconciling, s | index MB | peak MB | stored MB |",
-        "| --- " * 10 + "|",
+        " | reconciling, s | index MB | peak MB | stored MB | of the first | reconciled |",
+        "| --- " * 12 + "|",
     ]
     notes: list[str] = []
     for (index, partitions), runs in results.items():
@@ -162,7 +173,9 @@ def table(results: dict[tuple[str, int], list[Figures]]) -> str:
         lines.append(
             f"| {index} | {partitions} | {rate:.0f} | {ratio:.2f} | {by_cpu:.0f} |"
             f" {ratio_by_cpu:.2f} | {reconcile_s:.2f} | {last.index_bytes / 1e6:.1f} |"
-            f" {last.peak_bytes / 1e6:.0f} | {last.stored_bytes / 1e6:.0f} |"
+            f" {last.peak_bytes / 1e6:.0f} | {last.stored_before_bytes / 1e6:.0f} |"
+            f" {last.stored_before_bytes / base[-1].stored_before_bytes:.4f} |"
+            f" {last.stored_bytes / 1e6:.0f} |"
         )
         seen = (f"{one.rate:.0f} ({one.rate_by_cpu:.0f})" for one in runs)
         notes.append(f"{index}, {partitions}: {', '.join(seen)}")
@@ -183,7 +196,9 @@ def in_turns(
             if len(results[one]) < rounds:
                 figures = measured(one)
                 is_calm = figures.stolen <= stolen_max
-                print(one, f"{figures.rate:.0f} MB/s", f"{figures.stolen:.1%} stolen", flush=True)
+                stored = f"{figures.stored_before_bytes / 1e6:.1f} MB stored"
+                rates = f"{figures.rate:.0f} MB/s, {figures.rate_by_cpu:.0f} by CPU"
+                print(*one, rates, stored, f"{figures.stolen:.1%} stolen", sep=", ", flush=True)
                 results[one] += [figures] if is_calm else []
     return results
 

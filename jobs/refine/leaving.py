@@ -18,11 +18,16 @@ from dedupd.store.forwards import end_of
 from dedupd.store.garbage import GAIN_BYTES_MIN
 from jobs.check.leaning import Delta, Held
 
-MEMBERS_MAX = 8
-"""A base of more serves so many that it costs little, and to leave it costs much."""
+MEMBERS_MAX = 32
+"""A base of more serves so many that it costs little, and to leave it costs much: each is tried
+twice. One of eight may cost as much as they do, if these are versions that have grown away from it.
+"""
 
 GROUPS_MAX = 30_000
-"""Of one run, some 15 MiB of memory. What is left over waits for the next run."""
+"""Of one run, with so many members in all some 20 MiB of memory. What is left over waits for the
+next run."""
+
+ALL_MEMBERS_MAX = 8 * GROUPS_MAX
 
 GAIN_MIN = 0.005
 """The part of a container that is to be won for it to be looked at for this alone."""
@@ -64,6 +69,7 @@ class Leaving:
         self._containers = OpenContainers(directory)
         self._held = held
         self._collected: dict[int, Group] = {}
+        self._members = 0
         self.groups: list[Group] = []
         """Those that are planned."""
         self.credits: dict[int, int] = {}
@@ -85,9 +91,11 @@ class Leaving:
             if len(self._collected) >= GROUPS_MAX:
                 return
             group = self._collected[base] = Group(base, entry, first=delta.entry)
-        group.is_whole &= delta.entry.state == State.LIVE and len(group.members) < MEMBERS_MAX
+        has_room = len(group.members) < MEMBERS_MAX and self._members < ALL_MEMBERS_MAX
+        group.is_whole &= delta.entry.state == State.LIVE and has_room
         if group.is_whole:
             group.members.append(delta.record_id)
+            self._members += 1
 
     def _end(self, record_id: int) -> tuple[int, TableEntry] | None:
         """What a record was merged into, where that is live."""

@@ -103,6 +103,22 @@ def test_of_several_the_first_is_what_the_others_lean_on(tmp_path: Path) -> None
     lab.verify_clean()
 
 
+def test_many_that_have_grown_away_from_their_base_leave_it(tmp_path: Path) -> None:
+    lab = new_volume(tmp_path / "volume")
+    old = noise(SIZE, 20)
+    grown = old[:9000] + noise(5000, 21) + old[14_000:]
+    count = leaving.MEMBERS_MAX // 2
+    refined(lab, [old, *(grown[:-100] + noise(100, 22 + number) for number in range(count))])
+    before = contents(lab)
+    found = [entries(lab)[one].stored_length for one in deltas(lab)]
+    assert min(found) > 5000
+    assert refine(lab).bases_left == 1
+    found = [entries(lab)[one].stored_length for one in deltas(lab)]
+    assert len(found) == count - 1 and max(found) < 200
+    assert contents(lab) == before
+    lab.verify_clean()
+
+
 def test_what_compresses_is_compressed_when_it_stands_alone(tmp_path: Path) -> None:
     lab = new_volume(tmp_path / "volume")
     text = prose(SIZE, 4)
