@@ -11,8 +11,9 @@ from contextlib import suppress
 from dedupd.system import mount_table
 
 _LINKS = ("cwd", "root", "exe")
-_DIRECTORIES_OF_LINKS = ("fd", "map_files")
 _REMOVED = " (deleted)"
+_MAPPED_FIELDS = 5
+"""Of a line of ``maps``, before the path, which is as it stands but for newlines."""
 
 
 def occupants(directory: str) -> Iterator[str]:
@@ -23,7 +24,13 @@ def occupants(directory: str) -> Iterator[str]:
     place = mount_table.place_of(directory)
     namespaces: set[str] = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):  # it may have ended, or be another user's
+        try:
+            os.readlink(f"/proc/{pid}/exe")
+        except FileNotFoundError:
+            continue  # a thread of the kernel, or a process that has ended
+        except OSError:
+            pass  # another user's
+        with suppress(OSError):
             namespace = os.readlink(f"/proc/{pid}/ns/mnt")
             if namespace not in namespaces:
                 namespaces.add(namespace)
@@ -35,18 +42,39 @@ def occupants(directory: str) -> Iterator[str]:
 
 
 def _in_use(pid: str, directory: str) -> Iterator[str]:
-    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-        name = file.read().strip()
-    for link in _links(pid):
-        with suppress(OSError):
-            path = os.readlink(f"/proc/{pid}/{link}")
-            if path.startswith(directory + "/") and not path.endswith(_REMOVED):
-                yield f"{path} is in use by process {pid} ({name})"
-                return
+    below = directory + "/"
+    for path in (*_opened(pid), *_mapped(pid, below)):
+        if path.startswith(below) and not path.endswith(_REMOVED):
+            with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                name = file.read().strip()
+            yield f"{path} is in use by process {pid} ({name})"
+            return
 
 
-def _links(pid: str) -> Iterator[str]:
-    yield from _LINKS
-    for directory in _DIRECTORIES_OF_LINKS:
+def _opened(pid: str) -> Iterator[str]:
+    for link in _LINKS:
         with suppress(OSError):
-            yield from (f"{directory}/{name}" for name in os.listdir(f"/proc/{pid}/{directory}"))
+            yield os.readlink(f"/proc/{pid}/{link}")
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                yield os.readlink(f"/proc/{pid}/fd/{number}")
+
+
+def _mapped(pid: str, below: str) -> Iterator[str]:
+    """What a process has mapped that lies ``below``.
+
+    One file names it all. To follow the links of ``map_files``, hundreds of a process, took ten
+    times as long.
+    """
+    shown = os.fsencode(below).replace(b"\n", rb"\012")
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            text = file.read()
+    except OSError:
+        return
+    for line in text.split(b"\n") if shown in text else ():
+        if shown in line:
+            *_, path = line.split(maxsplit=_MAPPED_FIELDS)
+            if path.startswith(shown):
+                yield below + os.fsdecode(path.removeprefix(shown))

@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -241,6 +242,34 @@ def test_a_process_with_an_open_part_of_a_directory_stops_enabling(
     assert os.listdir(root) == ["sub"]
     with occupy(root):
         enable_plainly(root)
+
+
+_HAVE_MAPPED = """
+import mmap, os, sys
+path = os.fsencode(sys.argv[1])
+with open(path, "r+b") as file:
+    mapped = mmap.mmap(file.fileno(), 0)
+os.closerange(3, 100)  # that of the mapping, too
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("name", ["r", "a name\nand\rmore \\012"])
+def test_a_process_that_has_mapped_a_file_of_a_directory_stops_enabling(
+    tmp_path: Path, name: str
+) -> None:
+    root = tmp_path / name
+    root.mkdir()
+    (root / "f").write_bytes(b"content")
+    command = [sys.executable, "-c", _HAVE_MAPPED, str(root / "f")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"mapped\n"
+        with pytest.raises(UsageError, match=f"is in use by process {process.pid} "):
+            enable_plainly(root)
+        process.stdin.close()
+    enable_plainly(root)
 
 
 @pytest.mark.root
