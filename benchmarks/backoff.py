@@ -22,7 +22,7 @@ from pathlib import Path
 from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
-from fuse_stub.process import mount_in_background, unmount
+from fuse_stub.mounts.mount_process import mount_in_background, unmount
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize
 

@@ -27,7 +27,7 @@ from dedupd.system.disk import Disk
 from dedupd.units import MIB
 from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
-from fuse_stub.process import mount_in_background, unmount
+from fuse_stub.mounts.mount_process import mount_in_background, unmount
 from jobs.compact.job import Compact
 from jobs.frame.run import JobRun
 from jobs.gc.job import Gc

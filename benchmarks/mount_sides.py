@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from fuse_stub.process import mount_in_background, unmount
+from fuse_stub.mounts.mount_process import mount_in_background, unmount
 
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

@@ -43,7 +43,7 @@ from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
 from fuse_stub.mounts.mount_points import clear_dead_mount
-from fuse_stub.process import unmount
+from fuse_stub.mounts.mount_process import unmount
 from jobs.check.verify import Verify
 from jobs.frame.run import JobRun
 

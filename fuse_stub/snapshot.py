@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import trio
 
 from dedupd.errors import Busy, UsageError
-from dedupd.system import mount_table
 from dedupd.system.files import opened
 from dedupd.system.paths import named
 from dedupd.system.processes import cores
@@ -16,14 +15,9 @@ from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
+from fuse_stub.mounts.mount_process import CACHE_BYTES
 from fuse_stub.operations import StubOperations
-from fuse_stub.process import (
-    CACHE_BYTES,
-    allow_descriptors,
-    keep_memory,
-    run,
-    served_in_background,
-)
+from fuse_stub.process import allow_descriptors, keep_memory, run
 from fuse_stub.session import options_for, session
 
 
@@ -75,28 +69,3 @@ def _snapshot_lock(volume: Volume) -> Iterator[Transitions]:
         except BlockingIOError:
             raise Busy(f"{volume.root}: mounted as a volume; unmount it first") from None
         yield Transitions(fd)
-
-
-def mount_snapshot_in_background(
-    path: str,
-    mountpoint: str,
-    *,
-    cache_bytes: int = CACHE_BYTES,
-    options: MountOptions = NO_OPTIONS,
-) -> int:
-    """As :func:`mount_in_background`, of a snapshot: see :func:`serve_snapshot`."""
-    with open_snapshot(path) as volume:
-        return served_in_background(
-            volume.root, volume.base_fd, mountpoint, cache_bytes, options, is_snapshot=True
-        )
-
-
-def open_snapshot(path: str) -> Volume:
-    """The snapshot of a volume at ``path``. Raises as ``Volume.open``."""
-    around = mount_table.find(os.path.realpath(path))
-    if around is not None:
-        raise UsageError(
-            f"{path}: lies in a volume that is mounted at {around.point}; name the directory that"
-            " the volume has in a snapshot of its file system"
-        )
-    return Volume.open(path)

@@ -22,7 +22,7 @@ from dedupd.system.disk import Disk
 from dedupd.units import counted, format_duration, format_size, parse_size
 from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
-from fuse_stub.process import mount_in_background, unmount
+from fuse_stub.mounts.mount_process import mount_in_background, unmount
 from jobs.check.verify import Verify
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize, OptimizeReport

@@ -17,7 +17,6 @@ from dedupd.system.paths import refuse_part, show_path
 from dedupd.units import counted
 from dedupd.volume.enable import begin_disable, disable
 from dedupd.volume.volume import BASE_NAME, Volume
-from jobs.cluster.leaving import leave_store
 from jobs.tree.walk import walk
 from jobs.unoptimize import Unoptimize
 
@@ -101,7 +100,10 @@ def _begin(path: str, first: bool) -> str:
         with volume.mount_lock():
             _refuse_stubs(volume, path)
             with job_run("disable") as run:
-                leave_store(volume, run)
+                if volume.cluster is not None:
+                    from jobs.cluster.leaving import leave_store
+
+                    leave_store(volume, run)
             # Under the same locks: no job can make a stub between the check and the marker.
             begin_disable(volume.base_fd, volume.disk)
         return volume.parameters.uuid

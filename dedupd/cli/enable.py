@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,16 +14,17 @@ from dedupd.config.profiles import PROFILES
 from dedupd.errors import DedupdError, ServiceUnreachable
 from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS
 from dedupd.rados.cluster.address import is_address, parse_address
-from dedupd.rados.reading.volume_store import CACHE_BYTES, bind
-from dedupd.rados.store import RadosStore
 from dedupd.service.client import ServiceClient
-from dedupd.service.doctor import ONE_FILE_SYSTEM
 from dedupd.service.volume_registry import register
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable
+from dedupd.volume.place import ONE_FILE_SYSTEM
 from dedupd.volume.volume import Volume
-from fuse_stub.process import mount_in_background
+from fuse_stub.mounts.mount_process import mount_in_background
+
+if TYPE_CHECKING:
+    from dedupd.rados.store import RadosStore
 
 profile_option = click.option(
     "--profile",
@@ -148,6 +149,8 @@ def make_volume(
     with ExitStack() as stores:
         disk, shared, cluster = Disk(), None, None
         if store is not None and is_address(store):
+            from dedupd.rados.store import RadosStore
+
             cluster = stores.enter_context(RadosStore.open(parse_address(store)))
             fingerprint = cluster.parameters.fingerprint
             values = {**values, **IN_A_CLUSTER}
@@ -183,8 +186,10 @@ def make_volume(
     return Made(value, list(_lines(path, is_mounted, is_registered, is_served)), problem, is_served)
 
 
-def _bind(path: str, store: RadosStore) -> None:
+def _bind(path: str, store: "RadosStore") -> None:
     """Put a volume that was just made on a store in a cluster."""
+    from dedupd.rados.reading.volume_store import CACHE_BYTES, bind
+
     with Volume.open(path) as volume, volume.job_lock():
         uuid = volume.parameters.uuid
         bind(volume.base_fd, volume.root, uuid, store, CACHE_BYTES, volume.disk)

@@ -15,7 +15,7 @@ from dedupd.cli.mounting import Mounting, bring_up
 from dedupd.errors import DedupdError, UsageError
 from dedupd.system.paths import show_text
 from fuse_stub.mounts.mount_options import MountOptions, parse_options
-from fuse_stub.process import CACHE_BYTES, open_volume
+from fuse_stub.mounts.mount_process import CACHE_BYTES, open_volume
 
 _USAGE = "usage: mount.dedupd VOLUME MOUNTPOINT [-sfnv] [-o OPTIONS] [-t TYPE]"
 

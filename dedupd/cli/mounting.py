@@ -14,9 +14,13 @@ from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, sock
 from dedupd.volume.probe import accept
 from fuse_stub.mounts.mount_options import MountOptions
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
+from fuse_stub.mounts.mount_process import (
+    mount_in_background,
+    mount_snapshot_in_background,
+    open_snapshot,
+    open_volume,
+)
 from fuse_stub.mounts.remounting import remount
-from fuse_stub.process import mount_in_background, open_volume, serve
-from fuse_stub.snapshot import mount_snapshot_in_background, open_snapshot, serve_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ def bring_up(asked: Mounting) -> Mounted | None:
     if mounted is not None and not takes_over:
         return _mounted_already(asked, mounted, point)
     if asked.in_foreground:
+        from fuse_stub.process import serve
+
         with open_volume(path) as volume:
             _serve_here(asked, point, partial(serve, volume))
         return None
@@ -157,6 +163,8 @@ def _mount_snapshot(asked: Mounting) -> Mounted | None:
             " unmounted then; choose a directory beside it"
         )
     if asked.in_foreground:
+        from fuse_stub.snapshot import serve_snapshot
+
         with open_snapshot(asked.path) as volume:
             _serve_here(asked, point, partial(serve_snapshot, volume))
         return None

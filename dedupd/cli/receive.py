@@ -8,9 +8,9 @@ import click
 from dedupd.cli.common import PATH, answer, exits, job_run, json_option
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 from dedupd.units import counted, format_size
-from jobs.backup.intake import LocalReception
+from jobs.backup.intake import LocalReception, Reception
 from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume, drop, finish, token
-from jobs.cluster.receiving import ClusterReception
+from jobs.frame.run import JobRun
 
 
 @click.command("receive")
@@ -32,8 +32,7 @@ def command(
     if sum((is_finish, is_drop, is_token)) > 1:
         raise UsageError("--finish, --drop and --token exclude each other")
     with ReplicaVolume.open(path) as volume, volume.job_lock(), job_run("receive") as run:
-        way = LocalReception if volume.cluster is None else ClusterReception
-        reception = way(volume, run)
+        reception = _reception(volume, run)
         if is_token:
             found = token(volume)
             answer(as_json, {"token": found}, found)
@@ -51,6 +50,14 @@ def command(
         report = Receiver(volume, run, sys.stdin.fileno(), out, reception).run()
     _show(report, as_json and not negotiate)
     sys.exit(EXIT_FINDINGS if report.errors else EXIT_DONE)
+
+
+def _reception(volume: ReplicaVolume, run: JobRun) -> Reception:
+    if volume.cluster is None:
+        return LocalReception(volume, run)
+    from jobs.cluster.receiving import ClusterReception
+
+    return ClusterReception(volume, run)
 
 
 def _show(report: ReceiveReport, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
 from dedupd.system.paths import refuse_part
 from dedupd.volume.volume import Volume
-from fuse_stub.process import unmount
+from fuse_stub.mounts.mount_process import unmount
 
 
 @click.command("umount")

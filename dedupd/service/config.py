@@ -25,7 +25,6 @@ from dedupd.config.config_values import (
 )
 from dedupd.config.schedule import Calendar, Off, parse_schedule
 from dedupd.errors import ConfigurationError, UsageError
-from dedupd.service.notices.delivery import SENDMAIL
 from dedupd.service.notices.problem import Severity
 from dedupd.system.control_socket import runtime_dir
 from dedupd.system.mount_table import is_uuid
@@ -35,6 +34,7 @@ from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions, parse_optio
 CONFIG_PATH = "/etc/dedupd/dedupd.toml"
 CONFIG_VARIABLE = "DEDUPD_CONFIG"
 VOLUMES_DIRECTORY = "volumes.d"
+SENDMAIL = "/usr/sbin/sendmail"
 
 CACHE_BYTES_MIN = 1 * MIB
 """A mount needs room for a few chunks."""

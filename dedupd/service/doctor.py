@@ -31,6 +31,7 @@ from dedupd.system.paths import show_path
 from dedupd.units import GIB, counted, format_size
 from dedupd.volume.hints import HintKey
 from dedupd.volume.place import (
+    ONE_FILE_SYSTEM,
     described,
     protected_entries,
     refuse_place,
@@ -47,12 +48,6 @@ FREE_BYTES_MIN = 1 * GIB
 """A job writes up to a container ahead of what it frees."""
 
 FREE_SHARE_MIN = 0.05
-
-ONE_FILE_SYSTEM = (
-    "programs that stay on one file system (rsync -x, --one-file-system, onefs, find -xdev) pass"
-    " over a volume, which is a mount point: name it in them by itself; see docs/mount.md"
-)
-"""Told where a volume is made, and whenever it is looked at."""
 
 SHARED_FILE_SYSTEMS = {
     *("nfs", "nfs4", "cifs", "smb3", "ceph"),

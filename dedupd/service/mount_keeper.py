@@ -16,7 +16,7 @@ from dedupd.service.systemd.journal import Event, report
 from dedupd.system import mount_table
 from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, fetch_base, socket_path
 from fuse_stub.mounts.mount_points import covered, is_dead
-from fuse_stub.process import mount_again_in_background, open_volume, unmount
+from fuse_stub.mounts.mount_process import mount_again_in_background, open_volume, unmount
 
 log = logging.getLogger("dedupd.service")
 

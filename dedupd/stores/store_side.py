@@ -2,6 +2,7 @@
 
 import os
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from dedupd.config.room import NO_RESERVE, Room
 from dedupd.errors import Busy, StoreUnreachable
@@ -9,7 +10,7 @@ from dedupd.format.container import Kind
 from dedupd.format.instance import Instance
 from dedupd.format.stub import StubAttribute
 from dedupd.format.volume_parameters import Parameters
-from dedupd.rados.reading.volume_store import VolumeStore, store_of
+from dedupd.rados.reading.binding import BINDING_FILE, binding_at
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import RecipeReader
@@ -21,6 +22,9 @@ from dedupd.stores.standing import MOVING_FILE, Standing, membership_at
 from dedupd.stub.content import ReadChunk, StoreContent, chunk_reader, open_content
 from dedupd.stub.transition import AttributeSpace
 from dedupd.system.disk import Disk
+
+if TYPE_CHECKING:
+    from dedupd.rados.reading.volume_store import VolumeStore
 
 
 class StoreSide:
@@ -99,9 +103,14 @@ class StoreSide:
         return self.chunk_records if kind is Kind.CHUNKS else self.recipe_records
 
     @cached_property
-    def cluster(self) -> VolumeStore | None:
+    def cluster(self) -> "VolumeStore | None":
         """The store in a Ceph cluster that it is on; None where it is on none. Raises Damaged."""
-        return store_of(self.base_fd, self.root, self.parameters.uuid, self.disk)
+        found = binding_at(self.base_fd, f"{self.root}/.dedupd/{BINDING_FILE.decode()}")
+        if found is None:
+            return None
+        from dedupd.rados.reading.volume_store import VolumeStore
+
+        return VolumeStore(found, self.base_fd, self.parameters.uuid, self.disk)
 
     @property
     def chunk_records(self) -> RecordReader:

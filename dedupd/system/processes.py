@@ -6,8 +6,6 @@ import struct
 import sys
 from enum import StrEnum
 
-import psutil
-
 
 class IoPriority(StrEnum):
     """A job's part of the disk: idle time only, little, or a fair share."""
@@ -17,19 +15,19 @@ class IoPriority(StrEnum):
     NORMAL = "normal"
 
 
-_IO_CLASSES = {
-    IoPriority.IDLE: (psutil.IOPRIO_CLASS_IDLE, None),
-    IoPriority.LOW: (psutil.IOPRIO_CLASS_BE, 7),
-    IoPriority.NORMAL: (psutil.IOPRIO_CLASS_BE, 4),
-}
-
-
 def give_way(io_priority: IoPriority = IoPriority.IDLE) -> None:
     """Give processor and disk to all other processes first, for the rest of this process."""
+    import psutil
+
+    io_class, level = {
+        IoPriority.IDLE: (psutil.IOPRIO_CLASS_IDLE, None),
+        IoPriority.LOW: (psutil.IOPRIO_CLASS_BE, 7),
+        IoPriority.NORMAL: (psutil.IOPRIO_CLASS_BE, 4),
+    }[io_priority]
     process = psutil.Process()
     process.nice(19)
     try:
-        process.ionice(*_IO_CLASSES[io_priority])
+        process.ionice(io_class, level)
     except (OSError, psutil.Error):
         pass  # a kernel without I/O classes
 

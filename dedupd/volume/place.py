@@ -19,6 +19,12 @@ from dedupd.volume.volume import BASE_NAME
 LEFT_IN_PLACE = frozenset((BASE_NAME.encode(), b"lost+found"))
 """``lost+found`` belongs to the file system's own checker."""
 
+ONE_FILE_SYSTEM = (
+    "programs that stay on one file system (rsync -x, --one-file-system, onefs, find -xdev) pass"
+    " over a volume, which is a mount point: name it in them by itself; see docs/mount.md"
+)
+"""Told where a volume is made, and whenever it is looked at."""
+
 SHOWN_MAX = 10
 """Names in one message."""
 

@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dedupd.errors import DedupdError
 from dedupd.system.paths import explain
 from dedupd.volume.hints import HintKey
-from dedupd.volume.volume import Volume
 from jobs.frame.pace import Pace, Throttle
+
+if TYPE_CHECKING:
+    from dedupd.volume.volume import Volume
 
 T = TypeVar("T")
 
@@ -188,7 +190,7 @@ def _memory_bytes_peak() -> int:
     return 0
 
 
-def record_run(volume: Volume, run: JobRun, report: dict[str, Any]) -> None:
+def record_run(volume: "Volume", run: JobRun, report: dict[str, Any]) -> None:
     """Keep a run in the volume's history; where that is not possible, say so and go on."""
     run.report = report
     volume.hints.put(HintKey.RUNS.at(run.started_s), report, "the run is not in the history")

@@ -21,8 +21,8 @@ from dedupd.format.stub import Flag
 from dedupd.system import mount_table
 from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
-from fuse_stub import process
 from fuse_stub.files.file_handles import load_secret
+from fuse_stub.mounts import mount_process
 from fuse_stub.mounts.mount_points import clear_dead_mount
 from tests.crash.scenarios import (
     KIB,
@@ -92,7 +92,7 @@ def recorded_mount(scene: Scene) -> Iterator[Path]:
         finally:
             clear_dead_mount(str(view))
             if mount_table.find(str(view)) is not None:
-                process.unmount(str(view))
+                mount_process.unmount(str(view))
         disk.log = list(disk.log)
         if hasattr(disk, "met"):
             disk.met |= set(met)

@@ -13,7 +13,7 @@ from dedupd.deleted.log import DeletionLogs
 from dedupd.errors import ServiceUnreachable
 from dedupd.system import mount_table
 from dedupd.volume.volume import Volume
-from fuse_stub import process
+from fuse_stub.mounts import mount_process
 from fuse_stub.mounts.mount_points import clear_dead_mount, is_dead
 from jobs.tree.walk import walk
 from tests.support import crash
@@ -53,7 +53,7 @@ def mounted(root: Path, view: Path, dying_at: str = "") -> Iterator[None]:
     finally:
         clear_dead_mount(str(view))
         if mount_table.find(str(view)) is not None:
-            process.unmount(str(view))
+            mount_process.unmount(str(view))
 
 
 @pytest.mark.parametrize("point", JOBS)
@@ -128,7 +128,7 @@ def dies_at(root: Path, view: Path, step: int, job: Callable[[Path], object]) ->
     clear_dead_mount(str(view))
     if mount_table.find(str(view)) is not None:
         with suppress(ServiceUnreachable):
-            process.unmount(str(view))
+            mount_process.unmount(str(view))
     return died
 
 

@@ -17,6 +17,7 @@ from dedupd.system.control_socket import ControlClient
 from dedupd.units import KIB
 from dedupd.volume.restore import require_room, restore_file
 from fuse_stub import fill_lane, process
+from fuse_stub.mounts import mount_process
 from jobs.frame.run import Cancelled, JobRun
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, mounted_lab
@@ -31,7 +32,7 @@ CONTENT = noise(40 * PIECE + 123)
 def mount_in_fork(
     path: str, mountpoint: str, *, cache_bytes: int, descriptors_max: int | None = None
 ) -> int:
-    """Stands in for ``process.mount_in_background``: a process that has what a test has patched.
+    """As ``mount_process.mount_in_background``, by a process that has what a test has patched.
 
     Where ``descriptors_max`` is given, it has none of the descriptors of other tests.
     """
@@ -45,7 +46,7 @@ def mount_in_fork(
                 os.closerange(3, writer)
                 os.closerange(writer + 1, hard_limit)
                 resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, hard_limit))
-            with process.open_volume(path) as volume:
+            with mount_process.open_volume(path) as volume:
                 root, base_fd = volume.root, os.dup(volume.base_fd)
             process.serve_for_parent(root, base_fd, mountpoint, cache_bytes, writer)
         finally:

@@ -22,8 +22,8 @@ from dedupd.system.files import opened
 from dedupd.system.processes import CAP_SYS_RESOURCE
 from dedupd.volume.restore import restore_file
 from dedupd.volume.volume import Volume
-from fuse_stub import process
 from fuse_stub.kernel.request_pump import REQUESTS_PER_TURN
+from fuse_stub.mounts import mount_process
 from jobs.frame.run import Cancelled, JobRun
 from tests.conftest import MakeFileSystem
 from tests.support.copies import belong_here
@@ -119,7 +119,7 @@ def test_other_users_reach_the_mount_and_not_its_socket(lab: MountedLab) -> None
 def test_a_volume_cannot_be_mounted_twice(lab: MountedLab, tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     with pytest.raises(Busy, match="is being served"):
-        process.mount_in_background(str(lab.root), str(tmp_path / "second"))
+        mount_process.mount_in_background(str(lab.root), str(tmp_path / "second"))
     assert not mounted_at(tmp_path / "second")
     result = run_cli("mount", lab.root, tmp_path / "second")
     assert result.returncode == 3
@@ -151,7 +151,7 @@ def test_a_copy_is_not_mounted_beside_its_volume(lab: MountedLab, tmp_path: Path
 
 def test_what_keeps_a_volume_from_being_mounted_is_shown(tmp_path: Path) -> None:
     with pytest.raises(NotAVolume, match="not a volume"):
-        process.mount_in_background(str(tmp_path), str(tmp_path))
+        mount_process.mount_in_background(str(tmp_path), str(tmp_path))
     result = run_cli("mount", tmp_path)
     assert result.returncode == 2
     assert "not a volume" in result.stderr
@@ -161,14 +161,14 @@ def test_a_mount_in_use_stays(lab: MountedLab) -> None:
     (lab.view / "f").write_bytes(CONTENT)
     with open(lab.view / "f", "rb") as file:
         with pytest.raises(Busy, match="in use"):
-            process.unmount(str(lab.view))
+            mount_process.unmount(str(lab.view))
         assert file.read() == CONTENT
     assert mounted_at(lab.view)
 
 
 def test_what_is_not_mounted_cannot_be_unmounted(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        process.unmount(str(tmp_path))
+        mount_process.unmount(str(tmp_path))
 
 
 def test_unmounting_waits_until_the_volume_is_free(lab: MountedLab) -> None:
@@ -185,7 +185,7 @@ def test_a_signal_ends_the_mount_in_good_order(lab: MountedLab, number: int) -> 
         file.write(b"written")
     with opened_pid(lab.pid) as pid_fd:
         os.kill(lab.pid, number)
-        assert process._exits(os.dup(pid_fd), DEATH_WAIT_MS)
+        assert mount_process.exits(os.dup(pid_fd), DEATH_WAIT_MS)
     assert not mounted_at(lab.view)
     assert lab.read("f") == b"written" + CONTENT[7:]
 

@@ -15,7 +15,7 @@ import pytest
 from dedupd.system import mount_table
 from dedupd.units import KIB, MIB
 from fuse_stub.mounts.mount_points import is_dead_mount
-from fuse_stub.snapshot import mount_snapshot_in_background
+from fuse_stub.mounts.mount_process import mount_snapshot_in_background
 from jobs.compact.job import Compact
 from jobs.frame.run import JobRun
 from tests.conftest import MakeFileSystem

@@ -22,7 +22,7 @@ from dedupd.stub.transition import local_ranges
 from dedupd.system.files import opened, read_at
 from dedupd.units import KIB
 from dedupd.volume.volume import Volume
-from fuse_stub import process
+from fuse_stub.mounts import mount_process
 from jobs.adopt.job import Adopt, AdoptReport
 from jobs.adopt.volume_copy import VolumeCopy
 from jobs.backup.restore import Restore
@@ -495,7 +495,7 @@ def test_a_stub_that_was_changed_below_the_mount_is_an_error(
     view.mkdir()
     spoil(lab)
     before = (lab.data / name).stat()
-    process.mount_in_background(str(lab.root), str(view))
+    mount_process.mount_in_background(str(lab.root), str(view))
     try:
         with pytest.raises(OSError, match="Input/output error"):
             (view / name).read_bytes()
@@ -503,7 +503,7 @@ def test_a_stub_that_was_changed_below_the_mount_is_an_error(
             file.write(b"more")
         assert (view / "other").read_bytes() == noise(300 * KIB, 5)
     finally:
-        process.unmount(str(view))
+        mount_process.unmount(str(view))
     done = run_cli("run", "verify", lab.root)
     assert (done.returncode, f"{invariant}: {name}: " in done.stdout) == (4, True)
     # No other job touches it, or lets go of the chunks that it names.
@@ -517,10 +517,10 @@ def test_a_stub_that_was_changed_below_the_mount_is_an_error(
 def test_what_users_wrote_is_counted_once_the_volume_is_unmounted(lab: Lab, tmp_path: Path) -> None:
     view = tmp_path / "view"
     view.mkdir()
-    process.mount_in_background(str(lab.root), str(view))
+    mount_process.mount_in_background(str(lab.root), str(view))
     with open(view / "one", "r+b") as file:
         file.write(bytes(64 * KIB))
-    process.unmount(str(view))
+    mount_process.unmount(str(view))
     stub = lab.stub("one")
     assert stub is not None
     assert (stub.local_bytes, stub.is_clean) == (64 * KIB, False)
@@ -590,7 +590,7 @@ def test_through_the_mount_every_program_copies_plain_files(lab: Lab, tmp_path: 
     contents = {name: lab.read(name) for name in ("one", "other")}
     view = tmp_path / "view"
     view.mkdir()
-    process.mount_in_background(str(lab.root), str(view))
+    mount_process.mount_in_background(str(lab.root), str(view))
     try:
         for name, (copy, _, _) in TOOLS.items():
             if not is_known(name) or "--reflink=auto" in name:
@@ -602,4 +602,4 @@ def test_through_the_mount_every_program_copies_plain_files(lab: Lab, tmp_path: 
             assert "trusted.dedupd" not in os.listxattr(target / "one")
             shutil.rmtree(target)
     finally:
-        process.unmount(str(view))
+        mount_process.unmount(str(view))

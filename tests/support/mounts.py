@@ -24,6 +24,7 @@ from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
 from fuse_stub import process
 from fuse_stub.busy.part_lane import PartLane
+from fuse_stub.mounts import mount_process
 from fuse_stub.mounts.mount_points import is_dead
 from jobs.optimize.job import OptimizeReport
 from tests.support.forks import CONTEXT, take_over
@@ -47,11 +48,11 @@ class MountedLab(Lab):
         self.pid = 0
         self._serve = (nursery or Nursery()).serve
 
-    def mount(self, cache_bytes: int = process.CACHE_BYTES) -> None:
+    def mount(self, cache_bytes: int = mount_process.CACHE_BYTES) -> None:
         self.pid = self._serve(str(self.root), str(self.view), cache_bytes=cache_bytes)
 
     def unmount(self) -> None:
-        process.unmount(str(self.view))
+        mount_process.unmount(str(self.view))
         self.pid = 0
 
     def kill(self) -> None:
@@ -65,7 +66,7 @@ class MountedLab(Lab):
         """Wait for a death that is under way."""
         try:
             with opened_pid(self.pid) as pid_fd:
-                assert process._exits(os.dup(pid_fd), DEATH_WAIT_MS)
+                assert mount_process.exits(os.dup(pid_fd), DEATH_WAIT_MS)
         except ProcessLookupError:
             pass  # it is over
 
@@ -107,7 +108,7 @@ class Started:
 
     @staticmethod
     def serve(path: str, mountpoint: str, *, cache_bytes: int) -> int:
-        return process.mount_in_background(path, mountpoint, cache_bytes=cache_bytes)
+        return mount_process.mount_in_background(path, mountpoint, cache_bytes=cache_bytes)
 
 
 class Nursery:
@@ -121,8 +122,8 @@ class Nursery:
         self._first = first
 
     def serve(self, path: str, mountpoint: str, *, cache_bytes: int) -> int:
-        """Stands in for :func:`fuse_stub.process.mount_in_background`, and raises as that."""
-        with process.open_volume(path) as volume:
+        """Stands in for :func:`mount_process.mount_in_background`, and raises as that."""
+        with mount_process.open_volume(path) as volume:
             root = volume.root
         receiver, sender = CONTEXT.Pipe(duplex=False)
         served = CONTEXT.Process(
@@ -169,7 +170,7 @@ def serve_for_test(path: str, mountpoint: str, cache_bytes: int, answer: Connect
         logging.basicConfig(
             filename=f"{mountpoint}.log", format="%(asctime)s %(process)d %(message)s"
         )
-    with process.open_volume(path) as volume:
+    with mount_process.open_volume(path) as volume:
         root, base_fd = volume.root, os.dup(volume.base_fd)
     process.serve_for_parent(root, base_fd, mountpoint, cache_bytes, answer_fd)
 
@@ -199,7 +200,7 @@ def end(pid: int, number: int) -> None:
     """Send the process that serves a mount a signal, and wait until it is gone."""
     with opened_pid(pid) as pid_fd:
         os.kill(pid, number)
-        assert process._exits(os.dup(pid_fd), DEATH_WAIT_MS)
+        assert mount_process.exits(os.dup(pid_fd), DEATH_WAIT_MS)
 
 
 @contextmanager
@@ -234,7 +235,7 @@ def mounted_lab(
         yield lab
     finally:
         if any(found.point == str(view) for found in mount_table.volumes()):
-            process.unmount(str(view))
+            mount_process.unmount(str(view))
 
 
 def as_user(

@@ -19,7 +19,7 @@ from dedupd.errors import DedupdError, ServiceUnreachable
 from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
 from fuse_stub.mounts.mount_points import clear_dead_mount
-from fuse_stub.process import unmount
+from fuse_stub.mounts.mount_process import unmount
 from tests.support.forks import CONTEXT
 from tests.support.lab import Lab, new_lab, run_cli
 

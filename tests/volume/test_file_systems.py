@@ -14,7 +14,7 @@ from dedupd.system.files import opened
 from dedupd.volume.enable import enable
 from dedupd.volume.probe import obstacle_of
 from fuse_stub.mounts import over_mount
-from fuse_stub.process import mount_in_background, unmount
+from fuse_stub.mounts.mount_process import mount_in_background, unmount
 from tests.conftest import MakeFileSystem
 from tests.support.lab import Lab, run_cli
 

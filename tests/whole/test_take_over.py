@@ -15,8 +15,7 @@ from dedupd.errors import NotAVolume
 from dedupd.system import mount_table
 from dedupd.system.file_system import file_system_of
 from dedupd.system.files import opened
-from fuse_stub import process
-from fuse_stub.mounts import over_mount
+from fuse_stub.mounts import mount_process, over_mount
 from fuse_stub.mounts.mount_points import is_dead_mount
 from tests.support.lab import Lab, new_lab, noise
 from tests.support.mounts import MountedLab, end, mounted_lab
@@ -78,7 +77,7 @@ def covered(directory: Path) -> Iterator[Lab]:
         yield lab
     finally:
         if any(found.point == str(lab.root) for found in mount_table.volumes()):
-            process.unmount(str(lab.root))
+            mount_process.unmount(str(lab.root))
 
 
 def names_of(where: Path) -> list[str]:
@@ -102,16 +101,16 @@ def test_users_see_their_files_or_an_error_while_a_mount_is_brought_back(tmp_pat
 def test_a_mount_over_the_volume_itself_is_brought_back_likewise(tmp_path: Path) -> None:
     with covered(tmp_path / "volume") as lab:
         root = str(lab.root)
-        pid = process.mount_in_background(root, root)
+        pid = mount_process.mount_in_background(root, root)
         (lab.root / "file").write_bytes(CONTENT)
         with Watcher(lab.root) as user:
             for _ in range(4):
                 end(pid, signal.SIGKILL)
-                pid = process.mount_in_background(root, root)
+                pid = mount_process.mount_in_background(root, root)
                 user.wait_for_a_write()
         assert user.seen == set()
         assert set(user.written) <= set(names_of(lab.root))
-        process.unmount(root)
+        mount_process.unmount(root)
         assert os.listdir(root) == [".dedupd"]
 
 
@@ -140,7 +139,7 @@ def test_the_dead_mount_of_a_volume_elsewhere_is_named(tmp_path: Path) -> None:
     with mounted_lab(tmp_path) as lab:
         lab.kill()
         with pytest.raises(NotAVolume, match=f"{lab.view}: the dead mount of a volume elsewhere"):
-            process.mount_in_background(str(lab.view), str(lab.view))
+            mount_process.mount_in_background(str(lab.view), str(lab.view))
         assert is_dead_mount(str(lab.view))
 
 

@@ -4,16 +4,13 @@ from functools import partial
 
 import click
 
-from dedupd.cli.cluster_reports import show_forgotten
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish, show_messages
 from dedupd.cli.via_service import job_command
 from dedupd.errors import UsageError
-from dedupd.rados.collection import GRACE_S
 from dedupd.shared.fellows import all_held
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
-from jobs.cluster.gc import ClusterGc
 from jobs.gc.job import NOTHING_NEW, Gc, GcReport
 
 
@@ -35,8 +32,9 @@ def command(path: str, full: bool, all_garbage: bool, dry_run: bool, as_json: bo
         if volume.cluster is not None:
             if dry_run:
                 raise UsageError(f"{path}: `dedupd cluster status` shows the garbage of its store")
-            forgotten = ClusterGc(volume, run, 0.0 if all_garbage else GRACE_S).recorded()
-            finish(forgotten, as_json, show_forgotten, findings=forgotten.errors)
+            from dedupd.cli import cluster_jobs
+
+            cluster_jobs.collect(volume, run, all_garbage, as_json)
         job = Gc(volume, run, full=full, dry_run=dry_run, all_garbage=all_garbage)
         report = job.run() if dry_run else job.recorded()
     shown = partial(_show, path=path, dry_run=dry_run)

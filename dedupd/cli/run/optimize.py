@@ -4,7 +4,6 @@ from functools import partial
 
 import click
 
-from dedupd.cli.cluster_reports import show_stored
 from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import limits, working
 from dedupd.cli.left_out import Place, left_out, outcome_of
@@ -13,7 +12,6 @@ from dedupd.cli.via_service import job_command
 from dedupd.config.policy import Policy
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
-from jobs.cluster.optimize import ClusterOptimize
 from jobs.optimize.job import Optimize, OptimizeReport
 from jobs.tree.candidates import Judged, Skipped, candidates
 from jobs.tree.judged_files import load_ledger
@@ -29,9 +27,9 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
     with volume, volume.job_lock():
         volume.limits = limits().keys
         if volume.cluster is not None and not dry_run:
-            with working(volume, "optimize") as run:
-                stored = ClusterOptimize(volume, run, below).recorded()
-            finish(stored, as_json, show_stored, findings=stored.errors)
+            from dedupd.cli import cluster_jobs
+
+            cluster_jobs.optimize(volume, below, as_json)
         if dry_run:
             _dry_run(volume, below, as_json)
             return

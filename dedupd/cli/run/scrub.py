@@ -2,7 +2,6 @@
 
 import click
 
-from dedupd.cli.cluster_reports import show_mended
 from dedupd.cli.job_limits import limits, working
 from dedupd.cli.report import finish, show_findings, show_messages
 from dedupd.cli.run.verify import show as show_verified
@@ -12,7 +11,6 @@ from dedupd.shared.fellows import all_held
 from dedupd.units import counted, format_size, parse_percentage
 from dedupd.volume.volume import Volume
 from jobs.check.verify import Verify
-from jobs.cluster.scrub import ClusterScrub
 from jobs.scrub.job import Depth, Scrub, ScrubReport
 
 
@@ -39,8 +37,9 @@ def command(path: str, full: bool, share: str | None, report_only: bool, as_json
         if volume.cluster is not None:
             if report_only:
                 raise UsageError(f"{path}: `dedupd cluster audit --read` changes no file")
-            checked = ClusterScrub(volume, run, 1.0 if full else part or 0.0).recorded()
-            finish(checked, as_json, show_mended, findings=checked.errors, damage=checked.left)
+            from dedupd.cli import cluster_jobs
+
+            cluster_jobs.scrub(volume, run, 1.0 if full else part or 0.0, as_json)
         if report_only:
             slow = volume.policy().scrub_rate_bytes_per_s if rate is None else rate
             said = Verify(volume, run, slow).recorded()

@@ -8,30 +8,18 @@ from uuid import UUID
 from dedupd.errors import StoreUnreachable
 from dedupd.format.cluster.binding import StoreBinding
 from dedupd.rados.cluster.address import parse_address
+from dedupd.rados.reading.binding import BINDING_FILE
 from dedupd.rados.reading.content import ClusterChunks, ClusterRecipes
 from dedupd.rados.reading.disk_cache import DiskCache
 from dedupd.rados.store import RadosStore
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import RecipeReader
 from dedupd.system.disk import Disk
-from dedupd.system.files import opened, read_at
 from dedupd.units import GIB
 
-BINDING_FILE = b"cluster.json"
 CACHE_DIR = b"cluster-cache"
 CACHE_BYTES = 1 * GIB
 """Of a volume by default: chunks that were read lately."""
-
-
-def binding_at(base_fd: int, where: str) -> StoreBinding | None:
-    """What the ``.dedupd`` that ``base_fd`` is open on says; None where the volume has a store of
-    its own. Raises Damaged."""
-    try:
-        fd = os.open(BINDING_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)
-    except FileNotFoundError:
-        return None
-    with opened(fd):
-        return StoreBinding.from_json(read_at(fd, os.fstat(fd).st_size, 0), where)
 
 
 def bind(
@@ -44,15 +32,6 @@ def bind(
     store.join(UUID(volume_uuid).hex, root)
     binding = StoreBinding(str(store.cluster.address), store.parameters.uuid, cache_bytes)
     disk.replace_file(base_fd, BINDING_FILE, binding.to_json())
-
-
-def store_of(base_fd: int, root: str, volume_uuid: str, disk: Disk) -> "VolumeStore | None":
-    """The store in a cluster that a volume is on; None where it has one of its own. Raises Damaged.
-
-    ``base_fd`` is the caller's: its ``.dedupd``.
-    """
-    found = binding_at(base_fd, f"{root}/.dedupd/{BINDING_FILE.decode()}")
-    return None if found is None else VolumeStore(found, base_fd, volume_uuid, disk)
 
 
 class VolumeStore:

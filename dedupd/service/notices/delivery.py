@@ -24,8 +24,6 @@ DELIVERY_S_MAX = 60.0
 
 ERROR_BYTES_MAX = 2000
 
-SENDMAIL = "/usr/sbin/sendmail"
-
 
 @dataclass(frozen=True, slots=True)
 class Way:

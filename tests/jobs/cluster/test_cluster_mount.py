@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.rados.reading.volume_store import BINDING_FILE, bind, binding_at
+from dedupd.rados.reading.binding import BINDING_FILE, binding_at
+from dedupd.rados.reading.volume_store import bind
 from dedupd.system.disk import Disk
 from jobs.cluster.gc import ClusterGc
 from jobs.cluster.optimize import ClusterOptimize

@@ -12,7 +12,7 @@ from dedupd.config.run_limits import RunLimits
 from dedupd.errors import DamagedRecipe, UsageError
 from dedupd.format.cluster.objects import FileId
 from dedupd.rados.collection import GRACE_S
-from dedupd.rados.reading.volume_store import BINDING_FILE
+from dedupd.rados.reading.binding import BINDING_FILE
 from jobs.backup.receiver import Receiver, ReplicaVolume
 from jobs.backup.sender import Sender
 from jobs.check.verify import Verify

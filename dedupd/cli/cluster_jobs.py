@@ -1,12 +1,38 @@
-"""The reports of jobs on volumes whose chunks are in a cluster, shown."""
+"""Jobs on volumes whose chunks are in a cluster, and their reports, shown. It is imported for these
+volumes alone."""
+
+from typing import NoReturn
 
 import click
 
-from dedupd.cli.report import show_messages
+from dedupd.cli.job_limits import working
+from dedupd.cli.report import finish, show_messages
+from dedupd.rados.collection import GRACE_S
 from dedupd.units import counted, format_size
-from jobs.cluster.gc import ClusterGcReport
-from jobs.cluster.optimize import ClusterOptimizeReport
-from jobs.cluster.scrub import ClusterScrubReport
+from dedupd.volume.volume import Volume
+from jobs.cluster.gc import ClusterGc, ClusterGcReport
+from jobs.cluster.optimize import ClusterOptimize, ClusterOptimizeReport
+from jobs.cluster.scrub import ClusterScrub, ClusterScrubReport
+from jobs.frame.run import JobRun
+
+
+def optimize(volume: Volume, below: bytes, as_json: bool) -> NoReturn:
+    """``below``: where in the tree."""
+    with working(volume, "optimize") as run:
+        report = ClusterOptimize(volume, run, below).recorded()
+    finish(report, as_json, show_stored, findings=report.errors)
+
+
+def collect(volume: Volume, run: JobRun, all_garbage: bool, as_json: bool) -> NoReturn:
+    grace_s = 0.0 if all_garbage else GRACE_S
+    report = ClusterGc(volume, run, grace_s).recorded()
+    finish(report, as_json, show_forgotten, findings=report.errors)
+
+
+def scrub(volume: Volume, run: JobRun, part: float, as_json: bool) -> NoReturn:
+    """``part``: of the chunks, from 0 to 1, which are read."""
+    report = ClusterScrub(volume, run, part).recorded()
+    finish(report, as_json, show_mended, findings=report.errors, damage=report.left)
 
 
 def show_stored(report: ClusterOptimizeReport) -> None:

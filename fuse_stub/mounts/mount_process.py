@@ -1,0 +1,196 @@
+"""The process of a mount, from outside: started for a volume or a snapshot, and ended."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+
+from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
+from dedupd.system import mount_table
+from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
+from dedupd.system.files import opened
+from dedupd.system.processes import child_environment
+from dedupd.units import MIB
+from dedupd.volume.volume import BASE_NAME, Volume
+from fuse_stub.mounts import over_mount
+from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
+from fuse_stub.mounts.mount_points import clear_dead_mount, detach, is_dead, is_dead_mount
+
+CACHE_BYTES = 64 * MIB
+
+EXIT_WAIT_MS = 60_000
+"""How long an unmount may take to sync written data."""
+
+
+def mount_in_background(
+    path: str,
+    mountpoint: str,
+    *,
+    cache_bytes: int = CACHE_BYTES,
+    options: MountOptions = NO_OPTIONS,
+) -> int:
+    """Mount the volume at ``path`` in a process of its own; returns its pid once it answers.
+
+    It replaces the dead mount of a killed process. Raises the errors of that process: NotAVolume,
+    Busy, Damaged and so on, as in :func:`fuse_stub.process.serve`.
+    """
+    with open_volume(path) as volume:
+        return mount_again_in_background(
+            volume.root, volume.base_fd, mountpoint, cache_bytes=cache_bytes, options=options
+        )
+
+
+def mount_again_in_background(
+    path: str,
+    base_fd: int,
+    mountpoint: str,
+    *,
+    cache_bytes: int = CACHE_BYTES,
+    options: MountOptions = NO_OPTIONS,
+) -> int:
+    """Mount a volume whose ``.dedupd`` is open already, as :func:`mount_in_background` does.
+
+    ``base_fd`` stays the caller's.
+    """
+    return served_in_background(path, base_fd, mountpoint, cache_bytes, options, is_snapshot=False)
+
+
+def served_in_background(
+    path: str,
+    base_fd: int,
+    mountpoint: str,
+    cache_bytes: int,
+    options: MountOptions,
+    *,
+    is_snapshot: bool,
+) -> int:
+    """Serve a volume whose ``.dedupd`` is open in a process of its own; returns its pid once it
+    answers. ``base_fd`` stays the caller's."""
+    read_fd, write_fd = os.pipe()
+    command = [
+        *(sys.executable, "-P", "-m", "fuse_stub"),
+        *(path, str(base_fd), mountpoint, str(cache_bytes), options.text, str(write_fd)),
+        *(["snapshot"] if is_snapshot else []),
+    ]
+    with os.fdopen(read_fd, "rb") as answer:
+        try:
+            process = subprocess.Popen(
+                command,
+                pass_fds=[write_fd, base_fd],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                cwd="/",
+                env=child_environment(),
+            )
+        finally:
+            os.close(write_fd)
+        text = answer.read()
+    assert process.stderr is not None
+    with process.stderr as stderr:
+        if not text:
+            reason = stderr.read().decode("utf-8", "replace").strip().splitlines()
+            process.wait()
+            raise ServiceUnreachable(
+                f"{mountpoint}: the process that was to serve the mount died:"
+                f" {reason[-1] if reason else f'status {process.returncode}'}"
+            )
+    reply = json.loads(text)
+    if "error" in reply:
+        process.wait()
+        raise error_named(reply["kind"], reply["error"])
+    # From here on this process does not wait for the child.
+    process.returncode = 0
+    return process.pid
+
+
+def mount_snapshot_in_background(
+    path: str,
+    mountpoint: str,
+    *,
+    cache_bytes: int = CACHE_BYTES,
+    options: MountOptions = NO_OPTIONS,
+) -> int:
+    """As :func:`mount_in_background`, of a snapshot: see
+    :func:`fuse_stub.snapshot.serve_snapshot`."""
+    with open_snapshot(path) as volume:
+        return served_in_background(
+            volume.root, volume.base_fd, mountpoint, cache_bytes, options, is_snapshot=True
+        )
+
+
+def open_snapshot(path: str) -> Volume:
+    """The snapshot of a volume at ``path``. Raises as ``Volume.open``."""
+    around = mount_table.find(os.path.realpath(path))
+    if around is not None:
+        raise UsageError(
+            f"{path}: lies in a volume that is mounted at {around.point}; name the directory that"
+            " the volume has in a snapshot of its file system"
+        )
+    return Volume.open(path)
+
+
+def open_volume(path: str) -> Volume:
+    """The volume at ``path``, also below a dead mount of its own, or an automount of systemd.
+
+    Root looks below the dead mount, which stays; for other users it is taken away. Raises as
+    ``Volume.open``, and OSError.
+    """
+    is_dead_one = is_dead_mount(path)
+    if is_dead_one and os.geteuid() != 0:
+        clear_dead_mount(path)
+        return Volume.open(path)
+    if not is_dead_one and not mount_table.is_automount(os.path.realpath(path)):
+        return Volume.open(path)
+    root = os.path.abspath(path)
+    with opened(over_mount.uncovered(root)) as below:
+        try:
+            base_fd = os.open(BASE_NAME, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=below)
+        except FileNotFoundError:
+            if not is_dead_one:
+                raise NotAVolume(f"{path}: no volume lies beneath the automount") from None
+            raise NotAVolume(
+                f"{path}: the dead mount of a volume elsewhere; `dedupd mount` with the volume's"
+                f" own path brings it back, `dedupd umount {path}` takes it away"
+            ) from None
+    return Volume.at(root, base_fd)
+
+
+def unmount(mountpoint: str) -> None:
+    """Unmount a volume, or a snapshot, and wait until all data is synced.
+
+    Raises Busy, UsageError.
+    """
+    if mountpoint in mount_table.snapshot_points():
+        detach(mountpoint, lazily=is_dead(mountpoint))
+        return
+    found = [mount for mount in mount_table.volumes() if mount.point == mountpoint]
+    if not found:
+        raise UsageError(f"{mountpoint}: no volume is mounted there")
+    if is_dead(mountpoint):
+        clear_dead_mount(mountpoint)
+        return
+    pid_fd = _process_of(found[-1].volume)
+    detach(mountpoint, lazily=False)
+    clear_dead_mount(mountpoint)
+    if pid_fd is not None and not exits(pid_fd, EXIT_WAIT_MS):
+        raise Busy(f"{mountpoint}: unmounted, but its data is still being synced")
+
+
+def exits(pid_fd: int, wait_ms: int) -> bool:
+    """Whether a process ends within a time; closes ``pid_fd``."""
+    poll = select.poll()
+    poll.register(pid_fd, select.POLLIN)
+    try:
+        return bool(poll.poll(wait_ms))
+    finally:
+        os.close(pid_fd)
+
+
+def _process_of(volume: str) -> int | None:
+    try:
+        with ControlClient(socket_path(volume), QUESTION_TIMEOUT_S) as client:
+            return os.pidfd_open(client.call("status")["pid"])
+    except (ServiceUnreachable, ProcessLookupError):
+        return None
