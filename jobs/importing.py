@@ -57,7 +57,8 @@ class ImportReport(FileReport):
 
 
 class Import:
-    """One import. Needs the job lock. May be stopped and run again: it goes on."""
+    """One import. Needs the job lock, or the lock of those that append. May be stopped and run
+    again: it goes on."""
 
     def __init__(self, volume: Volume, run: JobRun, source: str, folder: bytes) -> None:
         """``folder``: where in the tree; it is made if need be. Raises UsageError, PolicyError."""

@@ -28,7 +28,7 @@ def command(source: str, path: str, folder: str, as_json: bool) -> None:
         raise UsageError(f"{source}: no such directory to import")
     if os.path.isabs(folder) or ".." in folder.split("/"):
         raise UsageError(f"{folder}: FOLDER is a path within the volume, like projects/old")
-    with Volume.open(path) as volume, volume.job_lock(), job_run("import") as run:
+    with Volume.open(path) as volume, volume.append_lock(), job_run("import") as run:
         report = Import(volume, run, source, os.fsencode(folder)).run()
     finish(report, as_json, _show, findings=report.errors)
 

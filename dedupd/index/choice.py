@@ -15,6 +15,23 @@ def saved_name(choice: IndexChoice, partition: int) -> bytes:
     return b"saved" + number + b"." + choice.encode()
 
 
+_PASSING = b"beside.bloom"
+"""Has this name for the moment in which it is made."""
+
+
+class _PassingBloomIndex(BloomIndex):
+    """Of a job whose neighbour keeps the index of the store: its file goes with it."""
+
+    def __init__(self, directory: ContainerDirectory, *, capacity: int) -> None:
+        file = SavedFile(directory.disk, directory.fd, _PASSING, lambda: directory.room)
+        with directory.neighbours.turn():
+            super().__init__(directory, file, capacity=capacity)
+            file.remove()
+
+    def save(self) -> None:
+        pass
+
+
 def make_index(
     choice: IndexChoice,
     directory: ContainerDirectory,
@@ -22,8 +39,11 @@ def make_index(
     partition: int,
     entries: int,
     followers: native.chunker.Followers | None = None,
+    is_kept: bool = True,
 ) -> StoreIndex:
     """An empty index of one partition's containers in a directory.
+
+    Where it is not to be kept, because a neighbour keeps one, it leaves the files of others alone.
 
     ``directory`` is borrowed as long as the index is used. ``entries`` are about to be loaded.
     ``followers`` are filled with what is looked up.
@@ -34,11 +54,17 @@ def make_index(
         other: SavedFile(disk, dir_fd, saved_name(other, partition), lambda: directory.room)
         for other in IndexChoice
     }
-    for other, file in saved.items():
-        if other is not choice:
-            file.remove()
-    kind_of = BloomIndex if choice is IndexChoice.BLOOM else TableIndex
-    made = kind_of(directory, saved[choice], capacity=entries)
+    made: BloomIndex | TableIndex
+    if not is_kept:
+        is_bloom = choice is IndexChoice.BLOOM
+        passing = _PassingBloomIndex if is_bloom else TableIndex
+        made = passing(directory, capacity=entries)
+    else:
+        for other, file in saved.items():
+            if other is not choice:
+                file.remove()
+        kind_of = BloomIndex if choice is IndexChoice.BLOOM else TableIndex
+        made = kind_of(directory, saved[choice], capacity=entries)
     if followers is not None:
         made.use_followers(followers)
     return made

@@ -59,7 +59,8 @@ class LoggedIndex(Generic[_Native]):
         self._native.insert(fingerprints, array("Q", ids))
 
     def load(self, container: Recovered) -> None:
-        self._native.load(container.header.container, container.header.generation)
+        header = container.header
+        self._native.load(header.container, header.generation, len(container.entries))
 
     def use_followers(self, followers: native.chunker.Followers) -> None:
         """Fill ``followers`` from here on with what is looked up."""

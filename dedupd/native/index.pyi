@@ -44,8 +44,10 @@ class TableIndex:
         entries kept."""
     def __len__(self) -> int:
         """Entries that can be found."""
-    def load(self, container: int, generation: int) -> None:
-        """Load the table of a container, which must not be written to meanwhile."""
+    def load(self, container: int, generation: int, count: int) -> None:
+        """Load the first ``count`` entries of the table of a container, which must not be written
+        to meanwhile. Later entries are not there until this index is told of one by
+        :meth:`insert`."""
     def lookup(self, fingerprints: Buffer) -> bytes:
         """u64 id per fingerprint, 0 where absent."""
     def insert(self, fingerprints: Buffer, ids: Buffer) -> int:
@@ -94,7 +96,7 @@ class BloomIndex:
         close it. ``door``: of the disk (``Disk.door``). Entries for which no more than
         ``reserve_bytes`` are free are left out. :meth:`restore` has to be called next."""
     def __len__(self) -> int: ...
-    def load(self, container: int, generation: int) -> None: ...
+    def load(self, container: int, generation: int, count: int) -> None: ...
     def lookup(self, fingerprints: Buffer) -> bytes: ...
     def insert(self, fingerprints: Buffer, ids: Buffer) -> int: ...
     def use_followers(self, followers: Followers) -> None: ...

@@ -6,11 +6,11 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from dedupd import native
-from dedupd.errors import DamagedTable, NoSpace
+from dedupd.errors import NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
@@ -25,7 +25,8 @@ from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import last_number
 from dedupd.store.container.record_states import revive
 from dedupd.store.container.recovery import entry_of, recover, recover_sound
-from dedupd.store.container.table_file import Recovered, table_header
+from dedupd.store.container.table_file import Recovered
+from dedupd.store.growing import Growing, SyncPoint
 from dedupd.store.unkept_records import BEGINNING, Position, UnkeptRecords
 from dedupd.system.files import is_readable
 
@@ -53,36 +54,9 @@ class NewRecords(NamedTuple):
     hints: "bytes | array[int]"
 
 
-@dataclass(slots=True)
-class _Open:
-    """The container that grows."""
-
-    number: int
-    data_fd: int
-    table_fd: int
-    seed: int
-    header: fmt.FileHeader
-    end: int
-    count: int
-    reserved_count: int
-    reserved_bytes: int
-
-    @property
-    def position(self) -> Position:
-        """Behind its last record."""
-        return Position(self.number, self.count, self.end)
-
-
-@dataclass(frozen=True, slots=True)
-class SyncPoint:
-    """A moment of a writer: containers appended to, their marks, and the full ones of them."""
-
-    marks: list[tuple[_Open, tbl.TableHeader]]
-    full: list[_Open]
-
-
 class ContainerWriter:
-    """Appends to the containers of one kind. One writer per volume, guarded by the volume's lock.
+    """Appends to the containers of one kind, guarded by the volume's lock, and beside neighbours
+    to those that are not theirs.
 
     It appends to those of one partition at a time, which has one container that grows.
 
@@ -106,10 +80,10 @@ class ContainerWriter:
         self._disk = directory.disk
         self._partition = partition
         self._bytes_max = container_bytes_max
-        self._current: _Open | None = None
-        self._unsynced: list[_Open] = []
+        self._current: Growing | None = None
+        self._unsynced: list[Growing] = []
         self._last_number = self._given_number = given_number
-        self._growing: dict[int, int] = {}
+        self._growing: dict[int, tuple[int, int]] = {}
         self.position = BEGINNING
         """Behind the record that was appended last in the partition in use."""
         self._unkept = UnkeptRecords()
@@ -125,9 +99,12 @@ class ContainerWriter:
         self._last_number = max(self._given_number, last_number(self._directory.fd))
         for state in recover_sound(self._directory):
             visit(state)
+            if state.is_theirs:
+                continue
             self._growing.pop(state.header.partition, None)
             if self._may_reopen(state):
-                self._growing[state.header.partition] = state.header.container
+                last = state.header.container, len(state.entries)
+                self._growing[state.header.partition] = last
         self._reopen()
 
     @property
@@ -142,7 +119,7 @@ class ContainerWriter:
             return
         if current is not None:
             assert current.count == current.reserved_count
-            self._growing[self._partition] = current.number
+            self._growing[self._partition] = current.number, current.count
             if current not in self._unsynced:
                 self._unsynced.append(current)  # so that the next sync closes it
         self._partition, self._current = partition, None
@@ -159,22 +136,34 @@ class ContainerWriter:
     def _reopen(self) -> None:
         """Go on in the last container of the partition, where that is safe."""
         self.position = BEGINNING
-        number = self._growing.pop(self._partition, None)
-        if number is None:
+        number, count = self._growing.pop(self._partition, (0, 0))
+        if not number:
             return
         for target in self._unsynced:
             if target.number == number:
                 self._current = target
                 self.position = target.position
                 return
+        with self._directory.neighbours.turn():
+            self._reopen_at_rest(number, count)
+
+    def _reopen_at_rest(self, number: int, count: int) -> None:
+        """Go on in a container that had so many records when it was seen, unless a neighbour has
+        done so. Needs a turn."""
+        kind, neighbours = self._directory.kind, self._directory.neighbours
+        if neighbours.theirs(kind, number) is not None:
+            return
         state = recover(self._directory, number)
+        if len(state.entries) != count:
+            return
         header = state.header
         data_fd = self._disk.open_write(self._directory.fd, data_name(number))
         if not is_readable(data_fd, state.end & -mmap.PAGESIZE, state.end):
             # Appended bytes would share a page with bytes that the disk cannot read.
             os.close(data_fd)
             return
-        self._current = _Open(
+        neighbours.claim(kind, number, count)
+        self._current = Growing(
             number,
             data_fd,
             self._disk.open_write(self._directory.fd, table_name(number)),
@@ -221,8 +210,20 @@ class ContainerWriter:
             for target in (*self._unsynced, self._current)
         )
 
-    def _start_container(self) -> _Open:
-        number = self._last_number + 1
+    def _start_container(self) -> Growing:
+        with self._directory.neighbours.turn():
+            opened = self._made_container()
+        reach(_READY)
+        self._unkept.note(opened.position)
+        if self._current is not None and self._current not in self._unsynced:
+            self._unsynced.append(self._current)
+        self._current = opened
+        self._unsynced.append(opened)
+        return opened
+
+    def _made_container(self) -> Growing:
+        """A new container, durable, and its table. Needs a turn: neighbours take numbers, too."""
+        number = max(self._last_number, last_number(self._directory.fd)) + 1
         kind, volume_id = self._directory.kind, self._directory.volume_id
         header = fmt.FileHeader(kind, number, 1, self._partition, volume_id, time.time_ns())
         need_bytes = fmt.FILE_HEADER_BYTES + tbl.HEADER_BYTES
@@ -237,19 +238,14 @@ class ContainerWriter:
             on_failure.callback(os.close, table_fd)
             seed = fmt.seed_of(header)
             start = fmt.FILE_HEADER_BYTES
-            opened = _Open(number, data_fd, table_fd, seed, header, start, 0, 0, start)
-            self._disk.write_at(table_fd, [tbl.encode_header(self._mark(opened))], 0)
+            opened = Growing(number, data_fd, table_fd, seed, header, start, 0, 0, start)
+            self._disk.write_at(table_fd, [tbl.encode_header(opened.mark())], 0)
             # So that recovery can tell a container that holds something from one that never did.
             self._disk.sync_data(data_fd)
             self._disk.sync_data(table_fd)
             self._disk.sync_dir(self._directory.fd)
+            self._directory.neighbours.claim(kind, number, 0)
             on_failure.pop_all()
-        reach(_READY)
-        self._unkept.note(opened.position)
-        if self._current is not None and self._current not in self._unsynced:
-            self._unsynced.append(self._current)
-        self._current = opened
-        self._unsynced.append(opened)
         return opened
 
     def append(self, first_id: int, records: NewRecords, encoded: "native.codec.Encoded") -> int:
@@ -301,7 +297,7 @@ class ContainerWriter:
         return self._put(target, len(records), view, bytes(entries), saved)
 
     def _put(
-        self, target: _Open, count: int, data: memoryview, entries: bytes, saved_bytes: int
+        self, target: Growing, count: int, data: memoryview, entries: bytes, saved_bytes: int
     ) -> int:
         """Write sealed records and their entries; ``saved_bytes`` were reserved and not needed."""
         table_offset = tbl.HEADER_BYTES + target.count * tbl.ENTRY_BYTES
@@ -327,10 +323,10 @@ class ContainerWriter:
             self._unsynced.append(target)
         return size
 
-    def _where(self, target: _Open) -> str:
+    def _where(self, target: Growing) -> str:
         return container_name(self._directory.kind, target.number)
 
-    def _reserved(self, first_id: int) -> _Open:
+    def _reserved(self, first_id: int) -> Growing:
         """The container that a reservation lies in, checked for order."""
         for candidate in (*self._unsynced, self._current):
             if candidate is not None and make_id(candidate.number, candidate.count) == first_id:
@@ -345,7 +341,7 @@ class ContainerWriter:
     def begin_sync(self) -> SyncPoint:
         """Take note of all that is appended now, for :meth:`finish_sync` to make durable."""
         full = [t for t in self._unsynced if t is not self._current and t.count == t.reserved_count]
-        marks = [(t, self._mark(t)) for t in self._unsynced]
+        marks = [(t, t.mark()) for t in self._unsynced]
         point = SyncPoint(marks, full)
         self._unsynced = [
             t for t in self._unsynced if t is not self._current and t.count < t.reserved_count
@@ -357,10 +353,11 @@ class ContainerWriter:
         for target, _ in point.marks:
             self._disk.sync_data(target.data_fd)
         reach(_SYNCED)
-        for target, mark in point.marks:
-            # Asked for now: records revived since the mark was noted have left the reconciled set.
-            current = replace(mark, reconciled=self._reconciled(target))
-            self._disk.write_at(target.table_fd, [tbl.encode_header(current)], 0)
+        with self._directory.neighbours.turn():
+            for target, mark in point.marks:
+                # Asked for now: records revived since the mark was noted have left the set.
+                current = replace(mark, reconciled=target.reconciled())
+                self._disk.write_at(target.table_fd, [tbl.encode_header(current)], 0)
         for target in point.full:
             # Its table is made durable once, and never written again.
             self._disk.sync_data(target.table_fd)
@@ -407,28 +404,6 @@ class ContainerWriter:
             by_container.setdefault(container_of(one), []).append(ordinal_of(one))
         for number, ordinals in by_container.items():
             revive(self._directory, number, ordinals)
-
-    def _mark(self, target: _Open) -> tbl.TableHeader:
-        """The header of a table after the latest append; the reconciled set is left out."""
-        return tbl.TableHeader(
-            target.header.kind,
-            target.number,
-            target.header.generation,
-            target.header.partition,
-            target.header.volume_id,
-            target.end,
-            target.count,
-            punches=target.header.punches,
-        )
-
-    @staticmethod
-    def _reconciled(target: _Open) -> int:
-        """How much of a container is in the reconciled set, as its table says."""
-        name = table_name(target.number)
-        try:
-            return table_header(target.table_fd, name, target.header).reconciled
-        except DamagedTable:
-            return 0
 
     def close(self) -> None:
         """Release the files. Does not sync: the next recovery may cut records that are not."""

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 
 from dedupd.config.room import MakeRoom
 from dedupd.format.container import COPIES_OF, Kind
+from dedupd.store.beside.neighbours import ALONE, Neighbours
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import RecipeReader
@@ -53,9 +54,16 @@ class LocalStore:
     """
 
     def __init__(
-        self, base: str, base_fd: int, store_id: bytes, disk: Disk, note_damage: NoteDamage
+        self,
+        base: str,
+        base_fd: int,
+        store_id: bytes,
+        disk: Disk,
+        note_damage: NoteDamage,
+        neighbours: Neighbours = ALONE,
     ) -> None:
         self.base, self.base_fd, self.store_id = base, base_fd, store_id
+        self.neighbours = neighbours
         self._disk = disk
         self._note_damage = note_damage
 
@@ -64,6 +72,7 @@ class LocalStore:
             reader = self.__dict__.pop(name, None)
             if reader is not None:
                 reader.close()
+        self.neighbours.close()
 
     def directory(self, kind: Kind) -> str:
         """Path of the containers of one kind."""
@@ -76,8 +85,14 @@ class LocalStore:
     def containers(self, kind: Kind, make_room: MakeRoom | None = None) -> ContainerDirectory:
         """The containers of a kind, to be closed by the caller. ``make_room``: of the store's file
         system; by default all that is free."""
-        directory_fd = self.open_directory(kind)
-        return ContainerDirectory(directory_fd, kind, self.store_id, self._disk, make_room)
+        return ContainerDirectory(
+            self.open_directory(kind),
+            kind,
+            self.store_id,
+            self._disk,
+            make_room,
+            self.neighbours,
+        )
 
     def open_merge_directory(self) -> int:
         """A descriptor of the directory of merge logs, which the first reconciliation makes."""

@@ -9,15 +9,17 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 from dedupd.errors import Damaged, NotAVolume, ReadOnlyVolume, StoreUnreachable, UnseenMember
 from dedupd.failpoint import define, reach
 from dedupd.format.volume_parameters import Parameters
+from dedupd.store.beside.neighbours import GATE, LockedNeighbours, Neighbours
 from dedupd.stores.membership import Member, MemberList, Membership, new_token
 from dedupd.stores.ownership import refuse_strangers
 from dedupd.system.disk import Disk
-from dedupd.system.files import locked, opened, read_at
+from dedupd.system.files import lock_range, locked, opened, read_at, unlock_range
 
 STORE_FILE = b"store.json"
 MEMBERS_FILE = b"members.json"
@@ -72,16 +74,40 @@ class SharedDirectory:
 
     @contextmanager
     def job_lock(self, *, wait: bool = False, reads_only: bool = False) -> Iterator[None]:
-        """Hold the store for one job. Raises Busy, ReadOnlyVolume."""
-        with (
-            opened(self._open_lock(LOCK, reads_only)) as fd,
-            locked(
-                fd,
-                f"{self.path}: another job holds the store; wait for it, or cancel it",
-                wait=wait,
-            ),
-        ):
+        """Hold the store for one job, alone. Raises Busy, ReadOnlyVolume."""
+        with opened(self._open_lock(LOCK, reads_only)) as fd, ExitStack() as held:
+            with self._in_line(fd, wait=wait and not reads_only):
+                held.enter_context(locked(fd, self._held_by, wait=wait))
             yield
+
+    @contextmanager
+    def append_lock(self) -> Iterator[None]:
+        """Hold the store for one job that appends to it beside its neighbours; waits for those
+        that hold it alone. Raises ReadOnlyVolume."""
+        with opened(self._open_lock(LOCK)) as fd, ExitStack() as held:
+            with self._in_line(fd, wait=True):
+                held.enter_context(locked(fd, self._held_by, wait=True, alone=False))
+            yield
+
+    @contextmanager
+    def _in_line(self, fd: int, *, wait: bool) -> Iterator[None]:
+        """Wait for the lock after those that came before: else a job that needs the store alone
+        might wait for as long as there are others."""
+        if wait:
+            lock_range(fd, GATE, 1, wait=True)
+        try:
+            yield
+        finally:
+            if wait:
+                unlock_range(fd, GATE, 1)
+
+    @property
+    def _held_by(self) -> str:
+        return f"{self.path}: another job holds the store; wait for it, or cancel it"
+
+    def neighbours(self) -> Neighbours:
+        """The jobs that append to the store beside this one; to be closed by the caller."""
+        return LockedNeighbours(partial(self._open_lock, LOCK, reads_only=True))
 
     @contextmanager
     def _members_locked(self) -> Iterator[None]:

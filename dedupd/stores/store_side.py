@@ -11,6 +11,7 @@ from dedupd.format.instance import Instance
 from dedupd.format.stub import StubAttribute
 from dedupd.format.volume_parameters import Parameters
 from dedupd.rados.reading.binding import BINDING_FILE, binding_at
+from dedupd.store.beside.neighbours import ALONE
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import RecipeReader
@@ -77,9 +78,11 @@ class StoreSide:
     def store(self) -> LocalStore:
         """Where its chunks lie. Raises what :attr:`shared` raises."""
         base, base_fd, shared = self.base, self.base_fd, self.shared
+        neighbours = ALONE
         if shared is not None:
-            base, base_fd = shared.base, shared.fd
-        return LocalStore(base, base_fd, self.space.volume_id, self.disk, self.note_damage)
+            base, base_fd, neighbours = shared.base, shared.fd, shared.neighbours()
+        store_id, note = self.space.volume_id, self.note_damage
+        return LocalStore(base, base_fd, store_id, self.disk, note, neighbours)
 
     def directory(self, kind: Kind) -> str:
         """Path of the containers of one kind."""

@@ -2,12 +2,19 @@
 
 import errno
 import fcntl
+import logging
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from dedupd.errors import Busy
+
+_log = logging.getLogger("dedupd")
+
+_RANGE = struct.Struct("@hhqqi4x")
+"""``struct flock``: type, from where the start counts, start, length, process."""
 
 _READ_BYTES_MAX = 0x7FFF_F000
 
@@ -132,17 +139,50 @@ def opened(fd: int) -> Iterator[int]:
 
 
 @contextmanager
-def locked(fd: int, what: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the exclusive ``flock`` of ``fd``. Raises Busy, with ``what`` and by which process it is
-    held, where it is taken."""
+def locked(fd: int, what: str, *, wait: bool = False, alone: bool = True) -> Iterator[None]:
+    """Hold the ``flock`` of ``fd``, ``alone`` or beside others that do not need it alone.
+
+    Where it is taken, ``what`` is said, and by which process it is held. Then it is waited for, or
+    Busy is raised.
+    """
+    kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Busy(what + _holder(fd)) from None
+        if not wait:
+            raise Busy(what + _holder(fd)) from None
+        if what:
+            _log.warning("waits: %s%s", what, _holder(fd))
+        fcntl.flock(fd, kind)
     try:
         yield
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def lock_range(fd: int, start: int, length: int, *, wait: bool) -> bool:
+    """Hold bytes of a file for the open file that ``fd`` is of; says whether it does now. They
+    need not be there. Such a lock has nothing to do with the ``flock`` of the file."""
+    command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+    try:
+        fcntl.fcntl(fd, command, _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def unlock_range(fd: int, start: int, length: int) -> None:
+    """Let go of what :func:`lock_range` holds of these bytes."""
+    range_ = _RANGE.pack(fcntl.F_UNLCK, os.SEEK_SET, start, length, 0)
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, range_)
+
+
+def range_of_others(fd: int, at: int) -> tuple[int, int] | None:
+    """Start and length of the range with the byte ``at`` that another open file holds, if one
+    does."""
+    asked = _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+    kind, _, start, length, _ = _RANGE.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else (start, length)
 
 
 def _holder(fd: int) -> str:

@@ -40,15 +40,18 @@ class Numbers:
 
     def note(self, given: Mapping[Kind, int]) -> None:
         """Keep these numbers where they are higher than the known ones."""
-        known = {
-            kind: max(self.last(kind), number if number <= NUMBER_BELIEVED_MAX else 0)
-            for kind in Kind
-            for number in [given.get(kind, 0)]
-        }
-        if any(known[kind] > self.last(kind) for kind in Kind):
-            self._known = known
-            value = {kind.name.lower(): known[kind] for kind in Kind}
+        if all(self._with(given, kind) == self.last(kind) for kind in Kind):
+            return
+        with self._volume.store.neighbours.turn():
+            for kind, number in self._load().items():
+                self._known[kind] = max(self.last(kind), number)  # of neighbours
+            self._known = {kind: self._with(given, kind) for kind in Kind}
+            value = {kind.name.lower(): number for kind, number in self._known.items()}
             self._volume.store_hints.put(HintKey.CONTAINER_NUMBERS, value)
+
+    def _with(self, given: Mapping[Kind, int], kind: Kind) -> int:
+        number = given.get(kind, 0)
+        return max(self.last(kind), number if number <= NUMBER_BELIEVED_MAX else 0)
 
     def _load(self) -> dict[Kind, int]:
         value = self._volume.store_hints.get(HintKey.CONTAINER_NUMBERS)

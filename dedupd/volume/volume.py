@@ -249,6 +249,16 @@ class Volume(StoreSide):
             yield
 
     @contextmanager
+    def append_lock(self) -> Iterator[None]:
+        """As :meth:`job_lock`, for a job that writes to the store by a ``StoreSession`` alone: on
+        a shared store, jobs of other volumes that do the same go on beside it."""
+        with self.tree_lock(), ExitStack() as held:
+            if self.shared is not None:
+                held.enter_context(self.shared.append_lock())
+                renew_tokens(self.shared, [self.standing], self.disk)
+            yield
+
+    @contextmanager
     def tree_lock(self, *, reads_only: bool = False) -> Iterator[None]:
         """Hold the volume for one job that writes to its tree alone, whatever goes on in a store
         that it shares. Raises Busy, and ReadOnlyVolume unless it ``reads_only``."""

@@ -61,7 +61,7 @@ GROUP_FILES_MAX = 4096
 
 
 class Optimize(Job[OptimizeReport]):
-    """One run over one volume. Needs the volume's job lock."""
+    """One run over one volume. Needs the volume's job lock, or the lock of those that append."""
 
     def __init__(self, volume: Volume, run: JobRun, below: bytes = b"") -> None:
         super().__init__(volume, run, OptimizeReport())

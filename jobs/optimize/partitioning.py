@@ -62,12 +62,13 @@ class Partitioning:
             with opened(self._volume.store.open_directory(kind)) as dir_fd:
                 for number, entries in entries_by_partition(dir_fd).items():
                     self._known[number] = self._known.get(number, 0) + entries
-        before = load_map(self._volume)
-        self._map = self._planned = plan(
-            before, self._work, self._known, self.capacity, self._policy.partitions
-        )
-        if self._map != before:
-            save_map(self._volume, self._map)
+        with self._volume.store.neighbours.turn():
+            before = load_map(self._volume)
+            self._map = self._planned = plan(
+                before, self._work, self._known, self.capacity, self._policy.partitions
+            )
+            if self._map != before:
+                save_map(self._volume, self._map)
         if len(self._work) >= TYPES_MAX:
             return self._map.open  # nobody knows where the types go that were not counted
         return sorted({self._map.of_type(t) for t in self._work}) or [self._map.rest]
@@ -78,8 +79,11 @@ class Partitioning:
 
     def move_on(self, partition: int) -> int:
         """Close a partition that is full; returns the one that takes its place."""
-        self._map = self._map.moved_on(partition)
-        save_map(self._volume, self._map)
+        with self._volume.store.neighbours.turn():
+            now = load_map(self._volume)  # a neighbour may have moved on, too
+            known = now if now.last >= self._map.last else self._map
+            self._map = known.moved_on(partition)
+            save_map(self._volume, self._map)
         return self._map.last
 
     @property

@@ -15,13 +15,13 @@ from dedupd.format.ids import container_of
 from dedupd.format.table import ENTRY_BYTES, TableEntry
 from dedupd.index.choice import make_index
 from dedupd.store.chunk_index import EmptyIndex, IndexCounters, StoreIndex
-from dedupd.store.container.recovery import recover
+from dedupd.store.container.recovery import recover, seen_of_theirs
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.container.table_totals import census, entries_by_partition
+from dedupd.store.growing import SyncPoint
 from dedupd.store.recipe.recipe_writer import RecipeWriter
 from dedupd.store.second_copies import append_copies
 from dedupd.store.unkept_records import Position
-from dedupd.store.writer import SyncPoint
 from dedupd.volume.container_numbers import Numbers
 from dedupd.volume.volume import Volume
 from jobs.optimize.partitioning import combined
@@ -54,7 +54,7 @@ class StoreSync:
 class StoreSession:
     """The volume's store opened for writing, with the index of one partition loaded.
 
-    Needs the job lock.
+    Needs the job lock, or the lock of those that append; one at a time for a ``volume``.
     """
 
     def __init__(
@@ -69,9 +69,12 @@ class StoreSession:
         self._choice, self._has_filters = index, False
         self._memory_bytes = volume.policy().memory_bytes
         self.partition = partition
+        self._neighbours = volume.store.neighbours
+        self._keeps_index = self._neighbours.claim_saved_index()
         self.followers = _followers(volume)
         """Of the chunks that are looked up, for those that cut the next ones."""
         with ExitStack() as files:
+            files.callback(self._neighbours.release)
             self._directories = {
                 kind: files.enter_context(volume.containers(kind)) for kind in _KINDS
             }
@@ -107,6 +110,7 @@ class StoreSession:
             partition=partition,
             entries=entries,
             followers=self.followers if kind is Kind.CHUNKS else None,
+            is_kept=self._keeps_index,
         )
 
     def _note_copied(self, container: Recovered) -> None:
@@ -175,8 +179,9 @@ class StoreSession:
         for one in census(self._directories[kind].fd):
             self._safe_point()
             if one.partition == self.partition:
-                with suppress(DamagedContainer):
-                    index.load(recover(self._directories[kind], one.number))
+                directory, number = self._directories[kind], one.number
+                with suppress(DamagedContainer), self._neighbours.turn():
+                    index.load(seen_of_theirs(directory, number) or recover(directory, number))
         return index
 
     def counters(self) -> IndexCounters:

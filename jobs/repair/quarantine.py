@@ -33,14 +33,16 @@ def quarantine_noted(volume: Volume, safe_point: Callable[[], None]) -> None:
         with volume.containers(kind) as directory:
             for number in sorted({container_of(record_id) for record_id in record_ids}):
                 # A recovery that replaces a table would lose the changes made in it.
-                with suppress(Damaged, FileNotFoundError):
-                    recover(directory, number)
+                with suppress(Damaged, FileNotFoundError), directory.neighbours.turn():
+                    if directory.neighbours.theirs(kind, number) is None:
+                        recover(directory, number)
             containers = OpenContainers(directory)
             for record_id in record_ids:
                 safe_point()
                 container = containers.get(container_of(record_id))
                 if container is not None:
-                    _quarantine(directory, container, record_id)
+                    with directory.neighbours.turn():
+                        _quarantine(directory, container, record_id)
 
 
 def _quarantine(directory: ContainerDirectory, container: Container, record_id: int) -> None:

@@ -9,6 +9,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
 from dedupd.store.chunk_index import ChunkIndex
+from dedupd.store.container.directory import OpenContainers
 from dedupd.store.container.record_states import set_states
 from dedupd.store.container.table_file import LOST, Recovered
 from dedupd.store.writer import ContainerWriter
@@ -47,7 +48,15 @@ class Wanted:
         return changes
 
     def settle(self, changes: dict[int, tbl.TableEntry]) -> None:
-        """Let the entries lead to the new records, durably. Raises DamagedTable, NoSpace."""
-        if changes:
-            with self._volume.containers(self._kind) as directory:
-                set_states(directory, changes)
+        """Let the entries lead to the new records, durably; where a neighbour has had the bytes
+        return before, they lead to its records. Raises DamagedTable, NoSpace."""
+        if not changes:
+            return
+        with self._volume.containers(self._kind) as directory, directory.neighbours.turn():
+            containers = OpenContainers(directory)
+            still_lost = {
+                lost_id: entry
+                for lost_id, entry in changes.items()
+                if (now := containers.entry(lost_id)) is None or now.state != tbl.State.MERGED
+            }
+            set_states(directory, still_lost)

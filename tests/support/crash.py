@@ -413,10 +413,16 @@ def _dying(name: str) -> Callable[..., object]:
     return method
 
 
-for _name, _member in vars(Disk).items():
+STEPS = tuple(
+    name
+    for name, member in vars(Disk).items()
     # Composed of other effects: those are the steps.
-    if callable(_member) and not _name.startswith("_") and _name != "replace_file":
-        setattr(DyingDisk, _name, _dying(_name))
+    if callable(member) and not name.startswith("_") and name != "replace_file"
+)
+"""The durable effects of a disk."""
+
+for _name in STEPS:
+    setattr(DyingDisk, _name, _dying(_name))
 
 
 def in_fork(action: Callable[[], object]) -> int:

@@ -5,15 +5,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+from dedupd import native
+from dedupd.config.policy import IndexChoice
 from dedupd.format.container import Kind
+from dedupd.format.table import State
 from dedupd.shared.creation import create_store
 from dedupd.stores.local_store import STORE_DIRS
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
+from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.move import Move, MoveReport, MovingVolume
+from jobs.optimize.job import Optimize, OptimizeReport
+from jobs.optimize.store_session import StoreSession
 from jobs.rejoin import Rejoin, RejoinReport
 from tests.support.lab import Lab, new_lab
+from tests.support.stores import append_chunks
 
 
 class SharedLab:
@@ -59,3 +66,58 @@ def move(lab: Lab, shared: SharedLab | None) -> MoveReport:
         target = None if shared is None else files.enter_context(shared.opened())
         volume = files.enter_context(MovingVolume.open(str(lab.root), lab.disk))
         return Move(volume, JobRun("move"), target).run()
+
+
+class Session:
+    """A job of a volume that appends to the store, step by step."""
+
+    def __init__(self, volume: Volume, store: StoreSession) -> None:
+        self.volume, self.store = volume, store
+
+    def look_up(self, chunk: bytes) -> int:
+        """The id of a chunk; 0 where it is new."""
+        return self.store.index.lookup(native.hashing.fingerprint(chunk))[0]
+
+    def append(self, *chunks: bytes) -> list[int]:
+        """Append chunks that are new, and have the index know them."""
+        ids = append_chunks(self.store.chunks, *chunks)
+        self.store.index.insert(b"".join(map(native.hashing.fingerprint, chunks)), ids)
+        self.store.note_finished()
+        return ids
+
+    def sync(self, *, keep: bool = True) -> None:
+        """Make all durable; files are about to name it if it is to ``keep``."""
+        noted = self.store.begin_sync()
+        self.store.finish_sync(noted)
+        if keep:
+            self.store.keep(noted)
+
+    def state(self, record_id: int) -> State:
+        with self.volume.containers(Kind.CHUNKS) as directory:
+            entry = directory.entry(record_id)
+        assert entry is not None
+        return State(entry.state)
+
+    def read(self, record_id: int) -> bytes:
+        return self.volume.chunk_records.read(record_id)[1]
+
+
+@contextmanager
+def appending(lab: Lab, index: IndexChoice = IndexChoice.TABLE) -> Iterator[Session]:
+    with (
+        lab.opened() as volume,
+        volume.append_lock(),
+        closing(StoreSession(volume, index, 0, lambda: None)) as store,
+    ):
+        yield Session(volume, store)
+
+
+def optimize_beside(lab: Lab) -> OptimizeReport:
+    """An optimize run, as the command has it."""
+    with lab.opened() as volume, volume.append_lock():
+        return Optimize(volume, JobRun("optimize")).run()
+
+
+def one_waits_for_another() -> bool:
+    """Whether any process of this machine waits for a lock."""
+    return "->" in Path("/proc/locks").read_text()

@@ -83,6 +83,25 @@ def _each(fingerprints: bytes) -> list[bytes]:
     return [fingerprints[at : at + size] for at in range(0, len(fingerprints), size)]
 
 
+def append_chunks(writer: ContainerWriter, *payloads: bytes, level: int = 3) -> list[int]:
+    """Append chunks; returns their ids."""
+    lengths = array("I", map(len, payloads))
+    first = writer.reserve(len(payloads), sum(lengths))
+    encoded = native.codec.encode(
+        b"".join(payloads),
+        array("I", accumulate(lengths[:-1], initial=0)),
+        lengths,
+        level=level,
+        saving_min=0.05,
+        header_bytes=fmt.RECORD_HEADER_BYTES,
+        align_bytes=fmt.ALIGN_BYTES,
+    )
+    fingerprints = b"".join(map(native.hashing.fingerprint, payloads))
+    rows = NewRecords(fingerprints, lengths, array("I", [0] * len(payloads)))
+    writer.append(first, rows, encoded)
+    return [first + at for at in range(len(payloads))]
+
+
 class Records:
     """A directory of containers, a writer that appends to it, and all that it should hold."""
 
@@ -110,21 +129,7 @@ class Records:
 
     def append(self, *payloads: bytes, level: int = 3) -> list[int]:
         """Append records; returns their ids."""
-        lengths = array("I", map(len, payloads))
-        first = self.writer.reserve(len(payloads), sum(lengths))
-        encoded = native.codec.encode(
-            b"".join(payloads),
-            array("I", accumulate(lengths[:-1], initial=0)),
-            lengths,
-            level=level,
-            saving_min=0.05,
-            header_bytes=fmt.RECORD_HEADER_BYTES,
-            align_bytes=fmt.ALIGN_BYTES,
-        )
-        fingerprints = b"".join(map(native.hashing.fingerprint, payloads))
-        rows = NewRecords(fingerprints, lengths, array("I", [0] * len(payloads)))
-        self.writer.append(first, rows, encoded)
-        ids = [first + at for at in range(len(payloads))]
+        ids = append_chunks(self.writer, *payloads, level=level)
         self.contents.update(zip(ids, payloads, strict=True))
         return ids
 

@@ -24,7 +24,7 @@ from jobs.tree.judged_files import load_ledger
 def command(path: str, dry_run: bool, as_json: bool) -> None:
     """Deduplicate the files that the policy takes."""
     volume, below = Volume.locate_existing(path)
-    with volume, volume.job_lock():
+    with volume, volume.append_lock():
         volume.limits = limits().keys
         if volume.cluster is not None and not dry_run:
             from dedupd.cli import cluster_jobs

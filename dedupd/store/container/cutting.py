@@ -37,6 +37,7 @@ def cut_back(
     disk, name = directory.disk, table_name(number)
     table_end = tbl.HEADER_BYTES + count * tbl.ENTRY_BYTES
     with (
+        directory.neighbours.turn(),
         opened(disk.open_write(directory.fd, data_name(number))) as data_fd,
         opened(disk.open_write(directory.fd, name)) as table_fd,
     ):
@@ -71,13 +72,14 @@ def cut_back(
 def remove_empty(directory: ContainerDirectory, number: int) -> None:
     """Remove a container that was cut back to nothing, unless it has the highest number, which
     would be given out again. Needs the job lock."""
-    if number >= last_number(directory.fd):
-        return
-    if os.stat(data_name(number), dir_fd=directory.fd).st_size > fmt.FILE_HEADER_BYTES:
-        return  # it could not be cut
-    disk = directory.disk
-    disk.unlink(directory.fd, table_name(number))
-    disk.sync_dir(directory.fd)
-    reach(_REMOVED)
-    disk.unlink(directory.fd, data_name(number))
-    disk.sync_dir(directory.fd)
+    with directory.neighbours.turn():
+        if number >= last_number(directory.fd):
+            return
+        if os.stat(data_name(number), dir_fd=directory.fd).st_size > fmt.FILE_HEADER_BYTES:
+            return  # it could not be cut
+        disk = directory.disk
+        disk.unlink(directory.fd, table_name(number))
+        disk.sync_dir(directory.fd)
+        reach(_REMOVED)
+        disk.unlink(directory.fd, data_name(number))
+        disk.sync_dir(directory.fd)

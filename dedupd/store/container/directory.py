@@ -13,6 +13,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, ordinal_of, show_id
 from dedupd.format.table_columns import PackedEntries, UncheckedEntries
+from dedupd.store.beside.neighbours import ALONE, Neighbours
 from dedupd.store.container.bases import Bases
 from dedupd.store.container.container import (
     Container,
@@ -44,10 +45,12 @@ class ContainerDirectory:
         volume_id: bytes,
         disk: Disk,
         make_room: MakeRoom | None = None,
+        neighbours: Neighbours = ALONE,
     ) -> None:
         """Takes over ``fd``, a descriptor of the directory. ``make_room``: of its file system; by
         default all that is free."""
         self.fd = fd
+        self.neighbours = neighbours
         self.kind = kind
         self.volume_id = volume_id
         self.disk = disk

@@ -110,14 +110,15 @@ def _set_reconciled(disk: Disk, fd: int, table: tbl.TableHeader, count: int) -> 
 def _opened_table(
     directory: ContainerDirectory, header: fmt.FileHeader
 ) -> Iterator[tuple[int, tbl.TableHeader]]:
-    """The table of a container, open for writing, and its header. Raises DamagedTable."""
+    """The table of a container, open for writing in a turn, and its header. Raises DamagedTable."""
     name = table_name(header.container)
-    try:
-        fd = directory.disk.open_write(directory.fd, name)
-    except FileNotFoundError:
-        raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
-    with opened(fd):
-        yield fd, table_header(fd, name, header)
+    with directory.neighbours.turn():
+        try:
+            fd = directory.disk.open_write(directory.fd, name)
+        except FileNotFoundError:
+            raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
+        with opened(fd):
+            yield fd, table_header(fd, name, header)
 
 
 def revive(directory: ContainerDirectory, number: int, ordinals: Sequence[int]) -> None:
@@ -125,7 +126,7 @@ def revive(directory: ContainerDirectory, number: int, ordinals: Sequence[int]) 
 
     Needs the job lock. Raises Damaged where an entry cannot be read, or is of no orphan.
     """
-    with closing(directory.open(number)) as container:
+    with directory.neighbours.turn(), closing(directory.open(number)) as container:
         changes: dict[int, tbl.TableEntry] = {}
         for ordinal in ordinals:
             entry = container.entry(ordinal)

@@ -153,15 +153,40 @@ def recover_or_discard(directory: ContainerDirectory, number: int) -> Recovered 
 def recover_sound(directory: ContainerDirectory) -> Iterator[Recovered]:
     """All containers of a directory that can be opened, ascending, each brought into a known state.
 
-    The others are left for scrub.
+    The others are left for scrub. A container that a neighbour appends to is left as it is, and
+    seen as it was before.
     """
     for number in directory.numbers():
         try:
-            state = recover_or_discard(directory, number)
+            with directory.neighbours.turn():
+                state = seen_of_theirs(directory, number) or recover_or_discard(directory, number)
         except DamagedContainer:
             continue
+        except FileNotFoundError:
+            if _exists(directory.fd, data_name(number)):
+                raise
+            continue  # a neighbour has just removed it: it was empty
         if state is not None:
             yield state
+
+
+def seen_of_theirs(directory: ContainerDirectory, number: int) -> Recovered | None:
+    """The records that a container had before a neighbour began to append to it; None where it is
+    no neighbour's. Needs a turn. Raises DamagedContainer where the table does not tell of them."""
+    count = directory.neighbours.theirs(directory.kind, number)
+    if count is None:
+        return None
+    header = directory.header(number)
+    where = directory.where(number)
+    try:
+        body = load_packed_table(directory.fd, header)[1]
+    except DamagedTable as error:
+        raise DamagedContainer(f"{where}: {error}") from error
+    known = PackedEntries.checked(body[: count * tbl.ENTRY_BYTES], fmt.seed_of(header))
+    if known is None or len(known) != count:
+        raise DamagedContainer(f"{where}: its table is damaged; run scrub")
+    end = max((one.offset + fmt.record_size(one.stored_length) for one in known[-1:]), default=0)
+    return Recovered(header, end, known, appendable=False, cut_bytes=0, is_theirs=True)
 
 
 def _recover_tail(

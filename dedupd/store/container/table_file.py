@@ -19,7 +19,8 @@ LOST = tbl.TableEntry(bytes(32), 0, 0, 0, 0, 0, tbl.State.QUARANTINED, 0)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A container after recovery. ``appendable`` is False where it must not grow any more.
+    """A container after recovery. ``appendable`` is False where it must not grow any more, also
+    because a neighbour appends to it (``is_theirs``).
 
     ``entries`` is ``LOST`` for ordinals whose record was not found. Those below ``reconciled`` are
     in the reconciled set.
@@ -31,6 +32,7 @@ class Recovered:
     appendable: bool
     cut_bytes: int
     reconciled: int = 0
+    is_theirs: bool = False
 
 
 def load_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, UncheckedEntries]:

@@ -46,10 +46,10 @@ impl Digests {
 }
 
 impl<S: Suggest> ChunkIndex<S> {
-    /// Load a container, which must not be written to meanwhile. Entries that are in the snapshot
-    /// are skipped.
-    pub fn load(&mut self, container: ContainerNumber, generation: u32) -> Result<()> {
-        self.log.add_container(container, generation);
+    /// Load the first `count` entries of a container, which must not be written to meanwhile.
+    /// Entries that are in the snapshot are skipped.
+    pub fn load(&mut self, container: ContainerNumber, generation: u32, count: u32) -> Result<()> {
+        self.log.add_container(container, generation, count);
         match self.add_container(container, generation) {
             Err(error) if error.kind() == ErrorKind::InvalidData => return self.rebuild(),
             usable => self.usable += usable?,

@@ -58,6 +58,9 @@ pub struct Log {
     volume_id: [u8; 16],
     /// Container → generation.
     containers: HashMap<ContainerNumber, u32>,
+    /// Container → how many entries it had when it was loaded. The later ones of a container to
+    /// which another job appends are not there yet: that one may take them back.
+    counts: HashMap<ContainerNumber, u32>,
     page_entries: usize,
     pages_max: usize,
     pages: Vec<Page>,
@@ -90,6 +93,7 @@ impl Log {
             dir_fd,
             volume_id,
             containers: HashMap::new(),
+            counts: HashMap::new(),
             page_entries,
             pages_max: (cache_entries / page_entries).max(1),
             pages: Vec::new(),
@@ -113,14 +117,21 @@ impl Log {
         self.containers.iter().map(|(&container, &generation)| (container, generation))
     }
 
-    pub fn add_container(&mut self, container: ContainerNumber, generation: u32) {
+    /// A container of which the first `count` entries are there.
+    pub fn add_container(&mut self, container: ContainerNumber, generation: u32, count: u32) {
         self.containers.insert(container, generation);
+        self.counts.insert(container, count);
     }
 
-    /// Note the container of an id. A container that was unknown is new, and so of the first
-    /// generation.
+    /// Note the container of an id that is about to be appended: all of its entries are this job's
+    /// own. A container that was unknown is new, and so of the first generation.
     pub fn note(&mut self, id: RecordId) {
         self.containers.entry(id.container()).or_insert(1);
+        self.counts.remove(&id.container());
+    }
+
+    fn count_max(&self, container: ContainerNumber) -> u32 {
+        self.counts.get(&container).copied().unwrap_or(u32::MAX)
     }
 
     pub fn bytes(&self) -> usize {
@@ -298,12 +309,13 @@ impl Log {
     /// How many entries a container's table has by now.
     pub fn count(&self, container: ContainerNumber) -> Result<u32> {
         let Some(file) = self.open(container)? else { return Ok(0) };
-        Ok(entry_count(file.metadata()?.len()) as u32)
+        Ok((entry_count(file.metadata()?.len()) as u32).min(self.count_max(container)))
     }
 
     /// The entries of a page, whose first one is `first`.
     fn read_entries(&self, first: RecordId, data: &mut Vec<u8>) -> Result<()> {
-        data.resize(self.page_entries * ENTRY_BYTES, 0);
+        let left = self.count_max(first.container()).saturating_sub(first.ordinal());
+        data.resize(self.page_entries.min(left as usize) * ENTRY_BYTES, 0);
         let filled = match self.open(first.container())? {
             Some(file) => read_from(&file, first.place(), data),
             None => Ok(0),
@@ -323,8 +335,10 @@ impl Log {
         let seed = self.seed(container, generation);
         let Some(file) = self.open(container)? else { return Ok(()) };
         let mut first = 0;
+        let count_max = self.count_max(container) as usize;
         let mut data = vec![0; SCAN_ENTRIES * ENTRY_BYTES];
         loop {
+            data.truncate((count_max - first) * ENTRY_BYTES);
             let filled = read_from(&file, first, &mut data)?;
             if filled == 0 {
                 return Ok(());

@@ -123,8 +123,14 @@ macro_rules! methods {
                 py.detach(|| self.0.lock().len())
             }
 
-            fn load(&self, py: Python<'_>, container: u32, generation: u32) -> PyResult<()> {
-                self.0.call(py, |index| index.load(ContainerNumber(container), generation))
+            fn load(
+                &self,
+                py: Python<'_>,
+                container: u32,
+                generation: u32,
+                count: u32,
+            ) -> PyResult<()> {
+                self.0.call(py, |index| index.load(ContainerNumber(container), generation, count))
             }
 
             fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {

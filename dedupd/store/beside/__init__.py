@@ -1,0 +1,1 @@
+"""Jobs that append to one store beside each other."""

@@ -1,0 +1,58 @@
+"""A container that a writer appends to, and moments of it."""
+
+from dataclasses import dataclass
+
+from dedupd.errors import DamagedTable
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.store.container.container import table_name
+from dedupd.store.container.table_file import table_header
+from dedupd.store.unkept_records import Position
+
+
+@dataclass(slots=True)
+class Growing:
+    """The container that grows."""
+
+    number: int
+    data_fd: int
+    table_fd: int
+    seed: int
+    header: fmt.FileHeader
+    end: int
+    count: int
+    reserved_count: int
+    reserved_bytes: int
+
+    @property
+    def position(self) -> Position:
+        """Behind its last record."""
+        return Position(self.number, self.count, self.end)
+
+    def mark(self) -> tbl.TableHeader:
+        """The header of its table after the latest append; the reconciled set is left out."""
+        return tbl.TableHeader(
+            self.header.kind,
+            self.number,
+            self.header.generation,
+            self.header.partition,
+            self.header.volume_id,
+            self.end,
+            self.count,
+            punches=self.header.punches,
+        )
+
+    def reconciled(self) -> int:
+        """How much of it is in the reconciled set, as its table says."""
+        try:
+            return table_header(self.table_fd, table_name(self.number), self.header).reconciled
+        except DamagedTable:
+            return 0
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPoint:
+    """A moment of a writer: containers appended to, their marks, and the full ones of them."""
+
+    marks: list[tuple[Growing, tbl.TableHeader]]
+    full: list[Growing]
