@@ -29,7 +29,8 @@ from dedupd.volume.volume import Volume
 from fuse_stub.attributes import forget_attributes
 from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.deleted.noting import Deletions
-from fuse_stub.files.open_files import OpenFile, OpenFiles
+from fuse_stub.files.open_file import OpenFile
+from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.files.slow_calls import SlowCalls
 from fuse_stub.files.truncation import Truncation
 

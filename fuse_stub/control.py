@@ -205,7 +205,6 @@ class ControlServer:
     def _reopen(self, request: dict[str, Any]) -> dict[str, Any]:
         """Close containers that a compaction has replaced."""
         self._mount.volume.records(Kind(request["kind"])).drop(request["containers"])
-        self._mount.stub_reader.forget_all()
         return {}
 
     def _remount(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -291,6 +290,7 @@ class ControlServer:
 
     def _status(self) -> dict[str, Any]:
         mount, line = self._mount, self._mount.line
+        chunk_hits, chunk_misses = mount.cache.uses
         return {
             "pid": os.getpid(),
             "volume": mount.volume.parameters.uuid,
@@ -301,8 +301,8 @@ class ControlServer:
             "uptime_s": round(time.time() - self._started, 1),
             "inodes_known": len(mount.inodes),
             "files_open": len(mount.files),
-            "chunk_hits": mount.cache.hits,
-            "chunk_misses": mount.cache.misses,
+            "chunk_hits": chunk_hits,
+            "chunk_misses": chunk_misses,
             "chunk_cache_bytes": mount.cache.used_bytes,
             "requests": 0 if line is None else sum(line.requests().values()),
             "handed_over": 0 if line is None else sum(line.handed_over().values()),

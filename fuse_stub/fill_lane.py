@@ -22,7 +22,8 @@ from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.attributes import forget_attributes
 from fuse_stub.commit_lane import CommitLane
-from fuse_stub.files.open_files import OpenFile, OpenFiles
+from fuse_stub.files.open_file import OpenFile
+from fuse_stub.files.open_files import OpenFiles
 
 log = logging.getLogger("dedupd.mount")
 

@@ -21,7 +21,8 @@ from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.volume.volume import Volume
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.inodes import PATH_FLAGS, Inodes
-from fuse_stub.files.open_files import OpenFiles, where
+from fuse_stub.files.open_file import where
+from fuse_stub.files.open_files import OpenFiles
 
 REFERENCES_MAX = 1 << 20
 DIRECTORIES_MAX = 1 << 17

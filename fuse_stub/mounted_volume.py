@@ -65,12 +65,14 @@ class MountedVolume:
         self.slow_calls = SlowCalls()
         self._closes = SlowCloses()
         self.inodes = Inodes(volume.data_fd, volume.space.name, load_secret(volume))
-        if volume.cluster is None:
-            self.inodes.read_stubs(volume.chunk_records.native_reader, volume.space.seeds)
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
-        self.stub_reader = StubReader(volume.chunk_records, self.cache, self.slow_calls, threads)
-        forget = self.stub_reader.forget
-        self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes, forget)
+        if volume.cluster is None:
+            chunks, streams = volume.chunk_records, volume.recipe_records
+            readers = chunks.native_reader, streams.native_reader
+            block = volume.block_bytes
+            self.inodes.read_stubs(*readers, self.cache.native, volume.space.seeds, block, threads)
+        self.stub_reader = StubReader(self.cache, self.slow_calls)
+        self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)
         policy = WatchedPolicy(volume, is_read_only=transitions.is_read_only)
         self.deletions = Deletions(volume, policy)
         self.brake = Brake(volume, policy)
@@ -123,7 +125,6 @@ class MountedVolume:
             await trio.sleep(POLICY_LOOK_S)
 
     def close(self) -> None:
-        self.stub_reader.forget_all()
         self.cache.close()
         self.deletions.close()
         self.files.close()

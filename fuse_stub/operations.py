@@ -24,7 +24,7 @@ from dedupd.units import MIB
 from fuse_stub.attributes import forget_attributes
 from fuse_stub.errors import answers
 from fuse_stub.files.inode_flags import PROTECTING, read_flags, set_flags
-from fuse_stub.files.open_files import OpenFile
+from fuse_stub.files.open_file import OpenFile
 from fuse_stub.kernel.caller_rights import keeps_set_ids
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.namespace import NamespaceOperations

@@ -15,7 +15,7 @@ from dedupd.stub.ranges import Step
 from dedupd.stub.stub_file import SparseStub
 from dedupd.units import MIB
 from fuse_stub.commit_lane import CommitLane
-from fuse_stub.files.open_files import OpenFile
+from fuse_stub.files.open_file import OpenFile
 from fuse_stub.kernel.caller_rights import keeps_set_ids
 from fuse_stub.mounted_volume import MountedVolume
 

@@ -1,6 +1,6 @@
 """The mount's native loop: requests of the kernel, answered below the interpreter."""
 
-from dedupd.native.store import Bases
+from dedupd.native.store import Bases, ChunkCache
 
 BACKGROUND_MAX: int
 """Requests for which no program waits that the kernel sends at a time."""
@@ -60,9 +60,29 @@ class Inodes:
 
     def knows(self, ino: int) -> bool: ...
     def forget(self, ino: int, lookups: int) -> None: ...
-    def read_stubs(self, chunks: Bases, seeds: tuple[int, int]) -> None:
-        """From now on small stubs are read, where the page cache has their chunks. ``seeds``: those
-        of the attribute's checksum and of its binding."""
+    def read_stubs(
+        self,
+        chunks: Bases,
+        streams: Bases,
+        cache: ChunkCache,
+        seeds: tuple[int, int],
+        block_bytes: int,
+        threads: int,
+    ) -> None:
+        """From now on stubs are read: of the containers of chunks and of recipes. ``seeds``: those
+        of the attribute's checksum and of its binding. ``block_bytes``: of a file's blocks. Up to
+        ``threads`` threads decode the chunks of one read."""
+
+    def lend(self, ino: int, takes_writes: bool) -> None:
+        """Have a stub, whatever blocks it has of its own, be read here until it is taken back:
+        it was looked at, and is settled. ``takes_writes``: whole blocks are written here, too."""
+
+    def take_back(self, ino: int) -> bool:
+        """End :meth:`lend`, and watch the inode. False where a write has failed so that blocks may
+        be there that are allocated and were never written."""
+
+    def was_used(self, ino: int) -> bool:
+        """Whether a stub that is lent was used since the last call."""
 
     def watch(self, ino: int) -> None:
         """From now on requests that change an inode, its content or its last name are handed over,
@@ -135,6 +155,9 @@ class Request:
 
 class Line:
     """The line between the kernel, libfuse and the operations of a mount. Used by one thread."""
+
+    wake_fd: int
+    """Readable while :meth:`next` may find something; the line's."""
 
     says_what_writes_clear: bool
     """Whether the kernel says which writes clear set-user-id and set-group-id."""

@@ -7,6 +7,24 @@ from typing_extensions import Buffer
 
 from .codec import Encoded
 
+class ChunkCache:
+    """Verified chunks, up to a number of bytes; the longest unused go first. A chunk is named by
+    its id, its raw length and the start of its fingerprint. Safe to use from several threads."""
+
+    def __init__(self, bytes_max: int) -> None: ...
+    def part(self, chunk: tuple[int, int, int], start: int, end: int) -> bytes | None:
+        """Bytes [start, end) of a chunk, where it is there."""
+
+    def has(self, chunk: tuple[int, int, int]) -> bool: ...
+    def keep(self, chunk: tuple[int, int, int], raw: bytes | memoryview) -> None:
+        """Keep a chunk, verified by the caller."""
+
+    bytes: int
+    """Of the chunks that are there."""
+
+    uses: tuple[int, int]
+    """How often a chunk was there, and how often it had to be read."""
+
 class Bases:
     """The raw bytes of records on which others lean, read from the containers of a directory by id.
 
@@ -74,27 +92,6 @@ def frame_chunks(
     not as expected, or that leans on another. Payloads are checked, and not decoded. ``sequence``
     is that of the first frame; ``ahead`` always serves the same store. Raises MemoryError only.
     """
-
-class Window(Buffer):
-    """The bytes of ``head``, followed by the raw bytes of records of a container.
-
-    Up to ``helpers`` threads verify and decompress them from now on, as :func:`read_chunks` does,
-    but only what the page cache has. Raises OSError where there is no descriptor left.
-    """
-
-    def __init__(
-        self,
-        data_fd: int,
-        table_fd: int,
-        seed: int,
-        wanted: Sequence[tuple[int, int, int]],
-        head: Buffer,
-        helpers: int,
-        bases: Bases | None = None,
-    ) -> None: ...
-    def finish(self) -> bool:
-        """Decode the rest. True: the bytes are complete and never change. False: a record is not as
-        expected, and the bytes cannot be used."""
 
 def seal(
     encoded: Encoded,

@@ -127,20 +127,6 @@ class RecordReader:
             number, *fds, container.seed, parts, sequence, stream_seed, ahead, threads
         )
 
-    def begin_window(
-        self, wanted: Sequence[tuple[int, int, int]], head: bytes | memoryview, helpers: int
-    ) -> native.store.Window | None:
-        """Begin to read chunks, given as in :meth:`read_chunks`, in ``helpers`` threads.
-
-        None where they lie in several containers, or in one that is not open.
-        """
-        numbers = {container_of(one) for one, _, _ in wanted}
-        container = self._open.get(numbers.pop()) if len(numbers) == 1 else None
-        if container is None:
-            return None
-        parts = [(ordinal_of(one), length, check) for one, length, check in wanted]
-        return container.begin_window(parts, head, helpers)
-
     def describe(self, record_id: int) -> Record:
         """The record's header, forwarded, without its bytes. Raises DamagedContainer."""
         return self._forwarded(

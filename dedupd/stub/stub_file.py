@@ -94,6 +94,25 @@ class SparseStub:
         )
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether file and attribute say all there is to know of the stub: then other code that
+        keeps to the rules above may use it, as long as nothing here does."""
+        is_stale = self.has_unwritten or self._attribute_is_stale
+        return not (is_stale or self.attribute.flags.transient)
+
+    @property
+    def grows_by_blocks(self) -> bool:
+        """Whether no more blocks come to be than those that are written."""
+        if self._extent_bytes is None:
+            self._extent_bytes = extent_size_hint(self.fd)
+        return self._extent_bytes <= self._block
+
+    def note_local(self) -> None:
+        """Others may have added blocks to those that are there, if the attribute allows for it."""
+        if self.attribute.flags & Flag.WRITTEN:
+            self._may_be_local = True
+
+    @property
     def may_be_local(self) -> bool:
         """Whether blocks of the file's own may have been there since it was opened."""
         return self._may_be_local
@@ -262,11 +281,9 @@ class SparseStub:
 
     def _holes_beside(self, low: int, high: int) -> list[tuple[int, int]]:
         """The missing ranges that the blocks around [low, high) may be allocated in."""
-        if self._extent_bytes is None:
-            self._extent_bytes = extent_size_hint(self.fd)
-        unit = self._extent_bytes
-        if unit <= self._block:
+        if self.grows_by_blocks or self._extent_bytes is None:
             return []
+        unit = self._extent_bytes
         # An extent is aligned to its unit, and moved by less than one where another is in the way.
         area_start, area_end = max(0, align_down(low, unit) - unit), align_up(high, unit) + unit
         there = [*native.system.present_ranges(self.fd, area_start, low), (low, high)]

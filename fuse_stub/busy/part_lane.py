@@ -21,7 +21,8 @@ from dedupd.volume.commit_requests import CommitRequest
 from dedupd.volume.volume import Volume
 from fuse_stub.busy.quiet_parts import GRAIN_BYTES, QuietParts, present_quiet
 from fuse_stub.files.inodes import Inodes
-from fuse_stub.files.open_files import OpenFile, OpenFiles
+from fuse_stub.files.open_file import OpenFile
+from fuse_stub.files.open_files import OpenFiles
 
 FILE_BYTES_MIN = 16 * MIB
 """Smaller files are soon read as a whole once they are left alone."""

@@ -21,7 +21,8 @@ from dedupd.format.deletion import Deletion
 from dedupd.format.stub import StubAttribute
 from dedupd.system.paths import path_in_tree
 from dedupd.volume.volume import Volume
-from fuse_stub.files.open_files import OpenFile, OpenFiles
+from fuse_stub.files.open_file import OpenFile
+from fuse_stub.files.open_files import OpenFiles
 
 ANSWER_BYTES_MAX = 60_000
 """Of one answer; the kernel takes 65,536 of an attribute."""

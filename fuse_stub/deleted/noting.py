@@ -22,7 +22,7 @@ from dedupd.system.files import attributes_of
 from dedupd.system.paths import path_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.files.inodes import PATH_FLAGS
-from fuse_stub.files.open_files import OpenFile
+from fuse_stub.files.open_file import OpenFile
 from fuse_stub.policy.watched_policy import WatchedPolicy
 
 log = logging.getLogger("dedupd.mount")

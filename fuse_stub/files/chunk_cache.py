@@ -1,10 +1,10 @@
 """Decompressed chunks in memory, and the threads that load them ahead of their readers."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from dedupd import native
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import Span
 from dedupd.stub.content import read_chunk
@@ -26,23 +26,21 @@ def _key(span: Span) -> _Key:
 
 
 class ChunkCache:
-    """An LRU cache of verified chunks up to a number of bytes. Safe to use from several threads.
+    """Verified chunks up to a number of bytes; the longest unused go first. Safe to use from
+    several threads. The chunks are in ``native``, which native code uses as well.
 
-    A chunk that several readers want at once is read once. ``_lock`` is held for memory operations
-    only, never for I/O. Looking into ``_chunks`` without it is safe: a single look-up is atomic.
+    A chunk that several readers here want at once is read once. ``_lock`` is held for memory
+    operations only, never for I/O.
     """
 
     def __init__(self, records: RecordReader, bytes_max: int, threads: int) -> None:
+        self.native = native.store.ChunkCache(bytes_max)
         self._records = records
         self._bytes_max = bytes_max
         self._threads = threads
         self._lock = threading.Lock()
-        self._bytes = 0  # _lock
-        self._chunks: OrderedDict[_Key, bytes] = OrderedDict()  # _lock
         self._loading: dict[_Key, threading.Event] = {}  # _lock: chunks that a thread is reading
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
-        self.hits = 0  # _lock
-        self.misses = 0  # _lock
 
     def close(self) -> None:
         """Stop loading ahead."""
@@ -54,29 +52,30 @@ class ChunkCache:
 
     @property
     def used_bytes(self) -> int:
-        return self._bytes
+        return self.native.bytes
+
+    @property
+    def uses(self) -> tuple[int, int]:
+        """How often a chunk was there, and how often it had to be read."""
+        return self.native.uses
 
     def find(self, span: Span) -> bytes | None:
         """The chunk, where it is in memory."""
-        key = _key(span)
-        with self._lock:
-            raw = self._chunks.get(key)
-            if raw is not None:
-                self._chunks.move_to_end(key)
-                self.hits += 1
-            return raw
+        return self.part(span, span.offset, span.offset + span.length)
+
+    def part(self, span: Span, start: int, end: int) -> bytes | None:
+        """Bytes [start, end) of a file, which lie in a chunk, where that is in memory."""
+        return self.native.part(_key(span), start - span.offset, end - span.offset)
 
     def has(self, spans: Iterable[Span]) -> bool:
         """Whether chunks are all in memory."""
-        chunks = self._chunks
-        return all(_key(span) in chunks for span in spans)
+        return all(self.native.has(_key(span)) for span in spans)
 
     def keep(self, chunks: Iterable[tuple[Span, memoryview]]) -> None:
         """Put chunks into the cache, verified by the caller."""
-        with self._lock:
-            for span, raw in chunks:
-                if (key := _key(span)) not in self._chunks:
-                    self._keep(key, bytes(raw))
+        for span, raw in chunks:
+            if not self.native.has(key := _key(span)):
+                self.native.keep(key, raw)
 
     def read(self, span: Span) -> bytes:
         """The chunk, from memory or from the store. Raises DamagedContainer."""
@@ -84,12 +83,10 @@ class ChunkCache:
         if raw is not None:
             return raw
         key = _key(span)
-        self._load([key])
-        raw = self._chunks.get(key)
+        raw = self._load([key]).get(key) or self.find(span)
         if raw is None:
             raw = read_chunk(self._records, span)
-            with self._lock:
-                self._keep(key, raw)
+            self.native.keep(key, raw)
         return raw
 
     def load_at_once(self, spans: Iterable[Span]) -> bool:
@@ -100,10 +97,9 @@ class ChunkCache:
         if sum(length for _, length, _ in absent) > INLINE_BYTES_MAX:
             return False
         found = self._records.read_chunks(absent, cached_only=True, threads=self._threads)
-        with self._lock:
-            for key, raw in zip(absent, found, strict=True):
-                if raw is not None:
-                    self._keep(key, raw)
+        for key, raw in zip(absent, found, strict=True):
+            if raw is not None:
+                self.native.keep(key, raw)
         return None not in found
 
     def load(self, spans: Iterable[Span]) -> None:
@@ -127,11 +123,11 @@ class ChunkCache:
             self._pool.submit(self._load, part)
 
     def _absent(self, spans: Iterable[Span]) -> list[_Key]:
-        chunks = self._chunks
-        return [key for span in spans if (key := _key(span)) not in chunks]
+        return [key for span in spans if not self.native.has(key := _key(span))]
 
-    def _load(self, keys: Sequence[_Key]) -> None:
-        """Load the chunks that no thread has loaded or is loading, and wait for the latter."""
+    def _load(self, keys: Sequence[_Key]) -> dict[_Key, bytes | None]:
+        """Load the chunks that no thread has loaded or is loading, and wait for the latter. Those
+        that were read here."""
         mine: list[_Key] = []
         loaded = threading.Event()
         others = set()
@@ -139,11 +135,11 @@ class ChunkCache:
             for key in keys:
                 if key in self._loading:
                     others.add(self._loading[key])
-                elif key not in self._chunks:
+                elif not self.native.has(key):
                     mine.append(key)
                     self._loading[key] = loaded
+        found: list[bytes | None] = [None] * len(mine)
         if mine:
-            found: list[bytes | None] = [None] * len(mine)
             try:
                 found = self._records.read_chunks(mine, cached_only=False)
             finally:
@@ -151,16 +147,8 @@ class ChunkCache:
                     for key, raw in zip(mine, found, strict=True):
                         del self._loading[key]
                         if raw is not None:
-                            self._keep(key, raw)
+                            self.native.keep(key, raw)
                 loaded.set()
         for other in others - {loaded}:
             other.wait()
-
-    def _keep(self, key: _Key, raw: bytes) -> None:
-        self.misses += 1
-        before = self._chunks.pop(key, b"")
-        self._chunks[key] = raw
-        self._bytes += len(raw) - len(before)
-        while self._bytes > self._bytes_max and len(self._chunks) > 1:
-            _, dropped = self._chunks.popitem(last=False)
-            self._bytes -= len(dropped)
+        return dict(zip(mine, found, strict=True))

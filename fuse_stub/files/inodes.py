@@ -51,6 +51,7 @@ class Inodes:
         cached = descriptors_cached_max(limit)
         kept = min(KEPT_BACK, limit // 4) + FILES_SHARES * cached
         self.native = native.mount.Inodes(root_fd, reserved, secret, cached, max(1, limit - kept))
+        self.are_stubs_read = False  # by native code
         self.root_fd = root_fd
         self.device = self.native.device
         self.by_handle = self.native.by_handle
@@ -117,9 +118,34 @@ class Inodes:
         """The kernel takes so many lookups back."""
         self.native.forget(ino, lookups)
 
-    def read_stubs(self, chunks: native.store.Bases, seeds: tuple[int, int]) -> None:
-        """Have native code read small stubs. ``seeds``: of their attributes."""
-        self.native.read_stubs(chunks, seeds)
+    def read_stubs(
+        self,
+        chunks: native.store.Bases,
+        streams: native.store.Bases,
+        cache: native.store.ChunkCache,
+        seeds: tuple[int, int],
+        block_bytes: int,
+        threads: int,
+    ) -> None:
+        """Have native code read stubs, of the containers of chunks and of recipes. ``seeds``: of
+        their attributes. ``block_bytes``: of their blocks. Up to ``threads`` threads decode the
+        chunks of one read."""
+        self.native.read_stubs(chunks, streams, cache, seeds, block_bytes, threads)
+        self.are_stubs_read = True
+
+    def lend(self, ino: int, *, takes_writes: bool) -> None:
+        """Have native code use a stub that is open here, whatever blocks it has of its own, until
+        it is taken back: it is settled. ``takes_writes``: for writes of whole blocks, too."""
+        self.native.lend(ino, takes_writes)
+
+    def take_back(self, ino: int) -> bool:
+        """End :meth:`lend`, and watch the inode. False where a write has failed so that blocks may
+        be there that are allocated and were never written."""
+        return self.native.take_back(ino)
+
+    def was_used(self, ino: int) -> bool:
+        """Whether native code has used a stub that is lent since the last call."""
+        return self.native.was_used(ino)
 
     def watch(self, ino: int) -> None:
         """From now on Python sees all requests for the content and the attributes of an inode, and

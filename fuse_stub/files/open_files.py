@@ -18,26 +18,23 @@ from functools import partial
 import trio
 
 from dedupd.errors import DamagedStub
-from dedupd.format.stub import Flag, StubAttribute
+from dedupd.format.stub import StubAttribute
 from dedupd.stub.content import StoreContent, open_content
 from dedupd.stub.local_blocks import checked_stub
 from dedupd.stub.stub_file import SparseStub
 from dedupd.stub.transition import needs_settling, settle
 from dedupd.system.files import opened
-from dedupd.system.paths import path_in_tree, show_path
+from dedupd.system.paths import path_in_tree
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.held_files import HeldFiles
 from fuse_stub.files.inodes import Inodes, descriptors_cached_max
-from fuse_stub.files.shared_lock import SharedLock
+from fuse_stub.files.open_file import OpenFile, where
 from fuse_stub.files.slow_closes import SlowCloses
 from fuse_stub.files.unsealed_stubs import UnsealedStubs
 
 log = logging.getLogger("dedupd.mount")
-
-READERS_MAX = 4
-"""Sequential readers of one stub that are told apart by where they read."""
 
 IDLE_S = 5.0
 """A file stays open for so long after the last request: the next one finds its stub at hand."""
@@ -46,126 +43,6 @@ WRITABLE_IDLE_S = 0.5
 """One that is open for writing; jobs take it for one in use."""
 
 SWEEP_S = 0.25
-
-
-class OpenFile:
-    """A regular file that is open, for requests, for a commit, or for requests to come.
-
-    Used by the thread of the event loop. A field marked "lock" changes only while a task has
-    ``lock`` alone; the others change between two awaits (docs/mount-locks.md).
-    """
-
-    __slots__ = (
-        "changes",
-        "fd",
-        "idle_since_s",
-        "ino",
-        "is_filled",
-        "keeps_times",
-        "lock",
-        "losses",
-        "losses_told",
-        "on_write",
-        "privileged",
-        "protected",
-        "readers",
-        "settled",
-        "stub",
-        "unsettled",
-        "users",
-        "writable",
-    )
-
-    def __init__(self, ino: int, fd: int, writable: bool, privileged: bool) -> None:
-        self.ino = ino
-        self.fd = fd  # lock
-        self.writable = writable  # lock: whether ``fd`` is open for writing too
-        self.stub: SparseStub | None = None  # lock: None of a plain file
-        self.settled: trio.Event | None = None  # while the file is settled, before its first use
-        self.unsettled = False  # read as a crash left it, since nothing can be changed
-        self.lock = SharedLock()  # shared: use of ``fd``; alone: what the bytes lie in changes
-        self.users = 0  # requests and commits that keep the file open
-        self.idle_since_s = 0.0  # when the last of them has gone
-        self.readers: list[Reader] = []  # of a stub; the last one to read is the last
-        self.changes = 0  # counts attempts to change the file: a commit compares it
-        self.losses = 0  # counts syncs that failed
-        self.losses_told = 0  # as many of them as users have been told of
-        self.is_filled = False  # whether it is being made plain: a commit keeps out of its way
-        self.keeps_times = False  # lock: whether its times are put back when the lock is given back
-        self.on_write: Callable[[int, int], None] | None = None  # told of each, under the lock
-        self.protected = False  # whether it became immutable, or append-only, while it was open
-        self.privileged = privileged  # whether a write has set-user-id or set-group-id to clear
-
-    @contextmanager
-    def noting_losses(self) -> Iterator[None]:
-        """For a block that syncs ``fd``: the file system below reports lost writes once, and the
-        report concerns all users."""
-        try:
-            yield
-        except OSError:
-            self.losses += 1
-            raise
-
-    def reader_at(self, start: int, length: int, uid: int) -> "Reader":
-        """The reader to whom a read of [start, start + length) belongs, it seems."""
-        for place, reader in enumerate(self.readers):
-            if reader.goes_on(start, length):
-                del self.readers[place]
-                break
-        else:
-            if len(self.readers) >= READERS_MAX:
-                reader = self.readers.pop(0)
-            else:
-                reader = Reader(self, start, uid)
-        reader.uid = uid
-        self.readers.append(reader)
-        return reader
-
-    @property
-    def is_native(self) -> bool:
-        """Whether native code answers for it, mostly, while it is not open here: a plain file, or a
-        stub of one chunk with nothing of its own."""
-        return self.stub is None or self.stub.attribute.flags == Flag.DIRECT
-
-    @property
-    def where(self) -> str:
-        """The file's name as it is now, for messages."""
-        return where(self.fd)
-
-
-class Reader:
-    """A user who reads a stub, or several in turns. Used by the thread of the event loop, between
-    awaits."""
-
-    __slots__ = ("ahead", "file", "next", "run", "touched", "uid", "waits")
-
-    def __init__(self, file: OpenFile, start: int, uid: int) -> None:
-        self.file = file
-        self.uid = uid  # of the last request, whose share of threads its calls take
-        self.next = start  # where a sequential reader goes on
-        self.run = 0  # bytes that were read in sequence
-        self.ahead = start  # how far chunks were loaded ahead
-        self.waits = 0  # reads in sequence that had to wait for the disk
-        self.touched = False  # whether the access time was moved
-
-    def goes_on(self, start: int, length: int) -> bool:
-        """Whether a read of [start, start + length) continues what was read."""
-        return self.next - length <= start <= self.next + length
-
-    def follow(self, start: int, length: int) -> None:
-        """Note a read of [start, start + length)."""
-        end = start + length
-        if self.goes_on(start, length):
-            self.run += length
-            self.next = max(end, self.next)
-        else:
-            self.run = 0
-            self.next = self.ahead = end
-
-
-def where(fd: int) -> str:
-    """The path that a descriptor has now, for messages."""
-    return show_path(path_in_tree(fd))
 
 
 class OpenFiles:
@@ -178,10 +55,8 @@ class OpenFiles:
         inodes: Inodes,
         cache: ChunkCache,
         closes: SlowCloses,
-        forget_reader: Callable[[Reader], None],
     ) -> None:
         self._volume = volume
-        self._forget_reader = forget_reader
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._idle_max = descriptors_cached_max(limit)
         self._idle: OrderedDict[int, OpenFile] = OrderedDict()  # no users; the longest idle first
@@ -223,6 +98,8 @@ class OpenFiles:
     ) -> OpenFile:
         while True:
             file = self._files.get(ino)
+            if file is not None and file.is_lent:
+                self._take_back(file)
             if file is None and ino in self.held:
                 await self.held.take_over(ino)
                 continue
@@ -262,8 +139,25 @@ class OpenFiles:
         self._files[file.ino] = file
 
     def _leave(self, file: OpenFile) -> None:
+        if file.is_lent:
+            self._take_back(file)
         del self._files[file.ino]
         self._inodes.unwatch(file.ino)
+
+    def _lend(self, file: OpenFile, stub: SparseStub) -> None:
+        """Have native code use a stub that has no users here, until one comes."""
+        file.is_lent = True
+        self._inodes.lend(file.ino, takes_writes=stub.grows_by_blocks)
+        self._inodes.unwatch(file.ino)
+
+    def _take_back(self, file: OpenFile) -> None:
+        is_sound = self._inodes.take_back(file.ino)
+        file.is_lent = False
+        # Native code has answered for it meanwhile.
+        file.privileged = bool(os.fstat(file.fd).st_mode & 0o6000)
+        if file.stub is not None:
+            file.stub.note_local()
+            file.stub.has_unwritten |= not is_sound
 
     def release(self, file: OpenFile) -> None:
         """One user less. Without any the file is closed some time later."""
@@ -277,7 +171,12 @@ class OpenFiles:
         self._idle.move_to_end(file.ino)
         if file.unsettled or file.is_native:
             self._close(file)
-        elif len(self._idle) > self._idle_max:
+            return
+        stub = file.stub
+        may_lend = self._inodes.are_stubs_read and file.losses == file.losses_told
+        if may_lend and stub is not None and stub.is_at_rest:
+            self._lend(file, stub)
+        if len(self._idle) > self._idle_max:
             self._close(next(iter(self._idle.values())))
 
     async def sweep(self) -> None:
@@ -287,9 +186,24 @@ class OpenFiles:
             self._inodes.close_idle()
             now_s = time.monotonic()
             for file in [*self._idle.values()]:
+                if file.is_lent and self._is_used(file, now_s):
+                    continue
                 idle_s = now_s - file.idle_since_s
                 if idle_s > (WRITABLE_IDLE_S if file.writable else IDLE_S):
                     self._close(file)
+
+    def _is_used(self, file: OpenFile, now_s: float) -> bool:
+        """Whether native code uses a file that is lent: then it stays, open for reading at most."""
+        if not self._inodes.was_used(file.ino):
+            return False
+        if not file.writable:
+            file.idle_since_s = now_s
+        elif now_s - file.idle_since_s > WRITABLE_IDLE_S:
+            try:
+                self._reopen(file, write=False)
+            except OSError:
+                return False  # no descriptor is left: it is closed
+        return True
 
     def close_idle(self, ino: int) -> None:
         """Close a file unless it is in use."""
@@ -312,8 +226,6 @@ class OpenFiles:
         self._leave(file)
         del self._idle[file.ino]
         self._note_unsealed(file)
-        for reader in file.readers:
-            self._forget_reader(reader)
         self._closes.close(file.fd)
 
     @contextmanager
@@ -417,11 +329,15 @@ class OpenFiles:
         """Open a file again, for writing too."""
         async with file.lock.alone():
             if not file.writable:
-                fd = _open_for(b"/proc/self/fd/%d" % file.fd, True)
-                os.close(file.fd)
-                file.fd, file.writable = fd, True
-                if file.stub is not None:
-                    file.stub.fd = fd
+                self._reopen(file, write=True)
+
+    def _reopen(self, file: OpenFile, *, write: bool) -> None:
+        """Nothing else may use the file meanwhile."""
+        fd = _open_for(b"/proc/self/fd/%d" % file.fd, write)
+        os.close(file.fd)
+        file.fd, file.writable = fd, write
+        if file.stub is not None:
+            file.stub.fd = fd
 
     async def wait_for_times(self, ino: int) -> None:
         """Until the file is neither settled nor filled up by a piece. Both put back times and

@@ -1,29 +1,27 @@
-"""Reads of stubs: where the bytes come from.
+"""Reads of stubs that native code does not answer: where the bytes come from.
 
-A read takes the first of four lanes that has all of it:
+Native code reads stubs by itself (``native/src/mount/requests/reading.rs``), unless anything is out
+of the ordinary, or the store is in a cluster. A read here takes the first of three lanes that has
+all of it:
 
-1. **Ahead** (:meth:`StubReader._from_read_ahead`): the chunks were decompressed while the reader
-   took the request before (``read_ahead.py``). For sequential readers with no wait for the disk.
-2. **One chunk** (:meth:`StubReader._from_memory`): most small reads lie in one chunk, which is in
+1. **One chunk** (:meth:`StubReader._from_memory`): most small reads lie in one chunk, which is in
    the cache, or in the page cache and decompressed at once.
-3. **Several parts** (:meth:`StubReader._from_memory`): the chunks are in memory, as before, and
+2. **Several parts** (:meth:`StubReader._from_memory`): the chunks are in memory, as before, and
    :meth:`SparseStub.read` joins them with the blocks that the stub has of its own.
-4. **The disk** (:meth:`StubReader._from_disk`): the same in a thread, which waits for the disk. A
+3. **The disk** (:meth:`StubReader._from_disk`): the same in a thread, which waits for the disk. A
    sequential reader that has waited a few times gets the chunks ahead loaded by threads.
 
-Lanes 1 to 3 never wait. Chunks come from :class:`ChunkCache`, which reads them by
+Lanes 1 and 2 never wait. Chunks come from :class:`ChunkCache`, which reads them by
 :class:`dedupd.store.reader.RecordReader`: many at once in native code, and one by one in Python
 where anything is out of the ordinary.
 """
 
 import os
 
-from dedupd.store.reader import RecordReader
 from dedupd.stub.stub_file import SparseStub
 from dedupd.units import MIB
 from fuse_stub.files.chunk_cache import ChunkCache
-from fuse_stub.files.open_files import Reader
-from fuse_stub.files.read_ahead import REQUEST_BYTES_MIN, SequentialReads
+from fuse_stub.files.open_file import Reader
 from fuse_stub.files.slow_calls import SlowCalls
 
 WAITS_MIN = 3
@@ -37,14 +35,11 @@ AHEAD_BYTES = 2 * MIB
 class StubReader:
     """Reads stubs for all readers of a mount. Used by the thread of the event loop."""
 
-    def __init__(
-        self, records: RecordReader, cache: ChunkCache, slow_calls: SlowCalls, threads: int
-    ) -> None:
+    def __init__(self, cache: ChunkCache, slow_calls: SlowCalls) -> None:
         self._cache = cache
         self._slow_calls = slow_calls
-        self._sequential = SequentialReads(records, cache, threads)
 
-    async def read(self, reader: Reader, start: int, length: int) -> bytes | bytearray | memoryview:
+    async def read(self, reader: Reader, start: int, length: int) -> bytes | bytearray:
         """Up to ``length`` bytes at ``start`` of a stub; shorter only at the end.
 
         The caller shares the lock of the file. Raises Damaged, OSError.
@@ -57,35 +52,14 @@ class StubReader:
             os.pread(file.fd, 1, os.fstat(file.fd).st_size)
             reader.touched = True
         reader.follow(start, length)
-        data: bytes | bytearray | memoryview | None = None
+        data: bytes | bytearray | None = None
         if stub.is_loaded:
-            data = self._from_read_ahead(reader, stub, start, length)
-            if data is None:
-                data = self._from_memory(stub, start, length)
+            data = self._from_memory(stub, start, length)
         if data is None:
             reader.waits += 1
             data = await self._slow_calls.run(reader.uid, self._from_disk, stub, start, length)
         self._load_ahead(reader)
         return data
-
-    def forget(self, reader: Reader) -> None:
-        """Drop what was decompressed ahead for a reader."""
-        self._sequential.forget(reader)
-
-    def forget_all(self) -> None:
-        """Drop what was decompressed ahead for all readers, and with it their containers."""
-        self._sequential.forget_all()
-
-    def _from_read_ahead(
-        self, reader: Reader, stub: SparseStub, start: int, length: int
-    ) -> memoryview | None:
-        """Bytes that were decompressed ahead; None where there are none."""
-        in_sequence = reader.run > length >= REQUEST_BYTES_MIN
-        if not in_sequence or reader.waits >= WAITS_MIN:
-            return None
-        end = min(start + length, os.fstat(reader.file.fd).st_size)
-        keep = reader.run <= self._cache.bytes_max // 2
-        return self._sequential.read(reader, stub, start, end, keep=keep)
 
     def _from_memory(self, stub: SparseStub, start: int, length: int) -> bytes | bytearray | None:
         """Bytes that cost no wait for the disk; None where they do."""
@@ -94,10 +68,10 @@ class StubReader:
         if span is None:
             spans = stub.chunks(start, start + length)
             return stub.read(start, length) if cache.load_at_once(spans) else None
-        raw = cache.find(span)
-        if raw is None and cache.load_at_once((span,)):
-            raw = cache.find(span)
-        return None if raw is None else raw[start - span.offset : start - span.offset + length]
+        data = cache.part(span, start, start + length)
+        if data is None and cache.load_at_once((span,)):
+            data = cache.part(span, start, start + length)
+        return data
 
     def _from_disk(self, stub: SparseStub, start: int, length: int) -> bytes | bytearray:
         self._cache.load(stub.chunks(start, start + length))

@@ -2,7 +2,7 @@
 
 import os
 
-from fuse_stub.files.open_files import OpenFile
+from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.slow_closes import is_slow_to_free
 
 

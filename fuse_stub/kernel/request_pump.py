@@ -53,7 +53,7 @@ class Pump:
         self._inodes = inodes
         self._serve = serve
         self._use = use
-        self._device_fd = -1
+        self._wake_fd = -1
         self._left = REQUESTS_PER_TURN  # requests until other tasks get a turn
         self._is_watched = False  # whether a task watches the kernel's end
         self._parked: list[trio.Event] = []  # tasks that wait to watch it; the last goes first
@@ -63,7 +63,8 @@ class Pump:
         """Serve requests until the file system is unmounted, or :meth:`stop`. Raises OSError."""
         fd = _fuse_descriptor()
         self._line, libfuse_fd = native.mount.Line.between(fd, self._inodes)
-        self._device_fd = os.dup(fd)
+        device_fd = os.dup(fd)
+        self._wake_fd = self._line.wake_fd
         os.dup2(libfuse_fd, fd, inheritable=False)
         os.close(libfuse_fd)
         self._use(self._line)
@@ -74,17 +75,18 @@ class Pump:
             self._line.pass_answers_on()
         finally:
             self._use(None)
+            self._wake_fd = -1
             self._line.close()
             # libfuse asks the device whether the mount has gone already.
-            os.dup2(self._device_fd, fd, inheritable=False)
-            os.close(self._device_fd)
+            os.dup2(device_fd, fd, inheritable=False)
+            os.close(device_fd)
 
     def stop(self) -> None:
         """End :meth:`run`, once the requests that are being served are answered."""
         self._stopping = True
         pyfuse3.terminate()
-        if self._device_fd >= 0:
-            trio.lowlevel.notify_closing(self._device_fd)
+        if self._wake_fd >= 0:
+            trio.lowlevel.notify_closing(self._wake_fd)
 
     async def _wait(self) -> bool:
         """Answer requests until one comes for libfuse. False once the pump stops."""
@@ -106,7 +108,7 @@ class Pump:
         await self._watch_next()
         try:
             while not self._stopping:
-                await trio.lowlevel.wait_readable(self._device_fd)
+                await trio.lowlevel.wait_readable(self._wake_fd)
                 self._left = REQUESTS_PER_TURN
                 # Another task may have taken the request since: then there is none.
                 found = self._line.next(NATIVE_PER_TURN, LINGER_NS)

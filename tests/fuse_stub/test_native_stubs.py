@@ -1,4 +1,4 @@
-"""Small stubs, which native code reads by itself, in all that may become of them meanwhile.
+"""Stubs, which native code reads by itself, in all that may become of them meanwhile.
 
 Each way makes new bytes of a file, or leaves it without a name: what is read afterwards, past the
 kernel's cache, is the new content and never what the store has.
@@ -6,7 +6,11 @@ kernel's cache, is the new content and never what the store has.
 
 import mmap
 import os
+import random
+import struct
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +19,15 @@ import pytest
 from dedupd.system.files import opened
 from dedupd.units import MIB
 from tests.fuse_stub.test_line import handed_over, read_anew, wait_for
-from tests.support.lab import flip_bit, noise
+from tests.support.lab import flip_bit, noise, prose
 from tests.support.mounts import MountedLab, mounted_lab
 
 pytestmark = pytest.mark.root
 
 CONTENT = noise(9000)
+LARGE = noise(600_000, 3)
+"""Of several chunks."""
+
 WARM = noise(5000, 1)
 FRESH = b"fresh"
 
@@ -55,62 +62,80 @@ def content_of(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def append(path: Path) -> bytes:
+def append(path: Path, content: bytes) -> bytes:
     with open(path, "ab", buffering=0) as file:
         file.write(FRESH)
-    return CONTENT + FRESH
+    return content + FRESH
 
 
-def write_directly(path: Path) -> bytes:
+def write_directly(path: Path, content: bytes) -> bytes:
     with opened(os.open(path, os.O_RDWR | os.O_DIRECT)) as fd, mmap.mmap(-1, 4096) as block:
         block.write(bytes(4096))
         assert os.pwrite(fd, block, 4096) == 4096
-    return CONTENT[:4096] + bytes(4096) + CONTENT[8192:]
+    return content[:4096] + bytes(4096) + content[8192:]
 
 
-def empty_and_write(path: Path) -> bytes:
+def empty_and_write(path: Path, content: bytes) -> bytes:
     path.write_bytes(FRESH)
     return FRESH
 
 
-def write_by_another_name(path: Path) -> bytes:
+def write_by_another_name(path: Path, content: bytes) -> bytes:
     other = path.with_name(path.name + "-2")
     os.link(path, other)
     with open(other, "r+b", buffering=0) as file:
         file.write(FRESH)
     other.unlink()
-    return FRESH + CONTENT[len(FRESH) :]
+    return FRESH + content[len(FRESH) :]
 
 
-def grow_and_write(path: Path) -> bytes:
-    os.truncate(path, 20_000)
+def grow_and_write(path: Path, content: bytes) -> bytes:
+    os.truncate(path, len(content) + 11_000)
     with opened(os.open(path, os.O_WRONLY)) as fd:
-        os.pwrite(fd, FRESH, 15_000)
-    return CONTENT + bytes(6000) + FRESH + bytes(4995)
+        os.pwrite(fd, FRESH, len(content) + 6000)
+    return content + bytes(6000) + FRESH + bytes(4995)
 
 
-def cut_to_nothing_and_grow(path: Path) -> bytes:
+def cut_to_nothing_and_grow(path: Path, content: bytes) -> bytes:
     os.truncate(path, 0)
-    os.truncate(path, len(CONTENT))
-    return bytes(len(CONTENT))
+    os.truncate(path, len(content))
+    return bytes(len(content))
 
 
-def punch(path: Path) -> bytes:
+def punch(path: Path, content: bytes) -> bytes:
     with opened(os.open(path, os.O_RDWR)) as fd:
         os.posix_fallocate(fd, 0, 4096)
         os.pwrite(fd, bytes(4096), 0)
-    return bytes(4096) + CONTENT[4096:]
+    return bytes(4096) + content[4096:]
 
 
-def copy_over(path: Path) -> bytes:
+def write_blocks(path: Path, content: bytes) -> bytes:
+    """The first one by Python, which has the attribute allow for it, the others by native code."""
+    blocks = noise(3 * 4096, 4)
+    with opened(os.open(path, os.O_WRONLY)) as fd:
+        for at in range(0, len(blocks), 4096):
+            # The last block of the small stub is one that the file ends in.
+            part = blocks[at : min(at + 4096, len(content))]
+            assert os.pwrite(fd, part, at) == len(part)
+    return blocks[: len(content)] + content[len(blocks) :]
+
+
+def direct(path: Path, at: int) -> bytes:
+    """A block of a file, past the kernel's pages."""
+    with opened(os.open(path, os.O_RDONLY | os.O_DIRECT)) as fd, mmap.mmap(-1, 4096) as block:
+        return block[: os.preadv(fd, [block], at)]
+
+
+def copy_over(path: Path, content: bytes) -> bytes:
     with (
         opened(os.open(path.with_name("warm"), os.O_RDONLY)) as source,
         opened(os.open(path, os.O_WRONLY)) as fd,
     ):
         assert os.copy_file_range(source, fd, 5000, 0, 0) == 5000
-    return WARM + CONTENT[5000:]
+    return WARM + content[5000:]
 
 
+@pytest.mark.parametrize("content", [CONTENT, LARGE], ids=["one chunk", "several chunks"])
 @pytest.mark.parametrize(
     "change",
     [
@@ -122,16 +147,20 @@ def copy_over(path: Path) -> bytes:
         cut_to_nothing_and_grow,
         punch,
         copy_over,
+        write_blocks,
     ],
 )
 def test_a_stub_that_was_changed_is_read_as_it_is_now(
-    lab: MountedLab, change: Callable[[Path], bytes]
+    lab: MountedLab, change: Callable[[Path, bytes], bytes], content: bytes
 ) -> None:
-    (path,) = stubs(lab, {f"{change.__name__}": CONTENT})
+    (path,) = stubs(lab, {f"{change.__name__}-{len(content)}": content})
     with opened(os.open(path, os.O_RDONLY)) as fd:
-        expected = change(path)
+        expected = change(path, content)
         assert read_anew(path) == expected
         assert os.pread(fd, MIB, 0) == expected
+        assert [direct(path, at) for at in (0, 8192)] == [
+            expected[at : at + 4096] for at in (0, 8192)
+        ]
     # Also once the mount has nothing of it open any more, and has counted its blocks.
     lab.unmount()
     lab.mount()
@@ -175,13 +204,136 @@ def test_a_stub_that_is_replaced_or_removed_lives_on_for_its_readers(lab: Mounte
     assert read_anew(replaced) == FRESH
 
 
+def test_stubs_of_several_chunks_are_read_without_python(lab: MountedLab) -> None:
+    """In any piece, by any number of readers, and also while nothing of it is in memory."""
+    content = prose(3 * MIB, 1) + noise(2 * MIB, 2) + bytes(MIB) + noise(77, 3)
+    path = lab.view / "large"
+    path.write_bytes(content)
+    lab.optimize()
+    assert lab.stub("large") is not None
+    lab.unmount()
+    lab.mount()
+    before = path.stat().st_atime_ns
+
+    def read_parts(seed: int) -> None:
+        choose = random.Random(seed)
+        with opened(os.open(path, os.O_RDONLY)) as fd:
+            for _ in range(40):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                start = choose.randrange(len(content) + 5000)
+                length = choose.choice([1, 5000, 100_000, 2 * MIB])
+                assert os.pread(fd, length, start) == content[start : start + length]
+
+    def read_all() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(read_parts, seed) for seed in range(4)]:
+                done.result()
+        assert path.read_bytes() == content
+
+    assert handed_over(lab, read_all) == 0
+    assert path.stat().st_atime_ns > before
+
+
+def test_whole_blocks_are_written_to_a_stub_without_python(lab: MountedLab) -> None:
+    (path,) = stubs(lab, {"blocks": LARGE})
+    expected = bytearray(LARGE)
+    with opened(os.open(path, os.O_RDWR)) as fd:
+
+        def write(at: int, data: bytes) -> None:
+            assert os.pwrite(fd, data, at) == len(data)
+            expected[at : at + len(data)] = data
+
+        write(40_960, noise(4096, 99))  # from now on the attribute allows for such blocks
+
+        def write_blocks() -> None:
+            for number in range(10):
+                write(4096 * (20 + 3 * number), noise(8192, 100 + number))
+            write(4096 * 21 + 100, FRESH)  # the stub has this block by now
+            write(len(LARGE) // 4096 * 4096, noise(len(LARGE) % 4096))  # and this one ends it
+            assert read_anew(path) == expected
+
+        wait_for(lambda: handed_over(lab, write_blocks) == 0)
+        assert handed_over(lab, lambda: write(200, FRESH)) > 0  # the rest is the store's
+        os.fsync(fd)
+    assert read_anew(path) == expected
+    assert lab.stub("blocks") is not None
+    lab.kill()
+    lab.mount()
+    assert read_anew(path) == expected
+    lab.optimize()
+    assert read_anew(path) == expected
+
+
+def test_readers_see_what_was_written_before_they_began(lab: MountedLab) -> None:
+    """Blocks say which version they are. Beside the readers they are written, and jobs store them,
+    collect and compact what was, and make the file plain."""
+    count = 64
+    path = lab.view / "versions"
+
+    def block(number: int, version: int) -> bytes:
+        return struct.pack("<QQ", number, version).ljust(4096, b"v")
+
+    path.write_bytes(b"".join(block(number, 0) for number in range(count)))
+    written = [0] * count  # the version that a read which begins now has to show
+    ending = threading.Event()
+
+    def read_blocks(seed: int) -> int:
+        choose, flags, reads = random.Random(seed), (os.O_RDONLY, os.O_RDONLY | os.O_DIRECT), 0
+        with opened(os.open(path, flags[seed % 2])) as fd, mmap.mmap(-1, 16 * 4096) as room:
+            while not ending.is_set():
+                first = choose.randrange(count)
+                length = choose.choice([1, 16]) * 4096
+                least = written[first : first + length // 4096]
+                if seed % 2 == 0:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                done = os.preadv(fd, [memoryview(room)[:length]], first * 4096)
+                for at, version in enumerate(least):
+                    found = struct.unpack_from("<QQ", room, at * 4096)
+                    assert at * 4096 < done
+                    assert found[0] == first + at
+                    assert found[1] >= version, f"block {first + at}"
+                reads += 1
+        return reads
+
+    def write_versions() -> int:
+        choose, version = random.Random(9), 0
+        with opened(os.open(path, os.O_RDWR)) as fd, mmap.mmap(-1, 4096) as room:
+            directly = os.open(path, os.O_RDWR | os.O_DIRECT)
+            with opened(directly):
+                while not ending.is_set():
+                    version += 1
+                    number = choose.randrange(count)
+                    room[:] = block(number, version)
+                    assert os.pwrite(choose.choice([fd, directly]), room, number * 4096) == 4096
+                    written[number] = version
+        return version
+
+    with ThreadPoolExecutor(5) as pool:
+        tasks = [pool.submit(read_blocks, seed) for seed in range(4)]
+        tasks.append(pool.submit(write_versions))
+        try:
+            for _ in range(3):
+                lab.optimize()
+                lab.collect(full=True, all_garbage=True)
+                lab.compact()
+            lab.unoptimize(b"versions")
+        finally:
+            ending.set()
+        assert all(task.result() > 10 for task in tasks)
+    expected = b"".join(block(number, written[number]) for number in range(count))
+    assert read_anew(path) == expected
+    lab.unmount()
+    lab.mount()
+    assert read_anew(path) == expected
+
+
 def test_a_stub_is_read_while_it_is_made_plain_and_when_it_is(lab: MountedLab) -> None:
     (path,) = stubs(lab, {"expanded": CONTENT})
     lab.unoptimize(b"expanded")
     assert lab.stub("expanded") is None
     assert read_anew(path) == CONTENT
-    append(path)
-    assert read_anew(path) == CONTENT + FRESH
+    expected = append(path, CONTENT)
+    assert read_anew(path) == expected
 
 
 def test_a_plain_file_is_copied_at_once_and_a_stub_is_not(lab: MountedLab) -> None:
@@ -216,7 +368,16 @@ def holes(path: Path, length: int) -> None:
 
 def test_a_damaged_chunk_is_an_error_and_never_bytes(lab: MountedLab) -> None:
     """The last test: the volume is damaged from here on."""
-    other, path = stubs(lab, {"sound": noise(7000, 6), "damaged": noise(7000, 5)})
+    large = noise(500_000, 7)
+    other, path, several = stubs(
+        lab, {"sound": noise(7000, 6), "damaged": noise(7000, 5), "several": large}
+    )
+    containers = [
+        path for path in lab.base.rglob("*") if large[250_000:250_100] in content_of(path)
+    ]
+    assert containers
+    for container in containers:
+        flip_bit(container, content_of(container).index(large[250_000:250_100]) + 50)
     containers = [path for path in lab.base.rglob("*") if noise(7000, 5) in content_of(path)]
     assert containers
     for container in containers:
@@ -226,3 +387,8 @@ def test_a_damaged_chunk_is_an_error_and_never_bytes(lab: MountedLab) -> None:
     wait_for(lambda: handed_over(lab, lambda: read_anew(other)) == 0)  # of the same container
     with pytest.raises(OSError, match="Input/output error"):
         read_anew(path)
+    with opened(os.open(several, os.O_RDONLY)) as fd:
+        assert os.pread(fd, 4096, 0) == large[:4096]
+        assert os.pread(fd, 4096, 499_000) == large[499_000:]
+        with pytest.raises(OSError, match="Input/output error"):
+            os.pread(fd, 4096, 250_000)

@@ -56,53 +56,6 @@ def test_any_chunks_come_in_the_order_in_which_they_were_wanted(
     assert found == [PAYLOADS[ordinal] for ordinal in ordinals]
 
 
-@given(
-    st.lists(st.integers(0, len(PAYLOADS) - 1), min_size=1, max_size=12),
-    st.binary(max_size=100),
-    st.integers(0, 3),
-)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_window_has_any_chunks_one_after_the_other(
-    reader: RecordReader, ordinals: list[int], head: bytes, helpers: int
-) -> None:
-    rows = wanted(reader, [make_id(1, ordinal) for ordinal in ordinals])
-    window = reader.begin_window(rows, head, helpers)
-    assert window is not None
-    assert window.finish()
-    assert bytes(window) == head + b"".join(PAYLOADS[ordinal] for ordinal in ordinals)
-
-
-def test_a_window_with_any_other_chunk_has_no_bytes(reader: RecordReader) -> None:
-    rows = all_of(reader)
-    one, length, check = rows[1]
-    for other in ((one, length + 1, check), (one, length, check ^ 1), (one + 9, length, check)):
-        window = reader.begin_window([rows[0], other, rows[2]], b"", 1)
-        assert window is not None
-        assert not window.finish()
-        with pytest.raises(BufferError):
-            memoryview(window)
-
-
-def test_a_window_outlives_the_reader_that_began_it(store: Records) -> None:
-    reader = store.reader()
-    rows = all_of(reader)
-    windows = [reader.begin_window(rows, b"", 1) for _ in range(20)]
-    reader.close()
-    for window in windows:
-        assert window is not None
-        assert window.finish()
-        assert bytes(window) == b"".join(PAYLOADS)
-
-
-def test_a_window_lies_in_one_container(tmp_path: Path) -> None:
-    store = Records(tmp_path / "s", container_bytes_max=fmt.FILE_HEADER_BYTES + 90_000)
-    ids = [one for payload in PAYLOADS for one in store.append(payload)]
-    store.writer.sync()
-    reader = store.reader()
-    assert reader.begin_window(wanted(reader, ids), b"", 1) is None
-    reader.close()
-
-
 def test_chunks_of_several_containers_come_in_order(tmp_path: Path) -> None:
     store = Records(tmp_path / "s", container_bytes_max=fmt.FILE_HEADER_BYTES + 90_000)
     ids = [one for payload in PAYLOADS for one in store.append(payload)]

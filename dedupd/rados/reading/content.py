@@ -199,10 +199,6 @@ class ClusterChunks:
         """None: each is read by :meth:`read_alone`."""
         return b"", b"", 0
 
-    def begin_window(self, *_: Any) -> None:
-        """No read-ahead into one piece of memory: chunks are fetched ahead, one by one."""
-        return
-
     def close(self) -> None:
         """Nothing of its own is open."""
 

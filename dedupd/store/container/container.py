@@ -303,22 +303,6 @@ class Container:
             self.fd, self._table_fd, self.seed, wanted, cached_only, threads, self._native_bases
         )
 
-    def begin_window(
-        self, wanted: Sequence[tuple[int, int, int]], head: bytes | memoryview, helpers: int
-    ) -> native.store.Window | None:
-        """Begin to read chunks, given as in :meth:`read_chunks`, in ``helpers`` threads.
-
-        None where there is no usable table, or no descriptor left.
-        """
-        if self._table_fd is None:
-            return None
-        try:
-            return native.store.Window(
-                self.fd, self._table_fd, self.seed, wanted, head, helpers, self._native_bases
-            )
-        except OSError:
-            return None
-
     def read_own(self, ordinal: int) -> tuple[fmt.Record, bytes]:
         """As :meth:`read`, but regardless of the state in the table, and with the fingerprint
         compared."""

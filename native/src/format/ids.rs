@@ -60,7 +60,7 @@ pub type Fingerprint = [u8; FINGERPRINT_BYTES];
 pub const DIGEST_BYTES: usize = 16;
 
 /// The first four bytes of a fingerprint, as a recipe keeps them of each chunk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FingerprintCheck(pub u32);
 
 impl FingerprintCheck {

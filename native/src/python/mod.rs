@@ -1,6 +1,7 @@
 //! The Python module `dedupd.native`; its contract is `dedupd/native/*.pyi`.
 
 mod admission;
+mod chunk_cache;
 mod chunker;
 mod chunks;
 mod codec;
@@ -79,12 +80,13 @@ mod exported {
     #[pymodule]
     mod store {
         #[pymodule_export]
+        use crate::python::chunk_cache::ChunkCache;
+        #[pymodule_export]
         use crate::python::refine::Bases;
         #[pymodule_export]
         use crate::python::store::{
-            BlocksAhead, CheckedRecords, PassedRecords, Window, check_records, dead_payloads,
-            frame_chunks, headers_agree, pass_records, read_chunks, seal, table_states,
-            weigh_table,
+            BlocksAhead, CheckedRecords, PassedRecords, check_records, dead_payloads, frame_chunks,
+            headers_agree, pass_records, read_chunks, seal, table_states, weigh_table,
         };
         #[pymodule_export]
         use crate::store::table_states::Weight;

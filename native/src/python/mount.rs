@@ -8,6 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
+use super::chunk_cache::ChunkCache;
 use super::refine::Bases;
 use super::support::calls::{c_string, os_error};
 use super::support::input::Input;
@@ -28,6 +29,7 @@ use crate::mount::requests::tree::Tree;
 use crate::mount::session::line::{self, Next};
 use crate::mount::session::serve::{self, Way};
 use crate::mount::session::service::Service;
+use crate::store::recipes::Recipes;
 use crate::system::calls::name_to_handle;
 use crate::threads::lock::locked;
 use zerocopy::IntoBytes;
@@ -147,19 +149,46 @@ impl Inodes {
         Ok(())
     }
 
-    /// Where the content of stubs is: small ones are read by native code from then on. `seeds`: of
+    /// Where the content of stubs is: they are read by native code from then on. `seeds`: of
     /// attributes.
+    #[expect(clippy::too_many_arguments, reason = "a store, and how to read it")]
     fn read_stubs(
         &self,
         py: Python<'_>,
         chunks: &Bound<'_, Bases>,
+        streams: &Bound<'_, Bases>,
+        cache: &Bound<'_, ChunkCache>,
         seeds: (u64, u64),
+        block_bytes: u64,
+        threads: usize,
     ) -> PyResult<()> {
-        let seeds = Seeds { attribute: seeds.0, instance: seeds.1 };
-        let store = Store { chunks: Arc::clone(&chunks.get().0), seeds };
+        let chunks = Arc::clone(&chunks.get().0);
+        let store = Store {
+            recipes: Recipes::new(Arc::clone(&streams.get().0), Arc::clone(&chunks)),
+            chunks,
+            cache: Arc::clone(&cache.get().0),
+            seeds: Seeds { attribute: seeds.0, instance: seeds.1 },
+            block_bytes: block_bytes.max(1),
+            helpers: threads.saturating_sub(1),
+        };
         // It stays as it was said first.
-        let _ = self.tree(py)?.store.set(store);
+        let _ = self.tree(py)?.store.set(Arc::new(store));
         Ok(())
+    }
+
+    fn lend(&self, py: Python<'_>, ino: u64, takes_writes: bool) -> PyResult<()> {
+        self.tree(py)?.inodes.lent.lend(ino, takes_writes);
+        Ok(())
+    }
+
+    fn take_back(&self, py: Python<'_>, ino: u64) -> PyResult<bool> {
+        let tree = self.tree(py)?;
+        tree.inodes.watch(ino);
+        Ok(tree.inodes.lent.take_back(ino))
+    }
+
+    fn was_used(&self, py: Python<'_>, ino: u64) -> PyResult<bool> {
+        Ok(self.tree(py)?.inodes.lent.was_used(ino))
     }
 
     fn note_writes(&self, py: Python<'_>, times: &Bound<'_, WriteTimes>) -> PyResult<()> {
@@ -354,6 +383,12 @@ impl Line {
 
     fn refuse(&self, py: Python<'_>, unique: u64, number: i32) -> PyResult<()> {
         ready(py, self.with(|line| line.refuse(unique, number)))
+    }
+
+    /// Stays the line's.
+    #[getter]
+    fn wake_fd(&self, py: Python<'_>) -> PyResult<RawFd> {
+        ready(py, self.with(|line| Ok(line.wake().as_raw_fd())))
     }
 
     #[getter]

@@ -1,10 +1,6 @@
 //! Records of containers: sealed, read and checked; their tables.
 
-use std::ffi::c_int;
-use std::sync::Arc;
-
-use pyo3::exceptions::{PyBufferError, PyValueError};
-use pyo3::ffi;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -12,11 +8,10 @@ use super::codec::Encoded;
 use super::hashing::algorithm_named;
 use super::refine::Bases;
 use super::support::input::{Input, pack_u32};
-use super::support::output::{Output, export, uninitialised};
+use super::support::output::{Output, uninitialised};
 use crate::format::ids::{Checksum, FingerprintCheck};
 use crate::store::blocks_ahead;
 use crate::store::dead_payloads::Container as PunchedContainer;
-use crate::store::read_window;
 use crate::store::record_check::Place as CheckPlace;
 use crate::store::record_reader::{BaseBytes, Files, Reads, Row, Wanted};
 use crate::store::record_writer::{Columns, Place};
@@ -113,45 +108,6 @@ pub fn frame_chunks(
     let length = good.iter().map(stream_frames::frame_bytes).sum();
     let part = PyBytes::new(py, &frames.bind(py).as_bytes()[..length]).unbind();
     Ok((part, fingerprints, count))
-}
-
-#[pyclass(frozen, module = "dedupd.native.store")]
-pub struct Window(read_window::Window);
-
-#[pymethods]
-impl Window {
-    #[new]
-    #[pyo3(signature = (data_fd, table_fd, seed, wanted, head, helpers, bases = None))]
-    fn new(
-        data_fd: i32,
-        table_fd: i32,
-        seed: u64,
-        wanted: Vec<Row>,
-        head: Input,
-        helpers: usize,
-        bases: Option<&Bound<'_, Bases>>,
-    ) -> PyResult<Window> {
-        let (bases, head) = (bases.map(|bases| Arc::clone(&bases.get().0)), head.bytes());
-        let window =
-            read_window::Window::begin(data_fd, table_fd, seed, bases, &wanted, head, helpers)?;
-        Ok(Window(window))
-    }
-
-    fn finish(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.0.finish().is_some())
-    }
-
-    unsafe fn __getbuffer__(
-        slf: Bound<'_, Self>,
-        view: *mut ffi::Py_buffer,
-        flags: c_int,
-    ) -> PyResult<()> {
-        let Some(bytes) = slf.get().0.finish() else {
-            return Err(PyBufferError::new_err("a record of the window is not as expected"));
-        };
-        // SAFETY: the bytes neither move nor change while this object lives.
-        unsafe { export(&slf, std::ptr::from_ref(bytes).cast_mut(), true, view, flags) }
-    }
 }
 
 #[pyfunction]

@@ -21,7 +21,7 @@ use crate::system::files::owned;
 use crate::threads::lock::locked;
 
 /// Containers that are kept open, two descriptors each.
-const CONTAINERS_MAX: usize = 64;
+const CONTAINERS_MAX: usize = 128;
 
 /// Dictionaries that are kept ready, some 150 KiB each.
 const DICTIONARIES_MAX: usize = 64;
@@ -137,18 +137,58 @@ impl Bases {
         fingerprint_check: FingerprintCheck,
         out: &mut [u8],
     ) -> Option<()> {
-        let known = locked(&self.kept).containers.get(&id.container()).map(Arc::clone);
-        let Some(opened) = known else {
+        if !self.has_open(id) {
             let bases = Arc::clone(self);
             // Without a thread it is opened another time.
             let _ = std::thread::Builder::new()
                 .name("opens".into())
                 .spawn(move || bases.entry(id, Reads::Any));
             return None;
-        };
-        let files = Files { bases: Some(&**self), ..opened.files(Reads::CachedOnly) };
+        }
+        self.fill_from_memory(id, fingerprint_check, out)
+    }
+
+    /// Whether the container of a record is open.
+    fn has_open(&self, id: RecordId) -> bool {
+        locked(&self.kept).containers.contains_key(&id.container())
+    }
+
+    /// As [`Bases::fill`]; None also where anything would have to be read or opened.
+    pub fn fill_from_memory(
+        &self,
+        id: RecordId,
+        fingerprint_check: FingerprintCheck,
+        out: &mut [u8],
+    ) -> Option<()> {
+        let opened = locked(&self.kept).containers.get(&id.container()).map(Arc::clone)?;
+        let files = Files { bases: Some(self), ..opened.files(Reads::CachedOnly) };
         let mut wanted = Wanted { ordinal: id.ordinal(), fingerprint_check, out };
         with_scratch(|scratch| files.read(&mut wanted, scratch)).then_some(())
+    }
+
+    /// Fills `out`, of its raw length, with a live record, or the one that it was merged into, whether
+    /// that leans on another one or not. None where anything is not as expected.
+    pub fn fill(
+        &self,
+        id: RecordId,
+        fingerprint_check: FingerprintCheck,
+        out: &mut [u8],
+    ) -> Option<()> {
+        let (id, entry, opened) = self.unmerged(id, Reads::Any)?;
+        let is_meant = entry.state == State::LIVE
+            && entry.raw_length as usize == out.len()
+            && entry.fingerprint_check() == fingerprint_check;
+        if !is_meant {
+            return None;
+        }
+        let files = Files { bases: Some(self), ..opened.files(Reads::Any) };
+        with_scratch(|scratch| files.read_entry(&entry, id.ordinal(), out, scratch))
+    }
+
+    /// The raw length and the fingerprint of a live record.
+    pub fn described(&self, id: RecordId) -> Option<(u32, Fingerprint)> {
+        let (entry, _) = self.entry(id, Reads::Any)?;
+        (entry.state == State::LIVE).then_some((entry.raw_length, entry.fingerprint))
     }
 
     /// Let go of containers, so that the space of those that were replaced comes back.
@@ -181,21 +221,24 @@ impl Bases {
     }
 
     /// The record at the end of a row of merged ones, where it has bytes of its own.
-    fn end_of(
+    fn end_of(&self, id: RecordId, reads: Reads) -> Option<(RecordId, TableEntry, Arc<Opened>)> {
+        self.unmerged(id, reads).filter(|(_, entry, _)| {
+            entry.state.has_bytes() && entry.is_base() && entry.raw_length as usize <= RAW_BYTES_MAX
+        })
+    }
+
+    /// The record at the end of a row of merged ones.
+    fn unmerged(
         &self,
         mut id: RecordId,
         reads: Reads,
     ) -> Option<(RecordId, TableEntry, Arc<Opened>)> {
         for _ in 0..=FORWARDS_MAX {
             let (entry, opened) = self.entry(id, reads)?;
-            if entry.state == State::MERGED {
-                id = entry.target;
-                continue;
+            if entry.state != State::MERGED {
+                return Some((id, entry, opened));
             }
-            let is_base = entry.state.has_bytes()
-                && entry.is_base()
-                && entry.raw_length as usize <= RAW_BYTES_MAX;
-            return is_base.then_some((id, entry, opened));
+            id = entry.target;
         }
         None
     }
@@ -221,7 +264,9 @@ impl Bases {
         let entry = opened.files(reads).any_entry(id.ordinal())?;
         let mut kept = locked(&self.kept);
         if kept.containers.len() >= CONTAINERS_MAX {
-            kept.containers.clear();
+            // Any one: to find the longest unused, each use would have to be noted.
+            let one = kept.containers.keys().next().copied();
+            one.and_then(|number| kept.containers.remove(&number));
         }
         kept.containers.insert(number, Arc::clone(&opened));
         Some((entry, opened))

@@ -2,8 +2,10 @@
 
 pub mod bases;
 pub mod blocks_ahead;
+pub mod bounded;
+pub mod chunk_cache;
 pub mod dead_payloads;
-pub mod read_window;
+pub mod recipes;
 pub mod record_check;
 pub mod record_reader;
 pub mod record_writer;

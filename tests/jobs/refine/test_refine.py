@@ -355,8 +355,6 @@ def test_native_reads_decode_what_leans_on_others(lab: Lab) -> None:
             ]
             found = volume.chunk_records.read_chunks(wanted, cached_only=False)
             assert b"".join(one or b"" for one in found) == content
-            window = volume.chunk_records.begin_window(wanted, b"", 1)
-            assert window is not None and bytes(window) == content
     assert leaning
 
 

@@ -3,6 +3,7 @@
 pub mod data_file;
 pub mod generations;
 pub mod handle;
+pub mod lent;
 pub mod pins;
 pub mod table;
 pub mod watched;

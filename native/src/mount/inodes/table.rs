@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::inodes::generations::Generations;
 use crate::mount::inodes::handle::Handle;
+use crate::mount::inodes::lent::Lent;
 use crate::mount::inodes::pins::Pins;
 use crate::mount::inodes::watched::Watched;
 use crate::mount::protocol::abi::ROOT;
@@ -106,6 +107,7 @@ pub struct Inodes {
     /// Nodes with `data` that is open for writing, and others.
     written: Mutex<Vec<u64>>,
     pub watched: Watched,
+    pub lent: Lent,
 }
 
 impl Inodes {
@@ -131,6 +133,7 @@ impl Inodes {
             written: Mutex::default(),
             pins: Mutex::new(Pins::new(pins_max)),
             watched: Watched::default(),
+            lent: Lent::default(),
             shards: (0..parts).map(|_| Mutex::default()).collect(),
         })
     }

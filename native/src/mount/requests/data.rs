@@ -1,11 +1,11 @@
 //! Requests for the bytes of files.
 
-use std::io::IoSliceMut;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, SeekFrom, fgetxattr};
-use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::io::Errno;
 
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::protocol::abi::{
@@ -15,6 +15,7 @@ use crate::mount::protocol::abi::{
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
 use crate::mount::requests::attributes::{drop_set_ids, has_set_ids};
 use crate::mount::requests::entries::status_of;
+use crate::mount::requests::stub_writes::{StubWrite, Written};
 use crate::mount::requests::stubs::VALUE_BYTES;
 use crate::mount::requests::{effects, tree::Tree};
 
@@ -36,26 +37,6 @@ impl Tree {
         None
     }
 
-    /// Reads what the page cache has of a plain file, or of a small stub; hands over all else.
-    pub fn read_at_once(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
-        let (given, node): (ReadIn, u64) = (request.part()?, request.header.node);
-        let Ok(file) = self.inodes.data(node, false) else { return Ok(Outcome::HandedOver) };
-        let mut value = [0; VALUE_BYTES];
-        let done = match self.attribute_of(&file, &mut value) {
-            Err(Errno::NODATA) => read_cached(&file, &given, out),
-            Err(_) => None,
-            Ok(length) => self
-                .store
-                .get()
-                .and_then(|store| store.read_whole(&file, node, &value[..length], &given, out)),
-        };
-        if done.is_none() {
-            // Python opens it.
-            self.inodes.close_data(node);
-        }
-        Ok(done.map_or(Outcome::HandedOver, Outcome::Answered))
-    }
-
     /// Finds data or a hole in a plain file, or in a small stub; hands over all else.
     pub fn seek_at_once(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let (given, node): (LseekIn, u64) = (request.part()?, request.header.node);
@@ -75,30 +56,78 @@ impl Tree {
     }
 
     /// The length of the value of the attribute that makes a file a stub.
-    fn attribute_of(&self, file: &DataFile, value: &mut [u8]) -> Result<usize, Errno> {
+    pub fn attribute_of(&self, file: &DataFile, value: &mut [u8]) -> Result<usize, Errno> {
         match &self.reserved {
             None => Err(Errno::NODATA),
             Some(reserved) => fgetxattr(file, reserved.as_c_str(), value),
         }
     }
 
-    /// Writes to a plain file; hands over while writes wait for the disk, what clears set-user-id or
-    /// set-group-id, and stubs.
+    /// Writes to a plain file, and whole blocks to a stub; hands over while writes wait for the disk,
+    /// what clears set-user-id or set-group-id, and all other writes to stubs.
     pub fn write_at_once(&self, request: &Request, agreed: u64, out: &mut [u8]) -> Answer<Outcome> {
         let given: WriteIn = request.part()?;
         let data = request.rest.get(..given.size as usize).ok_or(Failure(libc::EINVAL))?;
         if agreed & init::HANDLE_KILLPRIV_V2 == 0 || self.writes_wait.is_now() {
             return Ok(Outcome::HandedOver);
         }
-        let Some(file) = self.plain(request.header.node, true) else {
-            return Ok(Outcome::HandedOver);
+        let node = request.header.node;
+        let Ok(file) = self.inodes.data(node, true) else { return Ok(Outcome::HandedOver) };
+        let mut value = [0; VALUE_BYTES];
+        let stub = match self.attribute_of(&file, &mut value) {
+            Err(Errno::NODATA) => None,
+            Err(_) => return Ok(self.left(node)),
+            Ok(length) => {
+                let range = given.offset..given.offset.saturating_add(u64::from(given.size));
+                match self.stub_write(&file, node, &value[..length], &range) {
+                    None => return Ok(self.left(node)),
+                    write => write,
+                }
+            }
         };
         if given.write_flags & WRITE_KILL_SUIDGID != 0 && has_set_ids(&*file)? {
             return Ok(Outcome::HandedOver);
         }
-        self.note_write(request.header.node, given.offset, u64::from(given.size));
-        let written = self.watch_time(|| effects::write(&*file, data, given.offset));
+        self.note_write(node, given.offset, u64::from(given.size));
+        let written = self.watch_time(|| match &stub {
+            None => effects::write(&*file, data, given.offset),
+            Some(write) => self.write_stub(&file, node, write, data),
+        });
         Ok(Outcome::Answered(put(out, &WriteOut { size: written? as u32, unused: 0 })?))
+    }
+
+    /// For Python, which opens the file.
+    fn left(&self, node: u64) -> Outcome {
+        self.inodes.close_data(node);
+        Outcome::HandedOver
+    }
+
+    /// A write to a stub that native code makes; None of all others.
+    fn stub_write(
+        &self,
+        file: &DataFile,
+        node: u64,
+        value: &[u8],
+        range: &Range<u64>,
+    ) -> Option<StubWrite> {
+        let store = self.store.get().filter(|_| self.inodes.lent.uses_to_write(node))?;
+        StubWrite::of(store, file, &store.look(file, node, value, true)?, range)
+    }
+
+    fn write_stub(
+        &self,
+        file: &DataFile,
+        node: u64,
+        write: &StubWrite,
+        data: &[u8],
+    ) -> Answer<usize> {
+        match write.perform(file, data)? {
+            Written::Bytes(count) => Ok(count),
+            Written::Torn(failure) => {
+                self.inodes.lent.note_torn(node);
+                Err(failure)
+            }
+        }
     }
 
     /// Has later writes handed over for a while if this one waits for the disk.
@@ -123,11 +152,10 @@ impl Tree {
         let (Some(from), Some(to)) = (from, to) else { return Ok(Outcome::HandedOver) };
         let left = status_of(&*from)?.stx_size.saturating_sub(given.offset_in);
         let size = given.length.min(left).min(out.len() as u64) as u32;
-        let part = ReadIn { offset: given.offset_in, size, ..ReadIn::default() };
         let is_ready = left <= out.len() as u64
             && !has_set_ids(&*to)?
             && !self.writes_wait.is_now()
-            && read_cached(&from, &part, out).is_some();
+            && from.read_cached(given.offset_in, &mut out[..size as usize]).is_some();
         if !is_ready {
             return Ok(Outcome::HandedOver);
         }
@@ -216,19 +244,4 @@ impl Tree {
         };
         Ok(Outcome::Answered(length))
     }
-}
-
-/// Fills the start of `out` from the page cache; None where that lacks anything.
-fn read_cached(file: &DataFile, given: &ReadIn, out: &mut [u8]) -> Option<usize> {
-    // With larger pages the kernel asks for more than there is room for.
-    let room = out.get_mut(..given.size as usize)?;
-    let mut done = 0;
-    while done < room.len() {
-        let parts = &mut [IoSliceMut::new(&mut room[done..])];
-        match preadv2(file, parts, given.offset + done as u64, ReadWriteFlags::NOWAIT).ok()? {
-            0 => break,
-            count => done += count,
-        }
-    }
-    Some(done)
 }

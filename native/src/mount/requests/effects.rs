@@ -1,6 +1,7 @@
 //! What users ask to be done to their own files: all calls of requests that change the file system.
 //!
-//! Steps on stubs are not among them; those go through `system::effects`.
+//! Steps of a file on its way to a stub and back are not among them; those go through
+//! `system::effects`.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -109,6 +110,12 @@ pub fn sync(file: impl AsFd, data_only: bool) -> Answer<()> {
 
 pub fn allocate(file: impl AsFd, mode: u32, offset: u64, length: u64) -> Answer<()> {
     Ok(rustix::fs::fallocate(file, FallocateFlags::from_bits_retain(mode), offset, length)?)
+}
+
+/// Makes blocks holes.
+pub fn punch(file: impl AsFd, offset: u64, length: u64) -> Answer<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(rustix::fs::fallocate(file, flags, offset, length)?)
 }
 
 pub fn copy_range(

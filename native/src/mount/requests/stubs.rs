@@ -1,19 +1,24 @@
-//! Small stubs, each of one chunk and read in one request, and without a hole.
+//! Stubs: what their bytes are made of, put together from the store and from blocks of their own.
 //!
-//! Answers only where all is as it should be and the page cache has the chunk. Python has all other
-//! cases: recipes, blocks of a stub's own, crashed transitions, damage, waits for the disk.
+//! Answers only where all is as it should be. Python has all other cases: crashed transitions,
+//! damage, records that were merged.
 
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use rustix::fs::fstat;
+use rustix::fs::{FileType, Stat, fstat};
 
-use crate::format::stub::{DIRECT, STUB_BYTES, Seeds, StubHead, stub_head};
+use crate::format::stub::{COMMITTING, DIRECT, RESTORING, STUB_BYTES, Seeds, StubHead, stub_head};
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::protocol::abi::{LseekIn, ReadIn};
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::store::bases::Bases;
+use crate::store::chunk_cache::{Chunk, ChunkCache};
+use crate::store::recipes::{Recipes, Span};
+use crate::store::record_reader::Reads;
 use crate::system::calls::generation_of;
+use crate::system::extents::present;
 
 /// Room for the value of a stub's attribute, and for one byte that none has.
 pub const VALUE_BYTES: usize = STUB_BYTES + 1;
@@ -22,12 +27,49 @@ pub const VALUE_BYTES: usize = STUB_BYTES + 1;
 pub struct Store {
     /// The containers of chunks.
     pub chunks: Arc<Bases>,
+    pub recipes: Recipes,
+    pub cache: Arc<ChunkCache>,
     pub seeds: Seeds,
+    /// A block of a file that is missing is filled as a whole.
+    pub block_bytes: u64,
+    /// Threads that help to decode the chunks of one read.
+    pub helpers: usize,
+}
+
+/// A stub as it is while nobody changes it.
+pub struct Look {
+    pub stub: StubHead,
+    pub size: u64,
+    /// Whether it may have blocks of its own.
+    pub is_local: bool,
+}
+
+/// A part of a stub's bytes.
+pub enum Piece {
+    /// Bytes of blocks of its own.
+    Own(Arc<Vec<u8>>),
+    /// A range that the recipe stands for.
+    OfRecipe(Range<u64>),
+    Zeros(usize),
+}
+
+/// What a range of a stub is made of.
+pub enum Pieces {
+    Known(Vec<Piece>),
+    /// Not to be said before the disk has given bytes of the stub's own.
+    OnDisk(Range<u64>),
+}
+
+/// A part of an answer.
+pub enum Part {
+    Own(Arc<Vec<u8>>),
+    Chunk(Chunk, Range<usize>),
+    Zeros(usize),
 }
 
 impl Store {
-    /// Fills the start of `out` with the whole content of a stub; how many bytes. `value`: its
-    /// attribute.
+    /// Fills the start of `out` with the whole content of a stub of one chunk; how many bytes. `value`:
+    /// its attribute.
     pub fn read_whole(
         &self,
         file: &DataFile,
@@ -43,8 +85,7 @@ impl Store {
         }
         let out = out.get_mut(..length)?;
         self.chunks.read_opened(stub.recipe, stub.fingerprint_check(), out)?;
-        // Moves the access time as the file system below is mounted to do, and reads nothing.
-        let _ = rustix::io::pread(file, &mut [0], stub.covered);
+        touch(file, stub.covered);
         Some(length)
     }
 
@@ -70,21 +111,135 @@ impl Store {
     /// The stub that a file is, if all of its content is one chunk.
     fn whole(&self, file: &DataFile, inode: u64, value: &[u8]) -> Option<StubHead> {
         let stub = stub_head(value, self.seeds.attribute)?;
-        if stub.flags != DIRECT || stub.local != 0 || stub.covered == 0 {
+        if stub.flags != DIRECT || stub.covered == 0 {
             return None;
         }
-        self.require_untouched(file, inode, &stub)?;
-        Some(stub)
+        let look = self.look_of(file, inode, stub, false)?;
+        (!look.is_local).then_some(look.stub)
     }
 
-    /// Whether the attribute is the file's, and the file has nothing of its own: neither a block nor
-    /// bytes behind those that the store has.
-    fn require_untouched(&self, file: &DataFile, inode: u64, stub: &StubHead) -> Option<()> {
+    /// The stub that a file is. None where it has to be looked at in all that may be wrong with it: one
+    /// that has blocks of its own, or had them, unless that was done before (`is_settled`).
+    pub fn look(
+        &self,
+        file: &DataFile,
+        inode: u64,
+        value: &[u8],
+        is_settled: bool,
+    ) -> Option<Look> {
+        self.look_of(file, inode, stub_head(value, self.seeds.attribute)?, is_settled)
+    }
+
+    fn look_of(
+        &self,
+        file: &DataFile,
+        inode: u64,
+        stub: StubHead,
+        is_settled: bool,
+    ) -> Option<Look> {
         let status = fstat(file).ok()?;
         let generation = generation_of(file.fd.as_raw_fd()).ok()?;
-        let is_untouched = u64::try_from(status.st_size) == Ok(stub.covered)
-            && status.st_blocks == 0
-            && stub.binding == self.seeds.binding(inode, generation);
-        is_untouched.then_some(())
+        let size = u64::try_from(status.st_size).ok()?;
+        let is_one = stub.binding == self.seeds.binding(inode, generation)
+            && stub.flags & (COMMITTING | RESTORING) == 0
+            && FileType::from_raw_mode(status.st_mode) == FileType::RegularFile
+            && stub.covered <= size;
+        let is_clean = is_untouched(&stub, &status, size);
+        (is_one && (is_clean || is_settled)).then_some(Look { stub, size, is_local: !is_clean })
     }
+
+    /// What a range of a stub, before its end, is made of. None where that cannot be told.
+    pub fn pieces(&self, file: &DataFile, look: &Look, range: Range<u64>) -> Option<Pieces> {
+        if !look.is_local {
+            return Some(Pieces::Known(vec![Piece::OfRecipe(range)]));
+        }
+        let (start, end) = (i64::try_from(range.start).ok()?, i64::try_from(range.end).ok()?);
+        let own = present(file.fd.as_raw_fd(), start, end).ok()?;
+        let (mut pieces, mut done) = (Vec::new(), range.start);
+        for (low, high) in own {
+            let (low, high) = (low as u64, high as u64);
+            add_missing(&mut pieces, &look.stub, done..low);
+            let mut bytes = vec![0; (high - low) as usize];
+            match file.read_cached(low, &mut bytes) {
+                Some(length) if length == bytes.len() => pieces.push(Piece::Own(Arc::new(bytes))),
+                _ => return Some(Pieces::OnDisk(low..high)),
+            }
+            done = high;
+        }
+        add_missing(&mut pieces, &look.stub, done..range.end);
+        Some(Pieces::Known(pieces))
+    }
+
+    /// What is to be told of `pieces`, in their order. None where anything is not as expected, and with
+    /// [`Reads::CachedOnly`] also where not all of it is in memory.
+    pub fn parts(&self, stub: &StubHead, pieces: &[Piece], reads: Reads) -> Option<Vec<Part>> {
+        let mut parts = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            match piece {
+                Piece::Own(bytes) => parts.push(Part::Own(Arc::clone(bytes))),
+                Piece::Zeros(length) => parts.push(Part::Zeros(*length)),
+                Piece::OfRecipe(range) => self.add_parts(stub, range, reads, &mut parts)?,
+            }
+        }
+        Some(parts)
+    }
+
+    fn add_parts(
+        &self,
+        stub: &StubHead,
+        range: &Range<u64>,
+        reads: Reads,
+        parts: &mut Vec<Part>,
+    ) -> Option<()> {
+        let spans = self.recipes.spans(stub, range, reads)?;
+        let keys: Vec<_> = spans.iter().filter_map(|span| span.chunk).collect();
+        let mut chunks = if reads == Reads::CachedOnly {
+            keys.iter().map(|key| self.cache.get(key)).collect()
+        } else {
+            self.cache.load(&keys, &self.chunks, self.helpers)
+        }
+        .into_iter();
+        for span in spans {
+            let within = part_of(&span, range);
+            parts.push(match span.chunk {
+                Some(_) => Part::Chunk(chunks.next()??, within),
+                None => Part::Zeros(within.len()),
+            });
+        }
+        Some(())
+    }
+
+    /// Has the chunks of a range in memory soon after, for a reader who is expected there.
+    pub fn load_ahead(&self, stub: &StubHead, range: &Range<u64>) {
+        let Some(spans) = self.recipes.spans(stub, range, Reads::Any) else { return };
+        let absent = spans.iter().filter_map(|span| span.chunk).filter(|key| !self.cache.has(key));
+        self.cache.load(&absent.collect::<Vec<_>>(), &self.chunks, self.helpers);
+    }
+}
+
+/// Where the bytes of a range are in a span.
+fn part_of(span: &Span, range: &Range<u64>) -> Range<usize> {
+    let (low, high) = (range.start.max(span.start), range.end.min(span.end));
+    (low - span.start) as usize..(high - span.start) as usize
+}
+
+/// Adds a range that has no block: the recipe's as far as it reaches, and then zeros.
+fn add_missing(pieces: &mut Vec<Piece>, stub: &StubHead, range: Range<u64>) {
+    let border = stub.covered.clamp(range.start, range.end);
+    if range.start < border {
+        pieces.push(Piece::OfRecipe(range.start..border));
+    }
+    if border < range.end {
+        pieces.push(Piece::Zeros((range.end - border) as usize));
+    }
+}
+
+/// Whether a file has nothing of its own: neither a block nor bytes behind those that the store has.
+fn is_untouched(stub: &StubHead, status: &Stat, size: u64) -> bool {
+    stub.flags & !DIRECT == 0 && stub.local == 0 && size == stub.covered && status.st_blocks == 0
+}
+
+/// Moves the access time as the file system below is mounted to do, and reads nothing.
+pub fn touch(file: &DataFile, size: u64) {
+    let _ = rustix::io::pread(file, &mut [0], size);
 }

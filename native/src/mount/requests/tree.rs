@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::mount::inodes::table::Inodes;
+use crate::mount::requests::readers::Readers;
 use crate::mount::requests::stubs::Store;
 use crate::mount::write_times::Notes;
 use crate::threads::lock::locked;
@@ -21,7 +22,9 @@ pub struct Tree {
     /// Whether what this process makes is root's at first.
     pub is_root: bool,
     /// Where the content of stubs is, once it is known.
-    pub store: OnceLock<Store>,
+    pub store: OnceLock<Arc<Store>>,
+    /// Those who read stubs in sequence.
+    pub readers: Readers,
     /// While writes to the page cache wait for the disk.
     pub writes_wait: SlowTime,
     /// Where writes are noted, once that is known.
@@ -40,6 +43,7 @@ impl Tree {
             has_labels: Path::new("/sys/fs/selinux/enforce").exists(),
             is_root: rustix::process::geteuid().is_root(),
             store: OnceLock::new(),
+            readers: Readers::default(),
             writes_wait: SlowTime::default(),
             write_times: OnceLock::new(),
             files_are_delayed: AtomicBool::new(false),

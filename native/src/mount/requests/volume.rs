@@ -33,7 +33,6 @@ impl Tree {
             return Ok(Outcome::HandedOver);
         }
         match request.header.opcode {
-            op::READ => self.read_at_once(request, out),
             op::WRITE => self.write_at_once(request, agreed, out),
             op::LSEEK => self.seek_at_once(request, out),
             op::COPY_FILE_RANGE => self.copy_at_once(request, out, false),
@@ -61,9 +60,10 @@ impl Tree {
                         && !self.cuts_at_once(node, &given, agreed)?
             }
             op::SETXATTR => self.inodes.watched.has(node) || self.clears_set_group(request)?,
-            op::REMOVEXATTR | op::READ | op::WRITE | op::LSEEK => self.inodes.watched.has(node),
+            op::REMOVEXATTR | op::WRITE | op::LSEEK => self.inodes.watched.has(node),
             op::IOCTL => control::FLAGS.contains(&request.part::<IoctlIn>()?.command),
-            op::FSYNC | op::FSYNCDIR | op::FALLOCATE => true,
+            // The line begins those that it answers.
+            op::READ | op::FSYNC | op::FSYNCDIR | op::FALLOCATE => true,
             _ => false,
         })
     }

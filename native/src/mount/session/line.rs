@@ -5,13 +5,14 @@
 //! those that carry a file's data go to the caller, the rest to libfuse, by a socket that keeps
 //! messages apart and that libfuse takes for `/dev/fuse`; its answers come back by the same socket.
 //! The thread that takes the requests is the one in which libfuse runs: so nothing here happens
-//! beside an operation, and no request wakes a second thread.
+//! beside an operation, and no request wakes a second thread, but syncs, and reads that have to wait or
+//! to decode much (`syncs.rs`, `reads.rs`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, read, write, writev};
 use rustix::net::{
@@ -24,7 +25,9 @@ use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, Offer, PAGE_BYTES, fo
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode::{self as op, fixed_bytes};
 use crate::mount::requests::dispatch::Counts;
+use crate::mount::requests::reading::Reading;
 use crate::mount::requests::tree::Tree;
+use crate::mount::session::reads::{Back, FileRead, FileReads, Returns, Work};
 use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, out_header, whole};
 use crate::mount::session::syncs::{FileSync, Syncs};
 
@@ -73,6 +76,11 @@ pub struct Line {
     /// How long it took to answer the others.
     busy: Duration,
     syncs: Syncs,
+    reads: FileReads,
+    /// What the reads give back.
+    returns: Arc<Returns>,
+    /// Readable while the kernel has a request, or a read has come back.
+    wake: OwnedFd,
     /// The flags that kernel and mount have agreed on.
     agreed: u64,
     /// The first request, until libfuse has answered it: its number, and what the kernel offers.
@@ -90,6 +98,12 @@ impl Line {
         fcntl_setfl(&device, fcntl_getfl(&device)? | OFlags::NONBLOCK)?;
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
+        let returns = Arc::new(Returns::new()?);
+        let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (number, end) in [device.as_fd(), returns.wake()].into_iter().enumerate() {
+            let data = epoll::EventData::new_u64(number as u64);
+            epoll::add(&wake, end, data, epoll::EventFlags::IN)?;
+        }
         let line = Line {
             device: Arc::new(device),
             ours,
@@ -98,6 +112,9 @@ impl Line {
             handed_over: Counts::default(),
             busy: Duration::ZERO,
             syncs: Syncs::default(),
+            reads: FileReads::new(Arc::clone(&returns)),
+            returns,
+            wake,
             agreed: 0,
             greeting: None,
             input: vec![0; REQUEST_BYTES_MAX],
@@ -120,6 +137,11 @@ impl Line {
         &self.handed_over
     }
 
+    /// A descriptor that is readable while [`Line::next`] may find something.
+    pub fn wake(&self) -> &OwnedFd {
+        &self.wake
+    }
+
     /// The kernel's end.
     pub fn device(&self) -> &OwnedFd {
         &self.device
@@ -135,6 +157,12 @@ impl Line {
     pub fn next(&mut self, count: u32, linger_ns: i64) -> Answer<Next> {
         for _ in 0..count {
             self.pass_answers_on()?;
+            if let Some(back) = self.returns.take() {
+                match self.take_back(back)? {
+                    Some(next) => return Ok(next),
+                    None => continue,
+                }
+            }
             if !self.receive(linger_ns)? {
                 return Ok(Next::Nothing);
             }
@@ -185,6 +213,9 @@ impl Line {
             tell(&self.ours, &message)?;
             return Ok(Some(Next::ForLibfuse));
         }
+        if request.header.opcode == op::READ {
+            return self.take_read(false);
+        }
         if self.begins_sync(&request)? {
             return Ok(None);
         }
@@ -207,6 +238,54 @@ impl Line {
         self.give(unique, &answer)?;
         self.busy += began.elapsed();
         Ok(None)
+    }
+
+    /// Takes the request to read that was read. None where it is answered, or will be. `again`: the disk
+    /// was waited for already.
+    fn take_read(&mut self, again: bool) -> Answer<Option<Next>> {
+        let began = Instant::now();
+        let message = &self.input[..self.length];
+        let request = divided(message, self.agreed)?;
+        let (unique, uid) = (request.header.unique, request.header.uid);
+        let body = &mut self.output[OUT_HEADER_BYTES..];
+        let reading = if self.tree.inodes.watched.has(request.header.node) {
+            Ok(Reading::HandedOver)
+        } else {
+            self.tree.begin_read(&request, body)
+        };
+        let work = match reading {
+            Ok(Reading::OfStore(read)) => Work::OfStore(read),
+            Ok(Reading::OnDisk(file, range)) if !again => Work::OnDisk(file, range),
+            Ok(Reading::OnDisk(..) | Reading::HandedOver) => {
+                self.handed_over.add(op::READ);
+                return Ok(Some(Next::ForCaller));
+            }
+            Ok(Reading::Answered(length)) => {
+                self.give(unique, &Ok(length))?;
+                self.busy += began.elapsed();
+                return Ok(None);
+            }
+            Err(failure) => {
+                self.give(unique, &Err(failure))?;
+                return Ok(None);
+            }
+        };
+        let (device, message) = (Arc::clone(&self.device), message.to_vec());
+        self.reads.begin(FileRead { device, work, unique, uid, message });
+        self.busy += began.elapsed();
+        Ok(None)
+    }
+
+    /// Takes a request that a thread has given back.
+    fn take_back(&mut self, back: Back) -> Answer<Option<Next>> {
+        let (Back::Again(message) | Back::HandedOver(message)) = &back;
+        self.length = message.len();
+        self.input[..self.length].copy_from_slice(message);
+        if matches!(back, Back::Again(_)) {
+            return self.take_read(true);
+        }
+        self.handed_over.add(op::READ);
+        Ok(Some(Next::ForCaller))
     }
 
     /// Gives the kernel the answer to a request, the body of which is in `output` already.

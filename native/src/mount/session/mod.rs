@@ -3,6 +3,7 @@
 
 pub mod device;
 pub mod line;
+pub mod reads;
 pub mod ring;
 pub mod serve;
 pub mod service;

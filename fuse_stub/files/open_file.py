@@ -1,0 +1,136 @@
+"""One file that is open, and those who read it in sequence."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+
+from dedupd.format.stub import Flag
+from dedupd.stub.stub_file import SparseStub
+from dedupd.system.paths import path_in_tree, show_path
+from fuse_stub.files.shared_lock import SharedLock
+
+READERS_MAX = 4
+"""Sequential readers of one stub that are told apart by where they read."""
+
+
+class OpenFile:
+    """A regular file that is open, for requests, for a commit, or for requests to come.
+
+    Used by the thread of the event loop. A field marked "lock" changes only while a task has
+    ``lock`` alone; the others change between two awaits (docs/mount-locks.md).
+    """
+
+    __slots__ = (
+        "changes",
+        "fd",
+        "idle_since_s",
+        "ino",
+        "is_filled",
+        "is_lent",
+        "keeps_times",
+        "lock",
+        "losses",
+        "losses_told",
+        "on_write",
+        "privileged",
+        "protected",
+        "readers",
+        "settled",
+        "stub",
+        "unsettled",
+        "users",
+        "writable",
+    )
+
+    def __init__(self, ino: int, fd: int, writable: bool, privileged: bool) -> None:
+        self.ino = ino
+        self.fd = fd  # lock
+        self.writable = writable  # lock: whether ``fd`` is open for writing too
+        self.stub: SparseStub | None = None  # lock: None of a plain file
+        self.settled: trio.Event | None = None  # while the file is settled, before its first use
+        self.unsettled = False  # read as a crash left it, since nothing can be changed
+        self.lock = SharedLock()  # shared: use of ``fd``; alone: what the bytes lie in changes
+        self.users = 0  # requests and commits that keep the file open
+        self.idle_since_s = 0.0  # when the last of them has gone
+        self.readers: list[Reader] = []  # of a stub; the last one to read is the last
+        self.changes = 0  # counts attempts to change the file: a commit compares it
+        self.losses = 0  # counts syncs that failed
+        self.losses_told = 0  # as many of them as users have been told of
+        self.is_lent = False  # whether native code uses it, while it has no users here
+        self.is_filled = False  # whether it is being made plain: a commit keeps out of its way
+        self.keeps_times = False  # lock: whether its times are put back when the lock is given back
+        self.on_write: Callable[[int, int], None] | None = None  # told of each, under the lock
+        self.protected = False  # whether it became immutable, or append-only, while it was open
+        self.privileged = privileged  # whether a write has set-user-id or set-group-id to clear
+
+    @contextmanager
+    def noting_losses(self) -> Iterator[None]:
+        """For a block that syncs ``fd``: the file system below reports lost writes once, and the
+        report concerns all users."""
+        try:
+            yield
+        except OSError:
+            self.losses += 1
+            raise
+
+    def reader_at(self, start: int, length: int, uid: int) -> "Reader":
+        """The reader to whom a read of [start, start + length) belongs, it seems."""
+        for place, reader in enumerate(self.readers):
+            if reader.goes_on(start, length):
+                del self.readers[place]
+                break
+        else:
+            if len(self.readers) >= READERS_MAX:
+                reader = self.readers.pop(0)
+            else:
+                reader = Reader(self, start, uid)
+        reader.uid = uid
+        self.readers.append(reader)
+        return reader
+
+    @property
+    def is_native(self) -> bool:
+        """Whether native code answers for it, mostly, while it is not open here: a plain file, or a
+        stub of one chunk with nothing of its own."""
+        return self.stub is None or self.stub.attribute.flags == Flag.DIRECT
+
+    @property
+    def where(self) -> str:
+        """The file's name as it is now, for messages."""
+        return where(self.fd)
+
+
+class Reader:
+    """A user who reads a stub, or several in turns. Used by the thread of the event loop, between
+    awaits."""
+
+    __slots__ = ("ahead", "file", "next", "run", "touched", "uid", "waits")
+
+    def __init__(self, file: OpenFile, start: int, uid: int) -> None:
+        self.file = file
+        self.uid = uid  # of the last request, whose share of threads its calls take
+        self.next = start  # where a sequential reader goes on
+        self.run = 0  # bytes that were read in sequence
+        self.ahead = start  # how far chunks were loaded ahead
+        self.waits = 0  # reads in sequence that had to wait for the disk
+        self.touched = False  # whether the access time was moved
+
+    def goes_on(self, start: int, length: int) -> bool:
+        """Whether a read of [start, start + length) continues what was read."""
+        return self.next - length <= start <= self.next + length
+
+    def follow(self, start: int, length: int) -> None:
+        """Note a read of [start, start + length)."""
+        end = start + length
+        if self.goes_on(start, length):
+            self.run += length
+            self.next = max(end, self.next)
+        else:
+            self.run = 0
+            self.next = self.ahead = end
+
+
+def where(fd: int) -> str:
+    """The path that a descriptor has now, for messages."""
+    return show_path(path_in_tree(fd))

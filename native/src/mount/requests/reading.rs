@@ -1,0 +1,152 @@
+//! Reads of files: answered at once where memory has all, and else as far as needs no wait.
+//!
+//! What a stub is made of is looked at here, in the thread that takes the requests, while Python has
+//! no state of it. Bytes of its own blocks are taken at once. What is left is the store's, and can be
+//! read in any thread, whatever becomes of the file meanwhile: the answer is the content that the
+//! file had at the look. A change of these bytes either waits for the answer (the kernel has locked
+//! the pages that it reads into), or makes the kernel drop what it has read. A chunk that is not
+//! needed any more, and was collected, is not there; then Python reads the file as it is now.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::format::stub::StubHead;
+use crate::mount::inodes::data_file::DataFile;
+use crate::mount::protocol::abi::ReadIn;
+use crate::mount::protocol::message::{Answer, Request};
+use crate::mount::requests::stubs::{Part, Piece, Pieces, Store, VALUE_BYTES, touch};
+use crate::mount::requests::tree::Tree;
+use crate::store::record_reader::Reads;
+
+/// An answer of up to this length is copied by the thread that takes the requests, if the chunks are
+/// in memory: to wake another thread takes longer.
+const AT_ONCE_BYTES: usize = 128 << 10;
+
+/// What becomes of a request to read.
+pub enum Reading {
+    Answered(usize),
+    HandedOver,
+    OfStore(StubRead),
+    /// The page cache lacks some of a range of a file.
+    OnDisk(Arc<DataFile>, Range<u64>),
+}
+
+/// A read of a stub that has still to get chunks.
+pub struct StubRead {
+    store: Arc<Store>,
+    stub: StubHead,
+    pieces: Vec<Piece>,
+    /// What its reader is expected to read next.
+    ahead: Option<Range<u64>>,
+}
+
+impl StubRead {
+    /// The answer. None where anything is not as expected.
+    pub fn parts(&self) -> Option<Vec<Part>> {
+        self.store.parts(&self.stub, &self.pieces, Reads::Any)
+    }
+
+    pub fn load_ahead(&self) {
+        if let Some(range) = &self.ahead {
+            self.store.load_ahead(&self.stub, range);
+        }
+    }
+}
+
+impl Tree {
+    /// Begins a read of an inode that Python has no state of.
+    pub fn begin_read(&self, request: &Request, out: &mut [u8]) -> Answer<Reading> {
+        let (given, node): (ReadIn, u64) = (request.part()?, request.header.node);
+        let Ok(file) = self.inodes.data(node, false) else { return Ok(Reading::HandedOver) };
+        let mut value = [0; VALUE_BYTES];
+        let reading = match self.attribute_of(&file, &mut value) {
+            Err(Errno::NODATA) => Some(read_plain(&file, &given, out)),
+            Err(_) => None,
+            Ok(length) => self.read_stub(&file, node, &value[..length], &given, out),
+        };
+        if reading.is_none() {
+            // Python opens it.
+            self.inodes.close_data(node);
+        }
+        Ok(reading.unwrap_or(Reading::HandedOver))
+    }
+
+    fn read_stub(
+        &self,
+        file: &Arc<DataFile>,
+        node: u64,
+        value: &[u8],
+        given: &ReadIn,
+        out: &mut [u8],
+    ) -> Option<Reading> {
+        let store = self.store.get()?;
+        if let Some(length) = store.read_whole(file, node, value, given, out) {
+            return Some(Reading::Answered(length));
+        }
+        let look = store.look(file, node, value, self.inodes.lent.uses(node))?;
+        touch(file, look.size);
+        let end = given.offset.saturating_add(u64::from(given.size)).min(look.size);
+        if given.offset >= end {
+            return Some(Reading::Answered(0));
+        }
+        let range = given.offset..end;
+        let pieces = match store.pieces(file, &look, range.clone())? {
+            Pieces::OnDisk(range) => return Some(Reading::OnDisk(Arc::clone(file), range)),
+            Pieces::Known(pieces) => pieces,
+        };
+        let mut read = StubRead { store: Arc::clone(store), stub: look.stub, pieces, ahead: None };
+        if (end - given.offset) as usize <= AT_ONCE_BYTES {
+            if let Some(length) = read.fill(out) {
+                return Some(Reading::Answered(length));
+            }
+        }
+        if !look.is_local {
+            let bytes_max = store.cache.bytes_max as u64;
+            read.ahead = self.readers.follow(node, &range, read.stub.covered, bytes_max);
+        }
+        Some(Reading::OfStore(read))
+    }
+}
+
+impl StubRead {
+    /// Fills the start of `out` if memory has all.
+    fn fill(&self, out: &mut [u8]) -> Option<usize> {
+        let parts = self.store.parts(&self.stub, &self.pieces, Reads::CachedOnly)?;
+        let mut done = 0;
+        for part in &parts {
+            let length = part.length();
+            let room = out.get_mut(done..done + length)?;
+            match part {
+                Part::Own(bytes) => room.copy_from_slice(bytes),
+                Part::Chunk(chunk, range) => room.copy_from_slice(chunk.get(range.clone())?),
+                Part::Zeros(_) => room.fill(0),
+            }
+            done += length;
+        }
+        Some(done)
+    }
+}
+
+impl Part {
+    pub fn length(&self) -> usize {
+        match self {
+            Part::Own(bytes) => bytes.len(),
+            Part::Chunk(_, range) => range.len(),
+            Part::Zeros(length) => *length,
+        }
+    }
+}
+
+fn read_plain(file: &Arc<DataFile>, given: &ReadIn, out: &mut [u8]) -> Reading {
+    // With larger pages the kernel asks for more than there is room for.
+    let Some(room) = out.get_mut(..given.size as usize) else { return Reading::HandedOver };
+    match file.read_cached(given.offset, room) {
+        Some(length) => Reading::Answered(length),
+        None => {
+            let end = given.offset.saturating_add(u64::from(given.size));
+            Reading::OnDisk(Arc::clone(file), given.offset..end)
+        }
+    }
+}

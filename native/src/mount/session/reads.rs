@@ -1,0 +1,344 @@
+//! Reads that have to decode chunks, or to wait for the disk: in threads, which give the kernel the
+//! answer, or the request back to the line.
+//!
+//! A user gets a thread as long as more are left free than the user has; users whose reads wait take
+//! turns.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write, writev};
+use zerocopy::IntoBytes;
+
+use crate::mount::counted::Counted;
+use crate::mount::inodes::data_file::DataFile;
+use crate::mount::protocol::message::Answer;
+use crate::mount::requests::reading::StubRead;
+use crate::mount::requests::stubs::Part;
+use crate::mount::session::service::out_header;
+use crate::threads::lock::locked;
+
+const THREADS_MAX: usize = 32;
+/// Threads that wait for the next read.
+const IDLE_MAX: usize = 4;
+const IDLE: Duration = Duration::from_secs(5);
+
+/// Parts of an answer that the kernel takes at once, its limit being 1,024.
+const PARTS_MAX: usize = 1000;
+
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// What there is to do for a read.
+pub enum Work {
+    OfStore(StubRead),
+    /// To have a range of a file in the page cache.
+    OnDisk(Arc<DataFile>, Range<u64>),
+}
+
+/// A read under way.
+pub struct FileRead {
+    /// The kernel's end, for the answer.
+    pub device: Arc<OwnedFd>,
+    pub work: Work,
+    pub unique: u64,
+    pub uid: u32,
+    /// The request, for who gets it back.
+    pub message: Vec<u8>,
+}
+
+/// Requests that come back from the threads.
+pub enum Back {
+    /// Native code does not answer it.
+    HandedOver(Vec<u8>),
+    /// The page cache has what was missing.
+    Again(Vec<u8>),
+}
+
+/// The way back to the line.
+pub struct Returns {
+    waiting: Mutex<VecDeque<Back>>,
+    /// Readable while anything waits.
+    wake: OwnedFd,
+}
+
+impl Returns {
+    pub fn new() -> Answer<Returns> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Returns { waiting: Mutex::default(), wake })
+    }
+
+    pub fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    fn put(&self, back: Back) {
+        let mut waiting = locked(&self.waiting);
+        waiting.push_back(back);
+        let _ = write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    pub fn take(&self) -> Option<Back> {
+        let mut waiting = locked(&self.waiting);
+        let back = waiting.pop_front()?;
+        if waiting.is_empty() {
+            let _ = read(&self.wake, &mut [0; 8]);
+        }
+        Some(back)
+    }
+}
+
+impl FileRead {
+    fn perform(self, returns: &Returns) {
+        match self.work {
+            Work::OnDisk(file, range) => {
+                load(&file, range);
+                drop(file);
+                returns.put(Back::Again(self.message));
+            }
+            Work::OfStore(stub) => match stub.parts() {
+                None => returns.put(Back::HandedOver(self.message)),
+                Some(parts) => {
+                    give(&self.device, self.unique, &parts);
+                    // The device last: the mount ends when nobody has it open.
+                    drop((parts, self.device));
+                    stub.load_ahead();
+                }
+            },
+        }
+    }
+}
+
+/// Has a range of a file in the page cache. An error is for the read that comes after to tell.
+fn load(file: &DataFile, range: Range<u64>) {
+    let mut buffer = vec![0; 128 << 10];
+    let mut at = range.start;
+    while at < range.end {
+        let room = buffer.len().min((range.end - at) as usize);
+        match rustix::io::pread(file, &mut buffer[..room], at) {
+            Ok(0) => return,
+            Ok(length) => at += length as u64,
+            Err(Errno::INTR) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Gives the kernel the answer to a request.
+fn give(device: &OwnedFd, unique: u64, parts: &[Part]) {
+    let length = parts.iter().map(Part::length).sum();
+    let header = out_header(unique, &Ok(length));
+    let mut slices = vec![IoSlice::new(header.as_bytes())];
+    for part in parts {
+        match part {
+            Part::Own(bytes) => slices.push(IoSlice::new(bytes)),
+            Part::Chunk(chunk, range) => slices.push(IoSlice::new(&chunk[range.clone()])),
+            Part::Zeros(length) => {
+                let mut left = *length;
+                while left > 0 {
+                    let zeros = &ZEROS[..left.min(ZEROS.len())];
+                    slices.push(IoSlice::new(zeros));
+                    left -= zeros.len();
+                }
+            }
+        }
+    }
+    // Nobody waits for it where the program was killed or the mount has gone.
+    let _ = if slices.len() <= PARTS_MAX {
+        writev(device, &slices)
+    } else {
+        let whole: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+        write(device, &whole)
+    };
+}
+
+#[derive(Default)]
+struct State {
+    /// Of users who have a share of the threads already.
+    ready: VecDeque<FileRead>,
+    /// Of others, by user.
+    waiting: HashMap<u32, VecDeque<FileRead>>,
+    /// The users whose reads wait, in turn.
+    turns: VecDeque<u32>,
+    of_users: Counted<u32>,
+    under_way: usize,
+    threads: usize,
+    /// Threads that wait.
+    idle: usize,
+}
+
+impl State {
+    fn may_have(&self, uid: u32) -> bool {
+        self.of_users.of(&uid) < THREADS_MAX - self.under_way
+    }
+
+    fn take(&mut self, uid: u32) {
+        self.under_way += 1;
+        self.of_users.add(uid);
+    }
+
+    fn give_back(&mut self, uid: u32) {
+        self.under_way -= 1;
+        self.of_users.remove(uid);
+        self.let_in();
+    }
+
+    fn wait(&mut self, read: FileRead) {
+        let uid = read.uid;
+        let reads = self.waiting.entry(uid).or_default();
+        if reads.is_empty() {
+            self.turns.push_back(uid);
+        }
+        reads.push_back(read);
+    }
+
+    /// Has reads that wait be ready, as far as their users may have threads.
+    fn let_in(&mut self) {
+        while let Some(at) = self.turns.iter().position(|&uid| self.may_have(uid)) {
+            let Some(uid) = self.turns.remove(at) else { return };
+            let Some(reads) = self.waiting.get_mut(&uid) else { continue };
+            let next = reads.pop_front();
+            if reads.is_empty() {
+                self.waiting.remove(&uid);
+            } else {
+                self.turns.push_back(uid);
+            }
+            if let Some(next) = next {
+                self.take(uid);
+                self.ready.push_back(next);
+            }
+        }
+    }
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    returns: Arc<Returns>,
+}
+
+/// The reads of a mount.
+pub struct FileReads(Arc<Shared>);
+
+impl FileReads {
+    pub fn new(returns: Arc<Returns>) -> FileReads {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        FileReads(Arc::new(Shared { state, changed, returns }))
+    }
+
+    pub fn begin(&self, read: FileRead) {
+        let mut state = locked(&self.0.state);
+        let before = state.ready.len();
+        state.wait(read);
+        state.let_in();
+        for ready in before..state.ready.len() {
+            if ready < state.idle {
+                self.0.changed.notify_one();
+            } else {
+                self.start_thread(&mut state);
+            }
+        }
+    }
+
+    fn start_thread(&self, state: &mut State) {
+        let shared = Arc::clone(&self.0);
+        let thread = std::thread::Builder::new().name("reads".into());
+        if thread.spawn(move || run(&shared)).is_ok() {
+            state.threads += 1;
+        } else if state.threads == 0 {
+            // Else one of these takes it next.
+            for read in std::mem::take(&mut state.ready) {
+                state.give_back(read.uid);
+                self.0.returns.put(Back::HandedOver(read.message));
+            }
+        }
+    }
+}
+
+fn run(shared: &Shared) {
+    let mut state = locked(&shared.state);
+    loop {
+        while let Some(next) = state.ready.pop_front() {
+            drop(state);
+            let uid = next.uid;
+            next.perform(&shared.returns);
+            state = locked(&shared.state);
+            state.give_back(uid);
+        }
+        if state.idle >= IDLE_MAX {
+            break;
+        }
+        state.idle += 1;
+        let is_idle = |state: &mut State| state.ready.is_empty();
+        let waited = shared.changed.wait_timeout_while(state, IDLE, is_idle);
+        (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.idle -= 1;
+        if state.ready.is_empty() {
+            break;
+        }
+    }
+    state.threads -= 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(unique: u64, uid: u32) -> FileRead {
+        let device = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+        let file =
+            DataFile { fd: std::fs::File::open("/dev/null").unwrap().into(), is_writable: false };
+        let work = Work::OnDisk(Arc::new(file), 0..1);
+        FileRead { device, work, unique, uid, message: Vec::new() }
+    }
+
+    fn ready(state: &mut State) -> Vec<(u64, u32)> {
+        state.ready.drain(..).map(|read| (read.unique, read.uid)).collect()
+    }
+
+    #[test]
+    fn a_user_leaves_as_many_threads_as_the_user_has_and_others_take_turns() {
+        let mut state = State::default();
+        for unique in 0..100 {
+            state.wait(read(unique, 1));
+        }
+        state.let_in();
+        assert_eq!(ready(&mut state).len(), THREADS_MAX / 2);
+        for unique in 100..103 {
+            state.wait(read(unique, 2));
+        }
+        state.let_in();
+        assert_eq!(ready(&mut state), [(100, 2), (101, 2), (102, 2)]);
+        state.give_back(2);
+        assert_eq!(ready(&mut state), []);
+        state.give_back(1);
+        assert_eq!(ready(&mut state), []);
+        state.give_back(1);
+        assert_eq!(ready(&mut state), [(16, 1)]);
+    }
+
+    #[test]
+    fn each_request_is_performed_once() {
+        let returns = Arc::new(Returns::new().unwrap());
+        let reads = FileReads::new(Arc::clone(&returns));
+        for unique in 0..200_u64 {
+            let message = unique.to_ne_bytes().to_vec();
+            reads.begin(FileRead { message, ..read(unique, unique as u32 % 3) });
+        }
+        let mut seen = Vec::new();
+        while seen.len() < 200 {
+            match returns.take() {
+                Some(Back::Again(message)) => seen.push(message),
+                Some(Back::HandedOver(_)) => panic!("it was not performed"),
+                None => std::thread::yield_now(),
+            }
+        }
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), 200);
+    }
+}
