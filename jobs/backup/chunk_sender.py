@@ -49,6 +49,7 @@ class ChunkSender:
         self._since = since
         self._since_cut = since.cut_fingerprints()
         self._threads = cores()
+        self._room = volume.room()
         self._ahead = native.store.BlocksAhead(ahead_bytes)
         self._numbers = Numbers()
         self._cut_numbers = CutNumbers()
@@ -112,7 +113,7 @@ class ChunkSender:
             self._give_number(record_id, row.fingerprint)
             log += encode_row(record_id, found[row.key])
         if self._log_fd is not None:
-            self._volume.room().require(len(log), "the log of what is sent")
+            self._room.require(len(log), "the log of what is sent")
             self._volume.disk.write_at(self._log_fd, [log], self._log_at)
             self._log_at += len(log)
 
