@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from dedupd.system.disk import Disk
@@ -56,11 +57,13 @@ def prepare(base: Path) -> None:
 
 
 class Reader:
-    """A user."""
+    """A user, who reads at random from some files of one block at least."""
 
-    def __init__(self, view: Path, pause_s: float) -> None:
-        self._fds = [os.open(view / f"stubs/{number}", os.O_RDONLY) for number in range(STUBS)]
+    def __init__(self, paths: Iterable[Path], pause_s: float) -> None:
+        self._fds = [os.open(path, os.O_RDONLY) for path in paths]
+        self._blocks = [os.fstat(fd).st_size // READ_BYTES for fd in self._fds]
         self._pause_s = pause_s
+        self._files = list(zip(self._fds, self._blocks, strict=True))
         self._rng = random.Random(2)
 
     def close(self) -> None:
@@ -72,8 +75,8 @@ class Reader:
         found = []
         end = time.perf_counter() + seconds
         while (began := time.perf_counter()) < end:
-            fd = self._rng.choice(self._fds)
-            offset = self._rng.randrange(STUB_BYTES // READ_BYTES) * READ_BYTES
+            ((fd, blocks),) = self._rng.choices(self._files, self._blocks)
+            offset = self._rng.randrange(blocks) * READ_BYTES
             os.posix_fadvise(fd, offset, READ_BYTES, os.POSIX_FADV_DONTNEED)
             began = time.perf_counter()
             os.pread(fd, READ_BYTES, offset)
@@ -91,8 +94,8 @@ def percentiles(latencies: list[float]) -> dict[str, float]:
     } | {"reads": len(ordered)}
 
 
-def start_job(root: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "dedupd.cli.main", "run", "--gentle", "optimize", str(root)]
+def start_job(root: Path, *job: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "dedupd.cli.main", "run", "--gentle", *job, str(root)]
     return subprocess.Popen(
         command,
         cwd=REPOSITORY,
@@ -112,7 +115,7 @@ def measure(
     root: Path, view: Path, pause_s: float, rounds: int, seconds: float
 ) -> dict[str, object]:
     """Rounds without and with a job, in turns; the job is at work before its user comes."""
-    reader = Reader(view, pause_s)
+    reader = Reader((view / f"stubs/{number}" for number in range(STUBS)), pause_s)
     try:
         return _measure(reader, root, pause_s, rounds, seconds)
     finally:
@@ -129,7 +132,7 @@ def _measure(
     reader.read_for(1.0)
     for _ in range(rounds):
         alone += reader.read_for(seconds)
-        job = start_job(root)
+        job = start_job(root, "optimize")
         try:
             while cpu_s(job.pid) < 1.0 and job.poll() is None:
                 time.sleep(0.05)

@@ -44,6 +44,7 @@ class Figures:
     store_bytes_after: int
     raw_bytes_looked: int
     cpu_s: float
+    optimize_cpu_s: float
     memory_bytes_peak: int
     deltas: int
     chunks: int
@@ -72,18 +73,24 @@ def dedupd(*arguments: str | Path) -> dict[str, object]:
     return report
 
 
-def measure(dataset: Path, work: Path, mode: str, turns: int) -> Figures:
+def measure(dataset: Path, work: Path, mode: str, turns: int, level: int) -> Figures:
     root = Path(tempfile.mkdtemp(dir=work, prefix="refine-"))
     try:
-        return _measure(dataset, root, mode, turns)
+        return _measure(dataset, root, mode, turns, level)
     finally:
         shutil.rmtree(root)
 
 
-def _measure(dataset: Path, work: Path, mode: str, turns: int) -> Figures:
+def cpu_s_of(report: dict[str, object]) -> float:
+    resources = report["resources"]
+    assert isinstance(resources, dict)
+    return float(resources["cpu_s"])
+
+
+def _measure(dataset: Path, work: Path, mode: str, turns: int, level: int) -> Figures:
     plain, root = work / "plain", work / "refined"
     for one in (plain, root) if turns else (root,):
-        optimized = _optimized(dataset, one, mode)
+        optimized = _optimized(dataset, one, mode, level)
     before_bytes = _store_bytes(root)
     refined = dedupd("run", "--here", "refine", root)
     dedupd("run", "--here", "scrub", root)
@@ -101,6 +108,7 @@ def _measure(dataset: Path, work: Path, mode: str, turns: int) -> Figures:
         _store_bytes(root),
         int(str(optimized.get("new_bytes", 0))) or _raw_bytes(root),
         float(resources["cpu_s"]),
+        cpu_s_of(optimized),
         int(resources["memory_bytes_peak"]),
         int(str(refined["new_deltas"])),
         int(str(refined["looked_records"])),
@@ -111,12 +119,12 @@ def _measure(dataset: Path, work: Path, mode: str, turns: int) -> Figures:
     )
 
 
-def _optimized(dataset: Path, root: Path, mode: str) -> dict[str, object]:
+def _optimized(dataset: Path, root: Path, mode: str, level: int = 3) -> dict[str, object]:
     """A volume of all files of a set, with second copies where there are any."""
     root.mkdir()
     copy(dataset, root / "set")
     values = {"min_age": "0s", "min_size": "1", "refine": mode, "refine_age": "0s"}
-    values["min_file_saving"] = "0"
+    values |= {"min_file_saving": "0", "compression_level": str(level)}
     enable(str(root), policy_values=values, force=True, disk=Disk())
     optimized = dedupd("run", "--here", "optimize", root)
     dedupd("run", "--here", "scrub", root)
@@ -192,7 +200,8 @@ def show(name: str, one: Figures) -> None:
     print(
         f"| {name} | {one.logical_bytes / 1e6:.0f} | {one.store_bytes_before / 1e6:.1f}"
         f" | {one.store_bytes_after / 1e6:.1f} | {one.ratio:.3f}"
-        f" | {one.deltas / max(1, one.chunks):.2f} | {one.cpu_s_per_gb:.1f}"
+        f" | {one.deltas / max(1, one.chunks):.2f} | {one.optimize_cpu_s:.1f}"
+        f" | {one.cpu_s:.1f} | {one.cpu_s_per_gb:.1f}"
         f" | {one.random_us_after / (one.random_us_before or 1):.2f}"
         f" | {one.sequential_mb_s_after / (one.sequential_mb_s_before or 1):.2f} |",
         flush=True,
@@ -203,17 +212,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("/var/tmp"))
     parser.add_argument("--mode", default="quick")
+    parser.add_argument("--level", type=int, default=3, help="of zstd, before the set is refined")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-reads", action="store_true")
     parser.add_argument("sets", type=Path, nargs="+", metavar="SET")
     arguments = parser.parse_args()
     print(machine(arguments.work))
-    print("| set | MB | store before | after | of before | deltas | s/GB | random | sequential |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    names = ["set", "MB", "store before", "after", "of before", "deltas", "optimize, CPU s"]
+    names += ["refine", "s/GB", "random", "sequential"]
+    print("|", " | ".join(names), "|")
+    print("| --- |" + " ---: |" * (len(names) - 1))
     figures = {}
     for one in arguments.sets:
         turns = 0 if arguments.no_reads else TURNS
-        figures[one.name] = measure(one, arguments.work, arguments.mode, turns)
+        figures[one.name] = measure(one, arguments.work, arguments.mode, turns, arguments.level)
         show(one.name, figures[one.name])
     if arguments.json is not None:
         found = {name: asdict(one) for name, one in figures.items()}

@@ -301,13 +301,20 @@ class Samples:
         ``first``, spread evenly over those that are live, intact, and no difference to another. The
         container ``fd`` is read past the page cache."""
     def train(
-        self, *, known: list[bytes], count: int, bytes_max: int, level: int, threads: int
+        self,
+        *,
+        known: list[bytes],
+        count: int,
+        bytes_max: int,
+        gain_bytes_min: float,
+        level: int,
+        threads: int,
     ) -> list[bytes]:
         """Up to ``count`` dictionaries for the types of samples that there are, the best ones
         first, and none that would not be worth its space; afterwards there are no samples.
 
         ``level`` is that of zstd which they are for. They must save more than the ``known`` ones
-        do.
+        do, and all together ``gain_bytes_min``, reckoned up from the samples.
         """
 
 class Refined:

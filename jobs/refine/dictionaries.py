@@ -5,7 +5,7 @@ second copy from the start, is never changed, and stays as long as a record lean
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dedupd import native
@@ -41,6 +41,10 @@ SAMPLES_SHARE = 0.25
 """Raw bytes of samples for each byte of the store, as far as memory allows."""
 
 SAMPLES_BYTES_MIN = 4 * MIB
+
+GAIN_SHARE = 0.5
+"""Of what has to be saved of a container, dictionaries have to save so much, or are not stored: the
+other half may come of a higher level."""
 
 TRAIN_AGAIN = 4
 """New ones are trained once so many times as much has come as the last ones were trained for."""
@@ -93,16 +97,19 @@ class Dictionaries:
                 at = entry.target if entry is not None and is_merged else 0
         return found
 
-    def wanted(self, waiting: Iterable[int], stored_bytes: int, level: int) -> Found:
-        """The dictionaries for some containers of so many bytes, trained from them where it is time
-        for that. Raises Cancelled, NoSpace."""
+    def wanted(self, sizes: Mapping[int, int], level: int, gain_min: float) -> Found:
+        """The dictionaries for some containers, given with their sizes in bytes, trained from them
+        where it is time for that. ``gain_min``: the part of a container that has to be saved for it
+        to be written again. Raises Cancelled, NoSpace."""
+        stored_bytes = sum(sizes.values())
+        gain_bytes_min = GAIN_SHARE * gain_min * min(sizes.values(), default=0)
         known, bases = self._known(), self._directory.bases.native
         ids = [one for one in known.ids if bases.is_live(one)]
         trained_bytes, since = known.trained_bytes, known.since_bytes + stored_bytes
         made: list[int] = []
         if len(ids) < len(known.ids) or since >= TRAIN_AGAIN * trained_bytes:
             raws = [raw for raw in map(bases.raw, ids) if raw is not None]
-            trained = self._trained(waiting, stored_bytes, level, raws)
+            trained = self._trained(sizes, level, gain_bytes_min, raws)
             made = self._kept(trained) if trained else []
             trained_bytes, since = stored_bytes, 0
         ids = [*made, *ids][:COUNT_MAX]
@@ -121,19 +128,21 @@ class Dictionaries:
         return _Known(sum(sizes) if in_use else 0, 0, in_use)
 
     def _trained(
-        self, waiting: Iterable[int], stored_bytes: int, level: int, known: list[bytes]
+        self, sizes: Mapping[int, int], level: int, gain_bytes_min: float, known: list[bytes]
     ) -> list[bytes]:
         """New dictionaries that save more than the ``known`` ones do, enough to be worth it."""
+        stored_bytes = sum(sizes.values())
         if stored_bytes < STORED_BYTES_MIN:
             return []
         self._run.update(phase="training dictionaries", done=0, total=0)
         wanted_bytes = max(SAMPLES_BYTES_MIN, stored_bytes * SAMPLES_SHARE)
         share = min(self._samples_bytes_max, wanted_bytes) / stored_bytes
         samples = native.upkeep.Samples()
-        for number in waiting:
+        for number in sizes:
             self._sample(samples, number, share)
         return samples.train(
             known=known,
+            gain_bytes_min=gain_bytes_min,
             count=COUNT_MAX,
             bytes_max=BYTES_MAX,
             level=level,

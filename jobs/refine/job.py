@@ -192,8 +192,8 @@ class Refine(Job[RefineReport]):
             threads=self._threads,
         )
         if is_full:
-            size = sum(map(self._size, waiting))
-            found = self._dictionaries.wanted(waiting, size, self._policy.refine_level)
+            sizes = {number: self._size(number) for number in waiting}
+            found = self._dictionaries.wanted(sizes, self._policy.refine_level, GAIN_MIN)
             self._report.new_dictionaries = len(found.made)
             for number in {container_of(one) for one in found.made}:
                 self._lookings.note(number, ordinal_of(max(found.made)) + 1)

@@ -132,13 +132,15 @@ impl Samples {
         Ok(())
     }
 
-    #[pyo3(signature = (*, known, count, bytes_max, level, threads))]
+    #[pyo3(signature = (*, known, count, bytes_max, gain_bytes_min, level, threads))]
+    #[expect(clippy::too_many_arguments, reason = "all by name")]
     fn train<'py>(
         &self,
         py: Python<'py>,
         known: Vec<Vec<u8>>,
         count: usize,
         bytes_max: usize,
+        gain_bytes_min: f64,
         level: i32,
         threads: usize,
     ) -> Vec<Bound<'py, PyBytes>> {
@@ -146,7 +148,8 @@ impl Samples {
         let taken: usize = samples.iter().map(Vec::len).sum();
         let scale = raw_bytes as f64 / taken.max(1) as f64;
         let found = py.detach(|| {
-            let wanted = Wanted { known: &known, count, bytes_max, level, scale, threads };
+            let known = &known[..];
+            let wanted = Wanted { known, count, bytes_max, level, scale, gain_bytes_min, threads };
             training::train(samples, wanted)
         });
         found.iter().map(|one| PyBytes::new(py, one)).collect()

@@ -2,6 +2,7 @@
 //! with a dictionary, and at a higher level; the smallest wins.
 
 use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::sync::Mutex;
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -43,6 +44,13 @@ const CLEAR: f64 = 0.6;
 
 /// The same, of what the piece takes now, where no dictionary was tried: one makes a quarter less of it.
 const CLEAR_OF_PLAIN: f64 = 0.45;
+
+/// Where zstd looks for matches in a binary tree, putting the base into it takes ten times as long as
+/// all at the level before, for a difference that is 1 to 3 % smaller.
+const TREE_LEVELS: RangeInclusive<i32> = 11..=12;
+
+/// So small a part of the raw bytes, that difference is not worth the time.
+const SMALL: usize = 8;
 
 /// A record as it is stored.
 #[derive(Clone, Copy)]
@@ -408,6 +416,9 @@ impl Tools<'_> {
                 (self.options.algorithm.digest(&bytes) == fingerprint).then_some(bytes)?
             }
         };
+        let is_small = trial.delta.is_some_and(|(_, stored)| stored <= raw.len() / SMALL);
+        let level =
+            if is_small && TREE_LEVELS.contains(&level) { TREE_LEVELS.start() - 1 } else { level };
         let mut out = vec![0; stored_max];
         let stored = delta::compress(raw, &bytes, &mut out, level).ok()??;
         decoded_delta(raw, base, &bytes, &out[..stored])

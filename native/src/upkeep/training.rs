@@ -32,8 +32,11 @@ const RAW_PER_BYTE: f64 = 64.0;
 
 const BYTES_MIN: usize = 1 << 10;
 
-/// A dictionary must save so many times its own size, reckoned up from the samples: it was trained
-/// on these, and is stored twice.
+/// One sample in so many is not trained on, and judges what was.
+const JUDGES: usize = 4;
+
+/// A dictionary must save so many times its own size, reckoned up from the samples: it is stored
+/// twice.
 const GAIN_MIN: f64 = 2.0;
 
 /// What is wanted of a training.
@@ -46,6 +49,8 @@ pub struct Wanted<'a> {
     pub level: i32,
     /// How many bytes there are for each byte of the samples.
     pub scale: f64,
+    /// What all dictionaries together are to save, so reckoned up.
+    pub gain_bytes_min: f64,
     pub threads: usize,
 }
 
@@ -54,21 +59,34 @@ pub fn train(mut samples: Vec<Vec<u8>>, wanted: Wanted<'_>) -> Vec<Vec<u8>> {
     // What is packed already has nothing in common.
     samples.retain(|sample| sample.len() >= SAMPLE_BYTES_MIN && !incompressible(sample));
     samples.iter_mut().for_each(|sample| sample.truncate(SAMPLE_BYTES));
-    if samples.len() < SAMPLES_MIN {
+    let total: usize = samples.iter().map(Vec::len).sum();
+    let mut number = 0;
+    let (others, samples): (Vec<_>, Vec<_>) = samples.into_iter().partition(|_| {
+        number += 1;
+        number % JUDGES == 0
+    });
+    if samples.len() < SAMPLES_MIN || others.is_empty() {
         return Vec::new();
     }
+    let judging: usize = others.iter().map(Vec::len).sum();
+    let scale = wanted.scale * total as f64 / judging as f64;
     let count = wanted.count.clamp(1, samples.len() / SAMPLES_MIN);
     let groups = grouped(&samples, count);
     let first = trained(&samples, &groups, wanted);
     let sizes = sizes_without(&samples, wanted);
     let Some((groups, _)) = assigned(&samples, &first, &sizes, wanted) else { return Vec::new() };
     let second = trained(&samples, &groups, wanted);
-    let Some((_, gains)) = assigned(&samples, &second, &sizes, wanted) else { return Vec::new() };
+    let sizes = sizes_without(&others, wanted);
+    let Some((_, gains)) = assigned(&others, &second, &sizes, wanted) else { return Vec::new() };
     let mut found: Vec<_> = second
         .into_iter()
         .zip(gains)
-        .filter(|(one, gain)| gain * wanted.scale > GAIN_MIN * one.len() as f64)
+        .filter(|(one, gain)| gain * scale > GAIN_MIN * one.len() as f64)
         .collect();
+    let gain: f64 = found.iter().map(|(_, gain)| gain * scale).sum();
+    if gain < wanted.gain_bytes_min {
+        return Vec::new();
+    }
     found.sort_by(|(_, one), (_, other)| other.total_cmp(one));
     found.into_iter().map(|(one, _)| one).collect()
 }
@@ -146,7 +164,8 @@ fn dictionary_of(samples: &[&[u8]], wanted: Wanted<'_>) -> Option<Vec<u8>> {
     }
     let sizes: Vec<usize> = samples.iter().map(|sample| sample.len()).collect();
     let buffer = samples.concat();
-    let most = (buffer.len() as f64 * wanted.scale / RAW_PER_BYTE) as usize;
+    let share = 1.0 - 1.0 / JUDGES as f64;
+    let most = (buffer.len() as f64 / share * wanted.scale / RAW_PER_BYTE) as usize;
     let mut out = vec![0; wanted.bytes_max.min(most).max(BYTES_MIN)];
     let parameters = zstd_sys::ZDICT_fastCover_params_t {
         k: u32::try_from(out.len() / 32).unwrap_or_default().clamp(64, 1024),
