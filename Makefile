@@ -47,7 +47,8 @@ test-hostile: setup-develop ## the scenarios of hostile users, copies and full d
 	$(BIN)/python -m pytest -n $$(nproc) -m hostile --timeout 3600 $(ARGS)
 
 test-cluster: setup-develop ## the long tests of a store in a Ceph cluster, which they bring up
-	$(BIN)/python -m pytest -m slow --timeout 3600 tests/rados tests/jobs/cluster tests/cli/test_cluster.py $(ARGS)
+	$(BIN)/python -m pytest -m slow --timeout 3600 tests/rados tests/jobs/cluster tests/cli/test_cluster.py \
+		tests/service/test_cluster.py $(ARGS)
 
 lint: setup-develop ## form and likely mistakes: ruff, cargo fmt, clippy
 	$(BIN)/ruff check .

@@ -13,7 +13,6 @@ from dedupd.volume.volume import Volume
 from jobs.cluster.gc import ClusterGc, ClusterGcReport
 from jobs.cluster.optimize import ClusterOptimize, ClusterOptimizeReport
 from jobs.cluster.scrub import ClusterScrub, ClusterScrubReport
-from jobs.frame.run import JobRun
 
 
 def optimize(volume: Volume, below: bytes, as_json: bool) -> NoReturn:
@@ -23,15 +22,16 @@ def optimize(volume: Volume, below: bytes, as_json: bool) -> NoReturn:
     finish(report, as_json, show_stored, findings=report.errors)
 
 
-def collect(volume: Volume, run: JobRun, all_garbage: bool, as_json: bool) -> NoReturn:
-    grace_s = 0.0 if all_garbage else GRACE_S
-    report = ClusterGc(volume, run, grace_s).recorded()
+def collect(volume: Volume, all_garbage: bool, as_json: bool) -> NoReturn:
+    with working(volume, "gc", unit="items") as run:
+        report = ClusterGc(volume, run, 0.0 if all_garbage else GRACE_S).recorded()
     finish(report, as_json, show_forgotten, findings=report.errors)
 
 
-def scrub(volume: Volume, run: JobRun, part: float, as_json: bool) -> NoReturn:
+def scrub(volume: Volume, part: float, as_json: bool) -> NoReturn:
     """``part``: of the chunks, from 0 to 1, which are read."""
-    report = ClusterScrub(volume, run, part).recorded()
+    with working(volume, "scrub") as run:
+        report = ClusterScrub(volume, run, part).recorded()
     finish(report, as_json, show_mended, findings=report.errors, damage=report.left)
 
 

@@ -43,10 +43,16 @@ def tasks_of(job: str, arguments: tuple[str, ...]) -> list[TaskName]:
     return [name for name, task in TASKS.items() if (task.job, task.options) == (job, arguments)]
 
 
-def schedules(policy: Policy) -> dict[TaskName, Schedule]:
-    """When each task runs, by the policy."""
+_OF_CONTAINERS: tuple[TaskName, ...] = ("reconcile", "compact", "refine")
+"""Tasks with nothing to do where the chunks are in a cluster."""
+
+
+def schedules(policy: Policy, *, in_cluster: bool) -> dict[TaskName, Schedule]:
+    """When each task runs, by the policy; ``in_cluster``: of a volume whose chunks are there."""
     wanted = {name: getattr(policy, f"schedule_{name}") for name in TASKS}
-    return wanted if policy.refine is not RefineMode.OFF else wanted | {"refine": Off()}
+    if policy.refine is RefineMode.OFF:
+        wanted["refine"] = Off()
+    return wanted | (dict.fromkeys(_OF_CONTAINERS, Off()) if in_cluster else {})
 
 
 _ANY = frozenset({"for", "cores"})

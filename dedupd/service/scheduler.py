@@ -74,6 +74,8 @@ class SpaceState:
     age: str = ""
     restores: bool = False
     """Whether a restore fills the volume: what it writes is optimized at once."""
+    is_apart: bool = False
+    """Whether the chunks are in a cluster: of what is garbage there nothing comes back here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,18 +223,24 @@ def due_for_space(
     if space.level is SpaceLevel.ENOUGH:
         return
     known = {name: one for name, one in histories.items() if not _is_of_the_future(one, now_s)}
-    gc, compact, optimize = known.get("gc"), known.get("compact"), known.get("throughput")
+    if not space.is_apart:
+        yield from _due_for_garbage(space, known)
+    if space.restores:
+        return
+    optimize = known.get("throughput")
+    arguments = (f"--min-age-at-most={space.age}",) if space.age else ()
+    at_s = _again_s(space, optimize, OPTIMIZE_S_MIN, SPACE_REST)
+    yield Due("throughput", Urgency.SPACE, at_s, arguments=arguments)
+
+
+def _due_for_garbage(space: SpaceState, known: Mapping[TaskName, TaskHistory]) -> Iterator[Due]:
+    gc, compact = known.get("gc"), known.get("compact")
     collected_s = gc.finished_s if gc is not None and gc.completed else 0.0
     if collected_s > (compact.started_s if compact is not None else 0.0):
         yield Due("compact", Urgency.SPACE, _retry_s(compact))
     is_removed = gc is not None and space.removed_s > gc.started_s
     rest = (REMOVED_S_MIN, REMOVED_REST) if is_removed else (SPACE_S_MIN, SPACE_REST)
     yield Due("gc", Urgency.SPACE, _again_s(space, gc, *rest))
-    if space.restores:
-        return
-    arguments = (f"--min-age-at-most={space.age}",) if space.age else ()
-    at_s = _again_s(space, optimize, OPTIMIZE_S_MIN, SPACE_REST)
-    yield Due("throughput", Urgency.SPACE, at_s, arguments=arguments)
 
 
 def _again_s(

@@ -7,12 +7,15 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from dedupd.config.policy import Policy, parse_policy
 from dedupd.config.policy_file import set_in_text
+from dedupd.config.schedule import Schedule
 from dedupd.deleted.alarm import Alarm, read_state
 from dedupd.errors import CatalogUnusable, PolicyError
+from dedupd.rados.reading.volume_store import BINDING_FILE
 from dedupd.service.config import VolumeConfig
 from dedupd.service.history import WEEK_S, Flow, History, Memory, Savings
 from dedupd.service.job_process import JobProcess
@@ -104,14 +107,25 @@ class ServedVolume:
         usable = usable and not self.is_read_only
         return VolumeView(
             self.uuid,
-            {} if self.policy_problem else schedules(self.policy),
+            {} if self.policy_problem else self.schedules,
             dict(self.tasks),
             usable,
             self.paused,
             self.since_s,
             self._served_s,
-            self.space.state(self.policy),
+            replace(self.space.state(self.policy), is_apart=self.is_in_cluster),
         )
+
+    @property
+    def schedules(self) -> dict[TaskName, Schedule]:
+        """When each task runs, by the policy as it was read last."""
+        return schedules(self.policy, in_cluster=self.is_in_cluster)
+
+    @property
+    def is_in_cluster(self) -> bool:
+        """Whether its chunks are in a cluster."""
+        base = self.keeper.base
+        return base is not None and os.path.lexists(f"{base}/{BINDING_FILE.decode()}")
 
     async def look_at_space(self) -> bool:
         """Look at the free space. Whether something may have to be done now."""
@@ -134,7 +148,8 @@ class ServedVolume:
     def reclaimable(self) -> list[Reclaimable]:
         """Jobs that would free space, the cheapest first."""
         saved = 0.0 if self.savings is None else self.savings.saved_fraction
-        return reclaimable(self.tasks, self.garbage_bytes, self.young_bytes, saved)
+        found = reclaimable(self.tasks, self.garbage_bytes, self.young_bytes, saved)
+        return [one for one in found if one.job == "optimize" or not self.is_in_cluster]
 
     @property
     def is_read_only(self) -> bool:

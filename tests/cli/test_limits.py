@@ -1,5 +1,6 @@
 """Limits of one run: how long, how fast, how much of what."""
 
+import ast
 import time
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from dedupd.errors import UsageError
 from dedupd.format.container import Kind
 from dedupd.units import KIB, MIB, parse_moment, parse_percentage
 from tests.cli.test_cli import DAMAGED, DONE, FINDINGS, USAGE, reported, say
-from tests.support.lab import Lab, flip_bit, new_lab, noise, run_cli
+from tests.support.lab import REPOSITORY, Lab, flip_bit, new_lab, noise, run_cli
 from tests.support.mounts import mounted_lab
 
 
@@ -144,3 +145,16 @@ def test_times_and_shares_as_people_write_them() -> None:
     for text in ("5", "101%", "x%", ""):
         with pytest.raises(UsageError):
             parse_percentage(text)
+
+
+def test_a_run_is_over_before_the_command_leaves() -> None:
+    """Else the service hears that it did not get through, and puts the next one off."""
+    for path in sorted((REPOSITORY / "dedupd/cli/run").glob("*.py")):
+        for block in ast.walk(ast.parse(path.read_text())):
+            if isinstance(block, ast.With) and "working(" in ast.unparse(block.items[-1]):
+                inside = {ast.unparse(one.func) for one in calls_in(block)}
+                assert "finish" not in inside, f"{path.name}, line {block.lineno}"
+
+
+def calls_in(block: ast.With) -> list[ast.Call]:
+    return [one for line in block.body for one in ast.walk(line) if isinstance(one, ast.Call)]

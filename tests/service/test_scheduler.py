@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dedupd.config.policy import parse_policy
 from dedupd.config.schedule import Calendar, Every, Off, Schedule, parse_schedule
+from dedupd.service.planned_jobs import schedules
 from dedupd.service.scheduler import (
     CONTINUE_S,
     SLICE_S,
@@ -485,6 +487,22 @@ def test_removed_files_bring_the_next_collection_forward() -> None:
         space = replace(LOW, removed_s=removed_s)
         volume = VolumeView("a", OFF, history, space=space)
         assert task_of(decide(volume, now=begun + 30)) == soon
+
+
+def test_where_chunks_are_in_a_cluster_only_optimizing_frees_space() -> None:
+    now, history = night(2, 12.1), {"gc": ran(night(1))}
+    apart = VolumeView("a", OFF, history, space=replace(LOW, is_apart=True))
+    assert task_of(decide(apart, now=now)) == "throughput"
+    done = VolumeView("a", OFF, history | {"throughput": ran(now)}, space=apart.space)
+    assert task_of(decide(done, now=now + 6)) is None
+
+
+def test_jobs_of_containers_are_off_where_there_are_none() -> None:
+    policy = parse_policy('schedule_compact = "every 1h"\nschedule_gc = "every 1h"\n', "policy")
+    assert schedules(policy, in_cluster=True)["compact"] == Off()
+    for in_cluster in (False, True):
+        assert schedules(policy, in_cluster=in_cluster)["gc"] == policy.schedule_gc
+    assert schedules(policy, in_cluster=False)["compact"] == policy.schedule_compact
 
 
 def test_optimization_gives_way_to_what_frees_space_at_once() -> None:

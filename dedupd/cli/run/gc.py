@@ -28,15 +28,16 @@ from jobs.gc.job import NOTHING_NEW, Gc, GcReport
 )
 def command(path: str, full: bool, all_garbage: bool, dry_run: bool, as_json: bool) -> None:
     """Find chunks that no file needs any more. Users keep working meanwhile."""
-    with Volume.open(path) as volume, all_held(volume), working(volume, "gc", unit="items") as run:
+    with Volume.open(path) as volume, all_held(volume):
         if volume.cluster is not None:
             if dry_run:
                 raise UsageError(f"{path}: `dedupd cluster status` shows the garbage of its store")
             from dedupd.cli import cluster_jobs
 
-            cluster_jobs.collect(volume, run, all_garbage, as_json)
-        job = Gc(volume, run, full=full, dry_run=dry_run, all_garbage=all_garbage)
-        report = job.run() if dry_run else job.recorded()
+            cluster_jobs.collect(volume, all_garbage, as_json)
+        with working(volume, "gc", unit="items") as run:
+            job = Gc(volume, run, full=full, dry_run=dry_run, all_garbage=all_garbage)
+            report = job.run() if dry_run else job.recorded()
     shown = partial(_show, path=path, dry_run=dry_run)
     finish(report, as_json, shown, findings=report.errors)
 

@@ -33,19 +33,20 @@ def command(path: str, full: bool, share: str | None, report_only: bool, as_json
     part = None if share is None else parse_percentage(share)
     depth = Depth.FULL if full or part is not None else Depth.QUICK
     rate = limits().bytes_per_s or None
-    with Volume.open(path) as volume, all_held(volume), working(volume, "scrub") as run:
+    with Volume.open(path) as volume, all_held(volume):
         if volume.cluster is not None:
             if report_only:
                 raise UsageError(f"{path}: `dedupd cluster audit --read` changes no file")
             from dedupd.cli import cluster_jobs
 
-            cluster_jobs.scrub(volume, run, 1.0 if full else part or 0.0, as_json)
+            cluster_jobs.scrub(volume, 1.0 if full else part or 0.0, as_json)
         if report_only:
-            slow = volume.policy().scrub_rate_bytes_per_s if rate is None else rate
-            said = Verify(volume, run, slow).recorded()
+            with working(volume, "scrub") as run:
+                slow = volume.policy().scrub_rate_bytes_per_s if rate is None else rate
+                said = Verify(volume, run, slow).recorded()
             finish(said, as_json, show_verified, findings=said.findings, damage=said.files_hit)
-        job = Scrub(volume, run, depth, rate, share=part)
-        report = job.recorded()
+        with working(volume, "scrub") as run:
+            report = Scrub(volume, run, depth, rate, share=part).recorded()
     finish(report, as_json, _show, findings=report.findings, damage=report.losses)
 
 

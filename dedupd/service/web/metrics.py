@@ -15,7 +15,6 @@ from prometheus_client.registry import Collector
 from dedupd import __version__
 from dedupd.config.schedule import Off
 from dedupd.errors import ServiceUnreachable
-from dedupd.service.planned_jobs import schedules
 from dedupd.service.problems import problems
 from dedupd.service.served_volume import ServedVolume
 from dedupd.system.control_socket import ControlClient, socket_path
@@ -238,7 +237,7 @@ class _ServiceCollector(Collector):
             "dedupd_task_failures", "Runs in a row that failed.", None, labels
         )
         for path, volume in self._volumes():
-            for name, schedule in schedules(volume.policy).items():
+            for name, schedule in volume.schedules.items():
                 if name in volume.tasks:
                     started.add_metric([*path, name], volume.tasks[name].started_s)
                 elif volume.is_known and not isinstance(schedule, Off):

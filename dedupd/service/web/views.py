@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dedupd import __version__
 from dedupd.config.schedule import Off
 from dedupd.service.job_process import JobProcess
-from dedupd.service.planned_jobs import TASKS, schedules
+from dedupd.service.planned_jobs import TASKS
 from dedupd.service.problems import problems
 from dedupd.service.scheduler import TaskName, due
 from dedupd.service.served_volume import ServedVolume
@@ -125,7 +125,7 @@ def _tasks(volume: ServedVolume) -> dict[TaskName, Json]:
     if volume.policy_problem or not volume.is_known:
         return {}
     now_s, found = time.time(), {}
-    for name, schedule in schedules(volume.policy).items():
+    for name, schedule in volume.schedules.items():
         last = volume.tasks.get(name)
         coming = due(name, schedule, last, volume.since_s, now_s)
         found[name] = {
