@@ -9,7 +9,7 @@ from dedupd.cli.common import PATH, answer, exits, job_run, json_option
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 from dedupd.units import counted, format_size
 from jobs.backup.intake import LocalReception, Reception
-from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume, drop, finish, token
+from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume, drop, end, finish, token
 from jobs.frame.run import JobRun
 
 
@@ -18,30 +18,39 @@ from jobs.frame.run import JobRun
 @click.option("--negotiate", is_flag=True, help="Answer on standard output what is here already.")
 @click.option("--finish", "is_finish", is_flag=True, help="Put into place what was received.")
 @click.option("--drop", "is_drop", is_flag=True, help="Give up a stream that was cut.")
+@click.option("--end", "is_end", is_flag=True, help="Let users write to it; it receives no more.")
 @click.option("--token", "is_token", is_flag=True, help="Print what send --resume takes.")
 @json_option
 @exits
 def command(
-    path: str, negotiate: bool, is_finish: bool, is_drop: bool, is_token: bool, as_json: bool
+    path: str,
+    negotiate: bool,
+    is_finish: bool,
+    is_drop: bool,
+    is_end: bool,
+    is_token: bool,
+    as_json: bool,
 ) -> None:
     """Make the volume PATH a replica of the one whose stream comes on standard input.
 
     It has to be empty, or a replica already. It is what it was until the stream has come to its end
-    and was checked; then it is what was sent. Users can only read it.
+    and was checked; then it is what was sent. Users can only read it, until --end.
     """
-    if sum((is_finish, is_drop, is_token)) > 1:
-        raise UsageError("--finish, --drop and --token exclude each other")
+    if sum((is_finish, is_drop, is_end, is_token)) > 1:
+        raise UsageError("--finish, --drop, --end and --token exclude each other")
     with ReplicaVolume.open(path) as volume, volume.job_lock(), job_run("receive") as run:
         reception = _reception(volume, run)
         if is_token:
             found = token(volume)
             answer(as_json, {"token": found}, found)
             sys.exit(EXIT_DONE if found else EXIT_FINDINGS)
-        if is_finish or is_drop:
+        if is_finish or is_drop or is_end:
             if is_finish:
                 finish(volume, run, reception)
-            else:
+            elif is_drop:
                 drop(volume)
+            else:
+                end(volume)
             answer(as_json, {"path": path}, f"{path}: done.")
             return
         if sys.stdin.isatty():

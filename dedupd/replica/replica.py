@@ -56,6 +56,12 @@ def note_replica(base_fd: int, replica: Replica, disk: Disk) -> None:
     disk.replace_file(base_fd, REPLICA_FILE, text.encode() + b"\n")
 
 
+def end_replica(base_fd: int, disk: Disk) -> None:
+    """Have it be a replica no more, durably: users may write, and it receives nothing."""
+    disk.unlink(base_fd, REPLICA_FILE)
+    disk.sync_dir(base_fd)
+
+
 def refuse_unfinished(base_fd: int, root: str) -> None:
     """Raises Busy while a stream is received in parts: the files that need its chunks are not in
     the tree yet."""

@@ -13,7 +13,14 @@ from dedupd.failpoint import define, reach
 from dedupd.format import stream
 from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
 from dedupd.format.stream import Frame, FrameKind, RecipePart
-from dedupd.replica.replica import RECEIVE_DIR, Replica, replica_of
+from dedupd.replica.replica import (
+    RECEIVE_DIR,
+    Replica,
+    end_replica,
+    is_replica,
+    refuse_unfinished,
+    replica_of,
+)
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
 from dedupd.system.processes import cores
 from dedupd.units import MIB
@@ -330,6 +337,16 @@ def drop(volume: ReplicaVolume) -> None:
     if is_switching(volume.base_fd):
         raise Busy(f"{volume.root}: half in its place; `dedupd receive --finish` goes on")
     remove_tree(volume.disk, volume.base_fd, RECEIVE_DIR)
+
+
+def end(volume: ReplicaVolume) -> None:
+    """Have a replica be a volume like others. Raises UsageError where it is none, Busy where a
+    stream was received in part, or while it is mounted."""
+    if not is_replica(volume.base_fd):
+        raise UsageError(f"{volume.root}: no replica; users may write to it already")
+    refuse_unfinished(volume.base_fd, volume.root)
+    with volume.mount_lock():
+        end_replica(volume.base_fd, volume.disk)
 
 
 def token(volume: ReplicaVolume) -> str:

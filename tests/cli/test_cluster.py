@@ -1,6 +1,8 @@
 """``dedupd cluster``, and a volume on a store in a cluster from enable to disable."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +76,49 @@ def test_figures_for_prometheus_and_a_move_that_needs_a_stream(
     for path, arguments in ((other.root, ("--store", address)), (lab.root, ("--own",))):
         said = dedupd("store", "move", path, *arguments, "--json", status=2)
         assert "dedupd send" in json.loads(said)["error"]
+
+
+@pytest.mark.slow
+def test_the_commands_that_move_a_volume_by_a_stream(
+    address: StoreAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into a cluster and out of it again, by what ``store move`` says: typed as it is."""
+    program = tmp_path / "bin" / "dedupd"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m dedupd.cli.main "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    dedupd("cluster", "create", address)
+    lab = new_lab(tmp_path / "v0")
+    contents = {"plain": noise(50_000, 3), "a": noise(400_000, 1), "b": noise(300_000, 1)}
+    for name in ("a", "b"):
+        lab.put(name, contents[name])
+    lab.optimize()
+    lab.put("plain", contents["plain"])
+    root = lab.root
+    for number, store in enumerate([("--store", str(address)), ("--own",)]):
+        said = dedupd("store", "move", root, *store, "--json", status=2)
+        root = typed(json.loads(said)["error"], tmp_path / f"v{number + 1}")
+        try:
+            assert {path.name: path.read_bytes() for path in root.iterdir()} == contents
+            contents[f"new {number}"] = noise(10_000, number)
+            (root / f"new {number}").write_bytes(contents[f"new {number}"])
+            dedupd("run", "optimize", root)
+        finally:
+            dedupd("umount", root)
+    dedupd("run", "verify", root)
+
+
+def typed(error: str, other: Path) -> Path:
+    """Type the commands that a message names, in their order."""
+    other.mkdir()
+    commands = re.findall("`(dedupd [^`]+)`", error)
+    assert [command.split()[1] for command in commands] == ["enable", "send", "receive", "mount"]
+    commands[0] += " --force --min-age 0s --min-size 1"
+    for command in commands:
+        subprocess.run(command.replace("OTHER", str(other)), shell=True, check=True)
+    return other
 
 
 def test_an_address_that_leads_nowhere(tmp_path: Path, address: StoreAddress) -> None:

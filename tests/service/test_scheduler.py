@@ -490,10 +490,12 @@ def test_removed_files_bring_the_next_collection_forward() -> None:
 
 
 def test_where_chunks_are_in_a_cluster_only_optimizing_frees_space() -> None:
-    now, history = night(2, 12.1), {"gc": ran(night(1))}
+    now = night(2, 12.1)
+    history: dict[TaskName, TaskHistory] = {"gc": ran(night(1))}
     apart = VolumeView("a", OFF, history, space=replace(LOW, is_apart=True))
     assert task_of(decide(apart, now=now)) == "throughput"
-    done = VolumeView("a", OFF, history | {"throughput": ran(now)}, space=apart.space)
+    history["throughput"] = ran(now)
+    done = VolumeView("a", OFF, history, space=apart.space)
     assert task_of(decide(done, now=now + 6)) is None
 
 

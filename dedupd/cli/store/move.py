@@ -1,5 +1,6 @@
 """``dedupd store move``: a volume goes to another store."""
 
+import shlex
 from contextlib import ExitStack, closing
 from functools import partial
 
@@ -31,25 +32,31 @@ def command(path: str, store: str | None, own: bool, as_json: bool) -> None:
     if own == (store is not None):
         raise UsageError("say where to: --store STORE, or --own")
     if store is not None and is_address(store):
-        raise _through_a_stream(path, store)
+        raise _through_a_stream(path, store, store)
     with ExitStack() as files:
         shared = None
         if store is not None:
             shared = files.enter_context(closing(SharedDirectory.named(store, Disk())))
         volume = files.enter_context(MovingVolume.open(path))
         if volume.cluster is not None:
-            raise _through_a_stream(path, volume.cluster.binding.address)
+            raise _through_a_stream(path, volume.cluster.binding.address, store)
         refuse_mounted(volume.base, path)
         run = files.enter_context(job_run("move", unit="stubs"))
         report = Move(volume, run, shared).recorded()
     finish(report, as_json, partial(_show, path=path), findings=report.errors)
 
 
-def _through_a_stream(path: str, cluster: str) -> UsageError:
+def _through_a_stream(path: str, cluster: str, store: str | None) -> UsageError:
+    """``store``: where to; None for a store of its own."""
+    there = "" if store is None else f" --store {shlex.quote(store)}"
     return UsageError(
         f"{cluster}: a move leads from one directory to another; to a store in a cluster, or out of"
-        f" it, a volume goes by a stream: enable another one there, then `dedupd send {path}"
-        ' --negotiate --through "dedupd receive --negotiate OTHER"`'
+        f" it, a volume goes by a stream. OTHER being a new, empty directory, type"
+        f" `dedupd enable OTHER --no-mount{there}`, and then"
+        f" `dedupd send {shlex.quote(path)} --negotiate"
+        ' --through "dedupd receive --negotiate OTHER"`'
+        " while nobody writes there; run again, it goes on. Then `dedupd receive --end OTHER` and"
+        " `dedupd mount OTHER`: users find all files there, and may write"
     )
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from dedupd.errors import Busy, UsageError
 from dedupd.format.container import Kind
+from dedupd.replica.replica import is_replica
 from dedupd.units import KIB, MIB
-from jobs.backup.receiver import ReplicaVolume, drop, finish
+from jobs.backup.receiver import ReplicaVolume, drop, end, finish
 from jobs.frame.run import JobRun
 from tests.hostile.test_copies import OPEN, WRITTEN, overwrite
 from tests.jobs.refine.test_refine import POLICY, refine, versions
@@ -89,6 +90,25 @@ def test_what_is_new_is_sent_and_what_went_is_gone(tmp_path: Path) -> None:
     replica.verify_clean()
     with pytest.raises(UsageError, match="builds on"):
         sent(lab, replica, since=first.point)
+
+
+def test_a_replica_that_is_one_no_more_is_a_volume_like_others(tmp_path: Path) -> None:
+    lab, replica = new_lab(tmp_path / "volume"), new_lab(tmp_path / "replica")
+    lab.put("file", noise(200 * KIB))
+    lab.optimize()
+    report, _ = sent(lab, replica)
+    with ReplicaVolume.open(str(replica.root)) as volume, volume.job_lock():
+        with volume.mount_lock(), pytest.raises(Busy, match="is being served"):
+            end(volume)
+        assert is_replica(volume.base_fd)
+        end(volume)
+        assert not is_replica(volume.base_fd)
+        with pytest.raises(UsageError, match="no replica"):
+            end(volume)
+    assert replica.read("file") == noise(200 * KIB)
+    replica.verify_clean()
+    with pytest.raises(UsageError):
+        sent(lab, replica, since=report.point)
 
 
 def test_a_receiver_that_answers_is_sent_what_it_lacks(tmp_path: Path) -> None:
