@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -98,6 +99,15 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
 def _others_may_pass(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests act as other users too, below directories that pytest makes for its own user."""
     let_others_pass(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _keeps_its_priority() -> Iterator[None]:
+    """Jobs that tests run in this process leave it its priority, for all the tests after them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("nice", "ionice"):
+            patch.setattr(psutil.Process, name, lambda process, *values: None)
+        yield
 
 
 _MAKE = {

@@ -179,7 +179,8 @@ def test_holes_of_any_length_are_no_data(tmp_path: Path, step: int) -> None:
     assert (length, zeros, holes) == (islands * 65_536, 0, islands * (step - 65_536) + 5)
     study = study_of(log)
     assert all(abs(row.saved_compressed) < 0.02 for row in study.figure2_chunk_size)
-    write_report(study, str(out))
+    if step == MIB:  # drawing takes longer than all the rest, and has nothing to do with holes
+        write_report(study, str(out))
 
 
 def test_a_hole_and_written_zeros_are_the_same_content(tmp_path: Path) -> None:
