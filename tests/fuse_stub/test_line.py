@@ -79,7 +79,7 @@ def test_work_on_plain_files_needs_no_python(lab: MountedLab) -> None:
     )
 
 
-def test_stubs_are_read_and_written_by_python_and_plain_files_are_not(lab: MountedLab) -> None:
+def test_python_writes_what_has_to_be_filled_up_and_no_plain_file(lab: MountedLab) -> None:
     lab.make_stub("stub", CONTENT)
     lab.unmount()
     lab.mount()
