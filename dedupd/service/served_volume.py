@@ -15,7 +15,7 @@ from dedupd.config.policy_file import set_in_text
 from dedupd.config.schedule import Schedule
 from dedupd.deleted.alarm import Alarm, read_state
 from dedupd.errors import CatalogUnusable, PolicyError
-from dedupd.rados.reading.volume_store import BINDING_FILE
+from dedupd.rados.reading.binding import BINDING_FILE
 from dedupd.service.config import VolumeConfig
 from dedupd.service.history import WEEK_S, Flow, History, Memory, Savings
 from dedupd.service.job_process import JobProcess
