@@ -118,7 +118,7 @@ class Volume(StoreSide):
                     f"{path}: enabling or disabling was interrupted; run `dedupd enable {path}` or"
                     f" `dedupd disable {path}` again to finish it"
                 ) from None
-            text = f"{path}: not a volume{_meant(root)}; `dedupd enable {path}` makes it one"
+            text = f"{path}: not a volume; `dedupd enable {path}` makes it one{_meant(root)}"
             raise NotAVolume(text) from None
         base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return cls(root, base, base_fd, disk)
