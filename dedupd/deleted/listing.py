@@ -70,8 +70,10 @@ def is_lost(volume: Volume, one: Deletion) -> bool:
     try:
         with opened(open_beneath(volume.data_fd, one.path, os.O_PATH | os.O_NOFOLLOW)) as fd:
             status = os.fstat(fd)
-            if one.cause in (Cause.REMOVED, Cause.REPLACED) and status.st_ino == one.inode:
-                return native.system.generation(fd) != one.generation
+            # What came back, or is new, may have been given the number of what went.
+            is_same = status.st_ino == one.inode and native.system.generation(fd) == one.generation
+            if is_same and one.cause in (Cause.REMOVED, Cause.REPLACED):
+                return False
             value = os.getxattr(b"/proc/self/fd/%d" % fd, volume.space.name)
         there = decode_stub(value, volume.space.volume_id, "")
     except (OSError, DamagedStub):

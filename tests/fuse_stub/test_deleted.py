@@ -187,6 +187,22 @@ def test_a_folder_comes_back_as_a_whole_also_without_the_mount(lab: MountedLab) 
     assert deleted(lab.view) == []
 
 
+def test_a_file_that_came_back_under_its_old_number_is_not_lost(lab: MountedLab) -> None:
+    """Others on the same file system may be given the number first, so there are some tries."""
+    for at in range(20):
+        path = lab.make_stub(f"{at}", noise(20 * KIB, at))
+        number = lab.identity(f"{at}").inode
+        path.unlink()
+        lab.unmount()
+        assert undelete(lab.root / f"{at}") == [f"{at}"]
+        is_same = lab.identity(f"{at}").inode == number
+        lab.mount()
+        assert deleted(lab.view) == []
+        if is_same:
+            return
+    pytest.fail("no file came back under its old number")
+
+
 def test_a_rule_says_what_is_kept(lab: MountedLab) -> None:
     lab.set_policy(
         'min_age = "0s"\nkeep_deleted = "0s"\n[[rule]]\npath = "kept/"\nkeep_deleted = "1d"\n'
