@@ -98,15 +98,19 @@ def volume_with_begun_container(root: Path, seed: int) -> None:
 
 
 def volume_with_allocated_blocks(root: Path, seed: int) -> None:
-    """A punch that was cut off, and blocks that a crash has left allocated and unwritten."""
+    """A punch that was cut off, and blocks that a crash has left allocated and unwritten: within
+    the file that was punched, and behind the end of the others."""
     volume_cut_off("stub.punched")(root, seed)
+    punched = 0
     for path in sorted((root / ".dedupd/data/more").glob("*")):
-        if path.is_file() and path.stat().st_blocks == 0:
+        if path.is_file():
+            status = path.stat()
+            punched += not status.st_blocks
+            start = -(-status.st_size // (4 * KIB)) * 4 * KIB if status.st_blocks else 0
             with opened(os.open(path, os.O_RDWR)) as fd:
-                native.system.fallocate_keep_size(fd, 0, 8 * KIB)
+                native.system.fallocate_keep_size(fd, start, 8 * KIB)
                 native.system.syncfs(fd)
-            return
-    raise AssertionError("no file was punched")
+    assert punched, "no file was punched"
 
 
 def volume_with_programs(root: Path, seed: int) -> None:
