@@ -7,7 +7,6 @@
 use std::ffi::c_void;
 use std::sync::Mutex;
 
-use xxhash_rust::xxh3::xxh3_64;
 use zstd_safe::zstd_sys;
 
 use super::refining::TRIAL_LEVEL;
@@ -60,8 +59,6 @@ pub fn train(mut samples: Vec<Vec<u8>>, wanted: Wanted<'_>) -> Vec<Vec<u8>> {
     // What is packed already has nothing in common.
     samples.retain(|sample| sample.len() >= SAMPLE_BYTES_MIN && !incompressible(sample));
     samples.iter_mut().for_each(|sample| sample.truncate(SAMPLE_BYTES));
-    // In an order that has nothing to do with the one that they lie in, so that judges are of all kinds.
-    samples.sort_by_cached_key(|sample| xxh3_64(sample));
     let total: usize = samples.iter().map(Vec::len).sum();
     let mut number = 0;
     let (others, samples): (Vec<_>, Vec<_>) = samples.into_iter().partition(|_| {
