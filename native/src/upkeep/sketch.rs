@@ -44,7 +44,7 @@ const FACTORS: [u32; MAPS] = parameters(0x1000);
 const ADDENDS: [u32; MAPS] = parameters(0x2000);
 
 /// The finalizer of SplitMix64.
-const fn mix(value: u64) -> u64 {
+pub(crate) const fn mix(value: u64) -> u64 {
     let value = value.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let value = (value ^ value >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let value = (value ^ value >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -19,6 +19,7 @@ use crate::threads::pool;
 /// Dimensions of the space in which samples are grouped.
 const PAIRS: usize = 512;
 const ROUNDS: usize = 8;
+const STRAY_ROUNDS: usize = 4;
 
 /// Of a sample; the rest of a longer one adds little.
 const SAMPLE_BYTES: usize = 64 << 10;
@@ -32,8 +33,11 @@ const RAW_PER_BYTE: f64 = 64.0;
 
 const BYTES_MIN: usize = 1 << 10;
 
-/// One sample in so many is not trained on, and judges what was.
+/// One sample of a group in so many is not trained on, and judges what was.
 const JUDGES: usize = 4;
+
+/// Of fewer, too few would be left to train on.
+const GROUP_MIN: usize = SAMPLES_MIN.div_ceil(JUDGES - 1) * JUDGES;
 
 /// A dictionary must save so many times its own size, reckoned up from the samples: it is stored
 /// twice.
@@ -60,18 +64,14 @@ pub fn train(mut samples: Vec<Vec<u8>>, wanted: Wanted<'_>) -> Vec<Vec<u8>> {
     samples.retain(|sample| sample.len() >= SAMPLE_BYTES_MIN && !incompressible(sample));
     samples.iter_mut().for_each(|sample| sample.truncate(SAMPLE_BYTES));
     let total: usize = samples.iter().map(Vec::len).sum();
-    let mut number = 0;
-    let (others, samples): (Vec<_>, Vec<_>) = samples.into_iter().partition(|_| {
-        number += 1;
-        number % JUDGES == 0
-    });
-    if samples.len() < SAMPLES_MIN || others.is_empty() {
+    if samples.len() < GROUP_MIN {
         return Vec::new();
     }
+    let count = wanted.count.clamp(1, samples.len() / GROUP_MIN);
+    let groups = grouped(&samples, count);
+    let (samples, groups, others) = with_judges(samples, &groups);
     let judging: usize = others.iter().map(Vec::len).sum();
     let scale = wanted.scale * total as f64 / judging as f64;
-    let count = wanted.count.clamp(1, samples.len() / SAMPLES_MIN);
-    let groups = grouped(&samples, count);
     let first = trained(&samples, &groups, wanted);
     let sizes = sizes_without(&samples, wanted);
     let Some((groups, _)) = assigned(&samples, &first, &sizes, wanted) else { return Vec::new() };
@@ -114,38 +114,100 @@ fn nearest(point: &[f32], centres: &[Vec<f32>]) -> (usize, f32) {
     distances.min_by(|(_, one), (_, other)| one.total_cmp(other)).unwrap_or_default()
 }
 
-/// Samples that are alike, together.
+/// Samples that are alike, together; in each group those next to its middle first. The last group
+/// has those that are like too few others.
 fn grouped(samples: &[Vec<u8>], count: usize) -> Groups {
     let points: Vec<_> = samples.iter().map(|sample| point(sample)).collect();
+    let mut members: Vec<usize> = (0..points.len()).collect();
+    let mut strays = Vec::new();
+    let mut groups = Groups::new();
+    // Strays are far from all others, and take the places of kinds.
+    for _ in 0..STRAY_ROUNDS {
+        groups = near_centres(&points, &members, count);
+        let few = join_small(&points, &mut groups);
+        if few.is_empty() {
+            break;
+        }
+        members.retain(|number| !few.contains(number));
+        strays.extend(few);
+    }
+    groups.push(strays);
+    groups
+}
+
+/// Some of the points by the centre that is nearest.
+fn near_centres(points: &[Vec<f32>], members: &[usize], count: usize) -> Groups {
     // The first one, then whatever is farthest from all before.
-    let mut centres = vec![points[0].clone()];
-    while centres.len() < count {
-        let far = points.iter().map(|point| nearest(point, &centres).1).enumerate();
+    let mut centres: Vec<_> =
+        members.iter().take(1).map(|&number| points[number].clone()).collect();
+    while centres.len() < count.min(members.len()) {
+        let far = members.iter().map(|&number| (number, nearest(&points[number], &centres).1));
         let Some((at, _)) = far.max_by(|(_, one), (_, other)| one.total_cmp(other)) else { break };
         centres.push(points[at].clone());
     }
     let mut groups = Groups::new();
     for _ in 0..ROUNDS {
         groups = vec![Vec::new(); centres.len()];
-        for (number, point) in points.iter().enumerate() {
-            groups[nearest(point, &centres).0].push(number);
+        for &number in members {
+            groups[nearest(&points[number], &centres).0].push(number);
         }
         for (centre, group) in centres.iter_mut().zip(&groups) {
             if !group.is_empty() {
-                *centre = middle(group.iter().map(|&number| &points[number][..]));
+                *centre = middle(points, group);
             }
         }
     }
+    groups.retain(|group| !group.is_empty());
     groups
 }
 
-fn middle<'a>(points: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {
-    let (mut sum, mut count) = (vec![0f32; PAIRS], 0f32);
-    for point in points {
-        sum.iter_mut().zip(point).for_each(|(sum, value)| *sum += value);
-        count += 1.0;
+fn middle(points: &[Vec<f32>], group: &[usize]) -> Vec<f32> {
+    let mut sum = vec![0f32; PAIRS];
+    for &number in group {
+        sum.iter_mut().zip(&points[number]).for_each(|(sum, value)| *sum += value);
     }
-    sum.iter().map(|sum| sum / count).collect()
+    sum.iter().map(|sum| sum / group.len() as f32).collect()
+}
+
+/// Put groups that are too small for a dictionary to those that they are no farther from than these
+/// are wide: one kind had come to lie in two. Takes out those of other kinds, and returns them.
+fn join_small(points: &[Vec<f32>], groups: &mut Groups) -> Vec<usize> {
+    let mut strays = Vec::new();
+    while let Some(at) = groups.iter().position(|group| group.len() < GROUP_MIN) {
+        let small = groups.swap_remove(at);
+        let centre = middle(points, &small);
+        let home = groups.iter_mut().find(|group| {
+            let other = middle(points, group);
+            let apart = group.iter().map(|&number| distance(&points[number], &other)).sum::<f32>();
+            distance(&centre, &other) <= apart / group.len() as f32
+        });
+        home.unwrap_or(&mut strays).extend(small);
+    }
+    for group in groups {
+        let centre = middle(points, group);
+        let place = |&number: &usize| distance(&points[number], &centre);
+        group.sort_by(|one, other| place(one).total_cmp(&place(other)));
+    }
+    strays
+}
+
+/// Groups without their judges, which come last. Each group has some, in whatever order samples lie.
+fn with_judges(mut samples: Vec<Vec<u8>>, groups: &Groups) -> (Vec<Vec<u8>>, Groups, Vec<Vec<u8>>) {
+    let (mut kept, mut left, mut judges) = (Vec::new(), Groups::new(), Vec::new());
+    for group in groups {
+        let mut own = Vec::new();
+        for (place, &number) in group.iter().enumerate() {
+            let sample = std::mem::take(&mut samples[number]);
+            if place % JUDGES == JUDGES - 1 {
+                judges.push(sample);
+            } else {
+                own.push(kept.len());
+                kept.push(sample);
+            }
+        }
+        left.push(own);
+    }
+    (kept, left, judges)
 }
 
 fn trained(samples: &[Vec<u8>], groups: &Groups, wanted: Wanted<'_>) -> Vec<Vec<u8>> {
@@ -253,4 +315,48 @@ fn least(sample: &[u8], ready: &[Compressing]) -> Option<(usize, usize)> {
     let sizes =
         all.filter_map(|(place, one)| Some((compress(sample, one, &mut out).ok()??, place)));
     sizes.min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upkeep::sketch::mix;
+
+    /// Words of a kind in another order each.
+    fn sample(kind: u64, number: u64) -> Vec<u8> {
+        let word = |at: u64| {
+            let letters = (mix(kind << 32 | at)).to_le_bytes();
+            letters.map(|letter| b'a' + letter % 16).into_iter().chain([b' '])
+        };
+        (0..300).flat_map(|at| word(mix(kind << 48 | number << 16 | at) % 300)).collect()
+    }
+
+    fn helped(samples: Vec<Vec<u8>>) -> usize {
+        let wanted = Wanted {
+            known: &[],
+            count: 8,
+            bytes_max: 112 << 10,
+            level: 19,
+            scale: 1.0,
+            gain_bytes_min: 1.0,
+            threads: 2,
+        };
+        let sizes = sizes_without(&samples, wanted);
+        let found = train(samples.clone(), wanted);
+        let groups = assigned(&samples, &found, &sizes, wanted).map(|found| found.0);
+        groups.unwrap_or_default().iter().map(Vec::len).sum()
+    }
+
+    #[test]
+    fn each_kind_has_judges_in_whatever_order_samples_lie() {
+        let by_turns = (0..40).flat_map(|number| [sample(0, number), sample(1, number)]);
+        let one_after_the_other = (0..80).map(|place| sample(place / 40, place));
+        let every_fourth = (0..160).map(|place| sample((place % 4 == 3).into(), place));
+        let all: [Vec<_>; 3] =
+            [by_turns.collect(), one_after_the_other.collect(), every_fourth.collect()];
+        for samples in all {
+            let count = samples.len();
+            assert_eq!(helped(samples), count);
+        }
+    }
 }

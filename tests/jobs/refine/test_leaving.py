@@ -41,9 +41,7 @@ def new_volume(root: Path, policy: str = "") -> Lab:
 def refined(lab: Lab, *groups: list[bytes]) -> None:
     """Files of each group that lean on its first one, which is deleted then, and collected."""
     for number, group in enumerate(groups):
-        for version, content in enumerate(group):
-            lab.put(f"{number}/{version}", content)
-    lab.optimize()
+        lab.store({f"{number}/{version}": content for version, content in enumerate(group)})
     refine(lab)
     leaning = deltas(lab)
     assert len(leaning) == sum(len(group) - 1 for group in groups)
@@ -77,9 +75,7 @@ def test_a_base_is_left_for_little_where_its_container_is_written_anyway(tmp_pat
     refined(
         lab, *([noise(SIZE, one), noise(SIZE, one)[:-300] + noise(300, 99)] for one in range(3))
     )
-    for number, content in enumerate(versions(50, 3)):
-        lab.put(f"new/{number}", content)
-    lab.optimize()
+    lab.store({f"new/{number}": content for number, content in enumerate(versions(50, 3))})
     before = contents(lab)
     assert refine(lab).bases_left == 3
     assert contents(lab) == before
@@ -187,6 +183,14 @@ def test_what_was_tried_in_vain_is_not_tried_again(
     assert len(deltas(lab)) == 1
 
 
+def in_two_containers(lab: Lab, one: bytes, two: bytes, three: bytes, four: bytes) -> None:
+    """Each has a type of its own; their chunks lie in the order of the numbers."""
+    for files in ({"1.a": one, "3.b": three}, {"2.a": two, "4.b": four}):
+        for name, content in files.items():
+            lab.put(name, content)
+        lab.optimize()
+
+
 @pytest.fixture
 def any_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers are small here."""
@@ -196,10 +200,7 @@ def any_gain(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("any_gain")
 def test_a_group_in_two_containers_leaves_in_their_order(tmp_path: Path) -> None:
     lab = new_volume(tmp_path / "volume", "partitions = 2\n")
-    one, two, three, four = versions(12, 4)
-    for name, content in (("1.a", one), ("2.a", two), ("3.b", three), ("4.b", four)):
-        lab.put(name, content)
-    lab.optimize()
+    in_two_containers(lab, *versions(12, 4))
     refine(lab)
     assert len(deltas(lab)) == 3 and len({one >> 32 for one in deltas(lab)}) == 2
     (lab.data / "1.a").unlink()
@@ -219,10 +220,7 @@ def test_a_group_in_two_containers_leaves_in_their_order(tmp_path: Path) -> None
 def test_where_the_first_container_stays_as_it_is_the_others_do_too(tmp_path: Path) -> None:
     """The base of a group is there as long as one of it leans on it."""
     lab = new_volume(tmp_path / "volume", "partitions = 2\n")
-    one, two, three, four = versions(13, 4)
-    for name, content in (("1.a", one), ("2.a", two), ("3.b", three), ("4.b", four)):
-        lab.put(name, content)
-    lab.optimize()
+    in_two_containers(lab, *versions(13, 4))
     refine(lab)
     (lab.data / "1.a").unlink()
     lab.collect()

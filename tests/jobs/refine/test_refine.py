@@ -363,9 +363,7 @@ def test_reconciliation_never_merges_a_base_into_what_leans_on_another(tmp_path:
     lab = new_lab(tmp_path / "volume")
     lab.set_policy(POLICY + "partitions = 2\n")
     one, two, three, four = versions(5, 4)
-    for name, content in (("0.a", one), ("1.a", two), ("0.b", two), ("1.b", three), ("2.b", four)):
-        lab.put(name, content)
-    lab.optimize()
+    lab.store({"0.a": one, "1.a": two, "0.b": two, "1.b": three, "2.b": four})
     refine(lab)
     before = contents(lab)
     assert reconcile(lab).merged.chunks == 1
