@@ -8,15 +8,12 @@ next runs find all in order.
 import os
 import random
 import signal
-import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from dedupd.system.disk import Disk
 from dedupd.units import KIB
 from tests.crash.exploring import file_system_for_states
 from tests.support import crash
@@ -40,46 +37,6 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield point
 
 
-class SteppingDisk(Disk):
-    """Calls ``at_step`` before its n-th durable effect."""
-
-    def __init__(self, step: int, at_step: Callable[[], None]) -> None:
-        self.steps_left, self.at_step = step, at_step
-
-    def count(self) -> None:
-        if self.steps_left == 0:
-            self.at_step()
-        self.steps_left -= 1
-
-
-def _counted(name: str) -> Callable[..., object]:
-    def method(self: SteppingDisk, *arguments: object, **options: object) -> object:
-        self.count()
-        return getattr(Disk, name)(self, *arguments, **options)
-
-    return method
-
-
-for _name in crash.STEPS:
-    setattr(SteppingDisk, _name, _counted(_name))
-
-
-def start(action: Callable[[], object]) -> int:
-    """A child that does something; its pid."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            action()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    return child
-
-
 class Run:
     """An optimize run in a process of its own, that stops, or dies, before its n-th step."""
 
@@ -94,7 +51,8 @@ class Run:
             os.write(there, b".")
             os.read(self._goes_on, 1)
 
-        self.pid = start(lambda: optimize_beside(Lab(lab.root, SteppingDisk(step, at_step))))
+        disk = crash.SteppingDisk(step, at_step)
+        self.pid = crash.fork(lambda: optimize_beside(Lab(lab.root, disk)))
         os.close(there)
         self._go_on = go_on
 

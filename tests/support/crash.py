@@ -391,22 +391,29 @@ def was_killed(result: "subprocess.CompletedProcess[str]") -> bool:
     return result.returncode == -signal.SIGKILL
 
 
-class DyingDisk(Disk):
-    """Kills the process before its n-th durable effect (0 is the first)."""
+class SteppingDisk(Disk):
+    """Calls ``at_step`` before its n-th durable effect (0 is the first). Others wait for it."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps_left = steps
+    def __init__(self, steps: int, at_step: Callable[[], None]) -> None:
+        self.steps_left, self._at_step = steps, at_step
         self._lock = threading.Lock()
 
     def _step(self) -> None:
         with self._lock:
             if self.steps_left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                self._at_step()
             self.steps_left -= 1
 
 
-def _dying(name: str) -> Callable[..., object]:
-    def method(self: DyingDisk, *arguments: object, **options: object) -> object:
+class DyingDisk(SteppingDisk):
+    """Kills the process before its n-th durable effect."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(steps, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def _stepping(name: str) -> Callable[..., object]:
+    def method(self: SteppingDisk, *arguments: object, **options: object) -> object:
         self._step()
         return getattr(Disk, name)(self, *arguments, **options)
 
@@ -422,11 +429,11 @@ STEPS = tuple(
 """The durable effects of a disk."""
 
 for _name in STEPS:
-    setattr(DyingDisk, _name, _dying(_name))
+    setattr(SteppingDisk, _name, _stepping(_name))
 
 
-def in_fork(action: Callable[[], object]) -> int:
-    """Run ``action`` in a forked child; returns its wait status (0 where it ended well)."""
+def fork(action: Callable[[], object]) -> int:
+    """Begin ``action`` in a forked child; returns its pid. It exits with 0 where it ends well."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -438,7 +445,12 @@ def in_fork(action: Callable[[], object]) -> int:
         finally:
             sys.stderr.flush()
             os._exit(status)
-    _, wait_status = os.waitpid(child, 0)
+    return child
+
+
+def in_fork(action: Callable[[], object]) -> int:
+    """Run ``action`` in a forked child; returns its wait status (0 where it ended well)."""
+    _, wait_status = os.waitpid(fork(action), 0)
     return wait_status
 
 
