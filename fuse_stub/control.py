@@ -21,6 +21,7 @@ from dedupd.system.control_socket import socket_path
 from dedupd.volume.commit import Result, result_to_json
 from dedupd.volume.commit_requests import request_from_json
 from fuse_stub.bulk_commits import BulkCommit, BulkCommits
+from fuse_stub.busy.part_lane import OFFER_BYTES_MAX
 from fuse_stub.errors import load
 from fuse_stub.fill_lane import FileFill
 from fuse_stub.gc_names import MarkLog
@@ -236,7 +237,8 @@ class ControlServer:
     async def _parts_offer(self, request: dict[str, Any], talk: "_Conversation") -> dict[str, Any]:
         path = os.fsencode(request["path"])
         try:
-            offer = await self._mount.parts.offer(path, request["age_s"])
+            bytes_max = request.get("bytes_max", OFFER_BYTES_MAX)
+            offer = await self._mount.parts.offer(path, request["age_s"], bytes_max)
         except (DedupdError, OSError) as error:
             return _refusal(error, request["path"])
         if offer is None:

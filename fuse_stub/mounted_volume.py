@@ -119,9 +119,10 @@ class MountedVolume:
                 self._writes_wait_until_s = ended + WRITES_WAIT_S
 
     async def watch_policy(self) -> None:
-        """Have native code leave new files to Python while these may have to wait."""
+        """Have native code leave new files, and writes, to Python while these may have to wait."""
         while True:
             self.inodes.delay_files(self.brake.is_on)
+            self.inodes.allow_writes(self.brake.allowed_bytes)
             await trio.sleep(POLICY_LOOK_S)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from fuse_stub.files.open_file import OpenFile
 from fuse_stub.kernel.caller_rights import keeps_set_ids
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.namespace import NamespaceOperations
-from fuse_stub.ranges import FileRanges
+from fuse_stub.ranges import COPY_BYTES, PUNCH_HOLE, FileRanges
 
 COPY_BYTES_MAX = 0x7FFF_F000
 """What the kernel takes for an answer of 32 bits."""
@@ -91,6 +91,8 @@ class StubOperations(NamespaceOperations):
     async def allocate(self, request: native.mount.Request) -> None:
         caller = cast(RequestContext, request)
         start, length, mode = request.offset, request.length, request.flags
+        if not mode & PUNCH_HOLE:
+            await self._mount.brake.wait_to_write(length)
         await self._ranges.allocate(request.node, start, length, mode, caller)
 
     @answers
@@ -103,6 +105,9 @@ class StubOperations(NamespaceOperations):
         length = request.length
         if request.opcode == native.mount.COPY_FILE_RANGE:
             length = min(length, COPY_BYTES_MAX)
+        if self._mount.brake.is_on:
+            left_bytes = os.stat(self._inodes.path(request.node)).st_size - request.offset
+            await self._mount.brake.wait_to_write(max(0, min(length, left_bytes, COPY_BYTES)))
         return await self._ranges.copy(
             request.node, request.offset, request.node_to, request.offset_to, length, caller
         )
@@ -166,6 +171,8 @@ class StubOperations(NamespaceOperations):
         No commit of the file is under way while it is written to: one that has begun is taken back,
         and the lock keeps others from beginning.
         """
+        # Without the file: what was written of it so far is left alone, and a job may take it.
+        await self._mount.brake.wait_to_write(len(data))
         file = await self._files.acquire(ino, write=True)
         try:
             while file.stub is None:

@@ -98,6 +98,9 @@ class Inodes:
     def delay_files(self, are_delayed: bool) -> None:
         """Whether requests are handed over that make regular files."""
 
+    def allow_writes(self, size_bytes: int) -> None:
+        """From now on writes are handed over after those of so many bytes."""
+
     def note_names(self, are_noted: bool) -> None:
         """Whether requests are handed over that add or remove names of files."""
 

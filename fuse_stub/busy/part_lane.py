@@ -68,9 +68,11 @@ class PartLane:
             except OSError:
                 self.times.forget(ino)
 
-    async def offer(self, path: bytes, age_s: float) -> _Offer | None:
-        """Offer what of a file has been quiet for so long; None where that is too little. Raises
-        Busy, DedupdError, OSError."""
+    async def offer(
+        self, path: bytes, age_s: float, bytes_max: int = OFFER_BYTES_MAX
+    ) -> _Offer | None:
+        """Offer what of a file has been quiet for so long, up to so many bytes; None where that is
+        too little. Raises Busy, DedupdError, OSError."""
         fd = open_beneath(self._volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)
         file = await self._files.acquire_by_fd(fd)
         try:
@@ -89,7 +91,7 @@ class PartLane:
             quiet = self.times.quiet(file.ino, parts.size, age_s)
             block_bytes = self._volume.block_bytes
             parts.ranges = await trio.to_thread.run_sync(
-                _found, file.fd, quiet, block_bytes, OFFER_BYTES_MAX
+                _found, file.fd, quiet, block_bytes, min(bytes_max, OFFER_BYTES_MAX)
             )
         except BaseException:
             self.end(file.ino)

@@ -33,6 +33,8 @@ KEPT_BACK = 4608
 """Descriptors for requests under way, for jobs and for the store's containers; a quarter of a low
 limit. Files without a name that users have open share the others."""
 
+UNBOUNDED_BYTES = (1 << 63) - 1
+
 PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -177,6 +179,10 @@ class Inodes:
     def delay_files(self, are_delayed: bool) -> None:
         """Whether Python sees all requests that make regular files."""
         self.native.delay_files(are_delayed)
+
+    def allow_writes(self, size_bytes: int | None) -> None:
+        """Python sees all writes after so many bytes; None: there is no bound."""
+        self.native.allow_writes(UNBOUNDED_BYTES if size_bytes is None else size_bytes)
 
     def note_names(self, are_noted: bool) -> None:
         """Whether Python sees all requests that add or remove names of files."""

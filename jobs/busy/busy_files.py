@@ -2,20 +2,34 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from dedupd import native
-from dedupd.config.policy import BusyFilesMode, Policy
+from dedupd.config.policy import BusyFilesMode, Policy, RestoreMode
 from dedupd.config.rules import decided
 from dedupd.errors import Busy, ServiceUnreachable
 from dedupd.stub.transition import FileIdentity
 from dedupd.system.control_socket import ControlClient
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
+from dedupd.units import MIB
 from dedupd.volume.volume import Volume
 from jobs.tree.candidates import SAVES_LITTLE, Candidate
 from jobs.tree.marked_directories import MarkedDirectories
+
+OFFER_BYTES_MIN = 16 * MIB
+"""Less is not worth a step, even where there is no room for it if all of it is new."""
+
+
+ALL_SHARE = 0.9
+"""Of what was asked for: with so much there may be more."""
+
+WRITTEN_S = 30.0
+"""A file that was changed since may be changed again."""
+
+NANOSECONDS = 1e9
 
 
 class BusyFile(NamedTuple):
@@ -47,10 +61,14 @@ class BusyFiles:
         self._lock = threading.Lock()  # around each talk: the reader has a thread of its own
         self._done: set[bytes] = set()
         self._certain: set[int] = set()
+        self._restores = policy.restore_mode is RestoreMode.ON
+        self._room = volume.store_room()
+        self._bytes_max = 0
+        self._starts: dict[bytes, int] = {}
         self.is_turn = False
-        self.has_more = policy.busy_files is BusyFilesMode.RANGES
+        self.has_more = self._restores or policy.busy_files is BusyFilesMode.RANGES
         """Whether there may be offers that were not asked for."""
-        if policy.busy_files is BusyFilesMode.RANGES:
+        if self.has_more:
             try:
                 self._client = volume.mount_client()
             except Busy:
@@ -93,15 +111,41 @@ class BusyFiles:
             if path in self._done or not is_in(path):
                 continue
             self._done.add(path)
-            age_s = decided(self._policy, path).min_age_s
-            reply = self._call("parts_offer", path=os.fsdecode(path), age_s=age_s)
+            reply = self._call("parts_offer", path=os.fsdecode(path), **self._wanted(path))
             if not reply.get("ranges"):
                 continue
             offer = self._offer(path, reply)
             if offer is None:
                 self._call("parts_end", inode=reply["inode"], saves_little=False)
             else:
+                self._ask_again(offer)
                 yield offer
+
+    def _wanted(self, path: bytes) -> dict[str, Any]:
+        """What is asked for of a file. While a restore fills the volume, what was written just now,
+        and no more than has room as chunks."""
+        if not self._restores:
+            return {"age_s": decided(self._policy, path).min_age_s}
+        self._bytes_max = max(OFFER_BYTES_MIN, self._room.left_bytes // 2)
+        return {"age_s": 0.0, "bytes_max": self._bytes_max}
+
+    def _ask_again(self, offer: BusyFile) -> None:
+        """Where there was more of a file than was asked for, the rest is asked for once this is a
+        stub; not where the same is offered again."""
+        start = offer.ranges[0][0]
+        goes_on = start > self._starts.get(offer.path, -1)
+        if self._restores and goes_on and offer.work_bytes >= ALL_SHARE * self._bytes_max:
+            self._starts[offer.path] = start
+            self._done.discard(offer.path)
+            self.has_more = True
+
+    def awaits(self, found: object) -> bool:
+        """Whether a file that was found is rather taken by its parts: it is large, and a program
+        that restores is writing to it, it seems."""
+        if not (self._restores and isinstance(found, Candidate) and self._client is not None):
+            return False
+        written_s = time.time() - found.identity.mtime_ns / NANOSECONDS
+        return found.identity.size >= OFFER_BYTES_MIN and 0 <= written_s < WRITTEN_S
 
     def _offer(self, path: bytes, reply: dict[str, Any]) -> BusyFile | None:
         """With the attribute that it has now: a later one ends the offer."""

@@ -145,6 +145,8 @@ class Optimize(Job[OptimizeReport]):
         for found in found_candidates(
             self._volume, self._policy, self._below, skipped, errors, check, self._judged
         ):
+            if self._busy.awaits(found):
+                continue
             total += found.work_bytes if isinstance(found, Candidate) else found.size_bytes
             self._partitioning.expect(found)
             self._order.expect(found)
@@ -227,7 +229,8 @@ class Optimize(Job[OptimizeReport]):
             self._volume, self._policy, self._below, skipped, errors, check, self._judged
         ):
             path, identity = candidate.path, candidate.identity
-            if is_in(type_of(path)) and choice.takes(path, identity.inode, identity.size):
+            is_wanted = choice.takes(path, identity.inode, identity.size)
+            if is_wanted and is_in(type_of(path)) and not self._busy.awaits(candidate):
                 yield self._work(candidate)
         for message in errors if is_first else ():
             self._run.findings.add(message)

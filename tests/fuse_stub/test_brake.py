@@ -1,11 +1,15 @@
 """While a restore fills a volume, writers wait for the optimizer, and do not fail."""
 
+import filecmp
 import os
 import shutil
+import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pytest
 import trio
@@ -19,7 +23,9 @@ from fuse_stub.policy import brake as brake_module
 from fuse_stub.policy.brake import WAIT_S_MAX, Brake
 from tests.support import crash
 from tests.support.lab import noise
-from tests.support.mounts import mounted_lab
+from tests.support.mounts import MountedLab, mounted_lab
+
+T = TypeVar("T")
 
 
 class Scene(NamedTuple):
@@ -28,13 +34,23 @@ class Scene(NamedTuple):
     brake: Brake
     see: Callable[[int], None]
 
-    def waited_s(self) -> float:
+    def waited_s(self, size_bytes: int = 0) -> float:
+        """Of a new file, or of a write of so many bytes."""
+
         async def wait() -> float:
             began = trio.current_time()
-            await self.brake.wait()
+            if size_bytes:
+                await self.brake.wait_to_write(size_bytes)
+            else:
+                await self.brake.wait()
             return trio.current_time() - began
 
-        return trio.run(wait, clock=MockClock(autojump_threshold=0))
+        return timed(wait)
+
+
+def timed(work: Callable[[], Awaitable[T]]) -> T:
+    """By a clock that does not wait."""
+    return trio.run(work, clock=MockClock(autojump_threshold=0))
 
 
 class FakePolicy:
@@ -62,10 +78,13 @@ def test_files_wait_once_half_of_the_room_is_taken(scene: Scene) -> None:
 
 
 def test_the_end_of_a_run_lets_them_go_on(scene: Scene) -> None:
+    async def run() -> None:
+        scene.brake.run_begins()
+        scene.brake.run_ends()
+
     scene.waited_s()
     scene.see(400)
-    scene.brake.run_begins()
-    scene.brake.run_ends()
+    timed(run)
     assert scene.waited_s() == 0
     scene.see(199)
     assert scene.waited_s() > 0
@@ -106,6 +125,81 @@ def test_without_a_restore_none_waits(scene: Scene, monkeypatch: pytest.MonkeyPa
     assert scene.waited_s() == 0
 
 
+def test_writes_wait_as_files_do(scene: Scene) -> None:
+    assert scene.waited_s(100) == 0
+    scene.see(599)
+    assert scene.waited_s(99) == 0
+    assert scene.waited_s(100) == pytest.approx(WAIT_S_MAX, abs=1)
+    assert scene.waited_s(299) == 0, "half of what is left is for writes, since nothing frees space"
+
+
+def test_what_may_be_written_leaves_room_for_chunks(scene: Scene) -> None:
+    assert scene.brake.allowed_bytes == 250
+    for room, allowed in ((900, 225), (600, 100), (500, 0), (1, 0), (-5, 0)):
+        scene.see(room)
+        assert scene.brake.allowed_bytes == allowed
+
+
+def test_a_write_that_would_take_of_the_reserve_fails_where_nothing_frees_space(
+    scene: Scene,
+) -> None:
+    scene.waited_s()
+    scene.see(50)
+
+    async def write() -> float:
+        with pytest.raises(OSError, match="No space left"):
+            await scene.brake.wait_to_write(51)
+        return trio.current_time()
+
+    assert timed(write) >= WAIT_S_MAX
+
+
+def test_a_write_that_would_take_of_the_reserve_waits_for_a_whole_run(scene: Scene) -> None:
+    """However long that takes: one that was at work before says nothing of what it may free."""
+    scene.waited_s()
+    scene.see(50)
+
+    async def write(room: int) -> float:
+        scene.brake.run_begins()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_twice, room)
+            began = trio.current_time()
+            await scene.brake.wait_to_write(51)
+            return trio.current_time() - began
+
+    async def run_twice(room: int) -> None:
+        await trio.sleep(100)
+        scene.brake.run_ends()
+        await trio.sleep(1)
+        scene.brake.run_begins()
+        await trio.sleep(100)
+        scene.see(room)
+        scene.brake.run_ends()
+
+    assert timed(partial(write, 200)) == pytest.approx(201, abs=1)
+    scene.see(50)
+    with pytest.RaisesGroup(pytest.RaisesExc(OSError, match="No space left")):
+        timed(partial(write, 50))
+
+
+def test_a_write_goes_on_as_soon_as_the_mode_is_off(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.waited_s()
+    scene.see(0)
+
+    async def write() -> float:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.brake.wait_to_write, 51)
+            await trio.sleep(5)
+            off = Policy(reserve=Reserve(size_bytes=100))
+            monkeypatch.setattr(FakePolicy, "now", off)
+        return trio.current_time()
+
+    assert timed(write) == pytest.approx(5, abs=1)
+    assert scene.brake.allowed_bytes is None
+
+
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -138,6 +232,102 @@ def test_a_restore_writes_more_than_the_disk_holds(tmp_path: Path) -> None:
             for copy in range(copies):
                 for number in range(0, distinct, 7):
                     assert (lab.view / f"{copy}-{number}").read_bytes() == noise(size, number)
+            lab.unmount()
+            lab.verify_clean()
+        shutil.rmtree(directory)
+
+
+@contextmanager
+def watched(disk: Path, rooms: list[int]) -> Iterator[None]:
+    """Note what is free beyond the reserve, all the time."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.005):
+            space = os.statvfs(disk)
+            rooms.append((space.f_bavail - space.f_blocks // 10) * space.f_frsize)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def optimized_all_the_time(lab: MountedLab) -> Iterator[None]:
+    over = threading.Event()
+
+    def optimize() -> None:
+        while not over.wait(0.2):
+            lab.optimize()
+
+    thread = threading.Thread(target=optimize)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def written_by(program: str, source: Path, target: Path) -> "subprocess.CompletedProcess[str]":
+    commands: dict[str, list[str | Path]] = {
+        "dd": ["dd", f"if={source}", f"of={target}", "bs=1M", "conv=notrunc", "status=none"],
+        "rsync": ["rsync", source, target],
+        "rsync --inplace": ["rsync", "--inplace", source, target],
+    }
+    return subprocess.run(commands[program], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("program", ["dd", "rsync", "rsync --inplace"])
+def test_a_file_is_written_that_is_larger_than_the_disk(tmp_path: Path, program: str) -> None:
+    """450 MB, of which 60 are distinct, onto 250; parts of it come several times before all of the
+    distinct ones have come."""
+    source = tmp_path / "source"
+    parts = [noise(10 * MIB - 5 * KIB, number % 6) for number in range(45)]
+    source.write_bytes(b"".join(parts))
+    rooms = list[int]()
+    with crash.tmpfs(tmp_path, 300) as memory, crash.ext4(memory, 250) as disk:
+        directory = disk / "lab"
+        directory.mkdir()
+        with mounted_lab(directory, {"restore_mode": "on"}) as lab:
+            with watched(disk, rooms), optimized_all_the_time(lab):
+                done = written_by(program, source, lab.view / "large")
+            assert done.returncode == 0, done.stderr
+            assert min(rooms) > 0, "the reserve was touched"
+            lab.optimize()
+            assert filecmp.cmp(source, lab.view / "large", shallow=False)
+            lab.unmount()
+            lab.verify_clean()
+        shutil.rmtree(directory)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_file_that_does_not_fit_in_any_way_ends_at_the_reserve(tmp_path: Path) -> None:
+    """400 MB that nothing shrinks, onto 250."""
+    source = tmp_path / "source"
+    source.write_bytes(b"".join(noise(80 * MIB, number) for number in range(5)))
+    rooms = list[int]()
+    with crash.tmpfs(tmp_path, 300) as memory, crash.ext4(memory, 250) as disk:
+        directory = disk / "lab"
+        directory.mkdir()
+        with mounted_lab(directory, {"restore_mode": "on"}) as lab:
+            with watched(disk, rooms), optimized_all_the_time(lab):
+                done = written_by("dd", source, lab.view / "large")
+            assert "No space left" in done.stderr
+            assert 0 <= min(rooms) < 20 * MIB
+            there = (lab.view / "large").stat().st_size
+            assert there > 150 * MIB
+            with open(source, "rb") as one, open(lab.view / "large", "rb") as two:
+                assert one.read(there) == two.read()
             lab.unmount()
             lab.verify_clean()
         shutil.rmtree(directory)

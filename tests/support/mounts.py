@@ -179,7 +179,7 @@ def serve_ageless(path: str, mountpoint: str, cache_bytes: int, answer: Connecti
     """Serve a mount to which what users have just written to is quiet."""
     offer = PartLane.offer
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PartLane, "offer", lambda lane, path, _: offer(lane, path, 0.0))
+        patch.setattr(PartLane, "offer", lambda lane, path, _, *rest: offer(lane, path, 0.0, *rest))
         serve_for_test(path, mountpoint, cache_bytes, answer)
 
 

@@ -222,6 +222,11 @@ impl Inodes {
         Ok(())
     }
 
+    fn allow_writes(&self, py: Python<'_>, size_bytes: i64) -> PyResult<()> {
+        self.tree(py)?.allowed_bytes.store(size_bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn note_names(&self, py: Python<'_>, are_noted: bool) -> PyResult<()> {
         self.tree(py)?.names_are_noted.store(are_noted, Ordering::Relaxed);
         Ok(())

@@ -63,12 +63,13 @@ impl Tree {
         }
     }
 
-    /// Writes to a plain file, and whole blocks to a stub; hands over while writes wait for the disk,
-    /// what clears set-user-id or set-group-id, and all other writes to stubs.
+    /// Writes to a plain file, and whole blocks to a stub; hands over while writes wait for the disk or
+    /// for room, what clears set-user-id or set-group-id, and all other writes to stubs.
     pub fn write_at_once(&self, request: &Request, agreed: u64, out: &mut [u8]) -> Answer<Outcome> {
         let given: WriteIn = request.part()?;
         let data = request.rest.get(..given.size as usize).ok_or(Failure(libc::EINVAL))?;
-        if agreed & init::HANDLE_KILLPRIV_V2 == 0 || self.writes_wait.is_now() {
+        let may_write = !self.writes_wait.is_now() && self.may_write(given.size.into());
+        if agreed & init::HANDLE_KILLPRIV_V2 == 0 || !may_write {
             return Ok(Outcome::HandedOver);
         }
         let node = request.header.node;
@@ -155,6 +156,7 @@ impl Tree {
         let is_ready = left <= out.len() as u64
             && !has_set_ids(&*to)?
             && !self.writes_wait.is_now()
+            && self.may_write(size.into())
             && from.read_cached(given.offset_in, &mut out[..size as usize]).is_some();
         if !is_ready {
             return Ok(Outcome::HandedOver);

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString};
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,8 @@ pub struct Tree {
     pub write_times: OnceLock<Arc<Notes>>,
     /// Whether new files may have to wait, which Python sees to.
     pub files_are_delayed: AtomicBool,
+    /// How much may be written before Python has to see to it that there is room.
+    pub allowed_bytes: AtomicI64,
     /// Whether Python takes notes of all names that come and go: a tree is being walked.
     pub names_are_noted: AtomicBool,
 }
@@ -47,12 +49,20 @@ impl Tree {
             writes_wait: SlowTime::default(),
             write_times: OnceLock::new(),
             files_are_delayed: AtomicBool::new(false),
+            allowed_bytes: AtomicI64::new(i64::MAX),
             names_are_noted: AtomicBool::new(false),
         }
     }
 
+    /// Whether so much may be written now.
+    pub fn may_write(&self, length: u64) -> bool {
+        let length = i64::try_from(length).unwrap_or(i64::MAX);
+        self.allowed_bytes.load(Ordering::Relaxed) >= length
+    }
+
     /// A write of data to a file: of so many bytes from `start` on.
     pub fn note_write(&self, inode: u64, start: u64, length: u64) {
+        self.allowed_bytes.fetch_sub(length.min(i64::MAX as u64) as i64, Ordering::Relaxed);
         if let Some(notes) = self.write_times.get() {
             notes.note(inode, start, start.saturating_add(length));
         }
