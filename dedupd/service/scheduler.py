@@ -36,6 +36,7 @@ SPACE_S_MIN = 60.0
 REMOVED_S_MIN = 20.0
 OPTIMIZE_S_MIN = 900.0
 RESTORE_S_MIN = 1.0
+RESTORE_RETRY_S = 5.0
 SPACE_REST, REMOVED_REST, RESTORE_REST = 20.0, 5.0, 0.1
 """While space is short, or a restore fills the volume: from the end of a run to the next one of the
 same task at least, and in multiples of the time that the last one took. For gc shorter where files
@@ -218,7 +219,8 @@ def due_for_space(
         last = histories.get("throughput")
         took_s = max(0.0, last.finished_s - last.started_s) if last is not None else 0.0
         again_s = last.finished_s + max(RESTORE_S_MIN, RESTORE_REST * took_s) if last else 0.0
-        at_s = max(again_s, _retry_s(last))
+        # Writers wait, for the next run as well after one that failed.
+        at_s = max(again_s, min(_retry_s(last), last.finished_s + RESTORE_RETRY_S if last else 0.0))
         yield Due("throughput", Urgency.SPACE, at_s, arguments=("--min-age-at-most=0s",))
     if space.level is SpaceLevel.ENOUGH:
         return

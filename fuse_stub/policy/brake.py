@@ -28,6 +28,9 @@ ALLOWED_SHARE = 0.25
 WAIT_S_MAX = 20.0
 """Of one file, or write: less than what programs and protocols take for a hang."""
 
+PATIENCE_S = 120.0
+"""With no run at work: one that failed is tried again before."""
+
 LOOK_S = 0.05
 
 
@@ -103,7 +106,7 @@ class Brake:
         while."""
         if self._whole_since_s > began_s:
             return True
-        return not self._runs and self._clock() >= max(began_s, self._ended_s) + WAIT_S_MAX
+        return not self._runs and self._clock() >= max(began_s, self._ended_s) + PATIENCE_S
 
     def _look(self, policy: Policy) -> int:
         """The room now."""

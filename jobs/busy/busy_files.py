@@ -29,6 +29,11 @@ ALL_SHARE = 0.9
 WRITTEN_S = 30.0
 """A file that was changed since may be changed again."""
 
+LEFT_ALONE_S = 600.0
+"""What of such a file still has blocks of its own stays plain, or is taken with the whole."""
+
+GRAIN_BYTES = native.mount.GRAIN_BYTES
+
 NANOSECONDS = 1e9
 
 
@@ -92,8 +97,18 @@ class BusyFiles:
         return [
             Candidate(path, FileIdentity(0, size, 0, 0), None, size)
             for path, size in named
-            if self._is_wanted(path)
+            if self._is_wanted(path) and not (self._restores and self._is_done_with(path))
         ]
+
+    def _is_done_with(self, path: bytes) -> bool:
+        """Whether a file has no blocks to speak of, or was left alone since several runs have seen
+        it: the mount names all that were written to since it began."""
+        try:
+            status = os.stat(path, dir_fd=self._volume.data_fd, follow_symlinks=False)
+        except OSError:
+            return True
+        is_left = time.time() - status.st_ctime > LEFT_ALONE_S
+        return is_left or status.st_blocks * 512 < GRAIN_BYTES
 
     def _is_wanted(self, path: bytes) -> bool:
         if self._below and not (path + b"/").startswith(self._below + b"/"):
