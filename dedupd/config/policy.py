@@ -33,6 +33,7 @@ _WEEKLY_LATER = parse_schedule("Sat 03:45 for 8h")
 _LOW, _CRITICAL = Reserve(percent=10.0), Reserve(percent=5.0)
 _KEPT_MAX = Reserve(percent=25.0)
 _MONTHLY = parse_schedule("first Sun 03:45 for 12h")
+_SUNDAYS = parse_schedule("Sun 05:00 for 12h")
 
 
 class IndexChoice(StrEnum):
@@ -136,6 +137,8 @@ class Policy:
     schedule_compact: Schedule = _WEEKLY
     schedule_scrub: Schedule = _WEEKLY_LATER
     schedule_full_scrub: Schedule = _MONTHLY
+    schedule_recover: Schedule = _HOURLY
+    schedule_audit: Schedule = _SUNDAYS
     rules: tuple[Rule, ...] = ()
 
     @property
@@ -389,6 +392,8 @@ KEYS = {
                 ("compact", "when the space of garbage is given back"),
                 ("scrub", "when damage is looked for"),
                 ("full_scrub", "when every byte of the store is read and checked"),
+                ("recover", "when a store in a cluster is looked at for hosts that are gone"),
+                ("audit", "when all of a store in a cluster is looked at"),
             )
         ),
     )

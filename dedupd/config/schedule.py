@@ -92,6 +92,16 @@ class Calendar:
 Schedule = Off | Every | Calendar
 
 
+def between_s(schedule: Schedule, now_s: float, zone: tzinfo | None = None) -> float | None:
+    """How long after one beginning the next one comes, around now; None for never."""
+    if isinstance(schedule, Off):
+        return None
+    if isinstance(schedule, Every):
+        return schedule.interval_s
+    window = schedule.latest(now_s, zone)
+    return None if window is None else schedule.next_start(now_s, zone) - window.start_s
+
+
 def parse_schedule(text: str) -> Schedule:
     """The schedule of a text. Raises UsageError, with an example of a valid one."""
     words = text.split()

@@ -4,7 +4,7 @@ It reads every object's keys, beside hosts that write: what looks wrong is looke
 counts. It holds the names of all chunks in memory, some 200 bytes for each.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dedupd.errors import DamagedRecipe, NotAVolume
@@ -16,17 +16,22 @@ from dedupd.format.cluster.objects import (
     chunk_object,
     garbage_object,
     garbage_shard,
+    intents_object,
+    lease_object,
     recipe_object,
     tag_key,
 )
 from dedupd.rados.file_table import FileTable
 from dedupd.rados.intents import Intents
+from dedupd.rados.lease import lost_objects
 from dedupd.rados.retirement import Retirement
 from dedupd.rados.store import RadosStore
 
 _PINNED = (ChunkState.PINNED.value, ChunkState.PINNED_DAMAGED.value)
 _DAMAGED = (ChunkState.INVALID.value, ChunkState.PINNED_DAMAGED.value)
 """Of a chunk that a live version needs."""
+
+_CHUNKS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +57,28 @@ class AuditReport:
 
 
 class Audit:
-    """One look at a store. ``reads_chunks``: the content of each chunk, too."""
+    """One look at a store. ``reads_chunks``: the content of each chunk, too. ``safe_point`` is
+    called often.
 
-    def __init__(self, store: RadosStore, *, reads_chunks: bool = False) -> None:
-        self.store, self.reads_chunks = store, reads_chunks
+    Of a volume whose tables the cluster has lost nothing is taken for leaked: its stubs still name
+    their versions, and are read by them.
+    """
+
+    def __init__(
+        self,
+        store: RadosStore,
+        *,
+        reads_chunks: bool = False,
+        safe_point: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.store, self.reads_chunks, self.safe_point = store, reads_chunks, safe_point
         self.cluster = store.cluster
         self.report = AuditReport()
         self._chunks: dict[bytes, _Chunk] = {}
         self._recipes: set[str] = set()
         self._live: dict[str, tuple[FileTable, FileId]] = {}
         self._known: set[str] = set()
+        self._unclear: set[str] = set()
         self._leaked_tags: list[tuple[bytes, str]] = []
         self._leaked_versions: list[str] = []
         self._leaked_chunks: list[bytes] = []
@@ -72,10 +89,13 @@ class Audit:
         self._read_objects()
         self._read_files()
         for version, (table, file) in self._live.items():
+            self.safe_point()
             self._check_version(version, table, file)
         for fingerprint, chunk in self._chunks.items():
+            self.safe_point()
             self._check_chunk(fingerprint, chunk)
         for version in sorted(self._recipes - self._known):
+            self.safe_point()
             if not self._is_known(version):
                 self._leaked_versions.append(version)
                 self.report.leaked.append(f"recipe m.{version}: no file has it")
@@ -86,6 +106,7 @@ class Audit:
         chunks = self.store.chunks
         Retirement(self.store.recipes, chunks).retire(self._leaked_versions)
         for fingerprint, version in self._leaked_tags:
+            self.safe_point()
             left = chunks.drop_references(fingerprint, [version])
             chunks.condemn([left] if left is not None else [])
         for fingerprint in self._leaked_chunks:
@@ -105,12 +126,11 @@ class Audit:
                 fingerprints.append(bytes.fromhex(rest))
             elif kind == "m":
                 self._recipes.add(rest.partition(".")[0])
-        found = self.cluster.each(self._read_chunk, fingerprints)
-        self._chunks = {
-            fingerprint: chunk
-            for fingerprint, chunk in zip(fingerprints, found, strict=True)
-            if chunk is not None
-        }
+        for first in range(0, len(fingerprints), _CHUNKS_AT_ONCE):
+            self.safe_point()
+            some = fingerprints[first : first + _CHUNKS_AT_ONCE]
+            found = zip(some, self.cluster.each(self._read_chunk, some), strict=True)
+            self._chunks |= {own: chunk for own, chunk in found if chunk is not None}
         self.report.chunks, self.report.recipes = len(self._chunks), len(self._recipes)
 
     def _read_chunk(self, fingerprint: bytes) -> _Chunk | None:
@@ -131,11 +151,21 @@ class Audit:
             # From the intent to the file to the end: what moves on is met at least once.
             self._known |= Intents(self.cluster, volume).all().keys()
             table = FileTable(self.cluster, volume, entry.shards)
+            for oid in lost_objects(self.cluster, volume, entry.shards):
+                self._leave_alone(volume, f"the cluster has lost {oid}")
             for file, versions in table.files():
                 self.report.files += 1
                 self._live |= dict.fromkeys(versions.live, (table, file))
             self._known |= {version for version, _ in table.retiring()}
         self._known |= self._live.keys()
+
+    def _leave_alone(self, volume: str, why: str) -> None:
+        """Of this volume nothing is taken for leaked."""
+        self._unclear.add(volume)
+        self.report.damaged.append(
+            f"volume {volume}: {why}; nothing that it may have is let go of. Its files can be read:"
+            " copy them out of its mount"
+        )
 
     # --- what is missing ----------------------------------------------------------------------
 
@@ -201,13 +231,15 @@ class Audit:
         except DamagedRecipe:
             return True  # a person has to decide
         if recipe is None:
-            return any(
+            return bool(self._unclear) or any(
                 version in Intents(self.cluster, volume).all() for volume in self.store.volumes()
             )
+        if recipe.volume in self._unclear:
+            return True
         try:
             table = self.store.table(recipe.volume)
         except NotAVolume:
-            return False  # it has left, and had no file any more
+            return self._has_remains(recipe.volume)
         intents = Intents(self.cluster, recipe.volume).all()
         found = table.versions(recipe.file)
         return (
@@ -215,3 +247,12 @@ class Audit:
             or (found is not None and version in found.live)
             or version in {old for old, _ in table.retiring()}
         )
+
+    def _has_remains(self, volume: str) -> bool:
+        """Whether a volume that is not listed has objects: one that has left, and had no file any
+        more, has none."""
+        objects = lease_object(volume), intents_object(volume)
+        if all(self.cluster.page(oid, count=1) is None for oid in objects):
+            return False
+        self._leave_alone(volume, "it is not in the list of volumes any more")
+        return True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from dedupd.errors import Busy, DedupdError, WriterFenced
+from dedupd.errors import Busy, Damaged, DedupdError, WriterFenced
 from dedupd.format.cluster.objects import SESSION_KEY, files_object, intents_object, lease_object
 from dedupd.rados.cluster import points
 from dedupd.rados.cluster.connection import Change, Cluster, Outcome, permitted
@@ -34,7 +34,9 @@ FENCE_S = 30 * 86400
 _FENCE_PREFIX = "fence."
 _COUNTER_PREFIX = "count."
 _ADDRESS_KEY = "address"
-_HOST_KEY = "host"
+HOST_KEY = "host"
+_TABLES_KEY = "tables"
+"""There once the volume's objects are: what is missing of them later, the cluster has lost."""
 _ROUNDS_MAX = 10
 
 
@@ -47,6 +49,8 @@ class LeaseState:
     address: str | None
     holder: Holder | None
     unfenced: list[str]
+    has_tables: bool = False
+    """Whether the volume's objects were made."""
 
 
 def lease_state(cluster: Cluster, volume: str) -> LeaseState:
@@ -57,10 +61,11 @@ def lease_state(cluster: Cluster, volume: str) -> LeaseState:
     items = page.items if page is not None else {}
     return LeaseState(
         items.get(SESSION_KEY),
-        items.get(_HOST_KEY, ""),
+        items.get(HOST_KEY, ""),
         items.get(_ADDRESS_KEY),
         decode_holder(answer) if answer else None,
         [key.removeprefix(_FENCE_PREFIX) for key in items if key.startswith(_FENCE_PREFIX)],
+        _TABLES_KEY in items,
     )
 
 
@@ -92,7 +97,7 @@ class Lease:
 
     def check(self) -> None:
         """Raises WriterFenced where the lease may be over."""
-        if self._lost.is_set() or _now_s() >= self._until_s:
+        if self._lost.is_set() or now_s() >= self._until_s:
             raise WriterFenced(
                 f"{self.cluster.address}: the lease on volume {self.volume} is over, as after a"
                 " long stop; start the job again"
@@ -110,13 +115,13 @@ class Lease:
                     return
             except DedupdError:
                 # The cluster does not answer: tried again as long as the lease lasts.
-                if _now_s() >= self._until_s:
+                if now_s() >= self._until_s:
                     self._lost.set()
                     return
 
     def renew(self) -> bool:
         """Prolong the lease; False where it is lost."""
-        begun_s = _now_s()
+        begun_s = now_s()
         request = LockRequest(self.session, "", self.duration_s, renews=True)
         outcome = self.cluster.apply(
             Change(
@@ -182,12 +187,13 @@ def take_lease(
     """Become the one that writes a volume, with all earlier clients fenced.
 
     ``is_holder_dead``: says of the lease's holder that it is known to have ended, so that its
-    lease need not run out. Raises Busy where another session holds the lease.
+    lease need not run out. Raises Busy where another session holds the lease, Damaged where the
+    cluster has lost objects of the volume.
     """
     for _ in range(_ROUNDS_MAX):
         state = lease_state(cluster, volume)
         session = _next_session(state.session)
-        begun_s = _now_s()
+        begun_s = now_s()
         outcome = cluster.apply(_taking(cluster, volume, host, session, duration_s, state))
         if outcome is Outcome.HELD:
             if is_holder_dead is None or not is_holder_dead(state):
@@ -202,7 +208,7 @@ def take_lease(
             lease = Lease(cluster, volume, session, duration_s, begun_s + duration_s)
             cluster.permit = lease.check
             _fence_earlier(lease)
-            _set_session(lease, shards)
+            _set_session(lease, shards, are_there=state.has_tables)
             return lease
     raise Busy(f"{cluster.address}: the lease on volume {volume} changes all the time; try again")
 
@@ -211,7 +217,7 @@ def _taking(
     cluster: Cluster, volume: str, host: str, session: str, duration_s: float, state: LeaseState
 ) -> Change:
     own = cluster.client_address
-    put = {SESSION_KEY: session, _HOST_KEY: host, _ADDRESS_KEY: own}
+    put = {SESSION_KEY: session, HOST_KEY: host, _ADDRESS_KEY: own}
     if state.address is not None and state.address != own:
         put[f"{_FENCE_PREFIX}{state.address}"] = ""
     request = LockRequest(session, host, duration_s)
@@ -252,23 +258,61 @@ def _fence_earlier(lease: Lease) -> None:
         )
 
 
-def _set_session(lease: Lease, shards: int) -> None:
-    """Let the volume's objects take changes of this session only. Sessions only go forward."""
-    objects = [intents_object(lease.volume)]
-    objects += [files_object(lease.volume, shard) for shard in range(shards)]
+def _set_session(lease: Lease, shards: int, *, are_there: bool) -> None:
+    """Let the volume's objects take changes of this session only. Sessions only go forward.
+
+    The first session makes them. An empty table in the place of one that was lost would say of all
+    its files that nothing needs them.
+    """
+    cluster, put = lease.cluster, {SESSION_KEY: lease.session}
 
     def let(oid: str) -> None:
-        put = {SESSION_KEY: lease.session}
-        change = Change(points.SESSION_SET, oid, exclusive=True, put=put)
-        if lease.cluster.apply(change) is Outcome.DONE:
+        if not are_there:
+            made = Change(points.SESSION_SET, oid, exclusive=True, put=put)
+            if cluster.apply(made) is Outcome.DONE:
+                return
+        if cluster.apply(Change(points.SESSION_SET, oid, below=put, put=put)) is Outcome.DONE:
             return
-        change = Change(points.SESSION_SET, oid, below=put, put=put)
-        if lease.cluster.apply(change) is Outcome.DONE:
-            return
-        if lease.cluster.value(oid, SESSION_KEY) != lease.session:
+        found = cluster.value(oid, SESSION_KEY)
+        if found is None:
+            raise Damaged(
+                f"{cluster.address}: the cluster has lost {oid} of volume {lease.volume}; its files"
+                " can be read: copy them out of its mount, and enable it anew"
+            )
+        if found != lease.session:
             raise WriterFenced(f"{oid}: another session has taken over; start the job again")
 
-    lease.cluster.each(let, objects)
+    cluster.each(let, volume_objects(lease.volume, shards))
+    if not are_there:
+        cluster.apply(
+            Change(
+                points.TABLES_MADE,
+                lease_object(lease.volume),
+                equal=put,
+                put={_TABLES_KEY: str(shards)},
+            )
+        )
+
+
+def volume_objects(volume: str, shards: int) -> list[str]:
+    """What takes changes of the volume's session only."""
+    return [intents_object(volume), *(files_object(volume, shard) for shard in range(shards))]
+
+
+def lost_objects(cluster: Cluster, volume: str, shards: int) -> list[str]:
+    """The objects of a volume that were made, and are not there any more."""
+    if not lease_state(cluster, volume).has_tables:
+        return []
+    objects = volume_objects(volume, shards)
+    found = cluster.each(lambda oid: cluster.value(oid, SESSION_KEY), objects)
+    lost = [oid for oid, session in zip(objects, found, strict=True) if session is None]
+    # A volume that is just leaving says so before it removes them.
+    return lost if lost and lease_state(cluster, volume).has_tables else []
+
+
+def give_up_tables(cluster: Cluster, volume: str) -> None:
+    """Say of a volume that leaves that its objects are about to be removed."""
+    cluster.apply(Change(points.TABLES_GIVEN_UP, lease_object(volume), drop=(_TABLES_KEY,)))
 
 
 def _next_session(before: str | None) -> str:
@@ -277,6 +321,6 @@ def _next_session(before: str | None) -> str:
     return f"{number:016x}-{uuid.uuid4().hex[:16]}"
 
 
-def _now_s() -> float:
+def now_s() -> float:
     """A clock that goes on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -11,8 +11,6 @@ from dedupd.format.cluster.objects import (
     VOLUMES_OBJECT,
     StoreParameters,
     VolumeEntry,
-    files_object,
-    intents_object,
     lease_object,
 )
 from dedupd.format.volume_parameters import FINGERPRINTS
@@ -22,7 +20,14 @@ from dedupd.rados.cluster.address import StoreAddress
 from dedupd.rados.cluster.connection import OPERATIONS_AT_ONCE, Change, Cluster, Outcome
 from dedupd.rados.file_table import FileTable
 from dedupd.rados.intents import Intents
-from dedupd.rados.lease import LEASE_S, LeaseState, lease_state, take_lease
+from dedupd.rados.lease import (
+    LEASE_S,
+    LeaseState,
+    give_up_tables,
+    lease_state,
+    take_lease,
+    volume_objects,
+)
 from dedupd.rados.recipes import Recipes
 from dedupd.rados.recovery import Recovery, Settle
 from dedupd.rados.writer import Writer
@@ -126,8 +131,8 @@ class RadosStore:
         intents = Intents(self.cluster, volume)
         if any(True for _ in table.files()) or any(True for _ in table.retiring()) or intents.all():
             raise Busy(f"{self.cluster.address}: volume {volume} still has files in the store")
-        objects = [files_object(volume, shard) for shard in range(entry.shards)]
-        for oid in (*objects, intents_object(volume), lease_object(volume)):
+        give_up_tables(self.cluster, volume)
+        for oid in (*reversed(volume_objects(volume, entry.shards)), lease_object(volume)):
             self.cluster.apply(Change(points.TABLE_REMOVED, oid, remove=True))
         self.cluster.apply(Change(points.VOLUME_LEFT, VOLUMES_OBJECT, drop=(volume,)))
 

@@ -31,6 +31,8 @@ TASKS: Mapping[TaskName, Task] = {
     "compact": Task("compact", "gives the space of garbage back"),
     "scrub": Task("scrub", "looks for damage"),
     "full_scrub": Task("scrub", "checks every byte", ("--full",)),
+    "recover": Task("recover", "looks for hosts that are gone", ("--if-due",)),
+    "audit": Task("audit", "looks at all of the store in the cluster", ("--if-due",)),
     "throughput": Task("optimize", "at full speed", eager=True),
     "refine": Task("refine", "makes smaller what is cold"),
     "background": Task("optimize", "gives way to users"),
@@ -46,13 +48,18 @@ def tasks_of(job: str, arguments: tuple[str, ...]) -> list[TaskName]:
 _OF_CONTAINERS: tuple[TaskName, ...] = ("reconcile", "compact", "refine")
 """Tasks with nothing to do where the chunks are in a cluster."""
 
+_OF_CLUSTERS: tuple[TaskName, ...] = ("recover", "audit")
+"""Tasks of volumes whose chunks are there, and of no other."""
+
 
 def schedules(policy: Policy, *, in_cluster: bool) -> dict[TaskName, Schedule]:
     """When each task runs, by the policy; ``in_cluster``: of a volume whose chunks are there."""
     wanted = {name: getattr(policy, f"schedule_{name}") for name in TASKS}
     if policy.refine is RefineMode.OFF:
         wanted["refine"] = Off()
-    return wanted | (dict.fromkeys(_OF_CONTAINERS, Off()) if in_cluster else {})
+    if in_cluster:
+        return wanted | dict.fromkeys(_OF_CONTAINERS, Off())
+    return {name: schedule for name, schedule in wanted.items() if name not in _OF_CLUSTERS}
 
 
 _ANY = frozenset({"for", "cores"})
@@ -66,10 +73,12 @@ JOBS: Mapping[str, frozenset[str]] = {
     "scrub": _ANY | {"full", "rate", "share", "report_only"},
     "unoptimize": _ANY | {"rate", "since"},
     "rebuild": _ANY,
+    "recover": _ANY | {"if_due"},
+    "audit": _ANY | {"read", "if_due"},
 }
 """Jobs that users may ask for, and their options; ``verify`` needs the volume unmounted."""
 
-_FLAGS = frozenset({"full", "all_garbage", "report_only"})
+_FLAGS = frozenset({"full", "all_garbage", "report_only", "read", "if_due"})
 
 TEXT_MAX = 40
 """The longest value of an option; the job itself says whether it makes sense."""

@@ -1,6 +1,7 @@
 """The problems of a service, and the summary of a week."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, Protocol
 
 from dedupd.config.schedule import Off
@@ -72,6 +73,7 @@ def _of_volume(volume: ServedVolume, now_s: float) -> Iterator[Problem]:
             yield problem("job", Severity.WARNING, text, name)
     yield from _of_space(volume)
     yield from _of_backlog(volume, now_s)
+    yield from _of_cluster(volume)
 
 
 def _of_space(volume: ServedVolume) -> Iterator[Problem]:
@@ -107,6 +109,38 @@ def _of_backlog(volume: ServedVolume, now_s: float) -> Iterator[Problem]:
             f"{path}: no run of optimize got through for {length}, and what is to be optimized"
             f" grows; see `dedupd status {path}`, and `dedupd jobs {path}`",
         )
+
+
+def _of_cluster(volume: ServedVolume) -> Iterator[Problem]:
+    """What the hosts of a store in a cluster know of one another, and of the store."""
+    path = volume.config.path
+    for one in volume.neighbours.get("gone", ()):
+        waiting = f"; {counted(one['left'], 'file')} of it wait for it" if one["left"] else ""
+        yield Problem(
+            "host_gone",
+            path,
+            Severity.WARNING,
+            f"{path}: on its store, no job of {one['host']}:{one['path']} has run since"
+            f" {_shown(one['since_s'])}, and what the last one had begun was taken"
+            f" back{waiting}; see whether that host is well",
+            one["volume"],
+        )
+    audit = volume.neighbours.get("audit", {})
+    found = audit.get("found", {})
+    if found.get("dangling") or found.get("damaged"):
+        yield Problem(
+            "store_damaged",
+            path,
+            Severity.ERROR,
+            f"{path}: the audit of its store by {audit['host']}, {_shown(audit['begun_s'])},"
+            f" found {counted(found['dangling'], 'thing')} missing that files need, and"
+            f" {found['damaged']:,} damaged: `dedupd run scrub --wait {path}` on each host repairs"
+            f" what it can, and `dedupd run audit --wait {path}` says what is left",
+        )
+
+
+def _shown(time_s: float) -> str:
+    return f"{datetime.fromtimestamp(time_s):%Y-%m-%d %H:%M}"
 
 
 def summary(service: Served, now_s: float) -> tuple[str, dict[str, Any]]:

@@ -13,7 +13,16 @@ from typing import Literal
 from dedupd.config.schedule import Calendar, Every, Off, Schedule
 
 TaskName = Literal[
-    "reconcile", "gc", "compact", "scrub", "full_scrub", "throughput", "refine", "background"
+    "reconcile",
+    "gc",
+    "compact",
+    "scrub",
+    "full_scrub",
+    "recover",
+    "audit",
+    "throughput",
+    "refine",
+    "background",
 ]
 
 RETRY_S_MIN = 60.0

@@ -40,7 +40,7 @@ from jobs.tree.candidates import YOUNG
 R = TypeVar("R")
 
 RUNS_LOOKED_AT = 50
-"""For the last one of optimize."""
+"""For the last ones of optimize and recover."""
 
 BUSY_RETRY_S = 60.0
 """When to try again where another process held the volume."""
@@ -69,6 +69,8 @@ class ServedVolume:
         self._restore = RestoreWatch()
         self.damage_met = 0
         """Records that readers could not read, and that no scrub has looked at since."""
+        self.neighbours: Mapping[str, Any] = {}
+        """What the last run of recover has told of the other hosts of a store in a cluster."""
         self.optimized_s = 0.0
         """When a run of optimize got through last."""
         self.since_s = 0.0
@@ -248,6 +250,8 @@ class ServedVolume:
             self.garbage_bytes = max(0, self.garbage_bytes)
         elif report.get("job") == "compact":
             self.garbage_bytes = max(0, report["dead_bytes"] - report["freed_bytes"])
+        elif report.get("job") == "recover" and report.get("outcome") == "done":
+            self.neighbours = report
 
     async def note_savings(self, savings: Savings) -> None:
         self.savings, self.garbage_bytes = savings, savings.garbage_bytes
@@ -284,7 +288,7 @@ class ServedVolume:
             self.garbage_bytes = self.savings.garbage_bytes
         runs = await self.remember(lambda history: history.runs(RUNS_LOOKED_AT)) or []
         for run in reversed(runs):
-            if run.get("job") == "optimize":
+            if run.get("job") in ("optimize", "recover"):
                 self._note_report(run)
         self._served_s = max((one.finished_s for one in self.tasks.values()), default=0.0)
         self.is_known = True

@@ -139,6 +139,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("schedule_compact", "Sat 02:00 for 8d", "from a second to a week"),
     ("schedule_scrub", "Caturday 02:00 for 8h", "is no day"),
     ("schedule_full_scrub", "every 0s", "a second at least"),
+    ("schedule_recover", "hourly", 'write "off", "every 1h"'),
+    ("schedule_audit", "Sun 5 for 12h", 'write "off", "every 1h"'),
 ]
 
 

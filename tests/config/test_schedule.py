@@ -13,6 +13,7 @@ from dedupd.config.schedule import (
     Off,
     Schedule,
     TimeWindow,
+    between_s,
     parse_schedule,
     show_schedule,
 )
@@ -123,3 +124,18 @@ def test_a_night_on_which_the_clock_is_put_back_has_one_window() -> None:
     first = nightly.latest(at("2026-10-25T12:00"), BERLIN)
     assert first is not None
     assert nightly.next_start(first.start_s, BERLIN) == at("2026-10-26T02:30")
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [
+        ("off", None),
+        ("every 90min", 1.5),
+        ("Sun 05:00 for 12h", 168),
+        ("Mon-Fri 22:00 for 4h", 24),
+        ("daily 02:30 for 1h", 24),
+    ],
+)
+def test_how_far_apart_two_beginnings_are(text: str, hours: float | None) -> None:
+    found = between_s(parse_schedule(text), at("2026-11-25T12:00"), BERLIN)
+    assert found == (None if hours is None else hours * 3600)

@@ -8,8 +8,8 @@ from dedupd.format.cluster.objects import FileId
 from dedupd.rados.audit import Audit
 from dedupd.rados.chunks import Arrival
 from dedupd.rados.cluster.connection import Change
-from dedupd.rados.status import status_of
 from dedupd.rados.store import RadosStore
+from dedupd.rados.upkeep.status import status_of
 from tests.support.ceph import wait_for
 from tests.support.rados_hosts import (
     PIECE_BYTES,

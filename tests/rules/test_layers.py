@@ -65,6 +65,7 @@ FLOORS = (
     "dedupd.config",
     "dedupd.rados.cluster",
     "dedupd.rados",
+    "dedupd.rados.upkeep",
     "dedupd.store.beside",
     "dedupd.store.container",
     "dedupd.store",

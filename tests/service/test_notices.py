@@ -256,6 +256,9 @@ def test_each_kind_of_problem_is_told_once_also_over_a_restart(
     told(heard, ("begin", kind), ("end", kind), ("begin", "policy"))
 
 
+GONE = {"volume": "0" * 32, "host": "h", "path": "/srv/h", "since_s": 1.0, "left": 1}
+AUDITED = {"host": "h", "begun_s": 1.0, "found": {"dangling": 1, "damaged": 0}}
+
 KINDS: dict[str, Callable[[ServedVolume, "Service", bool], None]] = {
     "mount": lambda volume, _, bad: setattr(volume.keeper, "problem", "gone" if bad else ""),
     "policy": lambda volume, _, bad: setattr(volume, "policy_problem", "wrong" if bad else ""),
@@ -266,6 +269,12 @@ KINDS: dict[str, Callable[[ServedVolume, "Service", bool], None]] = {
     ),
     "space": lambda volume, _, bad: look_at(volume.space, 1 if bad else 90),
     "backlog": lambda volume, _, bad: setattr(volume, "optimized_s", 1.0 if bad else time.time()),
+    "host_gone": lambda volume, _, bad: setattr(
+        volume, "neighbours", {**volume.neighbours, "gone": [GONE] if bad else []}
+    ),
+    "store_damaged": lambda volume, _, bad: setattr(
+        volume, "neighbours", {**volume.neighbours, "audit": AUDITED if bad else {}}
+    ),
     "page": lambda _, service, bad: setattr(service, "listen_problem", "taken" if bad else ""),
 }
 """What the service knows when there is a problem of a kind, and when there is none."""

@@ -10,8 +10,8 @@ from prometheus_client.registry import Collector
 
 from dedupd.cli.common import exits
 from dedupd.rados.cluster.address import parse_address
-from dedupd.rados.status import StoreStatus, VolumeStatus, status_of
 from dedupd.rados.store import RadosStore
+from dedupd.rados.upkeep.status import StoreStatus, VolumeStatus, status_of
 
 _LABELS = ["store", "host", "path"]
 

@@ -4,8 +4,8 @@ import click
 
 from dedupd.cli.common import answer, exits, json_option
 from dedupd.rados.cluster.address import parse_address
-from dedupd.rados.status import status_of
 from dedupd.rados.store import RadosStore
+from dedupd.rados.upkeep.status import status_of
 
 
 @click.command("status")

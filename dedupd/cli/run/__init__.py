@@ -9,11 +9,13 @@ from dedupd.cli.job_limits import Conduct
 from dedupd.cli.lazy_command import LazyGroup
 
 JOBS = (
+    "audit",
     "compact",
     "gc",
     "optimize",
     "rebuild",
     "reconcile",
+    "recover",
     "refine",
     "scrub",
     "unoptimize",

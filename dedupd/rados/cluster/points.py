@@ -14,6 +14,10 @@ FENCED = define("rados.fenced", "an earlier client was fenced, and that is noted
 SESSION_SET = define(
     "rados.session-set", "one object of the volume takes this session's changes only"
 )
+TABLES_MADE = define("rados.tables-made", "the volume is known to have all of its objects")
+TABLES_GIVEN_UP = define(
+    "rados.tables-given-up", "the volume is about to leave, and may lack some of its objects"
+)
 INTENT_SET = define("rados.intent-set", "the intents of file versions are there")
 INTENT_DROPPED = define("rados.intent-dropped", "the intents are gone")
 RECIPE_PART_WRITTEN = define("rados.recipe-part-written", "a later part of a recipe is there")
@@ -43,3 +47,8 @@ RECIPE_PART_REMOVED = define("rados.recipe-part-removed", "a part of a retired r
 VERSION_RETIRED = define("rados.version-retired", "nothing is left of a version")
 CHUNK_REMOVED = define("rados.chunk-removed", "a chunk is gone")
 CANDIDATE_DROPPED = define("rados.candidate-dropped", "a candidate is none any more")
+TURN_TAKEN = define("rados.turn-taken", "it is this host's turn to look after the store")
+TURN_NOTED = define("rados.turn-noted", "the other hosts know what came of the turn")
+ABSENCE_NOTED = define(
+    "rados.absence-noted", "a volume is noted whose session broke off, or is not any more"
+)

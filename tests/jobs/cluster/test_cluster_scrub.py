@@ -11,7 +11,7 @@ from dedupd.errors import DamagedChunk
 from dedupd.format.cluster.objects import ChunkState, chunk_object
 from dedupd.rados.cluster.connection import Change, Outcome
 from dedupd.rados.damage import DamageList
-from dedupd.rados.status import status_of
+from dedupd.rados.upkeep.status import status_of
 from tests.support.cluster_lab import ClusterLab, cluster_lab
 from tests.support.lab import noise
 from tests.support.rados_hosts import Site

@@ -11,6 +11,7 @@ from dedupd.rados.file_table import FileTable
 from dedupd.rados.intents import Intents
 from dedupd.rados.lease import counters, lease_state
 from dedupd.rados.store import RadosStore
+from dedupd.rados.upkeep.turn import TURN_JOBS, last_turn
 from dedupd.units import counted, format_size
 
 
@@ -110,6 +111,8 @@ class StoreStatus:
     candidates: int
     damaged: int
     """Chunks that were found damaged, and that no host has stored again yet."""
+    upkeep: dict[str, dict[str, Any]]
+    """The last turns of hosts to look after the store, by job: ``host``, ``begun_s``, ``found``."""
     volumes: list[VolumeStatus]
 
     @property
@@ -137,6 +140,12 @@ class StoreStatus:
             for one in self.volumes:
                 if one.host == host:
                     found += one.lines
+        for job, last in self.upkeep.items():
+            when = f"{datetime.fromtimestamp(last['begun_s']):%Y-%m-%d %H:%M}"
+            found.append(f"last {job}: {when}, by {last['host']}")
+        for one in self.upkeep.get("recover", {}).get("found", {}).get("gone", ()):
+            since = f"{datetime.fromtimestamp(one['since_s']):%Y-%m-%d %H:%M}"
+            found.append(f"  {one['host']}:{one['path']} has not come back since {since}")
         if self.damaged:
             found.append(
                 f"{counted(self.damaged, 'chunk')} damaged: `dedupd run scrub` of each volume looks"
@@ -154,6 +163,11 @@ def status_of(store: RadosStore) -> StoreStatus:
         store.parameters.fingerprint,
         _candidates(store),
         len(DamageList(store.cluster).all()),
+        {
+            job: last.to_json()
+            for job in TURN_JOBS
+            if (last := last_turn(store.cluster, job)) is not None
+        },
         [_volume(store, volume, entry) for volume, entry in sorted(volumes.items())],
     )
 

@@ -1,0 +1,76 @@
+"""Jobs that one host does for all hosts of a store in a cluster, and their reports, shown. It is
+imported for volumes on such a store alone."""
+
+from datetime import datetime
+from typing import NoReturn
+
+import click
+
+from dedupd.cli.job_limits import working
+from dedupd.cli.report import finish, show_messages
+from dedupd.units import counted
+from dedupd.volume.volume import Volume
+from jobs.cluster.upkeep import (
+    ELSEWHERE,
+    ClusterAudit,
+    ClusterAuditReport,
+    ClusterRecover,
+    RecoverReport,
+    TurnReport,
+)
+
+
+def recover(volume: Volume, *, if_due: bool, as_json: bool) -> NoReturn:
+    with working(volume, "recover", unit="items") as run:
+        report = ClusterRecover(volume, run, if_due=if_due).recorded()
+    finish(report, as_json, show_recovered, findings=report.errors)
+
+
+def audit(volume: Volume, *, reads_chunks: bool, if_due: bool, as_json: bool) -> NoReturn:
+    with working(volume, "audit", unit="items") as run:
+        job = ClusterAudit(volume, run, reads_chunks=reads_chunks, if_due=if_due)
+        report = job.recorded()
+    damage = report.dangling + report.damaged
+    finish(report, as_json, show_audited, findings=report.errors, damage=damage)
+
+
+def _done_by(report: TurnReport) -> str:
+    when = datetime.fromtimestamp(report.done_s).strftime("%Y-%m-%d %H:%M")
+    return f"{report.done_by}, {when}" if report.done_by else "no host yet"
+
+
+def show_recovered(report: RecoverReport) -> None:
+    """After recover."""
+    if report.volumes:
+        click.echo(
+            f"{counted(report.volumes, 'volume')} looked at:"
+            f" {counted(report.versions_retired, 'file version')} taken back,"
+            f" {counted(report.waiting, 'volume')} left by a session that broke off may still be"
+            " ended by their own hosts."
+        )
+    else:
+        click.echo(f"Looked at last by {_done_by(report)}.")
+    for one in report.gone:
+        click.echo(f"  {gone_text(one['host'], one['path'], one['since_s'], one['left'])}")
+    show_messages(report.errors, report.messages)
+
+
+def gone_text(host: str, path: str, since_s: float, left: int) -> str:
+    """Of a volume whose host has not come back."""
+    since = datetime.fromtimestamp(since_s).strftime("%Y-%m-%d %H:%M")
+    text = f"{host}:{path}: not seen since {since}; what it had begun was taken back"
+    return text + (f", but for {counted(left, 'file')} that wait for it" if left else "")
+
+
+def show_audited(report: ClusterAuditReport) -> None:
+    """After audit."""
+    if report.outcome == ELSEWHERE:
+        click.echo(f"Done last by {_done_by(report)}.")
+        return
+    click.echo(
+        f"{counted(report.files, 'file')}, {counted(report.chunks, 'chunk')},"
+        f" {counted(report.references, 'reference')}; {counted(report.pinned, 'pinned chunk')},"
+        f" {counted(report.candidates, 'garbage candidate')}: {report.dangling:,} missing,"
+        f" {report.damaged:,} damaged, {report.let_go:,} that nothing needs were let go of."
+    )
+    show_messages(report.errors, report.messages)

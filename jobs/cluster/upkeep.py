@@ -1,0 +1,216 @@
+"""Jobs of a volume whose chunks are in a cluster that one host does for all hosts of the store: the
+recovery of hosts that are gone, and the audit.
+
+The cluster knows whose turn it is, when the last one began, and what came of it.
+"""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from dedupd.config.schedule import between_s
+from dedupd.errors import Busy, UsageError
+from dedupd.rados.audit import Audit
+from dedupd.rados.lease import LEASE_S
+from dedupd.rados.reading.volume_store import VolumeStore
+from dedupd.rados.store import RadosStore
+from dedupd.rados.upkeep.recovery import AbsentHosts
+from dedupd.rados.upkeep.turn import LastTurn, Turn, TurnJob, last_turn, take_turn
+from dedupd.volume.volume import Volume
+from jobs.frame.report import FileReport, Job
+from jobs.frame.run import JobRun
+
+PATIENCE_S = 1800.0
+"""How long a volume must have been left where no schedule says how often that is looked at."""
+
+ELSEWHERE = "done by another host"
+
+
+@dataclass(slots=True)
+class TurnReport(FileReport):
+    """``done_by`` and ``done_s`` are of the last turn that got through, this one or another
+    host's; ``done_s`` is by the cluster's clock."""
+
+    done_by: str = ""
+    done_s: float = 0.0
+
+
+TurnReportT = TypeVar("TurnReportT", bound=TurnReport)
+
+
+class TurnOfStore(Job[TurnReportT]):
+    """The frame of both jobs. Needs the volume's job lock.
+
+    ``if_due``: not where another host has begun one within half of the time between two of this
+    volume's own, or is at it.
+    """
+
+    knows_clusters = True
+    turn_job: TurnJob
+
+    def __init__(
+        self, volume: Volume, run: JobRun, report: TurnReportT, *, if_due: bool = False
+    ) -> None:
+        super().__init__(volume, run, report)
+        if volume.cluster is None:
+            raise UsageError(
+                f"{volume.root}: its chunks are in no cluster, where {run.job} has nothing to do"
+            )
+        self._side: VolumeStore = volume.cluster
+        self._if_due = if_due
+        schedule = getattr(volume.policy(), f"schedule_{self.turn_job}")
+        self._between_s = between_s(schedule, time.time())
+
+    @property
+    def store(self) -> RadosStore:
+        return self._side.open()
+
+    @contextmanager
+    def _turn(self) -> Iterator[Turn | None]:
+        """None where it is not to be done now. Raises Busy, StoreUnreachable."""
+        cluster = self.store.cluster
+        turn = take_turn(cluster, self.turn_job, socket.gethostname())
+        if turn is None:
+            if not self._if_due:
+                raise Busy(f"{cluster.address}: another host is at its {self.turn_job}; wait")
+            yield None
+            return
+        with turn:
+            yield None if self._if_due and self._is_enough(turn) else turn
+
+    def _is_enough(self, turn: Turn) -> bool:
+        if turn.last is None or self._between_s is None:
+            return False
+        return 0 <= turn.now_s - turn.last.begun_s < self._between_s / 2
+
+    def _tell(self, last: LastTurn | None) -> None:
+        """Have the report say who has done it."""
+        if last is not None:
+            self._report.done_by, self._report.done_s = last.host, last.begun_s
+
+
+# --- hosts that are gone ------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RecoverReport(TurnReport):
+    """What a run did. ``gone`` and ``audit`` are as the cluster knows them, whoever has looked:
+    volumes whose hosts have not come back since, and what the last audit has found."""
+
+    job: str = "recover"
+    volumes: int = 0
+    waiting: int = 0
+    versions_retired: int = 0
+    taken_over: list[dict[str, Any]] = field(default_factory=list)
+    gone: list[dict[str, Any]] = field(default_factory=list)
+    audit: dict[str, Any] = field(default_factory=dict)
+
+
+class ClusterRecover(TurnOfStore[RecoverReport]):
+    """What other hosts have left that are gone is taken back."""
+
+    turn_job: TurnJob = "recover"
+
+    def __init__(self, volume: Volume, run: JobRun, *, if_due: bool = False) -> None:
+        super().__init__(volume, run, RecoverReport(), if_due=if_due)
+
+    def run(self) -> RecoverReport:
+        """Raises Busy, StoreUnreachable, Cancelled."""
+        self._run.update(phase="looking for hosts that are gone")
+        with self._turn() as turn:
+            last = self._recover(turn) if turn is not None else None
+        cluster = self.store.cluster
+        last = last or last_turn(cluster, "recover")
+        self._tell(last)
+        self._report.gone = list(last.found.get("gone", ())) if last is not None else []
+        audit = last_turn(cluster, "audit")
+        self._report.audit = audit.to_json() if audit is not None else {}
+        return self.report()
+
+    def _recover(self, turn: Turn) -> LastTurn:
+        patience_s = PATIENCE_S if self._between_s is None else self._between_s / 2
+        hosts = AbsentHosts(
+            self.store, turn, self._side.volume, max(LEASE_S, patience_s), self._run.safe_point
+        )
+        try:
+            hosts.run()
+        finally:
+            self._report.volumes, self._report.waiting = hosts.volumes, hosts.waiting
+            self._report.versions_retired = hosts.retired
+            self._report.taken_over = [asdict(one) for one in hosts.taken_over]
+            for problem in hosts.problems:
+                self._run.findings.add(problem)
+        return turn.note(hosts.found)
+
+
+# --- the audit ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ClusterAuditReport(TurnReport):
+    """What a run found in the whole store. ``let_go`` are those of ``leaked`` that are gone now."""
+
+    job: str = "audit"
+    files: int = 0
+    chunks: int = 0
+    references: int = 0
+    candidates: int = 0
+    pinned: int = 0
+    dangling: int = 0
+    damaged: int = 0
+    leaked: int = 0
+    let_go: int = 0
+
+
+class ClusterAudit(TurnOfStore[ClusterAuditReport]):
+    """All of the store is looked at, and what nothing needs is let go of."""
+
+    turn_job: TurnJob = "audit"
+
+    def __init__(
+        self, volume: Volume, run: JobRun, *, reads_chunks: bool = False, if_due: bool = False
+    ) -> None:
+        super().__init__(volume, run, ClusterAuditReport(), if_due=if_due)
+        self._reads_chunks = reads_chunks
+
+    def run(self) -> ClusterAuditReport:
+        """Raises Busy, StoreUnreachable, Cancelled."""
+        with self._turn() as turn:
+            last = self._audit(turn) if turn is not None else None
+        if last is None:
+            self._report.outcome = ELSEWHERE
+            last = last_turn(self.store.cluster, "audit")
+        self._tell(last)
+        return self.report()
+
+    def _audit(self, turn: Turn) -> LastTurn:
+        def safe_point() -> None:
+            self._run.safe_point()
+            turn.check()
+
+        self._run.update(phase="auditing")
+        audit = Audit(self.store, reads_chunks=self._reads_chunks, safe_point=safe_point)
+        found = audit.run()
+        self._run.update(phase="letting go of what nothing needs")
+        audit.repair()
+        counts = {
+            "dangling": len(found.dangling),
+            "damaged": len(found.damaged),
+            "leaked": len(found.leaked),
+            "let_go": found.repaired,
+        }
+        for name in ("files", "chunks", "references", "candidates", "pinned"):
+            setattr(self._report, name, getattr(found, name))
+        for name, count in counts.items():
+            setattr(self._report, name, count)
+        for word, findings in (
+            ("missing", found.dangling),
+            ("damaged", found.damaged),
+            ("not needed", found.leaked),
+        ):
+            for finding in findings:
+                self._run.findings.add(f"{word}: {finding}")
+        return turn.note(counts)

@@ -1,0 +1,196 @@
+"""Hosts that are gone are recovered by the one whose turn it is; one that lives is not. What the
+cluster itself has lost is never taken for garbage."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from dedupd.errors import Busy, Damaged
+from dedupd.format.cluster.objects import (
+    VOLUMES_OBJECT,
+    FileId,
+    file_shard,
+    files_object,
+    intents_object,
+)
+from dedupd.rados.audit import Audit
+from dedupd.rados.cluster.connection import Change
+from dedupd.rados.lease import Lease
+from dedupd.rados.upkeep.recovery import AbsentHosts
+from dedupd.rados.upkeep.turn import Turn, last_turn, take_turn
+from tests.support.ceph import wait_for
+from tests.support.rados_hosts import SHARDS, Host, Site, new_file, random_content
+
+A, B = random_content(1), random_content(2)
+LEASE_S = 1.0
+OF_NOBODY = "0" * 32
+
+
+def a_turn(site: Site, host: str = "b", duration_s: float = 30.0) -> Turn:
+    turn = take_turn(site.cluster, "recover", host, duration_s=duration_s)
+    assert turn is not None
+    return turn
+
+
+def look(
+    site: Site, *, after_s: float = 0.0, patience_s: float = 60.0, own: str = OF_NOBODY
+) -> AbsentHosts:
+    """One look at all hosts, as if so much later."""
+    with site.another() as other, a_turn(other) as turn:
+        later = replace(turn, now_s=turn.now_s + after_s)
+        hosts = AbsentHosts(other.store, later, own, patience_s)
+        hosts.run()
+        turn.note(hosts.found)
+    return hosts
+
+
+def dead_host(site: Site, lease_s: float = LEASE_S) -> Host:
+    """Host ``a`` has stored file 1, and died in the midst of storing file 2."""
+    host = site.host("a", lease_s=lease_s)
+    host.put({1: A})
+    host.writer.prepare([new_file(FileId(2, 1), B)])
+    host.die()
+    return host
+
+
+def wait_for_the_end_of_its_lease(site: Site, host: Host) -> None:
+    wait_for(lambda: site.store.lease(host.volume).holder is None, "end of the lease", 10)
+
+
+# --- turns --------------------------------------------------------------------------------------
+
+
+def test_a_turn_is_one_hosts_and_the_others_know_of_it(site: Site) -> None:
+    with a_turn(site, "b") as turn:
+        assert take_turn(site.cluster, "recover", "c") is None
+        with take_turn(site.cluster, "audit", "c") as beside:  # type: ignore[union-attr]
+            assert beside.last is None
+        assert abs(turn.now_s - time.time()) < 30  # one machine: one clock
+        turn.note({"gone": []})
+    with a_turn(site, "c") as turn:
+        assert turn.last is not None
+        assert (turn.last.host, turn.last.found) == ("b", {"gone": []})
+    found = last_turn(site.cluster, "recover")
+    assert found is not None and found.host == "b"
+
+
+def test_a_turn_whose_host_died_ends_and_comes_late_in_vain(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lease, "keep", lambda lease: None)  # as a process that is stopped
+    late = a_turn(site, "b", LEASE_S)
+    wait_for(lambda: take_turn(site.cluster, "recover", "c") is not None, "end of the turn", 10)
+    with pytest.raises(Busy, match="another host's"):
+        late.check()
+    late._lease._until_s += 3600  # whatever its clock says
+    with pytest.raises(Busy, match="another host's"):
+        late.note({})
+    hosts = AbsentHosts(site.store, late, OF_NOBODY, 0.0)
+    dead = dead_host(site)
+    wait_for_the_end_of_its_lease(site, dead)
+    with pytest.raises(Busy, match="another host's"):
+        hosts.run()
+    assert hosts.taken_over == []
+
+
+# --- hosts --------------------------------------------------------------------------------------
+
+
+def test_a_host_that_is_gone_is_recovered_once_and_said_to_be_gone(site: Site) -> None:
+    dead = dead_host(site)
+    wait_for_the_end_of_its_lease(site, dead)
+    assert [len(site.audit().dangling), site.audit().candidates] == [0, 0]
+    first = look(site)
+    assert (first.waiting, first.retired, first.gone) == (1, 0, [])
+    early = look(site, after_s=30)
+    assert (early.waiting, early.retired) == (1, 0)
+    second = look(site, after_s=120)
+    assert (second.waiting, second.retired) == (0, 1)
+    (gone,) = second.taken_over
+    assert (gone.host, gone.path, gone.left) == ("a", "/srv/a", 0)
+    third = look(site, after_s=240)
+    assert (third.retired, third.taken_over, third.gone) == (0, [], second.gone)
+    assert site.audit().dangling == []
+    site.collect()
+    assert site.assert_whole().candidates == 0
+    with site.host("a", breaks_lease=False) as host:
+        assert host.read(1) == A
+        host.put({2: B})
+    assert look(site, after_s=360).gone == []
+
+
+def test_a_host_that_lives_is_left_alone(site: Site) -> None:
+    """It holds its lease; or it was away, and has come again between two looks; or it is ours."""
+    with site.host("a", lease_s=30.0) as host:
+        prepared = host.writer.prepare([new_file(FileId(2, 1), B)])
+        for after_s in (0, 3600, 7200):
+            found = look(site, after_s=after_s)
+            assert (found.waiting, found.retired, found.gone) == (0, 0, [])
+        host.writer.commit(prepared)
+        host.stubs.name(FileId(2, 1), prepared[0].version, B)
+        host.writer.finish(prepared)
+    dead = dead_host(site)
+    wait_for_the_end_of_its_lease(site, dead)
+    assert look(site).waiting == 1
+    again = dead_host(site)  # a session of its own, which has ended like the first
+    wait_for_the_end_of_its_lease(site, again)
+    found = look(site, after_s=120)
+    assert (found.waiting, found.retired) == (1, 0)
+    own = look(site, after_s=3600, own=again.volume)
+    assert (own.waiting, own.retired, own.gone) == (0, 0, [])
+
+
+def test_files_between_two_versions_wait_for_their_host(site: Site) -> None:
+    with site.host("a") as host:
+        host.put({1: A})
+    host = site.host("a", lease_s=LEASE_S)
+    host.writer.commit(host.writer.prepare([new_file(FileId(1, 1), B)]))
+    host.die()
+    wait_for_the_end_of_its_lease(site, host)
+    look(site)
+    (gone,) = look(site, after_s=120).gone
+    assert gone.left == 1
+    assert [one.left for one in look(site, after_s=240).gone] == [1]
+    site.assert_whole()
+    with site.host("a", breaks_lease=False) as back:
+        assert back.recovery.rolled_back == 1
+        assert back.read(1) == A
+    assert look(site, after_s=360).gone == []
+
+
+# --- what the cluster has lost ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["files", "intents", "volumes"])
+def test_what_a_lost_table_knew_is_not_let_go_of(site: Site, lost: str) -> None:
+    with site.host("a") as host:
+        host.put({1: A, 2: B})
+    table = files_object(host.volume, file_shard(FileId(1, 1), SHARDS))
+    objects = {"files": table, "intents": intents_object(host.volume), "volumes": VOLUMES_OBJECT}
+    site.cluster.apply(Change("rados.table-removed", objects[lost], remove=True))
+    if lost != "volumes":
+        with pytest.raises(Damaged, match="the cluster has lost"):
+            site.host("a")
+    audit = Audit(site.store)
+    report = audit.run()
+    assert report.damaged != []
+    assert report.leaked == []
+    audit.repair()
+    site.collect()
+    assert host.stubs.versions.keys() == {FileId(1, 1).text, FileId(2, 1).text}
+    with site.another() as other:
+        host.store = other.store
+        host.assert_reads_right()
+
+
+def test_a_volume_that_has_left_leaves_nothing_unclear(site: Site) -> None:
+    with site.host("a") as host:
+        host.put({1: A})
+        host.delete([1])
+    site.store.leave(host.volume)
+    site.collect()
+    assert site.assert_whole().chunks == 0
+    with site.host("a") as host:  # it may join again
+        host.put({1: A})
+    site.assert_whole()
