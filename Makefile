@@ -48,7 +48,7 @@ test-hostile: setup-develop ## the scenarios of hostile users, copies and full d
 
 test-cluster: setup-develop ## the long tests of a store in a Ceph cluster, which they bring up
 	$(BIN)/python -m pytest -m slow --timeout 3600 tests/rados tests/jobs/cluster tests/cli/test_cluster.py \
-		tests/service/test_cluster.py $(ARGS)
+		tests/service/test_cluster.py tests/service/test_cluster_hosts.py $(ARGS)
 
 lint: setup-develop ## form and likely mistakes: ruff, cargo fmt, clippy
 	$(BIN)/ruff check .

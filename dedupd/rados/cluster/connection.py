@@ -214,6 +214,14 @@ class Cluster:
         if number == errno.ENOENT:
             return UsageError(f"{where}: there is no such pool, or no configuration or key")
         self.gave_up = True
+        try:
+            self.permit()
+        except WriterFenced:
+            # What was under way while this process was stopped has had no answer in time either.
+            return StoreUnreachable(
+                f"{where}: {error}; the lease of this session is over by now, as after a long stop"
+                " of this process, or of the cluster; start the job again"
+            )
         return StoreUnreachable(
             f"{where}: {error}; `ceph -s` shows how it is. The next use tries again"
         )
