@@ -17,6 +17,7 @@ from dedupd.format.cluster import objects
 from dedupd.format.cluster.objects import FileId
 from dedupd.rados.cluster import points
 from dedupd.rados.cluster.address import parse_address
+from dedupd.rados.collection import Collection
 from dedupd.rados.store import RadosStore
 from tests.support.ceph import REPOSITORY
 from tests.support.rados_hosts import PIECE_BYTES, Host, Site, random_content
@@ -36,6 +37,7 @@ def work(host: Host) -> None:
     """The run that is broken off."""
     host.put({1: C, 4: A + C})
     host.delete([3])
+    Collection(host.store.chunks, 0.0).run()
 
 
 def prepared_site(site: Site) -> None:

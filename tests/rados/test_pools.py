@@ -1,5 +1,6 @@
-"""What a store asks of the pool that it lies in."""
+"""What a store asks of the pool that it lies in, and of the user that it is reached as."""
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from dedupd.errors import UsageError
 from dedupd.rados.cluster.address import StoreAddress
 from dedupd.rados.store import RadosStore
-from tests.support.ceph import MiniCeph
+from tests.support.ceph import CAPABILITIES, REPOSITORY, USER, MiniCeph
 
 
 def test_an_erasure_coded_pool_is_refused(ceph: Path, address: StoreAddress) -> None:
@@ -39,4 +40,25 @@ def test_an_erasure_coded_pool_is_refused(ceph: Path, address: StoreAddress) -> 
         with pytest.raises(UsageError, match="no store"):
             RadosStore.open(coded)
     finally:
+        admin.shutdown()
+
+
+def test_the_user_of_all_tests_has_what_the_documentation_gives(ceph: Path) -> None:
+    """With cephx, and no more than that: all that any test does as this user these allow."""
+    text = (REPOSITORY / "docs" / "cluster.md").read_text()
+    told = " ".join(text.replace("\\\n", " ").split())
+    (mon, mon_cap), (osd, osd_cap) = zip(CAPABILITIES[::2], CAPABILITIES[1::2], strict=True)
+    assert f"get-or-create client.{USER} {mon} '{mon_cap}' {osd} '{osd_cap}' >" in told
+    assert "auth client required = cephx" in (ceph / "ceph.conf").read_text()
+    user = MiniCeph(ceph).client(USER, ceph / f"client.{USER}.keyring")
+    admin = MiniCeph(ceph).client("admin", ceph / "client.admin.keyring")
+    try:
+        about = json.dumps({"prefix": "auth get", "entity": f"client.{USER}", "format": "json"})
+        status, answer, _ = admin.mon_command(about, b"")
+        assert status == 0
+        assert json.loads(answer)[0]["caps"] == {mon: mon_cap, osd: osd_cap}
+        status, _, _ = user.mon_command(json.dumps({"prefix": "osd out", "ids": ["0"]}), b"")
+        assert status == -errno.EACCES
+    finally:
+        user.shutdown()
         admin.shutdown()

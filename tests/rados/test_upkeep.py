@@ -3,6 +3,8 @@ cluster itself has lost is never taken for garbage."""
 
 import time
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -13,13 +15,19 @@ from dedupd.format.cluster.objects import (
     file_shard,
     files_object,
     intents_object,
+    lease_object,
 )
 from dedupd.rados.audit import Audit
-from dedupd.rados.cluster.connection import Change
+from dedupd.rados.cluster import points
+from dedupd.rados.cluster.connection import Change, Cluster
+from dedupd.rados.cluster.wire import LOCK_XATTR
+from dedupd.rados.collection import GRACE_S
 from dedupd.rados.lease import Lease
+from dedupd.rados.store import RadosStore
 from dedupd.rados.upkeep.recovery import AbsentHosts
-from dedupd.rados.upkeep.turn import Turn, last_turn, take_turn
+from dedupd.rados.upkeep.turn import Turn, last_turn, take_turn, turn_name
 from tests.support.ceph import wait_for
+from tests.support.cluster_lab import crash_after
 from tests.support.rados_hosts import SHARDS, Host, Site, new_file, random_content
 
 A, B = random_content(1), random_content(2)
@@ -34,7 +42,11 @@ def a_turn(site: Site, host: str = "b", duration_s: float = 30.0) -> Turn:
 
 
 def look(
-    site: Site, *, after_s: float = 0.0, patience_s: float = 60.0, own: str = OF_NOBODY
+    site: Site,
+    *,
+    after_s: float = 0.0,
+    patience_s: float = 60.0,
+    own: str = OF_NOBODY,
 ) -> AbsentHosts:
     """One look at all hosts, as if so much later."""
     with site.another() as other, a_turn(other) as turn:
@@ -157,6 +169,103 @@ def test_files_between_two_versions_wait_for_their_host(site: Site) -> None:
         assert back.recovery.rolled_back == 1
         assert back.read(1) == A
     assert look(site, after_s=360).gone == []
+
+
+def test_what_lost_its_acknowledgement_is_the_same_in_the_end(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change is made twice: one turn, one recovery, nothing missing and nothing left over."""
+    dead = dead_host(site, 30.0)
+    expire(site, dead.volume)
+    make = Cluster.__init__
+
+    def made(cluster: Cluster, *arguments: Any, **options: Any) -> None:
+        make(cluster, *arguments, **options)
+        cluster.acknowledgements_lost = True
+
+    monkeypatch.setattr(Cluster, "__init__", made)
+    assert look(site).waiting == 1
+    second = look(site, after_s=120)
+    assert (second.retired, len(second.taken_over), second.problems) == (1, 1, [])
+    monkeypatch.undo()
+    site.collect()
+    assert site.assert_whole().candidates == 0
+
+
+def expire(site: Site, volume: str) -> None:
+    """As if the lease of a volume, or of a turn, had run out."""
+    oid = lease_object(volume)
+    site.cluster.apply(Change("rados.lease-broken", oid, drop_xattr=LOCK_XATTR))
+
+
+@pytest.mark.slow
+def test_a_recovery_that_dies_after_any_step_is_ended_by_another(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the turn, of the session that takes over, of the notes."""
+    monkeypatch.setattr(Lease, "keep", lambda lease: None)
+    at, is_dead = 0, True
+    while is_dead:
+        at += 1
+        address = replace(site.address, name=f"{site.address.name}.{at}")
+        directory = site.directory / f"{at}"
+        directory.mkdir()
+        with Site(RadosStore.create(address), directory) as fresh:
+            dead = dead_host(fresh, 30.0)
+            expire(fresh, dead.volume)
+            look(fresh)
+            is_dead = crash_after(at, partial(look, fresh, after_s=120))
+            for after_s in (600, 1200):
+                assert fresh.audit().dangling == []
+                expire(fresh, dead.volume)
+                expire(fresh, turn_name("recover"))
+                assert look(fresh, after_s=after_s).problems == []
+            fresh.collect()
+            assert fresh.assert_whole().candidates == 0
+            with fresh.host("a") as host:
+                assert host.read(1) == A
+    assert at > 15
+
+
+@pytest.mark.parametrize("step", ["intent", "recipe", "references"])
+def test_what_was_never_committed_is_gone_after_the_grace(
+    site: Site, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Between the last reference and the commit: the file is as before, its chunks wait, and go
+    with the first collection after the grace."""
+    points_of = {
+        "intent": points.INTENT_SET,
+        "recipe": points.RECIPE_WRITTEN,
+        "references": points.CHUNK_CREATED,
+    }
+    host = site.host("a", lease_s=LEASE_S)
+    host.put({1: A})
+    steps: list[str] = []
+    monkeypatch.setattr("dedupd.failpoint.hook", steps.append)
+    host.writer.prepare([new_file(FileId(1, 1), B)])
+    count = max(n for n, name in enumerate(steps, 1) if name == points_of[step])
+    host.die()
+    monkeypatch.setattr("dedupd.failpoint.hook", None)
+    with site.host("a") as host:
+        assert host.recovery.retired == 1
+    site.collect()
+    host = site.host("a", lease_s=LEASE_S)
+    crash_after(count, lambda: host.writer.prepare([new_file(FileId(1, 1), B)]))
+    host.die()
+    wait_for_the_end_of_its_lease(site, host)
+    look(site)
+    assert look(site, after_s=120).retired == 1
+    waiting = site.audit().candidates
+    assert waiting == (3 if step == "references" else 0)
+    early = site.collect(GRACE_S)
+    assert (early.removed, early.waiting) == (0, waiting)
+    later_ns = time.time_ns() + int(GRACE_S * 1e9)
+    monkeypatch.setattr("dedupd.rados.collection.time.time_ns", lambda: later_ns)
+    assert site.collect(GRACE_S).removed == waiting
+    monkeypatch.undo()
+    assert site.assert_whole().chunks == 3
+    with site.host("a") as host:
+        assert host.read(1) == A
 
 
 # --- what the cluster has lost ------------------------------------------------------------------

@@ -202,3 +202,26 @@ def test_a_crash_after_any_step_of_a_run(kind: str, site: Site, loop_fs: MakeFil
             if not died:
                 break
         assert at > 30
+
+
+@pytest.mark.slow
+def test_a_crash_after_any_step_of_a_collection(site: Site, tmp_path: Path) -> None:
+    """Files that are gone are forgotten, and their chunks collected, after any number of tries."""
+    with cluster_lab(tmp_path, site) as here:
+        kept = noise(20_000, 1)
+        here.lab.put("kept", kept)
+        at, died = 0, True
+        while died:
+            at += 3
+            for n in range(3):
+                here.lab.put(f"file{n}", noise(20_000, at * 10 + n) + kept)
+            here.optimize()
+            for n in range(3):
+                (here.lab.data / f"file{n}").unlink()
+            died = crash_after(at, here.collect)
+            assert site.audit().dangling == []
+            assert here.lab.read("kept") == kept
+            here.collect()
+            assert here.lab.read("kept") == kept
+            assert site.assert_whole().candidates == 0
+        assert at > 20
