@@ -119,8 +119,7 @@ class ControlServer:
             connection.close()
             if talk.marks is not None:
                 self._mount.marking_sessions.end(talk.marks)
-            if talk.is_run:
-                self._mount.brake.run_ends()
+            self._run_end(talk, None)
             with trio.CancelScope(shield=True):
                 await talk.end_bulk(self._mount.bulk_commits)
                 await self._mount.commit_lane.abandon(list(talk.begun))
@@ -161,6 +160,8 @@ class ControlServer:
                 return {}, []
             if operation == "run_begin":
                 return self._run_begin(talk), []
+            if operation == "run_end":
+                return self._run_end(talk, int(request["freed_bytes"])), []
             if operation == "reopen":
                 return self._reopen(request), []
             if operation == "remount":
@@ -176,9 +177,14 @@ class ControlServer:
             return {"error": str(error), "kind": type(error).__name__}, []
 
     def _run_begin(self, talk: "_Conversation") -> dict[str, Any]:
-        if not talk.is_run:
-            talk.is_run = True
-            self._mount.brake.run_begins()
+        if talk.run_began_s is None:
+            talk.run_began_s = self._mount.brake.run_begins()
+        return {}
+
+    def _run_end(self, talk: "_Conversation", freed_bytes: int | None) -> dict[str, Any]:
+        began_s, talk.run_began_s = talk.run_began_s, None
+        if began_s is not None:
+            self._mount.brake.run_ends(began_s, freed_bytes)
         return {}
 
     async def _mark_begin(self, talk: "_Conversation") -> dict[str, Any]:
@@ -327,7 +333,7 @@ class _Conversation:
     fill: FileFill | None = None
     bulk: BulkCommit | None = None
     payload: bytes = b""
-    is_run: bool = False
+    run_began_s: float | None = None
     sending: list[int] = field(default_factory=list)
 
     async def end_bulk(self, lane: BulkCommits) -> None:

@@ -92,7 +92,7 @@ class StubOperations(NamespaceOperations):
         caller = cast(RequestContext, request)
         start, length, mode = request.offset, request.length, request.flags
         if not mode & PUNCH_HOLE:
-            await self._mount.brake.wait_to_write(length)
+            await self._wait_to_write(length)
         await self._ranges.allocate(request.node, start, length, mode, caller)
 
     @answers
@@ -107,7 +107,7 @@ class StubOperations(NamespaceOperations):
             length = min(length, COPY_BYTES_MAX)
         if self._mount.brake.is_on:
             left_bytes = os.stat(self._inodes.path(request.node)).st_size - request.offset
-            await self._mount.brake.wait_to_write(max(0, min(length, left_bytes, COPY_BYTES)))
+            await self._wait_to_write(max(0, min(length, left_bytes, COPY_BYTES)))
         return await self._ranges.copy(
             request.node, request.offset, request.node_to, request.offset_to, length, caller
         )
@@ -172,7 +172,7 @@ class StubOperations(NamespaceOperations):
         and the lock keeps others from beginning.
         """
         # Without the file: what was written of it so far is left alone, and a job may take it.
-        await self._mount.brake.wait_to_write(len(data))
+        await self._wait_to_write(len(data))
         file = await self._files.acquire(ino, write=True)
         try:
             while file.stub is None:
@@ -193,6 +193,13 @@ class StubOperations(NamespaceOperations):
                 return await self._write_stub(file, uid, start, data)
         finally:
             self._files.release(file)
+
+    async def _wait_to_write(self, size_bytes: int) -> None:
+        """Until there is room, where a restore fills the volume. Raises OSError."""
+        brake = self._mount.brake
+        if brake.is_on:
+            await brake.wait_to_write(size_bytes)
+            self._inodes.allow_writes(brake.allowed_bytes)
 
     def _about_to_write(self, file: OpenFile, start: int, length: int, clears: bool) -> None:
         """Under the file's lock."""

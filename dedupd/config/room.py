@@ -9,7 +9,25 @@ from collections.abc import Callable
 from dedupd.config.reserve import Reserve
 from dedupd.errors import NoSpace
 from dedupd.system.files import free_space
-from dedupd.units import format_size
+from dedupd.units import MIB, format_size
+
+_WORKING_SHARE = 1 / 32
+_WORKING_BYTES_MIN, _WORKING_BYTES_MAX = 4 * MIB, 64 * MIB
+"""More than the chunks of any file that is taken as a whole, and a few of its group."""
+
+_GUARD_SHARE = 1 / 4
+
+
+def working_bytes(total_bytes: int) -> int:
+    """What users leave of the room on a file system of that size while a restore fills it: with
+    nothing, optimize could free nothing."""
+    share = int(total_bytes * _WORKING_SHARE)
+    return min(max(share, _WORKING_BYTES_MIN), _WORKING_BYTES_MAX)
+
+
+def guard_bytes(total_bytes: int) -> int:
+    """What optimize leaves of that, since users may write as much before they look again."""
+    return int(working_bytes(total_bytes) * _GUARD_SHARE)
 
 
 class Room:

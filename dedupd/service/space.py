@@ -63,6 +63,7 @@ class SpaceWatch:
         self.critical_bytes = 0
         self._since_s = 0.0
         self._removed_s = 0.0
+        self._restores = False
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
 
     def look(self, sample: Sample, policy: Policy) -> bool:
@@ -76,10 +77,12 @@ class SpaceWatch:
         is_removed = last is not None and sample.inodes_used < last.inodes_used
         if is_removed:
             self._removed_s = sample.time_s
+        before_restores, self._restores = self._restores, policy.restore_mode is RestoreMode.ON
+        begins = self._restores and not before_restores
         self.latest = sample
         if not self._samples or sample.time_s >= self._samples[-1].time_s + SAMPLE_S:
             self._samples.append(sample)
-        return self.level > before or (is_removed and self.level > SpaceLevel.ENOUGH)
+        return begins or self.level > before or (is_removed and self.level > SpaceLevel.ENOUGH)
 
     def recall(self, samples: Iterable[Sample]) -> None:
         """Take in, oldest first, what an earlier life of the service saw, for the forecast."""

@@ -9,8 +9,8 @@ import enum
 import errno
 import os
 import resource
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -102,22 +102,31 @@ class VolumeCommitter:
             results += self._commit_batch(requests, len(results))
         return results
 
-    def awaited(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def awaited(self, freed_bytes: Callable[[], int]) -> Iterator[None]:
         """Let the process that serves the mount, if there is one, know of a run while it lasts: a
-        restore waits for it."""
-        return self._told("run_begin")
+        restore waits for it. ``freed_bytes`` is asked where the run went to its end, or to that of
+        the space; one that was stopped or killed says nothing."""
+        with self._told("run_begin") as client:
+            try:
+                yield
+            except NoSpace:
+                _end_run(client, freed_bytes())
+                raise
+            _end_run(client, freed_bytes())
 
     @contextmanager
-    def _told(self, operation: str) -> Iterator[None]:
+    def _told(self, operation: str) -> Iterator[ControlClient | None]:
         """For a block during which a connection to the mount lasts that has told it something."""
         with ExitStack() as stack:
+            client = None
             # Where the process has gone, or serves a copy, it has nothing to do with this volume.
             with suppress(Busy, ServiceUnreachable):
                 client = self._volume.mount_client()
                 if client is not None:
                     stack.callback(client.close)
                     client.call(operation)
-            yield
+            yield client
 
     def _commit_batch(self, requests: CommitRequests, start: int) -> list[Result]:
         """Results of the next few requests."""
@@ -131,6 +140,12 @@ class VolumeCommitter:
             batch = requests.part(start, descriptors_to_spare())
             with held.under_way(batch.paths):
                 return _commit_here(self._volume, batch, self._threads)
+
+
+def _end_run(client: ControlClient | None, freed_bytes: int) -> None:
+    if client is not None:
+        with suppress(ServiceUnreachable):
+            client.call("run_end", freed_bytes=freed_bytes)
 
 
 def descriptors_to_spare() -> int:

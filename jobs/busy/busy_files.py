@@ -19,15 +19,17 @@ from dedupd.volume.volume import Volume
 from jobs.tree.candidates import SAVES_LITTLE, Candidate
 from jobs.tree.marked_directories import MarkedDirectories
 
-OFFER_BYTES_MIN = 16 * MIB
-"""Less is not worth a step, even where there is no room for it if all of it is new."""
+LARGE_BYTES_MIN = 16 * MIB
+"""A file that is taken by its parts while it is written to."""
 
+STEP_SHARE = 0.5
+"""Of the room: what is asked for of a file at once, all of which may be new."""
 
 ALL_SHARE = 0.9
 """Of what was asked for: with so much there may be more."""
 
-WRITTEN_S = 30.0
-"""A file that was changed since may be changed again."""
+WRITTEN_S = 3.0
+"""A file that was changed since is being written to. A writer that waits for room does not."""
 
 LEFT_ALONE_S = 600.0
 """What of such a file still has blocks of its own stays plain, or is taken with the whole."""
@@ -70,6 +72,7 @@ class BusyFiles:
         self._room = volume.store_room()
         self._bytes_max = 0
         self._starts: dict[bytes, int] = {}
+        self._asked: dict[bytes, None] = {}
         self.is_turn = False
         self.has_more = self._restores or policy.busy_files is BusyFilesMode.RANGES
         """Whether there may be offers that were not asked for."""
@@ -122,7 +125,7 @@ class BusyFiles:
     def offers(self, is_in: Callable[[bytes], bool]) -> Iterator[BusyFile]:
         """Each file once in a run, but for those that :meth:`left` asks for again."""
         self.has_more = False
-        for path in [one.path for one in self.found()]:
+        for path in dict.fromkeys([one.path for one in self.found()] + [*self._asked]):
             if path in self._done or not is_in(path):
                 continue
             self._done.add(path)
@@ -136,12 +139,30 @@ class BusyFiles:
                 self._ask_again(offer)
                 yield offer
 
+    def ask_for(self, candidate: Candidate) -> bool:
+        """Have a file that pays, and does not fit as a whole, taken by its parts in the turn of
+        busy files; whether the mount can do that."""
+        if not self._restores or self._client is None or candidate.path in self._asked:
+            return False
+        try:
+            status = os.stat(candidate.path, dir_fd=self._volume.data_fd, follow_symlinks=False)
+        except OSError:
+            return False
+        if status.st_nlink != 1:
+            return False
+        self._asked[candidate.path] = None
+        self._certain.add(candidate.identity.inode)
+        self._done.discard(candidate.path)
+        self.has_more = True
+        return True
+
     def _wanted(self, path: bytes) -> dict[str, Any]:
         """What is asked for of a file. While a restore fills the volume, what was written just now,
         and no more than has room as chunks."""
         if not self._restores:
             return {"age_s": decided(self._policy, path).min_age_s}
-        self._bytes_max = max(OFFER_BYTES_MIN, self._room.left_bytes // 2)
+        left_bytes = self._room.left_bytes
+        self._bytes_max = max(GRAIN_BYTES, int(left_bytes * STEP_SHARE))
         return {"age_s": 0.0, "bytes_max": self._bytes_max}
 
     def _ask_again(self, offer: BusyFile) -> None:
@@ -160,7 +181,7 @@ class BusyFiles:
         if not (self._restores and isinstance(found, Candidate) and self._client is not None):
             return False
         written_s = time.time() - found.identity.mtime_ns / NANOSECONDS
-        return found.identity.size >= OFFER_BYTES_MIN and 0 <= written_s < WRITTEN_S
+        return found.identity.size >= LARGE_BYTES_MIN and 0 <= written_s < WRITTEN_S
 
     def _offer(self, path: bytes, reply: dict[str, Any]) -> BusyFile | None:
         """With the attribute that it has now: a later one ends the offer."""

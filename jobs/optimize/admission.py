@@ -2,23 +2,42 @@
 
 A file gives its blocks back only once it is a stub as a whole. So its chunks need room before that:
 a file that does not fit beside the reserve is left, and the run goes on with others.
+
+While a restore fills the volume its writers wait for that room, however little is left. So small
+files that may not fit are counted by their new chunks, as few at a time as do fit, and of a large
+one nothing is stored at first: it is read for what it would save. One that pays comes again, with
+what it would add, and goes by its parts where that does not fit, either.
 """
 
+import time
 from collections.abc import Callable, Iterator
 
 from dedupd import native
-from dedupd.config.room import Room
+from dedupd.config.room import Room, guard_bytes, working_bytes
 from dedupd.system.file_reader import SMALL_BYTES_MAX
+from dedupd.system.files import free_space
 from dedupd.system.page_cache import BufferPool
 from dedupd.units import KIB, format_size
+from dedupd.volume.volume import Volume
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask
+from jobs.optimize.judging import Judging
 from jobs.optimize.pipeline import Ingest
+from jobs.tree.candidates import Candidate
 
 NO_ROOM = "no room for"
 """Said of a file that does not fit beside the reserve."""
 
+WRITERS_S = 1.0
+"""After so long users have seen how much is left."""
+
+BY_PARTS = "goes by its parts"
+"""Said of one that does not fit as a whole, and is taken later in the same run."""
+
 _BEGIN_BYTES = 256 * KIB
 """For new containers, and for the attributes and directories that a file system makes larger."""
+
+_OWN_BYTES = 512 * KIB
+"""For the index, the catalogue and the notes of a run, where users leave no more than it needs."""
 
 _PER_FILE_BYTES = 512
 """A recipe of few chunks and its second copy, and entries of tables."""
@@ -35,6 +54,49 @@ def needed_bytes(size_bytes: int, files: int) -> int:
     return int(size_bytes * (1 + _RECIPE_SHARE)) + files * _PER_FILE_BYTES
 
 
+class Restoring:
+    """What a run does about files that do not fit while writers wait for it."""
+
+    def __init__(
+        self, volume: Volume, judging: Judging, by_parts: Callable[[Candidate], bool]
+    ) -> None:
+        """``by_parts`` has a file taken by its parts, and says whether that can be done."""
+        self._volume = volume
+        self._judging = judging
+        self.by_parts = by_parts
+        self._short_since_s: float | None = None
+
+    @property
+    def guard_bytes(self) -> int:
+        """What is left of the room, since users may write as much before they look again."""
+        return guard_bytes(free_space(self._volume.data_fd).total_bytes)
+
+    def is_without_writers(self, room: Room) -> bool:
+        """Whether users write nothing now, for so little is left: then all of it may be used."""
+        least = working_bytes(free_space(self._volume.data_fd).total_bytes)
+        if room.left_bytes >= least:
+            self._short_since_s = None
+            return False
+        if self._short_since_s is None:
+            self._short_since_s = time.monotonic()
+        time.sleep(max(0.0, self._short_since_s + WRITERS_S - time.monotonic()))
+        return True
+
+    def may_look(self, task: FileTask) -> bool:
+        """Whether a file may be read for what it would save, with nothing of it stored: then it
+        comes again."""
+        is_known = task.is_measured or task.is_certain or task.is_in_parts
+        return not (is_known or self._judging.is_recall)
+
+    def measure(self, task: FileTask) -> None:
+        """A file that was read for what it would add needs no more room than that."""
+        new_bytes = self._judging.new_bytes_of(task.identity)
+        if new_bytes is not None:
+            recipe_bytes = int(task.identity.size * _RECIPE_SHARE)
+            task.need_bytes = min(task.need_bytes, new_bytes + recipe_bytes)
+            task.is_measured = True
+
+
 class Admission:
     """Lets batches through to the pipeline, without the files that do not fit.
 
@@ -48,8 +110,11 @@ class Admission:
         ingest: Ingest,
         make_room: Callable[[], None],
         on_left: Left,
+        restoring: Restoring | None = None,
     ) -> None:
+        """``restoring`` while a restore fills the volume."""
         self._room = room
+        self._restoring = restoring
         self._pool = pool
         self._ingest = ingest
         self._make_room = make_room
@@ -65,8 +130,21 @@ class Admission:
 
     def _left_bytes(self) -> int:
         """How much more may be taken than what is on its way already."""
+        guard = 0 if self._restoring is None else self._restoring.guard_bytes
+        return self._all_bytes() - guard
+
+    def _all_bytes(self) -> int:
         pending = needed_bytes(self._ingest.pending_bytes, 0)
         return self._room.left_bytes - pending - _BEGIN_BYTES
+
+    def _last_bytes(self, need_bytes: int) -> int:
+        """As :meth:`_left_bytes`, once all that was fed are stubs, for what may not fit."""
+        self._make_room()
+        left = self._left_bytes()
+        restoring = self._restoring
+        if need_bytes > left and restoring is not None and restoring.is_without_writers(self._room):
+            left = max(left, self._all_bytes() - _OWN_BYTES)
+        return left
 
     def _files(self, batch: FilesBatch) -> Iterator[FilesBatch]:
         files = batch.files
@@ -75,38 +153,65 @@ class Admission:
             return
         at = 0
         while at < len(files):
-            self._make_room()
-            left = self._left_bytes()
-            part = native.ingest.FileList()
-            fitting = int(max(0, left - len(files) * _PER_FILE_BYTES) / (1 + _RECIPE_SHARE))
-            count = part.take(files, at, SMALL_BYTES_MAX, fitting, len(files))
-            if count:
+            path, (_, size_bytes, _, _), _ = files[at]
+            left = self._last_bytes(needed_bytes(size_bytes, len(files)))
+            part = self._fitting(batch, at, left)
+            if len(part):
                 yield FilesBatch(batch.buffer, part, 0.0, is_part=True)
             else:
-                path, (_, size_bytes, _, _), _ = files[at]
                 self._leave(path, size_bytes, left)
-            at += count or 1
+            at += len(part) or 1
         self._make_room()
         self._pool.give(batch.buffer)
 
+    def _fitting(self, batch: FilesBatch, at: int, left_bytes: int) -> native.ingest.FileList:
+        """The next files of a batch that fit."""
+        files, part = batch.files, native.ingest.FileList()
+        fitting = int(max(0, left_bytes - len(files) * _PER_FILE_BYTES) / (1 + _RECIPE_SHARE))
+        count = part.take(files, at, SMALL_BYTES_MAX, fitting, len(files))
+        most = 0 if self._restoring is None else len(files) - at
+        while most > count:
+            wider = native.ingest.FileList()
+            wider.take(files, at, SMALL_BYTES_MAX, files.size_bytes, most)
+            new_bytes = self._ingest.new_bytes_of(FilesBatch(batch.buffer, wider, 0.0))
+            recipe_bytes = int(wider.size_bytes * _RECIPE_SHARE)
+            if needed_bytes(new_bytes, len(wider)) + recipe_bytes <= left_bytes:
+                return wider
+            most //= 2
+        return part
+
     def _segments(self, batch: Batch) -> None:
         """Give up those files that begin in a batch and do not fit."""
-        begun = {id(s.task): s.task for s in batch.segments if _begins(s.task)}.values()
+        begun = list({id(s.task): s.task for s in batch.segments if _begins(s.task)}.values())
         if not begun:
             return
-        going_on = sum(s.end - s.start for s in batch.segments if s.task.is_admitted)
-        need = sum(needed_bytes(task.need_bytes, 1) for task in begun)
-        if going_on + need > self._left_bytes():
-            self._make_room()
-        left = self._left_bytes() - going_on
+        if self._restoring is not None:
+            for task in begun:
+                self._restoring.measure(task)
+        going_on = sum(s.end - s.start for s in batch.segments if s.task.takes_room)
+        need = going_on + sum(needed_bytes(task.need_bytes, 1) for task in begun)
+        left = self._left_bytes()
+        if need > left:
+            left = self._last_bytes(need)
+        left -= going_on
         for task in begun:
             need = needed_bytes(task.need_bytes, 1)
             if need <= left:
                 task.is_admitted = True
                 left -= need
             else:
-                task.failure = NO_ROOM
-                self._leave(task.candidate.path, task.need_bytes, left)
+                self._give_up(task, left)
+
+    def _give_up(self, task: FileTask, left_bytes: int) -> None:
+        """A file does not fit, as far as is known."""
+        restoring = self._restoring
+        if restoring is not None and restoring.may_look(task):
+            task.only_look()
+        elif restoring is not None and not task.is_in_parts and restoring.by_parts(task.candidate):
+            task.failure = BY_PARTS
+        else:
+            task.failure = NO_ROOM
+            self._leave(task.candidate.path, task.need_bytes, left_bytes)
 
     def _leave(self, path: bytes, size_bytes: int, left_bytes: int) -> None:
         room = format_size(max(0, left_bytes))

@@ -17,6 +17,9 @@ PREFIXES_BYTES_MAX = 1 << 20
 """Of a file of 10 GiB. The rest of a larger one is found again by its beginning."""
 
 
+PREFIX_BYTES = 8
+
+
 class Taking(Enum):
     """What is done with the chunks of a file that is read in several buffers."""
 
@@ -59,9 +62,20 @@ class FileTask:
     """Whether all of these are to be stored whatever the first of them save."""
     is_admitted: bool = False
     """Whether there was room for it when it was begun."""
+    is_measured: bool = False
+    """Whether it was read before for what it would add, which is ``need_bytes``."""
+    is_looked_at: bool = False
+    """Whether it does not fit as far as is known, and is only read for what it would add."""
+    seen: set[int] = field(default_factory=set)
+    seen_chunks: int = 0
+    """How many new chunks such a file has; ``seen`` has each of them once."""
 
     def note(self, prefixes: bytes) -> None:
         """Keep prefixes of fingerprints, as long as there are few."""
+        if self.is_looked_at and len(self.seen) < PREFIXES_BYTES_MAX // PREFIX_BYTES:
+            seen = memoryview(prefixes).cast("Q")
+            self.seen.update(seen)
+            self.seen_chunks += len(seen)
         if len(self.prefixes) < PREFIXES_BYTES_MAX and not self.is_in_parts:
             self.prefixes += prefixes
 
@@ -87,6 +101,21 @@ class FileTask:
         store."""
         is_stub = self.candidate.attribute is not None or self.resumed is not None
         return is_stub or self.is_certain_in_parts
+
+    def only_look(self) -> None:
+        """Have it read for what it would add, with nothing of it stored."""
+        self.is_admitted = self.is_looked_at = True
+        self.taking = Taking.NOTED
+
+    @property
+    def distinct_share(self) -> float:
+        """Of a file that is only looked at: which part of its new chunks is distinct."""
+        return len(self.seen) / self.seen_chunks if self.seen_chunks else 1.0
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether what is read of it now may be stored."""
+        return self.is_admitted and not self.is_looked_at
 
     @classmethod
     def plain(cls, path: bytes, fields: tuple[int, int, int, int], as_is: bool) -> Self:

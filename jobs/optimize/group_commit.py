@@ -13,6 +13,9 @@ from dedupd.volume.commit_requests import CommitRequests
 from dedupd.volume.unfinished_files import Checkpoint
 from jobs.optimize.store_session import StoreSession, StoreSync
 
+RESTORE_GROUPS = 8
+"""While a restore fills the volume groups are smaller by this: its writers wait for the space."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:

@@ -1,7 +1,6 @@
 """The optimize job: candidates of the policy become stubs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 
 from dedupd.config.memory_budget import OptimizeShares, optimize_shares
@@ -22,10 +21,10 @@ from dedupd.volume.volume import Volume
 from jobs.busy.busy_files import BusyFiles
 from jobs.frame.report import Job
 from jobs.frame.run import Cancelled, JobRun
-from jobs.optimize.admission import Admission
+from jobs.optimize.admission import Admission, Restoring
 from jobs.optimize.buffers import FileTask, Ready
 from jobs.optimize.file_reader import BatchReader, ReaderLimits, Work, batches_within
-from jobs.optimize.group_commit import GroupCommit, GroupResult
+from jobs.optimize.group_commit import RESTORE_GROUPS, GroupCommit, GroupResult
 from jobs.optimize.interpreter import let_objects_stream
 from jobs.optimize.judging import Judging
 from jobs.optimize.left_files import LeftFiles
@@ -53,9 +52,6 @@ GROUP_BYTES = 256 * MIB
 GROUP_READ_BYTES = 1024 * MIB
 """Bytes read per sync at most, so that duplicates turn into free space as the job goes on."""
 
-RESTORE_GROUPS = 8
-"""While a restore fills the volume groups are smaller by this: its writers wait for the space."""
-
 GROUP_FILES_MAX = 4096
 """Files per group: a descriptor each while they are committed."""
 
@@ -82,9 +78,11 @@ class Optimize(Job[OptimizeReport]):
         self._room = volume.store_room()
         self._judging = Judging(volume, self._policy)
         self._judged = Judged(self._judging.ledger)
-        self._restores = self._policy.restore_mode is RestoreMode.ON
-        self._order = Order(self._judging.classes, largest_first=self._restores)
         self._busy = BusyFiles(volume, self._policy, below)
+        self._restoring: Restoring | None = None
+        if self._policy.restore_mode is RestoreMode.ON:
+            self._restoring = Restoring(volume, self._judging, self._busy.ask_for)
+        self._order = Order(self._judging.classes, largest_first=self._restoring is not None)
         self._left = LeftFiles(self._report.files_left, run.findings)
         self._report.free_bytes_before = free_space(volume.data_fd).free_bytes
 
@@ -94,7 +92,9 @@ class Optimize(Job[OptimizeReport]):
         Raises UnsuitableFileSystem, NoSpace, Cancelled, Damaged.
         """
         require_suitable(self._volume)  # which the mount, if there is one, has not done of late
-        with self._committer.awaited() if self._restores else nullcontext():
+        if self._restoring is None:
+            return self._run_whole()
+        with self._committer.awaited(lambda: self._report.freed_bytes):
             return self._run_whole()
 
     def _run_whole(self) -> OptimizeReport:
@@ -329,7 +329,7 @@ class Optimize(Job[OptimizeReport]):
         """Ingest and commit everything that ``reader`` reads: the files of one partition."""
         self._report.partitions += 1
         make_room = partial(self._make_room, groups, ingest)
-        admission = Admission(self._room, pool, ingest, make_room, self._left.add)
+        admission = Admission(self._room, pool, ingest, make_room, self._left.add, self._restoring)
         for read in reader:
             for batch in admission.through(read):
                 ingest.feed(batch)
@@ -376,7 +376,7 @@ class Optimize(Job[OptimizeReport]):
         self._ready.take(ingest.ready)
 
     def _maybe_commit(self, groups: GroupCommit, ingest: Ingest) -> None:
-        parts = RESTORE_GROUPS if self._restores else 1
+        parts = 1 if self._restoring is None else RESTORE_GROUPS
         if (
             ingest.sums.stored_bytes - self._grouped_bytes >= GROUP_BYTES // parts
             or ingest.sums.raw_bytes - self._grouped_read >= GROUP_READ_BYTES // parts

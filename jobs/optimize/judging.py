@@ -49,6 +49,7 @@ class Judging:
         self.walk_is_whole = False
         """Whether the walk has met every file of the volume."""
         self._promising: set[int] = set()
+        self._new_bytes: dict[FileIdentity, int] = {}
         self._has_given_up = False
 
     def pays(self, freed_bytes: int, cost_bytes: int) -> bool:
@@ -73,9 +74,15 @@ class Judging:
         else:
             self.ledger.leave(identity, saving, missing)
 
-    def read_again(self, identity: FileIdentity) -> None:
-        """A large file pays although its beginning did not: the second round stores it."""
+    def read_again(self, identity: FileIdentity, new_bytes: int) -> None:
+        """A large file pays although its beginning did not, or there was no room for it: the second
+        round stores it. ``new_bytes``: of its chunks that the store does not have."""
         self._promising.add(identity.inode)
+        self._new_bytes[identity] = new_bytes
+
+    def new_bytes_of(self, identity: FileIdentity) -> int | None:
+        """What the store lacks of a file that is read again; None of any other."""
+        return self._new_bytes.get(identity)
 
     def is_promising(self, inode: int) -> bool:
         """Whether :meth:`read_again` was called for a file."""

@@ -7,7 +7,7 @@ from dedupd.system.paths import show_path
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 from jobs.frame.run import Findings
-from jobs.optimize.admission import NO_ROOM
+from jobs.optimize.admission import BY_PARTS, NO_ROOM
 from jobs.tree.candidates import SAVES_LITTLE
 
 NAMED_MAX = 1000
@@ -33,8 +33,8 @@ class LeftFiles:
 
     def add_unread(self, path: bytes, reason: str) -> None:
         """A file that did not get as far as its commit stays as it is."""
-        if reason == NO_ROOM:
-            return  # that was said when it was to begin
+        if reason in (NO_ROOM, BY_PARTS):
+            return  # that was said when it was to begin, or will be of its parts
         if reason.startswith("cannot"):
             self.add(path, "cannot be read", failure=reason)
         else:

@@ -9,7 +9,6 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from mmap import mmap
 
 from dedupd import native
@@ -27,37 +26,10 @@ from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Ready, Segment, T
 from jobs.optimize.in_flight import Cut, Group, InFlight, Part
 from jobs.optimize.judging import Judging
 from jobs.optimize.order import Figures
+from jobs.optimize.report import Sums
 from jobs.optimize.store_session import StoreSession
 from jobs.tree.candidates import SAVES_LITTLE
 from jobs.tree.file_classes import class_of
-
-
-@dataclass(slots=True)
-class Sums:
-    """What went through the pipeline; times are seconds of the stage, overlapping.
-
-    ``incompressible_chunks`` are new ones that were to be compressed, and were not worth it.
-    """
-
-    raw_bytes: int = 0
-    chunks: int = 0
-    new_chunks: int = 0
-    new_raw_bytes: int = 0
-    stored_bytes: int = 0
-    zero_bytes: int = 0
-    duplicate_bytes: int = 0
-    incompressible_chunks: int = 0
-    read_s: float = 0.0
-    chunk_s: float = 0.0
-    lookup_s: float = 0.0
-    compress_s: float = 0.0
-    append_s: float = 0.0
-    sync_s: float = 0.0
-    commit_s: float = 0.0
-
-    def rounded(self) -> dict[str, int | float]:
-        """As in the report."""
-        return {k: round(v, 3) for k, v in asdict(self).items()}
 
 
 class Ingest:
@@ -112,6 +84,14 @@ class Ingest:
             self._queue.append(self._zeros(batch))
         else:
             self._queue.append(self._chunk(batch))
+
+    def new_bytes_of(self, batch: FilesBatch) -> int:
+        """How many bytes the chunks of small files have that the store has not: what they would add
+        at most. Nothing of them is taken in."""
+        files = batch.files
+        found = self._chunker.process_files(batch.buffer, files, self._threads, self._followers)
+        placed = found.place(self._store.index.lookup(found.fingerprints), files.as_is)
+        return sum(new.raw_bytes for new in placed.new)
 
     def checkpoint(self) -> Checkpoint | None:
         """Where the very large file is that goes on in the next batch. Nothing may be in flight."""
@@ -411,6 +391,8 @@ class Ingest:
         if task.failure or task.is_certain:
             return
         judging = self._judging
+        if task.is_looked_at:
+            task.cost_bytes = int(task.cost_bytes * task.distinct_share)
         pays = judging.pays(task.freed_bytes, task.cost_bytes)
         saved_bytes = task.freed_bytes - task.cost_bytes
         is_stored = task.taking is not Taking.NOTED and (pays or saved_bytes > 0)
@@ -419,7 +401,7 @@ class Ingest:
         if is_stored:
             return  # of what is stored already less may do
         if pays:
-            judging.read_again(task.identity)
+            judging.read_again(task.identity, task.new_bytes)
         else:
             judging.note(task.identity, task.take_notes())
             judging.leave(task.identity, task.freed_bytes, task.cost_bytes, task.unique_chunks)

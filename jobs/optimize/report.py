@@ -1,12 +1,39 @@
 """The report of an optimize run."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dedupd.store.chunk_index import IndexCounters
 from jobs.frame.report import FileReport
-from jobs.optimize.pipeline import Sums
 from jobs.tree.candidates import SAVES_LITTLE, Skipped
+
+
+@dataclass(slots=True)
+class Sums:
+    """What went through the pipeline; times are seconds of the stage, overlapping.
+
+    ``incompressible_chunks`` are new ones that were to be compressed, and were not worth it.
+    """
+
+    raw_bytes: int = 0
+    chunks: int = 0
+    new_chunks: int = 0
+    new_raw_bytes: int = 0
+    stored_bytes: int = 0
+    zero_bytes: int = 0
+    duplicate_bytes: int = 0
+    incompressible_chunks: int = 0
+    read_s: float = 0.0
+    chunk_s: float = 0.0
+    lookup_s: float = 0.0
+    compress_s: float = 0.0
+    append_s: float = 0.0
+    sync_s: float = 0.0
+    commit_s: float = 0.0
+
+    def rounded(self) -> dict[str, int | float]:
+        """As in the report."""
+        return {k: round(v, 3) for k, v in asdict(self).items()}
 
 
 @dataclass(slots=True)

@@ -27,6 +27,9 @@ from tests.support.mounts import MountedLab, mounted_lab
 
 T = TypeVar("T")
 
+WORKING, GUARD = 40, 30
+"""What is kept for optimize, and what may be written without a look, in bytes of a scene."""
+
 
 class Scene(NamedTuple):
     """A brake, the room that it sees, and how long a new file waits."""
@@ -47,6 +50,14 @@ class Scene(NamedTuple):
 
         return timed(wait)
 
+    def run(self, freed_bytes: int | None) -> None:
+        """A run that takes no time."""
+
+        async def run() -> None:
+            self.brake.run_ends(self.brake.run_begins(), freed_bytes)
+
+        timed(run)
+
 
 def timed(work: Callable[[], Awaitable[T]]) -> T:
     """By a clock that does not wait."""
@@ -65,6 +76,8 @@ class FakeVolume:
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     room = [1000]
     monkeypatch.setattr(brake_module, "free_space", lambda _: FreeSpace(room[0] + 100, 10_000))
+    monkeypatch.setattr(brake_module, "working_bytes", lambda _: WORKING)
+    monkeypatch.setattr(brake_module, "guard_bytes", lambda _: GUARD)
     brake = Brake(FakeVolume(), FakePolicy(), clock=trio.current_time)  # type: ignore[arg-type]
     yield Scene(brake, lambda now: room.__setitem__(0, now))
 
@@ -78,13 +91,9 @@ def test_files_wait_once_half_of_the_room_is_taken(scene: Scene) -> None:
 
 
 def test_the_end_of_a_run_lets_them_go_on(scene: Scene) -> None:
-    async def run() -> None:
-        scene.brake.run_begins()
-        scene.brake.run_ends()
-
     scene.waited_s()
     scene.see(400)
-    timed(run)
+    scene.run(1)
     assert scene.waited_s() == 0
     scene.see(199)
     assert scene.waited_s() > 0
@@ -103,12 +112,12 @@ def test_while_a_run_is_at_work_each_file_waits(scene: Scene) -> None:
     async def files() -> list[float]:
         await scene.brake.wait()
         scene.see(400)
-        scene.brake.run_begins()
+        run = scene.brake.run_begins()
         ends = []
         for _ in range(3):
             await scene.brake.wait()
             ends.append(trio.current_time())
-        scene.brake.run_ends()
+        scene.brake.run_ends(run, 1)
         await scene.brake.wait()
         return [*ends, trio.current_time()]
 
@@ -133,53 +142,85 @@ def test_writes_wait_as_files_do(scene: Scene) -> None:
     assert scene.waited_s(299) == 0, "half of what is left is for writes, since nothing frees space"
 
 
-def test_what_may_be_written_leaves_room_for_chunks(scene: Scene) -> None:
-    assert scene.brake.allowed_bytes == 250
-    for room, allowed in ((900, 225), (600, 100), (500, 0), (1, 0), (-5, 0)):
+def test_what_may_be_written_without_a_look_leaves_room_for_chunks(scene: Scene) -> None:
+    assert scene.brake.allowed_bytes == GUARD
+    for room, allowed in ((530, GUARD), (510, 10), (500, 0), (1, 0), (-5, 0)):
         scene.see(room)
         assert scene.brake.allowed_bytes == allowed
+    scene.run(1)
+    scene.see(WORKING + 7)
+    scene.run(1)
+    assert scene.brake.allowed_bytes == 7
 
 
-def test_a_write_that_would_take_of_the_reserve_fails_where_nothing_frees_space(
+async def failed_s(scene: Scene, size_bytes: int) -> float:
+    """After how long a write fails for want of space."""
+    began = trio.current_time()
+    with pytest.raises(OSError, match="No space left"):
+        await scene.brake.wait_to_write(size_bytes)
+    return trio.current_time() - began
+
+
+def test_a_write_that_would_take_of_what_is_kept_fails_where_nothing_frees_space(
     scene: Scene,
+) -> None:
+    scene.waited_s()
+    scene.see(WORKING + 50)
+    assert scene.waited_s(50) > 0
+    assert timed(partial(failed_s, scene, 51)) == pytest.approx(PATIENCE_S, abs=1)
+
+
+async def runs(scene: Scene, length_s: float, freed: list[int | None]) -> None:
+    """One after the other, each of so many seconds."""
+    for freed_bytes in freed:
+        run = scene.brake.run_begins()
+        await trio.sleep(length_s)
+        scene.brake.run_ends(run, freed_bytes)
+        await trio.sleep(1)
+
+
+@pytest.mark.parametrize(
+    ("length_s", "freed", "after_s"),
+    [
+        (30, [0, 0, 0], 3 * 30 + 2),  # the first was at work before the write
+        (1, [0] * 20, WAIT_S_MAX),
+        (30, [0, 1, 0, 1, 0, 0], 6 * 30 + 5),
+        (30, [0, None, 0, None, 0], 5 * 30 + 4),  # those that were broken off say nothing
+        (300, [0, 0, 0], 3 * 300 + 2),  # however long they take
+        (30, [1, None, None, None, None], 5 * 30 + 4),  # never in the midst of one
+    ],
+)
+def test_it_waits_for_whole_runs_that_free_nothing(
+    scene: Scene, length_s: float, freed: list[int | None], after_s: float
 ) -> None:
     scene.waited_s()
     scene.see(50)
 
     async def write() -> float:
-        with pytest.raises(OSError, match="No space left"):
-            await scene.brake.wait_to_write(51)
-        return trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(runs, scene, length_s, freed)
+            await trio.sleep(0.001)
+            return await failed_s(scene, 51)
 
-    assert timed(write) >= PATIENCE_S
+    assert timed(write) == pytest.approx(after_s, abs=1)
 
 
-def test_a_write_that_would_take_of_the_reserve_waits_for_a_whole_run(scene: Scene) -> None:
-    """However long that takes: one that was at work before says nothing of what it may free."""
+def test_it_goes_on_as_soon_as_a_run_has_freed_room(scene: Scene) -> None:
     scene.waited_s()
     scene.see(50)
 
-    async def write(room: int) -> float:
-        scene.brake.run_begins()
+    async def write() -> float:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run_twice, room)
-            began = trio.current_time()
+            nursery.start_soon(runs, scene, 100, [0, 1])
+            nursery.start_soon(free)
             await scene.brake.wait_to_write(51)
-            return trio.current_time() - began
+            return trio.current_time()
 
-    async def run_twice(room: int) -> None:
-        await trio.sleep(100)
-        scene.brake.run_ends()
-        await trio.sleep(1)
-        scene.brake.run_begins()
-        await trio.sleep(100)
-        scene.see(room)
-        scene.brake.run_ends()
+    async def free() -> None:
+        await trio.sleep(150)
+        scene.see(200)
 
-    assert timed(partial(write, 200)) == pytest.approx(201, abs=1)
-    scene.see(50)
-    with pytest.RaisesGroup(pytest.RaisesExc(OSError, match="No space left")):
-        timed(partial(write, 50))
+    assert timed(write) == pytest.approx(150, abs=1)
 
 
 def test_a_write_goes_on_as_soon_as_the_mode_is_off(

@@ -1,0 +1,125 @@
+"""While a restore fills the volume, optimize frees space with hardly any room for chunks."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dedupd.config.reserve import Reserve
+from dedupd.config.room import working_bytes
+from dedupd.units import KIB, MIB
+from jobs.optimize import admission
+from tests.conftest import MakeFileSystem
+from tests.jobs.optimize.test_admission import lowest_free
+from tests.support.lab import free_bytes, noise, write_out
+from tests.support.mounts import MountedLab, mounted_lab
+
+pytestmark = pytest.mark.root
+
+SLACK_BYTES = 256 * KIB
+"""Blocks of extents and directories, which a file system takes as it likes."""
+
+POLICY = {"min_file_saving": "0.05", "restore_mode": "on"}
+
+
+def reserve_bytes(disk: Path) -> int:
+    space = os.statvfs(disk)
+    return Reserve().bytes_of(space.f_blocks * space.f_frsize)
+
+
+def leave_room(disk: Path, room_bytes: int) -> None:
+    """Somebody takes all space of a disk but the reserve and so much."""
+    write_out(disk)
+    space = os.statvfs(disk)
+    taken = space.f_bavail * space.f_frsize - reserve_bytes(disk) - room_bytes
+    with open(disk / "somebody's", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, taken)
+
+
+@pytest.fixture
+def disk(loop_fs: MakeFileSystem, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(admission, "WRITERS_S", 0.0)  # there are none
+    return loop_fs("ext4", "200M", in_memory=True)
+
+
+@contextmanager
+def restored_onto(disk: Path) -> Iterator[MountedLab]:
+    with mounted_lab(disk, POLICY) as lab:
+        yield lab
+        for path, content in contents(lab).items():
+            assert (lab.view / path).read_bytes() == content
+        lab.unmount()
+        lab.verify_clean()
+
+
+def contents(lab: MountedLab) -> dict[str, bytes]:
+    """What was written: each file says in its name of what it is made."""
+    names = sorted(path.name for path in lab.view.iterdir())
+    return {name: content_of(name) for name in names}
+
+
+def content_of(name: str) -> bytes:
+    """Of a file with a name like ``3.5000.copy``: so many KiB of noise of that number."""
+    number, kib, _ = name.split(".")
+    return noise(int(kib) * KIB, int(number))
+
+
+def restore(lab: MountedLab, *names: str) -> None:
+    for name in names:
+        (lab.view / name).write_bytes(content_of(name))
+
+
+def optimize(lab: MountedLab, disk: Path) -> int:
+    """As the service does, run by run, until one frees nothing; how many bytes came back."""
+    before = free_bytes(lab)
+    with lowest_free(lab) as lowest:
+        for _ in range(5):
+            if not lab.optimize().freed_bytes:
+                break
+    assert lowest[0] >= reserve_bytes(disk) - SLACK_BYTES, "the reserve was touched"
+    return free_bytes(lab) - before
+
+
+@pytest.mark.parametrize("room_bytes", [4 * MIB, 12 * MIB])
+def test_copies_are_found_and_taken_where_neither_fits(disk: Path, room_bytes: int) -> None:
+    """Below what users leave of the room, and above."""
+    assert 4 * MIB < working_bytes(200 * MIB) < 12 * MIB
+    with restored_onto(disk) as lab:
+        restore(lab, "1.20480.one", "1.20480.two")
+        leave_room(disk, room_bytes)
+        assert optimize(lab, disk) >= 14 * MIB
+        assert lab.stub("1.20480.one") is not None
+        assert lab.stub("1.20480.two") is not None
+
+
+def test_what_is_stored_already_needs_no_room(disk: Path) -> None:
+    """Neither large files nor small ones, which are taken many at a time."""
+    with restored_onto(disk) as lab:
+        restore(lab, "1.8192.one", "1.8192.two", "2.900.one", "2.900.two")
+        assert lab.optimize().files_optimized == 4
+        copies = [f"1.8192.{at}" for at in range(3)] + [f"2.900.{at}" for at in range(40)]
+        restore(lab, *copies)
+        leave_room(disk, 3 * MIB // 2)
+        assert optimize(lab, disk) >= 55 * MIB
+        for name in copies:
+            assert lab.stub(name) is not None
+
+
+def test_what_saves_nothing_keeps_the_room_as_it_is(disk: Path) -> None:
+    with restored_onto(disk) as lab:
+        restore(lab, "99.20480.one", *(f"{at}.700.one" for at in range(20)))
+        leave_room(disk, 5 * MIB)
+        assert optimize(lab, disk) >= -2 * MIB  # the catalogue is made
+
+
+def test_files_with_repeated_parts_are_taken_where_they_do_not_fit(disk: Path) -> None:
+    """Nothing but the file itself has its chunks."""
+    with restored_onto(disk) as lab:
+        part = noise(2 * MIB - 5 * KIB, 3)
+        (lab.view / "of parts").write_bytes(part * 15)
+        leave_room(disk, 5 * MIB)
+        assert optimize(lab, disk) >= 20 * MIB
+        assert (lab.view / "of parts").read_bytes() == part * 15
+        (lab.view / "of parts").unlink()
