@@ -58,6 +58,7 @@ class StubOperations(NamespaceOperations):
                 case native.mount.WRITE:
                     # An older kernel leaves it to the mount to know what a write clears.
                     clears = bool(request.flags) if line.says_what_writes_clear else uid != 0
+                    await self._wait_to_write(request.length)
                     size = await self.write_at(
                         node, uid, request.offset, request.data, clears=clears
                     )
@@ -171,8 +172,6 @@ class StubOperations(NamespaceOperations):
         No commit of the file is under way while it is written to: one that has begun is taken back,
         and the lock keeps others from beginning.
         """
-        # Without the file: what was written of it so far is left alone, and a job may take it.
-        await self._wait_to_write(len(data))
         file = await self._files.acquire(ino, write=True)
         try:
             while file.stub is None:
@@ -195,11 +194,16 @@ class StubOperations(NamespaceOperations):
             self._files.release(file)
 
     async def _wait_to_write(self, size_bytes: int) -> None:
-        """Until there is room, where a restore fills the volume. Raises OSError."""
+        """Until there is room, where a restore fills the volume, and without the file: what was
+        written of it so far is left alone, and a job may take it. Raises FUSEError."""
         brake = self._mount.brake
-        if brake.is_on:
+        if not size_bytes or not brake.is_on:
+            return
+        try:
             await brake.wait_to_write(size_bytes)
-            self._inodes.allow_writes(brake.allowed_bytes)
+        except OSError as error:
+            raise FUSEError(error.errno or errno.EIO) from None
+        self._inodes.allow_writes(brake.allowed_bytes)
 
     def _about_to_write(self, file: OpenFile, start: int, length: int, clears: bool) -> None:
         """Under the file's lock."""

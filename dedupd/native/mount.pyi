@@ -140,8 +140,8 @@ class Request:
     ``flags``: of a write, whether it clears set-user-id and set-group-id; of a sync, whether it is
     of the data alone; of an allocation its mode; of a search what is looked for; of an ioctl its
     command, with room for ``size`` bytes. ``offset`` and ``length``: of a copy those of the source,
-    which goes to ``offset_to`` of ``node_to``. ``data``: of a write; of a new file the whole
-    message.
+    which goes to ``offset_to`` of ``node_to``; of a write how much of it waits where room is short:
+    nothing of what a mapping has changed. ``data``: of a write; of a new file the whole message.
     """
 
     opcode: int

@@ -1,10 +1,12 @@
 """While a restore fills a volume, writers wait for the optimizer, and do not fail."""
 
 import filecmp
+import mmap
 import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,8 +21,10 @@ from dedupd.config.policy import Policy, RestoreMode
 from dedupd.config.reserve import Reserve
 from dedupd.system.files import FreeSpace
 from dedupd.units import KIB, MIB
+from fuse_stub.mounted_volume import POLICY_LOOK_S
 from fuse_stub.policy import brake as brake_module
 from fuse_stub.policy.brake import PATIENCE_S, WAIT_S_MAX, Brake
+from tests.conftest import MakeFileSystem
 from tests.support import crash
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, mounted_lab
@@ -239,6 +243,50 @@ def test_a_write_goes_on_as_soon_as_the_mode_is_off(
 
     assert timed(write) == pytest.approx(5, abs=1)
     assert scene.brake.allowed_bytes is None
+
+
+@pytest.mark.root
+def test_while_a_write_waits_others_go_on(loop_fs: MakeFileSystem) -> None:
+    """Readers, pages that a mapping has changed, and the job that makes room."""
+    disk = loop_fs("ext4", "100M", in_memory=True)
+    with mounted_lab(disk, {"restore_mode": "on"}) as lab:
+        for number, name in enumerate(("read", "mapped", "written")):
+            (lab.view / name).write_bytes(noise(256 * KIB, number))
+        with short_of_room(disk, 3 * MIB):
+            writer = threading.Thread(target=append, args=(lab.view / "written", noise(MIB, 7)))
+            writer.start()
+            began = time.monotonic()
+            for _ in range(50):
+                assert (lab.view / "read").read_bytes() == noise(256 * KIB, 0)
+            with open(lab.view / "mapped", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+                mapping[:] = noise(256 * KIB, 8)
+                mapping.flush()
+            assert lab.optimize().files_optimized == 3, "also the one whose writer waits"
+            assert time.monotonic() - began < WAIT_S_MAX / 2
+            assert writer.is_alive()
+        writer.join()
+        assert (lab.view / "mapped").read_bytes() == noise(256 * KIB, 8)
+        assert (lab.view / "written").read_bytes() == noise(256 * KIB, 2) + noise(MIB, 7)
+
+
+@contextmanager
+def short_of_room(disk: Path, room_bytes: int) -> Iterator[None]:
+    """While somebody has all space of a disk but the reserve and so much."""
+    os.sync()
+    space = os.statvfs(disk)
+    kept = Reserve().bytes_of(space.f_blocks * space.f_frsize) + room_bytes
+    with open(disk / "somebody's", "wb") as other:
+        os.posix_fallocate(other.fileno(), 0, space.f_bavail * space.f_frsize - kept)
+    time.sleep(2 * POLICY_LOOK_S)  # what was allowed before has been taken back
+    try:
+        yield
+    finally:
+        (disk / "somebody's").unlink()
+
+
+def append(path: Path, content: bytes) -> None:
+    with open(path, "ab", buffering=0) as file:
+        file.write(content)
 
 
 @pytest.mark.root

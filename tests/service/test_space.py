@@ -61,6 +61,12 @@ def test_a_look_says_when_there_is_something_to_do() -> None:
     assert watch.state(Policy(min_age_s=0)).age == ""
 
 
+def test_a_restore_is_something_to_do_when_it_begins() -> None:
+    watch, on = SpaceWatch(), Policy(restore_mode=RestoreMode.ON)
+    looks = (Policy(), on, on, Policy(), on)
+    assert [watch.look(sample(1, 500), one) for one in looks] == [False, True, False, False, True]
+
+
 def test_the_forecast_is_the_line_through_what_was_seen() -> None:
     watch = SpaceWatch()
     for hour in range(5):

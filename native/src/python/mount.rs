@@ -19,7 +19,7 @@ use crate::mount::inodes::handle::Handle;
 use crate::mount::inodes::table;
 use crate::mount::protocol::abi::{
     CopyFileRangeIn, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, IoctlOut, LseekIn, LseekOut,
-    ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut,
+    ReadIn, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteIn, WriteOut,
 };
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::mount::protocol::opcode as op;
@@ -272,6 +272,7 @@ impl Request {
                 let part: WriteIn = ready(py, given.part())?;
                 (offset, size) = (part.offset, part.size);
                 flags = part.write_flags & WRITE_KILL_SUIDGID;
+                length = if part.write_flags & WRITE_CACHE == 0 { size.into() } else { 0 };
                 let there = given.rest.get(..size as usize).ok_or(Failure(libc::EIO));
                 data = ready(py, there)?;
             }

@@ -303,6 +303,8 @@ pub mod setattr {
 
 /// Pages of a file outlive its closing.
 pub const OPEN_KEEP_CACHE: u32 = 1 << 1;
+/// The kernel writes pages back that a mapping has changed; nobody waits for it.
+pub const WRITE_CACHE: u32 = 1 << 0;
 /// The writer has no right to keep set-user-id and set-group-id.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const FSYNC_DATA: u32 = 1 << 0;

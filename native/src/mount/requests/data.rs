@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::protocol::abi::{
     CopyFileRangeIn, CopyFileRangeOut, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, IoctlOut,
-    LseekIn, LseekOut, ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut, control, init,
+    LseekIn, LseekOut, ReadIn, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteIn, WriteOut, control, init,
 };
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
 use crate::mount::requests::attributes::{drop_set_ids, has_set_ids};
@@ -68,7 +68,8 @@ impl Tree {
     pub fn write_at_once(&self, request: &Request, agreed: u64, out: &mut [u8]) -> Answer<Outcome> {
         let given: WriteIn = request.part()?;
         let data = request.rest.get(..given.size as usize).ok_or(Failure(libc::EINVAL))?;
-        let may_write = !self.writes_wait.is_now() && self.may_write(given.size.into());
+        let has_room = given.write_flags & WRITE_CACHE != 0 || self.may_write(given.size.into());
+        let may_write = !self.writes_wait.is_now() && has_room;
         if agreed & init::HANDLE_KILLPRIV_V2 == 0 || !may_write {
             return Ok(Outcome::HandedOver);
         }
