@@ -72,6 +72,15 @@ def test_figures_for_prometheus_and_a_move_that_needs_a_stream(
     text = dedupd("cluster", "metrics", address)
     assert "dedupd_cluster_garbage_candidates{" in text and 'path="/srv/share"' in text
     assert "dedupd_cluster_stored_bytes_total{" in text
+    assert "dedupd_cluster_gone_volumes{" in text and "dedupd_cluster_audit" not in text
+    audited = json.loads(dedupd("run", "--here", "audit", lab.root, "--json"))
+    assert (audited["job"], audited["dangling"]) == ("audit", 0)
+    assert "Done last by " in dedupd("run", "--here", "audit", "--if-due", lab.root)
+    assert "1 volume looked at" in dedupd("run", "--here", "recover", lab.root)
+    text = dedupd("cluster", "metrics", address)
+    assert "dedupd_cluster_audit_time_seconds{" in text
+    assert re.search(r"dedupd_cluster_audit_dangling{.*} 0\.0", text)
+    assert "last audit: " in dedupd("cluster", "status", address)
     other = new_lab(tmp_path / "other")
     for path, arguments in ((other.root, ("--store", address)), (lab.root, ("--own",))):
         said = dedupd("store", "move", path, *arguments, "--json", status=2)

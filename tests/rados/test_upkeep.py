@@ -1,13 +1,20 @@
 """Hosts that are gone are recovered by the one whose turn it is; one that lives is not. What the
 cluster itself has lost is never taken for garbage."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dedupd import failpoint
 from dedupd.errors import Busy, Damaged
 from dedupd.format.cluster.objects import (
     VOLUMES_OBJECT,
@@ -19,6 +26,7 @@ from dedupd.format.cluster.objects import (
 )
 from dedupd.rados.audit import Audit
 from dedupd.rados.cluster import points
+from dedupd.rados.cluster.address import parse_address
 from dedupd.rados.cluster.connection import Change, Cluster
 from dedupd.rados.cluster.wire import LOCK_XATTR
 from dedupd.rados.collection import GRACE_S
@@ -26,7 +34,7 @@ from dedupd.rados.lease import Lease
 from dedupd.rados.store import RadosStore
 from dedupd.rados.upkeep.recovery import AbsentHosts
 from dedupd.rados.upkeep.turn import Turn, last_turn, take_turn, turn_name
-from tests.support.ceph import wait_for
+from tests.support.ceph import REPOSITORY, wait_for
 from tests.support.cluster_lab import crash_after
 from tests.support.rados_hosts import SHARDS, Host, Site, new_file, random_content
 
@@ -227,6 +235,40 @@ def test_a_recovery_that_dies_after_any_step_is_ended_by_another(
     assert at > 15
 
 
+@pytest.mark.slow
+def test_a_recovery_that_is_killed_after_any_kind_of_step_is_ended_by_another(site: Site) -> None:
+    dead = dead_host(site, 30.0)
+    expire(site, dead.volume)
+    look(site)
+    steps = steps_of(partial(look, site, after_s=120))
+    assert len(set(steps)) > 10
+    for turn, point in enumerate(sorted(set(steps)), 1):
+        dead = dead_host(site, 30.0)
+        expire(site, dead.volume)
+        look(site, after_s=turn * 10_000)
+        environment = {**os.environ, "DEDUPD_FAIL_POINT": f"{point}:1"}
+        command = [sys.executable, "-m", __name__, str(site.address), str(turn * 10_000 + 120)]
+        result = subprocess.run(command, cwd=REPOSITORY, env=environment, check=False)
+        assert result.returncode == -signal.SIGKILL, point
+        for after_s in (600, 1200):
+            assert site.audit().dangling == []
+            expire(site, dead.volume)
+            expire(site, turn_name("recover"))
+            assert look(site, after_s=turn * 10_000 + after_s).problems == []
+        site.collect()
+        assert site.assert_whole().candidates == 0, point
+
+
+def steps_of(act: Callable[[], object]) -> list[str]:
+    steps: list[str] = []
+    failpoint.hook = steps.append
+    try:
+        act()
+    finally:
+        failpoint.hook = None
+    return steps
+
+
 @pytest.mark.parametrize("step", ["intent", "recipe", "references"])
 def test_what_was_never_committed_is_gone_after_the_grace(
     site: Site, monkeypatch: pytest.MonkeyPatch, step: str
@@ -240,12 +282,9 @@ def test_what_was_never_committed_is_gone_after_the_grace(
     }
     host = site.host("a", lease_s=LEASE_S)
     host.put({1: A})
-    steps: list[str] = []
-    monkeypatch.setattr("dedupd.failpoint.hook", steps.append)
-    host.writer.prepare([new_file(FileId(1, 1), B)])
+    steps = steps_of(partial(host.writer.prepare, [new_file(FileId(1, 1), B)]))
     count = max(n for n, name in enumerate(steps, 1) if name == points_of[step])
     host.die()
-    monkeypatch.setattr("dedupd.failpoint.hook", None)
     with site.host("a") as host:
         assert host.recovery.retired == 1
     site.collect()
@@ -303,3 +342,13 @@ def test_a_volume_that_has_left_leaves_nothing_unclear(site: Site) -> None:
     with site.host("a") as host:  # it may join again
         host.put({1: A})
     site.assert_whole()
+
+
+def main(address: str, after_s: str) -> None:
+    """A host that looks for others that are gone, until it is killed."""
+    with Site(RadosStore.open(parse_address(address)), Path()) as site:
+        look(site, after_s=float(after_s))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

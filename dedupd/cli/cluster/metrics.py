@@ -1,6 +1,7 @@
 """``dedupd cluster metrics``: a store's figures, for Prometheus."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,6 +15,40 @@ from dedupd.rados.store import RadosStore
 from dedupd.rados.upkeep.status import StoreStatus, VolumeStatus, status_of
 
 _LABELS = ["store", "host", "path"]
+
+
+def _found(status: StoreStatus, job: str, name: str) -> Any:
+    """What the last turn of a job has told; None where there was none."""
+    return status.upkeep.get(job, {}).get("found", {}).get(name)
+
+
+_OF_STORE: tuple[tuple[str, str, Callable[[StoreStatus], float | None]], ...] = (
+    (
+        "dedupd_cluster_garbage_candidates",
+        "Chunks that nothing refers to, which wait for a collection.",
+        lambda store: store.candidates,
+    ),
+    (
+        "dedupd_cluster_damaged_chunks",
+        "Chunks that were found damaged and are not stored again yet.",
+        lambda store: store.damaged,
+    ),
+    (
+        "dedupd_cluster_gone_volumes",
+        "Volumes whose hosts have not come back since what they had begun was taken back.",
+        lambda store: len(_found(store, "recover", "gone") or ()),
+    ),
+    (
+        "dedupd_cluster_audit_time_seconds",
+        "When the last audit of the store began.",
+        lambda store: store.upkeep.get("audit", {}).get("begun_s"),
+    ),
+    (
+        "dedupd_cluster_audit_dangling",
+        "What files need and the last audit did not find.",
+        lambda store: _found(store, "audit", "dangling"),
+    ),
+)
 
 _GAUGES: tuple[tuple[str, str, Callable[[VolumeStatus], float]], ...] = (
     (
@@ -69,22 +104,11 @@ class _StatusCollector(Collector):
         self._store = status.address.partition("?")[0]
 
     def collect(self) -> Iterator[Metric]:
-        candidates = GaugeMetricFamily(
-            "dedupd_cluster_garbage_candidates",
-            "Chunks that nothing refers to, which wait for a collection.",
-            None,
-            ["store"],
-        )
-        candidates.add_metric([self._store], self._status.candidates)
-        yield candidates
-        damaged = GaugeMetricFamily(
-            "dedupd_cluster_damaged_chunks",
-            "Chunks that were found damaged and are not stored again yet.",
-            None,
-            ["store"],
-        )
-        damaged.add_metric([self._store], self._status.damaged)
-        yield damaged
+        for name, text, of_store in _OF_STORE:
+            if (found := of_store(self._status)) is not None:
+                gauge = GaugeMetricFamily(name, text, None, ["store"])
+                gauge.add_metric([self._store], found)
+                yield gauge
         for name, text, value in _GAUGES:
             gauge = GaugeMetricFamily(name, text, None, _LABELS)
             for one in self._status.volumes:
