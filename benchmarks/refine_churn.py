@@ -24,7 +24,7 @@ from benchmarks.measure import files_of, machine
 from dedupd.config.policy import RefineMode
 from dedupd.format.container import FILE_HEADER_BYTES, Codec, Kind, record_size
 from dedupd.format.ids import make_id
-from dedupd.format.table import ENTRY_BYTES, HEADER_BYTES, State, TableEntry
+from dedupd.format.table import COLLECTED, ENTRY_BYTES, HEADER_BYTES, State, TableEntry
 from dedupd.shared.fellows import all_held
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.system.disk import Disk
@@ -177,7 +177,8 @@ def parts(root: Path) -> Parts:
         with volume.containers(Kind.RECIPES) as directory:
             for entry in _entries(directory).values():
                 name = "recipes" if entry.state == State.LIVE else "recipes, dead"
-                found.take(name, record_size(entry.stored_length) + ENTRY_BYTES)
+                if entry != COLLECTED:
+                    found.take(name, record_size(entry.stored_length) + ENTRY_BYTES)
     files = [path for path in (root / ".dedupd/store").rglob("*") if path.is_file()]
     for path in files:
         if path.suffix not in (".dat", ".dir"):
@@ -197,6 +198,8 @@ def _take_chunks(found: Parts, entries: dict[int, TableEntry], named: set[int]) 
     dictionaries = {entry.base for entry in by_codec}
     before: int = State.LIVE
     for one, entry in sorted(entries.items()):
+        if entry == COLLECTED:
+            continue
         is_live, size = entry.state == State.LIVE, record_size(entry.stored_length)
         found.take("entries of chunks" if is_live else "entries of dead chunks", ENTRY_BYTES)
         if entry.state == State.TOMBSTONE and not entry.stored_length:

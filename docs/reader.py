@@ -125,7 +125,7 @@ class Container:
         return end
 
     def header(self, at):
-        """[Record header] (ordinal, kind, codec, reserved, raw and stored length, hint,
+        """[Record header] (ordinal, kind, codec, collected, raw and stored length, hint,
         fingerprint, target, checksum); None where there is no valid one."""
         data = read_at(self.fd, 80, at)
         if len(data) < 80:
@@ -135,11 +135,34 @@ class Container:
             return None
         return fields
 
+    def _entry_place(self, table, ordinal):
+        """[Table map] Where an entry begins; None where a record was collected and has none."""
+        head = table.read(64)
+        lines = int.from_bytes(head[46:48], "little")
+        left_out = 0
+        if lines:
+            at = min(ordinal, lines * 256 - 1) // 64
+            table.seek(64 + at * 16)
+            before, check, present = struct.unpack("<IIQ", table.read(16).ljust(16, b"\0"))
+            if xxh3(struct.pack("<IIQ", before, at, present), self.seed) & 0xFFFFFFFF != check:
+                return None
+            below = present & ((1 << ordinal % 64) - 1)
+            if ordinal >= lines * 256:
+                left_out = lines * 256 - before - present.bit_count()
+            elif present >> ordinal % 64 & 1:
+                left_out = ordinal - before - below.bit_count()
+            else:
+                return None
+        return 64 + lines * 64 + (ordinal - left_out) * 64
+
     def entry_target(self, ordinal):
         """[Redirection table] Where a merged record leads to; None where it is not merged."""
         try:
             with open(self.path[:-4] + ".dir", "rb") as table:
-                table.seek(64 + ordinal * 64)
+                place = self._entry_place(table, ordinal)
+                if place is None:
+                    return None
+                table.seek(place)
                 data = table.read(64)
         except OSError:
             return None
@@ -204,11 +227,9 @@ class Store:
         raise problem
 
     def _record(self, kind, container, at, where, seen):
-        _, record_kind, codec, reserved, raw, stored, _, fingerprint, target, checksum = (
-            container.header(at)
+        _, record_kind, codec, _, raw, stored, _, fingerprint, target, checksum = container.header(
+            at
         )
-        if reserved:
-            raise unknown(f"{where}: the flags {reserved:#x}")
         if record_kind == TOMBSTONE:
             raise Damaged(f"{where}: it was collected")
         if record_kind == FORWARD:

@@ -26,6 +26,12 @@ ORDINALS_MAX = 2 * CONTAINER_BYTES_MAX // RECORD_HEADER_BYTES
 """In one container: as many records as fit into it, once before a compaction and once after it."""
 
 _FILE = struct.Struct("<8sHBBIII16sQ")
+COLLECTED_MAX = (1 << 16) - 1
+"""Of :attr:`Record.collected`."""
+
+EMPTY_CHECKSUM = xxhash.xxh3_64_intdigest(b"")
+"""Of a record without a payload."""
+
 _RECORD = struct.Struct("<IIBBHIII32sQQ")
 _U64 = struct.Struct("<Q")
 
@@ -103,6 +109,8 @@ class Record:
     fingerprint: bytes
     target: int
     checksum: int
+    collected: int = 0
+    """How many records right before it were collected, and left nothing but this."""
 
     @property
     def base(self) -> int:
@@ -111,9 +119,19 @@ class Record:
         return self.target if leans else 0
 
     @property
+    def before(self) -> "Record | None":
+        """The tombstone that it implies, which stands for those that were collected before it."""
+        return tombstone(self.ordinal - self.collected, self.collected) if self.collected else None
+
+    @property
     def next_ordinal(self) -> int:
         """The ordinal of the next record: one more, except after a run of tombstones."""
         return self.ordinal + (max(1, self.target) if self.kind == RecordKind.TOMBSTONE else 1)
+
+
+def tombstone(ordinal: int, count: int, fingerprint: bytes = bytes(32)) -> Record:
+    """The record of ``count`` collected ones, ``ordinal`` the first."""
+    return Record(ordinal, RecordKind.TOMBSTONE, 0, 0, 0, 0, fingerprint, count, EMPTY_CHECKSUM)
 
 
 def seed_of(header: FileHeader) -> int:
@@ -178,7 +196,7 @@ def pack_record_into(buffer: memoryview, offset: int, record: Record, seed: int)
         record.ordinal,
         record.kind,
         record.codec,
-        0,
+        record.collected,
         record.raw_length,
         record.stored_length,
         record.hint,
@@ -201,5 +219,7 @@ def unpack_record(data: bytes | memoryview, offset: int, seed: int) -> Record | 
     expected = _U64.unpack_from(data, body_end)[0]
     if xxhash.xxh3_64_intdigest(bytes(data[offset:body_end]), seed=seed) != expected:
         return None
-    _, ordinal, kind, codec, _, raw, stored, hint, fingerprint, target, checksum = fields
-    return Record(ordinal, kind, codec, raw, stored, hint, fingerprint, target, checksum)
+    _, ordinal, kind, codec, collected, raw, stored, hint, fingerprint, target, checksum = fields
+    if collected > ordinal:
+        return None
+    return Record(ordinal, kind, codec, raw, stored, hint, fingerprint, target, checksum, collected)

@@ -11,17 +11,21 @@ from typing import NamedTuple
 
 import xxhash
 
+from dedupd import native
 from dedupd.errors import DamagedTable
-from dedupd.format.container import FORMAT, LEANING, Codec, FileHeader, Kind
+from dedupd.format.container import FORMAT, LEANING, Codec, FileHeader, Kind, checksum_seed
 from dedupd.format.sealed_header import seal, unseal
 
 MAGIC = b"DEDUPDIR"
 HEADER_BYTES = 64
 ENTRY_BYTES = 64
+MAP_LINE_BYTES = 64
+"""The map of a table is as long as so many of these as its header says."""
+
 FINGERPRINT_BYTES = 32
 """With which an entry begins."""
 
-_HEADER = struct.Struct("<8sHBBIII16sQII")
+_HEADER = struct.Struct("<8sHBBIII16sIHHII")
 _ENTRY = struct.Struct("<32sQQIIIBB")
 _WHOLE = struct.Struct("<32sQQIIIBBH")
 _U16 = struct.Struct("<H")
@@ -55,7 +59,8 @@ class TableHeader:
     """The first 64 bytes. All records below ``synced_bytes`` of the container are durable.
 
     Those with ordinals below ``reconciled`` are in the reconciled set (docs/partitions.md).
-    ``punches``: of how many punches of the container the table knows.
+    ``punches``: of how many punches of the container the table knows. ``map_lines``: how long the
+    map is of the records that have no entry; none where all have one.
     """
 
     kind: Kind
@@ -67,6 +72,7 @@ class TableHeader:
     synced_count: int
     reconciled: int = 0
     punches: int = 0
+    map_lines: int = 0
 
 
 class TableEntry(NamedTuple):
@@ -101,6 +107,10 @@ class TableEntry(NamedTuple):
         return self.target if self.leans and self.state == State.LIVE else 0
 
 
+COLLECTED = TableEntry(bytes(32), 0, 0, 0, 0, 0, State.TOMBSTONE, 0)
+"""Stands for a record that was collected and has no entry."""
+
+
 def encode_header(header: TableHeader) -> bytes:
     return seal(
         _HEADER.pack(
@@ -112,7 +122,9 @@ def encode_header(header: TableHeader) -> bytes:
             header.generation,
             header.partition,
             header.volume_id,
-            header.synced_bytes,
+            header.synced_bytes & 0xFFFF_FFFF,
+            header.synced_bytes >> 32,
+            header.map_lines,
             header.synced_count,
             header.reconciled,
         )
@@ -125,12 +137,24 @@ def decode_header(data: bytes, where: str) -> TableHeader:
     if body is None:
         raise DamagedTable(f"{where}: the redirection table has no valid header")
     _, version, kind, punches, *fields = _HEADER.unpack_from(body)
-    container, generation, partition, volume_id, end, count, reconciled = fields
+    container, generation, partition, volume_id, low, high, lines, count, reconciled = fields
     if version != FORMAT or kind not in Kind.__members__.values():
         raise DamagedTable(f"{where}: redirection table of an unknown format {version}")
     return TableHeader(
-        Kind(kind), container, generation, partition, volume_id, end, count, reconciled, punches
+        *(Kind(kind), container, generation, partition, volume_id, high << 32 | low, count),
+        *(reconciled, punches, lines),
     )
+
+
+def decode_map(lines: bytes, table: TableHeader, where: str) -> native.store.TableMap:
+    """Which entries a table with this header has. Raises DamagedTable."""
+    seed = checksum_seed(table.volume_id, table.container, table.generation)
+    try:
+        if len(lines) == table.map_lines * MAP_LINE_BYTES:
+            return native.store.TableMap(lines, seed)
+    except ValueError:
+        pass
+    raise DamagedTable(f"{where}: the map of the redirection table is damaged")
 
 
 def belongs(table: TableHeader, container: FileHeader) -> bool:

@@ -111,6 +111,33 @@ def seal(
     ``encode_entry`` of ``dedupd.format``. Raises ValueError where the columns differ in length.
     """
 
+class TableMap:
+    """Which entries a table has whose collected records have none (docs/format.md, "Table map")."""
+
+    def __init__(self, lines: Buffer, seed: int) -> None:
+        """``lines`` follow the header of the table. Raises ValueError where they are damaged."""
+
+    @staticmethod
+    def without(rows: Sequence[tuple[int, int]], seed: int) -> TableMap:
+        """That of a table without the entries of records [first, end) of each row; they ascend."""
+
+    def lines(self) -> bytes:
+        """As they follow the header of the table."""
+
+    @property
+    def left_out(self) -> int:
+        """How many records have no entry."""
+
+    def offset(self, ordinal: int) -> int | None:
+        """Where in the table the entry of a record begins; None where it has none."""
+
+    def offset_below(self, end: int) -> int:
+        """Where in the table the entries end that are of records below an ordinal."""
+
+    def expand(self, entries: Buffer, first: int, end: int) -> bytes:
+        """The entries of records [first, end), as far as ``entries`` go, those of the table: with a
+        tombstone for each that has none."""
+
 class Weight:
     """Sums over the records of a table."""
 
@@ -118,6 +145,8 @@ class Weight:
     """Records that a compaction keeps."""
     kept_bytes: Final[int]
     """Of the new container, after its header."""
+    table_bytes: Final[int]
+    """Of its table."""
     orphaned: Final[int]
     orphaned_bytes: Final[int]
     quarantined: Final[int]

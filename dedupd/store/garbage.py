@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.format import container as fmt
-from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.store.container.container import data_name
 from dedupd.store.container.files import container_numbers
@@ -63,7 +62,7 @@ def weigh(entries: bytes, seed: int, size_bytes: int) -> Weight:
     return Weight(
         *(size_bytes, needed, is_dead, of.quarantined, of.orphaned, of.orphaned_bytes),
         *(of.raw_bytes, of.compressed_away_bytes, of.refined_away_bytes),
-        tbl.HEADER_BYTES + len(entries),
+        of.table_bytes,
     )
 
 

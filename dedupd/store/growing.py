@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 
+from dedupd import native
 from dedupd.errors import DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.store.container.container import table_name
 from dedupd.store.container.table_file import table_header
 from dedupd.store.unkept_records import Position
+
+NO_MAP = native.store.TableMap(b"", 0)
+"""Of a table that has an entry for each record."""
 
 
 @dataclass(slots=True)
@@ -23,6 +27,8 @@ class Growing:
     count: int
     reserved_count: int
     reserved_bytes: int
+    table_map: native.store.TableMap = NO_MAP
+    map_lines: int = 0
 
     @property
     def position(self) -> Position:
@@ -40,6 +46,7 @@ class Growing:
             self.end,
             self.count,
             punches=self.header.punches,
+            map_lines=self.map_lines,
         )
 
     def reconciled(self) -> int:

@@ -25,7 +25,7 @@ from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import last_number
 from dedupd.store.container.record_states import revive
 from dedupd.store.container.recovery import entry_of, recover, recover_sound
-from dedupd.store.container.table_file import Recovered
+from dedupd.store.container.table_file import Recovered, map_of, table_header
 from dedupd.store.growing import Growing, SyncPoint
 from dedupd.store.unkept_records import BEGINNING, Position, UnkeptRecords
 from dedupd.system.files import is_readable
@@ -163,16 +163,20 @@ class ContainerWriter:
             os.close(data_fd)
             return
         neighbours.claim(kind, number, count)
+        table_fd = self._disk.open_write(self._directory.fd, table_name(number))
+        table = table_header(table_fd, table_name(number), header)
         self._current = Growing(
             number,
             data_fd,
-            self._disk.open_write(self._directory.fd, table_name(number)),
+            table_fd,
             fmt.seed_of(header),
             header,
             state.end,
             len(state.entries),
             len(state.entries),
             state.end,
+            map_of(table_fd, table),
+            table.map_lines,
         )
         self.position = self._current.position
 
@@ -286,7 +290,7 @@ class ContainerWriter:
         buffer = bytearray(sum(fmt.record_size(len(payload)) for _, payload in records))
         view, entries, at, saved = memoryview(buffer), bytearray(), 0, 0
         for number, (given, payload) in enumerate(records):
-            record = replace(given, kind=kind, ordinal=target.count + number)
+            record = replace(given, kind=kind, ordinal=target.count + number, collected=0)
             fmt.pack_record_into(view, at, record, target.seed)
             start = at + fmt.RECORD_HEADER_BYTES
             view[start : start + len(payload)] = payload
@@ -300,7 +304,7 @@ class ContainerWriter:
         self, target: Growing, count: int, data: memoryview, entries: bytes, saved_bytes: int
     ) -> int:
         """Write sealed records and their entries; ``saved_bytes`` were reserved and not needed."""
-        table_offset = tbl.HEADER_BYTES + target.count * tbl.ENTRY_BYTES
+        table_offset = target.table_map.offset_below(target.count)
         need_bytes = len(data) + len(entries)
         self._directory.room.require(need_bytes, f"new records of {self._where(target)}")
         self._unkept.note(target.position)

@@ -199,7 +199,7 @@ class WindowReader:
     @staticmethod
     def _next_record(fd: int, seed: int, start: int, end: int) -> "_Next":
         for item in scan(fd, seed, start, end):
-            if isinstance(item, ScannedRecord):
+            if isinstance(item, ScannedRecord) and not item.is_implied:
                 return _Next(item.offset, item.record)
         return _Next(end, None)
 

@@ -229,7 +229,7 @@ class Verify(Job[VerifyReport]):
         for item in scan(fd, fmt.seed_of(header), end, size):
             if isinstance(item, Gap) or not payload_is_intact(fd, item):
                 break
-            end = item.offset + fmt.record_size(item.record.stored_length)
+            end = item.end
         self._report.unsynced_bytes += max(0, size - end)
 
     def _check_records(

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from dedupd import native
 from dedupd.errors import Damaged
-from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind, seed_of
 from dedupd.format.ids import make_id, show_id
 from dedupd.format.recipe import named_by
 from dedupd.store.container.container import data_name, table_name
 from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.table_file import map_of, table_header
 from dedupd.store.container.table_scan import LoadedTable, loaded_tables
 from dedupd.store.garbage import weigh
 from dedupd.store.mark_set import Needs
@@ -131,18 +131,17 @@ class StoreNeeds:
                 opened(os.open(data_name(number), flags, dir_fd=directory.fd)) as data_fd,
                 opened(os.open(table_name(number), flags, dir_fd=directory.fd)) as table_fd,
             ):
+                table_map = map_of(table_fd, table_header(table_fd, table_name(number), header))
                 for part in _parts(nodes):
                     self._run.safe_point()
-                    first, last = part.ordinals[0], part.ordinals[-1]
-                    entries = read_readable(
-                        table_fd,
-                        (last - first + 1) * tbl.ENTRY_BYTES,
-                        tbl.HEADER_BYTES + first * tbl.ENTRY_BYTES,
-                    )
+                    first, end = part.ordinals[0], part.ordinals[-1] + 1
+                    start = table_map.offset_below(first)
+                    entries = read_readable(table_fd, table_map.offset_below(end) - start, start)
+                    entries = table_map.expand(entries, first, end)
                     left = self.native.read_leaves(
                         group,
                         data_fd,
-                        memoryview(entries)[: len(entries) // tbl.ENTRY_BYTES * tbl.ENTRY_BYTES],
+                        entries,
                         seed=seed_of(header),
                         first=first,
                         ordinals=part.ordinals,
@@ -198,8 +197,7 @@ class StoreNeeds:
             weight = weigh(after, seed, 0)
             if weight.is_dead and not is_last:
                 return 0  # it is removed, with its table
-            table_bytes = tbl.HEADER_BYTES + len(after)
-            return align_up(weight.needed_bytes, block) + align_up(table_bytes, block)
+            return align_up(weight.needed_bytes, block) + align_up(weight.table_bytes, block)
 
         now = kept_bytes()
         self.freed_together += now - kept_bytes(rest=REST)

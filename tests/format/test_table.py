@@ -18,9 +18,10 @@ headers = st.builds(
     generation=U32,
     partition=U32,
     volume_id=UUID,
-    synced_bytes=U64,
+    synced_bytes=st.integers(0, (1 << 48) - 1),
     synced_count=U32,
     reconciled=U32,
+    map_lines=st.integers(0, (1 << 16) - 1),
 )
 entries = st.builds(
     tbl.TableEntry,

@@ -50,9 +50,8 @@ def seed_of(header: fmt.FileHeader) -> int:
 
 def packed(store: Records) -> UncheckedEntries:
     """The table as it lies there."""
-    return UncheckedEntries(
-        store.table().read_bytes()[tbl.HEADER_BYTES :], seed_of(store.recovered_header())
-    )
+    with store.opened() as directory:
+        return directory.entries(1)
 
 
 def passed(store: Records, bytes_max: int = ALL, place: RecordPosition = BEGIN) -> Passed:

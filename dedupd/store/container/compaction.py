@@ -37,7 +37,6 @@ _DATA_REMOVED = define("compact.data-removed", "a dead container is gone, its ta
 _TABLE_REMOVED = define("compact.table-removed", "a dead container has no table any more")
 _REMOVED = define("compact.removed", "a dead container and its table are gone")
 
-_EMPTY_CHECKSUM = native.hashing.xxh3_64(b"")
 _DEAD = frozenset((tbl.State.ORPHANED, tbl.State.TOMBSTONE))
 
 
@@ -174,11 +173,12 @@ def _kept(fd: int, state: Recovered) -> Kept:
             if entry.state in _DEAD:
                 run += 1
                 continue
-            if run:
-                yield _tombstone(ordinal - run, run), nothing
+            if run > fmt.COLLECTED_MAX:
+                yield fmt.tombstone(ordinal - run, run), nothing
                 run = 0
+            before, run = run, 0
             if entry.state == tbl.State.MERGED:
-                yield _forward(ordinal, entry), nothing
+                yield _forward(ordinal, entry, before), nothing
                 continue
             found = source.read(ordinal, entry) if entry.state == tbl.State.LIVE else None
             if found is None:
@@ -188,17 +188,16 @@ def _kept(fd: int, state: Recovered) -> Kept:
                     " container stays as it is; run scrub",
                     record_id,
                 )
-            yield found
+            record, payload = found
+            yield (
+                replace(record, collected=before) if before != record.collected else record,
+                payload,
+            )
     if run:
-        yield _tombstone(len(state.entries) - run, run), nothing
+        yield fmt.tombstone(len(state.entries) - run, run), nothing
 
 
-def _tombstone(ordinal: int, count: int) -> fmt.Record:
-    kind = fmt.RecordKind.TOMBSTONE
-    return fmt.Record(ordinal, kind, 0, 0, 0, 0, bytes(32), count, _EMPTY_CHECKSUM)
-
-
-def _forward(ordinal: int, entry: tbl.TableEntry) -> fmt.Record:
+def _forward(ordinal: int, entry: tbl.TableEntry, collected: int) -> fmt.Record:
     return fmt.Record(
         ordinal,
         fmt.RecordKind.FORWARD,
@@ -208,7 +207,8 @@ def _forward(ordinal: int, entry: tbl.TableEntry) -> fmt.Record:
         entry.hint,
         entry.fingerprint,
         entry.target,
-        _EMPTY_CHECKSUM,
+        fmt.EMPTY_CHECKSUM,
+        collected,
     )
 
 
@@ -232,6 +232,7 @@ class _Copy:
         self._buffer = bytearray(WINDOW_BYTES)
         self._view = memoryview(self._buffer)
         self._entries = bytearray()
+        self._without_entry: list[tuple[int, int]] = []
         self._count = 0
         self._written = 0
         head = fmt.encode_file_header(header)
@@ -246,8 +247,11 @@ class _Copy:
         size = fmt.record_size(record.stored_length)
         if self._fill + size > len(self._view):
             self.flush()
-        entry = entry_of(ScannedRecord(self.end, record))
+        if record.collected:
+            self._without_entry.append((self._count, self._count + record.collected))
+            self._count += record.collected
         count = record.next_ordinal - record.ordinal
+        entry = entry_of(ScannedRecord(self.end, record))
         self._entries += tbl.encode_entry(entry, self._seed) * count
         self._count += count
         start = self._fill + fmt.RECORD_HEADER_BYTES
@@ -267,6 +271,7 @@ class _Copy:
     def table(self) -> list[bytes | bytearray]:
         """The table of all records that were added, all of them marked."""
         header = self._header
+        lines = native.store.TableMap.without(self._without_entry, self._seed).lines()
         mark = tbl.TableHeader(
             header.kind,
             header.container,
@@ -276,5 +281,6 @@ class _Copy:
             self.end,
             self._count,
             self._reconciled,
+            map_lines=len(lines) // tbl.MAP_LINE_BYTES,
         )
-        return [tbl.encode_header(mark), self._entries]
+        return [tbl.encode_header(mark), lines, self._entries]

@@ -25,10 +25,18 @@ _SCAN_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScannedRecord:
-    """A record header with the offset where it begins."""
+    """A record header with the offset where it begins. One that is implied takes no bytes: it
+    stands for those that were collected before the record there."""
 
     offset: int
     record: fmt.Record
+    is_implied: bool = False
+
+    @property
+    def end(self) -> int:
+        """The offset after it."""
+        size = 0 if self.is_implied else fmt.record_size(self.record.stored_length)
+        return self.offset + size
 
     def ordinals(self) -> range:
         """The ordinals that it stands for: its own, or those of a run of tombstones."""
@@ -66,7 +74,8 @@ def table_name(container: int) -> bytes:
 
 
 def scan(fd: int, seed: int, start: int, end: int) -> Iterator[ScannedRecord | Gap]:
-    """All record headers between ``start`` and ``end``, and the gaps between them.
+    """All record headers between ``start`` and ``end``, those that they imply before them, and the
+    gaps between them.
 
     After damage it looks for the next valid header at every aligned offset: a checksum seeded
     with the container's identity makes a false one as good as impossible.
@@ -87,6 +96,8 @@ def scan(fd: int, seed: int, start: int, end: int) -> Iterator[ScannedRecord | G
         if gap_start is not None:
             yield Gap(gap_start, position)
             gap_start = None
+        if (before := record.before) is not None:
+            yield ScannedRecord(position, before, is_implied=True)
         yield ScannedRecord(position, record)
         position += fmt.record_size(record.stored_length)
     if gap_start is None and position < end:
@@ -102,7 +113,7 @@ def scan_inside(fd: int, seed: int, start: int, stop: int, end: int) -> Iterator
     for item in scan(fd, seed, start + fmt.RECORD_HEADER_BYTES, end):
         if item.offset >= stop:
             return
-        if isinstance(item, ScannedRecord):
+        if isinstance(item, ScannedRecord) and not item.is_implied:
             yield item
 
 
@@ -154,8 +165,7 @@ def _forward(ordinal: int, entry: tbl.TableEntry) -> fmt.Record:
 
 def _tombstone(ordinal: int, entry: tbl.TableEntry) -> fmt.Record:
     """The record that a compaction will make of a collected one."""
-    kind = fmt.RecordKind.TOMBSTONE
-    return fmt.Record(ordinal, kind, 0, 0, 0, 0, entry.fingerprint, 0, 0)
+    return fmt.tombstone(ordinal, 1, entry.fingerprint)
 
 
 def _is_right(record: fmt.Record, raw: bytes) -> bool:
@@ -190,6 +200,7 @@ class Container:
         self._native_bases = None if bases is None else bases.native
         self.fd = -1
         self._table_fd: int | None = None
+        self._table_map: native.store.TableMap | None = None
         self._where = container_name(kind, number)
         for _ in range(_OPENS_MAX):
             self.header = self._open_data(dir_fd, kind, volume_id)
@@ -259,9 +270,13 @@ class Container:
     def _is_own_table(self, fd: int) -> bool:
         try:
             header = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), "")
+            if not tbl.belongs(header, self.header):
+                return False
+            lines = read_readable(fd, header.map_lines * tbl.MAP_LINE_BYTES, tbl.HEADER_BYTES)
+            self._table_map = tbl.decode_map(lines, header, self._where)
         except DamagedTable:
             return False
-        return tbl.belongs(header, self.header)
+        return True
 
     @property
     def table_fd(self) -> int | None:
@@ -270,9 +285,11 @@ class Container:
 
     def entry(self, ordinal: int) -> tbl.TableEntry | None:
         """The table's entry, or None where the table has no valid one."""
-        if self._table_fd is None:
+        if self._table_fd is None or self._table_map is None:
             return None
-        offset = tbl.HEADER_BYTES + ordinal * tbl.ENTRY_BYTES
+        offset = self._table_map.offset(ordinal)
+        if offset is None:
+            return tbl.COLLECTED
         data = read_readable(self._table_fd, tbl.ENTRY_BYTES, offset)
         return tbl.decode_entry(data, self.seed)
 
@@ -408,13 +425,14 @@ class Container:
                 for item in scan(self.fd, self.seed, self._scanned_to, size):
                     if isinstance(item, ScannedRecord):
                         self._note(item)
-                        self._scanned_to = item.offset + fmt.record_size(item.record.stored_length)
+                        self._scanned_to = item.end
                 found = self._scanned.get(ordinal)
             return found
 
     def _note(self, item: ScannedRecord) -> None:
         """Keep a record that a scan found; a run of tombstones under each of its ordinals."""
-        self._last_scanned = item
+        if not item.is_implied:
+            self._last_scanned = item
         for ordinal in item.ordinals():
             self._scanned[ordinal] = item
 

@@ -16,7 +16,7 @@ from dedupd.format.container import decode_file_header
 from dedupd.store.container.container import data_name, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import last_number
-from dedupd.store.container.table_file import table_header
+from dedupd.store.container.table_file import map_of, table_header
 from dedupd.system.files import opened, read_readable
 
 _LOWERED = define("cut.lowered", "the mark of a table is back where it was, the records are there")
@@ -35,7 +35,6 @@ def cut_back(
     order. Needs the job lock. Raises Damaged, OSError.
     """
     disk, name = directory.disk, table_name(number)
-    table_end = tbl.HEADER_BYTES + count * tbl.ENTRY_BYTES
     with (
         directory.neighbours.turn(),
         opened(disk.open_write(directory.fd, data_name(number))) as data_fd,
@@ -44,6 +43,7 @@ def cut_back(
         size = os.fstat(data_fd).st_size
         head = read_readable(data_fd, fmt.FILE_HEADER_BYTES, 0)
         mark = table_header(table_fd, name, decode_file_header(head, directory.where(number)))
+        table_end = map_of(table_fd, mark).offset_below(count)
         if size > max(end, mark.synced_bytes):
             disk.truncate(data_fd, max(end, mark.synced_bytes))
         if mark.synced_bytes > end:

@@ -3,6 +3,7 @@
 import os
 from collections import OrderedDict
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 
 from dedupd import native
@@ -135,7 +136,7 @@ class ContainerDirectory:
         """Put a table in the place of a container's present one; returns its entries. Raises
         NoSpace."""
         packed = PackedEntries.of(entries, fmt.seed_of(header))
-        data = tbl.encode_header(mark) + packed.data
+        data = tbl.encode_header(replace(mark, map_lines=0)) + packed.data
         self.room.require(len(data), f"the table of {self.where(header.container)}")
         self.disk.replace_file(self.fd, table_name(header.container), data)
         reach(_REBUILT)

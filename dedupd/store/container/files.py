@@ -8,9 +8,8 @@ from dedupd import native
 from dedupd.errors import DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.store.container.container import (
-    table_name,
-)
+from dedupd.store.container.container import table_name
+from dedupd.store.container.table_file import read_entries
 from dedupd.system.files import opened, read_readable
 
 _FILE_NAME = re.compile(r"([0-9]{8,10})\.(dat|dir)")
@@ -45,14 +44,14 @@ def remains(dir_fd: int) -> list[int]:
 
 def _is_all_collected(dir_fd: int, number: int) -> bool:
     name = table_name(number)
-    with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-        data = read_readable(fd, os.fstat(fd).st_size, 0)
     try:
-        table = tbl.decode_header(data[: tbl.HEADER_BYTES], name.decode())
+        with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+            table = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), name.decode())
+            entries = read_entries(fd, table)
     except DamagedTable:
         return False
     seed = fmt.checksum_seed(table.volume_id, table.container, table.generation)
-    states = native.store.table_states(data[tbl.HEADER_BYTES :], seed)[: table.synced_count]
+    states = native.store.table_states(entries, seed)[: table.synced_count]
     return states == bytes([tbl.State.TOMBSTONE]) * table.synced_count
 
 

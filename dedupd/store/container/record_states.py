@@ -12,7 +12,7 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, ordinal_of
 from dedupd.store.container.container import table_name
 from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.table_file import table_header
+from dedupd.store.container.table_file import map_of, table_header
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 
@@ -49,7 +49,7 @@ def set_entries(
         reconciled = min([table.reconciled, *live])
         if reconciled < table.reconciled:
             _set_reconciled(disk, fd, table, reconciled)
-        _write_entries(disk, fd, header, entries)
+        _write_entries(disk, fd, table, entries)
         reach(_WRITTEN)
         disk.sync_data(fd)
     reach(_DURABLE)
@@ -67,25 +67,32 @@ def tell_punched(
     with _opened_table(directory, header) as (fd, table):
         told = replace(table, punches=header.punches + 1)
         disk.write_at(fd, [tbl.encode_header(told)], 0)
-        _write_entries(disk, fd, header, entries)
+        _write_entries(disk, fd, table, entries)
         reach(_WRITTEN)
         disk.sync_data(fd)
     reach(_DURABLE)
 
 
 def _write_entries(
-    disk: Disk, fd: int, header: fmt.FileHeader, entries: Mapping[int, tbl.TableEntry]
+    disk: Disk, fd: int, table: tbl.TableHeader, entries: Mapping[int, tbl.TableEntry]
 ) -> None:
-    """Not synced. Raises DamagedTable where the table is shorter."""
-    seed = fmt.seed_of(header)
-    end = tbl.HEADER_BYTES + (max(entries, default=-1) + 1) * tbl.ENTRY_BYTES
-    if os.fstat(fd).st_size < end:
-        raise DamagedTable(
-            f"{table_name(header.container).decode()}: the redirection table is too short"
-        )
-    for first, run in _runs(entries):
+    """Not synced. Raises DamagedTable where the table is shorter, or where a record that was
+    collected, and has no entry, should be in another state."""
+    name = table_name(table.container).decode()
+    table_map = map_of(fd, table)
+    placed: dict[int, tbl.TableEntry] = {}
+    for ordinal, entry in entries.items():
+        offset = table_map.offset(ordinal)
+        if offset is not None:
+            placed[offset] = entry
+        elif entry.state != tbl.State.TOMBSTONE:
+            raise DamagedTable(f"{name}: record {ordinal} was collected, and has no entry")
+    if os.fstat(fd).st_size < max(placed, default=0) + tbl.ENTRY_BYTES:
+        raise DamagedTable(f"{name}: the redirection table is too short")
+    seed = fmt.checksum_seed(table.volume_id, table.container, table.generation)
+    for offset, run in _runs(placed):
         body = b"".join(tbl.encode_entry(entry, seed) for entry in run)
-        disk.write_at(fd, [body], tbl.HEADER_BYTES + first * tbl.ENTRY_BYTES)
+        disk.write_at(fd, [body], offset)
 
 
 def join_set(directory: ContainerDirectory, header: fmt.FileHeader, first: int, end: int) -> bool:
@@ -141,15 +148,15 @@ def revive(directory: ContainerDirectory, number: int, ordinals: Sequence[int]) 
         set_entries(directory, container.header, changes)
 
 
-def _runs(entries: Mapping[int, tbl.TableEntry]) -> Iterator[tuple[int, list[tbl.TableEntry]]]:
-    """Entries with consecutive ordinals, each run with its first."""
+def _runs(placed: Mapping[int, tbl.TableEntry]) -> Iterator[tuple[int, list[tbl.TableEntry]]]:
+    """Entries by their offsets that lie side by side, each run with the offset of its first."""
     first, run = 0, list[tbl.TableEntry]()
-    for ordinal in sorted(entries):
-        if run and ordinal != first + len(run):
+    for offset in sorted(placed):
+        if run and offset != first + len(run) * tbl.ENTRY_BYTES:
             yield first, run
             run = []
         if not run:
-            first = ordinal
-        run.append(entries[ordinal])
+            first = offset
+        run.append(placed[offset])
     if run:
         yield first, run

@@ -43,7 +43,7 @@ def entry_of(found: ScannedRecord) -> tbl.TableEntry:
     state = states.get(record.kind, tbl.State.LIVE)
     return tbl.TableEntry(
         record.fingerprint,
-        found.offset,
+        0 if found.is_implied else found.offset,
         0 if record.kind == fmt.RecordKind.TOMBSTONE else record.target,
         record.stored_length,
         record.raw_length,
@@ -225,7 +225,7 @@ def _recover_tail(
         if item.record.ordinal != len(kept):
             break
         kept += [entry_of(item)] * len(item.ordinals())
-        end = item.offset + fmt.record_size(item.record.stored_length)
+        end = item.end
     if end < size:
         directory.disk.truncate(fd, end)
         directory.disk.sync_file(fd)

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from dedupd import native
 from dedupd.errors import DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
@@ -12,6 +13,9 @@ from dedupd.store.container.container import (
     table_name,
 )
 from dedupd.system.files import opened, read_readable
+
+_ORDINALS = (1 << 32) - 1
+"""More than a table has."""
 
 LOST = tbl.TableEntry(bytes(32), 0, 0, 0, 0, 0, tbl.State.QUARANTINED, 0)
 """Stands in a table for an ordinal whose record was not found, so that one scan is enough."""
@@ -64,8 +68,22 @@ def _load_table(dir_fd: int, name: bytes, header: fmt.FileHeader) -> tuple[tbl.T
         raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
     with opened(fd):
         table = table_header(fd, name, header)
-        size = max(0, os.fstat(fd).st_size - tbl.HEADER_BYTES)
-        return table, read_readable(fd, size, tbl.HEADER_BYTES)
+        return table, read_entries(fd, table)
+
+
+def read_entries(fd: int, table: tbl.TableHeader) -> bytes:
+    """All entries of an open table with this header, and a tombstone for each record that has
+    none. Raises DamagedTable."""
+    table_map = map_of(fd, table)
+    start = table_map.offset_below(0)
+    body = read_readable(fd, max(0, os.fstat(fd).st_size - start), start)
+    return table_map.expand(body, 0, _ORDINALS) if table_map.left_out else body
+
+
+def map_of(fd: int, table: tbl.TableHeader) -> native.store.TableMap:
+    """Which entries an open table with this header has. Raises DamagedTable."""
+    lines = read_readable(fd, table.map_lines * tbl.MAP_LINE_BYTES, tbl.HEADER_BYTES)
+    return tbl.decode_map(lines, table, table_name(table.container).decode())
 
 
 def table_header(fd: int, name: bytes, header: fmt.FileHeader) -> tbl.TableHeader:

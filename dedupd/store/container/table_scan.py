@@ -12,7 +12,7 @@ from dedupd.format.ids import make_id
 from dedupd.store.container.container import table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.recovery import recover_sound
-from dedupd.store.container.table_file import Recovered, load_packed_table
+from dedupd.store.container.table_file import Recovered, load_packed_table, map_of, table_header
 from dedupd.system.files import opened, read_into
 
 BLOCK_ENTRIES = 1 << 16
@@ -117,11 +117,15 @@ class TableScan:
         buffer = bytearray(min(BLOCK_ENTRIES, one.end - one.first) * tbl.ENTRY_BYTES)
         name, flags = table_name(one.container), os.O_RDONLY | os.O_CLOEXEC
         with opened(os.open(name, flags, dir_fd=self.directory.fd)) as fd:
+            table_map = map_of(fd, table_header(fd, name, header))
             for first in range(one.first, one.end, BLOCK_ENTRIES):
-                count = min(BLOCK_ENTRIES, one.end - first)
-                view = memoryview(buffer)[: count * tbl.ENTRY_BYTES]
-                size = self._read(fd, view, tbl.HEADER_BYTES + first * tbl.ENTRY_BYTES)
-                yield TableBlock(header, first, view[:size])
+                end = min(first + BLOCK_ENTRIES, one.end)
+                start = table_map.offset_below(first)
+                view = memoryview(buffer)[: table_map.offset_below(end) - start]
+                view = view[: self._read(fd, view, start)]
+                if table_map.left_out:
+                    view = memoryview(table_map.expand(view, first, end))
+                yield TableBlock(header, first, view)
 
 
 class LoadedTable(NamedTuple):

@@ -77,8 +77,10 @@ impl<'a> Input<'a> {
 }
 
 fn header(input: &mut Input<'_>) -> RecordHeader {
+    let ordinal = input.u32();
     RecordHeader {
-        ordinal: input.u32(),
+        ordinal,
+        collected: ordinal.min(input.u8().into()) as u16,
         kind: RecordKind(input.u8() % 5),
         codec: input.u8() % 3,
         raw_length: input.u32(),
@@ -96,8 +98,7 @@ fn record(data: &[u8]) {
     {
         let mut again = [0; RECORD_HEADER_BYTES];
         found.write(&mut again, SEED);
-        assert_eq!(&again[..10], &bytes[..10]);
-        assert_eq!(&again[12..72], &bytes[12..72]);
+        assert_eq!(&again[..72], &bytes[..72]);
     }
     let mut input = Input(data);
     let made = header(&mut input);

@@ -4,7 +4,9 @@ use super::record_header::{
     CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD, RECORD_ALIGN_BYTES, RecordKind,
 };
 use super::table_entry::State;
-use super::{recipe, record_header, saved_index, saved_notes, stream, stub, table_entry};
+use super::{
+    recipe, record_header, saved_index, saved_notes, stream, stub, table_entry, table_map,
+};
 
 const TEXT: &str = include_str!("../../../docs/format.md");
 
@@ -46,6 +48,7 @@ fn compare(heading: &str, fields: Fields, renamed: &[(&str, &str)]) {
 fn every_layout_is_that_of_the_document() {
     compare("Record header (80 bytes)", record_header::fields::FIELDS, &[]);
     compare("Table header (64 bytes)", table_entry::header::FIELDS, &[]);
+    compare("Table map block (16 bytes)", table_map::block::FIELDS, &[]);
     compare("Table entry (64 bytes)", table_entry::fields::FIELDS, &[]);
     compare("Recipe node header (40 bytes)", recipe::header::FIELDS, &[]);
     compare("Recipe entry (16 bytes)", recipe::fields::FIELDS, &[]);

@@ -13,6 +13,7 @@ pub mod stream;
 pub mod stub;
 pub mod suffix;
 pub mod table_entry;
+pub mod table_map;
 
 #[cfg(test)]
 mod document;

@@ -1,6 +1,6 @@
 //! The header that each record of a container begins with (docs/format.md, "Record header").
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::bytes::layout;
 use super::ids::{Checksum, Fingerprint, RecordId};
@@ -12,7 +12,7 @@ layout! {
         ORDINAL: 4 at 4,
         KIND: 1 at 8,
         CODEC: 1 at 9,
-        RESERVED: 2 at 10,
+        COLLECTED: 2 at 10,
         RAW_LENGTH: 4 at 12,
         STORED_LENGTH: 4 at 16,
         HINT: 4 at 20,
@@ -61,6 +61,8 @@ pub struct RecordHeader {
     /// leans on another that one.
     pub target: u64,
     pub checksum: Checksum,
+    /// How many records right before it were collected, and left nothing but this.
+    pub collected: u16,
 }
 
 impl RecordHeader {
@@ -69,6 +71,7 @@ impl RecordHeader {
     #[inline]
     pub fn sound(bytes: &[u8; RECORD_HEADER_BYTES], seed: u64) -> Option<RecordHeader> {
         let is_sound = *fields::MAGIC.of(bytes) == MAGIC
+            && u32::from(fields::COLLECTED.u16(bytes)) <= fields::ORDINAL.u32(bytes)
             && fields::HEADER_CHECKSUM.u64(bytes) == header_checksum(bytes, seed);
         is_sound.then(|| RecordHeader {
             ordinal: fields::ORDINAL.u32(bytes),
@@ -80,6 +83,7 @@ impl RecordHeader {
             fingerprint: *fields::FINGERPRINT.of(bytes),
             target: fields::TARGET.u64(bytes),
             checksum: Checksum(fields::CHECKSUM.u64(bytes)),
+            collected: fields::COLLECTED.u16(bytes),
         })
     }
 
@@ -88,7 +92,7 @@ impl RecordHeader {
         fields::ORDINAL.put(out, &self.ordinal.to_le_bytes());
         fields::KIND.put(out, &[self.kind.0]);
         fields::CODEC.put(out, &[self.codec]);
-        fields::RESERVED.put(out, &[0; 2]);
+        fields::COLLECTED.put(out, &self.collected.to_le_bytes());
         fields::RAW_LENGTH.put(out, &self.raw_length.to_le_bytes());
         fields::STORED_LENGTH.put(out, &self.stored_length.to_le_bytes());
         fields::HINT.put(out, &self.hint.to_le_bytes());
@@ -115,6 +119,22 @@ impl RecordHeader {
         let is_other = matches!(self.codec, CODEC_DELTA | CODEC_DICTIONARY);
         let leans = is_other && self.kind == RecordKind::DATA;
         leans.then_some(self.target)
+    }
+
+    /// The tombstone that it implies, which stands for those that were collected before it.
+    pub fn before(&self) -> Option<RecordHeader> {
+        (self.collected > 0).then(|| RecordHeader {
+            ordinal: self.ordinal - u32::from(self.collected),
+            kind: RecordKind::TOMBSTONE,
+            codec: CODEC_RAW,
+            raw_length: 0,
+            stored_length: 0,
+            hint: 0,
+            fingerprint: [0; 32],
+            target: self.collected.into(),
+            checksum: Checksum(xxh3_64(&[])),
+            collected: 0,
+        })
     }
 
     /// The ordinal of the record after this one. A tombstone stands for several ordinals.

@@ -15,7 +15,8 @@ layout! {
         GENERATION: 4 at 16,
         PARTITION: 4 at 20,
         VOLUME_ID: 16 at 24,
-        SYNCED_BYTES: 8 at 40,
+        SYNCED_BYTES: 6 at 40,
+        MAP_LINES: 2 at 46,
         SYNCED_COUNT: 4 at 48,
         RECONCILED: 4 at 52,
         CHECKSUM: 8 at 56,
@@ -165,17 +166,6 @@ fn check(bytes: &EntryBytes, seed: u64) -> u16 {
 /// Whole entries, one after the other.
 pub fn entries(table: &[u8]) -> impl Iterator<Item = &EntryBytes> {
     table.chunks_exact(ENTRY_BYTES).filter_map(|entry| entry.first_chunk())
-}
-
-/// Where in a table the entry of an ordinal begins.
-#[inline]
-pub fn entry_offset(ordinal: u64) -> u64 {
-    header::BYTES as u64 + ordinal * ENTRY_BYTES as u64
-}
-
-/// How many whole entries a table of so many bytes has.
-pub fn entry_count(table_bytes: u64) -> u64 {
-    table_bytes.saturating_sub(header::BYTES as u64) / ENTRY_BYTES as u64
 }
 
 /// The generation of a container, by the header of its table. None where that is not valid, or of

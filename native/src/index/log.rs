@@ -12,9 +12,10 @@ use hashbrown::HashTable;
 use crate::chunker::{Followers, KnownChunk};
 use crate::format::ids::{ContainerNumber, Fingerprint, RecordId, hash_of};
 use crate::format::table_entry::{
-    ENTRY_BYTES, EntryBytes, FORWARDS_MAX, State, TableEntry, checksum_seed, entries, entry_count,
-    entry_offset, generation_in, header, set_state, table_name,
+    ENTRY_BYTES, EntryBytes, FORWARDS_MAX, State, TableEntry, checksum_seed, entries,
+    generation_in, header, set_state, table_name,
 };
+use crate::format::table_map::{LINE_BYTES, TableMap};
 use crate::system::files::owned;
 
 /// Entries of one read of a scan: 256 KiB, which stay in the cache of a core until they are
@@ -144,6 +145,11 @@ impl Log {
         checksum_seed(&self.volume_id, container, generation)
     }
 
+    /// That of a container that was added or noted.
+    fn seed_known(&self, container: ContainerNumber) -> u64 {
+        self.seed(container, self.containers.get(&container).copied().unwrap_or(1))
+    }
+
     /// The page that an id is on, and its place there.
     fn place(&self, id: RecordId) -> (RecordId, usize) {
         let at = id.place() % self.page_entries;
@@ -192,11 +198,14 @@ impl Log {
             let Some(file) = self.open(container)? else { return Ok(false) };
             let (mut head, mut bytes) = ([0; header::BYTES], [0; ENTRY_BYTES]);
             file.read_exact_at(&mut head, 0)?;
-            file.read_exact_at(&mut bytes, entry_offset(id.ordinal().into()))?;
             let Some(generation) = generation_in(&head, &self.volume_id, container) else {
                 return Ok(false);
             };
-            match TableEntry::sound(&bytes, self.seed(container, generation)) {
+            let seed = self.seed(container, generation);
+            let map = map_of(&file, seed)?;
+            let Some(place) = map.place(id.ordinal()) else { return Ok(false) };
+            file.read_exact_at(&mut bytes, map.offset(place))?;
+            match TableEntry::sound(&bytes, seed) {
                 Some(entry) if entry.state == State::MERGED => id = entry.target,
                 entry => {
                     return Ok(
@@ -306,10 +315,12 @@ impl Log {
         }
     }
 
-    /// How many entries a container's table has by now.
+    /// How many records a container's table knows of by now.
     pub fn count(&self, container: ContainerNumber) -> Result<u32> {
         let Some(file) = self.open(container)? else { return Ok(0) };
-        Ok((entry_count(file.metadata()?.len()) as u32).min(self.count_max(container)))
+        let map = map_of(&file, self.seed_known(container))?;
+        let entries = file.metadata()?.len().saturating_sub(map.start()) / ENTRY_BYTES as u64;
+        Ok((entries as u32 + map.left_out()).min(self.count_max(container)))
     }
 
     /// The entries of a page, whose first one is `first`.
@@ -317,7 +328,8 @@ impl Log {
         let left = self.count_max(first.container()).saturating_sub(first.ordinal());
         data.resize(self.page_entries.min(left as usize) * ENTRY_BYTES, 0);
         let filled = match self.open(first.container())? {
-            Some(file) => read_from(&file, first.place(), data),
+            Some(file) => map_of(&file, self.seed_known(first.container()))
+                .and_then(|map| read_from(&file, &map, first.place(), data)),
             None => Ok(0),
         };
         data.truncate(*filled.as_ref().unwrap_or(&0));
@@ -331,15 +343,15 @@ impl Log {
         container: ContainerNumber,
         mut visit: impl FnMut(&[u8], u64),
     ) -> Result<()> {
-        let generation = self.containers.get(&container).copied().unwrap_or(1);
-        let seed = self.seed(container, generation);
+        let seed = self.seed_known(container);
         let Some(file) = self.open(container)? else { return Ok(()) };
+        let map = map_of(&file, seed)?;
         let mut first = 0;
         let count_max = self.count_max(container) as usize;
         let mut data = vec![0; SCAN_ENTRIES * ENTRY_BYTES];
         loop {
             data.truncate((count_max - first) * ENTRY_BYTES);
-            let filled = read_from(&file, first, &mut data)?;
+            let filled = read_from(&file, &map, first, &mut data)?;
             if filled == 0 {
                 return Ok(());
             }
@@ -365,9 +377,38 @@ impl Log {
     }
 }
 
+/// The map of an open table, which is empty where the table has an entry for every record.
+fn map_of(file: &std::fs::File, seed: u64) -> Result<TableMap> {
+    let mut lines = [0; 2];
+    if let Err(error) = file.read_exact_at(&mut lines, header::MAP_LINES.start as u64) {
+        // A table that was just begun.
+        return if error.kind() == ErrorKind::UnexpectedEof {
+            Ok(TableMap::default())
+        } else {
+            Err(error)
+        };
+    }
+    let mut map = vec![0; usize::from(u16::from_le_bytes(lines)) * LINE_BYTES];
+    file.read_exact_at(&mut map, header::BYTES as u64)?;
+    TableMap::of(&map, seed).ok_or_else(|| ErrorKind::InvalidData.into())
+}
+
 /// Read entries from ordinal `first` on; returns how many bytes of whole ones there were.
-fn read_from(file: &std::fs::File, first: usize, data: &mut [u8]) -> Result<usize> {
-    let start = entry_offset(first as u64);
+fn read_from(file: &std::fs::File, map: &TableMap, first: usize, data: &mut [u8]) -> Result<usize> {
+    if map.left_out() == 0 {
+        return read_packed(file, map.offset(first as u32), data);
+    }
+    let (first, end) = (first as u32, (first + data.len() / ENTRY_BYTES) as u32);
+    let (from, to) = (map.places_below(first), map.places_below(end));
+    let mut packed = vec![0; (to - from) as usize * ENTRY_BYTES];
+    let filled = read_packed(file, map.offset(from), &mut packed)?;
+    let whole = map.expand(&packed[..filled], first, end);
+    data[..whole.len()].copy_from_slice(&whole);
+    Ok(whole.len())
+}
+
+/// As [`read_from`], from an offset of the table.
+fn read_packed(file: &std::fs::File, start: u64, data: &mut [u8]) -> Result<usize> {
     let mut filled = 0;
     while filled < data.len() {
         match file.read_at(&mut data[filled..], start + filled as u64) {

@@ -15,6 +15,7 @@ mod store;
 mod study;
 mod support;
 mod system;
+mod table_map;
 mod testing;
 mod tree;
 mod upkeep;
@@ -88,6 +89,8 @@ mod exported {
             BlocksAhead, CheckedRecords, PassedRecords, check_records, dead_payloads, frame_chunks,
             headers_agree, pass_records, read_chunks, seal, table_states, weigh_table,
         };
+        #[pymodule_export]
+        use crate::python::table_map::TableMap;
         #[pymodule_export]
         use crate::store::table_states::Weight;
     }

@@ -46,6 +46,16 @@ pub struct Checked {
     pub raw_bytes: u64,
 }
 
+impl Checked {
+    fn enter(&mut self, header: &RecordHeader, offset: u64, seed: u64) {
+        self.ordinals.push(header.ordinal);
+        self.next_ordinals.push(header.next_ordinal());
+        self.kinds.push(header.kind.0);
+        self.entries.extend_from_slice(&header.table_entry(offset).to_bytes(seed));
+        self.raw_bytes += u64::from(header.raw_length);
+    }
+}
+
 /// The place of the data in its container, the seed of that, and how to check.
 pub struct Place<'a> {
     pub seed: u64,
@@ -76,12 +86,12 @@ pub fn check(data: &[u8], place: &Place<'_>) -> Checked {
         if end > data.len() {
             break;
         }
-        out.ordinals.push(header.ordinal);
-        out.next_ordinals.push(header.next_ordinal());
-        out.kinds.push(header.kind.0);
-        let entry = header.table_entry(place.offset + out.consumed as u64);
-        out.entries.extend_from_slice(&entry.to_bytes(place.seed));
-        out.raw_bytes += u64::from(header.raw_length);
+        let offset = place.offset + out.consumed as u64;
+        if let Some(header) = header.before() {
+            out.enter(&header, 0, place.seed);
+            found.push(Found { header, payload: &[] });
+        }
+        out.enter(&header, offset, place.seed);
         found.push(Found { header, payload: &data[start..start + stored] });
         out.consumed = end;
     }

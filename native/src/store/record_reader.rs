@@ -13,7 +13,8 @@ use crate::format::ids::{FingerprintCheck, RecordId};
 use crate::format::record_header::{
     CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader,
 };
-use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry, entry_offset};
+use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry};
+use crate::format::table_map;
 use crate::store::blocks_ahead::Blocks;
 use crate::system::reads::RWF_DONTCACHE;
 use crate::threads::lock::{locked, unlocked};
@@ -109,7 +110,11 @@ impl Files<'_> {
         // A page has the entries of many records, which are mostly asked for one after the other.
         let reads = if self.reads == Reads::Uncached { Reads::Any } else { self.reads };
         let table = Files { reads, ..*self };
-        table.fill(self.table, entry_offset(ordinal.into()), &mut bytes, &mut [])?;
+        let fill = |offset, out: &mut [u8]| table.fill(self.table, offset, out, &mut []);
+        let Some(offset) = table_map::offset_of(ordinal, self.seed, fill)? else {
+            return Some(table_map::collected());
+        };
+        fill(offset, &mut bytes)?;
         TableEntry::sound(&bytes, self.seed)
     }
 

@@ -62,6 +62,7 @@ pub fn seal(buffer: &mut [u8], columns: &Columns<'_>, place: &Place) -> Result<V
             fingerprint: *columns.fingerprints[at],
             target: RecordId::HOLE.0,
             checksum: columns.checksums[at],
+            collected: 0,
         };
         header.write(bytes, place.seed);
         let entry = header.table_entry(place.offset + u64::from(columns.starts[at]));

@@ -99,9 +99,16 @@ impl Container<'_> {
         let mut portions = Vec::new();
         let (mut start, mut last) = (from, from.offset);
         let rest = self.entries.iter().enumerate().skip(from.ordinal);
+        let mut collected = None;
         for (ordinal, entry) in rest {
-            let offset = TableEntry::unchecked(entry).offset;
-            // All ordinals of a run of tombstones have the same offset.
+            let TableEntry { offset, state, .. } = TableEntry::unchecked(entry);
+            if state == State::TOMBSTONE && offset == 0 {
+                // The next record tells of it.
+                collected.get_or_insert(ordinal);
+                continue;
+            }
+            let ordinal = collected.take().unwrap_or(ordinal);
+            // All ordinals of a row of tombstones have the same offset.
             if ordinal == from.ordinal || offset == last {
                 continue;
             }

@@ -1,7 +1,10 @@
 //! States of the records of a container, from its redirection table.
 
 use crate::format::record_header::record_bytes;
-use crate::format::table_entry::{CODEC_DELTA, CODEC_DICTIONARY, State, TableEntry, entries};
+use crate::format::table_entry::{
+    CODEC_DELTA, CODEC_DICTIONARY, ENTRY_BYTES, State, TableEntry, entries,
+};
+use crate::format::table_map;
 
 /// The state of each whole entry; 0 where it is damaged, or was never written.
 pub fn states(table: &[u8], seed: u64) -> Vec<u8> {
@@ -19,6 +22,8 @@ pub struct Weight {
     /// Records that a compaction keeps, with their bytes or as forwards.
     pub kept: u64,
     pub kept_bytes: u64,
+    /// Of the table that a compaction writes.
+    pub table_bytes: u64,
     pub orphaned: u64,
     pub orphaned_bytes: u64,
     pub quarantined: u64,
@@ -32,7 +37,7 @@ pub struct Weight {
 /// Entries that are not valid are left out.
 pub fn weigh(table: &[u8], seed: u64) -> Weight {
     let mut weight = Weight::default();
-    let mut in_run = false;
+    let (mut count, mut left_out, mut mapped, mut run) = (0, 0, 0, 0);
     for entry in entries(table).map(|entry| TableEntry::sound(entry, seed)) {
         let stored = entry.map_or(0, |entry| u64::from(entry.stored_length));
         let state = sound_state(entry);
@@ -49,16 +54,30 @@ pub fn weigh(table: &[u8], seed: u64) -> Weight {
                 weight.keep(stored);
                 weight.quarantined += 1;
             }
-            // A run of dead records leaves a single record without a payload.
-            _ if is_dead && !in_run => weight.kept_bytes += record_bytes(0),
             _ => {}
         }
         if state == State::ORPHANED {
             weight.orphaned += 1;
             weight.orphaned_bytes += record_bytes(stored);
         }
-        in_run = is_dead;
+        if is_dead {
+            run += 1;
+        } else if run > u32::from(u16::MAX) {
+            weight.kept_bytes += record_bytes(0);
+            run = 0;
+        } else if run > 0 {
+            // Dead records leave nothing but a count in the one after them, and no entry.
+            left_out += run;
+            mapped = count;
+            run = 0;
+        }
+        count += 1;
     }
+    if run > 0 {
+        weight.kept_bytes += record_bytes(0);
+    }
+    let entries = u64::from(count - left_out) * ENTRY_BYTES as u64;
+    weight.table_bytes = table_map::start_for(mapped) + entries;
     weight
 }
 
