@@ -25,7 +25,6 @@ from dedupd.volume.volume import Volume
 from fuse_stub.attributes import forget_attributes
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.held_files import HeldFiles, HeldGroup
-from fuse_stub.files.inodes import Inodes
 from fuse_stub.files.open_files import OpenFiles
 
 log = logging.getLogger("dedupd.mount")
@@ -64,13 +63,11 @@ class BulkCommits:
         self,
         volume: Volume,
         transitions: Transitions,
-        inodes: Inodes,
         files: OpenFiles,
         lane: CommitLane,
     ) -> None:
         self._volume = volume
         self._transitions = transitions
-        self._inodes = inodes
         self._files = files
         self._held: HeldFiles = files.held
         self._lane = lane
@@ -139,7 +136,7 @@ class BulkCommits:
             for place, flag in enumerate(flags):
                 if flag:
                     begun.positions[place] = ordinary[place]
-                    self._forget(group.inodes[place])
+                    forget_attributes(group.inodes[place])
                 else:
                     self._held.drop(group, place)
         return set(begun.positions.values())
@@ -159,10 +156,6 @@ class BulkCommits:
             volume.disk.door,
         )
         return HeldGroup(batch, requests)
-
-    def _forget(self, ino: int) -> None:
-        if self._inodes.knows(ino):
-            forget_attributes(ino)
 
     async def finish(self, bulk: BulkCommit) -> dict[int, Result]:
         """The second step, after the attributes have become durable: the blocks are punched.
@@ -192,7 +185,7 @@ class BulkCommits:
                     self._held.drop(group, place)
                 elif not self._held.hand_over(group, place):
                     results[at] = _HALF_WAY
-                self._forget(ino)
+                forget_attributes(ino)
         done = [place for place in positions if flags[place]]
         if done:
             results[positions[done[0]]] = _DONE._replace(freed_bytes=freed_bytes)
@@ -230,7 +223,7 @@ class BulkCommits:
             log.error("%d commits are not taken back; these files are settled when opened", failed)
         for place in self._held.places(group):
             self._held.drop(group, place)
-            self._forget(group.inodes[place])
+            forget_attributes(group.inodes[place])
 
     def _take_back(self, group: HeldGroup) -> int:
         failed = sum(group.batch.revert())

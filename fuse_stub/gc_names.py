@@ -175,8 +175,7 @@ class MarkingSessions:
             for stub in [*self._commit_lane.attributes(), *self._files.stubs()]:
                 log.add(stub)
             for at, ino in enumerate(self._inodes.pinned()):
-                if self._inodes.knows(ino):  # unless the kernel has forgotten it meanwhile
-                    self._note_pinned(log, ino)
+                self._note_pinned(log, ino)
                 if at % _INODES_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
         except BaseException:
@@ -217,7 +216,8 @@ class MarkingSessions:
             if status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
                 self._note_file(log, ino, fd)
         except OSError as error:
-            log.add_damaged(ino, f"inode {ino}: {error.strerror}")
+            if self._inodes.knows(ino):  # else the kernel has forgotten it meanwhile
+                log.add_damaged(ino, f"inode {ino}: {error.strerror}")
 
     def moved(self, dir_fd: int, name: bytes) -> None:
         """A name has come into being, by a rename or a link."""

@@ -80,9 +80,7 @@ class MountedVolume:
         self.commit_lane = CommitLane(
             volume, transitions, self.files, self.slow_calls, self.deletions, self.parts
         )
-        self.bulk_commits = BulkCommits(
-            volume, transitions, self.inodes, self.files, self.commit_lane
-        )
+        self.bulk_commits = BulkCommits(volume, transitions, self.files, self.commit_lane)
         self.fill_lane = FillLane(volume, transitions, self.files, self.commit_lane)
         self._writes_wait_until_s = 0.0
         self.marking_sessions = MarkingSessions(volume, self.inodes, self.files, self.commit_lane)

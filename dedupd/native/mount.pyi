@@ -166,9 +166,13 @@ class Line:
     """Whether the kernel says which writes clear set-user-id and set-group-id."""
 
     @staticmethod
-    def between(device_fd: int, inodes: Inodes) -> tuple[Line, int]:
+    def between(device_fd: int, inodes: Inodes, stand_ins: int, always: bool) -> tuple[Line, int]:
         """The line, and libfuse's end of it, the caller's. ``device_fd`` stays the caller's, which
-        reads nothing from it any more. Raises OSError."""
+        reads nothing from it any more. Raises OSError.
+
+        Up to ``stand_ins`` threads answer what needs no state of Python's beside the caller's
+        thread, while that does not keep up; ``always``: all the time.
+        """
 
     def next(self, count: int, linger_ns: int) -> Request | bool | None:
         """Answer up to ``count`` requests in a row, until one comes that is for others.
@@ -192,8 +196,8 @@ class Line:
         """Answer with an error number."""
 
     def close(self) -> None:
-        """Let the kernel's end go; methods that do not count requests raise OSError
-        then."""
+        """Let the kernel's end go, once the threads beside the caller's have ended; methods that do
+        not count requests raise OSError then."""
 
     def forget_attributes(self, ino: int) -> None:
         """Have the kernel ask again for an inode's attributes. Raises OSError (ENOENT) where it

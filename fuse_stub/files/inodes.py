@@ -5,7 +5,8 @@ operation on its directory runs. A process that may open inodes by handle (root)
 bytes for each, and keeps ``O_PATH`` descriptors in an LRU cache; without that right, every known
 inode holds a descriptor.
 
-Used by the thread of the event loop, between awaits.
+Used by the thread of the event loop, between awaits. Threads of native code use the native table
+beside it: they count lookups, and take them back, at any time.
 """
 
 import errno
@@ -13,8 +14,6 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import pyfuse3
 
 from dedupd import native
 from fuse_stub.files.file_handles import open_number
@@ -71,7 +70,8 @@ class Inodes:
         return self.native.number(status.st_ino)
 
     def fd(self, ino: int) -> int:
-        """An ``O_PATH`` descriptor of a known inode, valid until a few other inodes are used.
+        """An ``O_PATH`` descriptor of a known inode, valid until the next await, or until a few
+        others were asked for.
 
         Raises OSError (ESTALE) where it is not known or gone.
         """
@@ -79,10 +79,11 @@ class Inodes:
 
     def find(self, ino: int) -> int:
         """An ``O_PATH`` descriptor, the caller's, of an inode that may not be known any more."""
-        if ino == pyfuse3.ROOT_INODE or self.knows(ino):
+        try:
             return os.dup(self.fd(ino))
-        if not self.by_handle:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        except OSError as error:
+            if error.errno != errno.ESTALE or not self.by_handle:
+                raise
         return open_number(self.root_fd, ino, PATH_FLAGS)
 
     def path(self, ino: int) -> bytes:

@@ -16,6 +16,7 @@ import pyfuse3
 import trio
 
 from dedupd import native
+from dedupd.system.processes import cores
 
 REQUESTS_PER_TURN = 16
 """Requests that are answered in a row; then tasks that wait for threads or sockets get a turn."""
@@ -30,6 +31,20 @@ TASKS = 192
 """Requests that can wait for threads or locks at a time, each held by a task: those that the kernel
 sends in the background (``handshake.rs``), and as many more as a few busy users have. Each task has
 a buffer of 1 MiB, of which a small request touches one page."""
+
+
+STAND_INS_MAX = 8
+"""Threads that answer beside that of the loop. What they answer takes some 10 microseconds of a
+processor."""
+
+ALWAYS_BESIDE = False
+"""Whether they take requests also while there is no need: for tests."""
+
+
+def stand_ins(cores: int) -> int:
+    """How many threads take requests beside that of the loop, where it does not keep up. On one
+    processor they would only take its time."""
+    return min(cores, STAND_INS_MAX) if cores > 1 else 0
 
 
 class Pump:
@@ -62,7 +77,9 @@ class Pump:
     async def run(self) -> None:
         """Serve requests until the file system is unmounted, or :meth:`stop`. Raises OSError."""
         fd = _fuse_descriptor()
-        self._line, libfuse_fd = native.mount.Line.between(fd, self._inodes)
+        self._line, libfuse_fd = native.mount.Line.between(
+            fd, self._inodes, stand_ins(cores()), ALWAYS_BESIDE
+        )
         device_fd = os.dup(fd)
         self._wake_fd = self._line.wake_fd
         os.dup2(libfuse_fd, fd, inheritable=False)

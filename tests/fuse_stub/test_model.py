@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from dedupd.volume.enable import enable
 from tests.conftest import MakeFileSystem
 from tests.support.lab import noise
-from tests.support.mounts import MountedLab, Nursery
+from tests.support.mounts import MountedLab, Nursery, serve_beside
 
 pytestmark = pytest.mark.root
 
@@ -315,7 +315,8 @@ def lab(loop_fs: MakeFileSystem, request: pytest.FixtureRequest) -> Iterator[Mou
     root.mkdir()
     view.mkdir()
     values: dict[str, str | int] = {"min_age": "0s", "min_size": "1", "min_file_saving": 0}
-    lab = MountedLab(root, view, Nursery())
+    # On one of them threads answer beside the loop's all the time.
+    lab = MountedLab(root, view, Nursery(serve_beside if request.param == "ext4" else None))
     enable(
         str(root),
         chunk_size="4k",

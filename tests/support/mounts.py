@@ -24,6 +24,7 @@ from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
 from fuse_stub import process
 from fuse_stub.busy.part_lane import PartLane
+from fuse_stub.kernel import request_pump
 from fuse_stub.mounts import mount_process
 from fuse_stub.mounts.mount_points import is_dead
 from jobs.optimize.job import OptimizeReport
@@ -180,6 +181,20 @@ def serve_ageless(path: str, mountpoint: str, cache_bytes: int, answer: Connecti
     offer = PartLane.offer
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PartLane, "offer", lambda lane, path, _, *rest: offer(lane, path, 0.0, *rest))
+        serve_for_test(path, mountpoint, cache_bytes, answer)
+
+
+def serve_beside(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
+    """Serve a mount whose stand-ins take requests all the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_pump, "ALWAYS_BESIDE", True)
+        serve_for_test(path, mountpoint, cache_bytes, answer)
+
+
+def serve_alone(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
+    """Serve a mount by the loop's thread only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_pump, "STAND_INS_MAX", 0)
         serve_for_test(path, mountpoint, cache_bytes, answer)
 
 

@@ -29,6 +29,7 @@ use crate::mount::requests::tree::Tree;
 use crate::mount::session::line::{self, Next};
 use crate::mount::session::serve::{self, Way};
 use crate::mount::session::service::Service;
+use crate::mount::session::stand_ins::Beside;
 use crate::store::recipes::Recipes;
 use crate::system::calls::name_to_handle;
 use crate::threads::lock::locked;
@@ -109,7 +110,8 @@ impl Inodes {
     }
 
     fn fd(&self, py: Python<'_>, ino: u64) -> PyResult<RawFd> {
-        Ok(ready(py, self.tree(py)?.inodes.path(ino))?.as_raw_fd())
+        let inodes = &self.tree(py)?.inodes;
+        Ok(inodes.given.number(ready(py, inodes.path(ino))?))
     }
 
     /// Takes `fd` over.
@@ -346,9 +348,16 @@ impl Line {
 impl Line {
     /// Also returns libfuse's end.
     #[staticmethod]
-    fn between(py: Python<'_>, device_fd: RawFd, inodes: &Inodes) -> PyResult<(Line, RawFd)> {
+    fn between(
+        py: Python<'_>,
+        device_fd: RawFd,
+        inodes: &Inodes,
+        stand_ins: usize,
+        always: bool,
+    ) -> PyResult<(Line, RawFd)> {
         let device = duplicate(py, device_fd)?;
-        let (line, theirs) = ready(py, line::Line::new(device, inodes.tree(py)?))?;
+        let beside = Beside { threads: stand_ins, always };
+        let (line, theirs) = ready(py, line::Line::new(device, inodes.tree(py)?, beside))?;
         Ok((Line(Mutex::new(Some(line))), theirs.into_raw_fd()))
     }
 
@@ -403,12 +412,14 @@ impl Line {
     }
 
     /// Ends the mount, unless somebody else has its kernel's end open as well.
-    fn close(&self) {
-        locked(&self.0).take();
+    fn close(&self, py: Python<'_>) {
+        let line = locked(&self.0).take();
+        // Its threads may wait for the disk.
+        py.detach(|| drop(line));
     }
 
     fn forget_attributes(&self, py: Python<'_>, ino: u64) -> PyResult<()> {
-        ready(py, self.with(|line| serve::forget_attributes(line.device(), ino)))
+        ready(py, self.with(|line| line.forget_attributes(ino)))
     }
 
     fn requests<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

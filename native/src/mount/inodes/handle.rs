@@ -1,5 +1,13 @@
 //! The handle by which an inode opens again, in little memory.
 
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::mount::protocol::message::Answer;
+use crate::system::calls::open_by_handle;
+
 const SHORT_BYTES: usize = 30;
 
 /// Type (i32, little-endian), then the handle's bytes. Those of ext4, XFS and btrfs have 12, 16 and
@@ -26,6 +34,19 @@ impl Handle {
         match self {
             Handle::Short { length, bytes } => &bytes[..usize::from(*length)],
             Handle::Long(whole) => whole,
+        }
+    }
+
+    /// Opens the inode, of the file system that `root` is on. Fails with ESTALE where it has gone.
+    pub fn open(&self, root: impl AsFd, flags: OFlags) -> Answer<OwnedFd> {
+        let root = root.as_fd().as_raw_fd();
+        loop {
+            match open_by_handle(root, self.whole(), flags.bits() as i32) {
+                // SAFETY: the call gave out a new descriptor; nobody else has it.
+                Ok(fd) => return Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+                Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 }

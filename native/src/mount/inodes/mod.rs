@@ -1,7 +1,9 @@
 //! The inodes that the kernel knows, and the descriptors to reach them by.
 
+pub mod changes;
 pub mod data_file;
 pub mod generations;
+pub mod given;
 pub mod handle;
 pub mod lent;
 pub mod pins;

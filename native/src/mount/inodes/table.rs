@@ -10,21 +10,22 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{Mode, OFlags, fstat, openat};
-use rustix::io::Errno;
 
+use crate::mount::inodes::changes::Changes;
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::inodes::generations::Generations;
+use crate::mount::inodes::given::Given;
 use crate::mount::inodes::handle::Handle;
 use crate::mount::inodes::lent::Lent;
 use crate::mount::inodes::pins::Pins;
 use crate::mount::inodes::watched::Watched;
 use crate::mount::protocol::abi::ROOT;
 use crate::mount::protocol::message::{Answer, Failure};
-use crate::system::calls::{name_to_handle, open_by_handle};
+use crate::system::calls::name_to_handle;
 use crate::threads::lock::locked;
 
 /// Parts of the table at most, each with a lock of its own: a few times the threads that use it.
@@ -108,6 +109,8 @@ pub struct Inodes {
     written: Mutex<Vec<u64>>,
     pub watched: Watched,
     pub lent: Lent,
+    pub changes: Changes,
+    pub given: Given,
 }
 
 impl Inodes {
@@ -122,7 +125,7 @@ impl Inodes {
         let parts = (descriptors_max / DESCRIPTORS_MIN).clamp(1, SHARDS_MAX);
         let status = fstat(&root)?;
         let handle = name_to_handle(root.as_raw_fd()).unwrap_or_default();
-        let by_handle = open_handle(&root, &Handle::new(&handle), PATH_FLAGS).is_ok();
+        let by_handle = Handle::new(&handle).open(&root, PATH_FLAGS).is_ok();
         Ok(Inodes {
             root: Arc::new(root),
             root_inode: status.st_ino,
@@ -134,6 +137,8 @@ impl Inodes {
             pins: Mutex::new(Pins::new(pins_max)),
             watched: Watched::default(),
             lent: Lent::default(),
+            changes: Changes::default(),
+            given: Given::default(),
             shards: (0..parts).map(|_| Mutex::default()).collect(),
         })
     }
@@ -286,7 +291,14 @@ impl Inodes {
                 node.handle.clone()
             }
         };
-        let opened = Arc::new(open_handle(&self.root, &handle, PATH_FLAGS)?);
+        let opened = match handle.open(&self.root, PATH_FLAGS) {
+            Ok(opened) => Arc::new(opened),
+            // Its last name has gone meanwhile: it was pinned before.
+            Err(gone) => {
+                let shard = locked(self.shard(inode));
+                return shard.nodes.get(&inode).and_then(|node| node.path.clone()).ok_or(gone);
+            }
+        };
         let mut shard = locked(self.shard(inode));
         if let Some(node) = shard.nodes.get_mut(&inode) {
             if node.handle == handle && node.path.is_none() {
@@ -395,7 +407,7 @@ impl Inodes {
             _ => None,
         };
         match handle {
-            Some(handle) => open_handle(&self.root, &handle, flags),
+            Some(handle) => handle.open(&self.root, flags),
             None => {
                 let path = self.path(inode)?;
                 let link = proc_path(path.as_raw_fd());
@@ -423,18 +435,6 @@ fn close(node: Node) {
 /// A path to the inode itself, for calls that take no descriptor.
 pub fn proc_path(fd: i32) -> String {
     format!("/proc/self/fd/{fd}")
-}
-
-fn open_handle(root: impl AsFd, handle: &Handle, flags: OFlags) -> Answer<OwnedFd> {
-    loop {
-        let root = root.as_fd().as_raw_fd();
-        match open_by_handle(root, handle.whole(), flags.bits() as i32) {
-            // SAFETY: the call gave out a new descriptor; nobody else has it.
-            Ok(fd) => return Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-            Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! The first request of a session: what kernel and mount promise each other.
 
-use crate::mount::protocol::abi::{InitIn, InitOut, init};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::mount::protocol::abi::{InitIn, InitOut, OutHeader, init};
 use crate::mount::protocol::message::{Answer, Request};
 
 /// The longest read and write, and the memory for one request: 1 MiB, as many pages as the kernel
@@ -90,6 +92,20 @@ impl Offer {
         answer.max_background = BACKGROUND_MAX;
         answer.congestion_threshold = CONGESTED_FROM;
         answer
+    }
+
+    /// As [`Offer::extended`], of a whole message. Returns the flags that are agreed on: none where
+    /// libfuse has refused.
+    pub fn extend(&self, message: &mut [u8]) -> u64 {
+        let Ok((header, body)) = OutHeader::read_from_prefix(message) else { return 0 };
+        let Ok((answer, _)) = InitOut::read_from_prefix(body) else { return 0 };
+        if header.error != 0 {
+            return 0;
+        }
+        let extended = self.extended(answer);
+        let place = &mut message[size_of::<OutHeader>()..];
+        place[..size_of::<InitOut>()].copy_from_slice(extended.as_bytes());
+        u64::from(extended.flags)
     }
 
     pub fn answer(&self, taken: u64) -> InitOut {

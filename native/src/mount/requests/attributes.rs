@@ -17,20 +17,33 @@ pub const SET_IDS: u32 = libc::S_ISUID | libc::S_ISGID;
 
 impl Tree {
     pub fn get_attributes(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
-        let inode = self.inodes.path(request.header.node)?;
-        shown(&status_of(&*inode)?, out)
+        let node = request.header.node;
+        let since = self.inodes.changes.now();
+        let inode = self.inodes.path(node)?;
+        let status = status_of(&*inode)?;
+        shown(&status, self.unmoved_valid_s(node, since), out)
+    }
+
+    /// As [`Tree::attributes_valid_s`], of an inode that may have been moved.
+    fn unmoved_valid_s(&self, node: u64, since: u64) -> u64 {
+        if self.inodes.changes.has_moves(since) {
+            return 0;
+        }
+        self.attributes_valid_s(node, since)
     }
 
     /// As [`Tree::get_attributes`], with the time of birth.
     pub fn get_extended(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let given: StatxIn = request.part()?;
-        let inode = self.inodes.path(request.header.node)?;
+        let node = request.header.node;
+        let since = self.inodes.changes.now();
+        let inode = self.inodes.path(node)?;
         let mask =
             StatxFlags::from_bits_retain(given.mask) & StatxFlags::ALL | StatxFlags::BASIC_STATS;
         let flags = AtFlags::from_bits_retain(given.statx_flags) | AtFlags::EMPTY_PATH;
         let status = statx(&*inode, c"", flags, mask)?;
-        let answer =
-            StatxOut { valid_s: TIMEOUT_S, statx: extended(&status), ..StatxOut::default() };
+        let valid_s = self.unmoved_valid_s(node, since);
+        let answer = StatxOut { valid_s, statx: extended(&status), ..StatxOut::default() };
         Ok(Outcome::Answered(put(out, &answer)?))
     }
 
@@ -63,7 +76,7 @@ impl Tree {
                 &Timestamps { last_access: atime, last_modification: mtime },
             )?;
         }
-        shown(&status_of(&*inode)?, out)
+        shown(&status_of(&*inode)?, TIMEOUT_S, out)
     }
 
     pub fn get_free_space(&self, out: &mut [u8]) -> Answer<Outcome> {
@@ -83,12 +96,9 @@ impl Tree {
     }
 }
 
-fn shown(status: &Status, out: &mut [u8]) -> Answer<Outcome> {
-    let answer = AttributesOut {
-        valid_s: TIMEOUT_S,
-        attributes: attributes(status),
-        ..AttributesOut::default()
-    };
+fn shown(status: &Status, valid_s: u64, out: &mut [u8]) -> Answer<Outcome> {
+    let answer =
+        AttributesOut { valid_s, attributes: attributes(status), ..AttributesOut::default() };
     Ok(Outcome::Answered(put(out, &answer)?))
 }
 

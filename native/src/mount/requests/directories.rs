@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, SeekFrom, openat};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::mount::protocol::abi::{Dirent, EntryOut, ReadIn};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
@@ -25,6 +25,7 @@ impl Tree {
     pub fn list(&self, request: &Request, out: &mut [u8], plus: bool) -> Answer<Outcome> {
         let given: ReadIn = request.part()?;
         let room = out.get_mut(..given.size as usize).ok_or(Failure(libc::EINVAL))?;
+        let since = self.inodes.changes.now();
         let parent = self.inodes.path(request.header.node)?;
         let directory: OwnedFd = openat(&*parent, c".", DIRECTORY_FLAGS, Mode::empty())?;
         if given.offset != 0 {
@@ -45,11 +46,29 @@ impl Tree {
             }
             for entry in &entries {
                 if !self.put_entry(&directory, entry, plus, &mut part)? {
-                    return Ok(Outcome::Answered(part.end));
+                    return Ok(self.listed(part, plus, since));
                 }
             }
         }
-        Ok(Outcome::Answered(part.end))
+        Ok(self.listed(part, plus, since))
+    }
+
+    /// The answer with a part of a listing. Attributes that were taken after `since` have the kernel
+    /// keep them only where the inode has not changed.
+    fn listed(&self, part: Part, plus: bool, since: u64) -> Outcome {
+        let mut at = 0;
+        while plus && at < part.end && self.inodes.changes.now() != since {
+            let bytes = &part.room[at..part.end];
+            let Ok((mut entry, rest)) = EntryOut::read_from_prefix(bytes) else { break };
+            let Ok((dirent, _)) = Dirent::read_from_prefix(rest) else { break };
+            if entry.node != 0 && self.inodes.changes.has(entry.node, since) {
+                entry.attributes_valid_s = 0;
+                let _ = entry.write_to_prefix(&mut part.room[at..]); // its own place
+            }
+            let bytes = size_of::<EntryOut>() + size_of::<Dirent>() + dirent.name_bytes as usize;
+            at += bytes.next_multiple_of(ALIGNMENT);
+        }
+        Outcome::Answered(part.end)
     }
 }
 

@@ -66,6 +66,15 @@ impl Tree {
         }
     }
 
+    /// Answers a request in any thread, or hands it over: for one that needs state of Python's, or
+    /// changes anything below.
+    pub fn answer_beside(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
+        match request.header.opcode {
+            op::IOCTL => Ok(Outcome::HandedOver),
+            _ => self.answer_known(request, out),
+        }
+    }
+
     /// Answers a request that needs no more than the table of inodes, and changes nothing below.
     fn answer_known(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         match request.header.opcode {

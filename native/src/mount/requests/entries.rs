@@ -58,6 +58,21 @@ impl Tree {
         Ok(Some(Found { status, handle, path: None }))
     }
 
+    /// As [`Tree::find`], where names may change meanwhile, for the kernel: it looks names up again
+    /// that it knows without a lock of the directory. The inode stays open until it is counted, so
+    /// that no other one gets its number before.
+    pub fn find_known(&self, parent: impl AsFd, name: &CStr) -> Answer<Option<EntryOut>> {
+        let parent = parent.as_fd();
+        if !self.inodes.by_handle {
+            return Ok(self.find_open(parent, name)?.map(|found| self.remembered(found)));
+        }
+        let held = match openat(parent, name, PATH_FLAGS, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(None),
+            result => result?,
+        };
+        Ok(Some(self.remembered(self.found(&held)?)))
+    }
+
     fn find_open(&self, parent: BorrowedFd, name: &CStr) -> Answer<Option<Found>> {
         let path = match openat(parent, name, PATH_FLAGS, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(None),
@@ -100,6 +115,23 @@ impl Tree {
             attributes_valid_s: TIMEOUT_S,
             attributes: attributes(&found.status),
             ..EntryOut::default()
+        }
+    }
+}
+
+impl Tree {
+    /// How long the kernel may keep attributes of an inode that were taken after an instant: not at
+    /// all where the inode has changed since.
+    pub fn attributes_valid_s(&self, node: u64, since: u64) -> u64 {
+        if self.inodes.changes.has(node, since) { 0 } else { TIMEOUT_S }
+    }
+
+    /// Has the kernel keep the attributes of an entry no longer than they are right.
+    pub fn keep_while_same(&self, entry: &mut EntryOut, since: u64) {
+        if self.inodes.changes.has_moves(since) {
+            entry.attributes_valid_s = 0;
+        } else if entry.node != 0 {
+            entry.attributes_valid_s = self.attributes_valid_s(entry.node, since);
         }
     }
 }

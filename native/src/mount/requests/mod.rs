@@ -12,5 +12,6 @@ pub mod readers;
 pub mod reading;
 pub mod stub_writes;
 pub mod stubs;
+pub mod touched;
 pub mod tree;
 pub mod volume;

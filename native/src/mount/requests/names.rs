@@ -32,8 +32,10 @@ impl Tree {
             return Ok(Outcome::HandedOver);
         }
         let parent = self.inodes.path(request.header.node)?;
-        let found = self.find(&*parent, name)?;
-        answered(out, &found.map_or_else(absent, |found| self.remembered(found)))
+        let since = self.inodes.changes.now();
+        let mut entry = self.find_known(&*parent, name)?.unwrap_or_else(absent);
+        self.keep_while_same(&mut entry, since);
+        answered(out, &entry)
     }
 
     pub fn read_link(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {

@@ -17,13 +17,54 @@ use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, PAGE_BYTES};
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, Service, out_header};
 
-/// The kernel wants room for a header and for the longest write.
-const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX + PAGE_BYTES;
+/// Errors of `/dev/fuse` once the mount has gone.
+const UNMOUNTED: [Errno; 2] = [Errno::NODEV, Errno::CONNABORTED];
+
+/// A request, header included, is at most so long: the kernel wants room for the longest write.
+pub const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX + PAGE_BYTES;
 
 /// Requests that may wait for the disk at a time.
 const THREADS_MAX: usize = 64;
 /// Threads that go on waiting for requests when there are fewer of these.
 const SPARE_MAX: usize = 4;
+
+/// What a look for the next request finds.
+pub enum Received {
+    /// A message of so many bytes.
+    Message(usize),
+    /// None is there, for a descriptor that does not wait.
+    Nothing,
+    /// The mount has gone.
+    Ended,
+}
+
+/// Reads a message of the kernel.
+pub fn receive(device: impl AsFd, buffer: &mut [u8]) -> Answer<Received> {
+    loop {
+        return match read(&device, &mut *buffer) {
+            Ok(length) => Ok(Received::Message(length)),
+            // The program that asked was killed meanwhile.
+            Err(Errno::INTR | Errno::NOENT) => continue,
+            Err(Errno::AGAIN) => Ok(Received::Nothing),
+            Err(error) if UNMOUNTED.contains(&error) => Ok(Received::Ended),
+            Err(error) => Err(error.into()),
+        };
+    }
+}
+
+/// Gives the kernel an answer, by the descriptor that the request came by.
+pub fn give(device: impl AsFd, answer: &[u8]) -> Answer<()> {
+    given(write(device, answer))
+}
+
+/// What becomes of an answer: nobody waits for it where the program was killed or the mount has gone.
+pub fn given(written: Result<usize, Errno>) -> Answer<()> {
+    match written {
+        Err(Errno::NOENT) => Ok(()),
+        Err(error) if UNMOUNTED.contains(&error) => Ok(()),
+        result => Ok(result.map(drop)?),
+    }
+}
 
 /// A second descriptor of the session of `device`.
 pub fn another(device: impl AsFd) -> Answer<OwnedFd> {
@@ -84,10 +125,10 @@ impl Readers {
         let mut input = vec![0; REQUEST_BYTES_MAX];
         let mut output = vec![0; OUT_HEADER_BYTES + ANSWER_BYTES_MAX];
         loop {
-            let length = match read(device, &mut input) {
-                // The program that asked was killed meanwhile.
-                Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => continue,
-                result => result?,
+            let length = match receive(device, &mut input)? {
+                Received::Message(length) => length,
+                Received::Nothing => continue,
+                Received::Ended => return Ok(()),
             };
             if self.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
                 let _ = self.start();
@@ -107,10 +148,6 @@ impl Readers {
         let Some(answer) = answer else { return Ok(()) };
         let header = out_header(request.header.unique, &answer);
         head.copy_from_slice(header.as_bytes());
-        match write(device, &output[..header.length as usize]) {
-            // The program that asked was killed meanwhile.
-            Ok(_) | Err(Errno::NOENT) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        give(device, &output[..header.length as usize])
     }
 }

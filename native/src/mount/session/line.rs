@@ -6,33 +6,40 @@
 //! messages apart and that libfuse takes for `/dev/fuse`; its answers come back by the same socket.
 //! The thread that takes the requests is the one in which libfuse runs: so nothing here happens
 //! beside an operation, and no request wakes a second thread, but syncs, and reads that have to wait or
-//! to decode much (`syncs.rs`, `reads.rs`).
+//! to decode much (`syncs.rs`, `reads.rs`). Where it does not keep up, others answer beside it what
+//! they may (`stand_ins.rs`).
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::{Errno, read, write, writev};
+use rustix::io::{Errno, writev};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::mount::protocol::abi::{FSYNC_DATA, FsyncIn, InHeader, InitOut, OutHeader, init};
-use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, Offer, PAGE_BYTES, for_libfuse};
+use crate::mount::protocol::abi::{FSYNC_DATA, FsyncIn, OutHeader, init};
+use crate::mount::protocol::handshake::{Offer, for_libfuse};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
-use crate::mount::protocol::opcode::{self as op, fixed_bytes};
+use crate::mount::protocol::opcode as op;
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::reading::Reading;
+use crate::mount::requests::touched::Touched;
 use crate::mount::requests::tree::Tree;
-use crate::mount::session::reads::{Back, FileRead, FileReads, Returns, Work};
-use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, out_header, whole};
+use crate::mount::session::device::{Received, give, given, receive};
+use crate::mount::session::reads::{FileRead, FileReads, Work};
+use crate::mount::session::returns::{Back, Returns};
+use crate::mount::session::serve::forget_attributes;
+use crate::mount::session::service::{
+    ANSWER_BYTES_MAX, OUT_HEADER_BYTES, divided, out_header, whole,
+};
+use crate::mount::session::stand_ins::{Beside, Shared, StandIns};
 use crate::mount::session::syncs::{FileSync, Syncs};
-
-/// A request, header included, is at most so long.
-const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX + PAGE_BYTES;
 
 /// Requests that the caller answers, where native code does not: a file's data passes no socket, a new
 /// file that had to wait is made here all the same, and pyfuse3 does not know the others.
@@ -50,9 +57,6 @@ const OF_CALLER: [u32; 11] = [
     op::IOCTL,
 ];
 
-/// Errors of `/dev/fuse` once the mount has gone.
-const UNMOUNTED: [Errno; 2] = [Errno::NODEV, Errno::CONNABORTED];
-
 /// What a look for the next request finds.
 pub enum Next {
     /// No request is there, or as many as were allowed have been answered.
@@ -67,24 +71,25 @@ pub enum Next {
 
 /// The line of one mount.
 pub struct Line {
+    /// First, so that the threads end before what they use.
+    stand_ins: Option<StandIns>,
+    beside: Beside,
+    shared: Arc<Shared>,
     device: Arc<OwnedFd>,
     ours: OwnedFd,
     tree: Arc<Tree>,
-    counts: Counts,
-    /// Of these, those that native code has not answered.
+    /// Requests that native code has not answered.
     handed_over: Counts,
-    /// How long it took to answer the others.
-    busy: Duration,
+    /// What these change, until they are answered.
+    touched: HashMap<u64, Touched>,
     syncs: Syncs,
     reads: FileReads,
-    /// What the reads give back.
+    /// What the threads give back.
     returns: Arc<Returns>,
-    /// Readable while the kernel has a request, or a read has come back.
-    wake: OwnedFd,
     /// The flags that kernel and mount have agreed on.
     agreed: u64,
-    /// The first request, until libfuse has answered it: its number, and what the kernel offers.
-    greeting: Option<(u64, Offer)>,
+    /// What the kernel offers in the first request, until libfuse has answered it.
+    greeting: Option<Offer>,
     /// The last message of the kernel, and its length.
     input: Vec<u8>,
     length: usize,
@@ -94,7 +99,7 @@ pub struct Line {
 
 impl Line {
     /// Also returns libfuse's end of the socket. `device` is read from by nobody else.
-    pub fn new(device: OwnedFd, tree: Arc<Tree>) -> Answer<(Line, OwnedFd)> {
+    pub fn new(device: OwnedFd, tree: Arc<Tree>, beside: Beside) -> Answer<(Line, OwnedFd)> {
         fcntl_setfl(&device, fcntl_getfl(&device)? | OFlags::NONBLOCK)?;
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
@@ -104,20 +109,24 @@ impl Line {
             let data = epoll::EventData::new_u64(number as u64);
             epoll::add(&wake, end, data, epoll::EventFlags::IN)?;
         }
+        let device = Arc::new(device);
+        let shared =
+            Shared::new(Arc::clone(&device), Arc::clone(&tree), Arc::clone(&returns), wake);
         let line = Line {
-            device: Arc::new(device),
+            stand_ins: None,
+            beside,
+            shared: Arc::new(shared),
+            device,
             ours,
             tree,
-            counts: Counts::default(),
             handed_over: Counts::default(),
-            busy: Duration::ZERO,
+            touched: HashMap::new(),
             syncs: Syncs::default(),
             reads: FileReads::new(Arc::clone(&returns)),
-            returns,
-            wake,
             agreed: 0,
             greeting: None,
-            input: vec![0; REQUEST_BYTES_MAX],
+            input: returns.buffer(),
+            returns,
             length: 0,
             output: vec![0; OUT_HEADER_BYTES + ANSWER_BYTES_MAX],
         };
@@ -125,12 +134,12 @@ impl Line {
     }
 
     pub fn counts(&self) -> &Counts {
-        &self.counts
+        &self.shared.counts
     }
 
     /// How long the answers of native code took.
     pub fn busy(&self) -> Duration {
-        self.busy
+        Duration::from_nanos(self.shared.busy_ns.load(Ordering::Relaxed))
     }
 
     pub fn handed_over(&self) -> &Counts {
@@ -139,12 +148,15 @@ impl Line {
 
     /// A descriptor that is readable while [`Line::next`] may find something.
     pub fn wake(&self) -> &OwnedFd {
-        &self.wake
+        &self.shared.wake
     }
 
-    /// The kernel's end.
-    pub fn device(&self) -> &OwnedFd {
-        &self.device
+    /// Has the kernel ask again for an inode's attributes. Fails with ENOENT where the kernel does
+    /// not know the inode.
+    pub fn forget_attributes(&self, node: u64) -> Answer<()> {
+        // Of an inode that is not known yet an answer may be on its way.
+        self.tree.inodes.changes.note(node);
+        forget_attributes(&self.device, node)
     }
 
     /// Whether the kernel says which writes clear set-user-id and set-group-id.
@@ -155,7 +167,9 @@ impl Line {
     /// Answers up to `count` requests in a row, until one comes that is not to be answered here.
     /// Waits for the next one for `linger_ns`.
     pub fn next(&mut self, count: u32, linger_ns: i64) -> Answer<Next> {
+        self.tree.inodes.given.clear();
         for _ in 0..count {
+            self.shared.pace.look();
             self.pass_answers_on()?;
             if let Some(back) = self.returns.take() {
                 match self.take_back(back)? {
@@ -163,12 +177,16 @@ impl Line {
                     None => continue,
                 }
             }
-            if !self.receive(linger_ns)? {
-                return Ok(Next::Nothing);
+            match self.receive(linger_ns)? {
+                Received::Message(length) => self.length = length,
+                Received::Ended => return Ok(Next::Ended),
+                Received::Nothing if self.returns.is_empty() => {
+                    self.shared.pace.rest();
+                    return Ok(Next::Nothing);
+                }
+                Received::Nothing => continue,
             }
-            if self.length == 0 {
-                return Ok(Next::Ended);
-            }
+            self.shared.pace.take();
             if let Some(next) = self.take()? {
                 return Ok(next);
             }
@@ -176,38 +194,33 @@ impl Line {
         Ok(Next::Nothing)
     }
 
-    /// Reads a message of the kernel: none of any length once the mount has gone. False where there
-    /// is none.
-    fn receive(&mut self, linger_ns: i64) -> Answer<bool> {
-        let mut has_waited = linger_ns == 0;
-        loop {
-            match read(&*self.device, &mut self.input) {
-                Ok(length) => self.length = length,
-                // The program that asked was killed meanwhile.
-                Err(Errno::INTR | Errno::NOENT) => continue,
-                Err(Errno::AGAIN) if has_waited => return Ok(false),
-                Err(Errno::AGAIN) => {
-                    has_waited = true;
-                    let limit = Timespec { tv_sec: 0, tv_nsec: linger_ns };
-                    let mut waited = [PollFd::new(&*self.device, PollFlags::IN)];
-                    match poll(&mut waited, Some(&limit)) {
-                        Ok(_) | Err(Errno::INTR) => continue,
-                        Err(error) => return Err(error.into()),
-                    }
-                }
-                Err(error) if UNMOUNTED.contains(&error) => self.length = 0,
-                Err(error) => return Err(error.into()),
-            }
-            return Ok(true);
+    /// Reads a message of the kernel, and waits for one, or for one that comes back, for `linger_ns`.
+    fn receive(&mut self, linger_ns: i64) -> Answer<Received> {
+        let found = receive(&self.device, &mut self.input)?;
+        if !matches!(found, Received::Nothing) {
+            return Ok(found);
+        }
+        self.shared.pace.find_none();
+        if linger_ns == 0 {
+            return Ok(found);
+        }
+        let limit = Timespec { tv_sec: 0, tv_nsec: linger_ns };
+        // Others are woken for the kernel's requests while they take them.
+        let has_others = self.shared.is_called.load(Ordering::Relaxed);
+        let end = if has_others { &self.shared.wake } else { &*self.device };
+        match poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&limit)) {
+            Ok(0) | Err(Errno::INTR) => Ok(Received::Nothing),
+            Ok(_) => receive(&self.device, &mut self.input),
+            Err(error) => Err(error.into()),
         }
     }
 
     /// Takes the message that was read. None where it is answered.
     fn take(&mut self) -> Answer<Option<Next>> {
         let request = divided(&self.input[..self.length], self.agreed)?;
-        self.counts.add(request.header.opcode);
+        self.shared.counts.add(request.header.opcode);
         if request.header.opcode == op::INIT {
-            self.greeting = Some((request.header.unique, Offer::of(&request)?));
+            self.greeting = Some(Offer::of(&request)?);
             let given = for_libfuse(request.part()?);
             let message = whole(&Request { fixed: given.as_bytes(), ..request });
             tell(&self.ours, &message)?;
@@ -220,12 +233,14 @@ impl Line {
             return Ok(None);
         }
         let began = Instant::now();
+        let touched = Touched::of(&request);
         let body = &mut self.output[OUT_HEADER_BYTES..];
         let answer = match self.tree.answer_of_volume(&request, self.agreed, body) {
             Ok(Outcome::Answered(length)) => Ok(length),
             Ok(Outcome::Silent) => return Ok(None),
             Ok(Outcome::HandedOver) => {
                 self.handed_over.add(request.header.opcode);
+                self.touched.extend(touched.map(|touched| (request.header.unique, touched)));
                 if OF_CALLER.contains(&request.header.opcode) {
                     return Ok(Some(Next::ForCaller));
                 }
@@ -234,9 +249,12 @@ impl Line {
             }
             Err(failure) => Err(failure),
         };
+        if let Some(touched) = touched {
+            touched.note(&self.tree.inodes.changes);
+        }
         let unique = request.header.unique;
         self.give(unique, &answer)?;
-        self.busy += began.elapsed();
+        self.shared.note_busy(began);
         Ok(None)
     }
 
@@ -246,9 +264,9 @@ impl Line {
         let began = Instant::now();
         let message = &self.input[..self.length];
         let request = divided(message, self.agreed)?;
-        let (unique, uid) = (request.header.unique, request.header.uid);
+        let (unique, uid, node) = (request.header.unique, request.header.uid, request.header.node);
         let body = &mut self.output[OUT_HEADER_BYTES..];
-        let reading = if self.tree.inodes.watched.has(request.header.node) {
+        let reading = if self.tree.inodes.watched.has(node) {
             Ok(Reading::HandedOver)
         } else {
             self.tree.begin_read(&request, body)
@@ -258,11 +276,13 @@ impl Line {
             Ok(Reading::OnDisk(file, range)) if !again => Work::OnDisk(file, range),
             Ok(Reading::OnDisk(..) | Reading::HandedOver) => {
                 self.handed_over.add(op::READ);
+                self.touched.extend(Touched::of(&request).map(|touched| (unique, touched)));
                 return Ok(Some(Next::ForCaller));
             }
             Ok(Reading::Answered(length)) => {
+                self.tree.inodes.changes.note(node);
                 self.give(unique, &Ok(length))?;
-                self.busy += began.elapsed();
+                self.shared.note_busy(began);
                 return Ok(None);
             }
             Err(failure) => {
@@ -272,27 +292,51 @@ impl Line {
         };
         let (device, message) = (Arc::clone(&self.device), message.to_vec());
         self.reads.begin(FileRead { device, work, unique, uid, message });
-        self.busy += began.elapsed();
+        self.shared.note_busy(began);
         Ok(None)
     }
 
     /// Takes a request that a thread has given back.
     fn take_back(&mut self, back: Back) -> Answer<Option<Next>> {
-        let (Back::Again(message) | Back::HandedOver(message)) = &back;
+        match back {
+            Back::Untaken(message) => {
+                self.length = message.length;
+                if message.bytes.len() == self.input.len() {
+                    self.returns.keep_buffer(std::mem::replace(&mut self.input, message.bytes));
+                } else {
+                    self.input[..message.length].copy_from_slice(&message.bytes);
+                }
+                self.take()
+            }
+            Back::Again(message) => {
+                self.put_back(&message);
+                self.take_read(true)
+            }
+            Back::HandedOver(message) => {
+                self.put_back(&message);
+                self.handed_over.add(op::READ);
+                Ok(Some(Next::ForCaller))
+            }
+        }
+    }
+
+    fn put_back(&mut self, message: &[u8]) {
         self.length = message.len();
         self.input[..self.length].copy_from_slice(message);
-        if matches!(back, Back::Again(_)) {
-            return self.take_read(true);
-        }
-        self.handed_over.add(op::READ);
-        Ok(Some(Next::ForCaller))
     }
 
     /// Gives the kernel the answer to a request, the body of which is in `output` already.
     fn give(&mut self, unique: u64, answer: &Answer<usize>) -> Answer<()> {
         let header = out_header(unique, answer);
         self.output[..OUT_HEADER_BYTES].copy_from_slice(header.as_bytes());
-        answered(write(&*self.device, &self.output[..header.length as usize]))
+        give(&self.device, &self.output[..header.length as usize])
+    }
+
+    /// What a request changes that was handed over is changed by now: it is answered.
+    fn note_answered(&mut self, unique: u64) {
+        if let Some(touched) = self.touched.remove(&unique) {
+            touched.note(&self.tree.inodes.changes);
+        }
     }
 
     /// Whether a request is to sync a file that Python has not open, and is under way.
@@ -331,28 +375,26 @@ impl Line {
             if length == 0 {
                 return Ok(()); // libfuse has closed its end
             }
-            if self.greeting.is_some() {
-                self.extend_greeting(length);
+            if let Ok((header, _)) = OutHeader::read_from_prefix(&self.output[..length]) {
+                self.note_answered(header.unique);
             }
-            answered(write(&*self.device, &self.output[..length]))?;
+            let Some(offer) = self.greeting.take() else {
+                give(&self.device, &self.output[..length])?;
+                continue;
+            };
+            // The first request: the kernel sends no other one before it has the answer.
+            self.agreed = offer.extend(&mut self.output[..length]);
+            give(&self.device, &self.output[..length])?;
+            self.begin_beside()?;
         }
     }
 
-    /// Adds to libfuse's answer to the first request what it does not know of.
-    fn extend_greeting(&mut self, length: usize) {
-        let Ok((header, body)) = OutHeader::read_from_prefix(&self.output[..length]) else {
-            return;
-        };
-        let Some((_, offer)) = self.greeting.take_if(|(unique, _)| *unique == header.unique) else {
-            return;
-        };
-        let Ok((answer, _)) = InitOut::read_from_prefix(body) else { return };
-        if header.error == 0 {
-            let extended = offer.extended(answer);
-            self.agreed = u64::from(extended.flags);
-            let place = &mut self.output[OUT_HEADER_BYTES..length];
-            place[..size_of::<InitOut>()].copy_from_slice(extended.as_bytes());
+    /// Starts the threads beside this one, once the kernel has the answer to the first request.
+    fn begin_beside(&mut self) -> Answer<()> {
+        if self.agreed != 0 {
+            self.stand_ins = Some(StandIns::start(&self.shared, self.agreed, self.beside)?);
         }
+        Ok(())
     }
 
     /// The message of the request that was found last.
@@ -369,29 +411,25 @@ impl Line {
             Ok(_) => Err(Failure(libc::EIO)),
             Err(failure) => Err(failure),
         };
-        self.give(request.header.unique, &answer)
+        let unique = request.header.unique;
+        self.note_answered(unique);
+        self.give(unique, &answer)
     }
 
     /// Answers a request with some bytes.
-    pub fn answer(&self, unique: u64, body: &[u8]) -> Answer<()> {
+    pub fn answer(&mut self, unique: u64, body: &[u8]) -> Answer<()> {
+        self.note_answered(unique);
         let header = out_header(unique, &Ok(body.len()));
         let parts = [header.as_bytes(), body].map(std::io::IoSlice::new);
-        answered(writev(&*self.device, &parts))
+        given(writev(&*self.device, &parts))
     }
 
     /// Answers a request with an error number.
-    pub fn refuse(&self, unique: u64, number: i32) -> Answer<()> {
+    pub fn refuse(&mut self, unique: u64, number: i32) -> Answer<()> {
+        self.note_answered(unique);
         let header = out_header(unique, &Err(Failure(number)));
-        answered(write(&*self.device, header.as_bytes()))
+        give(&self.device, header.as_bytes())
     }
-}
-
-fn divided(message: &[u8], agreed: u64) -> Answer<Request<'_>> {
-    let malformed = Failure(libc::EIO);
-    let (header, rest) = InHeader::read_from_prefix(message).map_err(|_| malformed)?;
-    let fixed = fixed_bytes(header.opcode, agreed).unwrap_or(0);
-    let (fixed, rest) = rest.split_at_checked(fixed).ok_or(malformed)?;
-    Ok(Request { header, fixed, rest })
 }
 
 fn tell(socket: impl AsFd, message: &[u8]) -> Answer<()> {
@@ -400,14 +438,5 @@ fn tell(socket: impl AsFd, message: &[u8]) -> Answer<()> {
             Err(Errno::INTR) => {}
             result => return Ok(result.map(drop)?),
         }
-    }
-}
-
-/// What becomes of an answer: nobody waits for it where the program was killed or the mount has gone.
-fn answered(written: Result<usize, Errno>) -> Answer<()> {
-    match written {
-        Err(Errno::NOENT) => Ok(()),
-        Err(error) if UNMOUNTED.contains(&error) => Ok(()),
-        result => Ok(result.map(drop)?),
     }
 }

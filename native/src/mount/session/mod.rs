@@ -3,8 +3,11 @@
 
 pub mod device;
 pub mod line;
+pub mod pace;
 pub mod reads;
+pub mod returns;
 pub mod ring;
 pub mod serve;
 pub mod service;
+pub mod stand_ins;
 pub mod syncs;

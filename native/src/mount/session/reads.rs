@@ -7,19 +7,18 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::{Errno, read, write, writev};
+use rustix::io::{Errno, write, writev};
 use zerocopy::IntoBytes;
 
 use crate::mount::counted::Counted;
 use crate::mount::inodes::data_file::DataFile;
-use crate::mount::protocol::message::Answer;
 use crate::mount::requests::reading::StubRead;
 use crate::mount::requests::stubs::Part;
+use crate::mount::session::returns::{Back, Returns};
 use crate::mount::session::service::out_header;
 use crate::threads::lock::locked;
 
@@ -49,47 +48,6 @@ pub struct FileRead {
     pub uid: u32,
     /// The request, for who gets it back.
     pub message: Vec<u8>,
-}
-
-/// Requests that come back from the threads.
-pub enum Back {
-    /// Native code does not answer it.
-    HandedOver(Vec<u8>),
-    /// The page cache has what was missing.
-    Again(Vec<u8>),
-}
-
-/// The way back to the line.
-pub struct Returns {
-    waiting: Mutex<VecDeque<Back>>,
-    /// Readable while anything waits.
-    wake: OwnedFd,
-}
-
-impl Returns {
-    pub fn new() -> Answer<Returns> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Returns { waiting: Mutex::default(), wake })
-    }
-
-    pub fn wake(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
-    }
-
-    fn put(&self, back: Back) {
-        let mut waiting = locked(&self.waiting);
-        waiting.push_back(back);
-        let _ = write(&self.wake, &1_u64.to_ne_bytes());
-    }
-
-    pub fn take(&self) -> Option<Back> {
-        let mut waiting = locked(&self.waiting);
-        let back = waiting.pop_front()?;
-        if waiting.is_empty() {
-            let _ = read(&self.wake, &mut [0; 8]);
-        }
-        Some(back)
-    }
 }
 
 impl FileRead {
@@ -333,7 +291,7 @@ mod tests {
         while seen.len() < 200 {
             match returns.take() {
                 Some(Back::Again(message)) => seen.push(message),
-                Some(Back::HandedOver(_)) => panic!("it was not performed"),
+                Some(_) => panic!("it was not performed"),
                 None => std::thread::yield_now(),
             }
         }

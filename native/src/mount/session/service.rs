@@ -37,9 +37,7 @@ impl Service {
 
     /// A request as `/dev/fuse` gives it. None where it is too short.
     pub fn divided<'a>(&self, message: &'a [u8]) -> Option<Request<'a>> {
-        let (header, rest) = InHeader::read_from_prefix(message).ok()?;
-        let (fixed, rest) = rest.split_at_checked(self.fixed_bytes(header.opcode))?;
-        Some(Request { header, fixed, rest })
+        divided(message, self.agreed.load(Ordering::Relaxed)).ok()
     }
 
     /// Answers a request into `out`. None where no answer is expected. `out` may be the memory that
@@ -53,6 +51,16 @@ impl Service {
             Err(failure) => Some(Err(failure)),
         }
     }
+}
+
+/// A message as `/dev/fuse` gives it, of a session that has agreed on these flags. Fails with EIO
+/// where it is too short.
+pub fn divided(message: &[u8], agreed: u64) -> Answer<Request<'_>> {
+    let malformed = Failure(libc::EIO);
+    let (header, rest) = InHeader::read_from_prefix(message).map_err(|_| malformed)?;
+    let fixed = fixed_bytes(header.opcode, agreed).unwrap_or(0);
+    let (fixed, rest) = rest.split_at_checked(fixed).ok_or(malformed)?;
+    Ok(Request { header, fixed, rest })
 }
 
 /// The header of an answer with so many bytes, or with an error.

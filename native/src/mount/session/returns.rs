@@ -1,0 +1,168 @@
+//! Requests that come back to the thread of the loop, from the threads beside it.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{read, write};
+
+use crate::mount::protocol::message::Answer;
+use crate::mount::session::device::REQUEST_BYTES_MAX;
+use crate::threads::lock::locked;
+
+/// What may wait of requests that nobody has looked at: more is better left with the kernel, where
+/// it is in the pages of programs.
+const UNTAKEN_BYTES_MAX: usize = 32 << 20;
+/// A message up to this length is copied: a buffer for the longest costs more.
+const SHORT_BYTES_MAX: usize = 16 << 10;
+const SPARES_MAX: usize = 8;
+
+/// A request that comes back.
+pub enum Back {
+    /// Native code does not answer it.
+    HandedOver(Vec<u8>),
+    /// The page cache has what was missing.
+    Again(Vec<u8>),
+    /// A thread has read it that does not answer such requests.
+    Untaken(Message),
+}
+
+/// A message of the kernel: the start of `bytes`.
+pub struct Message {
+    pub bytes: Vec<u8>,
+    pub length: usize,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Back>,
+    untaken_bytes: usize,
+    /// Buffers for the longest message.
+    spares: Vec<Vec<u8>>,
+}
+
+/// The way back to the loop.
+pub struct Returns {
+    state: Mutex<State>,
+    has_room: Condvar,
+    /// Readable while anything waits.
+    wake: OwnedFd,
+}
+
+impl Returns {
+    pub fn new() -> Answer<Returns> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Returns { state: Mutex::default(), has_room: Condvar::new(), wake })
+    }
+
+    pub fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    pub fn put(&self, back: Back) {
+        let mut state = locked(&self.state);
+        if let Back::Untaken(message) = &back {
+            state.untaken_bytes += message.bytes.len();
+        }
+        state.waiting.push_back(back);
+        if state.waiting.len() == 1 {
+            let _ = write(&self.wake, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Gives a message back that is the start of `buffer`: a long one with the buffer, in place of
+    /// which there is another one then.
+    pub fn put_untaken(&self, buffer: &mut Vec<u8>, length: usize) {
+        let bytes = if length <= SHORT_BYTES_MAX {
+            buffer[..length].to_vec()
+        } else {
+            std::mem::replace(buffer, self.buffer())
+        };
+        self.put(Back::Untaken(Message { bytes, length }));
+    }
+
+    pub fn take(&self) -> Option<Back> {
+        let mut state = locked(&self.state);
+        let back = state.waiting.pop_front()?;
+        if state.waiting.is_empty() {
+            let _ = read(&self.wake, &mut [0; 8]);
+        }
+        if let Back::Untaken(message) = &back {
+            state.untaken_bytes -= message.bytes.len();
+            self.has_room.notify_all();
+        }
+        Some(back)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        locked(&self.state).waiting.is_empty()
+    }
+
+    /// Waits until more may be given back, or for so long.
+    pub fn wait_for_room(&self, limit: Duration) {
+        let state = locked(&self.state);
+        let is_full = |state: &mut State| state.untaken_bytes > UNTAKEN_BYTES_MAX;
+        let waited = self.has_room.wait_timeout_while(state, limit, is_full);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Room for the longest message.
+    pub fn buffer(&self) -> Vec<u8> {
+        let spare = locked(&self.state).spares.pop();
+        spare.unwrap_or_else(|| vec![0; REQUEST_BYTES_MAX])
+    }
+
+    /// Takes a buffer that is not needed any more.
+    pub fn keep_buffer(&self, buffer: Vec<u8>) {
+        let mut state = locked(&self.state);
+        if buffer.len() == REQUEST_BYTES_MAX && state.spares.len() < SPARES_MAX {
+            state.spares.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn untaken(returns: &Returns) -> Message {
+        match returns.take() {
+            Some(Back::Untaken(message)) => message,
+            _ => panic!("another one was given back"),
+        }
+    }
+
+    #[test]
+    fn a_long_message_is_given_back_with_its_buffer() {
+        let returns = Returns::new().unwrap();
+        let mut buffer = returns.buffer();
+        for (length, first) in [(REQUEST_BYTES_MAX, 1), (100, 2)] {
+            buffer[0] = first;
+            let place = buffer.as_ptr();
+            returns.put_untaken(&mut buffer, length);
+            let message = untaken(&returns);
+            assert_eq!((message.bytes[0], message.length), (first, length));
+            assert_eq!(message.bytes.as_ptr() == place, length == REQUEST_BYTES_MAX);
+            assert_eq!(buffer.len(), REQUEST_BYTES_MAX);
+            returns.keep_buffer(message.bytes);
+        }
+        assert_eq!(locked(&returns.state).spares.len(), 1);
+    }
+
+    #[test]
+    fn what_waits_is_bounded() {
+        let returns = Returns::new().unwrap();
+        let mut buffer = returns.buffer();
+        for _ in 0..=UNTAKEN_BYTES_MAX / REQUEST_BYTES_MAX {
+            returns.put_untaken(&mut buffer, REQUEST_BYTES_MAX);
+        }
+        let began = std::time::Instant::now();
+        let limit = Duration::from_millis(20);
+        returns.wait_for_room(limit);
+        assert!(began.elapsed() >= limit);
+        returns.take();
+        returns.wait_for_room(Duration::from_secs(1000));
+    }
+}

@@ -1,0 +1,348 @@
+//! Threads that take requests beside that of the loop, while it has more to do than it keeps up with,
+//! or is held up: by Python, or by the file system below.
+//!
+//! They answer what any thread may answer (`Tree::answer_beside`), and give the rest to the loop's
+//! thread (`returns.rs`). All read from one descriptor: an answer has to be given through the one that
+//! the request came by, and those of Python and libfuse come from the loop's thread.
+//!
+//! They are called by a look-out (`pace.rs` has the rules). While they are not called they wait for
+//! nothing of the kernel's, and a program alone is served by one thread, whose caches are warm. While
+//! they are called the loop's thread is not woken for the kernel's requests, but takes them when it is
+//! awake anyway. An idle mount wakes none of them.
+
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::io::{Errno, write};
+use zerocopy::IntoBytes;
+
+use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
+use crate::mount::requests::dispatch::Counts;
+use crate::mount::requests::tree::Tree;
+use crate::mount::session::device::{Received, give, receive};
+use crate::mount::session::pace::{Judgement, Pace, Seen};
+use crate::mount::session::returns::Returns;
+use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, divided, out_header};
+use crate::threads::lock::locked;
+
+/// How often the look-out looks, while anything happens.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// Looks in a row that have found nothing, until it waits for the next request.
+const QUIET_MAX: u32 = 50;
+/// How long a stand-in waits for a request before it asks whether it is still called.
+const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+const ROOM_WAIT: Duration = Duration::from_millis(1);
+
+/// What the threads of a mount share.
+pub struct Shared {
+    pub device: Arc<OwnedFd>,
+    pub tree: Arc<Tree>,
+    pub counts: Counts,
+    /// How long answers of native code took, in nanoseconds.
+    pub busy_ns: AtomicU64,
+    pub returns: Arc<Returns>,
+    pub pace: Pace,
+    /// What wakes the loop's thread; the device is the one with the number 0.
+    pub wake: OwnedFd,
+    pub is_called: AtomicBool,
+    /// Requests that stand-ins have in hand; that they took; of these those that came not alone.
+    in_hand: AtomicUsize,
+    beside: AtomicU64,
+    together: AtomicU64,
+}
+
+impl Shared {
+    pub fn new(
+        device: Arc<OwnedFd>,
+        tree: Arc<Tree>,
+        returns: Arc<Returns>,
+        wake: OwnedFd,
+    ) -> Shared {
+        Shared {
+            device,
+            tree,
+            returns,
+            wake,
+            counts: Counts::default(),
+            busy_ns: AtomicU64::new(0),
+            pace: Pace::default(),
+            is_called: AtomicBool::new(false),
+            in_hand: AtomicUsize::new(0),
+            beside: AtomicU64::new(0),
+            together: AtomicU64::new(0),
+        }
+    }
+
+    pub fn note_busy(&self, began: Instant) {
+        self.busy_ns.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn seen(&self) -> Seen {
+        Seen {
+            beside: self.beside.load(Ordering::Relaxed),
+            together: self.together.load(Ordering::Relaxed),
+            has_returns: !self.returns.is_empty(),
+            ..self.pace.seen()
+        }
+    }
+}
+
+/// The threads beside that of the loop.
+#[derive(Clone, Copy, Debug)]
+pub struct Beside {
+    pub threads: usize,
+    /// They take requests all the time.
+    pub always: bool,
+}
+
+#[derive(Default)]
+struct State {
+    /// How often they were called.
+    calls: u64,
+    is_called: bool,
+    has_ended: bool,
+    /// Threads that take requests now.
+    on_duty: usize,
+}
+
+struct Team {
+    shared: Arc<Shared>,
+    agreed: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Readable once the threads are to end.
+    end: OwnedFd,
+}
+
+/// The threads beside the loop's. They end when this is dropped, or the mount ends.
+pub struct StandIns {
+    team: Arc<Team>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl StandIns {
+    /// Starts them once the first request is answered. `agreed`: the flags of the session.
+    pub fn start(shared: &Arc<Shared>, agreed: u64, beside: Beside) -> Answer<StandIns> {
+        let team = Arc::new(Team {
+            shared: Arc::clone(shared),
+            agreed,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            end: eventfd(0, EventfdFlags::CLOEXEC)?,
+        });
+        let mut threads = StandIns { team, threads: Vec::new() };
+        for _ in 0..beside.threads {
+            threads.spawn("stand-in", |team| team.stand_in());
+        }
+        // None of them need be there: the loop's thread does all.
+        if beside.always {
+            threads.team.call(!threads.threads.is_empty());
+        } else if !threads.threads.is_empty() {
+            threads.spawn("look-out", |team| {
+                let _ = team.look_out();
+                team.call(false);
+            });
+        }
+        Ok(threads)
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce(&Team) + Send + 'static) {
+        let team = Arc::clone(&self.team);
+        if let Ok(thread) = Builder::new().name(name.into()).spawn(move || run(&team)) {
+            self.threads.push(thread);
+        }
+    }
+}
+
+impl Drop for StandIns {
+    fn drop(&mut self) {
+        self.team.finish();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Team {
+    fn call(&self, is_called: bool) {
+        let mut state = locked(&self.state);
+        if state.is_called == is_called {
+            return;
+        }
+        state.is_called = is_called;
+        state.calls += u64::from(is_called);
+        self.shared.is_called.store(is_called, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    fn finish(&self) {
+        locked(&self.state).has_ended = true;
+        self.shared.is_called.store(false, Ordering::Relaxed);
+        let _ = write(&self.end, &1_u64.to_ne_bytes());
+        self.changed.notify_all();
+    }
+
+    /// Takes requests each time that it is called, until the end.
+    fn stand_in(&self) {
+        let mut input = self.shared.returns.buffer();
+        let mut output = vec![0; OUT_HEADER_BYTES + ANSWER_BYTES_MAX];
+        let mut served = 0;
+        loop {
+            let state = locked(&self.state);
+            let is_idle =
+                |state: &mut State| !state.has_ended && (!state.is_called || state.calls == served);
+            let state = self.changed.wait_while(state, is_idle);
+            let mut state = state.unwrap_or_else(PoisonError::into_inner);
+            if state.has_ended {
+                return;
+            }
+            served = state.calls;
+            let _duty = Duty::begin(self, &mut state);
+            drop(state);
+            // It ends where the mount has gone, which the loop's thread finds out by itself.
+            let _ = self.serve(&mut input, &mut output);
+        }
+    }
+
+    fn serve(&self, input: &mut Vec<u8>, output: &mut [u8]) -> Answer<()> {
+        let waits = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let flags = epoll::EventFlags::IN;
+        // One thread is woken for one request.
+        let alone = flags | epoll::EventFlags::EXCLUSIVE;
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&waits, &self.shared.device, data, alone)?;
+        epoll::add(&waits, &self.end, data, flags)?;
+        let mut is_at_once = false;
+        while self.shared.is_called.load(Ordering::Relaxed) {
+            self.shared.returns.wait_for_room(ROOM_WAIT);
+            match receive(&self.shared.device, input)? {
+                Received::Message(length) => {
+                    self.take(input, length, output, is_at_once);
+                    is_at_once = true;
+                }
+                Received::Nothing => {
+                    is_at_once = false;
+                    self.wait(&waits, Some(&WAIT))?;
+                }
+                Received::Ended => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, waits: &OwnedFd, limit: Option<&Timespec>) -> Answer<()> {
+        let mut events = Vec::with_capacity(2);
+        match epoll::wait(waits, rustix::buffer::spare_capacity(&mut events), limit) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Answers the message that is the start of `input`, or gives it to the loop's thread.
+    fn take(&self, input: &mut Vec<u8>, length: usize, output: &mut [u8], is_at_once: bool) {
+        let shared = &*self.shared;
+        let others = shared.in_hand.fetch_add(1, Ordering::Relaxed);
+        shared.beside.fetch_add(1, Ordering::Relaxed);
+        if is_at_once || others > 0 {
+            shared.together.fetch_add(1, Ordering::Relaxed);
+        }
+        let is_answered = divided(&input[..length], self.agreed)
+            .is_ok_and(|request| self.answer(&request, output));
+        if !is_answered {
+            shared.returns.put_untaken(input, length);
+        }
+        shared.in_hand.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// False where the request is for the loop's thread.
+    fn answer(&self, request: &Request, output: &mut [u8]) -> bool {
+        let began = Instant::now();
+        let body = &mut output[OUT_HEADER_BYTES..];
+        let answer = || self.shared.tree.answer_beside(request, body);
+        // The program that waits gets an answer in any case.
+        let answer = catch_unwind(AssertUnwindSafe(answer)).unwrap_or(Err(Failure(libc::EIO)));
+        let answer = match answer {
+            Ok(Outcome::HandedOver) => return false,
+            Ok(Outcome::Silent) => None,
+            Ok(Outcome::Answered(length)) => Some(Ok(length)),
+            Err(failure) => Some(Err(failure)),
+        };
+        self.shared.counts.add(request.header.opcode);
+        if let Some(answer) = answer {
+            let header = out_header(request.header.unique, &answer);
+            output[..OUT_HEADER_BYTES].copy_from_slice(header.as_bytes());
+            // The kernel has ended a request whose answer it does not take.
+            let _ = give(&self.shared.device, &output[..header.length as usize]);
+        }
+        self.shared.note_busy(began);
+        true
+    }
+
+    /// Calls the others when they are needed.
+    fn look_out(&self) -> Answer<()> {
+        let waits = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(0);
+        let once = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+        epoll::add(&waits, &self.end, data, epoll::EventFlags::IN)?;
+        epoll::add(&waits, &self.shared.device, data, once)?;
+        loop {
+            self.wait(&waits, None)?;
+            let (mut judgement, mut quiet) = (Judgement::default(), 0);
+            judgement.look(self.shared.seen());
+            while quiet < QUIET_MAX {
+                let mut waited = [PollFd::new(&self.end, PollFlags::IN)];
+                if !matches!(poll(&mut waited, Some(&TICK)), Ok(0) | Err(Errno::INTR)) {
+                    return Ok(());
+                }
+                let mut waited = [PollFd::new(&*self.shared.device, PollFlags::IN)];
+                poll(&mut waited, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+                let found = waited[0].revents();
+                if found.contains(PollFlags::ERR) {
+                    return Ok(()); // the mount has gone
+                }
+                let is_waiting = found.contains(PollFlags::IN);
+                let has_changed = judgement.look(Seen { is_waiting, ..self.shared.seen() });
+                self.call(judgement.is_called());
+                quiet = if has_changed || judgement.is_called() { 0 } else { quiet + 1 };
+            }
+            epoll::modify(&waits, &self.shared.device, data, once)?;
+        }
+    }
+}
+
+/// While it is there, the kernel's requests wake a stand-in, and not the loop's thread.
+struct Duty<'a>(&'a Team);
+
+impl Duty<'_> {
+    fn begin<'a>(team: &'a Team, state: &mut State) -> Duty<'a> {
+        state.on_duty += 1;
+        if state.on_duty == 1 {
+            team.wake_loop(epoll::EventFlags::empty());
+        }
+        Duty(team)
+    }
+}
+
+impl Drop for Duty<'_> {
+    fn drop(&mut self) {
+        let mut state = locked(&self.0.state);
+        state.on_duty -= 1;
+        if state.on_duty == 0 {
+            self.0.wake_loop(epoll::EventFlags::IN);
+        }
+    }
+}
+
+impl Team {
+    /// What of the kernel's end wakes the loop's thread. The end of the mount does in any case.
+    fn wake_loop(&self, flags: epoll::EventFlags) {
+        let data = epoll::EventData::new_u64(0);
+        // It cannot fail: both descriptors are open, and the one is in the other.
+        let _ = epoll::modify(&self.shared.wake, &self.shared.device, data, flags);
+    }
+}
