@@ -51,6 +51,9 @@ class HintKey(enum.StrEnum):
     HELD = "held/"
     """The records of a container that only others need which lean on them, by its number, as of the
     last gc. A loss leaves them where they are until the next one."""
+    JUDGING = "judging"
+    """Whether a run of optimize is at work while a restore fills the volume: one that was killed
+    has lost what it noted of files, so that they are read again. A loss costs copies of them."""
     LEFT = "left"
     """The names of files that the last optimize run left, and why. A loss costs the names."""
     DICTIONARIES = "dictionaries"

@@ -37,7 +37,8 @@ _BEGIN_BYTES = 256 * KIB
 """For new containers, and for the attributes and directories that a file system makes larger."""
 
 _OWN_BYTES = 512 * KIB
-"""For the index, the catalogue and the notes of a run, where users leave no more than it needs."""
+"""For the index, the catalogue and the notes of a run, where users leave no more than it needs, and
+for files that add nothing but recipes: also what a killed run has left of the room frees more."""
 
 _PER_FILE_BYTES = 512
 """A recipe of few chunks and its second copy, and entries of tables."""
@@ -94,7 +95,7 @@ class Restoring:
         if new_bytes is not None:
             recipe_bytes = int(task.identity.size * _RECIPE_SHARE)
             task.need_bytes = min(task.need_bytes, new_bytes + recipe_bytes)
-            task.is_measured = True
+            task.is_measured, task.adds_nothing = True, not new_bytes
 
 
 class Admission:
@@ -175,7 +176,8 @@ class Admission:
             wider.take(files, at, SMALL_BYTES_MAX, files.size_bytes, most)
             new_bytes = self._ingest.new_bytes_of(FilesBatch(batch.buffer, wider, 0.0))
             recipe_bytes = int(wider.size_bytes * _RECIPE_SHARE)
-            if needed_bytes(new_bytes, len(wider)) + recipe_bytes <= left_bytes:
+            spare_bytes = 0 if new_bytes else _OWN_BYTES
+            if needed_bytes(new_bytes, len(wider)) + recipe_bytes <= left_bytes + spare_bytes:
                 return wider
             most //= 2
         return part
@@ -196,7 +198,7 @@ class Admission:
         left -= going_on
         for task in begun:
             need = needed_bytes(task.need_bytes, 1)
-            if need <= left:
+            if need <= left + (_OWN_BYTES if task.adds_nothing else 0):
                 task.is_admitted = True
                 left -= need
             else:

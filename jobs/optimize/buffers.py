@@ -64,6 +64,8 @@ class FileTask:
     """Whether there was room for it when it was begun."""
     is_measured: bool = False
     """Whether it was read before for what it would add, which is ``need_bytes``."""
+    adds_nothing: bool = False
+    """Whether its chunks were all in the store then."""
     is_looked_at: bool = False
     """Whether it does not fit as far as is known, and is only read for what it would add."""
     seen: set[int] = field(default_factory=set)

@@ -244,15 +244,15 @@ class Optimize(Job[OptimizeReport]):
                 yield self._work(found)
 
     def _optimize(self, store: StoreSession, partitions: list[int]) -> None:
-        threads = self._threads
+        self._judging.begin()
         headroom = self._volume.parameters.chunking.max_bytes
         shares = self._shares(self._partitioning.index_bytes)
-        batch_bytes, buffers = batches_within(shares.buffers_bytes, threads)
+        batch_bytes, buffers = batches_within(shares.buffers_bytes, self._threads)
         pool = BufferPool(new_buffer(headroom + batch_bytes) for _ in range(buffers))
         limits = ReaderLimits(
             headroom,
             batch_bytes,
-            threads=min(threads, 2),
+            threads=min(self._threads, 2),
             unshared_only=self._policy.shared_extents is SharedExtents.SKIP,
         )
         self._checkpoints.load()
@@ -262,7 +262,7 @@ class Optimize(Job[OptimizeReport]):
             self._policy,
             pool,
             self._judging,
-            threads,
+            self._threads,
             in_flight_max=max(1, buffers - 3),
         )
         groups = GroupCommit(store, self._committer, partial(self._account, ingest))

@@ -15,12 +15,13 @@ from contextlib import contextmanager
 
 from dedupd import native
 from dedupd.config.memory_budget import notes_shares
-from dedupd.config.policy import Policy
+from dedupd.config.policy import Policy, RestoreMode
 from dedupd.errors import NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format.derived.saved_notes import NotesHeader
 from dedupd.store.saved_notes import SavedNotes, remove_notes, save_notes
 from dedupd.stub.transition import FileIdentity
+from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 from jobs.optimize.order import ClassFigures
 from jobs.tree.judged_files import found_notes, new_ledger, policy_digest
@@ -38,6 +39,10 @@ class Judging:
         self._policy = policy
         self._entries_max = notes_shares(policy.memory_bytes).joined
         self.saving_min = policy.min_file_saving
+        self._restores = policy.restore_mode is RestoreMode.ON
+        if self._restores and volume.hints.get(HintKey.JUDGING):
+            # What that run has stored is known, but not to files that were judged before.
+            remove_notes(volume.base_fd, volume.disk)
         with self._saved() as saved:
             self.ledger = new_ledger(saved, policy)
             self.is_pending = saved is not None and not saved.header.is_joined
@@ -51,6 +56,11 @@ class Judging:
         self._promising: set[int] = set()
         self._new_bytes: dict[FileIdentity, int] = {}
         self._has_given_up = False
+
+    def begin(self) -> None:
+        """What is noted from now on is lost with the run, until it is saved."""
+        if self._restores:
+            self._volume.hints.put(HintKey.JUDGING, True)
 
     def pays(self, freed_bytes: int, cost_bytes: int) -> bool:
         """Whether a file that would give up so many bytes of blocks for so many in the store is
@@ -116,6 +126,8 @@ class Judging:
             return
         if self.ledger.has_changed or (self.is_pending and is_complete):
             self._save(is_joined=is_complete and not self.recall.is_cut)
+        if self._restores and not self._has_given_up:
+            self._volume.hints.put(HintKey.JUDGING, False)
 
     @contextmanager
     def _saved(self) -> Iterator[SavedNotes | None]:

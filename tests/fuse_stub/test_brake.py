@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -174,7 +174,7 @@ def test_a_write_that_would_take_of_what_is_kept_fails_where_nothing_frees_space
     assert timed(partial(failed_s, scene, 51)) == pytest.approx(PATIENCE_S, abs=1)
 
 
-async def runs(scene: Scene, length_s: float, freed: list[int | None]) -> None:
+async def runs(scene: Scene, length_s: float, freed: Sequence[int | None]) -> None:
     """One after the other, each of so many seconds."""
     for freed_bytes in freed:
         run = scene.brake.run_begins()

@@ -1,10 +1,11 @@
 """Volumes that take in more than their disks hold plain: by import, and by a program that restores.
 
-    python -m tests.whole.overfull DIR [--size 8G]
+    python -m tests.whole.overfull DIR [--size 8G] [--kills 10]
 
 A tree, of which three eighths are distinct and nothing compresses, is imported onto a disk of five
 eighths of its size. Then `rsync` copies it from there, through the mounts of a running service,
 onto another disk of that size in restore mode. Both are compared with the tree, and verified.
+Meanwhile runs of optimize are killed, and the service at every fourth time, every few seconds.
 Prints JSON; exit status 1 where anything was wrong, or the reserve was touched. Takes two and a
 quarter of the size below DIR, and a few minutes for each gigabyte.
 """
@@ -14,13 +15,14 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -42,6 +44,9 @@ FILE_BYTES_MIN = 1 * KIB
 FOLDER = "all"
 DIFFERENCES_MAX = 20
 LOOK_S = 0.02
+KILL_S = 4.0
+SERVICE_EACH = 4
+"""Of so many kills one is that of the service, and all others are of runs."""
 
 
 @dataclass(slots=True)
@@ -55,6 +60,7 @@ class Filled:
     used_bytes: int = 0
     room_bytes_min: int = 1 << 62
     still_s_max: float = 0.0
+    kills: int = 0
     told: str = ""
 
 
@@ -136,10 +142,52 @@ def watched(disk: Path, filled: Filled) -> Iterator[None]:
         filled.used_bytes = (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
+# --- the kills --------------------------------------------------------------------------------
+
+
+@contextmanager
+def killed(machine: ServiceLab, count: int, filled: Filled) -> Iterator[None]:
+    """Kill what frees space, so many times at most."""
+    over = threading.Event()
+
+    def kill() -> None:
+        while filled.kills < count and not over.wait(KILL_S):
+            if filled.kills % SERVICE_EACH == SERVICE_EACH - 1:
+                machine.kill()
+                machine.start()
+            elif not kill_a_run(machine):
+                continue
+            filled.kills += 1
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def kill_a_run(machine: ServiceLab) -> bool:
+    """Kill a run of optimize that the service has begun; whether there was one in a while."""
+    assert machine.process is not None
+    end = time.monotonic() + KILL_S
+    while time.monotonic() < end:
+        children = Path(f"/proc/{machine.process.pid}/task/{machine.process.pid}/children")
+        for pid in map(int, children.read_text().split()):
+            with suppress(OSError):
+                if b"optimize" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    time.sleep(random.random())  # it may be at any of its steps
+                    os.kill(pid, signal.SIGKILL)
+                    return True
+        time.sleep(LOOK_S)
+    return False
+
+
 # --- the run ----------------------------------------------------------------------------------
 
 
-def run(directory: Path, size_bytes: int) -> Found:
+def run(directory: Path, size_bytes: int, kills: int = 0) -> Found:
     """Fill two disks below ``directory``, which has room for them and the tree."""
     found = Found(size_bytes, int(size_bytes * DISK))
     source = directory / "source"
@@ -160,7 +208,7 @@ def run(directory: Path, size_bytes: int) -> Found:
         found.findings += [f"imported: {one}" for one in seen(source, first.root / FOLDER)]
         done = machine.run("policy", second.root, "restore_mode", "on")
         assert done.returncode == 0, done.stderr
-        with watched(disks[1], found.restored):
+        with watched(disks[1], found.restored), killed(machine, kills, found.restored):
             restore_tree(first, second, found)
         found.findings += [f"restored: {one}" for one in seen(source, second.root / FOLDER)]
         machine.stop()
@@ -231,10 +279,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", type=Path, help="where a directory for the run is made")
     parser.add_argument("--size", type=parse_size, default=parse_size("8G"))
+    parser.add_argument("--kills", type=int, default=0, help="how often something is killed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         let_others_pass(Path(name))
-        found = run(Path(name), options.size)
+        found = run(Path(name), options.size, options.kills)
     print(json.dumps(asdict(found), indent=2))
     sys.exit(1 if found.findings else 0)
 

@@ -4,12 +4,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from dedupd.config.reserve import Reserve
 from dedupd.config.room import working_bytes
 from dedupd.units import KIB, MIB
+from dedupd.volume.commit import VolumeCommitter
 from jobs.optimize import admission
 from tests.conftest import MakeFileSystem
 from tests.jobs.optimize.test_admission import lowest_free
@@ -112,6 +114,28 @@ def test_what_saves_nothing_keeps_the_room_as_it_is(disk: Path) -> None:
         restore(lab, "99.20480.one", *(f"{at}.700.one" for at in range(20)))
         leave_room(disk, 5 * MIB)
         assert optimize(lab, disk) >= -2 * MIB  # the catalogue is made
+
+
+class Killed(BaseException):
+    """In the place of a signal."""
+
+
+def test_what_a_killed_run_has_stored_is_found(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for files that were judged before, with nothing to share."""
+
+    def be_killed(*_: object) -> NoReturn:
+        raise Killed
+
+    with restored_onto(disk) as lab:
+        restore(lab, "1.4096.one")
+        assert lab.optimize().files_optimized == 0
+        restore(lab, "1.4096.two")
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(VolumeCommitter, "commit", be_killed)
+            lab.optimize()
+        lab.optimize()
+        assert lab.stub("1.4096.one") is not None
+        assert lab.stub("1.4096.two") is not None
 
 
 def test_files_with_repeated_parts_are_taken_where_they_do_not_fit(disk: Path) -> None:
