@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -28,6 +29,7 @@ from tests.conftest import MakeFileSystem
 from tests.support import crash
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, mounted_lab
+from tests.support.tree_compare import differences
 
 T = TypeVar("T")
 
@@ -365,6 +367,7 @@ def optimized_all_the_time(lab: MountedLab) -> Iterator[None]:
 def written_by(program: str, source: Path, target: Path) -> "subprocess.CompletedProcess[str]":
     commands: dict[str, list[str | Path]] = {
         "dd": ["dd", f"if={source}", f"of={target}", "bs=1M", "conv=notrunc", "status=none"],
+        "cp": ["cp", "--sparse=never", source, target],
         "rsync": ["rsync", source, target],
         "rsync --inplace": ["rsync", "--inplace", source, target],
     }
@@ -374,7 +377,7 @@ def written_by(program: str, source: Path, target: Path) -> "subprocess.Complete
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("program", ["dd", "rsync", "rsync --inplace"])
+@pytest.mark.parametrize("program", ["dd", "cp", "rsync", "rsync --inplace"])
 def test_a_file_is_written_that_is_larger_than_the_disk(tmp_path: Path, program: str) -> None:
     """450 MB, of which 60 are distinct, onto 250; parts of it come several times before all of the
     distinct ones have come."""
@@ -392,6 +395,41 @@ def test_a_file_is_written_that_is_larger_than_the_disk(tmp_path: Path, program:
             assert min(rooms) > 0, "the reserve was touched"
             lab.optimize()
             assert filecmp.cmp(source, lab.view / "large", shallow=False)
+            lab.unmount()
+            lab.verify_clean()
+        shutil.rmtree(directory)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_large_files_and_small_ones_come_together(tmp_path: Path) -> None:
+    """Two files of 150 MB that have 50 in common, and 200 MB of small ones in four copies, onto 250
+    MB; the large ones by a program of their own, at the same time."""
+    source = tmp_path / "source"
+    for name, own in (("one", 100), ("two", 200)):
+        (source / name).mkdir(parents=True)
+        parts = [noise(10 * MIB, number) for number in [*range(5), own, *range(5), *range(4)]]
+        (source / name / "large").write_bytes(b"".join(parts))
+    for copy, number in product(range(4), range(300)):
+        path = source / "two" / str(copy) / str(number)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(noise(170 * KIB, 1000 + number))
+    rooms = list[int]()
+    with crash.tmpfs(tmp_path, 300) as memory, crash.ext4(memory, 250) as disk:
+        directory = disk / "lab"
+        directory.mkdir()
+        with mounted_lab(directory, {"restore_mode": "on"}) as lab:
+            with watched(disk, rooms), optimized_all_the_time(lab):
+                commands = [
+                    ["dd", f"if={source}/one/large", f"of={lab.view}/one", "bs=1M"],
+                    ["rsync", "-a", f"{source}/two", f"{lab.view}/"],
+                ]
+                programs = [subprocess.Popen(one, stderr=subprocess.DEVNULL) for one in commands]
+                assert [program.wait() for program in programs] == [0, 0]
+            assert min(rooms) > 0, "the reserve was touched"
+            assert filecmp.cmp(source / "one" / "large", lab.view / "one", shallow=False)
+            assert not list(differences(source / "two", lab.view / "two"))
             lab.unmount()
             lab.verify_clean()
         shutil.rmtree(directory)
