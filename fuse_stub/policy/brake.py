@@ -50,6 +50,7 @@ class Brake:
         self._begun_s: list[float] = []  # of the runs at work
         self._ended_s = 0.0  # of the last run that was not broken off
         self._fruitless_s: deque[float] = deque(maxlen=FRUITLESS_RUNS)
+        self._waiting: dict[object, None] = {}  # writes, in their order
         self._working_bytes = self._guard_bytes = 0
 
     @property
@@ -64,7 +65,8 @@ class Brake:
         if policy.restore_mode is RestoreMode.OFF:
             return None
         room = self._look(policy)
-        return max(0, int(min(room - self._kept_bytes(room), self._guard_bytes)))
+        most = 0 if self._waiting else self._guard_bytes
+        return max(0, int(min(room - self._kept_bytes(room), most)))
 
     async def wait(self) -> None:
         """Before a new file is made: until there is room, or the time is over."""
@@ -76,22 +78,33 @@ class Brake:
         await self._wait(size_bytes)
 
     async def _wait(self, size_bytes: int) -> None:
-        began_s = self._clock()
-        while (policy := self._policy.now).restore_mode is not RestoreMode.OFF:
-            room = self._look(policy)
-            if room - size_bytes >= self._kept_bytes(room):
-                return
-            is_over = self._clock() >= began_s + WAIT_S_MAX
-            if size_bytes and room - size_bytes < self._working_bytes:
-                if is_over and self._is_hopeless(began_s):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            elif is_over:
-                if not self._begun_s:
-                    # Nothing frees space: half of what is left is for what comes now.
-                    self._base_bytes = None
-                return
-            await trio.sleep(LOOK_S)
-        self._base_bytes = None
+        began_s, place = self._clock(), object()
+        try:
+            while (policy := self._policy.now).restore_mode is not RestoreMode.OFF:
+                room = self._look(policy)
+                is_over = self._clock() >= began_s + WAIT_S_MAX
+                if size_bytes and not self._has_room(room - size_bytes, place):
+                    if is_over and place in self._waiting and self._is_hopeless(began_s):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                elif room - size_bytes >= self._kept_bytes(room):
+                    return
+                elif is_over:
+                    if not self._begun_s:
+                        # Nothing frees space: half of what is left is for what comes now.
+                        self._base_bytes = None
+                    return
+                await trio.sleep(LOOK_S)
+            self._base_bytes = None
+        finally:
+            self._waiting.pop(place, None)
+
+    def _has_room(self, left_bytes: int, place: object) -> bool:
+        """Whether a write leaves what is kept. Those that do not wait in the order in which they
+        came: small ones would take all that is freed before a large one."""
+        if left_bytes < self._working_bytes:
+            self._waiting[place] = None
+            return False
+        return next(iter(self._waiting), place) is place
 
     def run_begins(self) -> float:
         """A run is at work: until its end files wait, each for itself, where space is short. To be

@@ -229,6 +229,30 @@ def test_it_goes_on_as_soon_as_a_run_has_freed_room(scene: Scene) -> None:
     assert timed(write) == pytest.approx(150, abs=1)
 
 
+def test_small_writes_do_not_take_what_a_large_one_waits_for(scene: Scene) -> None:
+    scene.waited_s()
+    scene.see(WORKING + 20)
+    ended: list[str] = []
+
+    async def write(name: str, size_bytes: int) -> None:
+        await scene.brake.wait_to_write(size_bytes)
+        ended.append(name)
+
+    async def both() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write, "large", 80)
+            await trio.sleep(1)
+            nursery.start_soon(write, "small", 10)
+            await trio.sleep(50)
+            assert ended == []
+            assert scene.brake.allowed_bytes == 0
+            scene.see(1000)
+
+    timed(both)
+    assert ended == ["large", "small"]
+    assert scene.brake.allowed_bytes == GUARD
+
+
 def test_a_write_goes_on_as_soon_as_the_mode_is_off(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
