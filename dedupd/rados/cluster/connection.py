@@ -1,6 +1,7 @@
 """A connection to a cluster: atomic changes of one object, reads, and many of them at a time."""
 
 import errno
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -104,6 +105,7 @@ class Cluster:
         self._rados: Rados | None = None
         self._connecting = threading.Lock()
         self._local = threading.local()
+        self._at_once = operations_at_once
         self._opened: list[Ioctx] = []
         self._pool = (
             ThreadPoolExecutor(operations_at_once, "rados") if operations_at_once > 1 else None
@@ -353,22 +355,25 @@ class Cluster:
         """
         if self._pool is None:
             return [function(one) for one in items]
-        stopped = threading.Event()
+        todo = list(items)
+        results: list[Result | None] = [None] * len(todo)
+        errors: dict[int, BaseException] = {}
+        turn = itertools.count()
 
-        def call(one: Item) -> Result | None:
-            if stopped.is_set():
-                return None  # the result is never used: an error is raised
-            try:
-                return function(one)
-            except BaseException:
-                stopped.set()
-                raise
+        def work() -> None:
+            # A future for each item would cost as much as reading a chunk does.
+            while not errors and (at := next(turn)) < len(todo):
+                try:
+                    results[at] = function(todo[at])
+                except BaseException as error:
+                    errors[at] = error
 
-        futures = [self._pool.submit(call, one) for one in items]
-        errors = [error for future in futures if (error := future.exception()) is not None]
+        workers = [self._pool.submit(work) for _ in range(min(len(todo), self._at_once))]
+        for worker in workers:
+            worker.result()
         if errors:
-            raise errors[0]
-        return [future.result() for future in futures]  # type: ignore[misc]
+            raise errors[min(errors)]
+        return results  # type: ignore[return-value]
 
 
 _CHANGED = Page(-1, {})
