@@ -177,3 +177,48 @@ fn device(status: &Statx) -> u32 {
     let (major, minor) = (status.stx_rdev_major, status.stx_rdev_minor);
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+
+    use super::*;
+    use crate::mount::inodes::generations::{Generations, SECRET_BYTES};
+    use crate::mount::inodes::table::Inodes;
+
+    /// The kernel looks some names up again without a lock of their directory.
+    #[test]
+    fn a_name_that_is_given_to_another_inode_meanwhile_leads_to_one_of_them() {
+        let directory = std::env::temp_dir().join(format!("dedupd-entries-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let root =
+            openat(CWD, &directory, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let inodes = Inodes::new(root, 16, 16, Generations::new([0; SECRET_BYTES])).unwrap();
+        let tree = Tree::new(inodes, None);
+        for name in ["a", "b"] {
+            std::fs::write(directory.join(name), name).unwrap();
+        }
+        let has_ended = AtomicBool::new(false);
+        let looks = || {
+            let entry = tree.find_known(tree.inodes.root(), c"a").unwrap().unwrap();
+            let opened = status_of(tree.inodes.path(entry.node).unwrap()).unwrap();
+            tree.inodes.forget(entry.node, 1);
+            opened.stx_ino == entry.node && opened.stx_ino == entry.attributes.inode
+        };
+        let are_right = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let root = tree.inodes.root();
+                while !has_ended.load(Ordering::Relaxed) {
+                    renameat_with(root, "a", root, "b", RenameFlags::EXCHANGE).unwrap();
+                }
+            });
+            let are_right = (0..20_000).all(|_| looks());
+            has_ended.store(true, Ordering::Relaxed);
+            are_right
+        });
+        assert!(are_right, "number, attributes and handle are of different inodes");
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}
