@@ -20,6 +20,8 @@ def present_quiet(
     """What of the ``quiet`` ranges lies in whole blocks of the file itself: up to so many bytes, in
     up to ``RANGES_MAX`` ranges."""
     count = 0
+    # A block of which a part was punched would keep its place, with zeros in it.
+    bytes_max = align_down(bytes_max, block_bytes)
     file_end = align_down(os.fstat(fd).st_size, block_bytes)
     for start, end in intersections(native.system.present_ranges(fd, 0, file_end), quiet):
         start = align_up(start, block_bytes)

@@ -12,6 +12,7 @@ from dedupd.config.reserve import Reserve
 from dedupd.config.room import working_bytes
 from dedupd.units import KIB, MIB
 from dedupd.volume.commit import VolumeCommitter
+from fuse_stub.busy.quiet_parts import present_quiet
 from jobs.optimize import admission
 from tests.conftest import MakeFileSystem
 from tests.jobs.optimize.test_admission import lowest_free
@@ -94,6 +95,20 @@ def test_copies_are_found_and_taken_where_neither_fits(disk: Path, room_bytes: i
         assert optimize(lab, disk) >= 14 * MIB
         assert lab.stub("1.20480.one") is not None
         assert lab.stub("1.20480.two") is not None
+
+
+@pytest.mark.parametrize("odd_bytes", [1, 4095, 12345])
+def test_parts_are_of_whole_blocks(disk: Path, odd_bytes: int) -> None:
+    """Of any length that is asked for: what is punched in part reads as zeros."""
+    path = disk / "file"
+    path.write_bytes(noise(3 * MIB, 1))
+    write_out(disk)
+    block_bytes = os.statvfs(disk).f_bsize
+    with open(path, "rb") as file:
+        quiet = [(0, MIB + 1), (MIB + 7, 3 * MIB)]
+        found = list(present_quiet(file.fileno(), quiet, block_bytes, MIB + odd_bytes))
+    assert MIB - block_bytes <= sum(end - start for start, end in found) <= MIB + odd_bytes
+    assert all(start % block_bytes == 0 == end % block_bytes for start, end in found)
 
 
 def test_what_is_stored_already_needs_no_room(disk: Path) -> None:
