@@ -38,7 +38,7 @@ pytestmark = pytest.mark.root
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _AT_FDCWD, _FORCE_SYNC, _BASIC_STATS = -100, 0x2000, 0x7FF
-HELD_S = 0.5
+HELD_S = 1.0
 """How long Python's thread does something else: well above what an answer takes."""
 
 
@@ -78,12 +78,14 @@ def beside(*works: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def held_by_questions() -> Iterator[None]:
-    """For a block in which each question for the state of a mount holds Python up for a while."""
+def held_by_questions(mountpoint: str) -> Iterator[None]:
+    """For a block in which a question for the state of a mount holds Python up for a while, once a
+    file lies beside it."""
     state = ControlServer._status
 
     def held(control: ControlServer) -> dict[str, Any]:
-        time.sleep(HELD_S)
+        if os.path.exists(f"{mountpoint}.hold"):
+            time.sleep(HELD_S)
         return state(control)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -92,12 +94,12 @@ def held_by_questions() -> Iterator[None]:
 
 
 def serve_held(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
-    with held_by_questions():
+    with held_by_questions(mountpoint):
         serve_for_test(path, mountpoint, cache_bytes, answer)
 
 
 def serve_held_alone(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
-    with held_by_questions():
+    with held_by_questions(mountpoint):
         serve_alone(path, mountpoint, cache_bytes, answer)
 
 
@@ -107,6 +109,8 @@ def test_names_and_attributes_do_not_wait_for_python(
 ) -> None:
     with mounted_lab(tmp_path, nursery=Nursery(serve)) as lab:
         (lab.view / "f").write_bytes(b"content")
+        hold = Path(f"{lab.view}.hold")
+        hold.touch()
         with ThreadPoolExecutor(1) as pool, lab.client() as client:
             asked = pool.submit(client.call, "status")
             waits: list[float] = []
@@ -115,6 +119,7 @@ def test_names_and_attributes_do_not_wait_for_python(
                 ask(lab.view / "f")
                 (lab.view / f"{len(waits)}").exists()
                 waits.append(time.monotonic() - began)
+        hold.unlink()
         # Without other threads one of them waits until Python goes on.
         assert (max(waits) > HELD_S / 2) == (serve is serve_held_alone)
 
