@@ -15,6 +15,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import NO_FLAGS, Flag, StubAttribute
 from dedupd.stub.transition import CAPABILITY, StubFiles, keeping_capability
+from dedupd.units import align_down, align_up
 
 _SET = define("parts.attribute-set", "a busy file has the new recipe, and all its blocks")
 _PUNCHED = define("parts.punched", "some of its quiet blocks are punched, the times not restored")
@@ -33,12 +34,15 @@ def begin_parts(fd: int, ref: RecipeRef, covered: int, files: StubFiles) -> Stub
 
 
 def punch_parts(fd: int, ranges: Iterable[tuple[int, int]], files: StubFiles) -> int:
-    """Punch ranges of whole blocks whose bytes the durable recipe has; returns how many bytes of
-    blocks that gave. Nothing else may use the file meanwhile. Raises OSError."""
+    """Punch the whole blocks inside of ranges whose bytes the durable recipe has; returns how many
+    bytes of blocks that gave. Nothing else may use the file meanwhile. Raises OSError."""
     status, disk = os.fstat(fd), files.disk
     with keeping_capability(fd, disk):
         for start, end in ranges:
-            disk.punch(fd, start, end - start)
+            # A block that is punched in part stays, and wins, with zeros in it.
+            start, end = align_up(start, files.block_bytes), align_down(end, files.block_bytes)
+            if start < end:
+                disk.punch(fd, start, end - start)
     reach(_PUNCHED)
     disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
     return max(0, status.st_blocks - os.fstat(fd).st_blocks) * 512

@@ -17,6 +17,7 @@ from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, encode_stub
 from dedupd.stub.content import open_content
+from dedupd.stub.parts import punch_parts
 from dedupd.stub.transition import (
     AttributeSpace,
     FileIdentity,
@@ -64,6 +65,14 @@ def test_a_commit_frees_the_blocks_and_changes_nothing_that_users_see(file: int)
     status = os.fstat(file)
     assert (status.st_size, status.st_mtime_ns, status.st_blocks) == (10 * BLOCK, OLD_NS, 0)
     assert SPACE.read(file, "") == StubAttribute(REF.recipe, REF.digest, 10 * BLOCK, OLD_NS)
+
+
+def test_no_block_is_punched_in_part(file: int) -> None:
+    """It would stay, and win, with zeros in it."""
+    punch_parts(file, [(BLOCK - 1, 3 * BLOCK + 1), (5 * BLOCK, 6 * BLOCK - 1)], FILES)
+    expected = bytearray(noise(10 * BLOCK))
+    expected[BLOCK : 3 * BLOCK] = bytes(2 * BLOCK)
+    assert os.pread(file, 10 * BLOCK, 0) == expected
 
 
 @pytest.mark.parametrize("change", ["size", "mtime_ns", "ctime_ns", "inode"])
