@@ -385,16 +385,16 @@ impl Line {
             // The first request: the kernel sends no other one before it has the answer.
             self.agreed = offer.extend(&mut self.output[..length]);
             give(&self.device, &self.output[..length])?;
-            self.begin_beside()?;
+            self.begin_beside();
         }
     }
 
     /// Starts the threads beside this one, once the kernel has the answer to the first request.
-    fn begin_beside(&mut self) -> Answer<()> {
+    fn begin_beside(&mut self) {
         if self.agreed != 0 {
-            self.stand_ins = Some(StandIns::start(&self.shared, self.agreed, self.beside)?);
+            // This thread serves the mount alone where there is no descriptor left for them.
+            self.stand_ins = StandIns::start(&self.shared, self.agreed, self.beside).ok();
         }
-        Ok(())
     }
 
     /// The message of the request that was found last.
