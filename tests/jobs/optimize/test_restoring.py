@@ -51,6 +51,8 @@ def disk(loop_fs: MakeFileSystem, monkeypatch: pytest.MonkeyPatch) -> Path:
 def restored_onto(disk: Path) -> Iterator[MountedLab]:
     with mounted_lab(disk, POLICY) as lab:
         yield lab
+        lab.unmount()  # the kernel has kept what was written
+        lab.mount()
         for path, content in contents(lab).items():
             assert (lab.view / path).read_bytes() == content
         lab.unmount()
