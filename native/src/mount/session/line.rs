@@ -186,7 +186,6 @@ impl Line {
                 }
                 Received::Nothing => continue,
             }
-            self.shared.pace.take();
             if let Some(next) = self.take()? {
                 return Ok(next);
             }
@@ -229,6 +228,8 @@ impl Line {
         if request.header.opcode == op::READ {
             return self.take_read(false);
         }
+        // Reads come several at once where the kernel reads ahead, and stand-ins answer none.
+        self.shared.pace.take();
         if self.begins_sync(&request)? {
             return Ok(None);
         }
