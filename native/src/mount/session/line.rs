@@ -32,6 +32,7 @@ use crate::mount::requests::reading::Reading;
 use crate::mount::requests::touched::Touched;
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::device::{Received, give, given, receive};
+use crate::mount::session::pace::NO_LOAD;
 use crate::mount::session::reads::{FileRead, FileReads, Work};
 use crate::mount::session::returns::{Back, Returns};
 use crate::mount::session::serve::forget_attributes;
@@ -229,7 +230,9 @@ impl Line {
             return self.take_read(false);
         }
         // Reads come several at once where the kernel reads ahead, and stand-ins answer none.
-        self.shared.pace.take();
+        if !NO_LOAD.contains(&request.header.opcode) {
+            self.shared.pace.take();
+        }
         if self.begins_sync(&request)? {
             return Ok(None);
         }

@@ -2,6 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::mount::protocol::opcode as op;
+
+/// Requests for whose answers nobody waits: a program alone has them beside its own, where the
+/// kernel forgets what was removed.
+pub const NO_LOAD: [u32; 2] = [op::FORGET, op::BATCH_FORGET];
+
 /// What the loop's thread says of itself. Counters, which go up.
 #[derive(Default)]
 pub struct Pace {

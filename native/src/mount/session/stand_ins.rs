@@ -25,7 +25,7 @@ use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::device::{Received, give, receive};
-use crate::mount::session::pace::{Judgement, Pace, Seen};
+use crate::mount::session::pace::{Judgement, NO_LOAD, Pace, Seen};
 use crate::mount::session::returns::Returns;
 use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, divided, out_header};
 use crate::threads::lock::locked;
@@ -247,12 +247,14 @@ impl Team {
     fn take(&self, input: &mut Vec<u8>, length: usize, output: &mut [u8], is_at_once: bool) {
         let shared = &*self.shared;
         let others = shared.in_hand.fetch_add(1, Ordering::Relaxed);
-        shared.beside.fetch_add(1, Ordering::Relaxed);
-        if is_at_once || others > 0 {
-            shared.together.fetch_add(1, Ordering::Relaxed);
+        let request = divided(&input[..length], self.agreed);
+        if !request.as_ref().is_ok_and(|request| NO_LOAD.contains(&request.header.opcode)) {
+            shared.beside.fetch_add(1, Ordering::Relaxed);
+            if is_at_once || others > 0 {
+                shared.together.fetch_add(1, Ordering::Relaxed);
+            }
         }
-        let is_answered = divided(&input[..length], self.agreed)
-            .is_ok_and(|request| self.answer(&request, output));
+        let is_answered = request.is_ok_and(|request| self.answer(&request, output));
         if !is_answered {
             shared.returns.put_untaken(input, length);
         }
