@@ -16,7 +16,7 @@ import pytest
 from dedupd.errors import ServiceUnreachable
 from dedupd.service.client import ServiceClient, exchange
 from dedupd.service.web import connections
-from dedupd.service.web.connections import USER_CONNECTIONS_MAX, Connections
+from dedupd.service.web.connections import REQUEST_BYTES_MAX, USER_CONNECTIONS_MAX, Connections
 from dedupd.service.web.peers import Right
 from dedupd.volume.hints import HintKey
 from tests.hostile.test_greedy_users import resident_bytes
@@ -84,10 +84,19 @@ def test_five_hundred_connections_of_a_user_take_little_memory(
         time.sleep(0.5)  # the service may do its worst
         grown = resident_bytes(pid) - before
         assert grown < 50 << 20, f"{grown >> 20} MiB"
-        assert crowd[-1].recv(12) == b"HTTP/1.1 503"
+        # Those that say too much are cut off, which makes room: also for the last one.
+        cut_off = {b""} if len(request_bytes) > REQUEST_BYTES_MAX else set[bytes]()
+        assert begin_of_answer(crowd[-1]) in {b"HTTP/1.1 503", *cut_off}
 
     as_user(ALICE, crowd_in)
     assert machine.client.get("/v1/service")["pid"] == pid
+
+
+def begin_of_answer(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(12)
+    except ConnectionResetError:
+        return b""
 
 
 def test_connections_of_one_user_keep_no_other_user_out(machine: ServiceLab) -> None:
