@@ -2,7 +2,6 @@
 
 import filecmp
 import mmap
-import os
 import shutil
 import subprocess
 import threading
@@ -27,8 +26,9 @@ from fuse_stub.policy import brake as brake_module
 from fuse_stub.policy.brake import PATIENCE_S, WAIT_S_MAX, Brake
 from tests.conftest import MakeFileSystem
 from tests.support import crash
-from tests.support.lab import noise
+from tests.support.lab import noise, repeated
 from tests.support.mounts import MountedLab, mounted_lab
+from tests.support.room import leave_room, room_bytes
 from tests.support.tree_compare import differences
 
 T = TypeVar("T")
@@ -296,23 +296,32 @@ def test_while_a_write_waits_others_go_on(loop_fs: MakeFileSystem) -> None:
 
 
 @contextmanager
-def short_of_room(disk: Path, room_bytes: int) -> Iterator[None]:
+def short_of_room(disk: Path, left_bytes: int) -> Iterator[None]:
     """While somebody has all space of a disk but the reserve and so much."""
-    os.sync()
-    space = os.statvfs(disk)
-    kept = Reserve().bytes_of(space.f_blocks * space.f_frsize) + room_bytes
-    with open(disk / "somebody's", "wb") as other:
-        os.posix_fallocate(other.fileno(), 0, space.f_bavail * space.f_frsize - kept)
+    taken = leave_room(disk, left_bytes)
     time.sleep(2 * POLICY_LOOK_S)  # what was allowed before has been taken back
     try:
         yield
     finally:
-        (disk / "somebody's").unlink()
+        taken.unlink()
 
 
 def append(path: Path, content: bytes) -> None:
     with open(path, "ab", buffering=0) as file:
         file.write(content)
+
+
+@contextmanager
+def restored_onto_250_mb(tmp_path: Path) -> Iterator[tuple[MountedLab, Path]]:
+    """A volume in restore mode on a disk of that size; verified in the end."""
+    with crash.tmpfs(tmp_path, 300) as memory, crash.ext4(memory, 250) as disk:
+        directory = disk / "lab"
+        directory.mkdir()
+        with mounted_lab(directory, {"restore_mode": "on"}) as lab:
+            yield lab, disk
+            lab.unmount()
+            lab.verify_clean()
+        shutil.rmtree(directory)
 
 
 @pytest.mark.root
@@ -321,71 +330,26 @@ def append(path: Path, content: bytes) -> None:
 def test_a_restore_writes_more_than_the_disk_holds(tmp_path: Path) -> None:
     """450 MB of which 150 are distinct, onto 250, by a program that copies through the mount."""
     size, distinct, copies = 2 * MIB - 5 * KIB, 75, 3
-    with crash.tmpfs(tmp_path, 300) as memory, crash.ext4(memory, 250) as disk:
-        directory = disk / "lab"
-        directory.mkdir()
-        with mounted_lab(directory, {"restore_mode": "on"}) as lab:
-            over, rooms = threading.Event(), list[int]()
-
-            def optimize() -> None:
-                while not over.is_set():
-                    lab.optimize()
-
-            thread = threading.Thread(target=optimize)
-            thread.start()
-            try:
-                for copy in range(copies):
-                    for number in range(distinct):
-                        (lab.view / f"{copy}-{number}").write_bytes(noise(size, number))
-                        space = os.statvfs(disk)
-                        rooms.append((space.f_bavail - space.f_blocks // 10) * space.f_frsize)
-            finally:
-                over.set()
-                thread.join()
-            lab.optimize()
-            assert min(rooms) > 0, "the reserve was touched"
+    with restored_onto_250_mb(tmp_path) as (lab, disk):
+        rooms = list[int]()
+        with repeated(lab.optimize, 0.0):
             for copy in range(copies):
-                for number in range(0, distinct, 7):
-                    assert (lab.view / f"{copy}-{number}").read_bytes() == noise(size, number)
-            lab.unmount()
-            lab.verify_clean()
-        shutil.rmtree(directory)
+                for number in range(distinct):
+                    (lab.view / f"{copy}-{number}").write_bytes(noise(size, number))
+                    rooms.append(room_bytes(disk))
+        lab.optimize()
+        assert min(rooms) > 0, "the reserve was touched"
+        for copy in range(copies):
+            for number in range(0, distinct, 7):
+                assert (lab.view / f"{copy}-{number}").read_bytes() == noise(size, number)
 
 
 @contextmanager
-def watched(disk: Path, rooms: list[int]) -> Iterator[None]:
-    """Note what is free beyond the reserve, all the time."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.005):
-            space = os.statvfs(disk)
-            rooms.append((space.f_bavail - space.f_blocks // 10) * space.f_frsize)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-@contextmanager
-def optimized_all_the_time(lab: MountedLab) -> Iterator[None]:
-    over = threading.Event()
-
-    def optimize() -> None:
-        while not over.wait(0.2):
-            lab.optimize()
-
-    thread = threading.Thread(target=optimize)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def optimized(lab: MountedLab, disk: Path) -> Iterator[list[int]]:
+    """Optimize runs again and again; yields the room at each moment."""
+    rooms = list[int]()
+    with repeated(lambda: rooms.append(room_bytes(disk)), 0.005), repeated(lab.optimize, 0.2):
+        yield rooms
 
 
 def written_by(program: str, source: Path, target: Path) -> "subprocess.CompletedProcess[str]":
@@ -408,22 +372,15 @@ def test_a_file_is_written_that_is_larger_than_the_disk(tmp_path: Path, program:
     source = tmp_path / "source"
     parts = [noise(10 * MIB - 5 * KIB, number % 6) for number in range(45)]
     source.write_bytes(b"".join(parts))
-    rooms = list[int]()
-    with crash.tmpfs(tmp_path, 300) as memory, crash.ext4(memory, 250) as disk:
-        directory = disk / "lab"
-        directory.mkdir()
-        with mounted_lab(directory, {"restore_mode": "on"}) as lab:
-            with watched(disk, rooms), optimized_all_the_time(lab):
-                done = written_by(program, source, lab.view / "large")
-            assert done.returncode == 0, done.stderr
-            assert min(rooms) > 0, "the reserve was touched"
-            lab.optimize()
-            lab.unmount()  # the kernel has kept what was written
-            lab.mount()
-            assert filecmp.cmp(source, lab.view / "large", shallow=False)
-            lab.unmount()
-            lab.verify_clean()
-        shutil.rmtree(directory)
+    with restored_onto_250_mb(tmp_path) as (lab, disk):
+        with optimized(lab, disk) as rooms:
+            done = written_by(program, source, lab.view / "large")
+        assert done.returncode == 0, done.stderr
+        assert min(rooms) > 0, "the reserve was touched"
+        lab.optimize()
+        lab.unmount()  # the kernel has kept what was written
+        lab.mount()
+        assert filecmp.cmp(source, lab.view / "large", shallow=False)
 
 
 @pytest.mark.root
@@ -441,26 +398,19 @@ def test_large_files_and_small_ones_come_together(tmp_path: Path) -> None:
         path = source / "two" / str(copy) / str(number)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(noise(170 * KIB, 1000 + number))
-    rooms = list[int]()
-    with crash.tmpfs(tmp_path, 300) as memory, crash.ext4(memory, 250) as disk:
-        directory = disk / "lab"
-        directory.mkdir()
-        with mounted_lab(directory, {"restore_mode": "on"}) as lab:
-            with watched(disk, rooms), optimized_all_the_time(lab):
-                commands = [
-                    ["dd", f"if={source}/one/large", f"of={lab.view}/one", "bs=1M"],
-                    ["rsync", "-a", f"{source}/two", f"{lab.view}/"],
-                ]
-                programs = [subprocess.Popen(one, stderr=subprocess.DEVNULL) for one in commands]
-                assert [program.wait() for program in programs] == [0, 0]
-            assert min(rooms) > 0, "the reserve was touched"
-            lab.unmount()
-            lab.mount()
-            assert filecmp.cmp(source / "one" / "large", lab.view / "one", shallow=False)
-            assert not list(differences(source / "two", lab.view / "two"))
-            lab.unmount()
-            lab.verify_clean()
-        shutil.rmtree(directory)
+    with restored_onto_250_mb(tmp_path) as (lab, disk):
+        with optimized(lab, disk) as rooms:
+            commands = [
+                ["dd", f"if={source}/one/large", f"of={lab.view}/one", "bs=1M"],
+                ["rsync", "-a", f"{source}/two", f"{lab.view}/"],
+            ]
+            programs = [subprocess.Popen(one, stderr=subprocess.DEVNULL) for one in commands]
+            assert [program.wait() for program in programs] == [0, 0]
+        assert min(rooms) > 0, "the reserve was touched"
+        lab.unmount()
+        lab.mount()
+        assert filecmp.cmp(source / "one" / "large", lab.view / "one", shallow=False)
+        assert not list(differences(source / "two", lab.view / "two"))
 
 
 @pytest.mark.root
@@ -470,19 +420,12 @@ def test_a_file_that_does_not_fit_in_any_way_ends_at_the_reserve(tmp_path: Path)
     """400 MB that nothing shrinks, onto 250."""
     source = tmp_path / "source"
     source.write_bytes(b"".join(noise(80 * MIB, number) for number in range(5)))
-    rooms = list[int]()
-    with crash.tmpfs(tmp_path, 300) as memory, crash.ext4(memory, 250) as disk:
-        directory = disk / "lab"
-        directory.mkdir()
-        with mounted_lab(directory, {"restore_mode": "on"}) as lab:
-            with watched(disk, rooms), optimized_all_the_time(lab):
-                done = written_by("dd", source, lab.view / "large")
-            assert "No space left" in done.stderr
-            assert 0 <= min(rooms) < 20 * MIB
-            there = (lab.view / "large").stat().st_size
-            assert there > 150 * MIB
-            with open(source, "rb") as one, open(lab.view / "large", "rb") as two:
-                assert one.read(there) == two.read()
-            lab.unmount()
-            lab.verify_clean()
-        shutil.rmtree(directory)
+    with restored_onto_250_mb(tmp_path) as (lab, disk):
+        with optimized(lab, disk) as rooms:
+            done = written_by("dd", source, lab.view / "large")
+        assert "No space left" in done.stderr
+        assert 0 <= min(rooms) < 20 * MIB
+        there = (lab.view / "large").stat().st_size
+        assert there > 150 * MIB
+        with open(source, "rb") as one, open(lab.view / "large", "rb") as two:
+            assert one.read(there) == two.read()

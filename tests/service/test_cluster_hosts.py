@@ -90,9 +90,14 @@ class Site:
     def intents(self) -> int:
         return len(Intents(self.store.cluster, self.volume).all())
 
-    def wait_for_the_midst_of_a_job(self, chance: random.Random) -> None:
+    def in_the_midst_of_a_job(self, chance: random.Random) -> Machine:
+        """The first host, while it stores what has changed."""
+        self.put(1)
+        self.a.wait_until_stored(*self.content)
+        self.change()
         eventually(lambda: self.intents > 0, "a job that stores")
         time.sleep(chance.uniform(0.0, 0.5))
+        return Machine(self.a)
 
     def assert_nothing_dangles(self) -> None:
         assert Audit(self.store).run().dangling == []
@@ -144,11 +149,7 @@ def three_hosts(tmp_path: Path) -> Iterator[Site]:
 def test_a_host_that_is_killed_is_recovered_by_another(tmp_path: Path) -> None:
     chance = random.Random(os.environ.get("SEED", "1"))
     with three_hosts(tmp_path) as site:
-        site.put(1)
-        site.a.wait_until_stored(*site.content)
-        site.change()
-        site.wait_for_the_midst_of_a_job(chance)
-        machine = Machine(site.a)
+        machine = site.in_the_midst_of_a_job(chance)
         machine.send(signal.SIGKILL)
         site.a.service.kill()
         site.assert_nothing_dangles()
@@ -166,11 +167,7 @@ def test_a_host_that_is_killed_is_recovered_by_another(tmp_path: Path) -> None:
 def test_a_host_that_is_stopped_finds_itself_fenced_and_begins_again(tmp_path: Path) -> None:
     chance = random.Random(os.environ.get("SEED", "2"))
     with three_hosts(tmp_path) as site:
-        site.put(1)
-        site.a.wait_until_stored(*site.content)
-        site.change()
-        site.wait_for_the_midst_of_a_job(chance)
-        machine = Machine(site.a)
+        machine = site.in_the_midst_of_a_job(chance)
         stopped = machine.pids
         machine.send(signal.SIGSTOP)
         assert site.intents > 0

@@ -6,6 +6,7 @@ import random
 import stat
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -73,6 +74,24 @@ def write_out(path: Path) -> None:
     """Have the file system of ``path`` write what it has to; those of other tests are at work."""
     with opened(os.open(path, os.O_RDONLY)) as fd:
         native.system.syncfs(fd)
+
+
+@contextmanager
+def repeated(action: Callable[[], object], pause_s: float) -> Iterator[None]:
+    """Something is done again and again during a block, in a thread, with pauses before."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(pause_s):
+            action()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def flip_bit(path: Path, offset: int, bit: int = 0) -> None:

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,10 +26,10 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from dedupd.config.reserve import Reserve
 from dedupd.units import KIB, MIB, parse_size
 from tests.support.crash import ext4
-from tests.support.lab import REPOSITORY, Lab, let_others_pass, noise
+from tests.support.lab import REPOSITORY, Lab, let_others_pass, noise, repeated
+from tests.support.room import room_bytes
 from tests.support.service import ServiceLab, service_lab
 from tests.support.tree_compare import differences
 
@@ -114,29 +113,22 @@ def make_tree(root: Path, size_bytes: int) -> None:
 @contextmanager
 def watched(disk: Path, filled: Filled) -> Iterator[None]:
     """Look at the free space of a disk all the time."""
-    over = threading.Event()
+    used, moved_s = 0, time.monotonic()
 
-    def watch() -> None:
-        used, moved_s = 0, time.monotonic()
-        while not over.wait(LOOK_S):
-            status = os.statvfs(disk)
-            size = status.f_blocks * status.f_frsize
-            room = status.f_bavail * status.f_frsize - Reserve().bytes_of(size)
-            filled.room_bytes_min = min(filled.room_bytes_min, room)
-            now_used, now_s = status.f_bfree, time.monotonic()
-            if now_used != used:
-                used, moved_s = now_used, now_s
-            filled.still_s_max = max(filled.still_s_max, round(now_s - moved_s, 1))
+    def look() -> None:
+        nonlocal used, moved_s
+        filled.room_bytes_min = min(filled.room_bytes_min, room_bytes(disk))
+        now_used, now_s = os.statvfs(disk).f_bfree, time.monotonic()
+        if now_used != used:
+            used, moved_s = now_used, now_s
+        filled.still_s_max = max(filled.still_s_max, round(now_s - moved_s, 1))
 
-    thread = threading.Thread(target=watch)
-    thread.start()
     began = time.monotonic()
     try:
-        yield
+        with repeated(look, LOOK_S):
+            yield
     finally:
         filled.seconds = round(time.monotonic() - began, 1)
-        over.set()
-        thread.join()
         status = os.statvfs(disk)
         filled.disk_bytes = status.f_blocks * status.f_frsize
         filled.used_bytes = (status.f_blocks - status.f_bfree) * status.f_frsize
@@ -148,24 +140,19 @@ def watched(disk: Path, filled: Filled) -> Iterator[None]:
 @contextmanager
 def killed(machine: ServiceLab, count: int, filled: Filled) -> Iterator[None]:
     """Kill what frees space, so many times at most."""
-    over = threading.Event()
 
     def kill() -> None:
-        while filled.kills < count and not over.wait(KILL_S):
-            if filled.kills % SERVICE_EACH == SERVICE_EACH - 1:
-                machine.kill()
-                machine.start()
-            elif not kill_a_run(machine):
-                continue
-            filled.kills += 1
+        if filled.kills >= count:
+            return
+        if filled.kills % SERVICE_EACH == SERVICE_EACH - 1:
+            machine.kill()
+            machine.start()
+        elif not kill_a_run(machine):
+            return
+        filled.kills += 1
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
+    with repeated(kill, KILL_S):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def kill_a_run(machine: ServiceLab) -> bool:

@@ -1,7 +1,6 @@
 """Optimize beside a reserve: what does not fit is left, and nothing is stored in vain."""
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.support.lab import (
     free_bytes,
     new_lab,
     noise,
+    repeated,
     store_files,
     write_out,
 )
@@ -48,19 +48,13 @@ def fill_disk(path: Path, leave: int = 0) -> None:
 @contextmanager
 def lowest_free(lab: Lab) -> Iterator[list[int]]:
     """The least that was free at any moment of the block."""
-    lowest, done = [free_bytes(lab)], threading.Event()
+    lowest = [free_bytes(lab)]
 
-    def watch() -> None:
-        while not done.wait(0.0005):
-            lowest[0] = min(lowest[0], free_bytes(lab))
+    def look() -> None:
+        lowest[0] = min(lowest[0], free_bytes(lab))
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with repeated(look, 0.0005):
         yield lowest
-    finally:
-        done.set()
-        watcher.join()
 
 
 def write_large(path: Path, length: int, seed: int) -> None:

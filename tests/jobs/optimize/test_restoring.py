@@ -8,7 +8,6 @@ from typing import NoReturn
 
 import pytest
 
-from dedupd.config.reserve import Reserve
 from dedupd.config.room import working_bytes
 from dedupd.units import KIB, MIB
 from dedupd.volume.commit import VolumeCommitter
@@ -18,6 +17,7 @@ from tests.conftest import MakeFileSystem
 from tests.jobs.optimize.test_admission import lowest_free
 from tests.support.lab import free_bytes, noise, write_out
 from tests.support.mounts import MountedLab, mounted_lab
+from tests.support.room import leave_room, reserve_bytes
 
 pytestmark = pytest.mark.root
 
@@ -25,20 +25,6 @@ SLACK_BYTES = 256 * KIB
 """Blocks of extents and directories, which a file system takes as it likes."""
 
 POLICY = {"min_file_saving": "0.05", "restore_mode": "on"}
-
-
-def reserve_bytes(disk: Path) -> int:
-    space = os.statvfs(disk)
-    return Reserve().bytes_of(space.f_blocks * space.f_frsize)
-
-
-def leave_room(disk: Path, room_bytes: int) -> None:
-    """Somebody takes all space of a disk but the reserve and so much."""
-    write_out(disk)
-    space = os.statvfs(disk)
-    taken = space.f_bavail * space.f_frsize - reserve_bytes(disk) - room_bytes
-    with open(disk / "somebody's", "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, taken)
 
 
 @pytest.fixture
