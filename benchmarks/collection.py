@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 from benchmarks.mount import fio, write_mixed
 from dedupd.format.container import Kind
 from dedupd.system.disk import Disk
-from dedupd.units import MIB
+from dedupd.units import KIB, MIB
 from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
 from fuse_stub.mounts.mount_process import mount_in_background, unmount
@@ -35,6 +36,9 @@ from jobs.optimize.job import Optimize
 
 FILE_MIB = 64
 """Each file of the set; every second one is deleted."""
+
+SMALL_BYTES = 512 * KIB
+"""A file of those of which every second one, at random, is deleted."""
 
 READ_BYTES = 8 * MIB
 
@@ -62,6 +66,18 @@ def new_volume(root: Path, chunk_size: str) -> Path:
     return root / ".dedupd/data"
 
 
+def text(seed: int, length: int) -> bytes:
+    """New content that compresses to a half: noise alone would stay in its file."""
+    return random.Random(seed).randbytes(length // 2).hex().encode()
+
+
+def drop_caches() -> None:
+    """Have the next reads come from the disk, where this process may say so."""
+    os.sync()
+    with suppress(PermissionError):
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+
+
 def optimize(root: Path) -> None:
     with Volume.open(str(root)) as volume, volume.job_lock():
         Optimize(volume, JobRun("optimize")).run()
@@ -78,8 +94,7 @@ def fastest(reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 def collect_after_a_file(root: Path, number: int) -> dict[str, Any]:
     """A collection that has one recipe to read: all others are known."""
-    content = random.Random(number).randbytes(MIB)
-    (root / ".dedupd/data" / f"new{number}").write_bytes(content)
+    (root / ".dedupd/data" / f"new{number}").write_bytes(text(number, MIB))
     optimize(root)
     report = collect(root, full=False)
     assert report["resumed"] and report["recipes"] == 1, report
@@ -178,18 +193,41 @@ def measure_walk(base: Path, files: int) -> list[Row]:
 
 
 def make_half_dead(base: Path, name: str, mib: int) -> Path:
-    """An optimized volume, half of whose bytes are garbage."""
+    """An optimized volume, half of whose bytes are garbage that cannot be given back in place: its
+    records are smaller than two blocks."""
     root = base / name
-    data = new_volume(root, "64k")
+    data = new_volume(root, "4k")
     for number in range(mib // FILE_MIB):
-        with open(data / f"file{number}", "wb") as file:
-            file.write(random.Random(number).randbytes(FILE_MIB * MIB))
+        (data / f"file{number}").write_bytes(text(number, FILE_MIB * MIB))
     write_mixed(data / "mixed", FILE_MIB * MIB)
     optimize(root)
     for number in range(0, mib // FILE_MIB, 2):
         (data / f"file{number}").unlink()
     collect(root)
     return root
+
+
+def measure_in_place(base: Path, mib: int) -> list[Row]:
+    """Half of the files of a volume, at random, are deleted: what gc gives back by itself."""
+    root = base / "in-place"
+    data = new_volume(root, "64k")
+    rng = random.Random(3)
+    for number in range(mib * MIB // SMALL_BYTES):
+        directory = data / f"d{number // 500}"
+        directory.mkdir(exist_ok=True)
+        (directory / f"f{number}").write_bytes(text(number, SMALL_BYTES))
+    optimize(root)
+    for path in sorted(data.glob("d*/f*")):
+        if rng.random() < 0.5:
+            path.unlink()
+    drop_caches()
+    report = collect(root)
+    seconds, freed = report["resources"]["wall_s"], report["freed_bytes"]
+    shutil.rmtree(root)
+    return [
+        Row("gc, half of the files deleted: given back in place", freed / seconds / 1e6, "MB/s"),
+        Row("the same: records punched", report["punched"], ""),
+    ]
 
 
 def write_mb_s(path: Path, mib: int) -> float:
@@ -305,6 +343,7 @@ def main() -> None:
             *measure_gc(base, arguments.mib),
             *measure_walk(base, arguments.files),
             *measure_recipes(base, arguments.files),
+            *measure_in_place(base, arguments.mib),
             *measure_compaction(base, arguments.mib),
             *measure_readers(base, arguments.mib, arguments.rounds),
         ]

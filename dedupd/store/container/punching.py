@@ -21,13 +21,16 @@ from dedupd.store.container.record_states import tell_punched
 from dedupd.store.container.table_file import Recovered
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
-from dedupd.system.processes import cores
 
 _TOLD = define("punch.told", "a table says which records are collected, nothing is punched")
 _COUNTED = define("punch.counted", "a container says that it is punched, all payloads are there")
 _PUNCHED = define("punch.punched", "the dead payloads of a container have no blocks any more")
 
 _PER_SAFE_POINT = 256
+
+_LOOKS = 32
+"""Headers that are looked at side by side: each is a wait for the disk, which takes as many at once
+and in the order of their places. On a disk with a queue that took a third of the time of two."""
 
 _KEEPS_EXTENTS = frozenset((0x9123_683E,))
 """File systems that keep an extent as long as any byte of it is referred to, by the numbers of
@@ -60,12 +63,13 @@ def dead_payloads(directory: ContainerDirectory, state: Recovered) -> list[DeadP
         return []
     name, flags = data_name(state.header.container), os.O_RDONLY | os.O_CLOEXEC
     with opened(os.open(name, flags, dir_fd=directory.fd)) as fd:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         found = native.store.dead_payloads(
             fd,
             state.entries.data,
             seed=fmt.seed_of(state.header),
             block_bytes=os.fstatvfs(fd).f_frsize,
-            threads=cores(),
+            threads=_LOOKS,
         )
     return [DeadPayload(*one) for one in found]
 

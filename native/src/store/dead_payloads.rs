@@ -13,7 +13,7 @@ use crate::threads::lock::locked;
 use crate::threads::scoped;
 
 /// Entries that a thread takes at once.
-const BATCH: usize = 256;
+const BATCH: usize = 64;
 
 /// The whole blocks inside the payload of a dead record.
 pub type DeadPayload = (u32, Range<u64>);
