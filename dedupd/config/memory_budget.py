@@ -94,7 +94,7 @@ class RefineShares(NamedTuple):
     fixed_bytes: int
     """The interpreter, batches of payloads, bases that were decoded, and a bit for each record."""
     similar_bytes: int
-    """Super-features of the chunks of a round."""
+    """Features of the chunks of a round."""
 
 
 def refine_shares(memory_bytes: int) -> RefineShares:

@@ -359,7 +359,7 @@ class Refiner:
     def left(self) -> bytes:
         """The bases that were left (u64)."""
     def bytes(self) -> int:
-        """The memory of all super-features."""
+        """The memory of all features."""
     def forget(self) -> None:
         """Forget all chunks."""
     def want(self, sketches: Buffer) -> None:

@@ -46,7 +46,7 @@ GAIN_MIN = 0.01
 MARKED_AT_ONCE = 1 << 16
 
 SLOT_BYTES = 48
-"""Memory for each super-feature that is looked for: a slot of 16 bytes, in a table that may have
+"""Memory for each feature that is looked for: a slot of 16 bytes, in a table that may have
 just doubled."""
 
 
@@ -223,7 +223,7 @@ class Refine(Job[RefineReport]):
     # --- rounds ---------------------------------------------------------------------------------
 
     def _groups(self, waiting: list[int]) -> Iterator[list[int]]:
-        """Containers in groups whose super-features fit into memory; one at least."""
+        """Containers in groups whose features fit into memory; one at least."""
         group: list[int] = []
         count = 0
         for number in waiting:

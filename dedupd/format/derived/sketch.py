@@ -11,8 +11,8 @@ from dedupd.format.sealed_header import seal, unseal
 MAGIC = b"DEDUPSKT"
 FORMAT = 1
 HEADER_BYTES = 64
-SKETCH_BYTES = 48
-"""Six super-features, as they are used: in the file they take less."""
+SKETCH_BYTES = 64
+"""Eight features, as they are used: in the file they take less."""
 
 _HEADER = struct.Struct("<8sHxxII4x16sQ")
 

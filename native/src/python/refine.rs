@@ -18,7 +18,7 @@ use crate::upkeep::follow_merges;
 use crate::upkeep::groups::Groups;
 use crate::upkeep::refining::{self, Join, Options, Piece, Tools, Usable};
 use crate::upkeep::similar::Similar;
-use crate::upkeep::sketch::{self, SKETCH_BYTES, Sketch};
+use crate::upkeep::sketch::{self, FEATURES, SKETCH_BYTES, Sketch};
 use crate::upkeep::sketching::{Looked, Payload};
 use crate::upkeep::training::{self, Wanted};
 
@@ -54,10 +54,10 @@ impl Bases {
 fn sketches(data: &Input) -> PyResult<Vec<Sketch>> {
     let bytes = data.bytes();
     if bytes.len() % SKETCH_BYTES != 0 {
-        return Err(PyValueError::new_err("sketches: not a multiple of 48 bytes"));
+        return Err(PyValueError::new_err("sketches: not a multiple of 64 bytes"));
     }
     let numbers = data.u64s("sketches")?;
-    Ok(numbers.chunks_exact(6).filter_map(|one| one.try_into().ok()).collect())
+    Ok(numbers.chunks_exact(FEATURES).filter_map(|one| one.try_into().ok()).collect())
 }
 
 #[pyfunction]
@@ -263,11 +263,8 @@ impl Refiner {
         seed: u64,
     ) -> PyResult<()> {
         let sketches = self::sketches(&sketches)?;
-        let (entries, leaned) = (table.entries("table")?, self.leaned.get());
-        py.detach(|| {
-            let (mut similar, leaned) = (locked(&self.similar), leaned.read());
-            similar.offer(RecordId(first_id), &sketches, &entries, seed, &leaned);
-        });
+        let (first, entries) = (RecordId(first_id), table.entries("table")?);
+        py.detach(|| locked(&self.similar).offer(first, &sketches, &entries, seed));
         Ok(())
     }
 

@@ -66,10 +66,10 @@ impl Tools<'_> {
         let mut before = piece.payload.stored.len() + base_entry.stored_length as usize;
         before += RECORD_HEADER_BYTES; // that of the base
         let given = self.whole(piece, trial)?;
+        let (bases, own) = (join.similar.choose(piece.id, &sketch), given.payload.len());
         if others.is_empty()
-            && let Some(new) = join.similar.choose(piece.id, &sketch)
-            && let Some(stored) =
-                self.try_delta(piece, new, given.payload.len(), join.groups, trial, out)
+            && let Some((new, stored)) =
+                self.best_delta(piece, &bases, own, join.groups, trial, out)
             && join.leaned.set(new, true)
         {
             join.groups.keep(new);
@@ -93,7 +93,7 @@ impl Tools<'_> {
         }
         trial.given = Some(given);
         join.groups.stand_alone(piece.id);
-        join.similar.stand(piece.id, &sketch, join.leaned);
+        join.similar.stand(piece.id, &sketch);
         Some(())
     }
 

@@ -45,6 +45,9 @@ const CLEAR: f64 = 0.6;
 /// The same, of what the piece takes now, where no dictionary was tried: one makes a quarter less of it.
 const CLEAR_OF_PLAIN: f64 = 0.45;
 
+/// A difference that is smaller than so much of a payload is taken before another is tried.
+const GOOD: f64 = 0.5;
+
 /// Where zstd looks for matches in a binary tree, putting the base into it takes ten times as long as
 /// all at the level before, for a difference that is 1 to 3 % smaller.
 const TREE_LEVELS: RangeInclusive<i32> = 11..=12;
@@ -205,7 +208,7 @@ impl Tools<'_> {
 
     fn stand(&self, piece: &Piece<'_>, join: &mut Join<'_>) {
         if self.is_chunk(piece) {
-            join.similar.stand(piece.id, &piece.sketch, join.leaned);
+            join.similar.stand(piece.id, &piece.sketch);
         }
     }
 
@@ -253,17 +256,14 @@ impl Tools<'_> {
         }
         // What others lean on is no difference, ever.
         let is_base = join.leaned.contains(piece.id);
-        let base = if is_base { None } else { join.similar.choose(piece.id, &piece.sketch) };
-        let stored_max = piece.payload.stored.len();
-        let groups = &*join.groups;
-        let mut found = base.and_then(|base| {
-            Some((base, self.try_delta(piece, base, stored_max, groups, trial, out)?))
-        });
+        let bases = if is_base { Vec::new() } else { join.similar.choose(piece.id, &piece.sketch) };
+        let own = piece.payload.stored.len();
+        let mut found = self.best_delta(piece, &bases, own, join.groups, trial, out);
         if let Some((_, stored)) = found
-            && stored as f64 >= CLEAR_OF_PLAIN * stored_max as f64
+            && stored as f64 >= CLEAR_OF_PLAIN * own as f64
         {
             trial.dictionary = Some(self.dictionary(piece, trial));
-            let other = trial.dictionary.flatten().map_or(stored_max, |(_, other)| other);
+            let other = trial.dictionary.flatten().map_or(own, |(_, other)| other);
             found = found.filter(|_| stored <= self.options.delta_max(other));
         }
         match found {
@@ -305,13 +305,38 @@ impl Tools<'_> {
         made.or_else(|| given(codec, leans_on, raw, raw, raw))
     }
 
-    /// The bytes of the difference to `base`; None where it would not save enough of `stored_max`, or
-    /// where either has other bytes than those of its fingerprint.
-    pub(super) fn try_delta(
+    /// The smallest of the differences to some records, with its bytes; None where none saves enough
+    /// in the place of a payload of `stored` bytes.
+    pub(super) fn best_delta(
+        &self,
+        piece: &Piece<'_>,
+        bases: &[RecordId],
+        stored: usize,
+        groups: &Groups,
+        trial: &mut Trial,
+        out: &mut Vec<u8>,
+    ) -> Option<(RecordId, usize)> {
+        let mut found: Option<(RecordId, usize)> = None;
+        for &base in bases {
+            let most =
+                found.map_or(self.options.delta_max(stored), |(_, least)| least.saturating_sub(1));
+            if let Some(size) = self.try_delta(piece, base, most, groups, trial, out) {
+                found = Some((base, size));
+            }
+            if found.is_some_and(|(_, size)| (size as f64) < GOOD * stored as f64) {
+                break;
+            }
+        }
+        found
+    }
+
+    /// The bytes of the difference to `base`; None where there would be more than `most`, or where
+    /// either has other bytes than those of its fingerprint.
+    fn try_delta(
         &self,
         piece: &Piece<'_>,
         base: RecordId,
-        stored_max: usize,
+        most: usize,
         groups: &Groups,
         trial: &mut Trial,
         out: &mut Vec<u8>,
@@ -321,7 +346,7 @@ impl Tools<'_> {
         }
         let raw = trial.raw.as_deref()?;
         let base = self.base(piece, base, groups)?;
-        out.resize(self.options.delta_max(stored_max), 0);
+        out.resize(most, 0);
         let stored = delta::compress(raw, &base, out, TRIAL_LEVEL).ok()??;
         trial.base = Some(base);
         if self.options.level.is_none() {

@@ -5,18 +5,20 @@ use std::collections::HashSet;
 
 use hashbrown::HashTable;
 
-use super::mark_set::Marks;
-use super::sketch::{SUPER_FEATURES, Sketch};
+use super::sketch::{FEATURES, Sketch};
 use crate::format::ids::RecordId;
 use crate::format::table_entry::{EntryBytes, State, TableEntry};
 
+/// Records that are tried for one chunk: a third one would save a fifth of a hundredth of a store.
+const CANDIDATES_MAX: usize = 2;
+
 struct Slot {
-    super_feature: u64,
-    /// The record that stands for all that have this super-feature; a hole as long as there is none.
+    feature: u64,
+    /// The record that stands for all that have this feature; a hole as long as there is none.
     stands: RecordId,
 }
 
-/// Super-features of the chunks that are looked at, each with one record that has it.
+/// Features of the chunks that are looked at, each with one record that has it.
 ///
 /// One and the same record for many chunks is what is wanted: few bases that serve many.
 #[derive(Default)]
@@ -28,13 +30,13 @@ pub struct Similar {
     avoided: HashSet<RecordId>,
 }
 
-/// A super-feature has 40 bits, and the table looks at all 64.
-fn hash_of(super_feature: u64) -> u64 {
-    super_feature.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+/// A feature has 40 bits, and the table looks at all 64.
+fn hash_of(feature: u64) -> u64 {
+    feature.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 fn hash(slot: &Slot) -> u64 {
-    hash_of(slot.super_feature)
+    hash_of(slot.feature)
 }
 
 impl Similar {
@@ -57,28 +59,26 @@ impl Similar {
         self.avoided.remove(&id);
     }
 
-    /// Look for the super-features of these chunks from now on.
+    /// Look for the features of these chunks from now on.
     pub fn want(&mut self, sketches: &[Sketch]) {
-        self.slots.reserve(sketches.len() * SUPER_FEATURES, hash);
-        for &super_feature in sketches.iter().flatten().filter(|&&one| one != 0) {
-            let is_same = |slot: &Slot| slot.super_feature == super_feature;
-            if self.slots.find(hash_of(super_feature), is_same).is_none() {
-                let slot = Slot { super_feature, stands: RecordId::HOLE };
-                self.slots.insert_unique(hash_of(super_feature), slot, hash);
+        self.slots.reserve(sketches.len() * FEATURES, hash);
+        for &feature in sketches.iter().flatten().filter(|&&one| one != 0) {
+            let is_same = |slot: &Slot| slot.feature == feature;
+            if self.slots.find(hash_of(feature), is_same).is_none() {
+                let slot = Slot { feature, stands: RecordId::HOLE };
+                self.slots.insert_unique(hash_of(feature), slot, hash);
             }
         }
     }
 
     /// Let the live records of a part of a table that are no difference to another stand for their
-    /// super-features, where none does. One that is leaned on already takes the place of one that is
-    /// not. `first` is the id of the first entry.
+    /// features. `first` is the id of the first entry.
     pub fn offer(
         &mut self,
         first: RecordId,
         sketches: &[Sketch],
         entries: &[&EntryBytes],
         seed: u64,
-        leaned: &Marks,
     ) {
         let rows = (0..).map(|at| first.plus(at)).zip(sketches.iter().zip(entries));
         for (id, (sketch, bytes)) in rows {
@@ -88,39 +88,38 @@ impl Similar {
             }
             let Some(entry) = TableEntry::sound(bytes, seed) else { continue };
             if entry.state == State::LIVE && entry.is_base() {
-                self.stand(id, sketch, leaned);
+                self.stand(id, sketch);
             }
         }
     }
 
-    fn slot(&mut self, super_feature: u64) -> Option<&mut Slot> {
-        if super_feature == 0 {
+    fn slot(&mut self, feature: u64) -> Option<&mut Slot> {
+        if feature == 0 {
             return None;
         }
-        let is_same = |slot: &Slot| slot.super_feature == super_feature;
-        self.slots.find_mut(hash_of(super_feature), is_same)
+        let is_same = |slot: &Slot| slot.feature == feature;
+        self.slots.find_mut(hash_of(feature), is_same)
     }
 
-    /// Let a record stand for its super-features, where none does.
-    pub fn stand(&mut self, id: RecordId, sketch: &Sketch, leaned: &Marks) {
-        let is_base = leaned.contains(id);
-        for &super_feature in sketch {
-            let Some(stands) = self.slot(super_feature).map(|slot| slot.stands) else { continue };
-            let is_better = is_base && !leaned.contains(stands) || self.avoided.contains(&stands);
-            if (stands.is_hole() || is_better)
-                && let Some(slot) = self.slot(super_feature)
+    /// Let a record stand for its features, in the place of those before: what comes next is more
+    /// like it, and as few bases serve as many as where the first one stays.
+    pub fn stand(&mut self, id: RecordId, sketch: &Sketch) {
+        let is_avoided = self.avoided.contains(&id);
+        for &feature in sketch {
+            if let Some(slot) = self.slot(feature)
+                && (!is_avoided || slot.stands.is_hole())
             {
                 slot.stands = id;
             }
         }
     }
 
-    /// The record with most super-features of a sketch; of several the one that is nearest to the
-    /// choice before. None where there is none but `own`.
-    pub fn choose(&mut self, own: RecordId, sketch: &Sketch) -> Option<RecordId> {
-        let mut found = [RecordId::HOLE; SUPER_FEATURES];
-        for (place, &super_feature) in sketch.iter().enumerate() {
-            found[place] = self.slot(super_feature).map_or(RecordId::HOLE, |slot| slot.stands);
+    /// The records with most features of a sketch, the best one first; of equals the one that is
+    /// nearest to the choice before. Never `own`.
+    pub fn choose(&mut self, own: RecordId, sketch: &Sketch) -> Vec<RecordId> {
+        let mut found = [RecordId::HOLE; FEATURES];
+        for (place, &feature) in sketch.iter().enumerate() {
+            found[place] = self.slot(feature).map_or(RecordId::HOLE, |slot| slot.stands);
         }
         let last = self.last;
         let rank = |id: RecordId| {
@@ -128,12 +127,51 @@ impl Similar {
             (votes, std::cmp::Reverse(id.0.abs_diff(last.0)))
         };
         let is_open = |id: &RecordId| !id.is_hole() && *id != own && !self.avoided.contains(id);
-        let candidates = found.iter().copied().filter(is_open);
-        candidates.max_by_key(|&id| rank(id))
+        let mut candidates: Vec<_> = found.iter().copied().filter(is_open).collect();
+        candidates.sort_by_key(|&id| (std::cmp::Reverse(rank(id)), id));
+        candidates.dedup();
+        candidates.truncate(CANDIDATES_MAX);
+        candidates
     }
 
     /// A record was chosen, and did.
     pub fn chosen(&mut self, id: RecordId) {
         self.last = id;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(sketches: &[Sketch]) -> Similar {
+        let mut similar = Similar::default();
+        similar.want(sketches);
+        similar
+    }
+
+    #[test]
+    fn the_last_one_stands_for_a_feature_and_those_with_most_come_first() {
+        let (wanted, some) = ([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 30, 40, 5, 60, 70, 80]);
+        let one = [10, 20, 30, 40, 50, 60, 7, 80];
+        let mut similar = known(&[wanted]);
+        similar.stand(RecordId(11), &wanted);
+        similar.stand(RecordId(12), &some);
+        similar.stand(RecordId(13), &one);
+        assert_eq!(similar.choose(RecordId(99), &wanted), [RecordId(11), RecordId(12)]);
+        assert_eq!(similar.choose(RecordId(11), &wanted), [RecordId(12), RecordId(13)]);
+        assert_eq!(similar.choose(RecordId(99), &[9; FEATURES]), []);
+    }
+
+    #[test]
+    fn what_is_avoided_is_not_chosen_and_takes_no_place() {
+        let sketch = [1, 2, 3, 4, 5, 6, 7, 8];
+        let mut similar = known(&[sketch]);
+        similar.avoid(RecordId(11));
+        similar.stand(RecordId(11), &sketch);
+        assert_eq!(similar.choose(RecordId(99), &sketch), []);
+        similar.stand(RecordId(12), &sketch);
+        similar.stand(RecordId(11), &sketch);
+        assert_eq!(similar.choose(RecordId(99), &sketch), [RecordId(12)]);
     }
 }

@@ -1,25 +1,22 @@
 //! Sketches of chunks, by which those that are alike are found (docs/format.md, "Sketches").
 //!
 //! The N-transform of Shilane et al. with content-defined sampling (Odess): of the hashes that a
-//! rolling hash takes on, one in 32 is looked at, and of each of twelve linear maps the largest value
-//! is a feature. Two features are hashed into a super-feature: six of two found most for their cost
-//! in chunks of 80 KiB.
+//! rolling hash takes on, one in 32 is looked at, and eight linear maps choose one each, that with the
+//! largest value. What the hash was taken of there is a feature: eight of them find twice as many
+//! chunks as six pairs of them do, and cost some more trials.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-pub const SUPER_FEATURES: usize = 6;
-pub const SKETCH_BYTES: usize = 8 * SUPER_FEATURES;
+pub const FEATURES: usize = 8;
+pub const SKETCH_BYTES: usize = 8 * FEATURES;
 
-/// Bits of a super-feature: of 600 million, those of 100 million chunks, one in 1,800 is like another
+/// Bits of a feature: of 800 million, those of 100 million chunks, one in 1,400 is like another
 /// by chance, which costs a trial; more bits would cost a place in the files of sketches.
-pub const SUPER_FEATURE_BITS: u32 = 40;
+pub const FEATURE_BITS: u32 = 40;
 
 /// All zeros where a chunk has nothing to be sketched.
-pub type Sketch = [u64; SUPER_FEATURES];
+pub type Sketch = [u64; FEATURES];
 
-const FEATURES: usize = 2 * SUPER_FEATURES;
-/// As many maps as two vector registers hold; the last four are not used.
-const MAPS: usize = 16;
 /// The hash is of so many bytes: each shifts the ones before it up by a bit.
 const WINDOW: usize = 32;
 /// A hash counts where as many of its upper bits are zero.
@@ -40,8 +37,8 @@ const GEAR: [u32; 256] = {
     table
 };
 
-const FACTORS: [u32; MAPS] = parameters(0x1000);
-const ADDENDS: [u32; MAPS] = parameters(0x2000);
+const FACTORS: [u32; FEATURES] = parameters(0x1000);
+const ADDENDS: [u32; FEATURES] = parameters(0x2000);
 
 /// The finalizer of SplitMix64.
 pub(crate) const fn mix(value: u64) -> u64 {
@@ -51,10 +48,10 @@ pub(crate) const fn mix(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-const fn parameters(seed: u64) -> [u32; MAPS] {
-    let mut values = [0; MAPS];
+const fn parameters(seed: u64) -> [u32; FEATURES] {
+    let mut values = [0; FEATURES];
     let mut at = 0;
-    while at < MAPS {
+    while at < FEATURES {
         values[at] = mix(seed + at as u64) as u32 | 1;
         at += 1;
     }
@@ -69,22 +66,29 @@ pub fn sketch(raw: &[u8]) -> Sketch {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has these instructions.
-        return super_features(&unsafe { features_avx2(raw) });
+        return features(raw, &unsafe { largest_avx2(raw) });
     }
-    super_features(&features(raw))
+    features(raw, &largest(raw))
+}
+
+/// What each map has found: its largest value, and where the bytes end whose hash has it.
+#[derive(Default, Debug, PartialEq, Eq)]
+struct Largest {
+    values: [u32; FEATURES],
+    ends: [u32; FEATURES],
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn features_avx2(raw: &[u8]) -> [u32; MAPS] {
-    features(raw)
+fn largest_avx2(raw: &[u8]) -> Largest {
+    largest(raw)
 }
 
 /// Four parts of the chunk at once, each from a window before its beginning on: the hash at a place
 /// is that of the bytes before it, wherever it was begun.
 #[inline(always)]
-fn features(raw: &[u8]) -> [u32; MAPS] {
-    let mut features = [0; MAPS];
+fn largest(raw: &[u8]) -> Largest {
+    let mut found = Largest::default();
     let part = (raw.len() - WINDOW) / LANES;
     let lanes: [&[u8]; LANES] = std::array::from_fn(|lane| {
         let start = lane * part;
@@ -96,7 +100,7 @@ fn features(raw: &[u8]) -> [u32; MAPS] {
             *hash = (*hash << 1).wrapping_add(GEAR[byte as usize]);
         }
     }
-    let mut sampled = [0u32; LANES * STEPS + 1];
+    let mut sampled = [(0u32, 0u32); LANES * STEPS + 1];
     let mut first = WINDOW;
     while first < WINDOW + part {
         let end = (first + STEPS).min(WINDOW + part);
@@ -106,45 +110,42 @@ fn features(raw: &[u8]) -> [u32; MAPS] {
             for lane in 0..LANES {
                 let hash = (hashes[lane] << 1).wrapping_add(GEAR[rest[lane][at] as usize]);
                 hashes[lane] = hash;
-                sampled[count] = hash;
+                sampled[count] = (hash, (lane * part + first + at + 1) as u32);
                 count += usize::from(hash >> (u32::BITS - SAMPLE_BITS) == 0);
             }
         }
-        look_at(&sampled[..count], &mut features);
+        look_at(&sampled[..count], &mut found);
         first = end;
     }
-    features
+    found
 }
 
 #[inline(always)]
-fn look_at(sampled: &[u32], features: &mut [u32; MAPS]) {
-    let mut largest = *features;
-    for &hash in sampled {
-        for map in 0..MAPS {
+fn look_at(sampled: &[(u32, u32)], found: &mut Largest) {
+    let Largest { mut values, mut ends } = *found;
+    for &(hash, end) in sampled {
+        for map in 0..FEATURES {
             let value = hash.wrapping_mul(FACTORS[map]).wrapping_add(ADDENDS[map]);
-            largest[map] = largest[map].max(value);
+            ends[map] = if value > values[map] { end } else { ends[map] };
+            values[map] = values[map].max(value);
         }
     }
-    *features = largest;
+    *found = Largest { values, ends };
 }
 
-fn super_features(features: &[u32; MAPS]) -> Sketch {
-    if features.iter().all(|&feature| feature == 0) {
-        return Sketch::default();
-    }
-    let mut pairs = features[..FEATURES].chunks_exact(2);
-    std::array::from_fn(|place| {
-        let mut pair = [0; 8];
-        for (bytes, feature) in pair.chunks_exact_mut(4).zip(pairs.next().unwrap_or(&[])) {
-            bytes.copy_from_slice(&feature.to_le_bytes());
-        }
-        // The place is part of it, so that equal super-features are in the same place.
-        (xxh3_64_with_seed(&pair, place as u64 + 1) >> (u64::BITS - SUPER_FEATURE_BITS)).max(1)
+/// The bytes themselves are hashed: among the largest values of a map there are few.
+fn features(raw: &[u8], found: &Largest) -> Sketch {
+    std::array::from_fn(|map| {
+        let end = found.ends[map] as usize;
+        let Some(start) = end.checked_sub(WINDOW) else { return 0 };
+        // The place is part of it, so that equal features are in the same place.
+        let hash = xxh3_64_with_seed(&raw[start..end], map as u64 + 1);
+        (hash >> (u64::BITS - FEATURE_BITS)).max(1)
     })
 }
 
-const PACKED_FEATURE_BYTES: usize = SUPER_FEATURE_BITS as usize / 8;
-const PACKED_BYTES: usize = PACKED_FEATURE_BYTES * SUPER_FEATURES;
+const PACKED_FEATURE_BYTES: usize = FEATURE_BITS as usize / 8;
+const PACKED_BYTES: usize = PACKED_FEATURE_BYTES * FEATURES;
 
 /// A bit for each sketch that is not all zeros, and these: as they are in a file.
 pub fn pack(sketches: &[Sketch]) -> Vec<u8> {
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_that_are_alike_have_super_features_in_common_and_others_have_none() {
+    fn chunks_that_are_alike_have_features_in_common_and_others_have_none() {
         let base = noise(1, 80_000);
         let mut edited = base.clone();
         edited.splice(30_000..30_004, noise(2, 50));
@@ -200,11 +201,32 @@ mod tests {
     }
 
     #[test]
+    fn most_of_what_shares_four_tenths_has_a_feature_in_common() {
+        let shared = |seed: u64| {
+            let base = noise(seed, 40_000);
+            let mut other = noise(1000 + seed, 40_000);
+            for at in (0..40_000).step_by(5000) {
+                other[at..at + 2000].copy_from_slice(&base[at..at + 2000]);
+            }
+            usize::from(common(&sketch(&base), &sketch(&other)) > 0)
+        };
+        let found: usize = (1..=20).map(shared).sum();
+        assert!(found >= 15, "{found} of 20");
+    }
+
+    #[test]
+    fn features_of_many_chunks_that_have_nothing_in_common_differ() {
+        let mut all: Vec<_> = (1..=800).flat_map(|seed| sketch(&noise(seed, 16_000))).collect();
+        all.sort_unstable();
+        assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+
+    #[test]
     fn sketches_are_as_before_after_they_were_packed() {
         let mut sketches: Vec<_> = (1..20).map(|seed| sketch(&noise(seed, 5000))).collect();
         sketches[7] = Sketch::default();
         let packed = pack(&sketches);
-        assert_eq!(packed.len(), 3 + 18 * 30);
+        assert_eq!(packed.len(), 3 + 18 * 40);
         assert_eq!(unpack(&packed, 19).as_deref(), Some(&sketches[..]));
         assert_eq!(unpack(&packed[..packed.len() - 1], 19), None);
         assert_eq!(unpack(&packed, 18), None);
@@ -227,7 +249,7 @@ mod tests {
             for length in [1024, 1025, 4099, 131_072] {
                 let raw = noise(9, length);
                 // SAFETY: the processor has these instructions.
-                assert_eq!(unsafe { features_avx2(&raw) }, features(&raw));
+                assert_eq!(unsafe { largest_avx2(&raw) }, largest(&raw));
             }
         }
     }

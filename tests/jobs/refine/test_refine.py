@@ -102,6 +102,23 @@ def test_what_is_alike_leans_on_one_and_reads_as_before(lab: Lab) -> None:
     lab.verify_clean()
 
 
+def test_most_of_what_shares_less_than_half_is_found(tmp_path: Path) -> None:
+    """Pairs of files with 13 of 31 KiB in common, here and there."""
+    lab = new_lab(tmp_path / "volume")
+    lab.set_policy(POLICY)
+    for pair in range(16):
+        first, second = noise(SIZE, pair), bytearray(noise(SIZE, 100 + pair))
+        for at in range(0, SIZE, SIZE // 6):
+            second[at : at + 2200] = first[at : at + 2200]
+        lab.put(f"{pair}/first", first)
+        lab.put(f"{pair}/second", bytes(second))
+    lab.optimize()
+    before = contents(lab)
+    assert refine(lab).new_deltas >= 12
+    assert contents(lab) == before
+    lab.verify_clean()
+
+
 def test_a_second_run_has_nothing_to_do_and_a_later_one_takes_what_is_new(lab: Lab) -> None:
     refine(lab)
     assert refine(lab).outcome == "nothing new has come to be cold"
