@@ -15,6 +15,7 @@ from . import hashing as hashing
 from . import index as index
 from . import ingest as ingest
 from . import mount as mount
+from . import rados as rados
 from . import store as store
 from . import study as study
 from . import system as system

@@ -17,6 +17,7 @@ from dedupd.format.volume_parameters import FINGERPRINTS
 from dedupd.rados.chunks import Chunks
 from dedupd.rados.cluster import points
 from dedupd.rados.cluster.address import StoreAddress
+from dedupd.rados.cluster.chunk_trains import ChunkTrains
 from dedupd.rados.cluster.connection import OPERATIONS_AT_ONCE, Change, Cluster, Outcome
 from dedupd.rados.file_table import FileTable
 from dedupd.rados.intents import Intents
@@ -45,6 +46,7 @@ class RadosStore:
         self.cluster, self.parameters = cluster, parameters
         self.chunks = Chunks(cluster, parameters.fingerprint)
         self.recipes = Recipes(cluster)
+        self.trains = ChunkTrains(cluster, parameters.fingerprint)
 
     @classmethod
     def create(cls, address: StoreAddress, fingerprint: str = FINGERPRINTS[0]) -> Self:
@@ -89,6 +91,7 @@ class RadosStore:
         self.close()
 
     def close(self) -> None:
+        self.trains.close()
         self.cluster.close()
 
     # --- volumes ------------------------------------------------------------------------------

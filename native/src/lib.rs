@@ -18,6 +18,8 @@ pub mod chunker;
 pub mod codec;
 pub mod fingerprint;
 
+pub mod rados;
+
 pub mod admission;
 
 pub mod index;

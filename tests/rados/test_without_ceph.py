@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,12 +10,15 @@ from dedupd.errors import UsageError
 from dedupd.rados.cluster import binding
 from dedupd.rados.cluster.address import StoreAddress
 from dedupd.rados.store import RadosStore
+from tests.support.lab import noise
+from tests.support.mounts import mounted_lab
 
 LOADS_NOTHING = """
 import sys
+from pathlib import Path
 import dedupd.cli.main, dedupd.rados.store, dedupd.volume.volume
 import fuse_stub.process, jobs.optimize.job
-sys.exit("rados" in sys.modules)
+sys.exit("rados" in sys.modules or "librados" in Path("/proc/self/maps").read_text())
 """
 
 
@@ -32,3 +36,14 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
             RadosStore.open(StoreAddress("pool", "name"))
     finally:
         binding.binding.cache_clear()
+
+
+@pytest.mark.root
+def test_the_mount_of_a_local_volume_has_nothing_of_ceph(tmp_path: Path) -> None:
+    content = noise(300_000, 1)
+    with mounted_lab(tmp_path) as lab:
+        (lab.view / "file").write_bytes(content)
+        assert lab.optimize().files_optimized == 1
+        assert (lab.view / "file").read_bytes() == content
+        maps = Path(f"/proc/{lab.pid}/maps").read_text()
+        assert "native" in maps and "rados" not in maps and "libceph" not in maps

@@ -105,7 +105,7 @@ class Cluster:
         self._rados: Rados | None = None
         self._connecting = threading.Lock()
         self._local = threading.local()
-        self._at_once = operations_at_once
+        self.operations_at_once = operations_at_once
         self._opened: list[Ioctx] = []
         self._pool = (
             ThreadPoolExecutor(operations_at_once, "rados") if operations_at_once > 1 else None
@@ -191,9 +191,10 @@ class Cluster:
         except DedupdError:
             raise
         except binding().Error as error:
-            raise self._error(what, error) from error
+            raise self.error(what, error) from error
 
-    def _error(self, what: str, error: Exception) -> DedupdError:
+    def error(self, what: str, error: Exception) -> DedupdError:
+        """An error of the library, by its errno, as one of the program."""
         number, where = getattr(error, "errno", None), f"{self.address}: {what}"
         if number in (errno.ESHUTDOWN, errno.EROFS):
             return WriterFenced(
@@ -252,7 +253,7 @@ class Cluster:
         except binding().Error as error:
             outcome = _OUTCOMES.get(getattr(error, "errno", 0))
             if outcome is None:
-                raise self._error(f"changing {change.oid}", error) from error
+                raise self.error(f"changing {change.oid}", error) from error
             return outcome
         finally:
             ioctx.release_write_op(op)
@@ -269,7 +270,7 @@ class Cluster:
             except binding().Error as error:
                 if getattr(error, "errno", 0) == errno.ENOENT:
                     return None
-                raise self._error(f"reading {oid}", error) from error
+                raise self.error(f"reading {oid}", error) from error
             parts.append(part)
             if len(part) < _READ_BYTES:
                 return b"".join(parts) if len(parts) > 1 else part
@@ -289,7 +290,7 @@ class Cluster:
         except binding().Error as error:
             if getattr(error, "errno", 0) == errno.ENOENT:
                 return None
-            raise self._error(f"reading the keys of {oid}", error) from error
+            raise self.error(f"reading the keys of {oid}", error) from error
         finally:
             ioctx.release_read_op(op)
 
@@ -333,7 +334,7 @@ class Cluster:
         except binding().Error as error:
             if getattr(error, "errno", 0) == errno.ENOENT:
                 return None
-            raise self._error(f"asking {cls}.{method} of {oid}", error) from error
+            raise self.error(f"asking {cls}.{method} of {oid}", error) from error
 
     def names(self) -> Iterator[str]:
         """The names of all objects, in no order; those that come or go meanwhile may be missing."""
@@ -368,7 +369,7 @@ class Cluster:
                 except BaseException as error:
                     errors[at] = error
 
-        workers = [self._pool.submit(work) for _ in range(min(len(todo), self._at_once))]
+        workers = [self._pool.submit(work) for _ in range(min(len(todo), self.operations_at_once))]
         for worker in workers:
             worker.result()
         if errors:

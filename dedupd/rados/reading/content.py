@@ -26,6 +26,7 @@ from dedupd.format.cluster.objects import (
 from dedupd.format.container import Codec, Record, RecordKind
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import RecipeRef, fingerprint_check
+from dedupd.rados.cluster.chunk_trains import WantedChunk
 from dedupd.rados.reading.disk_cache import DiskCache
 from dedupd.rados.store import RadosStore
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Recipe
@@ -101,7 +102,7 @@ class ChunkNumbers:
 class ClusterChunks:
     """Reads chunks by their numbers, from the host's disk or the cluster, each verified.
 
-    Many at once are fetched in parallel. Safe to use from several threads.
+    Many at once are fetched in a train. Safe to use from several threads.
     """
 
     def __init__(
@@ -168,32 +169,46 @@ class ClusterChunks:
         self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
     ) -> list[bytes | None]:
         """As :meth:`dedupd.store.reader.RecordReader.read_chunks`: None for what :meth:`read` has
-        to look into, and with ``cached_only`` for all, since each waits."""
+        to look into, and with ``cached_only`` for all, since each waits.
+
+        Raises StoreUnreachable, UsageError: a reader need not wait for the same answer again.
+        """
         if cached_only:
             return [None] * len(wanted)
-        found = [self._ordinary(one, self._kept) for one in wanted]
+        found = [self._ordinary(one) for one in wanted]
         missing = [at for at, raw in enumerate(found) if raw is None]
         if missing:
-            fetched = self._store().cluster.each(
-                lambda at: self._ordinary(wanted[at], self.raw), missing
-            )
-            for at, raw in zip(missing, fetched, strict=True):
+            for at, raw in zip(missing, self._fetched([wanted[at] for at in missing]), strict=True):
                 found[at] = raw
         return found
 
-    def _ordinary(
-        self, one: tuple[int, int, int], read: Callable[[bytes], bytes | None]
-    ) -> bytes | None:
-        number, length, check = one
+    def _ordinary(self, one: tuple[int, int, int]) -> bytes | None:
+        """A chunk from this host's disk, where it is as it is wanted."""
+        fingerprint = self._named(one)
+        try:
+            raw = None if fingerprint is None else self._kept(fingerprint)
+        except DedupdError:
+            return None  # :meth:`read` will say why
+        return raw if raw is not None and len(raw) == one[1] else None
+
+    def _named(self, one: tuple[int, int, int]) -> bytes | None:
+        """The fingerprint of a chunk that a recipe names; None of one that it does not."""
+        number, _, check = one
         try:
             fingerprint = self.numbers.fingerprint(number)
-            raw = read(fingerprint)
-        except (DedupdError, OSError):
-            return None  # :meth:`read` will say why
-        if raw is None:
-            return None
-        is_expected = len(raw) == length and fingerprint_check(fingerprint) == check
-        return raw if is_expected else None
+        except DamagedChunk:
+            return None  # :meth:`read` will say so
+        return fingerprint if fingerprint_check(fingerprint) == check else None
+
+    def _fetched(self, wanted: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
+        """Chunks from the store, in one train."""
+        named = [(at, own) for at, one in enumerate(wanted) if (own := self._named(one))]
+        keep = None if self._cache is None else self._cache.put
+        train = [WantedChunk(own, wanted[at][1]) for at, own in named]
+        found: list[bytes | None] = [None] * len(wanted)
+        for (at, _), raw in zip(named, self._store().trains.read(train, keep), strict=True):
+            found[at] = raw
+        return found
 
     def frame_chunks(self, *_: Any) -> tuple[bytes, bytes, int]:
         """None: each is read by :meth:`read_alone`."""

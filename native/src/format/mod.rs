@@ -4,6 +4,7 @@
 //! folder knows an offset of one.
 
 pub mod bytes;
+pub mod chunk_frame;
 pub mod ids;
 pub mod recipe;
 pub mod record_header;

@@ -10,6 +10,7 @@ mod hashing;
 mod index;
 mod ingest;
 mod mount;
+mod rados;
 mod refine;
 mod store;
 mod study;
@@ -171,6 +172,12 @@ mod exported {
         const BACKGROUND_MAX: u16 = crate::mount::protocol::handshake::BACKGROUND_MAX;
         #[pymodule_export]
         const CONGESTED_FROM: u16 = crate::mount::protocol::handshake::CONGESTED_FROM;
+    }
+
+    #[pymodule]
+    mod rados {
+        #[pymodule_export]
+        use crate::python::rados::ChunkReader;
     }
 
     #[pymodule]
