@@ -100,6 +100,7 @@ bench: ## take a data set in, beside the peers: table and plot in build/bench [D
 	$(BIN)/python -m benchmarks.plot build/bench/ingest.json build/bench/ingest.svg
 	$(BENCHMARK_PATH) $(BIN)/python -m benchmarks.mounted --runs $(RUNS) "$(DIR).mounted"
 	$(BENCHMARK_PATH) $(BIN)/python -m benchmarks.mounted --runs $(RUNS) --tree "$(DIR)" "$(DIR).mounted"
+	$(BENCHMARK_PATH) $(BIN)/python -m benchmarks.refine --peers --no-reads --mode full --json build/bench/refine.json "$(DIR)/software" "$(DIR)/documents"
 
 bench-dataset: ## build the data set of the benchmarks: DIR=where [SIZE=6G]
 	@scripts/setup.sh benchmark

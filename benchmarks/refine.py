@@ -1,12 +1,14 @@
 """What refining gives back, what it takes, and what reading costs afterwards, on sets of files.
 
-    python -m benchmarks.refine [--work DIR] [--mode quick] [--json FILE] [--no-reads] SET...
+    python -m benchmarks.refine [--work DIR] [--mode quick] [--json FILE] [--no-reads] [--peers]
+                                SET...
 
 Makes two volumes below DIR of copies of each SET (a directory), optimizes all of their files, and
 refines one of them. Both are mounted in turns: random reads of 4 KiB, and everything from one end
 to the other, with the store in the page cache and nothing in the mount's; medians of the turns.
 What was refined is compared byte by byte. The store is counted whole: containers with headers,
-tables, sketches, and second copies, as scrub leaves it.
+tables, sketches, and second copies, as scrub leaves it. ``--peers`` has borg (zstd 3) and restic,
+where they are installed, take in each set, too: what their repositories hold then is beside it.
 """
 
 import argparse
@@ -26,8 +28,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.measure import copy, files_of, machine, paths_of
+from benchmarks.programs import FIRST, PROGRAMS, SECOND, Setting
 from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable
+
+PEERS = ("borg", "restic")
 
 READS = 4000
 TURNS = 3
@@ -196,6 +201,26 @@ def _read(root: Path, dataset: Path) -> tuple[float, float]:
     return took / READS * 1e6, sequential
 
 
+def peers(dataset: Path, work: Path) -> dict[str, int]:
+    """The bytes that backup programs hold of a set."""
+    found: dict[str, int] = {}
+    for name in (name for name in PEERS if shutil.which(name)):
+        root = Path(tempfile.mkdtemp(dir=work, prefix="refine-peer-"))
+        try:
+            (root / SECOND).mkdir()  # they take in a second tree: an empty one
+            copy(dataset, root / FIRST)
+            found[name] = PROGRAMS[name].ingest(Setting(root, root, cold=False)).stored_bytes
+        finally:
+            shutil.rmtree(root)
+    return found
+
+
+def show_peers(name: str, one: Figures, held: dict[str, int]) -> None:
+    for peer, size in held.items():
+        times = size / one.store_bytes_after
+        print(f"{name}: {peer} {size / 1e6:.1f} MB, {times:.2f} times the refined store")
+
+
 def show(name: str, one: Figures) -> None:
     print(
         f"| {name} | {one.logical_bytes / 1e6:.0f} | {one.store_bytes_before / 1e6:.1f}"
@@ -215,6 +240,7 @@ def main() -> None:
     parser.add_argument("--level", type=int, default=3, help="of zstd, before the set is refined")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-reads", action="store_true")
+    parser.add_argument("--peers", action="store_true", help="borg and restic on the same sets")
     parser.add_argument("sets", type=Path, nargs="+", metavar="SET")
     arguments = parser.parse_args()
     print(machine(arguments.work))
@@ -222,13 +248,16 @@ def main() -> None:
     names += ["refine", "s/GB", "random", "sequential"]
     print("|", " | ".join(names), "|")
     print("| --- |" + " ---: |" * (len(names) - 1))
-    figures = {}
+    figures, held = {}, {}
     for one in arguments.sets:
         turns = 0 if arguments.no_reads else TURNS
         figures[one.name] = measure(one, arguments.work, arguments.mode, turns, arguments.level)
         show(one.name, figures[one.name])
+        held[one.name] = peers(one, arguments.work) if arguments.peers else {}
+    for name, sizes in held.items():
+        show_peers(name, figures[name], sizes)
     if arguments.json is not None:
-        found = {name: asdict(one) for name, one in figures.items()}
+        found = {name: asdict(one) | {"peers_bytes": held[name]} for name, one in figures.items()}
         arguments.json.write_text(json.dumps(found, indent=1))
 
 
