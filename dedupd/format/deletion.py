@@ -123,12 +123,15 @@ def decode_deletion(data: bytes, at: int, seed: int) -> tuple[Deletion, int]:
         tail = data[start : start + paths + size]
         if magic != MAGIC or checksum != _checksum(data[at : at + _HEAD.size], tail, seed):
             raise ValueError("its checksum fails")
+        path = tail[:paths]
+        if path.startswith(b"/") or b".." in path.split(b"/") or b"\0" in path:
+            raise ValueError("its path leads out of the volume")
         attributes = tuple(decode_attributes(tail[paths:], count))
         time_ns, keep_s, mode, uid, gid, inode, generation, _, length, *rest = numbers
         atime_ns, mtime_ns, recipe, digest, covered, local = rest
         stub = StubAttribute(recipe, digest, covered, 0, Flag(flags), local)
         one = Deletion(
-            *(Cause(cause), time_ns, keep_s, tail[:paths], mode, uid, gid, inode, generation),
+            *(Cause(cause), time_ns, keep_s, path, mode, uid, gid, inode, generation),
             *(length, atime_ns, mtime_ns, stub, attributes),
         )
     except (struct.error, ValueError) as error:

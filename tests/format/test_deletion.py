@@ -29,9 +29,11 @@ STUBS = st.builds(
     st.sampled_from([Flag(0), Flag.DIRECT, Flag.WRITTEN]),
     U64,
 )
+NAMES = st.binary(max_size=80).map(lambda name: b"n" + name.translate(None, b"\0/"))
+PATHS = st.lists(NAMES, max_size=4).map(b"/".join)
 DELETIONS = st.builds(
     Deletion,
-    *(st.sampled_from(Cause), U64, U32, st.binary(max_size=300), U32, U32, U32, U64, U32, U64),
+    *(st.sampled_from(Cause), U64, U32, PATHS, U32, U32, U32, U64, U32, U64),
     *(I64, I64, STUBS),
     st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=40)), max_size=3).map(tuple),
 )
@@ -52,6 +54,12 @@ def test_a_flipped_bit_shows(one: Deletion, data: st.DataObject) -> None:
     bit = data.draw(st.integers(0, 8 * used - 1))
     with pytest.raises(Damaged):
         decode_deletion(flipped(written, bit), 0, SEED)
+
+
+@pytest.mark.parametrize("path", [b"/", b"/a", b"..", b"a/../b", b"a\0b"])
+def test_a_path_that_leads_out_of_the_volume_is_damage(path: bytes) -> None:
+    with pytest.raises(Damaged, match="leads out"):
+        decode_deletion(encode_deletion(_named(path), SEED), 0, SEED)
 
 
 def test_a_deletion_of_another_log_is_none() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from dedupd import native
+from dedupd.system.files import opened
 from dedupd.units import KIB
 from tests.support.lab import OLD_NS, noise, prose, run_cli
 from tests.support.mounts import ALICE, BOB, MountedLab, as_user, mounted_lab
@@ -46,6 +48,30 @@ def collected(lab: MountedLab) -> int:
     report = lab.collect()
     assert report.errors == 0, report.messages
     return report.orphaned_chunks
+
+
+def test_what_nfs_opened_by_its_number_alone_has_a_number_for_a_name(lab: MountedLab) -> None:
+    """The kernel has forgotten its name, as behind other processes of mount and NFS server."""
+    content = noise(300 * KIB)
+    path = lab.make_stub("d/f", content)
+    with opened(os.open(path, os.O_RDONLY)) as fd:
+        handle, ino = native.system.name_to_handle(fd), os.fstat(fd).st_ino
+    lab.unmount()
+    Path("/proc/sys/vm/drop_caches").write_text("2")
+    lab.mount()
+    with (
+        opened(os.open(lab.view, os.O_RDONLY)) as view,
+        opened(native.system.open_by_handle(view, handle, os.O_RDWR)) as fd,
+    ):
+        os.pwrite(fd, b"by handle", 5)
+    lab.unmount()  # which seals the stub, as a mount does a minute after the last close
+    assert collected(lab) == 0
+    lab.mount()
+    assert path.read_bytes() == content[:5] + b"by handle" + content[14:]
+    (row,) = deleted(lab.view)
+    assert row["path"] == f"#{ino}"
+    assert undelete(lab.view / f"#{ino}") == [f"#{ino}"]
+    assert (lab.view / f"#{ino}").read_bytes() == content
 
 
 def test_a_removed_file_comes_back_with_all_that_belonged_to_it(lab: MountedLab) -> None:
