@@ -1,11 +1,13 @@
 //! Requests for attributes, and changes of them.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::{
     AtFlags, Mode, Statx as Status, StatxFlags, Timespec, Timestamps, fstatvfs, statx,
 };
 
+use crate::mount::inodes::data_file::DataFile;
 use crate::mount::protocol::abi::{
     AttributesOut, SetattrIn, StatfsOut, Statx, StatxIn, StatxOut, StatxTime, setattr,
 };
@@ -14,6 +16,23 @@ use crate::mount::requests::entries::{TIMEOUT_S, attributes, shown_blocks, statu
 use crate::mount::requests::{effects, tree::Tree};
 
 pub const SET_IDS: u32 = libc::S_ISUID | libc::S_ISGID;
+
+/// An inode by one of its descriptors.
+enum Inode {
+    /// Its content is open.
+    Open(Arc<DataFile>),
+    /// It is only named (`O_PATH`).
+    Named(Arc<OwnedFd>),
+}
+
+impl AsFd for Inode {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Inode::Open(file) => file.as_fd(),
+            Inode::Named(path) => path.as_fd(),
+        }
+    }
+}
 
 impl Tree {
     pub fn get_attributes(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
@@ -51,7 +70,6 @@ impl Tree {
         let given: SetattrIn = request.part()?;
         let has = |field| given.valid & field != 0;
         let node = request.header.node;
-        let inode = self.inodes.path(node)?;
         if has(setattr::SIZE) {
             let file = self.inodes.data(node, true)?;
             if has(setattr::KILL_SUIDGID) {
@@ -59,12 +77,17 @@ impl Tree {
             }
             effects::set_length(&*file, given.size)?;
         }
+        let inode = self.inode(node)?;
         if has(setattr::UID | setattr::GID) {
             let uid = has(setattr::UID).then_some(given.uid);
-            effects::change_owner(&*inode, uid, has(setattr::GID).then_some(given.gid))?;
+            effects::change_owner(&inode, uid, has(setattr::GID).then_some(given.gid))?;
         }
         if has(setattr::MODE) {
-            effects::change_mode(&*inode, Mode::from_raw_mode(given.mode & 0o7777))?;
+            let mode = Mode::from_raw_mode(given.mode & 0o7777);
+            match &inode {
+                Inode::Open(file) => effects::change_mode_of_open(&**file, mode)?,
+                Inode::Named(path) => effects::change_mode(&**path, mode)?,
+            }
         }
         if has(setattr::ATIME | setattr::MTIME) {
             let atime =
@@ -72,11 +95,19 @@ impl Tree {
             let mtime =
                 time(has(setattr::MTIME), has(setattr::MTIME_NOW), given.mtime, given.mtime_ns);
             effects::change_times(
-                &*inode,
+                &inode,
                 &Timestamps { last_access: atime, last_modification: mtime },
             )?;
         }
-        shown(&status_of(&*inode)?, TIMEOUT_S, out)
+        shown(&status_of(&inode)?, TIMEOUT_S, out)
+    }
+
+    /// A descriptor of an inode: the one of its content, where that is open anyway.
+    fn inode(&self, node: u64) -> Answer<Inode> {
+        match self.inodes.opened(node) {
+            Some(file) => Ok(Inode::Open(file)),
+            None => Ok(Inode::Named(self.inodes.path(node)?)),
+        }
     }
 
     pub fn get_free_space(&self, out: &mut [u8]) -> Answer<Outcome> {

@@ -32,7 +32,6 @@ use crate::mount::requests::reading::Reading;
 use crate::mount::requests::touched::Touched;
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::device::{Received, give, given, receive};
-use crate::mount::session::pace::NO_LOAD;
 use crate::mount::session::reads::{FileRead, FileReads, Work};
 use crate::mount::session::returns::{Back, Returns};
 use crate::mount::session::serve::forget_attributes;
@@ -81,7 +80,9 @@ pub struct Line {
     tree: Arc<Tree>,
     /// Requests that native code has not answered.
     handed_over: Counts,
-    /// What these change, until they are answered.
+    /// Requests that libfuse has not answered.
+    awaited: usize,
+    /// What those change that were handed over, until they are answered.
     touched: HashMap<u64, Touched>,
     syncs: Syncs,
     reads: FileReads,
@@ -121,6 +122,7 @@ impl Line {
             ours,
             tree,
             handed_over: Counts::default(),
+            awaited: 0,
             touched: HashMap::new(),
             syncs: Syncs::default(),
             reads: FileReads::new(Arc::clone(&returns)),
@@ -171,7 +173,9 @@ impl Line {
         self.tree.inodes.given.clear();
         for _ in 0..count {
             self.shared.pace.look();
-            self.pass_answers_on()?;
+            if self.awaited > 0 {
+                self.pass_answers_on()?;
+            }
             if let Some(back) = self.returns.take() {
                 match self.take_back(back)? {
                     Some(next) => return Ok(next),
@@ -196,23 +200,27 @@ impl Line {
 
     /// Reads a message of the kernel, and waits for one, or for one that comes back, for `linger_ns`.
     fn receive(&mut self, linger_ns: i64) -> Answer<Received> {
-        let found = receive(&self.device, &mut self.input)?;
-        if !matches!(found, Received::Nothing) {
+        let found = self.read(true)?;
+        if linger_ns == 0 || !matches!(found, Received::Nothing) {
             return Ok(found);
         }
-        self.shared.pace.find_none();
-        if linger_ns == 0 {
-            return Ok(found);
-        }
-        let limit = Timespec { tv_sec: 0, tv_nsec: linger_ns };
         // Others are woken for the kernel's requests while they take them.
         let has_others = self.shared.is_called.load(Ordering::Relaxed);
         let end = if has_others { &self.shared.wake } else { &*self.device };
-        match poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&limit)) {
-            Ok(0) | Err(Errno::INTR) => Ok(Received::Nothing),
-            Ok(_) => receive(&self.device, &mut self.input),
-            Err(error) => Err(error.into()),
+        let limit = Timespec { tv_sec: 0, tv_nsec: linger_ns };
+        if poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&limit)) == Ok(0) {
+            return Ok(Received::Nothing);
         }
+        self.read(false)
+    }
+
+    /// `waited`: a message that is there was there before this thread looked for it.
+    fn read(&mut self, waited: bool) -> Answer<Received> {
+        let found = receive(&self.device, &mut self.input)?;
+        if let Received::Message(length) = found {
+            self.shared.pace.take(&self.input[..length], waited);
+        }
+        Ok(found)
     }
 
     /// Takes the message that was read. None where it is answered.
@@ -224,14 +232,11 @@ impl Line {
             let given = for_libfuse(request.part()?);
             let message = whole(&Request { fixed: given.as_bytes(), ..request });
             tell(&self.ours, &message)?;
+            self.awaited += 1;
             return Ok(Some(Next::ForLibfuse));
         }
         if request.header.opcode == op::READ {
             return self.take_read(false);
-        }
-        // Reads come several at once where the kernel reads ahead, and stand-ins answer none.
-        if !NO_LOAD.contains(&request.header.opcode) {
-            self.shared.pace.take();
         }
         if self.begins_sync(&request)? {
             return Ok(None);
@@ -249,6 +254,7 @@ impl Line {
                     return Ok(Some(Next::ForCaller));
                 }
                 tell(&self.ours, &self.input[..self.length])?;
+                self.awaited += 1;
                 return Ok(Some(Next::ForLibfuse));
             }
             Err(failure) => Err(failure),
@@ -380,6 +386,8 @@ impl Line {
                 return Ok(()); // libfuse has closed its end
             }
             if let Ok((header, _)) = OutHeader::read_from_prefix(&self.output[..length]) {
+                // What libfuse says by itself has no number.
+                self.awaited = self.awaited.saturating_sub(usize::from(header.unique != 0));
                 self.note_answered(header.unique);
             }
             let Some(offer) = self.greeting.take() else {

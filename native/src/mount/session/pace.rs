@@ -1,24 +1,52 @@
 //! How the thread of the loop is getting on, and when others are to take requests beside it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use zerocopy::FromBytes;
+
+use crate::mount::protocol::abi::InHeader;
 use crate::mount::protocol::opcode as op;
 
-/// Requests for whose answers nobody waits: a program alone has them beside its own, where the
-/// kernel forgets what was removed.
-pub const NO_LOAD: [u32; 2] = [op::FORGET, op::BATCH_FORGET];
+/// Requests that are no load: nobody waits for their answers, and a program alone has them beside its
+/// own. The kernel lets go of what was closed and removed, and it reads ahead.
+const NO_LOAD: [u32; 5] = [op::FORGET, op::BATCH_FORGET, op::RELEASE, op::RELEASEDIR, op::READ];
 
-/// What the loop's thread says of itself. Counters, which go up.
+/// Requests that others answer, too (`Tree::answer_beside`).
+const LOOKS: [u32; 9] = [
+    op::LOOKUP,
+    op::GETATTR,
+    op::STATX,
+    op::READLINK,
+    op::READDIR,
+    op::READDIRPLUS,
+    op::GETXATTR,
+    op::LISTXATTR,
+    op::STATFS,
+];
+
+/// What the loop's thread says of itself, and what is asked for. Counters go up.
 #[derive(Default)]
 pub struct Pace {
     /// Looks for a request.
     looks: AtomicU64,
     /// Looks that found one.
     taken: AtomicU64,
-    /// Looks that found none at once.
-    empty: AtomicU64,
-    /// Whether the last one found none. Else the thread is at work on one, or has been.
+    /// Requests that were waiting, and are of another caller than the one before.
+    queued: AtomicU64,
+    /// Those of them that others answer, too.
+    queued_looks: AtomicU64,
+    /// Whether the last look found none. Else the thread is at work on one, or has been.
     is_resting: AtomicBool,
+    /// Requests that others took.
+    beside: AtomicU64,
+    /// Those of them that they answered.
+    answered: AtomicU64,
+    /// Those of them that did not come alone.
+    together: AtomicU64,
+    /// The thread that has asked last.
+    caller: AtomicU32,
+    /// A bit for each of those that have asked since the last look at it; some share one.
+    callers: AtomicU64,
 }
 
 impl Pace {
@@ -27,16 +55,36 @@ impl Pace {
         self.is_resting.store(false, Ordering::Relaxed);
     }
 
-    pub fn take(&self) {
-        self.taken.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub fn find_none(&self) {
-        self.empty.fetch_add(1, Ordering::Relaxed);
-    }
-
     pub fn rest(&self) {
         self.is_resting.store(true, Ordering::Relaxed);
+    }
+
+    /// The loop's thread takes a message. `waited`: it was there before the thread had looked for it.
+    pub fn take(&self, message: &[u8], waited: bool) {
+        let Some(header) = load(message) else { return };
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        if self.is_of_another(header.pid) && waited {
+            self.queued.fetch_add(1, Ordering::Relaxed);
+            let looks = LOOKS.contains(&header.opcode);
+            self.queued_looks.fetch_add(u64::from(looks), Ordering::Relaxed);
+        }
+    }
+
+    /// Another thread takes a message. `waited`: it was there before, or others have one in hand.
+    pub fn take_beside(&self, message: &[u8], waited: bool) {
+        let Some(header) = load(message) else { return };
+        self.beside.fetch_add(1, Ordering::Relaxed);
+        let looks = LOOKS.contains(&header.opcode);
+        self.answered.fetch_add(u64::from(looks), Ordering::Relaxed);
+        let together = self.is_of_another(header.pid) && waited;
+        self.together.fetch_add(u64::from(together), Ordering::Relaxed);
+    }
+
+    /// Whether a request is not of the thread that has asked before: a program alone has its next one
+    /// ready as soon as it has its answer.
+    fn is_of_another(&self, caller: u32) -> bool {
+        self.callers.fetch_or(1 << (caller % u64::BITS), Ordering::Relaxed);
+        self.caller.swap(caller, Ordering::Relaxed) != caller
     }
 
     pub fn seen(&self) -> Seen {
@@ -44,11 +92,22 @@ impl Pace {
         Seen {
             looks: of(&self.looks),
             taken: of(&self.taken),
-            empty: of(&self.empty),
+            queued: of(&self.queued),
+            queued_looks: of(&self.queued_looks),
             is_resting: self.is_resting.load(Ordering::Relaxed),
+            beside: of(&self.beside),
+            answered: of(&self.answered),
+            together: of(&self.together),
+            callers: self.callers.swap(0, Ordering::Relaxed).count_ones(),
             ..Seen::default()
         }
     }
+}
+
+/// The header of a message that is a load.
+fn load(message: &[u8]) -> Option<InHeader> {
+    let (header, _) = InHeader::read_from_prefix(message).ok()?;
+    (!NO_LOAD.contains(&header.opcode)).then_some(header)
 }
 
 /// What is seen at an instant.
@@ -56,11 +115,14 @@ impl Pace {
 pub struct Seen {
     pub looks: u64,
     pub taken: u64,
-    pub empty: u64,
+    pub queued: u64,
+    pub queued_looks: u64,
     pub is_resting: bool,
-    /// Requests that others took, and those of them that did not come alone.
     pub beside: u64,
+    pub answered: u64,
     pub together: u64,
+    /// How many have asked since the last look.
+    pub callers: u32,
     /// Whether the kernel has a request, and whether one waits for the loop's thread.
     pub is_waiting: bool,
     pub has_returns: bool,
@@ -68,10 +130,12 @@ pub struct Seen {
 
 /// So many requests in a millisecond are a load: a program alone is answered 20 to 40.
 const LOAD_MIN: u64 = 16;
+/// From so many callers on, those that only look wait for long behind all others.
+const CALLERS_MIN: u32 = 8;
 /// Milliseconds in a row of a load that one thread does not keep up with.
 const CROWDED_MIN: u32 = 2;
 /// Milliseconds in a row without one.
-const CALM_MIN: u32 = 20;
+const CALM_MIN: u32 = 5;
 
 /// Decides whether others are to take requests, once a millisecond.
 #[derive(Default)]
@@ -92,14 +156,20 @@ impl Judgement {
     pub fn look(&mut self, now: Seen) -> bool {
         let last = std::mem::replace(&mut self.last, now);
         let taken = now.taken - last.taken;
+        let queued = now.queued - last.queued;
         let is_stuck = now.looks == last.looks;
-        // One request after the other is there when the one before is answered.
-        let is_crowded = taken >= LOAD_MIN && (now.empty - last.empty) * 4 <= taken;
+        // What others hand on costs more than it would alone.
+        let are_many = now.callers >= CALLERS_MIN;
+        let is_crowded = taken >= LOAD_MIN
+            && queued * 4 >= taken * 3
+            && (are_many || (now.queued_looks - last.queued_looks) * 2 >= queued);
         if self.is_called {
             let beside = now.beside - last.beside;
             let is_needed = is_crowded
                 || is_stuck && (now.has_returns || !now.is_resting && beside > 0)
-                || beside > 0 && (now.together - last.together) * 4 >= beside;
+                || beside > 0
+                    && (now.together - last.together) * 4 >= beside
+                    && (are_many || (now.answered - last.answered) * 2 >= beside);
             self.calm = if is_needed { 0 } else { self.calm + 1 };
             self.is_called = self.calm < CALM_MIN;
         } else {
@@ -117,37 +187,91 @@ impl Judgement {
 
 #[cfg(test)]
 mod tests {
+    use zerocopy::{FromZeros, IntoBytes};
+
     use super::*;
 
-    /// What is seen a millisecond after another look.
-    fn after(last: Seen, looks: u64, taken: u64, empty: u64) -> Seen {
+    /// What is seen a millisecond after another look, in which requests were taken, and some of them
+    /// had waited behind those of others.
+    fn after(last: Seen, looks: u64, taken: u64, queued: u64) -> Seen {
         Seen {
             looks: last.looks + looks,
             taken: last.taken + taken,
-            empty: last.empty + empty,
+            queued: last.queued + queued,
+            queued_looks: last.queued_looks + queued,
             is_waiting: false,
             has_returns: false,
             ..last
         }
     }
 
+    fn message(opcode: u32, pid: u32) -> Vec<u8> {
+        let mut header = InHeader::new_zeroed();
+        (header.opcode, header.pid) = (opcode, pid);
+        header.as_bytes().to_vec()
+    }
+
     #[test]
     fn a_program_alone_is_served_by_one_thread() {
-        let (mut judgement, mut now) = (Judgement::default(), Seen::default());
+        let (pace, mut judgement) = (Pace::default(), Judgement::default());
         for _ in 0..100 {
-            now = after(now, 80, 40, 40);
-            judgement.look(now);
+            // It has its next request ready as soon as it has its answer.
+            for opcode in [op::LOOKUP, op::CREATE, op::GETXATTR, op::WRITE, op::SETATTR].repeat(8) {
+                pace.look();
+                pace.take(&message(opcode, 7), true);
+                pace.take(&message(op::RELEASE, 0), true);
+                pace.take(&message(op::FORGET, 0), true);
+            }
+            judgement.look(pace.seen());
             assert!(!judgement.is_called());
         }
     }
 
     #[test]
+    fn others_that_were_called_leave_a_program_alone() {
+        let (pace, mut judgement) = (Pace::default(), Judgement::default());
+        judgement.look(Seen { is_waiting: true, ..pace.seen() });
+        assert!(judgement.is_called());
+        for _ in 0..=CALM_MIN {
+            for opcode in [op::LOOKUP, op::CREATE, op::GETXATTR, op::WRITE, op::SETATTR].repeat(8) {
+                pace.look();
+                pace.take_beside(&message(opcode, 7), true);
+                pace.take_beside(&message(op::RELEASE, 0), true);
+            }
+            judgement.look(pace.seen());
+        }
+        assert!(!judgement.is_called());
+    }
+
+    /// Whether others are called where so many programs ask for this, each as fast as it can.
+    fn are_called(programs: u32, opcode: u32) -> bool {
+        let (pace, mut judgement) = (Pace::default(), Judgement::default());
+        for _ in 0..CROWDED_MIN {
+            for at in 0..40 {
+                pace.look();
+                pace.take(&message(opcode, at % programs), true);
+            }
+            judgement.look(pace.seen());
+        }
+        judgement.is_called()
+    }
+
+    #[test]
+    fn others_are_called_for_what_they_answer_and_where_many_wait_behind_the_rest() {
+        assert!(!are_called(1, op::GETATTR));
+        assert!(are_called(2, op::GETATTR));
+        assert!(!are_called(2, op::CREATE));
+        assert!(are_called(CALLERS_MIN, op::CREATE));
+        assert!(!are_called(CALLERS_MIN, op::READ));
+    }
+
+    #[test]
     fn a_thread_that_does_not_keep_up_gets_others_beside_it() {
         let (mut judgement, mut now) = (Judgement::default(), Seen::default());
-        now = after(now, 80, 80, 2);
+        now = after(now, 80, 80, 78);
         judgement.look(now);
         assert!(!judgement.is_called());
-        now = after(now, 80, 80, 2);
+        now = after(now, 80, 80, 78);
         judgement.look(now);
         assert!(judgement.is_called());
     }
@@ -174,14 +298,18 @@ mod tests {
             assert!(judgement.is_called());
         }
         for _ in 0..100 {
-            now =
-                Seen { beside: now.beside + 10, together: now.together + 5, ..after(now, 1, 0, 1) };
+            now = Seen {
+                beside: now.beside + 10,
+                answered: now.answered + 8,
+                together: now.together + 5,
+                ..after(now, 1, 0, 0)
+            };
             judgement.look(now);
             assert!(judgement.is_called());
         }
         for _ in 0..CALM_MIN {
             assert!(judgement.is_called());
-            now = Seen { beside: now.beside + 10, ..after(now, 1, 0, 1) };
+            now = Seen { beside: now.beside + 10, ..after(now, 1, 0, 0) };
             judgement.look(now);
         }
         assert!(!judgement.is_called());

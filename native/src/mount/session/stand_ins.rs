@@ -25,7 +25,7 @@ use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::device::{Received, give, receive};
-use crate::mount::session::pace::{Judgement, NO_LOAD, Pace, Seen};
+use crate::mount::session::pace::{Judgement, Pace, Seen};
 use crate::mount::session::returns::Returns;
 use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, divided, out_header};
 use crate::threads::lock::locked;
@@ -50,10 +50,8 @@ pub struct Shared {
     /// What wakes the loop's thread; the device is the one with the number 0.
     pub wake: OwnedFd,
     pub is_called: AtomicBool,
-    /// Requests that stand-ins have in hand; that they took; of these those that came not alone.
+    /// Requests that stand-ins have in hand.
     in_hand: AtomicUsize,
-    beside: AtomicU64,
-    together: AtomicU64,
 }
 
 impl Shared {
@@ -73,8 +71,6 @@ impl Shared {
             pace: Pace::default(),
             is_called: AtomicBool::new(false),
             in_hand: AtomicUsize::new(0),
-            beside: AtomicU64::new(0),
-            together: AtomicU64::new(0),
         }
     }
 
@@ -83,12 +79,7 @@ impl Shared {
     }
 
     fn seen(&self) -> Seen {
-        Seen {
-            beside: self.beside.load(Ordering::Relaxed),
-            together: self.together.load(Ordering::Relaxed),
-            has_returns: !self.returns.is_empty(),
-            ..self.pace.seen()
-        }
+        Seen { has_returns: !self.returns.is_empty(), ..self.pace.seen() }
     }
 }
 
@@ -247,13 +238,8 @@ impl Team {
     fn take(&self, input: &mut Vec<u8>, length: usize, output: &mut [u8], is_at_once: bool) {
         let shared = &*self.shared;
         let others = shared.in_hand.fetch_add(1, Ordering::Relaxed);
+        shared.pace.take_beside(&input[..length], is_at_once || others > 0);
         let request = divided(&input[..length], self.agreed);
-        if !request.as_ref().is_ok_and(|request| NO_LOAD.contains(&request.header.opcode)) {
-            shared.beside.fetch_add(1, Ordering::Relaxed);
-            if is_at_once || others > 0 {
-                shared.together.fetch_add(1, Ordering::Relaxed);
-            }
-        }
         let is_answered = request.is_ok_and(|request| self.answer(&request, output));
         if !is_answered {
             shared.returns.put_untaken(input, length);
