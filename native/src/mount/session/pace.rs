@@ -167,9 +167,10 @@ impl Judgement {
             let beside = now.beside - last.beside;
             let is_needed = is_crowded
                 || is_stuck && (now.has_returns || !now.is_resting && beside > 0)
+                || beside > 0 && are_many
                 || beside > 0
                     && (now.together - last.together) * 4 >= beside
-                    && (are_many || (now.answered - last.answered) * 2 >= beside);
+                    && (now.answered - last.answered) * 2 >= beside;
             self.calm = if is_needed { 0 } else { self.calm + 1 };
             self.is_called = self.calm < CALM_MIN;
         } else {
@@ -241,6 +242,20 @@ mod tests {
             judgement.look(pace.seen());
         }
         assert!(!judgement.is_called());
+    }
+
+    #[test]
+    fn others_that_were_called_stay_for_many_callers() {
+        let (pace, mut judgement) = (Pace::default(), Judgement::default());
+        judgement.look(Seen { is_waiting: true, ..pace.seen() });
+        for _ in 0..=2 * CALM_MIN {
+            for caller in 0..CALLERS_MIN {
+                pace.look();
+                pace.take_beside(&message(op::CREATE, caller), false);
+            }
+            judgement.look(pace.seen());
+            assert!(judgement.is_called());
+        }
     }
 
     /// Whether others are called where so many programs ask for this, each as fast as it can.
