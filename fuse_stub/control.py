@@ -243,8 +243,12 @@ class ControlServer:
     async def _parts_offer(self, request: dict[str, Any], talk: "_Conversation") -> dict[str, Any]:
         path = os.fsencode(request["path"])
         try:
-            bytes_max = request.get("bytes_max", OFFER_BYTES_MAX)
-            offer = await self._mount.parts.offer(path, request["age_s"], bytes_max)
+            offer = await self._mount.parts.offer(
+                path,
+                request["age_s"],
+                request.get("bytes_max", OFFER_BYTES_MAX),
+                passed_over=request.get("passed_over", False),
+            )
         except (DedupdError, OSError) as error:
             return _refusal(error, request["path"])
         if offer is None:

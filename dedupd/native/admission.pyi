@@ -38,11 +38,12 @@ class Ledger:
         """Whether the notes of this run should be saved, and forgotten, before there are more."""
     @property
     def has_changed(self) -> bool:
-        """Whether this run has remembered anything."""
+        """Whether this run has remembered anything since :meth:`forget_notes`."""
     @property
     def forgotten_files(self) -> int:
         """How many files there was no memory for."""
-    def forget_notes(self) -> None: ...
+    def forget_notes(self) -> None:
+        """All of this run is saved: its notes need no memory any more."""
     def snapshot(self, whole: bool, recalled: Set[int] = frozenset()) -> Snapshot:
         """What there is to be saved. ``whole``: the walk has met every file, so that others are
         gone. ``recalled`` inodes are judged only as :meth:`leave_again` says."""

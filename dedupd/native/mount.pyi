@@ -121,10 +121,12 @@ class WriteTimes:
     def note(self, ino: int, start: int, end: int) -> None:
         """A write of bytes [start, end)."""
 
-    def quiet(self, ino: int, size: int, age_s: float) -> list[tuple[int, int]]:
+    def quiet(
+        self, ino: int, size: int, age_s: float, *, passed_over: bool = False
+    ) -> list[tuple[int, int]]:
         """(start, end) ranges of the first ``size`` bytes, ascending and apart, that have not been
-        written to for so long, and were not passed over. None of a file that is not known; what is
-        not known of one counts as written when it became so. For 0 seconds all is quiet."""
+        written to for so long, and were not passed over. What is not known counts as written when
+        it became so. For 0 seconds all is quiet, with ``passed_over`` also what was."""
 
     def files(self) -> list[int]:
         """The inodes that were written to."""

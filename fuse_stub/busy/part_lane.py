@@ -69,10 +69,16 @@ class PartLane:
                 self.times.forget(ino)
 
     async def offer(
-        self, path: bytes, age_s: float, bytes_max: int = OFFER_BYTES_MAX
+        self,
+        path: bytes,
+        age_s: float,
+        bytes_max: int = OFFER_BYTES_MAX,
+        *,
+        passed_over: bool = False,
     ) -> _Offer | None:
         """Offer what of a file has been quiet for so long, up to so many bytes; None where that is
-        too little. Raises Busy, DedupdError, OSError."""
+        too little. For 0 seconds with ``passed_over`` also what saved too little before. Raises
+        Busy, DedupdError, OSError."""
         fd = open_beneath(self._volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)
         file = await self._files.acquire_by_fd(fd)
         try:
@@ -88,7 +94,7 @@ class PartLane:
             self._files.release(file)
             raise
         try:
-            quiet = self.times.quiet(file.ino, parts.size, age_s)
+            quiet = self.times.quiet(file.ino, parts.size, age_s, passed_over=passed_over)
             block_bytes = self._volume.block_bytes
             parts.ranges = await trio.to_thread.run_sync(
                 _found, file.fd, quiet, block_bytes, min(bytes_max, OFFER_BYTES_MAX)

@@ -158,12 +158,13 @@ class BusyFiles:
 
     def _wanted(self, path: bytes) -> dict[str, Any]:
         """What is asked for of a file. While a restore fills the volume, what was written just now,
-        and no more than has room as chunks."""
+        and no more than has room as chunks; where all of it pays, also what saved little before."""
         if not self._restores:
             return {"age_s": decided(self._policy, path).min_age_s}
         left_bytes = self._room.left_bytes
         self._bytes_max = max(GRAIN_BYTES, int(left_bytes * STEP_SHARE))
-        return {"age_s": 0.0, "bytes_max": self._bytes_max}
+        is_certain = path in self._asked
+        return {"age_s": 0.0, "bytes_max": self._bytes_max, "passed_over": is_certain}
 
     def _ask_again(self, offer: BusyFile) -> None:
         """Where there was more of a file than was asked for, the rest is asked for once this is a

@@ -105,8 +105,7 @@ class Optimize(Job[OptimizeReport]):
             return self.report()
         self._run.update(phase="loading the index")
         partitions = self._partitioning.plan()
-        choice, safe_point = self._policy.index, self._run.safe_point
-        store = StoreSession(self._volume, choice, partitions[0], safe_point)
+        store = StoreSession(self._volume, self._policy.index, partitions[0], self._run.safe_point)
         try:
             self._settle()
             self._make_plain()
@@ -141,10 +140,9 @@ class Optimize(Job[OptimizeReport]):
         self._run.update(phase="scanning")
         total = 0
         skipped, errors = Skipped(), list[str]()
-        check = self._run.safe_point
-        for found in found_candidates(
-            self._volume, self._policy, self._below, skipped, errors, check, self._judged
-        ):
+        where = self._volume, self._policy, self._below
+        search = found_candidates if self._restoring is None else candidates
+        for found in search(*where, skipped, errors, self._run.safe_point, self._judged):
             if self._busy.awaits(found):
                 continue
             total += found.work_bytes if isinstance(found, Candidate) else found.size_bytes
@@ -276,6 +274,7 @@ class Optimize(Job[OptimizeReport]):
             self._checkpoints.clear()
             while self._busy.take_turn():
                 self._take_round(partitions, ingest, groups, store, pool, limits)
+            self._judging.end()
         except NoSpace:
             groups.wait()
             store.cut_unfinished()
@@ -287,7 +286,7 @@ class Optimize(Job[OptimizeReport]):
             self._take(ingest)
             self._commit(groups, ingest)
             groups.wait()
-            self._judging.save(is_complete=False)
+            self._judging.end()
             raise
         finally:
             ingest.close()

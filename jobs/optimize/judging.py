@@ -46,13 +46,14 @@ class Judging:
         with self._saved() as saved:
             self.ledger = new_ledger(saved, policy)
             self.is_pending = saved is not None and not saved.header.is_joined
-            """Whether an interrupted run has left notes that are not joined."""
+            """Whether an earlier run has left notes that are not joined."""
         self.recall = native.admission.Recall()
         self.classes = ClassFigures.load(volume.hints, policy.no_compress_types)
         self.is_recall = False
         """Whether this is the second round."""
         self.walk_is_whole = False
         """Whether the walk has met every file of the volume."""
+        self._has_joined = False
         self._promising: set[int] = set()
         self._new_bytes: dict[FileIdentity, int] = {}
         self._has_given_up = False
@@ -120,12 +121,18 @@ class Judging:
 
     def save(self, is_complete: bool) -> None:
         """Keep what this run has judged and noted for the next one; ``is_complete``: nothing that
-        was recalled is left to be read."""
+        was recalled is left to be read. What comes after that are parts of busy files."""
         self.classes.save(self._volume.hints)
+        self.is_recall = False
         if self._has_given_up:
             return
         if self.ledger.has_changed or (self.is_pending and is_complete):
             self._save(is_joined=is_complete and not self.recall.is_cut)
+
+    def end(self) -> None:
+        """Keep also what was stored since :meth:`save`: files that were left may have it, and the
+        next run joins that. From here on nothing is lost with the run."""
+        self.save(is_complete=False)
         if self._restores and not self._has_given_up:
             self._volume.hints.put(HintKey.JUDGING, False)
 
@@ -140,7 +147,7 @@ class Judging:
                 saved.close()
 
     def _save(self, is_joined: bool) -> None:
-        recalled = self.recall.inodes if is_joined else set()
+        recalled = self.recall.inodes if is_joined or self._has_joined else set()
         snapshot = self.ledger.snapshot(self.walk_is_whole, recalled)
         volume, digest = self._volume, policy_digest(self._policy)
         header = NotesHeader(volume.space.volume_id, 0, digest, 0, 0, is_joined)
@@ -157,6 +164,8 @@ class Judging:
                 return
         reach(_SAVED)
         self.ledger.forget_notes()
+        self.is_pending = not is_joined
+        self._has_joined |= is_joined
 
     def _give_up(self, error: Exception) -> None:
         """Remember nothing more. Judgements without their notes would keep files from ever being

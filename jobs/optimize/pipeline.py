@@ -402,7 +402,7 @@ class Ingest:
             return  # of what is stored already less may do
         if pays:
             judging.read_again(task.identity, task.new_bytes)
-        else:
+        elif not task.is_in_parts:
             judging.note(task.identity, task.take_notes())
             judging.leave(task.identity, task.freed_bytes, task.cost_bytes, task.unique_chunks)
         task.failure = SAVES_LITTLE

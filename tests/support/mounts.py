@@ -180,7 +180,11 @@ def serve_ageless(path: str, mountpoint: str, cache_bytes: int, answer: Connecti
     """Serve a mount to which what users have just written to is quiet."""
     offer = PartLane.offer
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PartLane, "offer", lambda lane, path, _, *rest: offer(lane, path, 0.0, *rest))
+        patch.setattr(
+            PartLane,
+            "offer",
+            lambda lane, path, _, *rest, **named: offer(lane, path, 0.0, *rest, **named),
+        )
         serve_for_test(path, mountpoint, cache_bytes, answer)
 
 

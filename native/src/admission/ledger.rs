@@ -50,12 +50,15 @@ struct Run {
     again: Vec<Judged>,
     notes: Vec<Note>,
     forgotten: u64,
+    /// How many of `judged` and `again` are saved.
+    saved: (usize, usize),
 }
 
 /// The files that a run leaves judged, by inode.
 pub struct Kept {
     pub rows: Vec<Judged>,
-    /// Inodes that this run has noted anew: what was noted of them earlier is of no file any more.
+    /// Inodes that this run has noted anew since the last save: what was noted of them before is of
+    /// no file any more.
     pub renewed: Vec<u64>,
 }
 
@@ -136,10 +139,10 @@ impl Ledger {
         locked(&self.run).notes.len() >= self.notes_max
     }
 
-    /// Whether this run has changed anything.
+    /// Whether this run has changed anything that is not saved.
     pub fn has_changed(&self) -> bool {
         let run = locked(&self.run);
-        !(run.judged.is_empty() && run.again.is_empty() && run.notes.is_empty())
+        !run.notes.is_empty() || run.saved != (run.judged.len(), run.again.len())
     }
 
     /// How many files there was no memory for.
@@ -155,9 +158,11 @@ impl Ledger {
         notes.clone()
     }
 
-    /// Forget the notes of this run, which are saved.
+    /// Forget the notes of this run, which are saved, as its judgements are.
     pub fn forget_notes(&self) {
-        locked(&self.run).notes = Vec::new();
+        let mut run = locked(&self.run);
+        run.notes = Vec::new();
+        run.saved = (run.judged.len(), run.again.len());
     }
 
     /// The files that stay judged. With `whole` the walk has met every file: those that it has not
@@ -179,7 +184,8 @@ impl Ledger {
         // The first of an inode stays: the sort is stable.
         rows.sort_by_key(|row| row.inode);
         rows.dedup_by_key(|row| row.inode);
-        let mut renewed: Vec<u64> = run.judged.iter().map(|row| row.inode).collect();
+        let mut renewed: Vec<u64> =
+            run.judged.iter().skip(run.saved.0).map(|row| row.inode).collect();
         renewed.sort_unstable();
         renewed.dedup();
         Kept { rows, renewed }
@@ -211,5 +217,17 @@ mod tests {
         let ledger = Ledger::new(vec![judged(&identity(7, 100), 10, 1)], 50, 10, 10);
         assert!(ledger.kept(false, &[]).has(7));
         assert!(!ledger.kept(true, &[]).has(7));
+    }
+    #[test]
+    fn what_is_saved_is_renewed_no_more() {
+        let ledger = Ledger::new(vec![judged(&identity(3, 1), 1, 1)], 50, 10, 10);
+        ledger.leave(judged(&identity(7, 100), 10, 1), [5].into_iter());
+        assert_eq!(ledger.kept(false, &[]).renewed, [7]);
+        ledger.forget_notes();
+        assert!(!ledger.has_changed());
+        ledger.note_stored([5].into_iter());
+        assert!(ledger.has_changed());
+        let kept = ledger.kept(false, &[]);
+        assert!(kept.has(7) && kept.renewed.is_empty());
     }
 }

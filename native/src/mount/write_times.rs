@@ -37,10 +37,11 @@ impl Notes {
         locked(&self.times).note(inode, start, end, now_s);
     }
 
-    pub fn quiet(&self, inode: u64, size: u64, age_s: f64) -> Vec<(u64, u64)> {
+    pub fn quiet(&self, inode: u64, size: u64, age_s: f64, passed_over: bool) -> Vec<(u64, u64)> {
         // A write in the second that has begun is noted with its beginning.
         let before_s = match self.now_s() - age_s {
-            _ if age_s <= 0.0 => u32::MAX - 1,
+            _ if age_s <= 0.0 && passed_over => PASSED_OVER,
+            _ if age_s <= 0.0 => PASSED_OVER - 1,
             before_s if before_s < 1.0 => return Vec::new(),
             before_s => before_s as u32 - 1,
         };
@@ -131,9 +132,10 @@ impl WriteTimes {
     }
 
     /// The ranges of the first `size` bytes that nobody has written to after `before_s`, and that were
-    /// not passed over; in whole parts but for the end.
+    /// not passed over (with `PASSED_OVER` these as well); in whole parts but for the end.
     pub fn quiet(&self, inode: u64, size: u64, before_s: u32) -> Vec<(u64, u64)> {
-        let Some(file) = self.files.get(&inode) else { return Vec::new() };
+        let unknown = File { since_s: self.since_s, ..File::default() };
+        let file = self.files.get(&inode).unwrap_or(&unknown);
         let rest_is_quiet = file.since_s <= before_s;
         let mut found: Vec<(u64, u64)> = Vec::new();
         let mut add = |first: u64, end: u64| {
@@ -186,7 +188,8 @@ mod tests {
         assert_eq!(times.quiet(7, 5 * MIB + 9, 10), around);
         assert_eq!(times.quiet(7, 5 * MIB + 9, 19), around);
         assert_eq!(times.quiet(7, 5 * MIB + 9, 20), [(0, 5 * MIB + 9)]);
-        assert_eq!(times.quiet(8, MIB, 100), []);
+        assert_eq!(times.quiet(8, MIB, 9), [], "nor is anything known of other files");
+        assert_eq!(times.quiet(8, MIB, 10), [(0, MIB)]);
     }
 
     #[test]
@@ -205,7 +208,8 @@ mod tests {
         let mut times = WriteTimes::new(0);
         times.note(7, 0, 1, 1);
         times.pass_over(7, 0, 2 * MIB);
-        assert_eq!(times.quiet(7, 3 * MIB, 50), [(2 * MIB, 3 * MIB)]);
+        assert_eq!(times.quiet(7, 3 * MIB, PASSED_OVER - 1), [(2 * MIB, 3 * MIB)]);
+        assert_eq!(times.quiet(7, 3 * MIB, PASSED_OVER), [(0, 3 * MIB)]);
         times.note(7, MIB, MIB + 1, 60);
         assert_eq!(times.quiet(7, 3 * MIB, 60), [(MIB, 3 * MIB)]);
     }
@@ -217,7 +221,7 @@ mod tests {
             times.note(inode, 0, 1, inode as u32 + 1);
         }
         assert!(times.grains + times.files.len() <= 100);
-        assert_eq!(times.quiet(0, MIB, 100), []);
+        assert_eq!(times.quiet(0, MIB, 50), []);
         times.note(0, 5 * MIB, 5 * MIB + 1, 70);
         assert_eq!(times.quiet(0, 4 * MIB, 50), [], "it was forgotten at 51");
         assert_eq!(times.quiet(0, 4 * MIB, 70), [(0, 4 * MIB)]);

@@ -20,8 +20,9 @@ impl WriteTimes {
         self.0.note(ino, start, end);
     }
 
-    fn quiet(&self, ino: u64, size: u64, age_s: f64) -> Vec<(u64, u64)> {
-        self.0.quiet(ino, size, age_s)
+    #[pyo3(signature = (ino, size, age_s, *, passed_over = false))]
+    fn quiet(&self, ino: u64, size: u64, age_s: f64, passed_over: bool) -> Vec<(u64, u64)> {
+        self.0.quiet(ino, size, age_s, passed_over)
     }
 
     fn files(&self) -> Vec<u64> {

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,9 +13,10 @@ from dedupd.units import KIB, MIB
 from dedupd.volume.commit import VolumeCommitter
 from fuse_stub.busy.quiet_parts import present_quiet
 from jobs.optimize import admission
+from jobs.optimize.judging import Judging
 from tests.conftest import MakeFileSystem
 from tests.jobs.optimize.test_admission import lowest_free
-from tests.support.lab import free_bytes, noise, write_out
+from tests.support.lab import OLD_NS, free_bytes, noise, write_out
 from tests.support.mounts import MountedLab, mounted_lab
 from tests.support.room import leave_room, reserve_bytes
 
@@ -60,6 +61,13 @@ def content_of(name: str) -> bytes:
 def restore(lab: MountedLab, *names: str) -> None:
     for name in names:
         (lab.view / name).write_bytes(content_of(name))
+    leave_alone(lab, *names)
+
+
+def leave_alone(lab: MountedLab, *names: str) -> None:
+    """As programs that restore do: the time of its last change is the last that they write."""
+    for name in names:
+        os.utime(lab.view / name, ns=(OLD_NS, OLD_NS))
 
 
 def optimize(lab: MountedLab, disk: Path) -> int:
@@ -141,11 +149,81 @@ def test_what_a_killed_run_has_stored_is_found(disk: Path, monkeypatch: pytest.M
         assert lab.stub("1.4096.two") is not None
 
 
+def is_all_stored(lab: MountedLab, *names: str) -> bool:
+    write_out(lab.data)
+    return all(os.stat(lab.data / name).st_blocks == 0 for name in names)
+
+
+def test_a_mount_that_saw_no_write_offers_what_does_not_fit(disk: Path) -> None:
+    """As after a kill of the service."""
+    with restored_onto(disk) as lab:
+        restore(lab, "1.20480.one", "1.20480.two")
+        lab.unmount()
+        lab.mount()
+        leave_room(disk, 4 * MIB)
+        assert optimize(lab, disk) >= 14 * MIB
+        assert is_all_stored(lab, "1.20480.one", "1.20480.two")
+
+
+def test_a_copy_that_was_looked_at_while_it_was_written_goes_by_its_parts(disk: Path) -> None:
+    """Its parts saved too little by themselves."""
+    with restored_onto(disk) as lab:
+        restore(lab, "1.20480.one")
+        assert lab.optimize().files_optimized == 0
+        (lab.view / "1.20480.two").write_bytes(content_of("1.20480.two"))
+        leave_room(disk, 5 * MIB)
+        assert lab.optimize().files_optimized == 0
+        leave_alone(lab, "1.20480.two")
+        assert optimize(lab, disk) >= 14 * MIB
+        assert is_all_stored(lab, "1.20480.one", "1.20480.two")
+
+
+@pytest.mark.parametrize("case", ["left before", "left by the same run", "killed"])
+def test_files_that_were_left_are_found_by_parts_that_are_stored(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """The parts pay by themselves, of a file that is being written."""
+
+    def be_killed(*_: object) -> NoReturn:
+        raise Killed
+
+    with restored_onto(disk) as lab:
+        restore(lab, "1.2048.left")
+        if case != "left by the same run":
+            assert lab.optimize().files_optimized == 0
+        often = content_of("1.2048.left") * 9
+        (lab.view / "often").write_bytes(often)
+        with monkeypatch.context() as patch, ExitStack() as until_then:
+            if case == "killed":
+                patch.setattr(Judging, "end", be_killed)
+                until_then.enter_context(pytest.raises(Killed))
+            lab.optimize()
+        assert lab.stub("often") is not None
+        assert lab.stub("1.2048.left") is None
+        lab.optimize()
+        assert is_all_stored(lab, "1.2048.left")
+        assert (lab.view / "often").read_bytes() == often
+        (lab.view / "often").unlink()
+
+
+def test_parts_that_save_nothing_stay_where_others_are_read_again(disk: Path) -> None:
+    with restored_onto(disk) as lab:
+        restore(lab, "2.900.one")
+        assert lab.optimize().files_optimized == 0
+        restore(lab, "2.900.two")
+        (lab.view / "1.20480.one").write_bytes(content_of("1.20480.one"))
+        report = lab.optimize()
+        assert (report.files_recalled, report.files_optimized) == (2, 2)
+        assert report.sums["stored_bytes"] < MIB, "chunks that no file needs"
+        assert lab.stub("1.20480.one") is None
+
+
 def test_files_with_repeated_parts_are_taken_where_they_do_not_fit(disk: Path) -> None:
     """Nothing but the file itself has its chunks."""
     with restored_onto(disk) as lab:
         part = noise(2 * MIB - 5 * KIB, 3)
         (lab.view / "of parts").write_bytes(part * 15)
+        leave_alone(lab, "of parts")
         leave_room(disk, 5 * MIB)
         assert optimize(lab, disk) >= 20 * MIB
         assert (lab.view / "of parts").read_bytes() == part * 15
