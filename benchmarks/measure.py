@@ -2,6 +2,7 @@
 
 import os
 import platform
+import stat
 import statistics
 import subprocess
 import time
@@ -71,9 +72,9 @@ def prepare(tree: Path, cold: bool) -> None:
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
         return
     buffer = bytearray(4 * MIB)
-    for directory, _names, files in os.walk(tree):
-        for name in files:
-            with open(os.path.join(directory, name), "rb", buffering=0) as file:
+    for path in paths_of(tree):
+        if stat.S_ISREG(os.lstat(path).st_mode):
+            with open(path, "rb", buffering=0) as file:
                 while file.readinto(buffer):
                     pass
 
