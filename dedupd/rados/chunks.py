@@ -9,7 +9,7 @@ that would be a second replicated write for each chunk, and prove nothing.
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -25,7 +25,8 @@ from dedupd.format.cluster.objects import (
     tag_key,
 )
 from dedupd.rados.cluster import points
-from dedupd.rados.cluster.connection import Change, Cluster, Outcome, required
+from dedupd.rados.cluster.changes import Change, Outcome
+from dedupd.rados.cluster.connection import Cluster, required
 from dedupd.rados.damage import DamageList
 
 ROUNDS_MAX = 20
@@ -37,6 +38,10 @@ threshold``)."""
 
 PIN_SAMPLE = 1024
 """One in so many references has the tags of its chunk counted: some microseconds for each."""
+
+
+TRAINS = 2
+"""Threads that store chunks: more compress at a time, and fewer wait for each other."""
 
 
 class Arrival(Enum):
@@ -57,6 +62,23 @@ class NewChunk:
     fingerprint: bytes
     frame: Callable[[], bytes]
     is_expected: bool = False
+
+
+def _creation(chunk: NewChunk, tags: Mapping[str, str]) -> Change:
+    return Change(
+        points.CHUNK_CREATED,
+        chunk_object(chunk.fingerprint),
+        exclusive=True,
+        data=chunk.frame(),
+        # Not I, to be flipped later: data and flag are stored in one step here.
+        put={FLAG_KEY: ChunkState.VALID.value, **tags},
+    )
+
+
+def _reference(chunk: NewChunk, tags: Mapping[str, str]) -> Change:
+    valid = {FLAG_KEY: ChunkState.VALID.value}
+    oid = chunk_object(chunk.fingerprint)
+    return Change(points.CHUNK_REFERENCED, oid, equal=valid, put=tags)
 
 
 class Unreferenced(NamedTuple):
@@ -114,28 +136,55 @@ class Chunks:
             " try again"
         )
 
+    def put_all(self, items: Sequence[tuple[NewChunk, Sequence[str]]]) -> list[Arrival]:
+        """As :meth:`put` for each, in their order: what the first step does goes in trains."""
+        cluster = self.cluster
+        if cluster.operations_at_once == 1:
+            return [self.put(*item) for item in items]
+        arrivals: list[Arrival | None] = [None] * len(items)
+
+        def run_train(first: int) -> None:
+            mine = range(first, len(items), TRAINS)
+            outcomes = cluster.apply_train(self._first_change(*items[at]) for at in mine)
+            for at, outcome in zip(mine, outcomes, strict=True):
+                if outcome is Outcome.DONE:
+                    arrivals[at] = self._first_arrival(*items[at])
+
+        cluster.each(run_train, range(min(TRAINS, len(items))))
+        left = [at for at, arrival in enumerate(arrivals) if arrival is None]
+
+        def put(at: int) -> Arrival:
+            chunk, versions = items[at]
+            # It is not what it was expected to be.
+            return self.put(replace(chunk, is_expected=not chunk.is_expected), versions)
+
+        for at, arrival in zip(left, cluster.each(put, left), strict=True):
+            arrivals[at] = arrival
+        return [arrival for arrival in arrivals if arrival is not None]
+
+    def _first_change(self, chunk: NewChunk, versions: Sequence[str]) -> Change:
+        tags = {tag_key(version): "" for version in versions}
+        return _reference(chunk, tags) if chunk.is_expected else _creation(chunk, tags)
+
+    def _first_arrival(self, chunk: NewChunk, versions: Sequence[str]) -> Arrival:
+        if not chunk.is_expected:
+            return Arrival.CREATED
+        self._referenced(chunk, [tag_key(version) for version in versions])
+        return Arrival.REFERENCED
+
     def _create(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
-        outcome = self.cluster.apply(
-            Change(
-                points.CHUNK_CREATED,
-                chunk_object(chunk.fingerprint),
-                exclusive=True,
-                data=chunk.frame(),
-                # Not I, to be flipped later: data and flag are stored in one step here.
-                put={FLAG_KEY: ChunkState.VALID.value, **tags},
-            )
-        )
+        outcome = self.cluster.apply(_creation(chunk, tags))
         return Arrival.CREATED if outcome is Outcome.DONE else None
 
     def _refer(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
-        oid = chunk_object(chunk.fingerprint)
-        valid = {FLAG_KEY: ChunkState.VALID.value}
-        outcome = self.cluster.apply(Change(points.CHUNK_REFERENCED, oid, equal=valid, put=tags))
-        if outcome is not Outcome.DONE:
+        if self.cluster.apply(_reference(chunk, tags)) is not Outcome.DONE:
             return None
-        if any(self._is_sample(chunk.fingerprint, tag) for tag in tags):
-            self._pin_if_hot(oid)
+        self._referenced(chunk, tags)
         return Arrival.REFERENCED
+
+    def _referenced(self, chunk: NewChunk, tags: Iterable[str]) -> None:
+        if any(self._is_sample(chunk.fingerprint, tag) for tag in tags):
+            self._pin_if_hot(chunk_object(chunk.fingerprint))
 
     def _check(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
         """Of a chunk whose flag is not V: look at its content, and store it where it is not good.

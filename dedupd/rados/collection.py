@@ -9,7 +9,7 @@ from dedupd.errors import Damaged
 from dedupd.format.cluster.objects import GARBAGE_SHARDS, garbage_object
 from dedupd.rados.chunks import Chunks
 from dedupd.rados.cluster import points
-from dedupd.rados.cluster.connection import Change
+from dedupd.rados.cluster.changes import Change
 
 GRACE_S = 24 * 3600.0
 """A chunk without references stays so long: it may come again, and a reader may still have an

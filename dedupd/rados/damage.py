@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from dedupd.format.cluster.objects import DAMAGE_OBJECT
 from dedupd.rados.cluster import points
-from dedupd.rados.cluster.connection import Change, Cluster
+from dedupd.rados.cluster.changes import Change
+from dedupd.rados.cluster.connection import Cluster
 
 
 @dataclass(frozen=True, slots=True)

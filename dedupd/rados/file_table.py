@@ -20,7 +20,8 @@ from dedupd.format.cluster.objects import (
     parse_versions,
 )
 from dedupd.rados.cluster import points
-from dedupd.rados.cluster.connection import Change, Cluster, Outcome
+from dedupd.rados.cluster.changes import Change, Outcome
+from dedupd.rados.cluster.connection import Cluster
 
 
 @dataclass(frozen=True, slots=True)

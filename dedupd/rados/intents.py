@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from dedupd.errors import WriterFenced
 from dedupd.format.cluster.objects import SESSION_KEY, FileId, intents_object
 from dedupd.rados.cluster import points
-from dedupd.rados.cluster.connection import Change, Cluster, Outcome
+from dedupd.rados.cluster.changes import Change, Outcome
+from dedupd.rados.cluster.connection import Cluster
 
 
 @dataclass(frozen=True, slots=True)

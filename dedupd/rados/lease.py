@@ -15,7 +15,8 @@ from typing import Self
 from dedupd.errors import Busy, Damaged, DedupdError, WriterFenced
 from dedupd.format.cluster.objects import SESSION_KEY, files_object, intents_object, lease_object
 from dedupd.rados.cluster import points
-from dedupd.rados.cluster.connection import Change, Cluster, Outcome, permitted
+from dedupd.rados.cluster.changes import Change, Outcome
+from dedupd.rados.cluster.connection import Cluster, permitted
 from dedupd.rados.cluster.wire import (
     LOCK_XATTR,
     Holder,

@@ -16,7 +16,8 @@ from dedupd.format.cluster.objects import (
     recipe_object,
 )
 from dedupd.rados.cluster import points
-from dedupd.rados.cluster.connection import Change, Cluster
+from dedupd.rados.cluster.changes import Change
+from dedupd.rados.cluster.connection import Cluster
 
 
 class Remnants(NamedTuple):

@@ -17,8 +17,9 @@ from dedupd.format.volume_parameters import FINGERPRINTS
 from dedupd.rados.chunks import Chunks
 from dedupd.rados.cluster import points
 from dedupd.rados.cluster.address import StoreAddress
+from dedupd.rados.cluster.changes import Change, Outcome
 from dedupd.rados.cluster.chunk_trains import ChunkTrains
-from dedupd.rados.cluster.connection import OPERATIONS_AT_ONCE, Change, Cluster, Outcome
+from dedupd.rados.cluster.connection import OPERATIONS_AT_ONCE, Cluster
 from dedupd.rados.file_table import FileTable
 from dedupd.rados.intents import Intents
 from dedupd.rados.lease import (

@@ -111,7 +111,7 @@ class Writer:
         for version, new in zip(versions, files, strict=True):
             for fingerprint, chunk in {c.chunk.fingerprint: c.chunk for c in new.chunks}.items():
                 needed.setdefault(fingerprint, (chunk, []))[1].append(version)
-        arrivals = dict(zip(needed, each(self._put, needed.values()), strict=True))
+        arrivals = dict(zip(needed, self.chunks.put_all([*needed.values()]), strict=True))
         self._count(files, arrivals)
         return [
             _prepared(version, old, new, recipe, needed, arrivals)
@@ -131,9 +131,6 @@ class Writer:
                     is_new = arrivals[fingerprint] is Arrival.CREATED
                     self.counted["new_bytes"] += chunk.length if is_new else 0
         self.counted["files"] += sum(not new.file.is_held for new in files)
-
-    def _put(self, item: tuple[NewChunk, list[str]]) -> Arrival:
-        return self.chunks.put(*item)
 
     def _settled(self, found: FileVersions | None) -> str | None:
         if found is None:

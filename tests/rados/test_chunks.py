@@ -7,7 +7,7 @@ import pytest
 from dedupd.errors import Damaged
 from dedupd.format.cluster.objects import ChunkState, chunk_object, frame_of, tag_key
 from dedupd.rados.chunks import Arrival
-from dedupd.rados.cluster.connection import Change, Outcome
+from dedupd.rados.cluster.changes import Change, Outcome
 from tests.support.rados_hosts import Site, fingerprint, new_chunk
 
 RAW = b"a chunk that is a little longer than nothing " * 40

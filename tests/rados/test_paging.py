@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from dedupd.errors import StoreUnreachable
-from dedupd.rados.cluster.connection import PAGE_KEYS, Change, Cluster, Outcome
+from dedupd.rados.cluster.changes import Change, Outcome
+from dedupd.rados.cluster.connection import PAGE_KEYS, Cluster
 from tests.support.rados_hosts import Site
 
 OID = "z.00"

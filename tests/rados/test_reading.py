@@ -13,7 +13,7 @@ from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe, StoreUnreachable
 from dedupd.format.cluster.objects import chunk_object
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import RecipeRef
-from dedupd.rados.cluster.connection import Change
+from dedupd.rados.cluster.changes import Change
 from dedupd.rados.reading import content
 from dedupd.rados.reading.content import ChunkNumbers, ClusterChunks, ClusterRecipes, reference
 from dedupd.rados.reading.disk_cache import DiskCache

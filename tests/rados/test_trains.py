@@ -12,8 +12,9 @@ import pytest
 from dedupd import native
 from dedupd.errors import Damaged, StoreUnreachable, UsageError
 from dedupd.format.cluster.objects import chunk_object, frame_of
+from dedupd.rados.cluster.changes import Change
 from dedupd.rados.cluster.chunk_trains import READS_AT_ONCE, ChunkTrains, WantedChunk
-from dedupd.rados.cluster.connection import Change, Cluster
+from dedupd.rados.cluster.connection import Cluster
 from dedupd.rados.store import RadosStore
 from tests.support.ceph import mini_ceph
 from tests.support.lab import noise

@@ -27,7 +27,8 @@ from dedupd.format.cluster.objects import (
 from dedupd.rados.audit import Audit
 from dedupd.rados.cluster import points
 from dedupd.rados.cluster.address import parse_address
-from dedupd.rados.cluster.connection import Change, Cluster
+from dedupd.rados.cluster.changes import Change
+from dedupd.rados.cluster.connection import Cluster
 from dedupd.rados.cluster.wire import LOCK_XATTR
 from dedupd.rados.collection import GRACE_S
 from dedupd.rados.lease import Lease

@@ -7,7 +7,7 @@ from dedupd.format.cluster import objects
 from dedupd.format.cluster.objects import FileId
 from dedupd.rados.audit import Audit
 from dedupd.rados.chunks import Arrival
-from dedupd.rados.cluster.connection import Change
+from dedupd.rados.cluster.changes import Change
 from dedupd.rados.store import RadosStore
 from dedupd.rados.upkeep.status import status_of
 from tests.support.ceph import wait_for

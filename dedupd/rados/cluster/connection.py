@@ -2,81 +2,34 @@
 
 import errno
 import itertools
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple, Self, TypeVar
 
 from dedupd.errors import Damaged, DedupdError, NoSpace, StoreUnreachable, UsageError, WriterFenced
 from dedupd.failpoint import reach
 from dedupd.rados.cluster.address import StoreAddress
-from dedupd.rados.cluster.binding import Ioctx, Rados, WriteOp, binding
-from dedupd.rados.cluster.wire import AbsentKeys
+from dedupd.rados.cluster.binding import Completion, Ioctx, Rados, WriteOp, binding
+from dedupd.rados.cluster.changes import OUTCOMES, Change, Outcome, operation
 
 OPERATIONS_AT_ONCE = 16
 """In flight by default. Measured on three OSDs that share two cores: more bring nothing there."""
+
+TRAIN_LENGTHS = 2
+"""In flight of a train, in so many times as many: they are ended in their order, so some of them
+have their answer already. With one time the OSDs rest now and then."""
 
 PAGE_KEYS = 1024
 """The OSD answers with no more at a time."""
 _READ_BYTES = 256 << 10
 _PAGING_ROUNDS_MAX = 100
-_OVERFLOW = errno.EOVERFLOW
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class Outcome(Enum):
-    """What became of a change. All but DONE have changed nothing."""
-
-    DONE = "done"
-    EXISTS = "exists"
-    """The object should be new, or the lock is held by this session already."""
-    MISSING = "missing"
-    """There is no such object."""
-    REFUSED = "refused"
-    """A key does not have the value that it should have."""
-    STALE = "stale"
-    """The object has another version than the one that was read, or is gone."""
-    HELD = "held"
-    """The lock is another session's."""
-
-
-_OUTCOMES = {
-    errno.EEXIST: Outcome.EXISTS,
-    errno.ENOENT: Outcome.MISSING,
-    errno.ECANCELED: Outcome.REFUSED,
-    errno.ERANGE: Outcome.STALE,
-    _OVERFLOW: Outcome.STALE,
-    errno.EBUSY: Outcome.HELD,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One atomic change of one object: every condition holds and all is done, or nothing is.
-
-    Conditions: ``exclusive``, the object is new; ``equal``, keys have these values; ``absent``,
-    keys are not there; ``below``, a key is there and is less than its value; ``version``, the
-    object is as it was read. ``point`` is the fail point that follows.
-    """
-
-    point: str
-    oid: str
-    exclusive: bool = False
-    equal: Mapping[str, str] = field(default_factory=dict)
-    absent: Sequence[str] = ()
-    below: Mapping[str, str] = field(default_factory=dict)
-    version: int | None = None
-    calls: Sequence[tuple[str, str, bytes]] = ()
-    data: bytes | None = None
-    put: Mapping[str, str] = field(default_factory=dict)
-    drop: Sequence[str] = ()
-    drop_xattr: str | None = None
-    remove: bool = False
 
 
 class Page(NamedTuple):
@@ -84,6 +37,15 @@ class Page(NamedTuple):
 
     version: int
     items: dict[str, str]
+
+
+class _Flight(NamedTuple):
+    """A change that the cluster was asked for."""
+
+    change: Change
+    ioctx: Ioctx
+    op: WriteOp
+    completion: Completion
 
 
 class Cluster:
@@ -244,19 +206,64 @@ class Cluster:
         if self.gate is not None:
             self.gate(change.point)
         ioctx = self._ioctx
-        op = ioctx.create_write_op()
+        op = operation(ioctx, change)
         try:
-            _conditions(op, change)
-            _effects(ioctx, op, change)
             ioctx.operate_write_op(op, change.oid)
             return Outcome.DONE
         except binding().Error as error:
-            outcome = _OUTCOMES.get(getattr(error, "errno", 0))
+            outcome = OUTCOMES.get(getattr(error, "errno", 0))
             if outcome is None:
                 raise self.error(f"changing {change.oid}", error) from error
             return outcome
         finally:
             ioctx.release_write_op(op)
+
+    def apply_train(self, changes: Iterable[Change]) -> list[Outcome]:
+        """As :meth:`apply` for each, several in flight, begun and ended in their order.
+
+        Takes the next change when there is room for it. Waits for all that were begun, also where
+        one fails.
+        """
+        outcomes: list[Outcome] = []
+        begun: deque[_Flight] = deque()
+        try:
+            for change in changes:
+                if len(begun) >= TRAIN_LENGTHS * self.operations_at_once:
+                    outcomes.append(self._land(begun.popleft()))
+                begun.append(self._begin(change))
+            while begun:
+                outcomes.append(self._land(begun.popleft()))
+        finally:
+            for one in begun:
+                one.completion.wait_for_complete()
+                one.ioctx.release_write_op(one.op)
+        return outcomes
+
+    def _begin(self, change: Change) -> "_Flight":
+        if self.acknowledgements_lost:
+            self._apply(change)
+        self.permit()
+        if self.gate is not None:
+            self.gate(change.point)
+        ioctx = self._ioctx
+        op = operation(ioctx, change)
+        try:
+            return _Flight(change, ioctx, op, ioctx.operate_aio_write_op(op, change.oid))
+        except BaseException as error:
+            ioctx.release_write_op(op)
+            if isinstance(error, binding().Error):
+                raise self.error(f"changing {change.oid}", error) from error
+            raise
+
+    def _land(self, one: "_Flight") -> Outcome:
+        one.completion.wait_for_complete()
+        one.ioctx.release_write_op(one.op)
+        result = one.completion.get_return_value()
+        outcome = Outcome.DONE if result >= 0 else OUTCOMES.get(-result)
+        if outcome is None:
+            raise self.error(f"changing {one.change.oid}", OSError(-result, os.strerror(-result)))
+        reach(one.change.point)
+        return outcome
 
     # --- reads --------------------------------------------------------------------------------
 
@@ -382,36 +389,6 @@ _CHANGED = Page(-1, {})
 
 def permitted() -> None:
     """Every change is: of a client that writes no volume."""
-
-
-def _conditions(op: WriteOp, change: Change) -> None:
-    library = binding()
-    if change.exclusive:
-        op.new(library.LIBRADOS_CREATE_EXCLUSIVE)
-    if change.version is not None:
-        op.assert_version(change.version)
-    for key, value in change.equal.items():
-        op.omap_cmp(key, value, library.LIBRADOS_CMPXATTR_OP_EQ)
-    for key, value in change.below.items():
-        op.omap_cmp(key, value, library.LIBRADOS_CMPXATTR_OP_LT)
-    if change.absent:
-        op.execute("cmpomap", "cmp_vals", AbsentKeys(change.absent).encode())
-    for cls, method, data in change.calls:
-        op.execute(cls, method, data)
-
-
-def _effects(ioctx: Ioctx, op: WriteOp, change: Change) -> None:
-    if change.data is not None:
-        op.write_full(change.data)
-    if change.put:
-        values = [value.encode("ascii") for value in change.put.values()]
-        ioctx.set_omap(op, tuple(change.put), tuple(values))
-    if change.drop:
-        ioctx.remove_omap_keys(op, tuple(change.drop))
-    if change.drop_xattr is not None:
-        op.rm_xattr(change.drop_xattr)
-    if change.remove:
-        op.remove()
 
 
 def required(data: bytes | None, what: str) -> bytes:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from dedupd.errors import Busy, Damaged, NotAVolume
 from dedupd.format.cluster.objects import SESSION_KEY, VolumeEntry
 from dedupd.rados.cluster import points
-from dedupd.rados.cluster.connection import Change, Cluster, Outcome
+from dedupd.rados.cluster.changes import Change, Outcome
+from dedupd.rados.cluster.connection import Cluster
 from dedupd.rados.intents import Intents
 from dedupd.rados.lease import LEASE_S, lease_state
 from dedupd.rados.store import RadosStore

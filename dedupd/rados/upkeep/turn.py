@@ -14,7 +14,8 @@ from typing import Any, Literal, Self
 from dedupd.errors import Busy, DedupdError, WriterFenced
 from dedupd.format.cluster.objects import SESSION_KEY, lease_object
 from dedupd.rados.cluster import points
-from dedupd.rados.cluster.connection import Change, Cluster, Outcome
+from dedupd.rados.cluster.changes import Change, Outcome
+from dedupd.rados.cluster.connection import Cluster
 from dedupd.rados.cluster.wire import LockRequest
 from dedupd.rados.lease import HOST_KEY, LEASE_S, Lease, lease_state, now_s
 

@@ -9,7 +9,7 @@ import pytest
 from dedupd import failpoint
 from dedupd.errors import DamagedChunk
 from dedupd.format.cluster.objects import ChunkState, chunk_object
-from dedupd.rados.cluster.connection import Change, Outcome
+from dedupd.rados.cluster.changes import Change, Outcome
 from dedupd.rados.damage import DamageList
 from dedupd.rados.upkeep.status import status_of
 from tests.support.cluster_lab import ClusterLab, cluster_lab

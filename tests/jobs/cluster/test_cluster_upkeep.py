@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dedupd.errors import Busy, UsageError
-from dedupd.rados.cluster.connection import Change
+from dedupd.rados.cluster.changes import Change
 from dedupd.rados.upkeep.status import status_of
 from dedupd.rados.upkeep.turn import take_turn
 from jobs.cluster.upkeep import (
