@@ -5,6 +5,7 @@ stores").
 """
 
 import errno
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,8 @@ from dedupd.stores.membership import Member, MemberList, Membership, new_token
 from dedupd.stores.ownership import refuse_strangers
 from dedupd.system.disk import Disk
 from dedupd.system.files import lock_range, locked, opened, read_at, unlock_range
+
+_log = logging.getLogger(__name__)
 
 STORE_FILE = b"store.json"
 MEMBERS_FILE = b"members.json"
@@ -93,7 +96,8 @@ class SharedDirectory:
     def _in_line(self, fd: int, *, wait: bool) -> Iterator[None]:
         """Wait for the lock after those that came before: else a job that needs the store alone
         might wait for as long as there are others."""
-        if wait:
+        if wait and not lock_range(fd, GATE, 1, wait=False):
+            _log.warning("waits: %s: a job that came before waits for the store", self.path)
             lock_range(fd, GATE, 1, wait=True)
         try:
             yield

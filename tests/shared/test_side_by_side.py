@@ -222,6 +222,7 @@ def test_a_job_that_waits_for_the_store_comes_before_later_ones(
         waiting[0].start()
         eventually(lambda: "waits: " in caplog.text, "the job waits")
         waiting[1].start()
+        eventually(lambda: "a job that came before" in caplog.text, "the next one waits")
         session.append(OLD)
         session.sync()
         assert order == []
