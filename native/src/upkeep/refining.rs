@@ -53,7 +53,7 @@ const GOOD: f64 = 0.5;
 const TREE_LEVELS: RangeInclusive<i32> = 11..=12;
 
 /// So small a part of the raw bytes, that difference is not worth the time.
-const SMALL: usize = 8;
+const SMALL: usize = 4;
 
 /// A record as it is stored.
 #[derive(Clone, Copy)]
