@@ -41,3 +41,7 @@ class ChunkReader:
         """
     def close(self) -> None:
         """Disconnect, once all reads that were begun have ended."""
+
+def keep_freed_memory() -> None:
+    """Let the process keep some of the memory that it has let go of: every page of a chunk that is
+    stored or read would be new otherwise. For processes that connect to a cluster."""

@@ -132,6 +132,32 @@ def test_a_disk_that_dies_and_comes_back_under_load(tmp_path: Path) -> None:
         assert_all_is_well(site)
 
 
+def beginnings(ceph: MiniCeph) -> set[tuple[int, int]]:
+    """Since which map each disk is up: where none is left, nobody tells that they are down."""
+    return {(osd["osd"], osd["up_from"]) for osd in ceph.command("osd dump")["osds"] if osd["up"]}
+
+
+def test_all_disks_that_die_at_once_under_load(tmp_path: Path) -> None:
+    """As in a power cut of the cluster, as far as the processes of its disks can have one."""
+    with (
+        mini_ceph(tmp_path / "ceph", in_memory=False) as ceph,
+        Site(RadosStore.create(ceph.address("s", 60)), tmp_path) as site,
+    ):
+        osds = [name for name in ceph.daemons if name.startswith("osd.")]
+        with hosts_at_work(site) as errors:
+            for _ in range(3):
+                time.sleep(4)
+                before = beginnings(ceph)
+                for name in osds:
+                    ceph.stop_daemon(name)
+                for name in osds:
+                    ceph.start_daemon(name)
+                wait_for(lambda old=before: not old & beginnings(ceph), "return of all")  # type: ignore[misc]
+            time.sleep(5)
+        assert errors == []
+        assert_all_is_well(site)
+
+
 def test_a_disk_more_and_smaller_placement_groups(tmp_path: Path) -> None:
     """Nothing that is stored says where anything is: what moves is read as before, and nothing of
     a store that rests is written."""

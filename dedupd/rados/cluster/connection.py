@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple, Self, TypeVar
 
+from dedupd import native
 from dedupd.errors import Damaged, DedupdError, NoSpace, StoreUnreachable, UsageError, WriterFenced
 from dedupd.failpoint import reach
 from dedupd.rados.cluster.address import StoreAddress
@@ -104,6 +105,7 @@ class Cluster:
 
     def _connect(self) -> Rados:
         address = self.address
+        native.rados.keep_freed_memory()
         rados = binding().Rados(
             conffile=address.conf, name=f"client.{address.user}", clustername="ceph"
         )

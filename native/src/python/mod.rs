@@ -177,7 +177,7 @@ mod exported {
     #[pymodule]
     mod rados {
         #[pymodule_export]
-        use crate::python::rados::ChunkReader;
+        use crate::python::rados::{ChunkReader, keep_freed_memory};
     }
 
     #[pymodule]

@@ -1,4 +1,4 @@
-//! `ChunkReader`.
+//! `ChunkReader`, `keep_freed_memory`.
 
 use std::ffi::CString;
 use std::sync::{Arc, Mutex};
@@ -13,6 +13,7 @@ use super::support::output::uninitialised;
 use crate::fingerprint::Algorithm;
 use crate::rados::chunk_reads::{Found, Wanted, read_all};
 use crate::rados::connection::{Address, Connection, Refusal};
+use crate::rados::memory;
 use crate::threads::lock::locked;
 
 #[pyclass(frozen, module = "dedupd.native.rados")]
@@ -111,6 +112,11 @@ impl ChunkReader {
         let connection = locked(&self.connection).take();
         py.detach(|| drop(connection));
     }
+}
+
+#[pyfunction]
+pub fn keep_freed_memory() {
+    memory::keep_freed_memory();
 }
 
 fn system_error(errno: i32) -> PyErr {

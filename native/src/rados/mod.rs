@@ -5,3 +5,4 @@
 pub mod chunk_reads;
 pub mod connection;
 mod library;
+pub mod memory;
