@@ -6,9 +6,9 @@ Makes two volumes on loop devices below DIR, with the profile `vm`, each with an
 and writes 4 KiB at random in an eighth of each, some places more often than others, 150 times a
 second each, with an `fdatasync` after every eighth write; `dedupd run --pressing optimize` runs
 once a minute on one of them. At the end both are mounted anew, and each block has to be what the
-image began with, or what fio's log says was written. Prints JSON: 99th percentiles in ms, their ratios,
-MiB of blocks of the image before and after; exit status 1 where a block was wrong. Takes six times
-the image.
+image began with, or what fio's log says was written. Prints JSON: 99th percentiles in ms, their
+ratios, MiB of blocks of the image before and after; exit status 1 where a block was wrong. Takes
+six times the image.
 """
 
 import argparse
