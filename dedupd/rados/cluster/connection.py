@@ -204,21 +204,28 @@ class Cluster:
         return outcome
 
     def _apply(self, change: Change) -> Outcome:
-        self.permit()
-        if self.gate is not None:
-            self.gate(change.point)
-        ioctx = self._ioctx
-        op = operation(ioctx, change)
+        ioctx, op = self._prepared(change)
         try:
             ioctx.operate_write_op(op, change.oid)
             return Outcome.DONE
         except binding().Error as error:
-            outcome = OUTCOMES.get(getattr(error, "errno", 0))
-            if outcome is None:
-                raise self.error(f"changing {change.oid}", error) from error
-            return outcome
+            return self._refused(change, error)
         finally:
             ioctx.release_write_op(op)
+
+    def _prepared(self, change: Change) -> tuple[Ioctx, WriteOp]:
+        """A change that may be made now, as an operation that the caller releases."""
+        self.permit()
+        self._pass_gate(change.point)
+        ioctx = self._ioctx
+        return ioctx, operation(ioctx, change)
+
+    def _refused(self, change: Change, error: Exception) -> Outcome:
+        """Why a change was not made. Raises what is no outcome."""
+        outcome = OUTCOMES.get(getattr(error, "errno", 0))
+        if outcome is None:
+            raise self.error(f"changing {change.oid}", error) from error
+        return outcome
 
     def apply_train(self, changes: Iterable[Change]) -> list[Outcome]:
         """As :meth:`apply` for each, several in flight, begun and ended in their order.
@@ -244,11 +251,7 @@ class Cluster:
     def _begin(self, change: Change) -> "_Flight":
         if self.acknowledgements_lost:
             self._apply(change)
-        self.permit()
-        if self.gate is not None:
-            self.gate(change.point)
-        ioctx = self._ioctx
-        op = operation(ioctx, change)
+        ioctx, op = self._prepared(change)
         try:
             return _Flight(change, ioctx, op, ioctx.operate_aio_write_op(op, change.oid))
         except BaseException as error:
@@ -261,9 +264,9 @@ class Cluster:
         one.completion.wait_for_complete()
         one.ioctx.release_write_op(one.op)
         result = one.completion.get_return_value()
-        outcome = Outcome.DONE if result >= 0 else OUTCOMES.get(-result)
-        if outcome is None:
-            raise self.error(f"changing {one.change.oid}", OSError(-result, os.strerror(-result)))
+        outcome = Outcome.DONE
+        if result < 0:
+            outcome = self._refused(one.change, OSError(-result, os.strerror(-result)))
         reach(one.change.point)
         return outcome
 
