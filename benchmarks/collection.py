@@ -16,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.measure import drop_caches
 from benchmarks.mount import fio, write_mixed
 from dedupd.format.container import Kind
 from dedupd.system.disk import Disk
@@ -69,13 +69,6 @@ def new_volume(root: Path, chunk_size: str) -> Path:
 def text(seed: int, length: int) -> bytes:
     """New content that compresses to a half: noise alone would stay in its file."""
     return random.Random(seed).randbytes(length // 2).hex().encode()
-
-
-def drop_caches() -> None:
-    """Have the next reads come from the disk, where this process may say so."""
-    os.sync()
-    with suppress(PermissionError):
-        Path("/proc/sys/vm/drop_caches").write_text("3\n")
 
 
 def optimize(root: Path) -> None:

@@ -24,7 +24,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.mounted import dedupd
 from dedupd.units import MIB
+from tests.support.crash import ext4
 
 BLOCK_BYTES = 4096
 PIECE_BYTES = 64 * MIB
@@ -35,32 +37,23 @@ UMOUNT_TRIES = 20
 RATED = ("read", "write", "sync")
 
 
-def dedupd(*arguments: str | Path) -> str:
-    command = [sys.executable, "-m", "dedupd.cli.main", *map(str, arguments)]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-
-
 @contextmanager
 def volume(base: Path, name: str, mib: int, min_age: str, busy_files: str) -> Iterator[Path]:
     """A mounted volume on a disk of its own."""
-    disk, view = base / f"{name}.disk", base / name
-    view.mkdir()
-    with open(disk, "wb") as file:
-        file.truncate((2 * mib + 2000) * MIB)
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", disk], check=True)
-    subprocess.run(["mount", "-o", "loop", disk, view], check=True)
-    share = view / "share"
-    try:
+    place = base / name
+    place.mkdir()
+    with ext4(place, 2 * mib + 2000, ("-m", "0")) as view:
+        share = view / "share"
         share.mkdir()
         dedupd("enable", "--no-mount", "--profile", "vm", share)
         settings = {"min_age": min_age, "busy_files": busy_files, "space_low": "0", "reserve": "0"}
         for key, value in settings.items():
             dedupd("policy", share, key, value)
         dedupd("mount", share)
-        yield share
-        unmount(share)
-    finally:
-        subprocess.run(["umount", "-l", view], check=False)
+        try:
+            yield share
+        finally:
+            unmount(share)
 
 
 def unmount(share: Path) -> None:

@@ -65,12 +65,18 @@ def measure(command: list[str], environment: Mapping[str, str], log: Path) -> Me
     return Measured(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, stolen)
 
 
+def drop_caches() -> None:
+    """Nothing waits to be written, and the next reads come from the disk. Needs root."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3\n")
+
+
 def prepare(tree: Path, cold: bool) -> None:
     """Nothing waits to be written, and the tree's pages are all in memory, or none are."""
-    os.sync()
     if cold:
-        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+        drop_caches()
         return
+    os.sync()
     buffer = bytearray(4 * MIB)
     for path in paths_of(tree):
         if stat.S_ISREG(os.lstat(path).st_mode):

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.fuse_requests import RequestCounter, request_counter
-from benchmarks.measure import machine
+from benchmarks.measure import drop_caches, machine
 from benchmarks.mount_sides import Below, OwnMount, Peer, Side, processor_s
 from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable
@@ -156,7 +156,7 @@ class Turns:
             for row, command in ROWS.items():
                 if row in _COLD:
                     way.after_untar(base)
-                    _drop_caches()
+                    drop_caches()
                 if row in self._rows or row == UNTAR:
                     self._run(row, command, place, side, self.figures[row][way.name], counter)
 
@@ -204,11 +204,6 @@ class Turns:
         figures.wall_s.append(wall_s)
         if side.pid is not None:
             figures.server_s.append(processor_s(side.pid) - server_s)
-
-
-def _drop_caches() -> None:
-    os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("3\n")
 
 
 def _table(
