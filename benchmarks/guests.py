@@ -92,7 +92,7 @@ def load(path: Path, mib: int, seconds: int, log: Path) -> "subprocess.Popen[str
         *("--norandommap", "--random_distribution=zipf:1.1", "--fallocate=none"),
         *("--fdatasync=8", "--rate_iops=150", "--time_based", f"--runtime={seconds}"),
         *(f"--number_ios={600 * seconds}", f"--write_iolog={log}", "--output-format=json"),
-        *("--verify=pattern", "--verify_pattern=%o", "--do_verify=0"),
+        *("--verify=pattern", "--verify_pattern=%o", "--do_verify=0", "--verify_state_save=0"),
     ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
