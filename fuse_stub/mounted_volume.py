@@ -66,11 +66,14 @@ class MountedVolume:
         self._closes = SlowCloses()
         self.inodes = Inodes(volume.data_fd, volume.space.name, load_secret(volume))
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
+        seeds, block = volume.space.seeds, volume.block_bytes
         if volume.cluster is None:
             chunks, streams = volume.chunk_records, volume.recipe_records
             readers = chunks.native_reader, streams.native_reader
-            block = volume.block_bytes
-            self.inodes.read_stubs(*readers, self.cache.native, volume.space.seeds, block, threads)
+            self.inodes.read_stubs(*readers, self.cache.native, seeds, block, threads)
+        else:
+            content = volume.cluster.chunks.content
+            self.inodes.read_stubs_of_cluster(content, self.cache.native, seeds, block)
         self.stub_reader = StubReader(self.cache, self.slow_calls)
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)
         policy = WatchedPolicy(volume, is_read_only=transitions.is_read_only)

@@ -1,5 +1,6 @@
 """The mount's native loop: requests of the kernel, answered below the interpreter."""
 
+from dedupd.native.rados import ClusterContent
 from dedupd.native.store import Bases, ChunkCache
 
 BACKGROUND_MAX: int
@@ -72,6 +73,10 @@ class Inodes:
         """From now on stubs are read: of the containers of chunks and of recipes. ``seeds``: those
         of the attribute's checksum and of its binding. ``block_bytes``: of a file's blocks. Up to
         ``threads`` threads decode the chunks of one read."""
+    def read_stubs_of_cluster(
+        self, content: ClusterContent, cache: ChunkCache, seeds: tuple[int, int], block_bytes: int
+    ) -> None:
+        """As :meth:`read_stubs`, where the chunks are in a cluster."""
 
     def lend(self, ino: int, takes_writes: bool) -> None:
         """Have a stub, whatever blocks it has of its own, be read here until it is taken back:

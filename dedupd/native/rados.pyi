@@ -42,6 +42,65 @@ class ChunkReader:
     def close(self) -> None:
         """Disconnect, once all reads that were begun have ended."""
 
+class ChunkNumbers:
+    """Numbers of chunks in this process: of those that are taken, and of up to ``idle_max`` that
+    were given back lately. Safe to use from several threads."""
+
+    def __init__(self, idle_max: int) -> None: ...
+    def take(self, fingerprints: Buffer) -> list[int]:
+        """A number for each (32 bytes each, one after the other), the same one for equal ones."""
+    def give_back(self, numbers: Sequence[int]) -> None: ...
+    def fingerprint(self, number: int) -> bytes | None:
+        """None of a number that nobody has."""
+    def __len__(self) -> int: ...
+
+class FrameCache:
+    """Where frames lie on this host's disk, and those that are to be written there: frames of
+    chunks by their fingerprints, and recipes by their versions. Safe to use from several threads.
+
+    Frames of more than ``frame_bytes_max`` are not kept.
+    """
+
+    def __init__(self, frame_bytes_max: int) -> None: ...
+    def add_segment(self, number: int, fd: int, rows: Buffer) -> None:
+        """The segment that ``fd`` is open on, and the list beside it. Raises OSError."""
+    def drop_segment(self, number: int) -> None: ...
+    def get(self, name: bytes) -> bytes | None:
+        """A frame as it is on the disk: not verified."""
+    def forget(self, name: bytes) -> None: ...
+    def keep(self, name: bytes, frame: bytes) -> None:
+        """A frame to be written, unless it is there, or too many wait."""
+    def next(
+        self, segment: int, offset: int, room: int, wait_s: float
+    ) -> tuple[bytes, bytes] | None:
+        """The frames to be written next into a segment at ``offset``, up to ``room`` bytes, and
+        their rows. Both are empty where the next frame does not fit. None where none comes for so
+        long, or after :meth:`close`."""
+    def settle(self, segment: int, rows: Buffer, are_written: bool) -> None:
+        """Whether the frames of :meth:`next` are where their rows say."""
+    def give_up_waiting(self) -> None:
+        """Let go of the frames that are to be written."""
+    def close(self) -> None: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def expected(self) -> int:
+        """How many frames are to be written."""
+    def __len__(self) -> int:
+        """How many frames can be read."""
+
+class ClusterContent:
+    """Reads recipes and chunks for a mount: from ``cache``, and from the cluster once it is
+    connected. ``algorithm`` is that of fingerprints. Safe to use from several threads."""
+
+    def __init__(self, numbers: ChunkNumbers, cache: FrameCache | None, algorithm: str) -> None: ...
+    def connect(self, reader: ChunkReader | None) -> None:
+        """By which it reads from now on; None: not from the cluster. The connection ends when
+        nobody has it any more. Raises ValueError where the reader is closed."""
+    def take_failure(self, names: Sequence[bytes]) -> int:
+        """The errno by which it could not read any of these a moment ago, which is forgotten; 0
+        where it could. Names as in :class:`FrameCache`."""
+
 def keep_freed_memory() -> None:
     """Let the process keep some of the memory that it has let go of: every page of a chunk that is
     stored or read would be new otherwise. For processes that connect to a cluster."""

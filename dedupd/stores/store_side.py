@@ -113,7 +113,7 @@ class StoreSide:
             return None
         from dedupd.rados.reading.volume_store import VolumeStore
 
-        return VolumeStore(found, self.base_fd, self.parameters.uuid, self.disk)
+        return VolumeStore(found, self.base_fd, self.parameters, self.disk)
 
     @property
     def chunk_records(self) -> RecordReader:

@@ -136,6 +136,17 @@ class Inodes:
         self.native.read_stubs(chunks, streams, cache, seeds, block_bytes, threads)
         self.are_stubs_read = True
 
+    def read_stubs_of_cluster(
+        self,
+        content: native.rados.ClusterContent,
+        cache: native.store.ChunkCache,
+        seeds: tuple[int, int],
+        block_bytes: int,
+    ) -> None:
+        """As :meth:`read_stubs`, where the chunks are in a cluster."""
+        self.native.read_stubs_of_cluster(content, cache, seeds, block_bytes)
+        self.are_stubs_read = True
+
     def lend(self, ino: int, *, takes_writes: bool) -> None:
         """Have native code use a stub that is open here, whatever blocks it has of its own, until
         it is taken back: it is settled. ``takes_writes``: for writes of whole blocks, too."""

@@ -1,8 +1,8 @@
 """Reads of stubs that native code does not answer: where the bytes come from.
 
 Native code reads stubs by itself (``native/src/mount/requests/reading.rs``), unless anything is out
-of the ordinary, or the store is in a cluster. A read here takes the first of three lanes that has
-all of it:
+of the ordinary, or a store in a cluster was not opened yet. A read here takes the first of three
+lanes that has all of it:
 
 1. **One chunk** (:meth:`StubReader._from_memory`): most small reads lie in one chunk, which is in
    the cache, or in the page cache and decompressed at once.

@@ -18,13 +18,13 @@ pub mod chunker;
 pub mod codec;
 pub mod fingerprint;
 
-pub mod rados;
-
 pub mod admission;
 
 pub mod index;
 pub mod ingest;
 pub mod store;
+
+pub mod rados;
 
 pub mod upkeep;
 

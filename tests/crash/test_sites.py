@@ -40,9 +40,9 @@ NO_ROOM = "a copy that could not have its length, as it was before"
 
 ELSEWHERE = {
     "dedupd.store.sketches.remove_sketches unlink": OF_NO_GAIN,
-    "dedupd.rados.reading.disk_cache._write create": CACHED,
+    "dedupd.rados.reading.disk_cache.__init__ door": CACHED,
+    "dedupd.rados.reading.disk_cache._new_segment create": CACHED,
     "dedupd.rados.reading.disk_cache._write write_at": CACHED,
-    "dedupd.rados.reading.disk_cache._write rename": CACHED,
     "dedupd.rados.reading.disk_cache._unlink unlink": CACHED,
     "dedupd.rados.reading.volume_store._cache_in make_dir": CACHED,
     "dedupd.rados.reading.volume_store.bind replace_file": ONE_CALL,

@@ -1,14 +1,12 @@
 """Stubs' recipes and chunks are read from the cluster, or from this host's disk, and verified."""
 
 import gc
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from dedupd.config.reserve import Reserve
 from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe, StoreUnreachable
 from dedupd.format.cluster.objects import chunk_object
 from dedupd.format.ids import HOLE
@@ -20,16 +18,11 @@ from dedupd.rados.reading.disk_cache import DiskCache
 from dedupd.rados.store import RadosStore
 from dedupd.store.recipe.recipe_reader import Span
 from dedupd.stub.content import StoreContent
-from dedupd.system.disk import Disk
+from tests.support.disk_caches import cache_in
 from tests.support.rados_hosts import PIECE_BYTES, Site, fingerprint, random_content
 
 A = random_content(1, 6)
 SPARSE = A[: 2 * PIECE_BYTES] + bytes(3 * PIECE_BYTES) + A[:PIECE_BYTES] + bytes(PIECE_BYTES)
-
-
-def cache_in(directory: Path, bytes_max: int = 1 << 20) -> DiskCache:
-    directory.mkdir(exist_ok=True)
-    return DiskCache(os.open(directory, os.O_RDONLY | os.O_DIRECTORY), bytes_max, Disk())
 
 
 @pytest.fixture
@@ -82,10 +75,8 @@ def test_what_was_read_is_read_from_this_host_s_disk(site: Site, tmp_path: Path)
     assert found.read(0, len(A)) == A
     assert operations == []
     site.cluster.gate = None
-    for path in (tmp_path / "cache").iterdir():
-        data = bytearray(path.read_bytes())
-        data[-1] ^= 1
-        path.write_bytes(data)
+    (path,) = (tmp_path / "cache").glob("*.frames")
+    path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
     found = opened(site, ClusterChunks(lambda: site.store, cache), ref)
     assert found.read(0, len(A)) == A
     cache.close()
@@ -114,41 +105,13 @@ def test_what_was_read_is_read_while_the_store_is_gone(site: Site, tmp_path: Pat
     assert content_by(lambda: site.store) == SPARSE
     assert content_by(gone) == SPARSE
     # A recipe that is torn on this host's disk is fetched again, as a chunk is.
-    path = directory / ref.digest.hex()
-    path.write_bytes(path.read_bytes()[:-1])
+    (path,) = directory.glob("*.frames")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"DDRM") + 100] ^= 1
+    path.write_bytes(data)
     with pytest.raises(StoreUnreachable):
         content_by(gone)
     assert content_by(lambda: site.store) == SPARSE
-
-
-def test_the_cache_is_bounded(tmp_path: Path) -> None:
-    cache = cache_in(tmp_path / "cache", 1000)
-    names = [bytes([n]) * 32 for n in range(30)]
-    for name in names:
-        cache.put(name, bytes(100))
-        assert cache.get(names[0]) is not None  # the one that is used
-        assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= 1000
-    assert cache.get(names[1]) is None and cache.get(names[-1]) is not None
-    cache.put(b"x" * 32, bytes(2000))
-    assert cache.get(b"x" * 32) is None
-    cache.close()
-    (tmp_path / "cache" / "half.new").write_bytes(b"a crash has left it")
-    cache = cache_in(tmp_path / "cache", 500)
-    assert cache.used_bytes <= 500 and len(list((tmp_path / "cache").iterdir())) == 5
-    cache.close()
-
-
-def test_the_cache_takes_nothing_of_the_reserve(tmp_path: Path) -> None:
-    cache = cache_in(tmp_path / "cache", 1000)
-    for n in range(8):
-        cache.put(bytes([n]) * 32, bytes(100))
-    cache.reserve = Reserve(size_bytes=1 << 60)
-    for n in range(8, 30):
-        before = cache.used_bytes
-        cache.put(bytes([n]) * 32, bytes(100))
-        assert cache.used_bytes < before or before < 8
-        assert cache.get(bytes([n]) * 32) is None
-    cache.close()
 
 
 def test_a_damaged_chunk_is_an_error_and_is_marked(site: Site, cache: DiskCache) -> None:
@@ -175,14 +138,15 @@ def test_a_version_that_is_gone_is_an_error(site: Site) -> None:
 def test_numbers_are_never_another_chunk_s(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "IDLE_NUMBERS_MAX", 2)
     numbers = ChunkNumbers()
-    first = numbers.take([b"a", b"b", b"a", b"c"])
+    a, b, c = (bytes([n]) * 32 for n in range(3))
+    first = numbers.take([a, b, a, c])
     assert first == [1, 2, 1, 3]
     numbers.give_back(first[:1])
-    assert numbers.fingerprint(1) == b"a"
+    assert numbers.fingerprint(1) == a
     numbers.give_back(first[1:])
     with pytest.raises(DamagedChunk):
         numbers.fingerprint(2)  # the one that has been idle for longest
-    assert numbers.take([b"a", b"b", b"c"]) == [1, 4, 3] and len(numbers) == 3
+    assert numbers.take([a, b, c]) == [1, 4, 3] and len(numbers) == 3
 
 
 def test_what_a_recipe_took_is_given_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

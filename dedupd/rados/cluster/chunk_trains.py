@@ -51,8 +51,7 @@ class ChunkTrains:
 
         Raises StoreUnreachable where any has no answer in time, UsageError, WriterFenced.
         """
-        reader = self._opened()
-        chunks, frames, errno = reader.read(
+        chunks, frames, errno = self.reader.read(
             [chunk_object(one.fingerprint) for one in wanted],
             b"".join([one.fingerprint for one in wanted]),
             [one.length for one in wanted],
@@ -67,7 +66,9 @@ class ChunkTrains:
             raise self._cluster.error("reading chunks", OSError(errno, "no answer"))
         return chunks
 
-    def _opened(self) -> native.rados.ChunkReader:
+    @property
+    def reader(self) -> native.rados.ChunkReader:
+        """The connection. Raises as :meth:`read` does."""
         address = self._cluster.address
         with self._lock:
             if self._reader is None:

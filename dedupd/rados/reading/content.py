@@ -5,13 +5,13 @@ out as recipes are opened and taken back when they are let go, because the cache
 chunks by number. They mean nothing elsewhere.
 """
 
-import threading
+import os
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dedupd import native
 from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe, DedupdError
 from dedupd.format import recipe as node_format
 from dedupd.format.cluster.objects import (
@@ -26,6 +26,7 @@ from dedupd.format.cluster.objects import (
 from dedupd.format.container import Codec, Record, RecordKind
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import RecipeRef, fingerprint_check
+from dedupd.format.volume_parameters import FINGERPRINTS
 from dedupd.rados.cluster.chunk_trains import WantedChunk
 from dedupd.rados.reading.disk_cache import DiskCache
 from dedupd.rados.store import RadosStore
@@ -52,57 +53,36 @@ def version_in(number: int, digest: bytes) -> str | None:
 class ChunkNumbers:
     """Fingerprint ↔ number, for the chunks of recipes that are open, and of some that were lately.
 
-    A number is never given to another chunk: caches outlive the recipes. Thread-safe.
+    A number is never given to another chunk: caches outlive the recipes. Thread-safe. A face of
+    native code, which gives numbers out for the recipes that it opens.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._next = 1  # _lock; 0 is the hole
-        self._numbers: dict[bytes, int] = {}  # _lock
-        self._fingerprints: dict[int, bytes] = {}  # _lock
-        self._users: dict[int, int] = {}  # _lock
-        self._idle: OrderedDict[int, None] = OrderedDict()  # _lock: those with no user
+        self.native = native.rados.ChunkNumbers(IDLE_NUMBERS_MAX)
 
     def take(self, fingerprints: Sequence[bytes]) -> list[int]:
         """A number for each, the same one for equal ones, until :meth:`give_back`."""
-        with self._lock:
-            return [self._take(fingerprint) for fingerprint in fingerprints]
-
-    def _take(self, fingerprint: bytes) -> int:
-        number = self._numbers.get(fingerprint)
-        if number is None:
-            number, self._next = self._next, self._next + 1
-            self._numbers[fingerprint], self._fingerprints[number] = number, fingerprint
-        self._idle.pop(number, None)
-        self._users[number] = self._users.get(number, 0) + 1
-        return number
+        return self.native.take(b"".join(fingerprints))
 
     def give_back(self, numbers: Sequence[int]) -> None:
-        with self._lock:
-            for number in numbers:
-                self._users[number] -= 1
-                if not self._users[number]:
-                    del self._users[number]
-                    self._idle[number] = None
-            while len(self._idle) > IDLE_NUMBERS_MAX:
-                number, _ = self._idle.popitem(last=False)
-                del self._numbers[self._fingerprints.pop(number)]
+        self.native.give_back(numbers)
 
     def fingerprint(self, number: int) -> bytes:
         """Raises DamagedChunk where no open recipe has it."""
-        found = self._fingerprints.get(number)
+        found = self.native.fingerprint(number)
         if found is None:
             raise DamagedChunk(f"chunk {number:x}: no open recipe names it", number)
         return found
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self.native)
 
 
 class ClusterChunks:
     """Reads chunks by their numbers, from the host's disk or the cluster, each verified.
 
-    Many at once are fetched in a train. Safe to use from several threads.
+    Many at once are fetched in a train. Safe to use from several threads. What is ordinary a
+    mount has native code read (``content``), once the store was opened here.
     """
 
     def __init__(
@@ -110,9 +90,14 @@ class ClusterChunks:
         store: Callable[[], RadosStore],
         cache: DiskCache | None = None,
         on_damage: Callable[[bytes], None] | None = None,
+        algorithm: str = FINGERPRINTS[0],
     ) -> None:
         self._store, self._cache, self._on_damage = store, cache, on_damage
         self.numbers = ChunkNumbers()
+        self.content = native.rados.ClusterContent(
+            self.numbers.native, None if cache is None else cache.native, algorithm
+        )
+        self._is_connected = False
 
     def raw(self, fingerprint: bytes) -> bytes:
         """The raw bytes of a chunk. Raises Damaged, StoreUnreachable, UsageError."""
@@ -206,16 +191,35 @@ class ClusterChunks:
         keep = None if self._cache is None else self._cache.put
         train = [WantedChunk(own, wanted[at][1]) for at, own in named]
         found: list[bytes | None] = [None] * len(wanted)
-        for (at, _), raw in zip(named, self._store().trains.read(train, keep), strict=True):
+        store = self._store()
+        self.raise_failure(store, [own for _, own in named])
+        for (at, _), raw in zip(named, store.trains.read(train, keep), strict=True):
             found[at] = raw
+        self._connect(store)
         return found
+
+    def raise_failure(self, store: RadosStore, names: Sequence[bytes]) -> None:
+        """Raise StoreUnreachable where native code has waited for any of these in vain, and left
+        the request to Python: a user does not wait twice."""
+        errno = self.content.take_failure(names)
+        if errno:
+            raise store.cluster.error("reading", OSError(errno, os.strerror(errno)))
+
+    def _connect(self, store: RadosStore) -> None:
+        """Have native code read what it is asked for by the connection of the trains."""
+        if not self._is_connected:
+            self._is_connected = True
+            if self._cache is not None:
+                self._cache.begin()
+            self.content.connect(store.trains.reader)
 
     def frame_chunks(self, *_: Any) -> tuple[bytes, bytes, int]:
         """None: each is read by :meth:`read_alone`."""
         return b"", b"", 0
 
     def close(self) -> None:
-        """Nothing of its own is open."""
+        """Native code reads from the cluster no more."""
+        self.content.connect(None)
 
 
 class ClusterRecipes:
@@ -256,7 +260,9 @@ class ClusterRecipes:
         )
 
     def _fetched(self, version: str) -> FileRecipe | None:
-        found = self._store().recipes.read(version)
+        store = self._store()
+        self._chunks.raise_failure(store, [bytes.fromhex(version)])
+        found = store.recipes.read(version)
         if found is not None and self._cache is not None and parts_of(found) == 1:
             self._cache.put(bytes.fromhex(version), b"".join(encode_parts(found)))
         return found

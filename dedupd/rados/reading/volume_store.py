@@ -7,6 +7,7 @@ from uuid import UUID
 
 from dedupd.errors import StoreUnreachable
 from dedupd.format.cluster.binding import StoreBinding
+from dedupd.format.volume_parameters import Parameters
 from dedupd.rados.cluster.address import parse_address
 from dedupd.rados.reading.binding import BINDING_FILE
 from dedupd.rados.reading.content import ClusterChunks, ClusterRecipes
@@ -40,12 +41,14 @@ class VolumeStore:
     Nothing is asked of the cluster, and nothing of Ceph's is loaded, before the first read.
     """
 
-    def __init__(self, binding: StoreBinding, base_fd: int, volume_uuid: str, disk: Disk) -> None:
-        self.binding, self.volume = binding, UUID(volume_uuid).hex
+    def __init__(
+        self, binding: StoreBinding, base_fd: int, parameters: Parameters, disk: Disk
+    ) -> None:
+        self.binding, self.volume = binding, UUID(parameters.uuid).hex
         self._lock = threading.Lock()
         self._store: RadosStore | None = None
         self._cache = self._cache_in(base_fd, disk)
-        self.chunks = ClusterChunks(self.open, self._cache)
+        self.chunks = ClusterChunks(self.open, self._cache, algorithm=parameters.fingerprint)
         self.recipes = ClusterRecipes(self.open, self.chunks, self._cache)
 
     def _cache_in(self, base_fd: int, disk: Disk) -> DiskCache | None:
@@ -91,6 +94,7 @@ class VolumeStore:
         return cast(RecipeReader, self.recipes)
 
     def close(self) -> None:
+        self.chunks.close()
         if self._cache is not None:
             self._cache.close()
         if self._store is not None:

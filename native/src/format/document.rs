@@ -5,8 +5,8 @@ use super::record_header::{
 };
 use super::table_entry::State;
 use super::{
-    chunk_frame, recipe, record_header, saved_index, saved_notes, stream, stub, table_entry,
-    table_map,
+    chunk_frame, file_recipe, kept_frame, recipe, record_header, saved_index, saved_notes, stream,
+    stub, table_entry, table_map,
 };
 
 const TEXT: &str = include_str!("../../../docs/format.md");
@@ -55,6 +55,9 @@ fn every_layout_is_that_of_the_document() {
     compare("Recipe entry (16 bytes)", recipe::fields::FIELDS, &[]);
     compare("Stub attribute (64 bytes)", stub::fields::FIELDS, &[]);
     compare("Chunk frame (32 bytes)", chunk_frame::fields::FIELDS, &[]);
+    compare("Recipe part (96 bytes)", file_recipe::fields::FIELDS, &[]);
+    compare("Chunk entry (44 bytes)", file_recipe::entry::FIELDS, &[]);
+    compare("Kept frame (48 bytes)", kept_frame::fields::FIELDS, &[]);
     compare("Frame header (32 bytes)", stream::header::FIELDS, &[]);
     compare("Judged file (16 bytes)", saved_notes::judged::FIELDS, &[]);
     compare("Note (16 bytes)", saved_notes::note::FIELDS, &[]);

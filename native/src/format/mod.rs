@@ -5,7 +5,9 @@
 
 pub mod bytes;
 pub mod chunk_frame;
+pub mod file_recipe;
 pub mod ids;
+pub mod kept_frame;
 pub mod recipe;
 pub mod record_header;
 pub mod saved_index;

@@ -177,7 +177,9 @@ mod exported {
     #[pymodule]
     mod rados {
         #[pymodule_export]
-        use crate::python::rados::{ChunkReader, keep_freed_memory};
+        use crate::python::rados::{
+            ChunkNumbers, ChunkReader, ClusterContent, FrameCache, keep_freed_memory,
+        };
     }
 
     #[pymodule]

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use super::chunk_cache::ChunkCache;
+use super::rados::ClusterContent;
 use super::refine::Bases;
 use super::support::calls::{c_string, os_error};
 use super::support::input::Input;
@@ -30,7 +31,7 @@ use crate::mount::session::line::{self, Next};
 use crate::mount::session::serve::{self, Way};
 use crate::mount::session::service::Service;
 use crate::mount::session::stand_ins::Beside;
-use crate::store::recipes::Recipes;
+use crate::store::content::{Containers, Content};
 use crate::system::calls::name_to_handle;
 use crate::threads::lock::locked;
 use zerocopy::IntoBytes;
@@ -64,6 +65,25 @@ impl Inodes {
     fn tree(&self, py: Python<'_>) -> PyResult<Arc<Tree>> {
         let tree = locked(&self.0).as_ref().map(Arc::clone);
         ready(py, tree.ok_or(Failure(libc::ENOTCONN)))
+    }
+
+    fn read_content(
+        &self,
+        py: Python<'_>,
+        content: Arc<dyn Content>,
+        cache: &Bound<'_, ChunkCache>,
+        seeds: (u64, u64),
+        block_bytes: u64,
+    ) -> PyResult<()> {
+        let store = Store {
+            content,
+            cache: Arc::clone(&cache.get().0),
+            seeds: Seeds { attribute: seeds.0, instance: seeds.1 },
+            block_bytes: block_bytes.max(1),
+        };
+        // It stays as it was said first.
+        let _ = self.tree(py)?.store.set(Arc::new(store));
+        Ok(())
     }
 }
 
@@ -164,18 +184,21 @@ impl Inodes {
         block_bytes: u64,
         threads: usize,
     ) -> PyResult<()> {
-        let chunks = Arc::clone(&chunks.get().0);
-        let store = Store {
-            recipes: Recipes::new(Arc::clone(&streams.get().0), Arc::clone(&chunks)),
-            chunks,
-            cache: Arc::clone(&cache.get().0),
-            seeds: Seeds { attribute: seeds.0, instance: seeds.1 },
-            block_bytes: block_bytes.max(1),
-            helpers: threads.saturating_sub(1),
-        };
-        // It stays as it was said first.
-        let _ = self.tree(py)?.store.set(Arc::new(store));
-        Ok(())
+        let (chunks, streams) = (Arc::clone(&chunks.get().0), Arc::clone(&streams.get().0));
+        let content = Containers::new(chunks, streams, threads.saturating_sub(1));
+        self.read_content(py, Arc::new(content), cache, seeds, block_bytes)
+    }
+
+    /// As [`Inodes::read_stubs`], of a store in a cluster.
+    fn read_stubs_of_cluster(
+        &self,
+        py: Python<'_>,
+        content: &Bound<'_, ClusterContent>,
+        cache: &Bound<'_, ChunkCache>,
+        seeds: (u64, u64),
+        block_bytes: u64,
+    ) -> PyResult<()> {
+        self.read_content(py, content.get().0.clone(), cache, seeds, block_bytes)
     }
 
     fn lend(&self, py: Python<'_>, ino: u64, takes_writes: bool) -> PyResult<()> {

@@ -1,26 +1,29 @@
-//! `ChunkReader`, `keep_freed_memory`.
+//! `ChunkReader`, `ChunkNumbers`, `FrameCache`, `ClusterContent`, `keep_freed_memory`.
 
 use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pyo3::exceptions::{PyImportError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::hashing::algorithm_named;
+use super::support::calls::os_error;
 use super::support::input::Input;
 use super::support::output::uninitialised;
-use crate::fingerprint::Algorithm;
+use crate::format::ids::FINGERPRINT_BYTES;
+use crate::format::kept_frame::Name;
 use crate::rados::chunk_reads::{Found, Wanted, read_all};
+use crate::rados::cluster_content::{self, Reader};
 use crate::rados::connection::{Address, Connection, Refusal};
-use crate::rados::memory;
+use crate::rados::{chunk_numbers, frame_cache, memory};
 use crate::threads::lock::locked;
 
 #[pyclass(frozen, module = "dedupd.native.rados")]
-pub struct ChunkReader {
-    connection: Mutex<Option<Arc<Connection>>>,
-    algorithm: Algorithm,
-}
+pub struct ChunkReader(Mutex<Option<Arc<Reader>>>);
 
 /// Of each chunk its bytes, and its frame where frames are asked for; the first errno, or 0.
 type Read = (Vec<Option<Py<PyBytes>>>, Vec<Option<Py<PyBytes>>>, i32);
@@ -48,7 +51,7 @@ impl ChunkReader {
                 Refusal::Library(reason) => PyImportError::new_err(reason),
                 Refusal::Errno(errno) => system_error(errno),
             })?;
-        Ok(ChunkReader { connection: Mutex::new(Some(Arc::new(connection))), algorithm })
+        Ok(ChunkReader(Mutex::new(Some(Arc::new(Reader { connection, algorithm })))))
     }
 
     #[pyo3(signature = (objects, fingerprints, lengths, *, at_once, with_frames))]
@@ -65,32 +68,33 @@ impl ChunkReader {
         if objects.len() != fingerprints.len() || objects.len() != lengths.len() {
             return Err(PyValueError::new_err("each object has one fingerprint and one length"));
         }
-        let connection = locked(&self.connection).clone();
-        let connection = connection.ok_or_else(|| PyValueError::new_err("the reader is closed"))?;
+        let reader = self.open()?;
         let results: Vec<Py<PyBytes>> =
             lengths.iter().map(|&length| uninitialised(py, length)).collect::<PyResult<_>>()?;
+        let rooms: Vec<usize> =
+            results.iter().map(|result| result.bind(py).as_bytes().as_ptr().addr()).collect();
         let wanted = objects
             .into_iter()
             .zip(fingerprints)
-            .zip(lengths.iter().zip(&results))
-            .map(|((object, &fingerprint), (&length, result))| {
-                let start = result.bind(py).as_bytes().as_ptr().cast_mut();
-                // SAFETY: the object is new, and nobody else has it before this function returns.
-                let out = unsafe { std::slice::from_raw_parts_mut(start, length) };
-                Wanted { object, fingerprint, out }
-            })
-            .collect();
+            .zip(&lengths)
+            .map(|((object, &fingerprint), &length)| Wanted { object, fingerprint, length });
         let mut kept: Vec<Option<Vec<u8>>> = vec![None; lengths.len()];
-        let found = py.detach(|| {
-            let keep = |at: usize, frame: &[u8]| {
-                if with_frames {
-                    kept[at] = Some(frame.to_vec());
-                }
+        let mut found = Vec::with_capacity(lengths.len());
+        py.detach(|| {
+            let room = |at: usize, length: usize| {
+                let start = std::ptr::with_exposed_provenance_mut(rooms[at]);
+                // SAFETY: the object is new, has this length, and nobody else has it before this
+                // function returns; each is filled once.
+                unsafe { std::slice::from_raw_parts_mut::<u8>(start, length) }
             };
-            let found = read_all(&connection, wanted, self.algorithm, at_once, keep);
+            read_all(&reader.connection, wanted, reader.algorithm, at_once, room, |landed| {
+                if with_frames && landed.found == Found::Good {
+                    kept[landed.at] = Some(landed.object.to_vec());
+                }
+                found.push(landed.found);
+            });
             // Where the reader was closed meanwhile the connection ends here.
-            drop(connection);
-            found
+            drop(reader);
         });
         let errno = found.iter().find_map(|one| match one {
             Found::Failed(errno) => Some(*errno),
@@ -109,8 +113,164 @@ impl ChunkReader {
     }
 
     fn close(&self, py: Python<'_>) {
-        let connection = locked(&self.connection).take();
-        py.detach(|| drop(connection));
+        let reader = locked(&self.0).take();
+        py.detach(|| drop(reader));
+    }
+}
+
+impl ChunkReader {
+    fn open(&self) -> PyResult<Arc<Reader>> {
+        let reader = locked(&self.0).clone();
+        reader.ok_or_else(|| PyValueError::new_err("the reader is closed"))
+    }
+}
+
+#[pyclass(frozen, module = "dedupd.native.rados")]
+pub struct ChunkNumbers(Arc<chunk_numbers::ChunkNumbers>);
+
+#[pymethods]
+impl ChunkNumbers {
+    #[new]
+    fn new(idle_max: usize) -> ChunkNumbers {
+        ChunkNumbers(Arc::new(chunk_numbers::ChunkNumbers::new(idle_max)))
+    }
+
+    fn take(&self, fingerprints: Input) -> PyResult<Vec<u64>> {
+        let fingerprints = fingerprints.fingerprints("fingerprints")?;
+        Ok(self.0.take(fingerprints.into_iter()))
+    }
+
+    fn give_back(&self, numbers: Vec<u64>) {
+        self.0.give_back(numbers.into_iter());
+    }
+
+    fn fingerprint<'py>(&self, py: Python<'py>, number: u64) -> Option<Bound<'py, PyBytes>> {
+        self.0.fingerprint(number).map(|fingerprint| PyBytes::new(py, &fingerprint))
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.count()
+    }
+}
+
+/// The fingerprint of a chunk, or the name of a version, which is shorter.
+fn name_of(name: &[u8]) -> PyResult<Name> {
+    let mut whole = [0; FINGERPRINT_BYTES];
+    let start = whole.get_mut(..name.len());
+    start
+        .ok_or_else(|| PyValueError::new_err("a name has 32 bytes at most"))?
+        .copy_from_slice(name);
+    Ok(whole)
+}
+
+#[pyclass(frozen, module = "dedupd.native.rados")]
+pub struct FrameCache(Arc<frame_cache::FrameCache>);
+
+#[pymethods]
+impl FrameCache {
+    #[new]
+    fn new(frame_bytes_max: usize) -> FrameCache {
+        FrameCache(Arc::new(frame_cache::FrameCache::new(frame_bytes_max)))
+    }
+
+    /// The descriptor stays the caller's.
+    fn add_segment(&self, py: Python<'_>, number: u32, fd: RawFd, rows: Input) -> PyResult<()> {
+        // SAFETY: the caller has it open.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+        let file: File = file.map_err(|error| os_error(py, &error))?.into();
+        self.0.add_segment(number, file, rows.bytes());
+        Ok(())
+    }
+
+    fn drop_segment(&self, py: Python<'_>, number: u32) {
+        py.detach(|| self.0.drop_segment(number));
+    }
+
+    fn get<'py>(&self, py: Python<'py>, name: &[u8]) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let name = name_of(name)?;
+        let found = py.detach(|| self.0.decoded(&name, |frame| Some(frame.to_vec())));
+        Ok(found.map(|frame| PyBytes::new(py, &frame)))
+    }
+
+    fn forget(&self, name: &[u8]) -> PyResult<()> {
+        self.0.forget(&name_of(name)?);
+        Ok(())
+    }
+
+    fn keep(&self, name: &[u8], frame: &[u8]) -> PyResult<()> {
+        let name = name_of(name)?;
+        if self.0.wants(&name) {
+            self.0.keep(name, frame.to_vec());
+        }
+        Ok(())
+    }
+
+    fn next<'py>(
+        &self,
+        py: Python<'py>,
+        segment: u32,
+        offset: u32,
+        room: usize,
+        wait_s: f64,
+    ) -> Option<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
+        let limit = Duration::try_from_secs_f64(wait_s).unwrap_or_default();
+        let batch = py.detach(|| self.0.next(segment, offset, room, limit))?;
+        Some((PyBytes::new(py, &batch.data), PyBytes::new(py, &batch.rows)))
+    }
+
+    fn settle(&self, segment: u32, rows: Input, are_written: bool) {
+        self.0.settle(segment, rows.bytes(), are_written);
+    }
+
+    fn give_up_waiting(&self) {
+        self.0.give_up_waiting();
+    }
+
+    fn close(&self) {
+        self.0.close();
+    }
+
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
+    #[getter]
+    fn expected(&self) -> usize {
+        self.0.expected()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.count()
+    }
+}
+
+#[pyclass(frozen, module = "dedupd.native.rados")]
+pub struct ClusterContent(pub Arc<cluster_content::ClusterContent>);
+
+#[pymethods]
+impl ClusterContent {
+    #[new]
+    fn new(
+        numbers: &ChunkNumbers,
+        cache: Option<&Bound<'_, FrameCache>>,
+        algorithm: &str,
+    ) -> PyResult<ClusterContent> {
+        let algorithm = algorithm_named("algorithm", algorithm)?;
+        let (numbers, kept) =
+            (Arc::clone(&numbers.0), cache.map(|cache| Arc::clone(&cache.get().0)));
+        Ok(ClusterContent(Arc::new(cluster_content::ClusterContent::new(numbers, kept, algorithm))))
+    }
+
+    fn connect(&self, py: Python<'_>, reader: Option<&ChunkReader>) -> PyResult<()> {
+        let reader = reader.map(ChunkReader::open).transpose()?;
+        py.detach(|| self.0.connect(reader));
+        Ok(())
+    }
+
+    fn take_failure(&self, names: Vec<Vec<u8>>) -> PyResult<i32> {
+        let names: Vec<Name> = names.iter().map(|name| name_of(name)).collect::<PyResult<_>>()?;
+        Ok(self.0.failures.take(names.iter()))
     }
 }
 

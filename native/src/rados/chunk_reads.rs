@@ -1,11 +1,13 @@
 //! Trains of chunks: many reads in flight, taken in their order by the thread that asked.
 //!
 //! A reader in a thread of its own for each chunk is woken for each of them, and so are the threads
-//! that hand the answers over. Here the answers that came meanwhile are taken without a switch.
+//! that hand the answers over. Here the answers that came meanwhile are taken without a switch. A read asks for one byte
+//! more than the frame of a chunk can have: a longer object is not read to its end, and is found to be
+//! another one.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::ptr;
 
 use super::connection::Connection;
@@ -13,15 +15,18 @@ use super::library::Handle;
 use crate::codec::encode as codec;
 use crate::fingerprint::Algorithm;
 use crate::format::chunk_frame::{ChunkFrame, FRAME_BYTES};
+use crate::format::file_recipe::PART_BYTES_MAX;
 use crate::format::ids::Fingerprint;
 use crate::format::record_header::CODEC_RAW;
 
-/// A chunk that is read: the object that it lies in, and where its raw bytes go, which are as long
-/// as `out`.
-pub struct Wanted<'a> {
+/// Of an object whose length is not known, at first.
+const OBJECT_BYTES: usize = 64 << 10;
+
+/// A chunk that is read: the object that it lies in, and how many raw bytes it has.
+pub struct Wanted {
     pub object: CString,
     pub fingerprint: Fingerprint,
-    pub out: &'a mut [u8],
+    pub length: usize,
 }
 
 /// What became of a read.
@@ -35,36 +40,51 @@ pub enum Found {
     Failed(i32),
 }
 
-/// Reads chunks, up to `at_once` at a time, each proved by its fingerprint. Gives every frame that is
-/// good to `keep`, by the chunk's place in `wanted`. Begins none after one that has failed, so it takes
-/// one time-out at most.
-pub fn read_all(
+/// A read that has ended.
+pub struct Landed<'a, R> {
+    /// The place of the chunk among those that were wanted.
+    pub at: usize,
+    pub found: Found,
+    /// The memory for the raw bytes, filled where they are good.
+    pub raw: R,
+    /// What the object has; empty where it was not read.
+    pub object: &'a [u8],
+}
+
+/// Reads chunks, up to `at_once` at a time, each proved by its fingerprint, into memory that `room`
+/// makes. Tells of each, in their order. Begins none after one that has failed, so it takes one
+/// time-out at most.
+pub fn read_all<R: AsMut<[u8]>>(
     connection: &Connection,
-    wanted: Vec<Wanted<'_>>,
+    wanted: impl Iterator<Item = Wanted>,
     algorithm: Algorithm,
     at_once: usize,
-    mut keep: impl FnMut(usize, &[u8]),
-) -> Vec<Found> {
-    let mut found = Vec::with_capacity(wanted.len());
+    room: impl Fn(usize, usize) -> R,
+    mut tell: impl FnMut(Landed<'_, R>),
+) {
     let failure = Cell::new(None);
-    let mut begun: VecDeque<(Wanted<'_>, Result<Flight<'_>, i32>)> = VecDeque::new();
-    let mut take = |(chunk, flight): (Wanted<'_>, Result<Flight<'_>, i32>)| {
-        let outcome = match flight.and_then(Flight::land) {
-            Ok((object, length)) => {
-                let outcome = decode(&object[..length], chunk.fingerprint, algorithm, chunk.out);
-                if let Found::Good = outcome {
-                    keep(found.len(), &object[..length]);
-                }
-                connection.idle.give_back(object);
-                outcome
+    let mut begun: VecDeque<(Wanted, Result<Flight<'_>, i32>)> = VecDeque::new();
+    let mut at = 0;
+    let mut take = |(chunk, flight): (Wanted, Result<Flight<'_>, i32>)| {
+        let mut raw = room(at, chunk.length);
+        match flight.and_then(Flight::land) {
+            Ok((memory, length)) => {
+                let object = &memory[..length];
+                let found = decode(object, &chunk.fingerprint, algorithm, raw.as_mut());
+                tell(Landed { at, found, raw, object });
+                connection.idle.give_back(memory);
             }
-            Err(libc::ENOENT) => Found::Other,
             Err(errno) => {
-                failure.set(Some(errno));
-                Found::Failed(errno)
+                let found = if errno == libc::ENOENT {
+                    Found::Other
+                } else {
+                    failure.set(Some(errno));
+                    Found::Failed(errno)
+                };
+                tell(Landed { at, found, raw, object: &[] });
             }
-        };
-        found.push(outcome);
+        }
+        at += 1;
     };
     for chunk in wanted {
         if begun.len() >= at_once.max(1) {
@@ -73,7 +93,7 @@ pub fn read_all(
             }
         }
         let flight = match failure.get() {
-            None => Flight::begin(connection, &chunk),
+            None => Flight::begin(connection, &chunk.object, FRAME_BYTES + chunk.length + 1, 0),
             Some(errno) => Err(errno),
         };
         begun.push_back((chunk, flight));
@@ -81,16 +101,36 @@ pub fn read_all(
     for one in begun {
         take(one);
     }
-    found
+}
+
+/// All of an object's data.
+pub fn read_object(connection: &Connection, object: &CStr) -> Result<Vec<u8>, i32> {
+    let mut data = Vec::new();
+    let mut asked = OBJECT_BYTES;
+    loop {
+        let flight = Flight::begin(connection, object, asked, data.len() as u64)?;
+        let (memory, length) = flight.land()?;
+        data.extend_from_slice(&memory[..length]);
+        connection.idle.give_back(memory);
+        if length < asked {
+            return Ok(data);
+        }
+        asked = PART_BYTES_MAX;
+    }
 }
 
 /// The fingerprint proves the payload, so its checksum is not asked.
-fn decode(object: &[u8], fingerprint: Fingerprint, algorithm: Algorithm, out: &mut [u8]) -> Found {
-    let is_good = ChunkFrame::of(object, &fingerprint).is_some_and(|frame| {
+pub fn decode(
+    object: &[u8],
+    fingerprint: &Fingerprint,
+    algorithm: Algorithm,
+    out: &mut [u8],
+) -> Found {
+    let is_good = ChunkFrame::of(object, fingerprint).is_some_and(|frame| {
         frame.raw_length as usize == out.len()
             && (frame.codec != CODEC_RAW || frame.payload.len() == out.len())
             && codec::decode(frame.payload, frame.codec, out).is_ok()
-            && algorithm.digest(out) == fingerprint
+            && algorithm.digest(out) == *fingerprint
     });
     if is_good { Found::Good } else { Found::Other }
 }
@@ -103,11 +143,14 @@ struct Flight<'a> {
 }
 
 impl Flight<'_> {
-    /// Asks for one byte more than the frame of a chunk can have: a longer object is not read to its
-    /// end, and is found to be another one.
-    fn begin<'a>(connection: &'a Connection, chunk: &Wanted<'_>) -> Result<Flight<'a>, i32> {
+    /// Asks for `length` bytes of an object from `offset` on.
+    fn begin<'a>(
+        connection: &'a Connection,
+        object: &CStr,
+        length: usize,
+        offset: u64,
+    ) -> Result<Flight<'a>, i32> {
         let library = connection.library;
-        let length = FRAME_BYTES + chunk.out.len() + 1;
         let mut buffer = connection.idle.of(length);
         let mut completion = ptr::null_mut();
         // SAFETY: no call back, and a handle that is written to.
@@ -120,7 +163,7 @@ impl Flight<'_> {
         // SAFETY: the pool is open as long as the connection, the name ends, and the memory has
         // `length` bytes that nothing else uses before the read is complete.
         let result = unsafe {
-            (library.aio_read)(connection.pool, chunk.object.as_ptr(), completion, start, length, 0)
+            (library.aio_read)(connection.pool, object.as_ptr(), completion, start, length, offset)
         };
         if let Err(errno) = check(result) {
             // SAFETY: nothing was begun that would use it.

@@ -4,10 +4,8 @@ use std::collections::HashSet;
 use std::sync::{Arc, Condvar, Mutex};
 
 use crate::format::ids::{FingerprintCheck, RecordId};
-use crate::store::bases::Bases;
 use crate::store::bounded::Bounded;
 use crate::threads::lock::{locked, unlocked, woken};
-use crate::threads::pool;
 
 /// The bytes of a chunk, verified.
 pub type Chunk = Arc<Vec<u8>>;
@@ -19,6 +17,13 @@ pub struct ChunkKey {
     pub id: RecordId,
     pub length: u32,
     pub check: FingerprintCheck,
+}
+
+/// Where chunks are read from.
+pub trait ChunkSource {
+    /// Gives every chunk that is as expected to `keep`, by its place, as soon as it is there. May wait
+    /// for it.
+    fn read(&self, keys: &[ChunkKey], keep: &(dyn Fn(usize, Vec<u8>) + Sync));
 }
 
 struct State {
@@ -54,13 +59,17 @@ impl ChunkCache {
         locked(&self.state).chunks.has(key)
     }
 
-    /// Keeps a chunk, which the caller has verified.
+    /// Keeps a chunk, which the caller has verified. Whoever waits for it goes on.
     pub fn keep(&self, key: ChunkKey, chunk: &Chunk) {
         let mut state = locked(&self.state);
         state.misses += 1;
         let gone = state.chunks.keep(key, Arc::clone(chunk), chunk.len());
+        let was_claimed = state.loading.remove(&key);
         drop(state);
         drop(gone);
+        if was_claimed {
+            self.loaded.notify_all();
+        }
     }
 
     pub fn bytes(&self) -> usize {
@@ -73,19 +82,21 @@ impl ChunkCache {
         (state.hits, state.misses)
     }
 
-    /// The chunks, from memory or from `store`, which may mean to wait for the disk. None of one that
-    /// is not as expected. Up to `helpers` threads more decode what is in the page cache.
-    pub fn load(&self, keys: &[ChunkKey], store: &Bases, helpers: usize) -> Vec<Option<Chunk>> {
+    /// The chunks, from memory or from `source`. None of one that is not as expected.
+    pub fn load(&self, keys: &[ChunkKey], source: &dyn ChunkSource) -> Vec<Option<Chunk>> {
         let (mut found, mine) = self.claim(keys);
         let claim = Claim { cache: self, keys: mine.iter().map(|&at| keys[at]).collect() };
-        for (&at, chunk) in mine.iter().zip(self.read(&claim.keys, store, helpers)) {
+        let read = self.read(&claim.keys, source);
+        drop(claim);
+        for (&at, chunk) in mine.iter().zip(read) {
             found[at] = chunk;
         }
-        drop(claim);
-        for (key, slot) in keys.iter().zip(&mut found) {
-            if slot.is_none() {
-                // Another thread was reading it, or it cannot be read.
-                *slot = self.wait_for(key).or_else(|| self.read_one(key, store));
+        let mut mine = mine.into_iter().peekable();
+        for (at, (key, slot)) in keys.iter().zip(&mut found).enumerate() {
+            let is_mine = mine.next_if_eq(&at).is_some();
+            if slot.is_none() && !is_mine {
+                // Another thread was reading it; perhaps it could not.
+                *slot = self.wait_for(key).or_else(|| self.read(&[*key], source).remove(0));
             }
         }
         found
@@ -107,31 +118,16 @@ impl ChunkCache {
         (found.collect(), mine)
     }
 
-    fn read(&self, keys: &[ChunkKey], store: &Bases, helpers: usize) -> Vec<Option<Chunk>> {
+    fn read(&self, keys: &[ChunkKey], source: &dyn ChunkSource) -> Vec<Option<Chunk>> {
         let slots: Vec<Mutex<Option<Chunk>>> = keys.iter().map(|_| Mutex::default()).collect();
-        pool::for_each(keys.len(), helpers, |at| {
-            let key = &keys[at];
-            let mut raw = vec![0; key.length as usize];
-            if store.fill_from_memory(key.id, key.check, &mut raw).is_some() {
-                *locked(&slots[at]) = Some(self.kept(*key, raw));
-            }
-        });
-        let read = |(key, slot): (&ChunkKey, Mutex<Option<Chunk>>)| {
-            unlocked(slot).or_else(|| self.read_one(key, store))
-        };
-        keys.iter().zip(slots).map(read).collect()
-    }
-
-    fn read_one(&self, key: &ChunkKey, store: &Bases) -> Option<Chunk> {
-        let mut raw = vec![0; key.length as usize];
-        store.fill(key.id, key.check, &mut raw)?;
-        Some(self.kept(*key, raw))
-    }
-
-    fn kept(&self, key: ChunkKey, raw: Vec<u8>) -> Chunk {
-        let chunk = Arc::new(raw);
-        self.keep(key, &chunk);
-        chunk
+        if !keys.is_empty() {
+            source.read(keys, &|at, raw| {
+                let chunk = Arc::new(raw);
+                self.keep(keys[at], &chunk);
+                *locked(&slots[at]) = Some(chunk);
+            });
+        }
+        slots.into_iter().map(unlocked).collect()
     }
 
     /// Waits until no thread reads a chunk. None where it is not there then.

@@ -4,6 +4,7 @@ pub mod bases;
 pub mod blocks_ahead;
 pub mod bounded;
 pub mod chunk_cache;
+pub mod content;
 pub mod dead_payloads;
 pub mod recipes;
 pub mod record_check;

@@ -21,11 +21,11 @@ from tests.support.rados_hosts import Site
 pytestmark = pytest.mark.root
 
 
-def bind_lab(lab: MountedLab, site: Site) -> None:
+def bind_lab(lab: MountedLab, site: Site, cache_bytes: int = 1 << 20) -> None:
     lab.unmount()
     with lab.opened() as volume:
         uuid = volume.parameters.uuid
-        bind(volume.base_fd, str(lab.root), uuid, site.store, 1 << 20, Disk())
+        bind(volume.base_fd, str(lab.root), uuid, site.store, cache_bytes, Disk())
     lab.mount()
 
 

@@ -25,16 +25,17 @@ struct Reader {
 pub struct Readers(Mutex<Vec<Reader>>);
 
 impl Readers {
-    /// Notes a read. What to load ahead, of `covered` bytes that there are, into a cache of
-    /// `cache_bytes`, if the reader is in sequence.
+    /// Notes a read. What to load up to `ahead` bytes ahead, of `covered` bytes that there are, into a
+    /// cache of `cache_bytes`, if the reader is in sequence.
     pub fn follow(
         &self,
         node: u64,
         range: &Range<u64>,
         covered: u64,
+        ahead: u64,
         cache_bytes: u64,
     ) -> Option<Range<u64>> {
-        follow(&mut locked(&self.0), node, range, covered, cache_bytes / AHEAD_SHARE)
+        follow(&mut locked(&self.0), node, range, covered, ahead, cache_bytes / AHEAD_SHARE)
     }
 }
 
@@ -43,6 +44,7 @@ fn follow(
     node: u64,
     range: &Range<u64>,
     covered: u64,
+    ahead: u64,
     bytes_max: u64,
 ) -> Option<Range<u64>> {
     let length = range.end - range.start;
@@ -59,7 +61,7 @@ fn follow(
     let mut reader = readers.remove(at);
     reader.next = reader.next.max(range.end);
     let start = reader.ahead.max(reader.next);
-    let end = (reader.next + length).min(covered);
+    let end = (reader.next + ahead.min(bytes_max)).min(covered);
     let is_wanted = length >= AHEAD_BYTES_MIN && length <= bytes_max && start < end;
     if is_wanted {
         reader.ahead = end;
@@ -77,7 +79,7 @@ mod tests {
 
     fn read(readers: &mut Vec<Reader>, node: u64, at: u64) -> Option<(u64, u64)> {
         let range = at * LENGTH..(at + 1) * LENGTH;
-        let ahead = follow(readers, node, &range, COVERED, 1 << 30)?;
+        let ahead = follow(readers, node, &range, COVERED, LENGTH, 1 << 30)?;
         Some((ahead.start / LENGTH, ahead.end / LENGTH))
     }
 
@@ -90,6 +92,20 @@ mod tests {
         assert_eq!(read(readers, 1, 2), None);
         assert_eq!(read(readers, 1, 8), None);
         assert_eq!(read(readers, 1, 9), None);
+    }
+
+    #[test]
+    fn far_ahead_is_as_far_as_the_cache_allows() {
+        let readers = &mut Vec::new();
+        let mut read = |at: u64| {
+            let range = at * LENGTH..(at + 1) * LENGTH;
+            let ahead = follow(readers, 1, &range, COVERED, 8 * LENGTH, 4 * LENGTH)?;
+            Some((ahead.start / LENGTH, ahead.end / LENGTH))
+        };
+        assert_eq!(read(0), None);
+        assert_eq!(read(1), Some((2, 6)));
+        assert_eq!(read(2), Some((6, 7)));
+        assert_eq!(read(3), Some((7, 8)));
     }
 
     #[test]
@@ -109,7 +125,7 @@ mod tests {
         let readers = &mut Vec::new();
         for at in [0, 1, 2] {
             let range = at * LENGTH..(at + 1) * LENGTH;
-            assert_eq!(follow(readers, 1, &range, COVERED, LENGTH - 1), None);
+            assert_eq!(follow(readers, 1, &range, COVERED, LENGTH, LENGTH - 1), None);
         }
     }
 }

@@ -104,7 +104,8 @@ impl Tree {
         }
         if !look.is_local {
             let bytes_max = store.cache.bytes_max as u64;
-            read.ahead = self.readers.follow(node, &range, read.stub.covered, bytes_max);
+            let ahead = store.content.ahead_bytes(range.end - range.start);
+            read.ahead = self.readers.follow(node, &range, read.stub.covered, ahead, bytes_max);
         }
         Some(Reading::OfStore(read))
     }

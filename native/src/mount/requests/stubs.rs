@@ -13,9 +13,9 @@ use crate::format::stub::{COMMITTING, DIRECT, RESTORING, STUB_BYTES, Seeds, Stub
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::protocol::abi::{LseekIn, ReadIn};
 use crate::mount::protocol::message::{Answer, Failure};
-use crate::store::bases::Bases;
 use crate::store::chunk_cache::{Chunk, ChunkCache};
-use crate::store::recipes::{Recipes, Span};
+use crate::store::content::Content;
+use crate::store::recipes::Span;
 use crate::store::record_reader::Reads;
 use crate::system::calls::generation_of;
 use crate::system::extents::present;
@@ -25,15 +25,11 @@ pub const VALUE_BYTES: usize = STUB_BYTES + 1;
 
 /// Where the content of a volume's stubs is.
 pub struct Store {
-    /// The containers of chunks.
-    pub chunks: Arc<Bases>,
-    pub recipes: Recipes,
+    pub content: Arc<dyn Content>,
     pub cache: Arc<ChunkCache>,
     pub seeds: Seeds,
     /// A block of a file that is missing is filled as a whole.
     pub block_bytes: u64,
-    /// Threads that help to decode the chunks of one read.
-    pub helpers: usize,
 }
 
 /// A stub as it is while nobody changes it.
@@ -84,7 +80,7 @@ impl Store {
             return None;
         }
         let out = out.get_mut(..length)?;
-        self.chunks.read_opened(stub.recipe, stub.fingerprint_check(), out)?;
+        self.content.read_opened(stub.recipe, stub.fingerprint_check(), out)?;
         touch(file, stub.covered);
         Some(length)
     }
@@ -191,12 +187,12 @@ impl Store {
         reads: Reads,
         parts: &mut Vec<Part>,
     ) -> Option<()> {
-        let spans = self.recipes.spans(stub, range, reads)?;
+        let spans = self.content.spans(stub, range, reads)?;
         let keys: Vec<_> = spans.iter().filter_map(|span| span.chunk).collect();
         let mut chunks = if reads == Reads::CachedOnly {
             keys.iter().map(|key| self.cache.get(key)).collect()
         } else {
-            self.cache.load(&keys, &self.chunks, self.helpers)
+            self.cache.load(&keys, &*self.content)
         }
         .into_iter();
         for span in spans {
@@ -211,9 +207,9 @@ impl Store {
 
     /// Has the chunks of a range in memory soon after, for a reader who is expected there.
     pub fn load_ahead(&self, stub: &StubHead, range: &Range<u64>) {
-        let Some(spans) = self.recipes.spans(stub, range, Reads::Any) else { return };
+        let Some(spans) = self.content.spans(stub, range, Reads::Any) else { return };
         let absent = spans.iter().filter_map(|span| span.chunk).filter(|key| !self.cache.has(key));
-        self.cache.load(&absent.collect::<Vec<_>>(), &self.chunks, self.helpers);
+        self.cache.load(&absent.collect::<Vec<_>>(), &*self.content);
     }
 }
 

@@ -1,0 +1,104 @@
+//! The recipe of a file version in a cluster (docs/format.md, "Recipe part").
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::bytes::layout;
+use super::ids::{DIGEST_BYTES, FINGERPRINT_BYTES, Fingerprint};
+
+layout! {
+    pub mod fields: 96 bytes {
+        MAGIC: 4 at 0,
+        FORMAT: 2 at 4,
+        RESERVED: 2 at 6,
+        PART: 4 at 8,
+        PARTS: 4 at 12,
+        COUNT: 8 at 16,
+        LENGTH: 8 at 24,
+        VERSION: 16 at 32,
+        VOLUME_ID: 16 at 48,
+        INODE: 8 at 64,
+        GENERATION: 4 at 72,
+        RESERVED_TOO: 4 at 76,
+        BODY_CHECKSUM: 8 at 80,
+        CHECKSUM: 8 at 88,
+    }
+}
+
+layout! {
+    pub mod entry: 44 bytes {
+        OFFSET: 8 at 0,
+        LENGTH: 4 at 8,
+        FINGERPRINT: 32 at 12,
+    }
+}
+
+const MAGIC: [u8; 4] = *b"DDRM";
+const FORMAT: u16 = 1;
+
+/// More no part has.
+pub const PART_BYTES_MAX: usize = 4 << 20;
+
+/// The name of a file version.
+pub type Version = [u8; DIGEST_BYTES];
+
+/// A chunk of a file.
+pub struct Entry {
+    pub offset: u64,
+    pub length: u32,
+    pub fingerprint: Fingerprint,
+}
+
+/// One object of a recipe.
+pub struct RecipePart {
+    pub parts: u32,
+    /// Bytes of the file.
+    pub length: u64,
+    pub entries: Vec<Entry>,
+}
+
+impl RecipePart {
+    /// None where the object is not that part of the version's recipe, or of another format.
+    pub fn of(object: &[u8], version: &Version, part: u32) -> Option<RecipePart> {
+        let (head, body) = object.split_at_checked(fields::BYTES)?;
+        let parts = fields::PARTS.u32(head);
+        let is_sound = *fields::MAGIC.of(head) == MAGIC
+            && fields::CHECKSUM.u64(head) == xxh3_64(&head[..fields::CHECKSUM.start])
+            && fields::FORMAT.u16(head) == FORMAT
+            && fields::VERSION.of(head) == version
+            && fields::PART.u32(head) == part
+            && part < parts
+            && fields::COUNT.u64(head).checked_mul(entry::BYTES as u64) == Some(body.len() as u64)
+            && fields::BODY_CHECKSUM.u64(head) == xxh3_64(body);
+        let entries = body.chunks_exact(entry::BYTES).map(|row| Entry {
+            offset: entry::OFFSET.u64(row),
+            length: entry::LENGTH.u32(row),
+            fingerprint: *entry::FINGERPRINT.of(row),
+        });
+        is_sound.then(|| RecipePart {
+            parts,
+            length: fields::LENGTH.u64(head),
+            entries: entries.collect(),
+        })
+    }
+}
+
+/// The object of a part, without the end that the library asks for.
+pub fn recipe_object(version: &Version, part: u32) -> String {
+    let name = format!("m.{}", hex(version));
+    if part == 0 { name } else { format!("{name}.{part}") }
+}
+
+/// The object of a chunk.
+pub fn chunk_object(fingerprint: &Fingerprint) -> String {
+    format!("c.{}", hex(fingerprint))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = String::with_capacity(2 * FINGERPRINT_BYTES);
+    for byte in bytes {
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    text
+}

@@ -1,0 +1,188 @@
+//! What stubs are made of whose chunks are in a cluster: from this host's disk, or in trains from
+//! the cluster.
+
+use std::ffi::CString;
+use std::ops::Range;
+use std::sync::{Arc, RwLock};
+
+use crate::fingerprint::Algorithm;
+use crate::format::file_recipe::{RecipePart, Version, chunk_object, recipe_object};
+use crate::format::ids::{DIGEST_BYTES, Fingerprint, FingerprintCheck, RecordId};
+use crate::format::kept_frame::Name;
+use crate::format::stub::StubHead;
+use crate::rados::chunk_numbers::ChunkNumbers;
+use crate::rados::chunk_reads::{Found, Wanted, decode, read_all, read_object};
+use crate::rados::connection::Connection;
+use crate::rados::failures::Failures;
+use crate::rados::file_recipes::{FetchPart, FileRecipes};
+use crate::rados::frame_cache::FrameCache;
+use crate::store::chunk_cache::{ChunkKey, ChunkSource};
+use crate::store::content::Content;
+use crate::store::recipes::Span;
+use crate::store::record_reader::Reads;
+use crate::threads::lock::{read, write};
+
+/// Ahead of a reader in sequence, as far as the cache in memory allows.
+const AHEAD_BYTES: u64 = 8 << 20;
+const READS_AT_ONCE: usize = 64;
+
+/// A connection that was opened, for reads.
+pub struct Reader {
+    pub connection: Connection,
+    pub algorithm: Algorithm,
+}
+
+pub struct ClusterContent {
+    numbers: Arc<ChunkNumbers>,
+    recipes: FileRecipes,
+    algorithm: Algorithm,
+    /// None of a volume that keeps nothing on this host.
+    kept: Option<Arc<FrameCache>>,
+    /// None before Python has opened the store, and after it was closed.
+    reader: RwLock<Option<Arc<Reader>>>,
+    pub failures: Failures,
+}
+
+impl ClusterContent {
+    pub fn new(
+        numbers: Arc<ChunkNumbers>,
+        kept: Option<Arc<FrameCache>>,
+        algorithm: Algorithm,
+    ) -> ClusterContent {
+        ClusterContent {
+            recipes: FileRecipes::new(Arc::clone(&numbers)),
+            numbers,
+            algorithm,
+            kept,
+            reader: RwLock::new(None),
+            failures: Failures::default(),
+        }
+    }
+
+    /// By which chunks are read from now on that are not on this host.
+    pub fn connect(&self, reader: Option<Arc<Reader>>) {
+        let before = std::mem::replace(&mut *write(&self.reader), reader);
+        drop(before);
+    }
+
+    fn reader(&self) -> Option<Arc<Reader>> {
+        read(&self.reader).clone()
+    }
+
+    /// The fingerprint of a chunk, if that begins as the recipe says.
+    fn named(&self, key: &ChunkKey) -> Option<Fingerprint> {
+        let fingerprint = self.numbers.fingerprint(key.id.0)?;
+        (FingerprintCheck::of(&fingerprint) == key.check).then_some(fingerprint)
+    }
+
+    /// A chunk from this host's disk.
+    fn kept_here(&self, key: &ChunkKey, fingerprint: &Fingerprint) -> Option<Vec<u8>> {
+        self.kept.as_ref()?.decoded(fingerprint, |frame| {
+            let mut raw = vec![0; key.length as usize];
+            match decode(frame, fingerprint, self.algorithm, &mut raw) {
+                Found::Good => Some(raw),
+                _ => None,
+            }
+        })
+    }
+
+    fn fetch(
+        &self,
+        reader: &Reader,
+        absent: &[(usize, ChunkKey, Fingerprint)],
+        keep: &(dyn Fn(usize, Vec<u8>) + Sync),
+    ) {
+        let wanted = absent.iter().filter_map(|(_, key, fingerprint)| {
+            let object = CString::new(chunk_object(fingerprint)).ok()?;
+            Some(Wanted { object, fingerprint: *fingerprint, length: key.length as usize })
+        });
+        let room = |_, length| vec![0; length];
+        read_all(&reader.connection, wanted, self.algorithm, READS_AT_ONCE, room, |landed| {
+            let (at, _, fingerprint) = absent[landed.at];
+            match landed.found {
+                Found::Good => {
+                    keep(at, landed.raw);
+                    let kept = self.kept.as_ref().filter(|kept| kept.wants(&fingerprint));
+                    if let Some(kept) = kept {
+                        kept.keep(fingerprint, landed.object.to_vec());
+                    }
+                }
+                Found::Other => {}
+                Found::Failed(errno) => self.failures.note(&fingerprint, errno),
+            }
+        });
+    }
+
+    /// A part of a recipe, from this host's disk or from the cluster.
+    fn recipe_part(&self, version: &Version, part: u32) -> Option<RecipePart> {
+        let name = name_of(version);
+        if part == 0 {
+            let kept = self.kept.as_ref();
+            let decode = |data: &[u8]| RecipePart::of(data, version, 0);
+            if let Some(found) = kept.and_then(|kept| kept.decoded(&name, decode)) {
+                return Some(found);
+            }
+        }
+        let reader = self.reader()?;
+        if self.failures.has(&name) {
+            return None;
+        }
+        let object = CString::new(recipe_object(version, part)).ok()?;
+        match read_object(&reader.connection, &object) {
+            Ok(data) => {
+                let found = RecipePart::of(&data, version, part)?;
+                if let (1, Some(kept)) = (found.parts, &self.kept) {
+                    kept.keep(name, data);
+                }
+                Some(found)
+            }
+            Err(libc::ENOENT) => None,
+            Err(errno) => {
+                self.failures.note(&name, errno);
+                None
+            }
+        }
+    }
+}
+
+/// Under which a recipe is kept, and a failure noted.
+fn name_of(version: &Version) -> Name {
+    let mut name = [0; 32];
+    name[..DIGEST_BYTES].copy_from_slice(version);
+    name
+}
+
+impl Content for ClusterContent {
+    /// No stub of a cluster names a chunk.
+    fn read_opened(&self, _: RecordId, _: FingerprintCheck, _: &mut [u8]) -> Option<()> {
+        None
+    }
+
+    fn spans(&self, stub: &StubHead, range: &Range<u64>, reads: Reads) -> Option<Vec<Span>> {
+        let fetch = |version: &Version, part: u32| self.recipe_part(version, part);
+        let fetch: Option<&FetchPart<'_>> =
+            if reads == Reads::CachedOnly { None } else { Some(&fetch) };
+        self.recipes.spans(stub, range, fetch)
+    }
+
+    fn ahead_bytes(&self, length: u64) -> u64 {
+        length.max(AHEAD_BYTES)
+    }
+}
+
+impl ChunkSource for ClusterContent {
+    fn read(&self, keys: &[ChunkKey], keep: &(dyn Fn(usize, Vec<u8>) + Sync)) {
+        let mut absent = Vec::new();
+        for (at, key) in keys.iter().enumerate() {
+            let Some(fingerprint) = self.named(key) else { continue };
+            match self.kept_here(key, &fingerprint) {
+                Some(raw) => keep(at, raw),
+                None if self.failures.has(&fingerprint) => {}
+                None => absent.push((at, *key, fingerprint)),
+            }
+        }
+        if let (false, Some(reader)) = (absent.is_empty(), self.reader()) {
+            self.fetch(&reader, &absent, keep);
+        }
+    }
+}

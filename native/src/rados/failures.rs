@@ -1,0 +1,50 @@
+//! Reads that had no answer: whoever is asked for the same next need not wait as long again.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::format::kept_frame::Name;
+use crate::threads::lock::locked;
+
+/// A request that was waited for in vain is taken over by Python within less.
+const NOTED: Duration = Duration::from_secs(2);
+
+/// What could not be read a moment ago, with the library's errno.
+#[derive(Default)]
+pub struct Failures(Mutex<HashMap<Name, (i32, Instant)>>);
+
+impl Failures {
+    pub fn note(&self, name: &Name, errno: i32) {
+        let mut noted = locked(&self.0);
+        noted.retain(|_, (_, at)| at.elapsed() < NOTED);
+        noted.insert(*name, (errno, Instant::now()));
+    }
+
+    pub fn has(&self, name: &Name) -> bool {
+        locked(&self.0).get(name).is_some_and(|(_, at)| at.elapsed() < NOTED)
+    }
+
+    /// The errno of any of these, which are forgotten; 0 where there is none.
+    pub fn take<'a>(&self, names: impl Iterator<Item = &'a Name>) -> i32 {
+        let mut noted = locked(&self.0);
+        let taken: Vec<_> = names.filter_map(|name| noted.remove(name)).collect();
+        let recent = taken.into_iter().find(|(_, at)| at.elapsed() < NOTED);
+        recent.map_or(0, |(errno, _)| errno)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_told_once() {
+        let failures = Failures::default();
+        failures.note(&[1; 32], 110);
+        assert!(failures.has(&[1; 32]) && !failures.has(&[2; 32]));
+        assert_eq!(failures.take([[2; 32], [1; 32]].iter()), 110);
+        assert_eq!(failures.take([[2; 32], [1; 32]].iter()), 0);
+        assert!(!failures.has(&[1; 32]));
+    }
+}

@@ -1,0 +1,226 @@
+//! Recipes of file versions, read whole, with a cache of those that were read last.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use crate::format::file_recipe::{Entry, RecipePart, Version};
+use crate::format::ids::{FingerprintCheck, RecordId};
+use crate::format::stub::{DIRECT, StubHead};
+use crate::rados::chunk_numbers::ChunkNumbers;
+use crate::store::bounded::Bounded;
+use crate::store::chunk_cache::ChunkKey;
+use crate::store::recipes::Span;
+use crate::threads::lock::locked;
+
+/// Of recipes that are kept, with the numbers of their chunks.
+const KEPT_BYTES: usize = 64 << 20;
+/// Of one: longer ones are left to Python, which keeps them as long as the file is open.
+const RECIPE_BYTES_MAX: usize = KEPT_BYTES / 2;
+/// Of a chunk in a recipe, with its number and its fingerprint.
+const ROW_BYTES: usize = 160;
+
+/// What a stub has in place of a recipe's id.
+const RECIPE_NUMBER: RecordId = RecordId(1);
+
+struct Row {
+    start: u64,
+    key: ChunkKey,
+}
+
+/// The recipe of a file version, with numbers for its chunks.
+pub struct FileRecipe {
+    length: u64,
+    rows: Vec<Row>,
+    numbers: Arc<ChunkNumbers>,
+}
+
+impl Drop for FileRecipe {
+    fn drop(&mut self) {
+        self.numbers.give_back(self.rows.iter().map(|row| row.key.id.0));
+    }
+}
+
+impl FileRecipe {
+    /// None where the entries do not add up.
+    fn of(length: u64, entries: &[Entry], numbers: &Arc<ChunkNumbers>) -> Option<FileRecipe> {
+        let mut end = 0;
+        for entry in entries {
+            if entry.offset < end || entry.length == 0 {
+                return None;
+            }
+            end = entry.offset.checked_add(u64::from(entry.length))?;
+        }
+        if end > length {
+            return None;
+        }
+        let taken = numbers.take(entries.iter().map(|entry| &entry.fingerprint));
+        let rows = entries.iter().zip(taken).map(|(entry, number)| Row {
+            start: entry.offset,
+            key: ChunkKey {
+                id: RecordId(number),
+                length: entry.length,
+                check: FingerprintCheck::of(&entry.fingerprint),
+            },
+        });
+        Some(FileRecipe { length, rows: rows.collect(), numbers: Arc::clone(numbers) })
+    }
+
+    /// The chunks and holes that a range touches.
+    fn spans(&self, range: &Range<u64>) -> Vec<Span> {
+        let mut spans = Vec::new();
+        let mut done = range.start;
+        let first = self.rows.partition_point(|row| row.end() <= range.start);
+        for row in &self.rows[first..] {
+            if row.start >= range.end {
+                break;
+            }
+            if row.start > done {
+                spans.push(Span { start: done, end: row.start, chunk: None });
+            }
+            done = row.end();
+            spans.push(Span { start: row.start, end: done, chunk: Some(row.key) });
+        }
+        if done < range.end {
+            spans.push(Span { start: done, end: range.end, chunk: None });
+        }
+        spans
+    }
+}
+
+impl Row {
+    fn end(&self) -> u64 {
+        self.start + u64::from(self.key.length)
+    }
+}
+
+/// Fetches a part of a version's recipe.
+pub type FetchPart<'a> = dyn Fn(&Version, u32) -> Option<RecipePart> + 'a;
+
+/// The recipes that stubs name.
+pub struct FileRecipes {
+    numbers: Arc<ChunkNumbers>,
+    kept: Mutex<Bounded<Version, Arc<FileRecipe>>>,
+}
+
+impl FileRecipes {
+    pub fn new(numbers: Arc<ChunkNumbers>) -> FileRecipes {
+        FileRecipes { numbers, kept: Mutex::new(Bounded::new(KEPT_BYTES)) }
+    }
+
+    /// The chunks and holes of a stub that a range touches, which it covers. Without `part`
+    /// only what is kept is looked at.
+    pub fn spans(
+        &self,
+        stub: &StubHead,
+        range: &Range<u64>,
+        part: Option<&FetchPart<'_>>,
+    ) -> Option<Vec<Span>> {
+        if stub.recipe != RECIPE_NUMBER || stub.flags & DIRECT != 0 {
+            return None;
+        }
+        let known = locked(&self.kept).get(&stub.digest);
+        let recipe = match (known, part) {
+            (Some(known), _) => known,
+            (None, None) => return None,
+            (None, Some(part)) => self.read(&stub.digest, part)?,
+        };
+        let is_meant = recipe.length >= stub.covered && range.end <= stub.covered;
+        is_meant.then(|| recipe.spans(range))
+    }
+
+    fn read(&self, version: &Version, part: &FetchPart<'_>) -> Option<Arc<FileRecipe>> {
+        let head = part(version, 0)?;
+        let mut entries = head.entries;
+        for number in 1..head.parts {
+            if entries.len() * ROW_BYTES > RECIPE_BYTES_MAX {
+                return None;
+            }
+            entries.extend(part(version, number)?.entries);
+        }
+        let bytes = size_of::<FileRecipe>() + entries.len() * ROW_BYTES;
+        if bytes > RECIPE_BYTES_MAX {
+            return None;
+        }
+        let recipe = Arc::new(FileRecipe::of(head.length, &entries, &self.numbers)?);
+        let gone = locked(&self.kept).keep(*version, Arc::clone(&recipe), bytes);
+        drop(gone);
+        Some(recipe)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STUB: StubHead = StubHead {
+        flags: 0,
+        recipe: RECIPE_NUMBER,
+        digest: [7; 16],
+        covered: 100,
+        mtime_ns: 0,
+        binding: 0,
+        local: 0,
+    };
+
+    fn entry(offset: u64, length: u32, name: u8) -> Entry {
+        Entry { offset, length, fingerprint: [name; 32] }
+    }
+
+    fn parts(
+        length: u64,
+        all: Vec<Vec<(u64, u32, u8)>>,
+    ) -> impl Fn(&Version, u32) -> Option<RecipePart> {
+        move |_, part| {
+            let entries = all.get(part as usize)?;
+            let entries = entries.iter().map(|&(start, length, name)| entry(start, length, name));
+            Some(RecipePart { parts: all.len() as u32, length, entries: entries.collect() })
+        }
+    }
+
+    fn found(recipes: &FileRecipes, range: Range<u64>) -> Vec<(u64, u64, u64)> {
+        let spans = recipes.spans(&STUB, &range, None).unwrap_or_default();
+        let number = |span: &Span| span.chunk.map_or(0, |key| key.id.0);
+        spans.iter().map(|span| (span.start, span.end, number(span))).collect()
+    }
+
+    #[test]
+    fn spans_are_the_chunks_of_all_parts_and_the_holes_between() {
+        let numbers = Arc::new(ChunkNumbers::new(0));
+        let recipes = FileRecipes::new(Arc::clone(&numbers));
+        let fetch = parts(100, vec![vec![(10, 20, 1), (30, 5, 2)], vec![(50, 10, 1)]]);
+        assert!(recipes.spans(&STUB, &(0..1), None).is_none());
+        assert!(recipes.spans(&STUB, &(0..1), Some(&fetch)).is_some());
+        assert_eq!(
+            found(&recipes, 0..100),
+            [(0, 10, 0), (10, 30, 1), (30, 35, 2), (35, 50, 0), (50, 60, 1), (60, 100, 0)]
+        );
+        assert_eq!(found(&recipes, 12..13), [(10, 30, 1)]);
+        assert_eq!(found(&recipes, 29..31), [(10, 30, 1), (30, 35, 2)]);
+        assert_eq!(found(&recipes, 36..49), [(36, 49, 0)]);
+        assert_eq!(found(&recipes, 99..101), []);
+        assert_eq!(numbers.count(), 2);
+        drop(recipes);
+        assert_eq!(numbers.count(), 0);
+    }
+
+    #[test]
+    fn what_does_not_add_up_is_left_alone() {
+        let lone = |all: Vec<(u64, u32, u8)>| parts(100, vec![all]);
+        for wrong in [
+            lone(vec![(10, 20, 1), (29, 5, 2)]),
+            lone(vec![(10, 0, 1)]),
+            lone(vec![(90, 11, 1)]),
+            parts(99, vec![vec![(0, 10, 1)]]),
+        ] {
+            let recipes = FileRecipes::new(Arc::new(ChunkNumbers::new(0)));
+            assert!(recipes.spans(&STUB, &(0..1), Some(&wrong)).is_none());
+        }
+        let recipes = FileRecipes::new(Arc::new(ChunkNumbers::new(0)));
+        let right = lone(vec![(0, 100, 1)]);
+        let direct = StubHead { flags: DIRECT, ..STUB };
+        assert!(recipes.spans(&direct, &(0..1), Some(&right)).is_none());
+        let other = StubHead { recipe: RecordId(2), ..STUB };
+        assert!(recipes.spans(&other, &(0..1), Some(&right)).is_none());
+        assert!(recipes.spans(&STUB, &(0..1), Some(&right)).is_some());
+    }
+}

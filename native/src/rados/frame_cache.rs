@@ -1,0 +1,210 @@
+//! What was read of a cluster, as this host's own disk has it: never trusted, and never waited for.
+//!
+//! Frames lie in segments, which only grow; this knows where. A thread of Python's writes those that
+//! wait here (`dedupd/rados/reading/disk_cache.py`), so that each effect on the disk is by its door.
+//! Where it does not keep up, frames are not kept.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::format::kept_frame::{Name, Row};
+use crate::threads::lock::locked;
+
+/// Of frames that wait to be written.
+const WAITING_BYTES_MAX: usize = 16 << 20;
+/// A frame that is read from the oldest segments, one in so many, is written again: it is used.
+const OLD_SHARE: usize = 4;
+
+#[derive(Clone, Copy)]
+struct Place {
+    segment: u32,
+    offset: u32,
+    length: u32,
+}
+
+#[derive(Default)]
+struct State {
+    places: HashMap<Name, Place>,
+    segments: BTreeMap<u32, Arc<File>>,
+    /// Segments below this one are among the oldest.
+    old_below: u32,
+    waiting: VecDeque<(Name, Vec<u8>)>,
+    waiting_bytes: usize,
+    /// The names of those that wait or are being written.
+    expected: HashSet<Name>,
+    is_closed: bool,
+}
+
+/// Frames, as they are on the way to the disk.
+pub struct Batch {
+    pub data: Vec<u8>,
+    /// Rows for the list beside the segment.
+    pub rows: Vec<u8>,
+}
+
+pub struct FrameCache {
+    state: Mutex<State>,
+    called: Condvar,
+    /// Longer frames are not kept.
+    frame_bytes_max: usize,
+}
+
+impl FrameCache {
+    pub fn new(frame_bytes_max: usize) -> FrameCache {
+        FrameCache { state: Mutex::default(), called: Condvar::new(), frame_bytes_max }
+    }
+
+    /// Frames that are in a segment from now on, where the rows of its list say.
+    pub fn add_segment(&self, number: u32, file: File, list: &[u8]) {
+        let length = file.metadata().map_or(0, |metadata| metadata.len());
+        let mut state = locked(&self.state);
+        state.segments.insert(number, Arc::new(file));
+        state.look_for_old();
+        for row in Row::all(list, number) {
+            if u64::from(row.offset) + u64::from(row.length) <= length {
+                state.place(&row, number);
+            }
+        }
+    }
+
+    pub fn drop_segment(&self, number: u32) {
+        let mut state = locked(&self.state);
+        let gone = state.segments.remove(&number);
+        state.places.retain(|_, place| place.segment != number);
+        state.look_for_old();
+        drop(state);
+        drop(gone);
+    }
+
+    /// What `decode` makes of a frame. Where that is nothing, the frame is forgotten.
+    pub fn decoded<T>(&self, name: &Name, decode: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
+        let (place, segment, is_old) = {
+            let state = locked(&self.state);
+            let place = *state.places.get(name)?;
+            let segment = Arc::clone(state.segments.get(&place.segment)?);
+            (place, segment, place.segment < state.old_below)
+        };
+        let mut frame = vec![0; place.length as usize];
+        let is_read = segment.read_exact_at(&mut frame, u64::from(place.offset)).is_ok();
+        let found = if is_read { decode(&frame) } else { None };
+        match found {
+            None => self.forget(name),
+            Some(_) if is_old => self.wait(*name, frame),
+            Some(_) => {}
+        }
+        found
+    }
+
+    pub fn forget(&self, name: &Name) {
+        locked(&self.state).places.remove(name);
+    }
+
+    /// Whether a frame that was read is to be given to [`FrameCache::keep`].
+    pub fn wants(&self, name: &Name) -> bool {
+        let state = locked(&self.state);
+        !state.places.contains_key(name) && !state.expected.contains(name)
+    }
+
+    /// Keeps a frame, which was verified, unless too many wait already.
+    pub fn keep(&self, name: Name, frame: Vec<u8>) {
+        if self.wants(&name) {
+            self.wait(name, frame);
+        }
+    }
+
+    fn wait(&self, name: Name, frame: Vec<u8>) {
+        let mut state = locked(&self.state);
+        let has_room = state.waiting_bytes + frame.len() <= WAITING_BYTES_MAX;
+        let may_wait = has_room && frame.len() <= self.frame_bytes_max && !state.is_closed;
+        if !may_wait || !state.expected.insert(name) {
+            return;
+        }
+        state.waiting_bytes += frame.len();
+        state.waiting.push_back((name, frame));
+        if state.waiting.len() == 1 {
+            self.called.notify_all();
+        }
+    }
+
+    /// The next frames for a segment, which go to `offset` and have up to `room` bytes together; empty
+    /// where the next one is longer, unless it is the segment's first. None where no frame comes for so long, or none will.
+    pub fn next(&self, segment: u32, offset: u32, room: usize, limit: Duration) -> Option<Batch> {
+        let state = locked(&self.state);
+        let rests = |state: &mut State| state.waiting.is_empty() && !state.is_closed;
+        let waited = self.called.wait_timeout_while(state, limit, rests);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if state.waiting.is_empty() {
+            return None;
+        }
+        let mut batch = Batch { data: Vec::new(), rows: Vec::new() };
+        while let Some((name, frame)) = state.waiting.pop_front() {
+            let is_first = offset == 0 && batch.data.is_empty();
+            if !is_first && batch.data.len() + frame.len() > room {
+                state.waiting.push_front((name, frame));
+                break;
+            }
+            let at = offset + batch.data.len() as u32;
+            let row = Row { name, offset: at, length: frame.len() as u32 };
+            batch.rows.extend_from_slice(&row.to_bytes(segment));
+            batch.data.extend_from_slice(&frame);
+            state.waiting_bytes -= frame.len();
+        }
+        Some(batch)
+    }
+
+    /// Frames of [`FrameCache::next`] are where their rows say; or are not kept, after all.
+    pub fn settle(&self, segment: u32, rows: &[u8], are_written: bool) {
+        let mut state = locked(&self.state);
+        for row in Row::all(rows, segment) {
+            state.expected.remove(&row.name);
+            if are_written {
+                state.place(&row, segment);
+            }
+        }
+    }
+
+    /// Lets go of the frames that wait: there is no room for them.
+    pub fn give_up_waiting(&self) {
+        let mut state = locked(&self.state);
+        let waiting = std::mem::take(&mut state.waiting);
+        state.waiting_bytes = 0;
+        for (name, _) in &waiting {
+            state.expected.remove(name);
+        }
+    }
+
+    /// Nothing is waited for any more.
+    pub fn close(&self) {
+        locked(&self.state).is_closed = true;
+        self.called.notify_all();
+    }
+
+    pub fn is_closed(&self) -> bool {
+        locked(&self.state).is_closed
+    }
+
+    /// How many frames wait or are being written.
+    pub fn expected(&self) -> usize {
+        locked(&self.state).expected.len()
+    }
+
+    /// How many frames can be read.
+    pub fn count(&self) -> usize {
+        locked(&self.state).places.len()
+    }
+}
+
+impl State {
+    fn place(&mut self, row: &Row, segment: u32) {
+        let place = Place { segment, offset: row.offset, length: row.length };
+        self.places.insert(row.name, place);
+    }
+
+    fn look_for_old(&mut self) {
+        let count = self.segments.len() / OLD_SHARE;
+        self.old_below = self.segments.keys().nth(count).copied().unwrap_or(0);
+    }
+}
