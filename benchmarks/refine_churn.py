@@ -3,11 +3,12 @@
     python -m benchmarks.refine_churn [--work DIR] [--weeks 16] [--mode full] [--megabytes 60] SET
 
 Of the files of SET (a directory of text) two thirds are there in the beginning. Each week some get
-other lines, some are deleted, some come in, and some are copied; then optimize, reconcile, refine,
-scrub, gc and compact run, each its whole way. At the end the same files are put into a new volume,
-and the same jobs run once. Both stores are verified, counted whole, by the bytes of their files,
-and taken apart, side by side: chunks that files name, those that stay for others that lean on them,
-garbage, and what tables, headers and sketches take.
+other lines, some are deleted, some come in, and some are copied; then reconcile, gc, compact,
+scrub, optimize and refine run, each its whole way, in the order of the service. At the end the same
+files are put into a new volume, and the same jobs run once. Both are counted, and once more after
+the gc and the compaction that come next; then they are verified and taken apart, side by side:
+chunks that files name, those that stay for others that lean on them, garbage, and what tables,
+headers and sketches take. Sizes are those of the files of the whole store.
 """
 
 import argparse
@@ -124,17 +125,34 @@ def new_volume(root: Path, mode: str) -> Path:
 
 
 def run_jobs(root: Path) -> str:
-    """Every job once, as the schedule would; what refine took and did."""
+    """Every job once, in the order of the service; what refine took and did."""
     with Volume.open(str(root)) as volume, all_held(volume):
-        Optimize(volume, JobRun("optimize")).run()
         Reconcile(volume, JobRun("reconcile"), Strategy.ALL).run()
+        _collect(volume)
+        assert Scrub(volume, JobRun("scrub"), Depth.QUICK, 0).run().losses == []
+        Optimize(volume, JobRun("optimize")).run()
         began = time.process_time()
         refined = Refine(volume, JobRun("refine")).run()
         took = time.process_time() - began
-        assert Scrub(volume, JobRun("scrub"), Depth.QUICK, 0).run().losses == []
-        Gc(volume, JobRun("gc")).run()
-        Compact(volume, JobRun("compact")).run()
     return f"refine {took:.1f} s, {refined.rewritten} rewritten, {refined.new_deltas} new deltas"
+
+
+def _collect(volume: Volume) -> None:
+    Gc(volume, JobRun("gc")).run()
+    Compact(volume, JobRun("compact")).run()
+
+
+def ended(root: Path) -> tuple[int, "Parts"]:
+    """What a store takes after its last job, and its parts after it was collected once more."""
+    after_jobs = sum(path.stat().st_size for path in files_of_store(root))
+    with Volume.open(str(root)) as volume, all_held(volume):
+        _collect(volume)
+    verify(root)
+    return after_jobs, parts(root)
+
+
+def files_of_store(root: Path) -> list[Path]:
+    return [path for path in (root / ".dedupd/store").rglob("*") if path.is_file()]
 
 
 def verify(root: Path) -> None:
@@ -179,7 +197,7 @@ def parts(root: Path) -> Parts:
                 name = "recipes" if entry.state == State.LIVE else "recipes, dead"
                 if entry != COLLECTED:
                     found.take(name, record_size(entry.stored_length) + ENTRY_BYTES)
-    files = [path for path in (root / ".dedupd/store").rglob("*") if path.is_file()]
+    files = files_of_store(root)
     for path in files:
         if path.suffix not in (".dat", ".dir"):
             found.take(f"files {path.suffix}", path.stat().st_size)
@@ -277,17 +295,18 @@ def main() -> None:
             print(f"week {week + 1}: {len(tree.files)} files; {run_jobs(old)}", flush=True)
             if week + 1 < arguments.weeks:
                 tree.week()
-        verify(old)
-        stored = parts(old)
+        old_bytes, old_parts = ended(old)
         new = work / "new"
         data = new_volume(new, arguments.mode)
         tree.changed = set(tree.files)
         tree.write(data)
         print(f"at once: {run_jobs(new)}")
-        anew = parts(new)
-        show(stored, anew)
-        sizes = [sum(one.size_bytes for one in found.values()) for found in (stored, anew)]
-        print(f"{arguments.weeks} weeks, {arguments.mode}: {sizes[0] / sizes[1] - 1:+.2%}")
+        new_bytes, new_parts = ended(new)
+        show(old_parts, new_parts)
+        sizes = [sum(one.size_bytes for one in found.values()) for found in (old_parts, new_parts)]
+        what = f"{arguments.weeks} weeks, {arguments.mode}, seed {arguments.seed}"
+        print(f"{what}: {old_bytes / new_bytes - 1:+.2%} after the last refine run,")
+        print(f"{sizes[0] / sizes[1] - 1:+.2%} after the next collection")
     finally:
         if arguments.keep:
             print(f"kept: {work}")
