@@ -239,11 +239,22 @@ def headers_agree(fd: int, table: Buffer, *, seed: int) -> bool:
     the entry. False also where an entry is not valid."""
 
 def dead_payloads(
-    fd: int, table: Buffer, *, seed: int, block_bytes: int, threads: int
+    fd: int,
+    table: Buffer,
+    *,
+    seed: int,
+    block_bytes: int,
+    threads: int,
+    is_seen: bool = False,
 ) -> list[tuple[int, int, int]]:
     """Payloads of a container that nothing needs and whose blocks are still there: (ordinal, start,
     end) of the whole blocks inside each, by ordinal.
 
     Those of orphaned, merged and collected records, by the entries of its ``table``. Left out is a
-    record that is not what its entry says. Raises OSError.
+    record that is not what its entry says; no orphan is looked at for that where ``is_seen``.
+    Raises OSError.
     """
+
+def places_digest(entries: Buffer, seed: int) -> int | None:
+    """A digest of the seed and of what each entry says of its record's place and bytes, whatever
+    states the records are in. None where an entry is damaged, or in quarantine."""

@@ -21,6 +21,7 @@ from dedupd.store.container.table_file import Recovered
 from dedupd.store.garbage import weigh
 from dedupd.system.control_socket import ControlClient, socket_path
 from dedupd.volume.volume import Volume
+from jobs.check.headers_seen import HeadersSeen
 from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import MergedBytes
 
@@ -36,6 +37,7 @@ class InPlace:
         self._volume = volume
         self._run = run
         self._is_durable = False
+        self._seen = HeadersSeen(volume)
         self.removed = 0
         self.punched = 0
         self.freed_bytes = 0
@@ -66,7 +68,10 @@ class InPlace:
         if weight.is_dead and number < last_number(directory.fd):
             self._remove(directory, state)
             return
-        payloads = self._spare(directory, state, dead_payloads(directory, state))
+        seed = seed_of(state.header)
+        is_seen = self._seen.are(directory.kind, number, state.entries.data, seed)
+        payloads = dead_payloads(directory, state, is_seen=is_seen)
+        payloads = self._spare(directory, state, payloads)
         self.freed_bytes += punch(directory, state, payloads, self._run.safe_point)
         self.punched += len(payloads)
 

@@ -20,6 +20,7 @@ from dedupd.system.files import opened
 from dedupd.units import MIB
 from dedupd.volume.repair_notes import Note
 from dedupd.volume.volume import Volume
+from jobs.check.headers_seen import HeadersSeen
 from jobs.check.invariants import Invariant
 from jobs.check.record_census import RecordCensus
 from jobs.check.record_check import (
@@ -75,6 +76,7 @@ class RecordScrub:
         algorithm = store.volume.parameters.fingerprint
         self._windows = WindowReader(algorithm, threads, self._pace)
         self.progress = ScrubProgress(store.volume, is_full)
+        self._seen = HeadersSeen(store.volume)
         self.containers = 0
         self.records = 0
         self.read_bytes = 0
@@ -97,6 +99,13 @@ class RecordScrub:
             for number in self._known[kind].numbers()
         }
         self._run.update(total=sum(sizes.values()), done=0)
+        try:
+            self._check_all(sizes, share)
+        finally:
+            for kind in self._directories:
+                self._seen.keep(kind, self._known[kind].numbers())
+
+    def _check_all(self, sizes: dict[tuple[fmt.Kind, int], int], share: float | None) -> None:
         limit = None if share is None else share * sum(sizes.values())
         looked_at = 0
         for (kind, number), size in sizes.items():
@@ -147,8 +156,11 @@ class RecordScrub:
             fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.fd)
             with opened(fd):
                 is_deep = self._is_full or directory.kind in _METADATA
-                if is_deep or not self._headers_agree(fd, entries):
-                    self._check_records(directory, fd, header, entries)
+                is_seen = not is_deep and self._headers_agree(fd, entries)
+                if not is_seen:
+                    is_seen = self._check_records(directory, fd, header, entries)
+                data, seed = entries.data, entries.seed
+                self._seen.note(directory.kind, number, data, seed, is_seen=is_seen)
         except (Damaged, OSError) as error:
             self._find(Invariant.CONTAINER_RECORDS, directory.where(number), str(error))
 
@@ -158,7 +170,8 @@ class RecordScrub:
         fd: int,
         header: fmt.FileHeader,
         entries: UncheckedEntries,
-    ) -> None:
+    ) -> bool:
+        """Whether every record was where its entry says, from the first to the last."""
         bases = directory.bases.native
         check = RecordCheck(entries, bases=bases)
         start, end = fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size
@@ -168,7 +181,9 @@ class RecordScrub:
             self.resumed = True
         portion = self._throttle.portion(PORTION_BYTES, MIB)
         said = CheckedTable(entries)
+        is_right = begun is None
         for offset, _, problems in check_all(self._windows, fd, check, start, end, portion):
+            is_right &= not problems
             self._settle(directory, header, said, problems)
             if check.is_in_order:
                 self.progress.note(directory.kind, header, offset, check.expected)
@@ -180,6 +195,7 @@ class RecordScrub:
         self.without_base += [make_id(header.container, one) for one in check.without_base]
         self.records += check.records
         self.raw_bytes += check.raw_bytes
+        return is_right and not problems
 
     def _account_for_gap(self, directory: ContainerDirectory, number: int, count: int) -> None:
         """Add an entry for bytes that are no record and that no entry accounts for: they were a

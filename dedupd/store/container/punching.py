@@ -54,10 +54,14 @@ def gives_back(fd: int) -> bool:
     return native.system.file_system_type(fd) not in _KEEPS_EXTENTS
 
 
-def dead_payloads(directory: ContainerDirectory, state: Recovered) -> list[DeadPayload]:
+def dead_payloads(
+    directory: ContainerDirectory, state: Recovered, *, is_seen: bool = False
+) -> list[DeadPayload]:
     """The payloads of a container that nothing needs and that still have blocks of their own.
 
-    Merged ones are among them. None where punching would free nothing. Raises OSError.
+    Merged ones are among them. Left out are those whose header is not where the entry says; no
+    orphan is looked at for that where ``is_seen``, as its container was since it was last written
+    to. None where punching would free nothing. Raises OSError.
     """
     if state.header.punches >= fmt.PUNCHES_MAX or not gives_back(directory.fd):
         return []
@@ -69,7 +73,8 @@ def dead_payloads(directory: ContainerDirectory, state: Recovered) -> list[DeadP
             state.entries.data,
             seed=fmt.seed_of(state.header),
             block_bytes=os.fstatvfs(fd).f_frsize,
-            threads=_LOOKS,
+            threads=1 if is_seen else _LOOKS,
+            is_seen=is_seen,
         )
     return [DeadPayload(*one) for one in found]
 

@@ -88,7 +88,8 @@ mod exported {
         #[pymodule_export]
         use crate::python::store::{
             BlocksAhead, CheckedRecords, PassedRecords, check_records, dead_payloads, frame_chunks,
-            headers_agree, pass_records, read_chunks, seal, table_states, weigh_table,
+            headers_agree, pass_records, places_digest, read_chunks, seal, table_states,
+            weigh_table,
         };
         #[pymodule_export]
         use crate::python::table_map::TableMap;

@@ -17,7 +17,7 @@ use crate::store::record_reader::{BaseBytes, Files, Reads, Row, Wanted};
 use crate::store::record_writer::{Columns, Place};
 use crate::store::stream_frames;
 use crate::store::table_check::{Container, Passed, Position};
-use crate::store::table_states::{Weight, states, weigh};
+use crate::store::table_states::{self as of_tables, Weight, states, weigh};
 
 #[pyfunction]
 #[pyo3(signature = (data_fd, table_fd, seed, wanted, cached_only, threads, bases = None))]
@@ -231,7 +231,7 @@ pub fn headers_agree(py: Python<'_>, fd: i32, table: Input, seed: u64) -> PyResu
 }
 
 #[pyfunction]
-#[pyo3(signature = (fd, table, *, seed, block_bytes, threads))]
+#[pyo3(signature = (fd, table, *, seed, block_bytes, threads, is_seen=false))]
 pub fn dead_payloads(
     py: Python<'_>,
     fd: i32,
@@ -239,12 +239,13 @@ pub fn dead_payloads(
     seed: u64,
     block_bytes: u64,
     threads: usize,
+    is_seen: bool,
 ) -> PyResult<Vec<(u32, u64, u64)>> {
     if block_bytes == 0 {
         return Err(PyValueError::new_err("block_bytes = 0"));
     }
     let entries = &table.entries("table")?;
-    let container = PunchedContainer { data: fd, entries, seed, block_bytes };
+    let container = PunchedContainer { data: fd, entries, seed, block_bytes, is_seen };
     let found = py.detach(|| container.dead_payloads(threads))?;
     Ok(found.into_iter().map(|(ordinal, blocks)| (ordinal, blocks.start, blocks.end)).collect())
 }
@@ -259,4 +260,10 @@ pub fn table_states(py: Python<'_>, entries: Input, seed: u64) -> Bound<'_, PyBy
 pub fn weigh_table(py: Python<'_>, entries: Input, seed: u64) -> Weight {
     let entries = entries.bytes();
     py.detach(|| weigh(entries, seed))
+}
+
+#[pyfunction]
+pub fn places_digest(py: Python<'_>, entries: Input, seed: u64) -> Option<u64> {
+    let entries = entries.bytes();
+    py.detach(|| of_tables::places_digest(entries, seed))
 }

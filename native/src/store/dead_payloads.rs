@@ -26,13 +26,17 @@ pub struct Container<'a> {
     pub seed: u64,
     /// Of the file system.
     pub block_bytes: u64,
+    /// All records were seen where their entries say, and nothing was written here since.
+    pub is_seen: bool,
 }
 
 impl Container<'_> {
     /// The payloads of orphaned, merged and collected records that have data in whole blocks of
     /// their own, by ordinal. Left out is one whose record is not what its entry says: an entry is
-    /// only a guide, and the bytes at the place that it names may be those of another record.
+    /// only a guide, and the bytes at the place that it names may be those of another record. So is
+    /// one where the entry of a needed record leads.
     pub fn dead_payloads(&self, threads: usize) -> Result<Vec<DeadPayload>> {
+        let needed = Needed::of(self.entries, self.seed);
         let batches = self.entries.chunks(BATCH).enumerate();
         let found = Mutex::new((Vec::new(), None::<Error>));
         scoped::for_each(batches, threads, |(batch, entries)| {
@@ -40,7 +44,9 @@ impl Container<'_> {
             let payloads: Result<Vec<DeadPayload>> = entries
                 .iter()
                 .enumerate()
-                .filter_map(|(at, entry)| self.dead((first + at) as u32, entry).transpose())
+                .filter_map(|(at, entry)| {
+                    self.dead((first + at) as u32, entry, &needed).transpose()
+                })
                 .collect();
             let mut found = locked(&found);
             match payloads {
@@ -56,14 +62,23 @@ impl Container<'_> {
         Ok(payloads)
     }
 
-    fn dead(&self, ordinal: u32, entry: &EntryBytes) -> Result<Option<DeadPayload>> {
+    fn dead(
+        &self,
+        ordinal: u32,
+        entry: &EntryBytes,
+        needed: &Needed,
+    ) -> Result<Option<DeadPayload>> {
         let Some(entry) = TableEntry::sound(entry, self.seed) else { return Ok(None) };
         if !matches!(entry.state, State::ORPHANED | State::MERGED | State::TOMBSTONE) {
             return Ok(None);
         }
         let blocks = whole_blocks(&entry, self.block_bytes);
-        if blocks.is_empty() || !has_data(self.data, &blocks)? {
+        if blocks.is_empty() || needed.meets(&blocks) || !has_data(self.data, &blocks)? {
             return Ok(None);
+        }
+        // A tombstone was none of those that are seen.
+        if self.is_seen && entry.state == State::ORPHANED {
+            return Ok(Some((ordinal, blocks)));
         }
         let mut header = [0; RECORD_HEADER_BYTES];
         let is_read = fill_at(self.data, entry.offset, &mut header);
@@ -74,6 +89,36 @@ impl Container<'_> {
                 && found.kind.has_bytes()
         };
         Ok(found.is_some_and(is_own).then_some((ordinal, blocks)))
+    }
+}
+
+/// The places to which the entries of needed records lead, ascending, each with the end of all up to
+/// it: scrub may have had an entry lead to bytes that went astray into the payload of another one.
+struct Needed(Vec<(u64, u64)>);
+
+impl Needed {
+    fn of(entries: &[&EntryBytes], seed: u64) -> Needed {
+        let mut places: Vec<(u64, u64)> = entries
+            .iter()
+            .filter_map(|entry| TableEntry::sound(entry, seed))
+            .filter(|entry| matches!(entry.state, State::LIVE | State::QUARANTINED))
+            .map(|entry| {
+                let length = RECORD_HEADER_BYTES as u64 + u64::from(entry.stored_length);
+                (entry.offset, entry.offset.saturating_add(length))
+            })
+            .collect();
+        places.sort_unstable();
+        let mut last = 0;
+        for (_, end) in &mut places {
+            last = last.max(*end);
+            *end = last;
+        }
+        Needed(places)
+    }
+
+    fn meets(&self, blocks: &Range<u64>) -> bool {
+        let before = self.0.partition_point(|(start, _)| *start < blocks.end);
+        before.checked_sub(1).is_some_and(|last| self.0[last].1 > blocks.start)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader, RecordKind
 use crate::format::table_entry::{EntryBytes, State, TableEntry, entries};
 use crate::store::bases::Bases;
 use crate::store::record_check::{self, Checked, Place, Status};
-use crate::threads::read_ahead::{self, Source};
+use crate::threads::read_ahead::{self, Buffer, Source};
 
 /// Bytes that are read at once, and checked while they are in the processor's cache.
 const PORTION_BYTES: u64 = 512 << 10;
@@ -160,30 +160,25 @@ impl Container<'_> {
     }
 
     /// Whether every record whose entry says that its bytes are there has the header that the entry
-    /// implies. Payloads are not read.
+    /// implies. Payloads are not read; headers are those of the disk, where it can be read directly.
     pub fn headers_agree(&self) -> bool {
-        let mut header = [0; RECORD_HEADER_BYTES];
+        let (source, mut buffer) = (Source::new(self.data), Buffer::default());
         self.entries.iter().enumerate().all(|(ordinal, entry)| {
             let Some(said) = TableEntry::sound(entry, self.seed) else { return false };
             if !said.state.has_bytes() {
                 return true;
             }
-            if !read_at(self.data, said.offset, &mut header) {
-                return false;
-            }
-            let Some(found) = RecordHeader::sound(&header, self.seed) else { return false };
+            let end = said.offset.checked_add(RECORD_HEADER_BYTES as u64);
+            let Some(end) = end.filter(|&end| i64::try_from(end).is_ok()) else { return false };
+            buffer.fill(&source, &(said.offset..end));
+            let header = buffer.data().and_then(<[u8]>::first_chunk);
+            let found = header.and_then(|header| RecordHeader::sound(header, self.seed));
+            let Some(found) = found else { return false };
             let implied = found.table_entry(said.offset);
             found.ordinal as usize == ordinal
                 && is_as_said(entry, &implied, found.kind, Status::Intact as u8, self.seed)
         })
     }
-}
-
-fn read_at(fd: RawFd, offset: u64, out: &mut [u8]) -> bool {
-    let Ok(offset) = libc::off_t::try_from(offset) else { return false };
-    // SAFETY: `out` is writable for its length.
-    let count = unsafe { libc::pread(fd, out.as_mut_ptr().cast(), out.len(), offset) };
-    usize::try_from(count) == Ok(out.len())
 }
 
 /// Whether an entry of the table is one that its record may have. `implied` is the entry that

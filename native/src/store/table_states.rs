@@ -1,5 +1,7 @@
 //! States of the records of a container, from its redirection table.
 
+use xxhash_rust::xxh3::Xxh3;
+
 use crate::format::record_header::record_bytes;
 use crate::format::table_entry::{
     CODEC_DELTA, CODEC_DICTIONARY, ENTRY_BYTES, State, TableEntry, entries,
@@ -9,6 +11,22 @@ use crate::format::table_map;
 /// The state of each whole entry; 0 where it is damaged, or was never written.
 pub fn states(table: &[u8], seed: u64) -> Vec<u8> {
     entries(table).map(|entry| sound_state(TableEntry::sound(entry, seed)).0).collect()
+}
+
+/// A digest of what each entry says of its record's place and bytes, whatever the records' states
+/// are, and of the seed. None where an entry is damaged, or in quarantine.
+pub fn places_digest(table: &[u8], seed: u64) -> Option<u64> {
+    let mut digest = Xxh3::with_seed(seed);
+    for entry in entries(table) {
+        let entry = TableEntry::sound(entry, seed)?;
+        if !entry.state.is_known() || entry.state == State::QUARANTINED {
+            return None;
+        }
+        digest.update(&entry.fingerprint);
+        digest.update(&entry.offset.to_le_bytes());
+        digest.update(&entry.stored_length.to_le_bytes());
+    }
+    Some(digest.digest())
 }
 
 fn sound_state(entry: Option<TableEntry>) -> State {
