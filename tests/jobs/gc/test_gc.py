@@ -262,9 +262,7 @@ def test_a_lost_table_makes_orphans_live_until_the_next_run(
 @pytest.mark.parametrize("damage", ["attribute", "recipe", "stream container"])
 def test_where_anything_cannot_be_read_nothing_is_collected(tmp_path: Path, damage: str) -> None:
     lab = new_lab(tmp_path / "volume")
-    lab.put("hurt", noise(400 * KIB))
-    lab.put("gone", noise(400 * KIB, 1))
-    lab.optimize()
+    lab.store({"hurt": noise(400 * KIB), "gone": noise(400 * KIB, 1)})
     (lab.data / "gone").unlink()
     if damage == "attribute":
         value = os.getxattr(lab.data / "hurt", "trusted.dedupd")
