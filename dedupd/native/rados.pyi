@@ -54,6 +54,11 @@ class ChunkNumbers:
         """None of a number that nobody has."""
     def __len__(self) -> int: ...
 
+class KeptFrame:
+    """A frame on its way to the disk."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 class FrameCache:
     """Where frames lie on this host's disk, and those that are to be written there: frames of
     chunks by their fingerprints, and recipes by their versions. Safe to use from several threads.
@@ -72,7 +77,7 @@ class FrameCache:
         """A frame to be written, unless it is there, or too many wait."""
     def next(
         self, segment: int, offset: int, room: int, wait_s: float
-    ) -> tuple[bytes, bytes] | None:
+    ) -> tuple[list[KeptFrame], bytes] | None:
         """The frames to be written next into a segment at ``offset``, up to ``room`` bytes, and
         their rows. Both are empty where the next frame does not fit. None where none comes for so
         long, or after :meth:`close`."""
@@ -97,6 +102,9 @@ class ClusterContent:
     def connect(self, reader: ChunkReader | None) -> None:
         """By which it reads from now on; None: not from the cluster. The connection ends when
         nobody has it any more. Raises ValueError where the reader is closed."""
+    @property
+    def recent_failure(self) -> int:
+        """The errno by which it could not read anything a moment ago; 0 where it could."""
     def take_failure(self, names: Sequence[bytes]) -> int:
         """The errno by which it could not read any of these a moment ago, which is forgotten; 0
         where it could. Names as in :class:`FrameCache`."""

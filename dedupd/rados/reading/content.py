@@ -192,18 +192,11 @@ class ClusterChunks:
         train = [WantedChunk(own, wanted[at][1]) for at, own in named]
         found: list[bytes | None] = [None] * len(wanted)
         store = self._store()
-        self.raise_failure(store, [own for _, own in named])
+        _raise_failure(store, self.content.take_failure([own for _, own in named]))
         for (at, _), raw in zip(named, store.trains.read(train, keep), strict=True):
             found[at] = raw
         self._connect(store)
         return found
-
-    def raise_failure(self, store: RadosStore, names: Sequence[bytes]) -> None:
-        """Raise StoreUnreachable where native code has waited for any of these in vain, and left
-        the request to Python: a user does not wait twice."""
-        errno = self.content.take_failure(names)
-        if errno:
-            raise store.cluster.error("reading", OSError(errno, os.strerror(errno)))
 
     def _connect(self, store: RadosStore) -> None:
         """Have native code read what it is asked for by the connection of the trains."""
@@ -261,7 +254,8 @@ class ClusterRecipes:
 
     def _fetched(self, version: str) -> FileRecipe | None:
         store = self._store()
-        self._chunks.raise_failure(store, [bytes.fromhex(version)])
+        # It is asked for because of a chunk, mostly.
+        _raise_failure(store, self._chunks.content.recent_failure)
         found = store.recipes.read(version)
         if found is not None and self._cache is not None and parts_of(found) == 1:
             self._cache.put(bytes.fromhex(version), b"".join(encode_parts(found)))
@@ -290,6 +284,13 @@ class ClusterRecipes:
             [row[0] for row in rows],
         )
         return root, taken
+
+
+def _raise_failure(store: RadosStore, errno: int) -> None:
+    """Raise StoreUnreachable where native code has waited in vain, and left the request to Python:
+    a user does not wait twice."""
+    if errno:
+        raise store.cluster.error("reading", OSError(errno, os.strerror(errno)))
 
 
 def _record(fingerprint: bytes, length: int) -> Record:

@@ -146,13 +146,13 @@ class DiskCache:
             return False
         frames, rows = batch
         with self._lock:
-            if not frames:  # the segment is full
+            if not rows:  # the segment is full
                 self._end_segment()
                 self._look()
                 return True
             is_written = False
             try:
-                is_written = self._write(number, frames, rows, at)
+                is_written = self._write(number, [memoryview(one) for one in frames], rows, at)
             except (NoSpace, OSError):
                 self._end_segment()
                 self._look()
@@ -160,9 +160,9 @@ class DiskCache:
                 self.native.settle(number, rows, is_written)
         return True
 
-    def _write(self, number: int, frames: bytes, rows: bytes, at: int) -> bool:
+    def _write(self, number: int, frames: list[memoryview], rows: bytes, at: int) -> bool:
         """Whether there was room."""
-        need_bytes = len(frames) + len(rows)
+        need_bytes = sum(map(len, frames), len(rows))
         if not self._leaves_reserve(need_bytes):
             # Users need the space: it goes back bit by bit, as long as there is too little.
             self.native.give_up_waiting()
@@ -173,7 +173,7 @@ class DiskCache:
         if self._growing is None and at:
             return False  # it had to go
         growing = self._growing or self._new_segment(number)
-        self._disk.write_at(growing.frames_fd, [frames], at)
+        self._disk.write_at(growing.frames_fd, frames, at)
         # A crash may have left half a row.
         end = os.fstat(growing.rows_fd).st_size // ROW_BYTES * ROW_BYTES
         self._disk.write_at(growing.rows_fd, [rows], end)

@@ -179,7 +179,7 @@ mod exported {
     mod rados {
         #[pymodule_export]
         use crate::python::rados::{
-            ChunkNumbers, ChunkReader, ClusterContent, FrameCache, keep_freed_memory,
+            ChunkNumbers, ChunkReader, ClusterContent, FrameCache, KeptFrame, keep_freed_memory,
         };
     }
 

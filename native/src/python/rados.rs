@@ -1,19 +1,20 @@
 //! `ChunkReader`, `ChunkNumbers`, `FrameCache`, `ClusterContent`, `keep_freed_memory`.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_int};
 use std::fs::File;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyImportError, PyOSError, PyValueError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::hashing::algorithm_named;
 use super::support::calls::os_error;
 use super::support::input::Input;
-use super::support::output::uninitialised;
+use super::support::output::{export, uninitialised};
 use crate::format::ids::FINGERPRINT_BYTES;
 use crate::format::kept_frame::Name;
 use crate::rados::chunk_reads::{Found, Wanted, read_all};
@@ -89,9 +90,10 @@ impl ChunkReader {
             };
             read_all(&reader.connection, wanted, reader.algorithm, at_once, room, |landed| {
                 if with_frames && landed.found == Found::Good {
-                    kept[landed.at] = Some(landed.object.to_vec());
+                    kept[landed.at] = Some(landed.object().to_vec());
                 }
                 found.push(landed.found);
+                Some(landed.memory)
             });
             // Where the reader was closed meanwhile the connection ends here.
             drop(reader);
@@ -163,6 +165,23 @@ fn name_of(name: &[u8]) -> PyResult<Name> {
     Ok(whole)
 }
 
+/// A frame on the way to the disk, as a buffer.
+#[pyclass(frozen, module = "dedupd.native.rados")]
+pub struct KeptFrame(Vec<u8>);
+
+#[pymethods]
+impl KeptFrame {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let bytes = slf.get().0.as_slice();
+        // SAFETY: the bytes neither move nor change while this object lives.
+        unsafe { export(&slf, std::ptr::from_ref(bytes).cast_mut(), true, view, flags) }
+    }
+}
+
 #[pyclass(frozen, module = "dedupd.native.rados")]
 pub struct FrameCache(Arc<frame_cache::FrameCache>);
 
@@ -212,10 +231,11 @@ impl FrameCache {
         offset: u32,
         room: usize,
         wait_s: f64,
-    ) -> Option<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
+    ) -> Option<(Vec<KeptFrame>, Bound<'py, PyBytes>)> {
         let limit = Duration::try_from_secs_f64(wait_s).unwrap_or_default();
         let batch = py.detach(|| self.0.next(segment, offset, room, limit))?;
-        Some((PyBytes::new(py, &batch.data), PyBytes::new(py, &batch.rows)))
+        let frames = batch.frames.into_iter().map(KeptFrame).collect();
+        Some((frames, PyBytes::new(py, &batch.rows)))
     }
 
     fn settle(&self, segment: u32, rows: Input, are_written: bool) {
@@ -266,6 +286,11 @@ impl ClusterContent {
         let reader = reader.map(ChunkReader::open).transpose()?;
         py.detach(|| self.0.connect(reader));
         Ok(())
+    }
+
+    #[getter]
+    fn recent_failure(&self) -> i32 {
+        self.0.failures.any()
     }
 
     fn take_failure(&self, names: Vec<Vec<u8>>) -> PyResult<i32> {

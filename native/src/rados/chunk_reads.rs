@@ -41,18 +41,25 @@ pub enum Found {
 }
 
 /// A read that has ended.
-pub struct Landed<'a, R> {
+pub struct Landed<R> {
     /// The place of the chunk among those that were wanted.
     pub at: usize,
     pub found: Found,
     /// The memory for the raw bytes, filled where they are good.
     pub raw: R,
-    /// What the object has; empty where it was not read.
-    pub object: &'a [u8],
+    /// What the object has is the start of this memory; empty where it was not read.
+    pub memory: Vec<u8>,
+    pub object_bytes: usize,
+}
+
+impl<R> Landed<R> {
+    pub fn object(&self) -> &[u8] {
+        &self.memory[..self.object_bytes]
+    }
 }
 
 /// Reads chunks, up to `at_once` at a time, each proved by its fingerprint, into memory that `room`
-/// makes. Tells of each, in their order. Begins none after one that has failed, so it takes one
+/// makes. Tells of each, in their order, and takes memory back that is not kept. Begins none after one that has failed, so it takes one
 /// time-out at most.
 pub fn read_all<R: AsMut<[u8]>>(
     connection: &Connection,
@@ -60,7 +67,7 @@ pub fn read_all<R: AsMut<[u8]>>(
     algorithm: Algorithm,
     at_once: usize,
     room: impl Fn(usize, usize) -> R,
-    mut tell: impl FnMut(Landed<'_, R>),
+    mut tell: impl FnMut(Landed<R>) -> Option<Vec<u8>>,
 ) {
     let failure = Cell::new(None);
     let mut begun: VecDeque<(Wanted, Result<Flight<'_>, i32>)> = VecDeque::new();
@@ -71,8 +78,10 @@ pub fn read_all<R: AsMut<[u8]>>(
             Ok((memory, length)) => {
                 let object = &memory[..length];
                 let found = decode(object, &chunk.fingerprint, algorithm, raw.as_mut());
-                tell(Landed { at, found, raw, object });
-                connection.idle.give_back(memory);
+                let landed = Landed { at, found, raw, memory, object_bytes: length };
+                if let Some(memory) = tell(landed) {
+                    connection.idle.give_back(memory);
+                }
             }
             Err(errno) => {
                 let found = if errno == libc::ENOENT {
@@ -81,7 +90,7 @@ pub fn read_all<R: AsMut<[u8]>>(
                     failure.set(Some(errno));
                     Found::Failed(errno)
                 };
-                tell(Landed { at, found, raw, object: &[] });
+                tell(Landed { at, found, raw, memory: Vec::new(), object_bytes: 0 });
             }
         }
         at += 1;

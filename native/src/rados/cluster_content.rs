@@ -102,14 +102,17 @@ impl ClusterContent {
             match landed.found {
                 Found::Good => {
                     keep(at, landed.raw);
-                    let kept = self.kept.as_ref().filter(|kept| kept.wants(&fingerprint));
-                    if let Some(kept) = kept {
-                        kept.keep(fingerprint, landed.object.to_vec());
+                    if let Some(kept) = self.kept.as_ref().filter(|kept| kept.wants(&fingerprint)) {
+                        let mut frame = landed.memory;
+                        frame.truncate(landed.object_bytes);
+                        kept.keep(fingerprint, frame);
+                        return None;
                     }
                 }
                 Found::Other => {}
                 Found::Failed(errno) => self.failures.note(&fingerprint, errno),
             }
+            Some(landed.memory)
         });
     }
 

@@ -12,25 +12,36 @@ const NOTED: Duration = Duration::from_secs(2);
 
 /// What could not be read a moment ago, with the library's errno.
 #[derive(Default)]
-pub struct Failures(Mutex<HashMap<Name, (i32, Instant)>>);
+pub struct Failures(Mutex<HashMap<Name, Failure>>);
+
+type Failure = (i32, Instant);
+
+fn is_recent(&(_, at): &Failure) -> bool {
+    at.elapsed() < NOTED
+}
 
 impl Failures {
     pub fn note(&self, name: &Name, errno: i32) {
         let mut noted = locked(&self.0);
-        noted.retain(|_, (_, at)| at.elapsed() < NOTED);
+        noted.retain(|_, failure| is_recent(failure));
         noted.insert(*name, (errno, Instant::now()));
     }
 
     pub fn has(&self, name: &Name) -> bool {
-        locked(&self.0).get(name).is_some_and(|(_, at)| at.elapsed() < NOTED)
+        locked(&self.0).get(name).is_some_and(is_recent)
     }
 
     /// The errno of any of these, which are forgotten; 0 where there is none.
     pub fn take<'a>(&self, names: impl Iterator<Item = &'a Name>) -> i32 {
         let mut noted = locked(&self.0);
         let taken: Vec<_> = names.filter_map(|name| noted.remove(name)).collect();
-        let recent = taken.into_iter().find(|(_, at)| at.elapsed() < NOTED);
-        recent.map_or(0, |(errno, _)| errno)
+        taken.into_iter().find(is_recent).map_or(0, |(errno, _)| errno)
+    }
+
+    /// The errno of any at all; 0 where there is none.
+    pub fn any(&self) -> i32 {
+        let noted = locked(&self.0);
+        noted.values().find(|failure| is_recent(failure)).map_or(0, |&(errno, _)| errno)
     }
 }
 
@@ -43,8 +54,10 @@ mod tests {
         let failures = Failures::default();
         failures.note(&[1; 32], 110);
         assert!(failures.has(&[1; 32]) && !failures.has(&[2; 32]));
+        assert_eq!((failures.any(), failures.any()), (110, 110));
         assert_eq!(failures.take([[2; 32], [1; 32]].iter()), 110);
         assert_eq!(failures.take([[2; 32], [1; 32]].iter()), 0);
         assert!(!failures.has(&[1; 32]));
+        assert_eq!(failures.any(), 0);
     }
 }

@@ -38,9 +38,13 @@ struct State {
     is_closed: bool,
 }
 
+/// Of a batch: the kernel takes 1,024 parts at once.
+const BATCH_FRAMES_MAX: usize = 512;
+
 /// Frames, as they are on the way to the disk.
+#[derive(Default)]
 pub struct Batch {
-    pub data: Vec<u8>,
+    pub frames: Vec<Vec<u8>>,
     /// Rows for the list beside the segment.
     pub rows: Vec<u8>,
 }
@@ -139,18 +143,19 @@ impl FrameCache {
         if state.waiting.is_empty() {
             return None;
         }
-        let mut batch = Batch { data: Vec::new(), rows: Vec::new() };
-        while let Some((name, frame)) = state.waiting.pop_front() {
-            let is_first = offset == 0 && batch.data.is_empty();
-            if !is_first && batch.data.len() + frame.len() > room {
+        let (mut batch, mut end) = (Batch::default(), 0);
+        while batch.frames.len() < BATCH_FRAMES_MAX {
+            let Some((name, frame)) = state.waiting.pop_front() else { break };
+            let is_first = offset == 0 && end == 0;
+            if !is_first && end + frame.len() > room {
                 state.waiting.push_front((name, frame));
                 break;
             }
-            let at = offset + batch.data.len() as u32;
-            let row = Row { name, offset: at, length: frame.len() as u32 };
+            let row = Row { name, offset: offset + end as u32, length: frame.len() as u32 };
             batch.rows.extend_from_slice(&row.to_bytes(segment));
-            batch.data.extend_from_slice(&frame);
+            end += frame.len();
             state.waiting_bytes -= frame.len();
+            batch.frames.push(frame);
         }
         Some(batch)
     }

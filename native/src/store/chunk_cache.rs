@@ -159,3 +159,59 @@ impl Drop for Claim<'_> {
         self.cache.loaded.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    fn key(number: u64) -> ChunkKey {
+        ChunkKey { id: RecordId(number), length: 1, check: FingerprintCheck(0) }
+    }
+
+    /// Has the first chunk at once, and the others when it is told to.
+    struct Train {
+        is_begun: Mutex<Sender<()>>,
+        may_end: Mutex<Receiver<()>>,
+        reads: AtomicUsize,
+    }
+
+    impl ChunkSource for Train {
+        fn read(&self, keys: &[ChunkKey], keep: &(dyn Fn(usize, Vec<u8>) + Sync)) {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+            keep(0, vec![keys[0].id.0 as u8]);
+            let _ = locked(&self.is_begun).send(());
+            let _ = locked(&self.may_end).recv();
+            for (at, key) in keys.iter().enumerate().skip(1).filter(|(_, key)| key.id.0 != 9) {
+                keep(at, vec![key.id.0 as u8]);
+            }
+        }
+    }
+
+    #[test]
+    fn who_waits_for_a_chunk_does_not_wait_for_the_rest_of_its_train() {
+        let cache = ChunkCache::new(1 << 20);
+        let (begun, is_begun) = channel();
+        let (end, may_end) = channel();
+        let train = Train {
+            is_begun: Mutex::new(begun),
+            may_end: Mutex::new(may_end),
+            reads: AtomicUsize::new(0),
+        };
+        std::thread::scope(|scope| {
+            let loading = scope.spawn(|| cache.load(&[key(1), key(2), key(9)], &train));
+            is_begun.recv().unwrap();
+            let first = cache.load(&[key(1)], &train);
+            assert_eq!(first, [Some(Arc::new(vec![1]))]);
+            end.send(()).unwrap();
+            let all = loading.join().unwrap();
+            assert_eq!(all[..2], [Some(Arc::new(vec![1])), Some(Arc::new(vec![2]))]);
+            assert_eq!(all[2], None);
+        });
+        // What cannot be read is asked for once.
+        assert_eq!(train.reads.load(Ordering::Relaxed), 1);
+        assert!(locked(&cache.state).loading.is_empty());
+    }
+}
