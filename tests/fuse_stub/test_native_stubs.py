@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from dedupd.format.stub import Flag
 from dedupd.system.files import opened
-from dedupd.units import MIB
+from dedupd.units import KIB, MIB
 from tests.fuse_stub.test_line import handed_over, read_anew, wait_for
 from tests.support.lab import flip_bit, noise, prose
 from tests.support.mounts import MountedLab, mounted_lab
@@ -232,6 +233,33 @@ def test_stubs_of_several_chunks_are_read_without_python(lab: MountedLab) -> Non
 
     assert handed_over(lab, read_all) == 0
     assert path.stat().st_atime_ns > before
+
+
+def reading_threads(lab: MountedLab) -> int:
+    names = [Path(task / "comm") for task in Path(f"/proc/{lab.pid}/task").iterdir()]
+    return [name.read_text() for name in names if name.exists()].count("reads\n")
+
+
+def test_a_short_stub_of_several_chunks_wakes_no_thread(lab: MountedLab) -> None:
+    """Where memory has its recipe and its chunks: also those that the mount has not read before."""
+    contents = {f"short-{seed}": noise(128 * KIB - seed, 20 + seed) for seed in range(8)}
+    for name, content in contents.items():
+        (lab.view / name).write_bytes(content)
+    lab.optimize()
+    found = {name: lab.stub(name) for name in contents}
+    several = [name for name, stub in found.items() if stub and Flag.DIRECT not in stub.flags]
+    lab.unmount()
+    lab.mount()
+    read_anew(lab.view / several[0])  # opens the containers
+    for part in (lab.root / ".dedupd").rglob("*"):
+        if part.is_file() and "data" not in part.relative_to(lab.root).parts:
+            part.read_bytes()  # a run leaves no pages of the store in memory
+    for name in several[1:]:
+        wait_for(lambda: reading_threads(lab) == 0)
+        assert read_anew(lab.view / name) == contents[name]
+        if reading_threads(lab) == 0:
+            return
+    pytest.fail("each has woken a thread")
 
 
 def test_whole_blocks_are_written_to_a_stub_without_python(lab: MountedLab) -> None:

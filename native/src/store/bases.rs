@@ -186,8 +186,8 @@ impl Bases {
     }
 
     /// The raw length and the fingerprint of a live record.
-    pub fn described(&self, id: RecordId) -> Option<(u32, Fingerprint)> {
-        let (entry, _) = self.entry(id, Reads::Any)?;
+    pub fn described(&self, id: RecordId, reads: Reads) -> Option<(u32, Fingerprint)> {
+        let (entry, _) = self.entry(id, reads)?;
         (entry.state == State::LIVE).then_some((entry.raw_length, entry.fingerprint))
     }
 
@@ -259,6 +259,9 @@ impl Bases {
             if let Some(entry) = entry.filter(|entry| entry.state != State::QUARANTINED) {
                 return Some((entry, opened));
             }
+        }
+        if reads == Reads::CachedOnly {
+            return None; // to open it may mean to wait for the disk
         }
         let opened = Arc::new(self.open(number).ok()?);
         let entry = opened.files(reads).any_entry(id.ordinal())?;

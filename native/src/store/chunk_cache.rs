@@ -55,6 +55,30 @@ impl ChunkCache {
         Some(found)
     }
 
+    /// A chunk from memory, decoded by `decode` now if it has to be. None where that is not all: the
+    /// disk would have to be waited for, or a thread that reads it.
+    pub fn at_hand(
+        &self,
+        key: &ChunkKey,
+        decode: impl FnOnce(&mut [u8]) -> Option<()>,
+    ) -> Option<Chunk> {
+        {
+            let mut state = locked(&self.state);
+            if let Some(found) = state.chunks.get(key) {
+                state.hits += 1;
+                return Some(found);
+            }
+            if state.loading.contains(key) {
+                return None;
+            }
+        }
+        let mut raw = vec![0; key.length as usize];
+        decode(&mut raw)?;
+        let chunk = Arc::new(raw);
+        self.keep(*key, &chunk);
+        Some(chunk)
+    }
+
     pub fn has(&self, key: &ChunkKey) -> bool {
         locked(&self.state).chunks.has(key)
     }

@@ -89,12 +89,9 @@ impl Recipes {
         if let Some(known) = locked(&self.nodes).get(&key) {
             return Some(known);
         }
-        if reads == Reads::CachedOnly {
-            return None;
-        }
         let (id, is_chunk) = key;
         let (node, fingerprint) = if is_chunk {
-            let (length, fingerprint) = self.chunks.described(id)?;
+            let (length, fingerprint) = self.chunks.described(id, reads)?;
             let fingerprint_check = FingerprintCheck::of(&fingerprint);
             let row = Row { id, length: u64::from(length), fingerprint_check };
             (Node::of_chunk(row), fingerprint)

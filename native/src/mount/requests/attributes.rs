@@ -38,8 +38,7 @@ impl Tree {
     pub fn get_attributes(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let node = request.header.node;
         let since = self.inodes.changes.now();
-        let inode = self.inodes.path(node)?;
-        let status = status_of(&*inode)?;
+        let status = status_of(self.inode(node)?)?;
         shown(&status, self.unmoved_valid_s(node, since), out)
     }
 

@@ -16,13 +16,11 @@ use crate::format::stub::StubHead;
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::protocol::abi::ReadIn;
 use crate::mount::protocol::message::{Answer, Request};
-use crate::mount::requests::stubs::{Part, Piece, Pieces, Store, VALUE_BYTES, touch};
+use crate::mount::requests::stubs::{
+    AT_ONCE_BYTES, Part, Piece, Pieces, Store, VALUE_BYTES, touch,
+};
 use crate::mount::requests::tree::Tree;
 use crate::store::record_reader::Reads;
-
-/// An answer of up to this length is copied by the thread that takes the requests, if the chunks are
-/// in memory: to wake another thread takes longer.
-const AT_ONCE_BYTES: usize = 128 << 10;
 
 /// What becomes of a request to read.
 pub enum Reading {
@@ -97,7 +95,7 @@ impl Tree {
             Pieces::Known(pieces) => pieces,
         };
         let mut read = StubRead { store: Arc::clone(store), stub: look.stub, pieces, ahead: None };
-        if (end - given.offset) as usize <= AT_ONCE_BYTES {
+        if end - given.offset <= AT_ONCE_BYTES {
             if let Some(length) = read.fill(out) {
                 return Some(Reading::Answered(length));
             }

@@ -13,7 +13,7 @@ use crate::format::stub::{COMMITTING, DIRECT, RESTORING, STUB_BYTES, Seeds, Stub
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::protocol::abi::{LseekIn, ReadIn};
 use crate::mount::protocol::message::{Answer, Failure};
-use crate::store::chunk_cache::{Chunk, ChunkCache};
+use crate::store::chunk_cache::{Chunk, ChunkCache, ChunkKey};
 use crate::store::content::Content;
 use crate::store::recipes::Span;
 use crate::store::record_reader::Reads;
@@ -22,6 +22,10 @@ use crate::system::extents::present;
 
 /// Room for the value of a stub's attribute, and for one byte that none has.
 pub const VALUE_BYTES: usize = STUB_BYTES + 1;
+
+/// The content of a stub of up to this length is decoded by the thread that takes the requests, where
+/// memory has it, and an answer of this length copied: to wake another thread takes longer.
+pub const AT_ONCE_BYTES: u64 = 128 << 10;
 
 /// Where the content of a volume's stubs is.
 pub struct Store {
@@ -190,7 +194,14 @@ impl Store {
         let spans = self.content.spans(stub, range, reads)?;
         let keys: Vec<_> = spans.iter().filter_map(|span| span.chunk).collect();
         let mut chunks = if reads == Reads::CachedOnly {
-            keys.iter().map(|key| self.cache.get(key)).collect()
+            let is_short = stub.covered <= AT_ONCE_BYTES;
+            let at_hand = |key: &ChunkKey| match is_short {
+                true => {
+                    self.cache.at_hand(key, |raw| self.content.read_opened(key.id, key.check, raw))
+                }
+                false => self.cache.get(key),
+            };
+            keys.iter().map(at_hand).collect()
         } else {
             self.cache.load(&keys, &*self.content)
         }

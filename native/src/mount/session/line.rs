@@ -57,6 +57,11 @@ const OF_CALLER: [u32; 11] = [
     op::IOCTL,
 ];
 
+/// How long the thread goes on looking for the next request before it sleeps: a program that reads one
+/// small file after the other has it after 10 to 30 microseconds. To sleep and to be woken takes as long,
+/// of both processors. With 20 microseconds `tar c` of small stubs took a quarter longer, with 80 as long.
+const AWAKE: Duration = Duration::from_micros(40);
+
 /// What a look for the next request finds.
 pub enum Next {
     /// No request is there, or as many as were allowed have been answered.
@@ -206,12 +211,25 @@ impl Line {
         }
         // Others are woken for the kernel's requests while they take them.
         let has_others = self.shared.is_called.load(Ordering::Relaxed);
+        let began = Instant::now();
+        while !has_others && self.has_processors() && began.elapsed() < AWAKE {
+            let found = self.read(false)?;
+            if !matches!(found, Received::Nothing) || !self.returns.is_empty() {
+                return Ok(found);
+            }
+            std::hint::spin_loop();
+        }
         let end = if has_others { &self.shared.wake } else { &*self.device };
         let limit = Timespec { tv_sec: 0, tv_nsec: linger_ns };
         if poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&limit)) == Ok(0) {
             return Ok(Received::Nothing);
         }
         self.read(false)
+    }
+
+    /// Whether a program runs while this thread looks for what it asks for.
+    fn has_processors(&self) -> bool {
+        self.beside.threads > 0
     }
 
     /// `waited`: a message that is there was there before this thread looked for it.
