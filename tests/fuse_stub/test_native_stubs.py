@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -236,8 +237,11 @@ def test_stubs_of_several_chunks_are_read_without_python(lab: MountedLab) -> Non
 
 
 def reading_threads(lab: MountedLab) -> int:
-    names = [Path(task / "comm") for task in Path(f"/proc/{lab.pid}/task").iterdir()]
-    return [name.read_text() for name in names if name.exists()].count("reads\n")
+    names = []
+    for task in Path(f"/proc/{lab.pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            names.append(task.joinpath("comm").read_text())
+    return names.count("reads\n")
 
 
 def test_a_short_stub_of_several_chunks_wakes_no_thread(lab: MountedLab) -> None:
