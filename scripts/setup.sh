@@ -160,6 +160,7 @@ look_for_tools() {
     has mkfs.btrfs || want btrfs-progs "tests on a Btrfs file system"
     has losetup && has mount || want mount "tests on file systems of their own"
     has fio || want fio "tests of parallel reads and writes"
+    has rsync || want rsync "tests of copies as administrators make them"
     has setfattr || want attr "tests of extended attributes"
     has setfacl || want acl "tests of access control lists"
     look_for_ceph
