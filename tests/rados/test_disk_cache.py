@@ -87,6 +87,20 @@ def test_the_cache_is_bounded_and_what_is_used_stays(tmp_path: Path) -> None:
         assert all(path.suffix in (".frames", ".rows") for path in directory.iterdir())
 
 
+def test_what_is_closed_has_no_file_open(tmp_path: Path) -> None:
+    """A file system below could not be unmounted."""
+    cache = cache_in(tmp_path / "cache", 10_000)
+    put(cache, *range(200))
+
+    def is_open() -> bool:
+        found = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return any(name.startswith(str(tmp_path)) for name in found)
+
+    assert is_open()
+    cache.close()
+    assert not is_open()
+
+
 def test_one_frame_takes_all_of_a_small_cache(tmp_path: Path) -> None:
     with closing(cache_in(tmp_path / "cache", 1000)) as cache:
         for number in range(5):

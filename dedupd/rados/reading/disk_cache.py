@@ -84,6 +84,8 @@ class DiskCache:
         if self._thread is not None:
             self._thread.join()
         self._end_segment()
+        for number in self._sizes:
+            self.native.drop_segment(number)  # which has its file open
         os.close(self._dir_fd)
 
     @property
