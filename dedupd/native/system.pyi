@@ -6,6 +6,8 @@ All raise OSError, release the GIL and retry EINTR.
 from collections.abc import Sequence
 from typing import Final
 
+from typing_extensions import Buffer
+
 class DirectoryEntry:
     """A name of a directory, with the attributes of ``os.stat_result``."""
 
@@ -92,3 +94,7 @@ def generation(fd: int) -> int:
 def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int: ...
 def fgetxattr(fd: int, name: bytes) -> bytes | None:
     """Attribute of an open file; None where it has none (ENODATA)."""
+
+def lmdb_is_sound(data: Buffer) -> bool:
+    """Whether LMDB can go through a file with these bytes, and write to it: every page of both
+    trees is what it should be, and is in one place, and none of them is free as well."""

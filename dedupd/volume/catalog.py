@@ -7,13 +7,15 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import lmdb
 
+from dedupd import native
 from dedupd.errors import CatalogUnusable
 from dedupd.system.disk import Disk
-from dedupd.system.files import is_readable, opened
+from dedupd.system.files import UNREADABLE, opened
 
 MAP_BYTES = 4 << 30
 """Address space, not memory or disk: LMDB grows its file as it needs."""
@@ -158,18 +160,14 @@ def _open(directory: str) -> lmdb.Environment:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with opened(fd):
             _write_in_place(fd)
-    _check_readable(path)
+    _check(path)
     reads_only = _takes_no_changes(path)
     environment = lmdb.open(
         directory, map_size=MAP_BYTES, lock=False, mode=0o600, readonly=reads_only
     )
-    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-    if os.path.getsize(path) < needed:
-        # Pages that are missing at its end would kill the process that touches them.
-        environment.close()
-        raise lmdb.CorruptedError("cut short")
     if not reads_only:
-        _spare(path, needed)
+        pages = environment.info()["last_pgno"] + 1
+        _spare(path, pages * environment.stat()["psize"])
     return environment
 
 
@@ -204,13 +202,17 @@ def _spare(path: str, used_bytes: int) -> None:
             Disk().allocate(fd, 0, used_bytes + SPARE_BYTES)
 
 
-def _check_readable(path: str) -> None:
-    """A page that the disk cannot give would kill the process that touches it. There are few: the
-    catalogue takes some megabytes, which the page cache has."""
+def _check(path: str) -> None:
+    """Refuse what LMDB would end the process for: a page that the disk cannot give, and pages that
+    are not what they should be. There are few: the catalogue takes some megabytes, which the page
+    cache has."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        data = Path(path).read_bytes()
     except FileNotFoundError:
         return
-    with opened(fd):
-        if not is_readable(fd, 0, os.fstat(fd).st_size):
-            raise lmdb.CorruptedError("the disk cannot read it")
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        raise lmdb.CorruptedError("the disk cannot read it") from error
+    if data and not native.system.lmdb_is_sound(data):
+        raise lmdb.CorruptedError("its pages are damaged")

@@ -1,6 +1,7 @@
 """The catalogue: what it keeps, and that losing or damaging it costs nothing else."""
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -68,6 +69,89 @@ def test_a_catalogue_that_is_another_file_is_made_again(tmp_path: Path) -> None:
     filled(tmp_path / "c").write_bytes(os.urandom(50_000))
     result = use(tmp_path / "c")
     assert result.returncode == 0, result.stderr
+
+
+DAMAGE = """
+import random, sys
+from pathlib import Path
+from dedupd.volume.catalog import Catalog
+
+PAGE_BYTES = 4096
+path, sound = Path(sys.argv[1]) / "data.mdb", Path(sys.argv[2]).read_bytes()
+
+def damaged(rng):
+    data = bytearray(sound)
+    pages = len(data) // PAGE_BYTES
+    for _ in range(rng.choice((1, 1, 2))):
+        one, other = (rng.randrange(pages) * PAGE_BYTES for _ in range(2))
+        page = slice(one, one + PAGE_BYTES)
+        how = rng.randrange(5)
+        if how == 0:
+            data[one + rng.randrange(PAGE_BYTES)] ^= 1 << rng.randrange(8)
+        elif how == 1:
+            data[one + rng.randrange(32)] ^= 1 << rng.randrange(8)
+        elif how == 2:
+            data[page] = bytes(PAGE_BYTES)
+        elif how == 3:
+            data[page] = data[other : other + PAGE_BYTES]
+        else:
+            start = one + rng.randrange(0, PAGE_BYTES - 64, 8)
+            data[start : start + 8] = rng.randrange(pages).to_bytes(8, "little")
+    return data
+
+for seed in range(int(sys.argv[3])):
+    print(seed, flush=True)
+    rng = random.Random(seed)
+    path.write_bytes(damaged(rng))
+    for at in range(4):
+        with Catalog(sys.argv[1]) as catalog:
+            catalog.latest("run/", 1000)
+            catalog.put(f"run/{rng.randrange(40):020d}", "y" * rng.randrange(9000))
+            catalog.delete(f"run/{rng.randrange(40):020d}")
+            catalog.put("key", at)
+            assert catalog.get("key") == at
+"""
+
+
+def test_no_damage_ends_a_process(tmp_path: Path) -> None:
+    """LMDB aborts where a page is not what it should be, and has no checksums to tell."""
+    path = filled(tmp_path / "c")
+    with Catalog(str(tmp_path / "c")) as catalog:
+        for at in range(0, 40, 3):
+            catalog.put(f"run/{at:020d}", "y" * (at * 300))
+        catalog.delete_all("run/00000000000000000001")
+    shutil.copy(path, tmp_path / "sound")
+    result = subprocess.run(
+        [sys.executable, "-c", DAMAGE, str(tmp_path / "c"), str(tmp_path / "sound"), "300"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, (result.stdout[-20:], result.stderr[-2000:])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_catalogue_that_is_sound_keeps_all(tmp_path: Path, seed: int) -> None:
+    """It is looked at each time that it is opened, whatever was put into it and taken out."""
+    rng, model = random.Random(seed), dict[str, str]()
+    for _ in range(60):
+        with Catalog(str(tmp_path / "c")) as catalog:
+            for _ in range(rng.choice((1, 8, 30))):
+                width = rng.choice((4, 90))
+                key = f"{rng.choice('ab')}/{rng.randrange(3 ** rng.randrange(1, 6)):0{width}d}"
+                if rng.random() < 0.4:
+                    catalog.delete(key)
+                    model.pop(key, None)
+                else:
+                    model[key] = rng.choice("xyz") * rng.choice((1, 40, 2000, 2022, 4100, 30_000))
+                    catalog.put(key, model[key])
+            if rng.random() < 0.1:
+                catalog.delete_all("b/")
+                model = {key: value for key, value in model.items() if key.startswith("a/")}
+    with Catalog(str(tmp_path / "c")) as catalog:
+        assert {key: catalog.get(key) for key in model} == model
+        assert len(catalog.latest("a/", 9999)) == sum(key.startswith("a/") for key in model)
 
 
 def test_a_damaged_value_counts_as_none(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ pub mod chunk_frame;
 pub mod file_recipe;
 pub mod ids;
 pub mod kept_frame;
+pub mod lmdb_pages;
 pub mod recipe;
 pub mod record_header;
 pub mod saved_index;

@@ -194,8 +194,8 @@ mod exported {
         #[pymodule_export]
         use crate::python::system::{
             DirectoryEntry, fallocate_keep_size, fgetxattr, file_system_type, generation,
-            list_names, local_bytes, look_up, name_to_handle, open_by_handle, present_ranges,
-            punch_hole, renameat2, shared_bytes, syncfs, unwritten_ranges,
+            list_names, lmdb_is_sound, local_bytes, look_up, name_to_handle, open_by_handle,
+            present_ranges, punch_hole, renameat2, shared_bytes, syncfs, unwritten_ranges,
         };
     }
 

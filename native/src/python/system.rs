@@ -5,7 +5,8 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyList};
 
 use super::support::calls::{c_string, call};
-use super::support::input::pack_u64;
+use super::support::input::{Input, pack_u64};
+use crate::format::lmdb_pages;
 use crate::system::directory_entries;
 use crate::system::extents::{self, Range};
 use crate::system::{calls, effects};
@@ -154,4 +155,10 @@ pub fn list_names<'py>(
     let found = call(py, || directory_entries::list(dir_fd, start, count))?;
     let names = PyList::new(py, found.iter().map(|(name, _)| PyBytes::new(py, name.to_bytes())))?;
     Ok((names, pack_u64(py, found.iter().map(|&(_, next)| next as u64))))
+}
+
+#[pyfunction]
+pub fn lmdb_is_sound(py: Python<'_>, data: Input) -> bool {
+    let data = data.bytes();
+    py.detach(|| lmdb_pages::is_sound(data))
 }
