@@ -180,7 +180,7 @@ async def run(
         mount.line = line
         tell_by(line)
 
-    pump = Pump(mount.inodes.native, operations.serve, use)
+    pump = Pump(mount.inodes.native, operations.serve, use, mount.mountpoint)
     async with trio.open_nursery() as nursery:
         if not mount.is_snapshot:
             await nursery.start(ControlServer(mount).serve)
@@ -203,7 +203,8 @@ async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> N
     """Call ``ready`` as soon as the mount answers."""
     await trio.to_thread.run_sync(os.statvfs, mount.mountpoint)
     await trio.to_thread.run_sync(_read_ahead_more, mount.mountpoint)
-    log.info("%s is mounted at %s", mount.volume.root, mount.mountpoint)
+    way = "io_uring" if mount.line is not None and mount.line.is_by_ring else "/dev/fuse"
+    log.info("%s is mounted at %s, by %s", mount.volume.root, mount.mountpoint, way)
     if ready is not None:
         ready()
 

@@ -163,22 +163,48 @@ class Request:
     offset_to: int
     data: bytes
 
+class Turn:
+    """The turn of a mount's event loop: what happens with it happens between two awaits.
+
+    An instrument of trio, by which the loop's thread gives it while it waits for something to do.
+    """
+
+    def __init__(self, inodes: Inodes) -> None:
+        """The caller's thread, that of the loop, has it."""
+
+    def before_io_wait(self, timeout: float) -> None: ...
+    def after_io_wait(self, timeout: float) -> None: ...
+
 class Line:
     """The line between the kernel, libfuse and the operations of a mount. Used by one thread."""
 
     wake_fd: int
     """Readable while :meth:`next` may find something; the line's."""
 
+    is_by_ring: bool
+    """Whether requests come by io_uring."""
+
     says_what_writes_clear: bool
     """Whether the kernel says which writes clear set-user-id and set-group-id."""
 
     @staticmethod
-    def between(device_fd: int, inodes: Inodes, stand_ins: int, always: bool) -> tuple[Line, int]:
+    def between(
+        device_fd: int,
+        inodes: Inodes,
+        turn: Turn,
+        stand_ins: int,
+        always: bool,
+        ring_at: str | None,
+    ) -> tuple[Line, int]:
         """The line, and libfuse's end of it, the caller's. ``device_fd`` stays the caller's, which
         reads nothing from it any more. Raises OSError.
 
         Up to ``stand_ins`` threads answer what needs no state of Python's beside the caller's
         thread, while that does not keep up; ``always``: all the time.
+
+        Requests come by io_uring where the kernel offers it and ``ring_at`` says where the mount
+        shows. Their threads answer by themselves whatever native code answers, with the ``turn``
+        where more than the table of inodes is concerned.
         """
 
     def next(self, count: int, linger_ns: int) -> Request | bool | None:

@@ -40,6 +40,7 @@ from dedupd.volume.place import (
 )
 from dedupd.volume.probe import accepted_by, obstacle_of, probe
 from dedupd.volume.volume import BASE_NAME, Volume
+from fuse_stub.kernel.ring_offer import ring_offer
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 from jobs.tree.candidates import SHARED_BELOW
 from jobs.usage.volume_figures import RUNS, shared_left
@@ -108,7 +109,7 @@ def _fuse() -> Result:
         return _bad(f"/dev/fuse: {error.strerror}", "run this as root, or allow it")
     if shutil.which("fusermount3") is None:
         return _bad("no fusermount3", "install the package fuse3")
-    return _fine("/dev/fuse can be opened")
+    return _fine(f"/dev/fuse can be opened; {ring_offer()}")
 
 
 def _pressure() -> Result:

@@ -11,6 +11,7 @@ which takes most of the time of a small request. Other tasks get a turn after a 
 
 import os
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import pyfuse3
 import trio
@@ -41,6 +42,10 @@ ALWAYS_BESIDE = False
 """Whether they take requests also while there is no need: for tests."""
 
 
+BY_RING = True
+"""Whether requests come by io_uring where the kernel offers it."""
+
+
 def stand_ins(cores: int) -> int:
     """How many threads take requests beside that of the loop, where it does not keep up. On one
     processor they would only take its time."""
@@ -59,6 +64,7 @@ class Pump:
         inodes: native.mount.Inodes,
         serve: Callable[[native.mount.Line, native.mount.Request], Awaitable[None]],
         use: Callable[[native.mount.Line | None], None],
+        mountpoint: str,
     ) -> None:
         """The session has been begun, and has not been served yet.
 
@@ -66,6 +72,7 @@ class Pump:
         once it is there, and with None before it goes.
         """
         self._inodes = inodes
+        self._ring_at = mountpoint if BY_RING else None
         self._serve = serve
         self._use = use
         self._wake_fd = -1
@@ -77,9 +84,13 @@ class Pump:
     async def run(self) -> None:
         """Serve requests until the file system is unmounted, or :meth:`stop`. Raises OSError."""
         fd = _fuse_descriptor()
+        turn = native.mount.Turn(self._inodes)
         self._line, libfuse_fd = native.mount.Line.between(
-            fd, self._inodes, stand_ins(cores()), ALWAYS_BESIDE
+            fd, self._inodes, turn, stand_ins(cores()), ALWAYS_BESIDE, self._ring_at
         )
+        # It has what the loop calls, and is native.
+        instrument = cast(trio.abc.Instrument, turn)
+        trio.lowlevel.add_instrument(instrument)
         device_fd = os.dup(fd)
         self._wake_fd = self._line.wake_fd
         os.dup2(libfuse_fd, fd, inheritable=False)
@@ -94,6 +105,7 @@ class Pump:
             self._use(None)
             self._wake_fd = -1
             self._line.close()
+            trio.lowlevel.remove_instrument(instrument)
             # libfuse asks the device whether the mount has gone already.
             os.dup2(device_fd, fd, inheritable=False)
             os.close(device_fd)

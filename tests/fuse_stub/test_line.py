@@ -22,7 +22,7 @@ pytestmark = pytest.mark.root
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
+def shared(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
     with mounted_lab(tmp_path_factory.mktemp("line")) as lab:
         os.chmod(lab.view, 0o777)
         yield lab

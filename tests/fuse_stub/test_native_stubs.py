@@ -35,7 +35,7 @@ FRESH = b"fresh"
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
+def lab(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
     """With a stub that native code reads already."""
     with mounted_lab(tmp_path_factory.mktemp("stubs")) as lab:
         stubs(lab, {"warm": WARM})

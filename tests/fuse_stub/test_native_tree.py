@@ -18,7 +18,8 @@ from tests.fuse_stub import test_namespace as names
 from tests.fuse_stub.test_namespace import code
 from tests.support.lab import noise
 from tests.support.mounts import ALICE, TEAM, as_user, rename_with
-from tests.support.native_tree import NativeTree, has_ring, native_tree
+from tests.support.native_tree import NativeTree, native_tree
+from tests.support.ways import has_ring
 
 pytestmark = pytest.mark.root
 

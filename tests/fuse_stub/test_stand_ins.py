@@ -33,6 +33,7 @@ from tests.support.mounts import (
     serve_for_test,
 )
 from tests.support.service import eventually
+from tests.support.ways import DEVICE
 
 pytestmark = pytest.mark.root
 
@@ -43,7 +44,7 @@ HELD_S = 1.0
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
+def shared(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
     directory = tmp_path_factory.mktemp("beside")
     with mounted_lab(directory, nursery=Nursery(serve_beside)) as lab:
         yield lab
@@ -103,6 +104,7 @@ def serve_held_alone(path: str, mountpoint: str, cache_bytes: int, answer: Conne
         serve_alone(path, mountpoint, cache_bytes, answer)
 
 
+@pytest.mark.parametrize("way", [DEVICE], indirect=True)
 @pytest.mark.parametrize("serve", [serve_held, serve_held_alone])
 def test_names_and_attributes_do_not_wait_for_python(
     tmp_path: Path, serve: Callable[..., None]
@@ -124,6 +126,7 @@ def test_names_and_attributes_do_not_wait_for_python(
         assert (max(waits) > HELD_S / 2) == (serve is serve_held_alone)
 
 
+@pytest.mark.parametrize("way", [DEVICE], indirect=True)
 def test_they_come_when_there_is_much_to_do_and_go_again(tmp_path: Path) -> None:
     with mounted_lab(tmp_path) as lab:
         (lab.view / "f").write_bytes(b"content")
@@ -179,6 +182,7 @@ def wakes(pid: int, *names: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.parametrize("way", [DEVICE], indirect=True)
 def test_there_are_none_on_one_processor_and_no_more_than_processors() -> None:
     assert [stand_ins(cores) for cores in (1, 2, 4, 8, 64)] == [0, 2, 4, 8, 8]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dedupd.service.doctor import Check, Verdict, check_machine, check_path
+from fuse_stub.kernel import ring_offer as kernel
 from tests.conftest import MakeFileSystem
 from tests.support.lab import new_lab, run_cli
 from tests.support.mounts import mounted_lab
@@ -21,6 +22,24 @@ def test_a_machine_without_service_is_told_so() -> None:
     assert checks["FUSE"].verdict is Verdict.FINE
     assert "`touch " in checks["configuration"].found
     assert checks["configuration"].verdict is Verdict.FINE, "one run by hand needs none"
+
+
+def test_it_says_whether_requests_may_come_by_io_uring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = tmp_path / "enable_uring"
+    monkeypatch.setattr(kernel, "OFFERED", str(offered))
+
+    def said() -> str:
+        (check,) = (check for check in check_machine() if check.what == "FUSE")
+        assert check.verdict is Verdict.FINE, "mounts do without"
+        return check.found
+
+    assert "Linux 6.14" in said()
+    offered.write_text("N\n")
+    assert f"`echo Y > {offered}`" in said()
+    offered.write_text("Y\n")
+    assert "io_uring is on" in said()
 
 
 @pytest.mark.root

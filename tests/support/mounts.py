@@ -30,6 +30,7 @@ from fuse_stub.mounts.mount_points import is_dead
 from jobs.optimize.job import OptimizeReport
 from tests.support.forks import CONTEXT, take_over
 from tests.support.lab import Lab, let_others_pass
+from tests.support.ways import RING, ring_is_offered, way
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 DEATH_WAIT_MS = 120_000
@@ -126,6 +127,12 @@ class Nursery:
         """Stands in for :func:`mount_process.mount_in_background`, and raises as that."""
         with mount_process.open_volume(path) as volume:
             root = volume.root
+        if way() == RING:
+            with ring_is_offered():
+                return self._start(root, mountpoint, cache_bytes)
+        return self._start(root, mountpoint, cache_bytes)
+
+    def _start(self, root: str, mountpoint: str, cache_bytes: int) -> int:
         receiver, sender = CONTEXT.Pipe(duplex=False)
         served = CONTEXT.Process(
             target=_serve,
@@ -173,6 +180,7 @@ def serve_for_test(path: str, mountpoint: str, cache_bytes: int, answer: Connect
         )
     with mount_process.open_volume(path) as volume:
         root, base_fd = volume.root, os.dup(volume.base_fd)
+    request_pump.BY_RING = way() == RING
     process.serve_for_parent(root, base_fd, mountpoint, cache_bytes, answer_fd)
 
 

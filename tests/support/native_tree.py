@@ -1,7 +1,6 @@
 """A directory that the native loop serves alone, without libfuse and without a volume."""
 
 import ctypes
-import fcntl
 import json
 import os
 import subprocess
@@ -14,10 +13,10 @@ from pathlib import Path
 
 from dedupd import native
 from tests.support.lab import REPOSITORY, let_others_pass
+from tests.support.ways import ring_is_offered
 
 RESERVED = b"trusted.reserved"
 _MNT_DETACH = 2
-_RING = Path("/sys/module/fuse/parameters/enable_uring")
 
 
 @dataclass(frozen=True)
@@ -72,24 +71,6 @@ class NativeTree:
         self.process.wait()
 
 
-def has_ring() -> bool:
-    """Whether the kernel can take requests by io_uring."""
-    return os.access(_RING, os.W_OK)
-
-
-@contextmanager
-def _ring_is_offered() -> Iterator[None]:
-    """For a block in which a mount begins: the kernel does not offer io_uring by default."""
-    with open(_RING) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # against other tests
-        before = _RING.read_text()
-        _RING.write_text("Y")
-        try:
-            yield
-        finally:
-            _RING.write_text(before)
-
-
 @contextmanager
 def native_tree(
     directory: Path, *, ring: bool, descriptors_max: int = 4096
@@ -99,7 +80,7 @@ def native_tree(
     data, view = directory / "data", directory / "view"
     data.mkdir()
     view.mkdir()
-    with _ring_is_offered() if ring else nullcontext():
+    with ring_is_offered() if ring else nullcontext():
         tree = NativeTree(data, view, ring, descriptors_max)
     try:
         yield tree

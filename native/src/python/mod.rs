@@ -138,7 +138,7 @@ mod exported {
     #[pymodule]
     mod mount {
         #[pymodule_export]
-        use crate::python::mount::{Inodes, Line, Loop, Request, serve_tree};
+        use crate::python::mount::{Inodes, Line, Loop, Request, Turn, serve_tree};
         #[pymodule_export]
         use crate::python::write_times::WriteTimes;
         #[pymodule_export]

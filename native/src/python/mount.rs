@@ -1,8 +1,9 @@
 //! The mount's native loop.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -31,6 +32,7 @@ use crate::mount::session::line::{self, Next};
 use crate::mount::session::serve::{self, Way};
 use crate::mount::session::service::Service;
 use crate::mount::session::stand_ins::Beside;
+use crate::mount::session::turn;
 use crate::store::content::{Containers, Content};
 use crate::system::calls::name_to_handle;
 use crate::threads::lock::locked;
@@ -356,6 +358,40 @@ pub enum Found {
     ForLibfuse(bool),
 }
 
+/// The turn of a mount's event loop. An instrument of trio: it is given while trio waits for something
+/// to do.
+#[pyclass(frozen, module = "dedupd.native.mount")]
+pub struct Turn {
+    turn: Arc<turn::Turn>,
+    /// Python uses descriptors of theirs by number between two waits only.
+    tree: Weak<Tree>,
+}
+
+#[pymethods]
+impl Turn {
+    /// The caller's thread, that of the loop, has it.
+    #[new]
+    fn new(py: Python<'_>, inodes: &Inodes) -> PyResult<Turn> {
+        let tree = Arc::downgrade(&inodes.tree(py)?);
+        Ok(Turn { turn: Arc::new(turn::Turn::default()), tree })
+    }
+
+    #[expect(unused_variables, reason = "trio says for how long it may wait")]
+    fn before_io_wait(&self, timeout: f64) {
+        if let Some(tree) = self.tree.upgrade() {
+            tree.inodes.given.clear();
+        }
+        self.turn.give();
+    }
+
+    #[expect(unused_variables, reason = "trio says for how long it might have waited")]
+    fn after_io_wait(&self, py: Python<'_>, timeout: f64) {
+        if !self.turn.takes_back_at_once() {
+            py.detach(|| self.turn.take_back());
+        }
+    }
+}
+
 /// The line between the kernel, libfuse and the operations of a mount. Used by one thread.
 #[pyclass(frozen, module = "dedupd.native.mount")]
 pub struct Line(Mutex<Option<line::Line>>);
@@ -375,12 +411,16 @@ impl Line {
         py: Python<'_>,
         device_fd: RawFd,
         inodes: &Inodes,
+        turn: &Turn,
         stand_ins: usize,
         always: bool,
+        ring_at: Option<PathBuf>,
     ) -> PyResult<(Line, RawFd)> {
         let device = duplicate(py, device_fd)?;
         let beside = Beside { threads: stand_ins, always };
-        let (line, theirs) = ready(py, line::Line::new(device, inodes.tree(py)?, beside))?;
+        let turn = Arc::clone(&turn.turn);
+        let line = line::Line::new(device, inodes.tree(py)?, turn, beside, ring_at);
+        let (line, theirs) = ready(py, line)?;
         Ok((Line(Mutex::new(Some(line))), theirs.into_raw_fd()))
     }
 
@@ -427,6 +467,11 @@ impl Line {
     #[getter]
     fn wake_fd(&self, py: Python<'_>) -> PyResult<RawFd> {
         ready(py, self.with(|line| Ok(line.wake().as_raw_fd())))
+    }
+
+    #[getter]
+    fn is_by_ring(&self) -> bool {
+        locked(&self.0).as_ref().is_some_and(line::Line::is_by_ring)
     }
 
     #[getter]

@@ -2,5 +2,6 @@
 
 pub mod lock;
 pub mod pool;
+pub mod processors;
 pub mod read_ahead;
 pub mod scoped;

@@ -11,35 +11,35 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::{Errno, writev};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::mount::protocol::abi::{FSYNC_DATA, FsyncIn, OutHeader, init};
-use crate::mount::protocol::handshake::{Offer, for_libfuse};
+use crate::mount::protocol::abi::{InHeader, OutHeader, init};
+use crate::mount::protocol::handshake::{BY_RING, Offer, for_libfuse};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode as op;
 use crate::mount::requests::dispatch::Counts;
-use crate::mount::requests::reading::Reading;
 use crate::mount::requests::touched::Touched;
 use crate::mount::requests::tree::Tree;
-use crate::mount::session::device::{Received, give, given, receive};
-use crate::mount::session::reads::{FileRead, FileReads, Work};
+use crate::mount::session::crew::Rings;
+use crate::mount::session::device::{Received, receive};
+use crate::mount::session::entry::Entry;
 use crate::mount::session::returns::{Back, Returns};
 use crate::mount::session::serve::forget_attributes;
-use crate::mount::session::service::{
-    ANSWER_BYTES_MAX, OUT_HEADER_BYTES, divided, out_header, whole,
-};
-use crate::mount::session::stand_ins::{Beside, Shared, StandIns};
-use crate::mount::session::syncs::{FileSync, Syncs};
+use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, divided, whole};
+use crate::mount::session::shared::{Shared, Taken};
+use crate::mount::session::stand_ins::{Beside, StandIns};
+use crate::mount::session::turn::Turn;
 
 /// Requests that the caller answers, where native code does not: a file's data passes no socket, a new
 /// file that had to wait is made here all the same, and pyfuse3 does not know the others.
@@ -77,8 +77,14 @@ pub enum Next {
 /// The line of one mount.
 pub struct Line {
     /// First, so that the threads end before what they use.
+    rings: Option<Rings>,
     stand_ins: Option<StandIns>,
     beside: Beside,
+    /// Where the mount shows, if requests may come by io_uring.
+    ring_at: Option<PathBuf>,
+    /// A ring that can be made, until the first request is answered.
+    trial: Option<Entry>,
+    turn: Arc<Turn>,
     shared: Arc<Shared>,
     device: Arc<OwnedFd>,
     ours: OwnedFd,
@@ -89,8 +95,6 @@ pub struct Line {
     awaited: usize,
     /// What those change that were handed over, until they are answered.
     touched: HashMap<u64, Touched>,
-    syncs: Syncs,
-    reads: FileReads,
     /// What the threads give back.
     returns: Arc<Returns>,
     /// The flags that kernel and mount have agreed on.
@@ -106,7 +110,15 @@ pub struct Line {
 
 impl Line {
     /// Also returns libfuse's end of the socket. `device` is read from by nobody else.
-    pub fn new(device: OwnedFd, tree: Arc<Tree>, beside: Beside) -> Answer<(Line, OwnedFd)> {
+    /// The thread that makes it has the `turn`. `ring_at`: where the mount shows, if requests may
+    /// come by io_uring.
+    pub fn new(
+        device: OwnedFd,
+        tree: Arc<Tree>,
+        turn: Arc<Turn>,
+        beside: Beside,
+        ring_at: Option<PathBuf>,
+    ) -> Answer<(Line, OwnedFd)> {
         fcntl_setfl(&device, fcntl_getfl(&device)? | OFlags::NONBLOCK)?;
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
@@ -120,8 +132,12 @@ impl Line {
         let shared =
             Shared::new(Arc::clone(&device), Arc::clone(&tree), Arc::clone(&returns), wake);
         let line = Line {
+            rings: None,
             stand_ins: None,
             beside,
+            ring_at,
+            trial: None,
+            turn,
             shared: Arc::new(shared),
             device,
             ours,
@@ -129,8 +145,6 @@ impl Line {
             handed_over: Counts::default(),
             awaited: 0,
             touched: HashMap::new(),
-            syncs: Syncs::default(),
-            reads: FileReads::new(Arc::clone(&returns)),
             agreed: 0,
             greeting: None,
             input: returns.buffer(),
@@ -165,6 +179,11 @@ impl Line {
         // Of an inode that is not known yet an answer may be on its way.
         self.tree.inodes.changes.note(node);
         forget_attributes(&self.device, node)
+    }
+
+    /// Whether requests come by io_uring.
+    pub fn is_by_ring(&self) -> bool {
+        self.rings.is_some()
     }
 
     /// Whether the kernel says which writes clear set-user-id and set-group-id.
@@ -212,7 +231,7 @@ impl Line {
         // Others are woken for the kernel's requests while they take them.
         let has_others = self.shared.is_called.load(Ordering::Relaxed);
         let began = Instant::now();
-        while !has_others && self.has_processors() && began.elapsed() < AWAKE {
+        while !has_others && self.stays_awake() && began.elapsed() < AWAKE {
             let found = self.read(false)?;
             if !matches!(found, Received::Nothing) || !self.returns.is_empty() {
                 return Ok(found);
@@ -221,15 +240,19 @@ impl Line {
         }
         let end = if has_others { &self.shared.wake } else { &*self.device };
         let limit = Timespec { tv_sec: 0, tv_nsec: linger_ns };
-        if poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&limit)) == Ok(0) {
+        // Threads of rings need not wait for that.
+        self.turn.give();
+        let found = poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&limit));
+        self.turn.take_back();
+        if found == Ok(0) {
             return Ok(Received::Nothing);
         }
         self.read(false)
     }
 
-    /// Whether a program runs while this thread looks for what it asks for.
-    fn has_processors(&self) -> bool {
-        self.beside.threads > 0
+    /// Whether the next request comes by the device, and a program runs while this thread looks for it.
+    fn stays_awake(&self) -> bool {
+        self.beside.threads > 0 && self.rings.is_none()
     }
 
     /// `waited`: a message that is there was there before this thread looked for it.
@@ -246,82 +269,50 @@ impl Line {
         let request = divided(&self.input[..self.length], self.agreed)?;
         self.shared.counts.add(request.header.opcode);
         if request.header.opcode == op::INIT {
-            self.greeting = Some(Offer::of(&request)?);
+            let offer = Offer::of(&request)?;
+            if self.ring_at.is_some() && offer.has(BY_RING) {
+                self.trial = Entry::new(Arc::clone(&self.device), 0).ok();
+            }
+            self.greeting = Some(offer);
             let given = for_libfuse(request.part()?);
             let message = whole(&Request { fixed: given.as_bytes(), ..request });
             tell(&self.ours, &message)?;
             self.awaited += 1;
             return Ok(Some(Next::ForLibfuse));
         }
-        if request.header.opcode == op::READ {
-            return self.take_read(false);
-        }
-        if self.begins_sync(&request)? {
-            return Ok(None);
-        }
-        let began = Instant::now();
-        let touched = Touched::of(&request);
-        let body = &mut self.output[OUT_HEADER_BYTES..];
-        let answer = match self.tree.answer_of_volume(&request, self.agreed, body) {
-            Ok(Outcome::Answered(length)) => Ok(length),
-            Ok(Outcome::Silent) => return Ok(None),
-            Ok(Outcome::HandedOver) => {
-                self.handed_over.add(request.header.opcode);
-                self.touched.extend(touched.map(|touched| (request.header.unique, touched)));
-                if OF_CALLER.contains(&request.header.opcode) {
-                    return Ok(Some(Next::ForCaller));
-                }
-                tell(&self.ours, &self.input[..self.length])?;
-                self.awaited += 1;
-                return Ok(Some(Next::ForLibfuse));
-            }
-            Err(failure) => Err(failure),
-        };
-        if let Some(touched) = touched {
-            touched.note(&self.tree.inodes.changes);
-        }
-        let unique = request.header.unique;
-        self.give(unique, &answer)?;
-        self.shared.note_busy(began);
-        Ok(None)
+        self.answer_message(false)
     }
 
-    /// Takes the request to read that was read. None where it is answered, or will be. `again`: the disk
-    /// was waited for already.
-    fn take_read(&mut self, again: bool) -> Answer<Option<Next>> {
-        let began = Instant::now();
+    /// Answers the message that was read, or hands it over. None where it is answered, or will be.
+    /// `again`: the disk was waited for already.
+    fn answer_message(&mut self, again: bool) -> Answer<Option<Next>> {
         let message = &self.input[..self.length];
         let request = divided(message, self.agreed)?;
-        let (unique, uid, node) = (request.header.unique, request.header.uid, request.header.node);
+        let unique = request.header.unique;
         let body = &mut self.output[OUT_HEADER_BYTES..];
-        let reading = if self.tree.inodes.watched.has(node) {
-            Ok(Reading::HandedOver)
-        } else {
-            self.tree.begin_read(&request, body)
-        };
-        let work = match reading {
-            Ok(Reading::OfStore(read)) => Work::OfStore(read),
-            Ok(Reading::OnDisk(file, range)) if !again => Work::OnDisk(file, range),
-            Ok(Reading::OnDisk(..) | Reading::HandedOver) => {
-                self.handed_over.add(op::READ);
-                self.touched.extend(Touched::of(&request).map(|touched| (unique, touched)));
-                return Ok(Some(Next::ForCaller));
+        match self.shared.take(&request, self.agreed, again, body, || message.to_vec()) {
+            Taken::Answered(answer) => {
+                self.give(unique, &answer)?;
+                Ok(None)
             }
-            Ok(Reading::Answered(length)) => {
-                self.tree.inodes.changes.note(node);
-                self.give(unique, &Ok(length))?;
-                self.shared.note_busy(began);
-                return Ok(None);
-            }
-            Err(failure) => {
-                self.give(unique, &Err(failure))?;
-                return Ok(None);
-            }
-        };
-        let (device, message) = (Arc::clone(&self.device), message.to_vec());
-        self.reads.begin(FileRead { device, work, unique, uid, message });
-        self.shared.note_busy(began);
-        Ok(None)
+            Taken::Silent | Taken::Later => Ok(None),
+            Taken::HandedOver => self.hand_over().map(Some),
+        }
+    }
+
+    /// Has Python answer the message that was read: the caller, or libfuse.
+    fn hand_over(&mut self) -> Answer<Next> {
+        let request = divided(&self.input[..self.length], self.agreed)?;
+        let InHeader { opcode, unique, .. } = request.header;
+        self.handed_over.add(opcode);
+        self.shared.answers.seats.note_with_loop(unique);
+        self.touched.extend(Touched::of(&request).map(|touched| (unique, touched)));
+        if OF_CALLER.contains(&opcode) {
+            return Ok(Next::ForCaller);
+        }
+        tell(&self.ours, &self.input[..self.length])?;
+        self.awaited += 1;
+        Ok(Next::ForLibfuse)
     }
 
     /// Takes a request that a thread has given back.
@@ -338,12 +329,15 @@ impl Line {
             }
             Back::Again(message) => {
                 self.put_back(&message);
-                self.take_read(true)
+                self.answer_message(true)
+            }
+            Back::Decided(message) => {
+                self.put_back(&message.bytes);
+                self.hand_over().map(Some)
             }
             Back::HandedOver(message) => {
                 self.put_back(&message);
-                self.handed_over.add(op::READ);
-                Ok(Some(Next::ForCaller))
+                self.hand_over().map(Some)
             }
         }
     }
@@ -354,10 +348,13 @@ impl Line {
     }
 
     /// Gives the kernel the answer to a request, the body of which is in `output` already.
-    fn give(&mut self, unique: u64, answer: &Answer<usize>) -> Answer<()> {
-        let header = out_header(unique, answer);
-        self.output[..OUT_HEADER_BYTES].copy_from_slice(header.as_bytes());
-        give(&self.device, &self.output[..header.length as usize])
+    fn give(&self, unique: u64, answer: &Answer<usize>) -> Answer<()> {
+        match answer {
+            Ok(length) => {
+                self.shared.answers.give(unique, &[&self.output[OUT_HEADER_BYTES..][..*length]])
+            }
+            Err(Failure(number)) => self.shared.answers.refuse(unique, *number),
+        }
     }
 
     /// What a request changes that was handed over is changed by now: it is answered.
@@ -365,25 +362,6 @@ impl Line {
         if let Some(touched) = self.touched.remove(&unique) {
             touched.note(&self.tree.inodes.changes);
         }
-    }
-
-    /// Whether a request is to sync a file that Python has not open, and is under way.
-    ///
-    /// By the descriptor that it was written with, if that is open still: so lost writes are told.
-    fn begins_sync(&self, request: &Request) -> Answer<bool> {
-        let (opcode, node) = (request.header.opcode, request.header.node);
-        if !matches!(opcode, op::FSYNC | op::FSYNCDIR) || self.tree.inodes.watched.has(node) {
-            return Ok(false);
-        }
-        let given: FsyncIn = request.part()?;
-        let Ok(file) = self.tree.inodes.data(node, false) else { return Ok(false) };
-        Ok(self.syncs.begin(FileSync {
-            device: Arc::clone(&self.device),
-            file,
-            data_only: given.flags & FSYNC_DATA != 0,
-            unique: request.header.unique,
-            uid: request.header.uid,
-        }))
     }
 
     /// The request that was found last.
@@ -403,28 +381,41 @@ impl Line {
             if length == 0 {
                 return Ok(()); // libfuse has closed its end
             }
-            if let Ok((header, _)) = OutHeader::read_from_prefix(&self.output[..length]) {
-                // What libfuse says by itself has no number.
-                self.awaited = self.awaited.saturating_sub(usize::from(header.unique != 0));
-                self.note_answered(header.unique);
-            }
-            let Some(offer) = self.greeting.take() else {
-                give(&self.device, &self.output[..length])?;
+            let Ok((header, _)) = OutHeader::read_from_prefix(&self.output[..length]) else {
                 continue;
             };
+            // What libfuse says by itself has no number.
+            self.awaited = self.awaited.saturating_sub(usize::from(header.unique != 0));
+            self.note_answered(header.unique);
             // The first request: the kernel sends no other one before it has the answer.
-            self.agreed = offer.extend(&mut self.output[..length]);
-            give(&self.device, &self.output[..length])?;
-            self.begin_beside();
+            let greeting = self.greeting.take();
+            if let Some(offer) = &greeting {
+                self.agreed = offer.extend(&mut self.output[..length], self.trial.is_some());
+            }
+            self.shared.answers.give_under(&header, &[&self.output[OUT_HEADER_BYTES..length]])?;
+            if greeting.is_some() {
+                self.begin_beside();
+            }
         }
     }
 
     /// Starts the threads beside this one, once the kernel has the answer to the first request.
     fn begin_beside(&mut self) {
-        if self.agreed != 0 {
-            // This thread serves the mount alone where there is no descriptor left for them.
-            self.stand_ins = StandIns::start(&self.shared, self.agreed, self.beside).ok();
+        let trial = self.trial.take();
+        if self.agreed == 0 {
+            return;
         }
+        if let (Some(mut trial), Some(mountpoint)) = (trial, &self.ring_at) {
+            self.rings = Rings::start(&self.shared, &self.turn, self.agreed, mountpoint).ok();
+            if self.rings.is_some() {
+                // For forgets, which come by the device.
+                self.beside = Beside { threads: 1, always: true };
+            } else {
+                trial.refuse();
+            }
+        }
+        // This thread serves the mount alone where there is no descriptor left for them.
+        self.stand_ins = StandIns::start(&self.shared, self.agreed, self.beside).ok();
     }
 
     /// The message of the request that was found last.
@@ -449,16 +440,13 @@ impl Line {
     /// Answers a request with some bytes.
     pub fn answer(&mut self, unique: u64, body: &[u8]) -> Answer<()> {
         self.note_answered(unique);
-        let header = out_header(unique, &Ok(body.len()));
-        let parts = [header.as_bytes(), body].map(std::io::IoSlice::new);
-        given(writev(&*self.device, &parts))
+        self.shared.answers.give(unique, &[body])
     }
 
     /// Answers a request with an error number.
     pub fn refuse(&mut self, unique: u64, number: i32) -> Answer<()> {
         self.note_answered(unique);
-        let header = out_header(unique, &Err(Failure(number)));
-        give(&self.device, header.as_bytes())
+        self.shared.answers.refuse(unique, number)
     }
 }
 

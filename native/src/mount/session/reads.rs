@@ -5,30 +5,25 @@
 //! turns.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::IoSlice;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::io::{Errno, write, writev};
-use zerocopy::IntoBytes;
+use rustix::io::Errno;
 
 use crate::mount::counted::Counted;
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::requests::reading::StubRead;
 use crate::mount::requests::stubs::Part;
+use crate::mount::session::answers::Answers;
 use crate::mount::session::returns::{Back, Returns};
-use crate::mount::session::service::out_header;
 use crate::threads::lock::locked;
+use crate::threads::processors::spread;
 
 const THREADS_MAX: usize = 32;
 /// Threads that wait for the next read.
 const IDLE_MAX: usize = 4;
 const IDLE: Duration = Duration::from_secs(5);
-
-/// Parts of an answer that the kernel takes at once, its limit being 1,024.
-const PARTS_MAX: usize = 1000;
 
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -41,8 +36,7 @@ pub enum Work {
 
 /// A read under way.
 pub struct FileRead {
-    /// The kernel's end, for the answer.
-    pub device: Arc<OwnedFd>,
+    pub answers: Arc<Answers>,
     pub work: Work,
     pub unique: u64,
     pub uid: u32,
@@ -61,9 +55,9 @@ impl FileRead {
             Work::OfStore(stub) => match stub.parts() {
                 None => returns.put(Back::HandedOver(self.message)),
                 Some(parts) => {
-                    give(&self.device, self.unique, &parts);
-                    // The device last: the mount ends when nobody has it open.
-                    drop((parts, self.device));
+                    give(&self.answers, self.unique, &parts);
+                    // The kernel's end last: the mount ends when nobody has it open.
+                    drop((parts, self.answers));
                     stub.load_ahead();
                 }
             },
@@ -87,31 +81,24 @@ fn load(file: &DataFile, range: Range<u64>) {
 }
 
 /// Gives the kernel the answer to a request.
-fn give(device: &OwnedFd, unique: u64, parts: &[Part]) {
-    let length = parts.iter().map(Part::length).sum();
-    let header = out_header(unique, &Ok(length));
-    let mut slices = vec![IoSlice::new(header.as_bytes())];
+fn give(answers: &Answers, unique: u64, parts: &[Part]) {
+    let mut slices: Vec<&[u8]> = Vec::with_capacity(parts.len());
     for part in parts {
         match part {
-            Part::Own(bytes) => slices.push(IoSlice::new(bytes)),
-            Part::Chunk(chunk, range) => slices.push(IoSlice::new(&chunk[range.clone()])),
+            Part::Own(bytes) => slices.push(bytes),
+            Part::Chunk(chunk, range) => slices.push(&chunk[range.clone()]),
             Part::Zeros(length) => {
                 let mut left = *length;
                 while left > 0 {
                     let zeros = &ZEROS[..left.min(ZEROS.len())];
-                    slices.push(IoSlice::new(zeros));
+                    slices.push(zeros);
                     left -= zeros.len();
                 }
             }
         }
     }
-    // Nobody waits for it where the program was killed or the mount has gone.
-    let _ = if slices.len() <= PARTS_MAX {
-        writev(device, &slices)
-    } else {
-        let whole: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
-        write(device, &whole)
-    };
+    // Nobody is there who could be told of an error.
+    let _ = answers.give(unique, &slices);
 }
 
 #[derive(Default)]
@@ -218,6 +205,7 @@ impl FileReads {
 }
 
 fn run(shared: &Shared) {
+    spread();
     let mut state = locked(&shared.state);
     loop {
         while let Some(next) = state.ready.pop_front() {
@@ -247,11 +235,12 @@ mod tests {
     use super::*;
 
     fn read(unique: u64, uid: u32) -> FileRead {
-        let device = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+        let device = std::fs::File::open("/dev/null").unwrap().into();
+        let answers = Arc::new(Answers::new(Arc::new(device)));
         let file =
             DataFile { fd: std::fs::File::open("/dev/null").unwrap().into(), is_writable: false };
         let work = Work::OnDisk(Arc::new(file), 0..1);
-        FileRead { device, work, unique, uid, message: Vec::new() }
+        FileRead { answers, work, unique, uid, message: Vec::new() }
     }
 
     fn ready(state: &mut State) -> Vec<(u64, u32)> {

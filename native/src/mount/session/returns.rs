@@ -27,6 +27,26 @@ pub enum Back {
     Again(Vec<u8>),
     /// A thread has read it that does not answer such requests.
     Untaken(Message),
+    /// A thread has looked at it that had the turn: it is Python's.
+    Decided(Message),
+}
+
+impl Back {
+    /// The message, and how long it is.
+    pub fn message(&self) -> &[u8] {
+        match self {
+            Back::HandedOver(message) | Back::Again(message) => message,
+            Back::Untaken(message) | Back::Decided(message) => &message.bytes[..message.length],
+        }
+    }
+
+    /// Room that it takes of what is bounded.
+    fn untaken_bytes(&self) -> usize {
+        match self {
+            Back::HandedOver(_) | Back::Again(_) => 0,
+            Back::Untaken(message) | Back::Decided(message) => message.bytes.len(),
+        }
+    }
 }
 
 /// A message of the kernel: the start of `bytes`.
@@ -63,9 +83,7 @@ impl Returns {
 
     pub fn put(&self, back: Back) {
         let mut state = locked(&self.state);
-        if let Back::Untaken(message) = &back {
-            state.untaken_bytes += message.bytes.len();
-        }
+        state.untaken_bytes += back.untaken_bytes();
         state.waiting.push_back(back);
         if state.waiting.len() == 1 {
             let _ = write(&self.wake, &1_u64.to_ne_bytes());
@@ -83,14 +101,20 @@ impl Returns {
         self.put(Back::Untaken(Message { bytes, length }));
     }
 
+    /// Gives a whole message to Python.
+    pub fn put_decided(&self, bytes: Vec<u8>) {
+        let length = bytes.len();
+        self.put(Back::Decided(Message { bytes, length }));
+    }
+
     pub fn take(&self) -> Option<Back> {
         let mut state = locked(&self.state);
         let back = state.waiting.pop_front()?;
         if state.waiting.is_empty() {
             let _ = read(&self.wake, &mut [0; 8]);
         }
-        if let Back::Untaken(message) = &back {
-            state.untaken_bytes -= message.bytes.len();
+        if back.untaken_bytes() > 0 {
+            state.untaken_bytes -= back.untaken_bytes();
             self.has_room.notify_all();
         }
         Some(back)
@@ -100,12 +124,13 @@ impl Returns {
         locked(&self.state).waiting.is_empty()
     }
 
-    /// Waits until more may be given back, or for so long.
-    pub fn wait_for_room(&self, limit: Duration) {
+    /// Waits until more may be given back, or for so long. Whether there is room.
+    pub fn wait_for_room(&self, limit: Duration) -> bool {
         let state = locked(&self.state);
         let is_full = |state: &mut State| state.untaken_bytes > UNTAKEN_BYTES_MAX;
         let waited = self.has_room.wait_timeout_while(state, limit, is_full);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        let (_state, result) = waited.unwrap_or_else(PoisonError::into_inner);
+        !result.timed_out()
     }
 
     /// Room for the longest message.

@@ -12,7 +12,7 @@
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -22,12 +22,10 @@ use rustix::io::{Errno, write};
 use zerocopy::IntoBytes;
 
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
-use crate::mount::requests::dispatch::Counts;
-use crate::mount::requests::tree::Tree;
 use crate::mount::session::device::{Received, give, receive};
-use crate::mount::session::pace::{Judgement, Pace, Seen};
-use crate::mount::session::returns::Returns;
+use crate::mount::session::pace::{Judgement, Seen};
 use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, divided, out_header};
+use crate::mount::session::shared::Shared;
 use crate::threads::lock::locked;
 
 /// How often the look-out looks, while anything happens.
@@ -37,51 +35,6 @@ const QUIET_MAX: u32 = 50;
 /// How long a stand-in waits for a request before it asks whether it is still called.
 const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 const ROOM_WAIT: Duration = Duration::from_millis(1);
-
-/// What the threads of a mount share.
-pub struct Shared {
-    pub device: Arc<OwnedFd>,
-    pub tree: Arc<Tree>,
-    pub counts: Counts,
-    /// How long answers of native code took, in nanoseconds.
-    pub busy_ns: AtomicU64,
-    pub returns: Arc<Returns>,
-    pub pace: Pace,
-    /// What wakes the loop's thread; the device is the one with the number 0.
-    pub wake: OwnedFd,
-    pub is_called: AtomicBool,
-    /// Requests that stand-ins have in hand.
-    in_hand: AtomicUsize,
-}
-
-impl Shared {
-    pub fn new(
-        device: Arc<OwnedFd>,
-        tree: Arc<Tree>,
-        returns: Arc<Returns>,
-        wake: OwnedFd,
-    ) -> Shared {
-        Shared {
-            device,
-            tree,
-            returns,
-            wake,
-            counts: Counts::default(),
-            busy_ns: AtomicU64::new(0),
-            pace: Pace::default(),
-            is_called: AtomicBool::new(false),
-            in_hand: AtomicUsize::new(0),
-        }
-    }
-
-    pub fn note_busy(&self, began: Instant) {
-        self.busy_ns.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
-    }
-
-    fn seen(&self) -> Seen {
-        Seen { has_returns: !self.returns.is_empty(), ..self.pace.seen() }
-    }
-}
 
 /// The threads beside that of the loop.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +57,8 @@ struct State {
 struct Team {
     shared: Arc<Shared>,
     agreed: u64,
+    /// Whether they take requests all the time.
+    always: bool,
     state: Mutex<State>,
     changed: Condvar,
     /// Readable once the threads are to end.
@@ -122,6 +77,7 @@ impl StandIns {
         let team = Arc::new(Team {
             shared: Arc::clone(shared),
             agreed,
+            always: beside.always,
             state: Mutex::default(),
             changed: Condvar::new(),
             end: eventfd(0, EventfdFlags::CLOEXEC)?,
@@ -218,7 +174,7 @@ impl Team {
                 }
                 Received::Nothing => {
                     is_at_once = false;
-                    self.wait(&waits, Some(&WAIT))?;
+                    self.wait(&waits, (!self.always).then_some(&WAIT))?;
                 }
                 Received::Ended => return Ok(()),
             }

@@ -3,18 +3,16 @@
 //! Their number is bounded, and that of each user; what is beyond it waits its turn with the caller.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use rustix::io::write;
-use zerocopy::IntoBytes;
-
 use crate::mount::counted::Counted;
 use crate::mount::inodes::data_file::DataFile;
+use crate::mount::protocol::message::Failure;
 use crate::mount::requests::effects;
-use crate::mount::session::service::out_header;
+use crate::mount::session::answers::Answers;
 use crate::threads::lock::locked;
+use crate::threads::processors::spread;
 
 const THREADS_MAX: usize = 32;
 /// Of one user. A program syncs one file after the other, mostly.
@@ -25,8 +23,7 @@ const IDLE: Duration = Duration::from_secs(5);
 
 /// A request to sync a file.
 pub struct FileSync {
-    /// The kernel's end, for the answer.
-    pub device: Arc<OwnedFd>,
+    pub answers: Arc<Answers>,
     pub file: Arc<DataFile>,
     pub data_only: bool,
     pub unique: u64,
@@ -35,12 +32,14 @@ pub struct FileSync {
 
 impl FileSync {
     fn perform(self) {
-        let header =
-            out_header(self.unique, &effects::sync(&*self.file, self.data_only).map(|()| 0));
+        let synced = effects::sync(&*self.file, self.data_only);
         // Closed first: whoever has the answer may unmount what is below.
         drop(self.file);
-        // Nobody waits for it where the program was killed or the mount has gone.
-        let _ = write(&*self.device, header.as_bytes());
+        // Nobody is there who could be told of an error.
+        let _ = match synced {
+            Ok(()) => self.answers.give(self.unique, &[]),
+            Err(Failure(number)) => self.answers.refuse(self.unique, number),
+        };
     }
 }
 
@@ -99,6 +98,7 @@ impl Syncs {
 }
 
 fn work((state, ready): &(Mutex<State>, Condvar), first: FileSync) {
+    spread();
     let mut next = Some(first);
     while let Some(sync) = next.take() {
         let uid = sync.uid;

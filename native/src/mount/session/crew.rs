@@ -1,0 +1,333 @@
+//! The threads that take the requests of a volume's mount by io_uring (`entry.rs`).
+//!
+//! What only looks they answer as stand-ins do (`Tree::answer_beside`). For the rest they take the
+//! turn (`turn.rs`), and do what the loop's thread does with requests that it takes itself
+//! (`Shared::take`). What is Python's goes to the loop's thread, what waits for the disk to a thread
+//! of its own; the entry's thread waits for the answer (`seat.rs`) and holds up no other.
+//!
+//! Each queue begins with two threads. One that takes a request while no other of its queue is free
+//! starts one more, so that requests that wait do not keep others from being taken.
+
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{Builder, JoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::write;
+
+use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
+use crate::mount::protocol::opcode as op;
+use crate::mount::session::entry::{Entry, Found, Memory, SHORT_BYTES_MAX, queues};
+use crate::mount::session::seat::{Desk, Seat};
+use crate::mount::session::service::whole;
+use crate::mount::session::shared::{Shared, Taken};
+use crate::mount::session::turn::Turn;
+use crate::threads::lock::locked;
+use crate::threads::processors::{bind_to, is_there, note_all};
+
+/// Threads beyond two for each processor: so many requests may wait for Python, for the disk or for
+/// the turn at a time, and more stay with the kernel. Python has 192 tasks, and reads and syncs
+/// have 64 threads. One that has nothing to do takes some 50 KB.
+const MORE_MAX: usize = 256;
+
+const ROOM_WAIT: Duration = Duration::from_millis(1);
+/// How often, and how many times, the waker asks whether all requests of a queue are answered.
+const WAKE_TICK: Duration = Duration::from_millis(2);
+const WAKE_LOOKS: u32 = 5;
+/// How often the end asks whether threads still wait for somebody.
+const END_TICK: Duration = Duration::from_millis(2);
+
+/// Requests whose answers carry attributes, which the kernel takes whatever it was told meanwhile: the
+/// turn is kept until it has them.
+const WITH_ATTRIBUTES: [u32; 7] =
+    [op::SETATTR, op::CREATE, op::TMPFILE, op::MKNOD, op::MKDIR, op::SYMLINK, op::LINK];
+
+/// The threads of a queue: all of them, and those that wait for a request.
+#[derive(Default)]
+struct Queue {
+    threads: AtomicUsize,
+    free: AtomicUsize,
+}
+
+impl Queue {
+    /// Whether no request is under way. Then none waits with the kernel either: the next one of those
+    /// that had to was given out with each answer.
+    fn is_quiet(&self) -> bool {
+        self.free.load(Ordering::SeqCst) >= self.threads.load(Ordering::SeqCst)
+    }
+}
+
+struct Crew {
+    shared: Arc<Shared>,
+    turn: Arc<Turn>,
+    agreed: u64,
+    queues: Arc<[Queue]>,
+    /// Threads beyond the first ones.
+    more: AtomicUsize,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The queues with a thread that is new.
+    grown: Sender<usize>,
+    /// Readable once the threads are to end.
+    end: OwnedFd,
+    has_ended: AtomicBool,
+}
+
+/// The threads of a mount's rings. They end when this is dropped, or the mount ends.
+pub struct Rings(Arc<Crew>);
+
+impl Rings {
+    /// Starts them once the first request is answered, by the loop's thread. `agreed`: the flags of
+    /// the session. `mountpoint`: where it shows. Fails where the kernel goes on without them.
+    pub fn start(
+        shared: &Arc<Shared>,
+        turn: &Arc<Turn>,
+        agreed: u64,
+        mountpoint: &Path,
+    ) -> Answer<Rings> {
+        let (grown, to_wake) = channel();
+        let crew = Arc::new(Crew {
+            shared: Arc::clone(shared),
+            turn: Arc::clone(turn),
+            agreed,
+            queues: (0..queues()).map(|_| Queue::default()).collect(),
+            more: AtomicUsize::new(0),
+            threads: Mutex::default(),
+            grown,
+            end: eventfd(0, EventfdFlags::CLOEXEC)?,
+            has_ended: AtomicBool::new(false),
+        });
+        let rings = Rings(crew);
+        note_all();
+        let (report, reports) = channel();
+        for queue in 0..rings.0.queues.len() {
+            rings.0.start(queue, Some(report.clone()))?;
+        }
+        drop(report);
+        for result in reports {
+            result?;
+        }
+        // From here on the kernel sends no request by the device, whatever fails. One beside each,
+        // for when that has taken a request.
+        for queue in (0..rings.0.queues.len()).filter(|&queue| is_there(queue)) {
+            let _ = rings.0.start(queue, None);
+        }
+        let (mountpoint, queues) = (mountpoint.to_owned(), Arc::clone(&rings.0.queues));
+        let run = move || wake(&mountpoint, &queues, &to_wake);
+        // Not waited for: it may itself wait for the mount.
+        let _ = Builder::new().name("ring-waker".into()).spawn(run);
+        Ok(rings)
+    }
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        let crew = &self.0;
+        crew.has_ended.store(true, Ordering::SeqCst);
+        let _ = write(&crew.end, &1_u64.to_ne_bytes());
+        crew.turn.give();
+        loop {
+            crew.shared.leave_all();
+            let threads = std::mem::take(&mut *locked(&crew.threads));
+            if threads.is_empty() {
+                break;
+            }
+            let (ended, others): (Vec<_>, Vec<_>) =
+                threads.into_iter().partition(JoinHandle::is_finished);
+            for thread in ended {
+                let _ = thread.join();
+            }
+            if !others.is_empty() {
+                sleep(END_TICK);
+            }
+            locked(&crew.threads).extend(others);
+        }
+        crew.turn.take_back();
+    }
+}
+
+/// Has the kernel look again at what waits in a queue that has a new thread: it gives that a request
+/// that comes, but not those that wait already. They are given out with the next answer.
+///
+/// The request is another process's: one that waits for its own mount may not be killed.
+fn wake(mountpoint: &Path, queues: &[Queue], grown: &Receiver<usize>) {
+    for queue in grown {
+        let is_quiet = (0..WAKE_LOOKS).any(|_| {
+            sleep(WAKE_TICK);
+            queues[queue].is_quiet()
+        });
+        if !is_quiet {
+            bind_to(queue);
+            let mut asks = Command::new("stat");
+            asks.arg("--file-system").arg("--").arg(mountpoint);
+            asks.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            let _ = asks.status();
+        }
+    }
+}
+
+impl Crew {
+    /// Starts a thread of a queue; `report`: tells whether it has begun.
+    fn start(self: &Arc<Crew>, queue: usize, report: Option<Sender<Answer<()>>>) -> Answer<()> {
+        let crew = Arc::clone(self);
+        let run = move || {
+            let seat = Arc::new(Seat::default());
+            // The kernel may write there until the mount has gone.
+            std::mem::forget(Arc::clone(&seat));
+            let Some(entry) = crew.begin(queue, &seat, report) else { return };
+            match crew.run(queue, &seat, entry) {
+                Ok(()) | Err(Failure(libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV)) => {}
+                // Programs of its processor would wait for ever.
+                Err(_) => crew.grow(queue),
+            }
+        };
+        let thread = Builder::new().name(format!("mount-ring-{queue}")).spawn(run)?;
+        locked(&self.threads).push(thread);
+        Ok(())
+    }
+
+    /// Starts one more thread of a queue, none of which is free.
+    fn grow(self: &Arc<Crew>, queue: usize) {
+        if self.has_ended.load(Ordering::SeqCst) {
+            return;
+        }
+        let is_one_more = self.more.fetch_add(1, Ordering::Relaxed) < MORE_MAX;
+        if !is_one_more || self.start(queue, None).is_err() {
+            self.more.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Has the kernel use an entry, if it can.
+    fn begin(
+        &self,
+        queue: usize,
+        seat: &Seat,
+        report: Option<Sender<Answer<()>>>,
+    ) -> Option<Entry> {
+        bind_to(queue);
+        let begun = self.registered(queue, &mut locked(&seat.desk).memory);
+        if begun.is_ok() {
+            self.queues[queue].threads.fetch_add(1, Ordering::SeqCst);
+            self.queues[queue].free.fetch_add(1, Ordering::SeqCst);
+        }
+        // Nobody listens where there is no waker.
+        let _ = match report {
+            Some(report) => report.send(begun.as_ref().map(drop).map_err(|failure| *failure)).ok(),
+            None => self.grown.send(queue).ok(),
+        };
+        begun.ok()
+    }
+
+    fn registered(&self, queue: usize, memory: &mut Memory) -> Answer<Entry> {
+        let mut entry = Entry::new(Arc::clone(&self.shared.device), queue)?;
+        entry.watch(&self.end)?;
+        entry.register(memory)?;
+        Ok(entry)
+    }
+
+    /// Serves requests until the mount ends, or the line.
+    fn run(self: &Arc<Crew>, queue: usize, seat: &Arc<Seat>, mut entry: Entry) -> Answer<()> {
+        let free = &self.queues[queue].free;
+        let mut scratch = vec![0; SHORT_BYTES_MAX];
+        while entry.wait()? == Found::Request {
+            if free.fetch_sub(1, Ordering::SeqCst) == 1 {
+                self.grow(queue);
+            }
+            if !self.serve(&mut entry, seat, &mut scratch)? {
+                break;
+            }
+            free.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Serves the request that is in the entry's memory. False where it will have no answer.
+    fn serve(&self, entry: &mut Entry, seat: &Arc<Seat>, scratch: &mut [u8]) -> Answer<bool> {
+        let mut desk = locked(&seat.desk);
+        let Desk { memory, .. } = &mut *desk;
+        let mut unique = 0;
+        let mut held = None;
+        let mut handed_over = None;
+        let taken = memory.serve(self.agreed, scratch, |request, body| {
+            unique = request.header.unique;
+            let opcode = request.header.opcode;
+            self.shared.counts.add(opcode);
+            if let Some(answer) = self.look(request, body) {
+                return Taken::Answered(answer);
+            }
+            let may_take_long = matches!(opcode, op::READ | op::FSYNC | op::FSYNCDIR);
+            if may_take_long {
+                self.shared.answers.seats.seat(unique, seat);
+            }
+            held = Some(self.turn.take());
+            let take = || self.shared.take(request, self.agreed, false, body, || whole(request));
+            // The program that waits gets an answer in any case.
+            let taken = catch_unwind(AssertUnwindSafe(take))
+                .unwrap_or(Taken::Answered(Err(Failure(libc::EIO))));
+            if !(may_take_long && matches!(taken, Taken::Later)) {
+                self.shared.answers.seats.unseat(unique);
+            }
+            if !WITH_ATTRIBUTES.contains(&opcode) {
+                held = None;
+            }
+            if matches!(taken, Taken::HandedOver) {
+                handed_over = Some(whole(request));
+            }
+            taken
+        })?;
+        match taken {
+            Taken::Answered(answer) => {
+                memory.answer(unique, &answer, scratch);
+                drop(desk);
+                entry.commit(unique)?;
+                if held.is_some() {
+                    entry.submit()?;
+                }
+                return Ok(true);
+            }
+            Taken::Silent => {
+                memory.answer(unique, &Ok(0), scratch);
+                entry.commit(unique)?;
+                return Ok(true);
+            }
+            Taken::Later => {}
+            Taken::HandedOver => {
+                drop(held);
+                while !self.shared.returns.wait_for_room(ROOM_WAIT) {
+                    if self.has_ended.load(Ordering::SeqCst) {
+                        return Ok(false);
+                    }
+                }
+                self.shared.answers.seats.seat(unique, seat);
+                self.shared.answers.seats.note_with_loop(unique);
+                self.shared.returns.put_decided(handed_over.unwrap_or_default());
+            }
+        }
+        drop(desk);
+        if !seat.wait() {
+            return Ok(false);
+        }
+        entry.commit(unique)?;
+        Ok(true)
+    }
+
+    /// Answers a request that only looks; None of all others.
+    fn look(&self, request: &Request, body: &mut [u8]) -> Option<Answer<usize>> {
+        let began = Instant::now();
+        let look = || self.shared.tree.answer_beside(request, body);
+        let answer = match catch_unwind(AssertUnwindSafe(look)) {
+            Ok(Ok(Outcome::HandedOver)) => return None,
+            Ok(Ok(Outcome::Answered(length))) => Ok(length),
+            Ok(Ok(Outcome::Silent)) => Ok(0),
+            Ok(Err(failure)) => Err(failure),
+            Err(_) => Err(Failure(libc::EIO)),
+        };
+        self.shared.note_busy(began);
+        Some(answer)
+    }
+}

@@ -1,0 +1,106 @@
+//! Requests of rings whose answers another thread has: the entry's thread waits for it, and then gives
+//! it to the kernel.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex};
+
+use crate::mount::protocol::abi::OutHeader;
+use crate::mount::session::entry::Memory;
+use crate::threads::lock::{locked, woken};
+
+/// The memory of an entry, and whether the answer is there that its thread waits for.
+#[derive(Default)]
+pub struct Desk {
+    pub memory: Memory,
+    state: State,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Waiting,
+    Answered,
+    /// Nobody answers it any more.
+    Left,
+}
+
+/// An entry, for its own thread and for those that answer what it has taken.
+#[derive(Default)]
+pub struct Seat {
+    pub desk: Mutex<Desk>,
+    changed: Condvar,
+}
+
+impl Seat {
+    /// Waits for an answer. False where there will be none.
+    pub fn wait(&self) -> bool {
+        let mut desk = locked(&self.desk);
+        while desk.state == State::Waiting {
+            desk = woken(&self.changed, desk);
+        }
+        std::mem::take(&mut desk.state) == State::Answered
+    }
+
+    fn end(&self, step: impl FnOnce(&mut Memory), state: State) {
+        let mut desk = locked(&self.desk);
+        step(&mut desk.memory);
+        desk.state = state;
+        self.changed.notify_one();
+    }
+}
+
+struct Taken {
+    seat: Arc<Seat>,
+    /// Whether it is with the loop's thread: nobody answers it once that has ended.
+    is_with_loop: bool,
+}
+
+/// The requests that wait so, by number.
+#[derive(Default)]
+pub struct Seats(Mutex<HashMap<u64, Taken>>);
+
+impl Seats {
+    /// From now on the answer to a request goes to an entry.
+    pub fn seat(&self, unique: u64, seat: &Arc<Seat>) {
+        let taken = Taken { seat: Arc::clone(seat), is_with_loop: false };
+        locked(&self.0).insert(unique, taken);
+    }
+
+    /// The entry's thread answers it itself.
+    pub fn unseat(&self, unique: u64) {
+        locked(&self.0).remove(&unique);
+    }
+
+    pub fn note_with_loop(&self, unique: u64) {
+        if let Some(taken) = locked(&self.0).get_mut(&unique) {
+            taken.is_with_loop = true;
+        }
+    }
+
+    /// Gives an answer to the entry whose thread waits for it. False where none does.
+    pub fn give(&self, header: &OutHeader, body: &[&[u8]]) -> bool {
+        let taken = locked(&self.0).remove(&header.unique);
+        let Some(taken) = taken else { return false };
+        taken.seat.end(|memory| memory.put(header, body), State::Answered);
+        true
+    }
+
+    /// Nobody answers a request any more.
+    pub fn leave(&self, unique: u64) {
+        let taken = locked(&self.0).remove(&unique);
+        if let Some(taken) = taken {
+            taken.seat.end(|_| {}, State::Left);
+        }
+    }
+
+    /// Nobody answers the requests any more that are with the loop's thread.
+    pub fn leave_with_loop(&self) {
+        let all = locked(&self.0);
+        let left: Vec<u64> =
+            all.iter().filter(|(_, taken)| taken.is_with_loop).map(|(unique, _)| *unique).collect();
+        drop(all);
+        for unique in left {
+            self.leave(unique);
+        }
+    }
+}

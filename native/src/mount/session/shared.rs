@@ -1,0 +1,172 @@
+//! What the threads of a volume's mount share, and how native code takes a request that one thread
+//! at a time takes.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use zerocopy::FromBytes;
+
+use crate::mount::protocol::abi::{FSYNC_DATA, FsyncIn, InHeader};
+use crate::mount::protocol::message::{Answer, Outcome, Request};
+use crate::mount::protocol::opcode as op;
+use crate::mount::requests::dispatch::Counts;
+use crate::mount::requests::reading::Reading;
+use crate::mount::requests::touched::Touched;
+use crate::mount::requests::tree::Tree;
+use crate::mount::session::answers::Answers;
+use crate::mount::session::pace::{Pace, Seen};
+use crate::mount::session::reads::{FileRead, FileReads, Work};
+use crate::mount::session::returns::Returns;
+use crate::mount::session::syncs::{FileSync, Syncs};
+
+/// What becomes of a request that native code takes.
+pub enum Taken {
+    /// It is to be answered so.
+    Answered(Answer<usize>),
+    /// No answer is expected.
+    Silent,
+    /// A thread answers it, or gives it back.
+    Later,
+    /// It is Python's.
+    HandedOver,
+}
+
+/// What the threads of a mount share.
+pub struct Shared {
+    pub device: Arc<OwnedFd>,
+    pub answers: Arc<Answers>,
+    pub tree: Arc<Tree>,
+    pub counts: Counts,
+    /// How long answers of native code took, in nanoseconds.
+    pub busy_ns: AtomicU64,
+    pub returns: Arc<Returns>,
+    pub syncs: Syncs,
+    pub reads: FileReads,
+    pub pace: Pace,
+    /// What wakes the loop's thread; the device is the one with the number 0.
+    pub wake: OwnedFd,
+    /// Whether others take requests from the device.
+    pub is_called: AtomicBool,
+    /// Requests that stand-ins have in hand.
+    pub in_hand: AtomicUsize,
+}
+
+impl Shared {
+    pub fn new(
+        device: Arc<OwnedFd>,
+        tree: Arc<Tree>,
+        returns: Arc<Returns>,
+        wake: OwnedFd,
+    ) -> Shared {
+        Shared {
+            answers: Arc::new(Answers::new(Arc::clone(&device))),
+            device,
+            tree,
+            wake,
+            counts: Counts::default(),
+            busy_ns: AtomicU64::new(0),
+            syncs: Syncs::default(),
+            reads: FileReads::new(Arc::clone(&returns)),
+            returns,
+            pace: Pace::default(),
+            is_called: AtomicBool::new(false),
+            in_hand: AtomicUsize::new(0),
+        }
+    }
+
+    pub fn note_busy(&self, began: Instant) {
+        self.busy_ns.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    pub fn seen(&self) -> Seen {
+        Seen { has_returns: !self.returns.is_empty(), ..self.pace.seen() }
+    }
+
+    /// Nobody answers any more what the loop's thread has, or would get.
+    pub fn leave_all(&self) {
+        while let Some(back) = self.returns.take() {
+            if let Ok((header, _)) = InHeader::read_from_prefix(back.message()) {
+                self.answers.seats.leave(header.unique);
+            }
+        }
+        self.answers.seats.leave_with_loop();
+    }
+
+    /// Takes a request, between two awaits of the event loop: answers it into `body`, has a thread
+    /// answer it, or leaves it to Python. `agreed`: the flags of the session. `again`: the disk was
+    /// waited for already. `message`: the request in one piece.
+    pub fn take(
+        &self,
+        request: &Request,
+        agreed: u64,
+        again: bool,
+        body: &mut [u8],
+        message: impl FnOnce() -> Vec<u8>,
+    ) -> Taken {
+        let began = Instant::now();
+        let taken = match request.header.opcode {
+            op::READ => self.take_read(request, again, body, message),
+            op::FSYNC | op::FSYNCDIR if self.begins_sync(request) => Taken::Later,
+            _ => match self.tree.answer_of_volume(request, agreed, body) {
+                Ok(Outcome::Answered(length)) => Taken::Answered(Ok(length)),
+                Ok(Outcome::Silent) => Taken::Silent,
+                Ok(Outcome::HandedOver) => Taken::HandedOver,
+                Err(failure) => Taken::Answered(Err(failure)),
+            },
+        };
+        if let (Taken::Answered(_), Some(touched)) = (&taken, Touched::of(request)) {
+            touched.note(&self.tree.inodes.changes);
+        }
+        self.note_busy(began);
+        taken
+    }
+
+    fn take_read(
+        &self,
+        request: &Request,
+        again: bool,
+        body: &mut [u8],
+        message: impl FnOnce() -> Vec<u8>,
+    ) -> Taken {
+        let header = &request.header;
+        if self.tree.inodes.watched.has(header.node) {
+            return Taken::HandedOver;
+        }
+        let work = match self.tree.begin_read(request, body) {
+            Ok(Reading::OfStore(read)) => Work::OfStore(read),
+            Ok(Reading::OnDisk(file, range)) if !again => Work::OnDisk(file, range),
+            Ok(Reading::OnDisk(..) | Reading::HandedOver) => return Taken::HandedOver,
+            Ok(Reading::Answered(length)) => return Taken::Answered(Ok(length)),
+            Err(failure) => return Taken::Answered(Err(failure)),
+        };
+        self.reads.begin(FileRead {
+            answers: Arc::clone(&self.answers),
+            work,
+            unique: header.unique,
+            uid: header.uid,
+            message: message(),
+        });
+        Taken::Later
+    }
+
+    /// Whether a request is to sync a file that Python has not open, and is under way.
+    ///
+    /// By the descriptor that it was written with, if that is open still: so lost writes are told.
+    fn begins_sync(&self, request: &Request) -> bool {
+        let node = request.header.node;
+        if self.tree.inodes.watched.has(node) {
+            return false;
+        }
+        let Ok(given) = request.part::<FsyncIn>() else { return false };
+        let Ok(file) = self.tree.inodes.data(node, false) else { return false };
+        self.syncs.begin(FileSync {
+            answers: Arc::clone(&self.answers),
+            file,
+            data_only: given.flags & FSYNC_DATA != 0,
+            unique: request.header.unique,
+            uid: request.header.uid,
+        })
+    }
+}

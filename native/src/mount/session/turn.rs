@@ -1,0 +1,201 @@
+//! The turn: whoever has it is alone with what the event loop's code relies on between two awaits.
+//!
+//! The loop's thread has it all the time, but while trio waits for something to do. So a thread of a
+//! ring that has it changes things between two awaits of the loop, as the loop's thread does
+//! itself. Threads that waited when the loop's thread gave the turn have it before that takes it back;
+//! those that came later let it in first. So neither side can keep the other one out.
+
+use std::sync::{Condvar, Mutex};
+
+use crate::threads::lock::{locked, woken};
+
+#[derive(Default)]
+struct State {
+    is_held: bool,
+    /// Whether the loop's thread waits.
+    loop_waits: bool,
+    /// Other threads that wait.
+    waiting: usize,
+    /// How many others have the turn before the loop's thread: no more than wait.
+    let_in: usize,
+}
+
+/// The turn of one mount.
+pub struct Turn {
+    state: Mutex<State>,
+    /// For the loop's thread.
+    taken_back: Condvar,
+    /// For all others.
+    given: Condvar,
+}
+
+/// The turn, had by a thread that is not the loop's, for as long as this is there.
+pub struct Held<'a>(&'a Turn);
+
+impl Default for Turn {
+    /// The loop's thread has it.
+    fn default() -> Turn {
+        let state = State { is_held: true, ..State::default() };
+        Turn { state: Mutex::new(state), taken_back: Condvar::new(), given: Condvar::new() }
+    }
+}
+
+impl Turn {
+    /// The loop's thread gives the turn, until [`Turn::take_back`].
+    pub fn give(&self) {
+        let mut state = locked(&self.state);
+        state.is_held = false;
+        state.let_in = state.waiting;
+        self.pass_on(&state);
+    }
+
+    /// Whether the loop's thread has the turn again, if that needs no wait.
+    pub fn takes_back_at_once(&self) -> bool {
+        let mut state = locked(&self.state);
+        let is_free = !state.is_held && state.let_in == 0;
+        state.is_held |= is_free;
+        is_free
+    }
+
+    pub fn take_back(&self) {
+        let mut state = locked(&self.state);
+        state.loop_waits = true;
+        while state.is_held || state.let_in > 0 {
+            state = woken(&self.taken_back, state);
+        }
+        state.loop_waits = false;
+        state.is_held = true;
+    }
+
+    /// Takes the turn, by a thread that is not the loop's.
+    pub fn take(&self) -> Held<'_> {
+        let mut state = locked(&self.state);
+        state.waiting += 1;
+        while state.is_held || state.loop_waits && state.let_in == 0 {
+            state = woken(&self.given, state);
+        }
+        state.waiting -= 1;
+        state.let_in = state.let_in.saturating_sub(1);
+        state.is_held = true;
+        Held(self)
+    }
+
+    fn pass_on(&self, state: &State) {
+        if state.loop_waits && state.let_in == 0 {
+            self.taken_back.notify_one();
+        } else if state.waiting > 0 {
+            self.given.notify_one();
+        }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut state = locked(&self.0.state);
+        state.is_held = false;
+        self.0.pass_on(&state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::thread::{sleep, spawn};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_has_it_and_nobody_is_kept_out() {
+        let turn = Arc::new(Turn::default());
+        let inside = Arc::new(AtomicUsize::new(0));
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let (turn, inside) = (Arc::clone(&turn), Arc::clone(&inside));
+                let has_ended = Arc::clone(&has_ended);
+                spawn(move || {
+                    let mut count = 0;
+                    while !has_ended.load(Ordering::Relaxed) {
+                        let held = turn.take();
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        std::hint::spin_loop();
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        drop(held);
+                        count += 1;
+                    }
+                    count
+                })
+            })
+            .collect();
+        for _ in 0..5000 {
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+            inside.fetch_sub(1, Ordering::SeqCst);
+            turn.give();
+            if !turn.takes_back_at_once() {
+                turn.take_back();
+            }
+        }
+        has_ended.store(true, Ordering::Relaxed);
+        turn.give();
+        for thread in threads {
+            assert!(thread.join().unwrap() > 0);
+        }
+        turn.take_back();
+    }
+
+    #[test]
+    fn others_that_wait_have_it_before_the_loop_has_it_again() {
+        let turn = Arc::new(Turn::default());
+        let done = Arc::new(AtomicUsize::new(0));
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let (turn, done) = (Arc::clone(&turn), Arc::clone(&done));
+                spawn(move || {
+                    let _held = turn.take();
+                    done.fetch_add(1, Ordering::SeqCst);
+                })
+            })
+            .collect();
+        while locked(&turn.state).waiting < 3 {
+            sleep(Duration::from_millis(1));
+        }
+        turn.give();
+        turn.take_back();
+        assert_eq!(done.load(Ordering::SeqCst), 3);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn one_who_comes_later_lets_the_loop_in_first() {
+        let turn = Arc::new(Turn::default());
+        turn.give();
+        let held = turn.take();
+        let again = Arc::clone(&turn);
+        let has_loop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&has_loop);
+        let of_loop = spawn(move || {
+            again.take_back();
+            told.store(true, Ordering::SeqCst);
+            sleep(Duration::from_millis(20));
+            again.give();
+        });
+        while !locked(&turn.state).loop_waits {
+            sleep(Duration::from_millis(1));
+        }
+        let later = Arc::clone(&turn);
+        let other = spawn(move || {
+            let _held = later.take();
+            assert!(has_loop.load(Ordering::SeqCst));
+        });
+        while locked(&turn.state).waiting == 0 {
+            sleep(Duration::from_millis(1));
+        }
+        drop(held);
+        of_loop.join().unwrap();
+        other.join().unwrap();
+    }
+}
