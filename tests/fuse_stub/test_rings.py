@@ -26,14 +26,17 @@ MORE_MAX = 256
 
 @contextmanager
 def held(lab: MountedLab) -> Iterator[Callable[[], bool]]:
-    """For a block in which Python's thread does something else; gives whether it still does."""
+    """For a block in which Python's thread is held up; gives whether it is so for sure."""
     hold = Path(f"{lab.view}.hold")
     hold.touch()
+    began = time.monotonic()
     with ThreadPoolExecutor(1) as pool, lab.client() as client:
         asked = pool.submit(client.call, "status")
         time.sleep(HELD_S / 10)  # until it has begun
         try:
-            yield lambda: not asked.done()
+            yield lambda: time.monotonic() - began < HELD_S
+            assert asked.result()["uptime_s"] > 0
+            assert time.monotonic() - began >= HELD_S, "it was not held"
         finally:
             hold.unlink()
 
