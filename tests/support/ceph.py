@@ -33,6 +33,7 @@ PACKAGES = "ceph-mon ceph-osd ceph-common python3-rados"
 POOL = "dedup"
 USER = "dedupd"
 OSDS = 3
+LOOPBACK = "127.0.0.1"
 _WAIT_S = 60.0
 
 CAPABILITIES = [
@@ -61,10 +62,22 @@ def wait_for(condition: Callable[[], bool], what: str, limit_s: float = _WAIT_S)
 
 
 class MiniCeph:
-    """A cluster in a directory. OSDs in memory lose what they have when they are killed."""
+    """A cluster in a directory. OSDs in memory lose what they have when they are killed.
 
-    def __init__(self, directory: Path, *, in_memory: bool = True) -> None:
-        self.directory, self.in_memory = directory, in_memory
+    ``ip``: the address that it is at. ``sockets``: its daemons can be asked; the directory's name
+    has to be a short one then.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        in_memory: bool = True,
+        ip: str = LOOPBACK,
+        sockets: bool = False,
+    ) -> None:
+        self.directory, self.in_memory, self.ip = directory, in_memory, ip
+        self._socket = f"{directory}/run/$name.asok" if sockets else ""
         self.conf = directory / "ceph.conf"
         self.keyring = directory / f"client.{USER}.keyring"
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -76,9 +89,16 @@ class MiniCeph:
     def start(self) -> None:
         for name in ("mon", "run", "log", *(f"osd{i}" for i in range(OSDS))):
             (self.directory / name).mkdir(parents=True)
-        ports = _free_ports(2)
+        ports = _free_ports(self.ip, 2)
         self.conf.write_text(
-            _CONF.format(d=self.directory, fsid=self._fsid, v2=ports[0], v1=ports[1])
+            _CONF.format(
+                d=self.directory,
+                fsid=self._fsid,
+                ip=self.ip,
+                v2=ports[0],
+                v1=ports[1],
+                socket=self._socket,
+            )
         )
         admin = self.directory / "client.admin.keyring"
         monitor = self.directory / "mon.keyring"
@@ -87,7 +107,7 @@ class MiniCeph:
         self._run("ceph-authtool", "-C", monitor, "--gen-key", "-n", "mon.", *caps[:3])
         self._run("ceph-authtool", monitor, "--import-keyring", admin)
         monmap = self.directory / "monmap"
-        addresses = f"[v2:127.0.0.1:{ports[0]},v1:127.0.0.1:{ports[1]}]"
+        addresses = f"[v2:{self.ip}:{ports[0]},v1:{self.ip}:{ports[1]}]"
         self._run(
             *("monmaptool", "--create", "--clobber", "--addv", "a", addresses),
             *("--fsid", self._fsid, monmap),
@@ -192,6 +212,15 @@ class MiniCeph:
         assert status == 0, f"{prefix}: {status} {message}"
         return json.loads(answer) if answer.strip() else None
 
+    def ask_osd(self, number: int, prefix: str) -> Any:
+        """A command to an OSD, of a cluster with sockets."""
+        request = json.dumps({"prefix": prefix, "format": "json"})
+        with socket.socket(socket.AF_UNIX) as own, own.makefile("rb") as answer:
+            own.connect(str(self.directory / "run" / f"osd.{number}.asok"))
+            own.sendall(request.encode() + b"\0")
+            length = int.from_bytes(answer.read(4), "big")
+            return json.loads(answer.read(length))
+
     def add_user(self, name: str, capabilities: list[str]) -> Path:
         """The keyring of a new user."""
         found = self.command("auth get-or-create", entity=f"client.{name}", caps=capabilities)
@@ -222,8 +251,8 @@ class MiniCeph:
 _CONF = """\
 [global]
 fsid = {fsid}
-mon host = [v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]
-public addr = 127.0.0.1
+mon host = [v2:{ip}:{v2},v1:{ip}:{v1}]
+public addr = {ip}
 auth cluster required = cephx
 auth service required = cephx
 auth client required = cephx
@@ -232,7 +261,7 @@ osd pool default size = 2
 osd pool default min size = 1
 osd crush chooseleaf type = 0
 run dir = {d}/run
-admin socket =
+admin socket = {socket}
 pid file = {d}/run/$name.pid
 log file = {d}/log/$name.log
 mon data = {d}/mon
@@ -265,19 +294,21 @@ keyring = {d}/mon/keyring
 """
 
 
-def _free_ports(count: int) -> list[int]:
+def _free_ports(ip: str, count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
-            one.bind(("127.0.0.1", 0))
+            one.bind((ip, 0))
         return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager
-def mini_ceph(directory: Path, *, in_memory: bool = True) -> Iterator[MiniCeph]:
+def mini_ceph(
+    directory: Path, *, in_memory: bool = True, ip: str = LOOPBACK, sockets: bool = False
+) -> Iterator[MiniCeph]:
     """A cluster that lives as long as the context."""
     require_ceph()
-    ceph = MiniCeph(directory, in_memory=in_memory)
+    ceph = MiniCeph(directory, in_memory=in_memory, ip=ip, sockets=sockets)
     try:
         ceph.start()
         yield ceph

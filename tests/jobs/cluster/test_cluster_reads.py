@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -161,6 +162,25 @@ def test_what_lies_on_this_host_and_is_not_right_is_fetched(site: Site, tmp_path
             assert read_anew(lab.view / name) == content
 
 
+@contextmanager
+def stopped(processes: list["subprocess.Popen[bytes]"]) -> Iterator[None]:
+    """Processes that do nothing, in none of their threads."""
+
+    def states() -> set[str]:
+        tasks = (task for one in processes for task in Path(f"/proc/{one.pid}/task").iterdir())
+        return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
+
+    for one in processes:
+        one.send_signal(signal.SIGSTOP)
+    try:
+        # Others go on until one of them has taken the signal.
+        wait_for(lambda: states() == {"T"})
+        yield
+    finally:
+        for one in processes:
+            one.send_signal(signal.SIGCONT)
+
+
 @pytest.mark.slow
 def test_a_cluster_that_does_not_answer_is_waited_for_once(tmp_path: Path) -> None:
     """Native code has waited: Python, which tells why, does not wait again."""
@@ -178,28 +198,21 @@ def test_a_cluster_that_does_not_answer_is_waited_for_once(tmp_path: Path) -> No
             path.write_bytes(replace(binding, address=address, cache_bytes=0).to_json())
             lab.mount(MEMORY_BYTES)
             (lab.view / "small").read_bytes()
-            fd = os.open(lab.view / "large", os.O_RDONLY)
-            assert os.pread(fd, 10, 0) == LARGE[:10]
-            osds = [one for name, one in ceph.daemons.items() if name.startswith("osd")]
-            for one in osds:
-                one.send_signal(signal.SIGSTOP)
-            try:
-                begun_s = time.monotonic()
-                with pytest.raises(OSError) as caught:
-                    os.pread(fd, 10, 2_000_000)
-                waited_s = time.monotonic() - begun_s
+            with (lab.view / "large").open("rb", buffering=0) as file:
+                assert os.pread(file.fileno(), 10, 0) == LARGE[:10]
+                with stopped([one for name, one in ceph.daemons.items() if "osd" in name]):
+                    begun_s = time.monotonic()
+                    with pytest.raises(OSError) as caught:
+                        os.pread(file.fileno(), 10, 2_000_000)
+                    waited_s = time.monotonic() - begun_s
                 assert caught.value.errno == errno.EIO
                 assert timeout_s * 0.9 < waited_s < timeout_s * 1.7
-            finally:
-                for one in osds:
-                    one.send_signal(signal.SIGCONT)
 
-            def is_back() -> bool:
-                try:
-                    return os.pread(fd, 10, 2_000_000) == LARGE[2_000_000:2_000_010]
-                except OSError:
-                    return False
+                def is_back() -> bool:
+                    try:
+                        return os.pread(file.fileno(), 10, 2_000_000) == LARGE[2_000_000:2_000_010]
+                    except OSError:
+                        return False
 
-            wait_for(is_back)
-            os.close(fd)
+                wait_for(is_back)
             assert read_anew(lab.view / "large") == LARGE
