@@ -100,7 +100,12 @@ def alone() -> Iterator[None]:
     yield
 
 
-def call(view: Path, stop: Event, queue: "multiprocessing.Queue[dict[str, list[float]]]") -> None:
+def call(
+    view: Path,
+    stop: Event,
+    queue: "multiprocessing.Queue[dict[str, list[float]]]",
+    pause_s: float = PAUSE_S,
+) -> None:
     """The user whose calls are timed."""
     os.setgid(CALLER)
     os.setuid(CALLER)
@@ -129,7 +134,7 @@ def call(view: Path, stop: Event, queue: "multiprocessing.Queue[dict[str, list[f
             began = time.perf_counter()
             one()
             waits[name].append(1e3 * (time.perf_counter() - began))
-        time.sleep(PAUSE_S)
+        time.sleep(pause_s)
     queue.put(waits)
 
 

@@ -1,0 +1,163 @@
+"""What users wait for while the space of a deleted folder comes back by itself.
+
+    sudo python -m benchmarks.space_back DIR [--mib 4096] [--rounds 3] [--quiet-seconds 60]
+
+Each round makes a volume on a loop device below DIR, of which a folder of stubs takes 40 %, fills
+it up to 95 %, and starts the service. Once it has looked for garbage and optimized, and has
+nothing to do any more, one user makes calls (`benchmarks.waits`) for a while. Then the folder is
+deleted, and from then on the user's calls are timed until 90 % of its space is back. Prints JSON:
+seconds to that, and milliseconds of each call, of all rounds together; exit status 1 where the
+space took over two minutes. Needs root, and DIR twice the size.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.waits import CALLER, STUB_BYTES, STUBS, call, percentiles
+from dedupd.service.space import LOOK_S
+from dedupd.units import KIB
+from tests.support.crash import ext4
+from tests.support.service import ServiceLab, service_lab
+
+BACK_S_MAX = 120.0
+FOLDER, TAKEN, BACK = 0.4, 0.95, 0.9
+WARM_S = 10.0
+PAUSE_S = 0.002
+"""Between the calls: the time that matters lasts some seconds, and is to have thousands of them."""
+
+FILE_BYTES = 512 * KIB
+
+Waits = dict[str, list[float]]
+
+
+def free_bytes(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+def eventually(probe: Callable[[], bool], limit_s: float) -> None:
+    end = time.monotonic() + limit_s
+    while not probe():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {limit_s:.0f} s")
+        time.sleep(0.2)
+
+
+@contextmanager
+def volume(view: Path, machine: ServiceLab) -> Iterator[Path]:
+    """A served volume that is nearly full, with the policy of a new one but for what is taken."""
+    lab = machine.add_volume(policy='reserve = "0"\n')
+    rng = random.Random(1)
+    total = os.statvfs(view).f_blocks * os.statvfs(view).f_frsize
+    for number in range(STUBS):
+        half = rng.randbytes(STUB_BYTES // 2)
+        lab.put(f"stubs/{number}", half + half)
+    for number in range(int(FOLDER * total) // FILE_BYTES):
+        lab.put(f"folder/{number // 100}/{number}", rng.randbytes(FILE_BYTES))
+    lab.optimize()
+    # Beside the volume: nothing of it is to be deduplicated.
+    ballast = free_bytes(view) - int(total * (1 - TAKEN))
+    subprocess.run(["fallocate", "-l", str(ballast), view / "ballast"], check=True)
+    text = (lab.base / "policy.toml").read_text()
+    lab.write_policy(re.sub("(?m)^(space_low|space_critical|keep_deleted) = .*\n", "", text))
+    os.sync()
+    machine.start()
+    tasks = ("gc", "throughput")
+    eventually(lambda: all(machine.view(lab)["tasks"][name]["last"] for name in tasks), 300)
+    eventually(lambda: is_idle(machine), 300)
+    callers = lab.root / "callers"
+    callers.mkdir()
+    os.chown(callers, CALLER, CALLER)
+    yield lab.root
+    machine.stop()
+    machine.verify()
+
+
+def is_idle(machine: ServiceLab) -> bool:
+    """Whether no job runs or waits, for some looks in a row of the service at the space."""
+    for _ in range(3):
+        jobs = machine.client.jobs(1)
+        if jobs["running"] or jobs["waiting"]:
+            return False
+        time.sleep(LOOK_S)
+    return True
+
+
+@contextmanager
+def timed(view: Path, waits: Waits) -> Iterator[None]:
+    """Adds to ``waits`` the milliseconds of the calls that a user makes during the block."""
+    stop = multiprocessing.Event()
+    queue: multiprocessing.Queue[Waits] = multiprocessing.Queue()
+    caller = multiprocessing.Process(target=call, args=(view, stop, queue, PAUSE_S))
+    caller.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for name, found in queue.get(timeout=60).items():
+            waits.setdefault(name, []).extend(found)
+        caller.join()
+
+
+def measure(base: Path, mib: int, quiet_s: float, before: Waits, during: Waits) -> float:
+    """Seconds until the space was back."""
+    with ExitStack() as stack:
+        view = stack.enter_context(ext4(base, mib, ("-m", "0")))
+        machine = stack.enter_context(service_lab(view))
+        root = stack.enter_context(volume(view, machine))
+        with timed(root, {}):
+            time.sleep(WARM_S)  # what a user reads all the time is in memory
+        with timed(root, before):
+            time.sleep(quiet_s)
+        free = free_bytes(root)
+        folder = sum(len(names) for _, _, names in os.walk(root / "folder")) * FILE_BYTES
+        began = time.monotonic()
+        shutil.rmtree(root / "folder")
+        wanted = free + int(BACK * folder)
+        if free_bytes(root) >= wanted:
+            raise RuntimeError("the folder was not in the store")
+        with timed(root, during):
+            eventually(lambda: free_bytes(root) >= wanted, 2 * BACK_S_MAX)
+            seconds = time.monotonic() - began
+        return seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Time users beside space that comes back.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--mib", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quiet-seconds", type=float, default=60)
+    options = parser.parse_args()
+    before: Waits = {}
+    during: Waits = {}
+    seconds = []
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory(dir=options.directory) as base:
+            os.chmod(base, 0o755)  # the user is nobody who made it
+            found = measure(Path(base), options.mib, options.quiet_seconds, before, during)
+        seconds.append(round(found, 1))
+    rows: dict[str, Any] = {"seconds until 90 % is back": seconds}
+    for name, waits in during.items():
+        alone, beside = percentiles(before[name]), percentiles(waits)
+        ratio = round(beside["p99"] / max(alone["p99"], 1e-3), 2)
+        rows[name] = {"before": alone, "meanwhile": beside, "p99 ratio": ratio}
+    print(json.dumps(rows, indent=2))
+    return int(max(seconds) > BACK_S_MAX)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
