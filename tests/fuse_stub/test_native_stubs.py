@@ -236,6 +236,54 @@ def test_stubs_of_several_chunks_are_read_without_python(lab: MountedLab) -> Non
     assert path.stat().st_atime_ns > before
 
 
+def read_from_disk(lab: MountedLab, name: str) -> bytes:
+    """Past the pages of the mount and of the file system below."""
+    with opened(os.open(lab.data / name, os.O_RDONLY)) as fd:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    return read_anew(lab.view / name)
+
+
+def test_a_plain_file_that_memory_lacks_is_read_without_python(lab: MountedLab) -> None:
+    path = lab.view / "cold"
+    path.write_bytes(LARGE)
+    for _ in range(3):
+        path.read_bytes()
+        before = path.stat().st_atime_ns
+        assert handed_over(lab, lambda: read_from_disk(lab, "cold")) == 0
+        assert read_from_disk(lab, "cold") == LARGE
+    assert path.stat().st_atime_ns >= before
+
+
+def test_files_that_memory_lacks_are_read_while_they_become_stubs(lab: MountedLab) -> None:
+    contents = {f"becoming-{seed}": noise(200_000, 50 + seed) for seed in range(10)}
+    has_ended = threading.Event()
+
+    def read_all() -> int:
+        reads = 0
+        while not has_ended.is_set():
+            for name, content in contents.items():
+                assert read_from_disk(lab, name) == content
+                reads += 1
+        return reads
+
+    def make_plain() -> None:
+        for name, content in contents.items():
+            (lab.view / "new").write_bytes(content)
+            os.replace(lab.view / "new", lab.view / name)
+
+    make_plain()
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read_all) for _ in range(3)]
+        try:
+            for _ in range(4):
+                lab.optimize()
+                make_plain()
+        finally:
+            has_ended.set()
+        assert all(reader.result() > 0 for reader in readers)
+
+
 def reading_threads(lab: MountedLab) -> int:
     names = []
     for task in Path(f"/proc/{lab.pid}/task").iterdir():

@@ -107,9 +107,9 @@ pub struct Inodes {
     pins: Mutex<Pins>,
     /// Nodes with `data` that is open for writing, and others.
     written: Mutex<Vec<u64>>,
-    pub watched: Watched,
+    pub watched: Arc<Watched>,
     pub lent: Lent,
-    pub changes: Changes,
+    pub changes: Arc<Changes>,
     pub given: Given,
 }
 
@@ -135,9 +135,9 @@ impl Inodes {
             generations,
             written: Mutex::default(),
             pins: Mutex::new(Pins::new(pins_max)),
-            watched: Watched::default(),
+            watched: Arc::default(),
             lent: Lent::default(),
-            changes: Changes::default(),
+            changes: Arc::default(),
             given: Given::default(),
             shards: (0..parts).map(|_| Mutex::default()).collect(),
         })

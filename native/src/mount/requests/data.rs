@@ -170,16 +170,7 @@ impl Tree {
         let given: ReadIn = request.part()?;
         let file = self.inodes.data(request.header.node, false)?;
         let room = out.get_mut(..given.size as usize).ok_or(Failure(libc::EINVAL))?;
-        let mut done = 0;
-        while done < room.len() {
-            match rustix::io::pread(&*file, &mut room[done..], given.offset + done as u64) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(Outcome::Answered(done))
+        Ok(Outcome::Answered(file.read_all(given.offset, room)?))
     }
 
     pub fn write(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use crate::mount::counted::Counted;
 use crate::mount::inodes::data_file::DataFile;
-use crate::mount::requests::reading::StubRead;
+use crate::mount::requests::reading::{PlainRead, StubRead};
 use crate::mount::requests::stubs::Part;
 use crate::mount::session::answers::Answers;
 use crate::mount::session::returns::{Back, Returns};
@@ -30,6 +30,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// What there is to do for a read.
 pub enum Work {
     OfStore(StubRead),
+    OfPlain(PlainRead),
     /// To have a range of a file in the page cache.
     OnDisk(Arc<DataFile>, Range<u64>),
 }
@@ -52,6 +53,10 @@ impl FileRead {
                 drop(file);
                 returns.put(Back::Again(self.message));
             }
+            Work::OfPlain(plain) => match plain.bytes() {
+                None => returns.put(Back::Again(self.message)),
+                Some(bytes) => give(&self.answers, self.unique, &[Part::Own(Arc::new(bytes))]),
+            },
             Work::OfStore(stub) => match stub.parts() {
                 None => returns.put(Back::HandedOver(self.message)),
                 Some(parts) => {

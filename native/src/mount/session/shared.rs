@@ -131,13 +131,13 @@ impl Shared {
         message: impl FnOnce() -> Vec<u8>,
     ) -> Taken {
         let header = &request.header;
-        if self.tree.inodes.watched.has(header.node) {
-            return Taken::HandedOver;
-        }
         let work = match self.tree.begin_read(request, body) {
             Ok(Reading::OfStore(read)) => Work::OfStore(read),
+            Ok(Reading::OfPlain(read)) if !again => Work::OfPlain(read),
             Ok(Reading::OnDisk(file, range)) if !again => Work::OnDisk(file, range),
-            Ok(Reading::OnDisk(..) | Reading::HandedOver) => return Taken::HandedOver,
+            Ok(Reading::OfPlain(_) | Reading::OnDisk(..) | Reading::HandedOver) => {
+                return Taken::HandedOver;
+            }
             Ok(Reading::Answered(length)) => return Taken::Answered(Ok(length)),
             Err(failure) => return Taken::Answered(Err(failure)),
         };
