@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     const NODE: u64 = 7;
-    const CONTENT: [u8; 64 << 10] = [7; 64 << 10];
+    static CONTENT: [u8; 64 << 10] = [7; 64 << 10];
 
     fn plain_read(file: &File, watched: &Arc<Watched>) -> Option<PlainRead> {
         Some(PlainRead {
