@@ -1,6 +1,7 @@
 //! One entry of a queue of the kernel's, with a ring of its own: one call gives the answer to a request
 //! and takes the next one (io_uring, Linux 6.14).
 
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -117,6 +118,8 @@ pub struct Entry {
     ring: Ring,
     device: Arc<OwnedFd>,
     queue: u16,
+    /// What was there before the first wait.
+    early: VecDeque<Answer<Found>>,
 }
 
 impl Entry {
@@ -127,7 +130,7 @@ impl Entry {
             Ok(ring) => ring,
             Err(_) => builder.build(SUBMISSIONS)?,
         };
-        Ok(Entry { ring, device, queue: queue as u16 })
+        Ok(Entry { ring, device, queue: queue as u16, early: VecDeque::new() })
     }
 
     /// Has [`Entry::wait`] tell once `end` is readable, which stays open as long as this.
@@ -144,12 +147,15 @@ impl Entry {
         set_length(&mut submission, vectors.len() as u32);
         self.push(&submission)?;
         self.submit()?;
-        // Where it failed, that is said at once.
-        match self.ring.completion().find(|one| one.user_data() == OF_COMMAND) {
-            Some(completion) if completion.result() < 0 => Err(Failure(-completion.result())),
-            Some(_) => Err(Failure(libc::EIO)),
-            None => Ok(()),
+        // Where it failed, that is said at once. Anything else is for the wait to tell.
+        let said: Vec<_> = self.ring.completion().map(|completion| found(&completion)).collect();
+        for found in said {
+            match found {
+                Err(failure) => return Err(failure),
+                found => self.early.push_back(found),
+            }
         }
+        Ok(())
     }
 
     /// Has a kernel that has not begun to use rings do without them.
@@ -179,12 +185,11 @@ impl Entry {
     /// Waits for the next request. Fails with ENOTCONN where the mount has gone.
     pub fn wait(&mut self) -> Answer<Found> {
         loop {
+            if let Some(found) = self.early.pop_front() {
+                return found;
+            }
             if let Some(completion) = self.ring.completion().next() {
-                return match (completion.user_data(), completion.result()) {
-                    (OF_END, _) => Ok(Found::End),
-                    (_, failure @ ..0) => Err(Failure(-failure)),
-                    _ => Ok(Found::Request),
-                };
+                return found(&completion);
             }
             match self.ring.submit_and_wait(1) {
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
@@ -214,6 +219,14 @@ impl Entry {
         // SAFETY: the entry's memory lives as long as the ring, which ends first; vectors are read
         // by the call that submits, before they go.
         unsafe { self.ring.submission().push(submission) }.map_err(|_| Failure(libc::EBUSY))
+    }
+}
+
+fn found(completion: &cqueue::Entry) -> Answer<Found> {
+    match (completion.user_data(), completion.result()) {
+        (OF_END, _) => Ok(Found::End),
+        (_, failure @ ..0) => Err(Failure(-failure)),
+        _ => Ok(Found::Request),
     }
 }
 
