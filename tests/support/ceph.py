@@ -180,7 +180,17 @@ class MiniCeph:
             process.wait()
 
     def pause_daemon(self, name: str) -> None:
-        self.daemons[name].send_signal(signal.SIGSTOP)
+        """It does nothing from then on, in none of its threads: on a busy machine they go on until
+        one of them has taken the signal."""
+        process = self.daemons[name]
+        process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{process.pid}/task")
+
+        def is_stopped() -> bool:
+            texts = [(task / "stat").read_text() for task in tasks.iterdir()]
+            return all(text.rpartition(")")[2].split()[0] == "T" for text in texts)
+
+        wait_for(is_stopped, f"rest of {name}")
 
     def go_on(self, name: str) -> None:
         self.daemons[name].send_signal(signal.SIGCONT)

@@ -3,8 +3,6 @@
 import errno
 import os
 import shutil
-import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from dedupd.rados.reading.volume_store import CACHE_DIR
 from dedupd.rados.store import RadosStore
 from tests.fuse_stub.test_line import handed_over, wait_for
 from tests.jobs.cluster.test_cluster_mount import bind_lab, optimize
-from tests.support.ceph import mini_ceph
+from tests.support.ceph import MiniCeph, mini_ceph
 from tests.support.lab import noise, prose
 from tests.support.mounts import MountedLab, mounted_lab
 from tests.support.rados_hosts import Site
@@ -163,22 +161,16 @@ def test_what_lies_on_this_host_and_is_not_right_is_fetched(site: Site, tmp_path
 
 
 @contextmanager
-def stopped(processes: list["subprocess.Popen[bytes]"]) -> Iterator[None]:
-    """Processes that do nothing, in none of their threads."""
-
-    def states() -> set[str]:
-        tasks = (task for one in processes for task in Path(f"/proc/{one.pid}/task").iterdir())
-        return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
-
-    for one in processes:
-        one.send_signal(signal.SIGSTOP)
+def resting(ceph: MiniCeph) -> Iterator[None]:
+    """No OSD answers."""
+    osds = [name for name in ceph.daemons if name.startswith("osd.")]
     try:
-        # Others go on until one of them has taken the signal.
-        wait_for(lambda: states() == {"T"})
+        for name in osds:
+            ceph.pause_daemon(name)
         yield
     finally:
-        for one in processes:
-            one.send_signal(signal.SIGCONT)
+        for name in osds:
+            ceph.go_on(name)
 
 
 @pytest.mark.slow
@@ -200,7 +192,7 @@ def test_a_cluster_that_does_not_answer_is_waited_for_once(tmp_path: Path) -> No
             (lab.view / "small").read_bytes()
             with (lab.view / "large").open("rb", buffering=0) as file:
                 assert os.pread(file.fileno(), 10, 0) == LARGE[:10]
-                with stopped([one for name, one in ceph.daemons.items() if "osd" in name]):
+                with resting(ceph):
                     begun_s = time.monotonic()
                     with pytest.raises(OSError) as caught:
                         os.pread(file.fileno(), 10, 2_000_000)
