@@ -156,7 +156,7 @@ def loop_fs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFileSystem
             base = tmp_path_factory.mktemp(kind)
             if in_memory:
                 _run(["mount", "-t", "tmpfs", "-o", "size=100%", "tmpfs", str(base)])
-                stack.callback(_run, ["umount", str(base)])
+                stack.callback(_unmount_soon, base)
             image, point = base / "image", base / "mount"
             stack.callback(image.unlink)
             with open(image, "xb") as file:
@@ -182,6 +182,15 @@ def _run(command: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)}: {result.stderr.strip()}")
+
+
+def _unmount_soon(point: Path) -> None:
+    """The kernel lets go of the image of a loop device a moment after its umount."""
+    for _ in range(200):
+        if subprocess.run(["umount", point], capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.05)
+    _run(["umount", str(point)])
 
 
 def _mounts_below(directory: Path) -> list[str]:

@@ -154,8 +154,10 @@ def test_a_host_that_is_killed_is_recovered_by_another(tmp_path: Path) -> None:
         site.a.service.kill()
         site.assert_nothing_dangles()
         site.wait_for_recovery()
-        told = [one for one in (*site.b.problems, *site.c.problems) if "no job of" in str(one)]
-        assert told != []
+        eventually(
+            lambda: any("no job of" in str(one) for one in (*site.b.problems, *site.c.problems)),
+            "one of the others tells it",
+        )
         left = site.intents  # between two versions: these wait for their host
         site.a.service.start()
         site.a.service.wait_until_it_listens()
