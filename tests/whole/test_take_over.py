@@ -24,7 +24,7 @@ from tests.support.service import eventually
 pytestmark = pytest.mark.root
 
 CONTENT = noise(200_000)
-TAKEN_OVER = {errno.ENOTCONN, errno.ECONNABORTED}
+TAKEN_OVER = {errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED}
 """What programs may be told while nobody serves the mount."""
 
 

@@ -102,7 +102,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::thread::{sleep, spawn};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -111,36 +111,40 @@ mod tests {
         let turn = Arc::new(Turn::default());
         let inside = Arc::new(AtomicUsize::new(0));
         let has_ended = Arc::new(AtomicBool::new(false));
-        let threads: Vec<_> = (0..4)
-            .map(|_| {
+        let counts: Vec<_> = (0..4).map(|_| Arc::new(AtomicUsize::new(0))).collect();
+        let threads: Vec<_> = counts
+            .iter()
+            .map(|count| {
                 let (turn, inside) = (Arc::clone(&turn), Arc::clone(&inside));
-                let has_ended = Arc::clone(&has_ended);
+                let (count, has_ended) = (Arc::clone(count), Arc::clone(&has_ended));
                 spawn(move || {
-                    let mut count = 0;
                     while !has_ended.load(Ordering::Relaxed) {
                         let held = turn.take();
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         std::hint::spin_loop();
                         inside.fetch_sub(1, Ordering::SeqCst);
                         drop(held);
-                        count += 1;
+                        count.fetch_add(1, Ordering::Relaxed);
                     }
-                    count
                 })
             })
             .collect();
-        for _ in 0..5000 {
+        let end = Instant::now() + Duration::from_secs(60);
+        let mut rounds = 0;
+        while rounds < 5000 || counts.iter().any(|count| count.load(Ordering::Relaxed) == 0) {
+            assert!(Instant::now() < end, "a thread has never had the turn");
             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
             inside.fetch_sub(1, Ordering::SeqCst);
             turn.give();
             if !turn.takes_back_at_once() {
                 turn.take_back();
             }
+            rounds += 1;
         }
         has_ended.store(true, Ordering::Relaxed);
         turn.give();
         for thread in threads {
-            assert!(thread.join().unwrap() > 0);
+            thread.join().unwrap();
         }
         turn.take_back();
     }
