@@ -19,8 +19,9 @@ import subprocess
 import sys
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -41,6 +42,7 @@ class Plan:
     end: float
     stop: Event
     deaths: Any
+    """Twice the deaths of the mount, and one more while it is dead."""
     results: Any
 
     def is_over(self) -> bool:
@@ -50,11 +52,15 @@ class Plan:
 class Exerciser:
     """One file, and what it should hold. A change that a death interrupts may show or not."""
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, path: Path, seed: int, deaths: Any) -> None:
+        """``deaths``: as in :class:`Plan`."""
         self.path = path
+        self.deaths = deaths
         self.rng = random.Random(seed)
         self.model = bytearray()
         self.counts: Counter[str] = Counter()
+        self.past: deque[str] = deque(maxlen=12)
+        """The last changes, for whoever looks for what went wrong."""
 
     def step(self) -> None:
         rng = self.rng
@@ -100,9 +106,11 @@ class Exerciser:
         else:
             after.extend(bytes(max(0, offset - len(after))))
             after[offset : offset + length] = data
+        self.past.append(f"{kind} at {offset} of {length}, {len(self.model)} to {len(after)}")
         try:
             self.carry_out(kind, offset, data[:length])
-        except OSError:
+        except OSError as error:
+            self.past.append(f"which ended with {error}")
             self.adopt(after)
             raise
         self.model = after
@@ -155,17 +163,31 @@ class Exerciser:
         old, new = bytes(self.model), bytes(after)
         if found not in (old, new):
             old, new = old.ljust(longest, b"\0"), new.ljust(longest, b"\0")
-            for at, byte in enumerate(found):
-                if byte not in (old[at], new[at]):
-                    raise AssertionError(f"{self.path}: byte {at} is neither old nor new")
+            wrong = [n for n, byte in enumerate(found) if byte not in (old[n], new[n])]
+            if wrong:
+                self.keep(old=old, new=new, found=found)
+                raise AssertionError(
+                    f"{self.path}: {len(wrong)} bytes are neither old nor new, "
+                    f"from {wrong[0]} to {wrong[-1]}; {list(self.past)}"
+                )
         self.model = bytearray(found)
 
+    def keep(self, **contents: bytes) -> None:
+        """Beside the mount: what it was, and what it should have been."""
+        for what, content in contents.items():
+            (self.path.parent.parent / f"{self.path.name}.{what}").write_bytes(content)
+
     def read_when_back(self) -> bytes:
+        """What a mount gives that lives. The pages of a dead one can still be read without it, and
+        may hold what a mapping has changed and nobody will ever write."""
         while True:
-            try:
-                return self.path.read_bytes()
-            except OSError:
-                time.sleep(POLL_S)
+            deaths = self.deaths.value
+            if deaths % 2 == 0:
+                with suppress(OSError):
+                    found = self.path.read_bytes()
+                    if self.deaths.value == deaths:
+                        return found
+            time.sleep(POLL_S)
 
     def create(self) -> None:
         while True:
@@ -181,13 +203,15 @@ class Exerciser:
             (n for n, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b),
             min(len(found), len(expected)),
         )
+        self.keep(found=found, expected=expected)
         raise AssertionError(
-            f"{self.path}: differs at {offset + at} ({len(found)} and {len(expected)} bytes)"
+            f"{self.path}: differs at {offset + at} ({len(found)} and {len(expected)} "
+            f"bytes); {list(self.past)}"
         )
 
 
 def exercise(plan: Plan, number: int, seed: int) -> None:
-    one = Exerciser(plan.view / f"exercised-{number}", seed)
+    one = Exerciser(plan.view / f"exercised-{number}", seed, plan.deaths)
     one.create()
     while not plan.is_over():
         try:
