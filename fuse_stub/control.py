@@ -311,6 +311,7 @@ class ControlServer:
             "read_only": mount.is_read_only or is_replica(mount.volume.base_fd),
             "options": mount.private.options.text if mount.private is not None else "",
             "by_ring": line is not None and line.is_by_ring,
+            "ring_failure": None if line is None else line.ring_failure,
             "uptime_s": round(time.time() - self._started, 1),
             "inodes_known": len(mount.inodes),
             "files_open": len(mount.files),

@@ -203,8 +203,12 @@ async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> N
     """Call ``ready`` as soon as the mount answers."""
     await trio.to_thread.run_sync(os.statvfs, mount.mountpoint)
     await trio.to_thread.run_sync(_read_ahead_more, mount.mountpoint)
-    way = "io_uring" if mount.line is not None and mount.line.is_by_ring else "/dev/fuse"
+    line = mount.line
+    way = "io_uring" if line is not None and line.is_by_ring else "/dev/fuse"
     log.info("%s is mounted at %s, by %s", mount.volume.root, mount.mountpoint, way)
+    if line is not None and line.ring_failure is not None:
+        why = os.strerror(line.ring_failure)
+        log.warning("%s: io_uring is offered, and cannot be used: %s", mount.mountpoint, why)
     if ready is not None:
         ready()
 

@@ -184,6 +184,10 @@ class Line:
     is_by_ring: bool
     """Whether requests come by io_uring."""
 
+    ring_failure: int | None
+    """The error number because of which they come by ``/dev/fuse`` although the kernel offers
+    io_uring; None where nothing has failed."""
+
     says_what_writes_clear: bool
     """Whether the kernel says which writes clear set-user-id and set-group-id."""
 

@@ -475,6 +475,12 @@ impl Line {
     }
 
     #[getter]
+    fn ring_failure(&self) -> Option<i32> {
+        let Failure(number) = locked(&self.0).as_ref()?.ring_failure()?;
+        Some(number)
+    }
+
+    #[getter]
     fn says_what_writes_clear(&self) -> bool {
         locked(&self.0).as_ref().is_some_and(line::Line::says_what_writes_clear)
     }

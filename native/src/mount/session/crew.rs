@@ -23,7 +23,7 @@ use rustix::io::write;
 
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode as op;
-use crate::mount::session::entry::{Entry, Found, Memory, SHORT_BYTES_MAX, queues};
+use crate::mount::session::entry::{Entry, Found, SHORT_BYTES_MAX, queues};
 use crate::mount::session::seat::{Desk, Seat};
 use crate::mount::session::service::whole;
 use crate::mount::session::shared::{Shared, Taken};
@@ -35,6 +35,9 @@ use crate::threads::processors::{bind_to, is_there, note_all};
 /// the turn at a time, and more stay with the kernel. Python has 192 tasks, and reads and syncs
 /// have 64 threads. One that has nothing to do takes some 50 KB.
 const MORE_MAX: usize = 256;
+
+/// Where a thread beyond these cannot be had, how long until the next one is tried.
+const FAILURE_WAIT: Duration = Duration::from_millis(100);
 
 const ROOM_WAIT: Duration = Duration::from_millis(1);
 /// How often, and how many times, the waker asks whether all requests of a queue are answered.
@@ -70,6 +73,8 @@ struct Crew {
     queues: Arc<[Queue]>,
     /// Threads beyond the first ones.
     more: AtomicUsize,
+    /// When such a thread could not be had.
+    failed: Mutex<Option<Instant>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// The queues with a thread that is new.
     grown: Sender<usize>,
@@ -97,6 +102,7 @@ impl Rings {
             agreed,
             queues: (0..queues()).map(|_| Queue::default()).collect(),
             more: AtomicUsize::new(0),
+            failed: Mutex::default(),
             threads: Mutex::default(),
             grown,
             end: eventfd(0, EventfdFlags::CLOEXEC)?,
@@ -106,7 +112,7 @@ impl Rings {
         note_all();
         let (report, reports) = channel();
         for queue in 0..rings.0.queues.len() {
-            rings.0.start(queue, Some(report.clone()))?;
+            rings.0.start(queue, false, Some(report.clone()))?;
         }
         drop(report);
         for result in reports {
@@ -115,7 +121,7 @@ impl Rings {
         // From here on the kernel sends no request by the device, whatever fails. One beside each,
         // for when that has taken a request.
         for queue in (0..rings.0.queues.len()).filter(|&queue| is_there(queue)) {
-            let _ = rings.0.start(queue, None);
+            let _ = rings.0.start(queue, false, None);
         }
         let (mountpoint, queues) = (mountpoint.to_owned(), Arc::clone(&rings.0.queues));
         let run = move || wake(&mountpoint, &queues, &to_wake);
@@ -172,22 +178,41 @@ fn wake(mountpoint: &Path, queues: &[Queue], grown: &Receiver<usize>) {
 }
 
 impl Crew {
-    /// Starts a thread of a queue; `report`: tells whether it has begun.
-    fn start(self: &Arc<Crew>, queue: usize, report: Option<Sender<Answer<()>>>) -> Answer<()> {
+    /// Starts a thread of a queue; `is_more`: beyond the first ones; `report`: tells whether it has
+    /// begun.
+    fn start(
+        self: &Arc<Crew>,
+        queue: usize,
+        is_more: bool,
+        report: Option<Sender<Answer<()>>>,
+    ) -> Answer<()> {
         let crew = Arc::clone(self);
         let run = move || {
             let seat = Arc::new(Seat::default());
-            // The kernel may write there until the mount has gone.
-            std::mem::forget(Arc::clone(&seat));
-            let Some(entry) = crew.begin(queue, &seat, report) else { return };
-            match crew.run(queue, &seat, entry) {
-                Ok(()) | Err(Failure(libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV)) => {}
+            let entry = crew.begin(queue, &seat, report);
+            let end = entry.map(|entry| crew.run(queue, &seat, entry));
+            if is_more {
+                crew.more.fetch_sub(1, Ordering::Relaxed);
+            }
+            match end {
+                None if is_more => *locked(&crew.failed) = Some(Instant::now()),
+                None | Some(Ok(())) => {}
+                Some(Err(Failure(libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV))) => {}
                 // Programs of its processor would wait for ever.
-                Err(_) => crew.grow(queue),
+                Some(Err(_)) => crew.grow(queue),
             }
         };
         let thread = Builder::new().name(format!("mount-ring-{queue}")).spawn(run)?;
-        locked(&self.threads).push(thread);
+        let mut threads = locked(&self.threads);
+        // Of one that nobody has waited for the stack stays.
+        let (ended, mut others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *threads).into_iter().partition(JoinHandle::is_finished);
+        others.push(thread);
+        *threads = others;
+        drop(threads);
+        for thread in ended {
+            let _ = thread.join();
+        }
         Ok(())
     }
 
@@ -196,8 +221,11 @@ impl Crew {
         if self.has_ended.load(Ordering::SeqCst) {
             return;
         }
+        if locked(&self.failed).is_some_and(|failed| failed.elapsed() < FAILURE_WAIT) {
+            return;
+        }
         let is_one_more = self.more.fetch_add(1, Ordering::Relaxed) < MORE_MAX;
-        if !is_one_more || self.start(queue, None).is_err() {
+        if !is_one_more || self.start(queue, true, None).is_err() {
             self.more.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -206,11 +234,11 @@ impl Crew {
     fn begin(
         &self,
         queue: usize,
-        seat: &Seat,
+        seat: &Arc<Seat>,
         report: Option<Sender<Answer<()>>>,
     ) -> Option<Entry> {
         bind_to(queue);
-        let begun = self.registered(queue, &mut locked(&seat.desk).memory);
+        let begun = self.registered(queue, seat);
         if begun.is_ok() {
             self.queues[queue].threads.fetch_add(1, Ordering::SeqCst);
             self.queues[queue].free.fetch_add(1, Ordering::SeqCst);
@@ -223,10 +251,12 @@ impl Crew {
         begun.ok()
     }
 
-    fn registered(&self, queue: usize, memory: &mut Memory) -> Answer<Entry> {
+    fn registered(&self, queue: usize, seat: &Arc<Seat>) -> Answer<Entry> {
         let mut entry = Entry::new(Arc::clone(&self.shared.device), queue)?;
+        // The kernel may write there until the mount has gone.
+        std::mem::forget(Arc::clone(seat));
         entry.watch(&self.end)?;
-        entry.register(memory)?;
+        entry.register(&mut locked(&seat.desk).memory)?;
         Ok(entry)
     }
 

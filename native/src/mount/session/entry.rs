@@ -133,6 +133,15 @@ impl Entry {
         Ok(Entry { ring, device, queue: queue as u16, early: VecDeque::new() })
     }
 
+    /// One that need not be registered: whether rings can be made and used here.
+    pub fn trial(device: Arc<OwnedFd>) -> Answer<Entry> {
+        let mut entry = Entry::new(device, 0)?;
+        // Where rules of a container let a ring be made, and not be used, this says so in time.
+        entry.push(&opcode::Nop::new().build().into())?;
+        entry.wait()?;
+        Ok(entry)
+    }
+
     /// Has [`Entry::wait`] tell once `end` is readable, which stays open as long as this.
     pub fn watch(&mut self, end: &OwnedFd) -> Answer<()> {
         let poll = opcode::PollAdd::new(types::Fd(end.as_raw_fd()), libc::POLLIN as u32);

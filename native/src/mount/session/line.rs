@@ -84,6 +84,8 @@ pub struct Line {
     ring_at: Option<PathBuf>,
     /// A ring that can be made, until the first request is answered.
     trial: Option<Entry>,
+    /// Why requests come by the device although the kernel offers io_uring.
+    ring_failure: Option<Failure>,
     turn: Arc<Turn>,
     shared: Arc<Shared>,
     device: Arc<OwnedFd>,
@@ -137,6 +139,7 @@ impl Line {
             beside,
             ring_at,
             trial: None,
+            ring_failure: None,
             turn,
             shared: Arc::new(shared),
             device,
@@ -184,6 +187,12 @@ impl Line {
     /// Whether requests come by io_uring.
     pub fn is_by_ring(&self) -> bool {
         self.rings.is_some()
+    }
+
+    /// Why requests come by the device although the kernel offers io_uring, once the first is
+    /// answered.
+    pub fn ring_failure(&self) -> Option<Failure> {
+        self.ring_failure
     }
 
     /// Whether the kernel says which writes clear set-user-id and set-group-id.
@@ -271,7 +280,10 @@ impl Line {
         if request.header.opcode == op::INIT {
             let offer = Offer::of(&request)?;
             if self.ring_at.is_some() && offer.has(BY_RING) {
-                self.trial = Entry::new(Arc::clone(&self.device), 0).ok();
+                match Entry::trial(Arc::clone(&self.device)) {
+                    Ok(trial) => self.trial = Some(trial),
+                    Err(failure) => self.ring_failure = Some(failure),
+                }
             }
             self.greeting = Some(offer);
             let given = for_libfuse(request.part()?);
@@ -406,12 +418,16 @@ impl Line {
             return;
         }
         if let (Some(mut trial), Some(mountpoint)) = (trial, &self.ring_at) {
-            self.rings = Rings::start(&self.shared, &self.turn, self.agreed, mountpoint).ok();
-            if self.rings.is_some() {
-                // For forgets, which come by the device.
-                self.beside = Beside { threads: 1, always: true };
-            } else {
-                trial.refuse();
+            match Rings::start(&self.shared, &self.turn, self.agreed, mountpoint) {
+                Ok(rings) => {
+                    self.rings = Some(rings);
+                    // For forgets, which come by the device.
+                    self.beside = Beside { threads: 1, always: true };
+                }
+                Err(failure) => {
+                    trial.refuse();
+                    self.ring_failure = Some(failure);
+                }
             }
         }
         // This thread serves the mount alone where there is no descriptor left for them.
