@@ -4,8 +4,9 @@ Of 256 MiB, the default, `optimize` takes at most
 
     fixed         48 MiB
     index         64 MiB    a quarter
+    hooks         16 MiB    a sixteenth, only where there are several partitions
     candidates     8 MiB    a thirty-second
-    buffers       72 MiB    half of the memory without `fixed` and the index
+    buffers       72 MiB    half of the memory without `fixed`, the index and the hooks
     notes         32 MiB    an eighth, only where many files save too little
 
 and `reconcile`
@@ -121,6 +122,11 @@ _INDEX_ENTRY_BYTES = {IndexChoice.TABLE: 6.5, IndexChoice.BLOOM: 2.0}
 def index_share(memory_bytes: int) -> int:
     """What the index of one partition may take, in bytes."""
     return max(8 * MIB, memory_bytes // 4)
+
+
+def hooks_share(memory_bytes: int) -> int:
+    """What a sample of all other partitions may take beside the index of one, in bytes."""
+    return index_share(memory_bytes) // 4
 
 
 def index_bytes(choice: IndexChoice, entries: int) -> int:

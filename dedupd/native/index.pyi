@@ -110,3 +110,28 @@ class BloomIndex:
         synced."""
     def write_header(self) -> None:
         """Make the file valid again."""
+
+class HookIndex:
+    """A sample of the chunks of other partitions over their redirection tables: those whose hash
+    ends in ``zeros`` are found, and their neighbours while these are in the cache.
+
+    Nothing is inserted; methods that others have are as in :class:`TableIndex`.
+    """
+
+    def __new__(
+        cls,
+        dir_fd: int,
+        volume_id: bytes,
+        kind: int,
+        *,
+        capacity: int,
+        zeros: int,
+        page_entries: int,
+        cache_entries: int,
+    ) -> HookIndex:
+        """``capacity``: entries to be loaded, of which those that are no hooks take no memory."""
+    def load(self, container: int, generation: int, count: int) -> None: ...
+    def find_absent(self, fingerprints: Buffer, ids: Buffer) -> bytes:
+        """``ids`` (u64), with those that are 0 looked up here, 0 where absent here too."""
+    def take_found_orphans(self) -> bytes: ...
+    def figures(self) -> Figures: ...

@@ -11,7 +11,8 @@ from dedupd.store.container.table_file import Recovered
 class IndexCounters:
     """The cost of look-ups, and the memory of the index; the JSON form of the report.
 
-    ``false_positives`` are entries that were looked at on disk, or in the cache, for nothing.
+    ``hits_of_others`` are those of the hits that other partitions have. ``false_positives`` are
+    entries that were looked at on disk, or in the cache, for nothing.
     ``memory_bytes`` is 0 where it is not known.
     """
 
@@ -20,6 +21,7 @@ class IndexCounters:
     false_positives: int = 0
     disk_reads: int = 0
     memory_bytes: int = 0
+    hits_of_others: int = 0
 
 
 class ChunkIndex(Protocol):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from dedupd.config.memory_budget import capacity, fitting, index_bytes, planned
+from dedupd.config.memory_budget import capacity, fitting, hooks_share, index_bytes, planned
 from dedupd.config.policy import Policy
 from dedupd.format.container import Kind
 from dedupd.store.chunk_index import IndexCounters
@@ -88,14 +88,16 @@ class Partitioning:
 
     @property
     def index_bytes(self) -> int:
-        """What the largest index of the run takes at most, about."""
+        """What the largest index of the run takes at most, about, hooks of the others included."""
         most = 0
         for number in self._planned.open:
             work = sum(n for t, n in self._work.items() if self._planned.of_type(t) == number)
             most = max(most, self._known.get(number, 0) + work)
         most = min(most, self.capacity)
         choice = fitting(self._policy.index, most, self._policy.memory_bytes)
-        return index_bytes(choice, most)
+        partitions = {*self._planned.open, *self._known}
+        hooks = hooks_share(self._policy.memory_bytes) if len(partitions) > 1 else 0
+        return index_bytes(choice, most) + hooks
 
 
 def combined(first: IndexCounters, second: IndexCounters) -> IndexCounters:

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from dedupd import native
-from dedupd.config.memory_budget import capacity, fitting
+from dedupd.config.memory_budget import capacity, fitting, hooks_share
 from dedupd.config.policy import IndexChoice
 from dedupd.errors import DamagedContainer
 from dedupd.format import container as fmt
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import container_of
 from dedupd.format.table import ENTRY_BYTES, TableEntry
+from dedupd.index import hooks
 from dedupd.index.choice import make_index
+from dedupd.index.hooks import HookedIndex
 from dedupd.store.chunk_index import EmptyIndex, IndexCounters, StoreIndex
 from dedupd.store.container.recovery import recover, seen_of_theirs
 from dedupd.store.container.table_file import Recovered
@@ -99,12 +101,13 @@ class StoreSession:
 
     def _new_index(self, kind: Kind) -> StoreIndex:
         directory, partition = self._directories[kind], self.partition
-        entries = entries_by_partition(directory.fd).get(partition, 0)
+        known = entries_by_partition(directory.fd)
+        entries = known.pop(partition, 0)
         choice = fitting(self._choice, entries, self._memory_bytes)
         if kind is Kind.CHUNKS:
             self._has_filters |= choice is IndexChoice.BLOOM
             choice = IndexChoice.BLOOM if self._has_filters else choice
-        return make_index(
+        made = make_index(
             choice,
             directory,
             partition=partition,
@@ -112,6 +115,11 @@ class StoreSession:
             followers=self.followers if kind is Kind.CHUNKS else None,
             is_kept=self._keeps_index,
         )
+        others = sum(known.values())
+        if kind is not Kind.CHUNKS or others < hooks.ENTRIES_MIN:
+            return made
+        share = hooks_share(self._memory_bytes)
+        return HookedIndex(made, directory, entries=others, share_bytes=share)
 
     def _note_copied(self, container: Recovered) -> None:
         """Recipes that have a second copy were there, whatever has become of their container."""
@@ -122,9 +130,14 @@ class StoreSession:
 
     def _load(self, index: StoreIndex, wanted: Wanted, container: Recovered) -> None:
         self._safe_point()
+        self._load_into(index, container)
+        wanted.load(container)
+
+    def _load_into(self, index: StoreIndex, container: Recovered) -> None:
         if container.header.partition == self.partition:
             index.load(container)
-        wanted.load(container)
+        elif isinstance(index, HookedIndex):
+            index.load_other(container)
 
     @property
     def entries(self) -> int:
@@ -178,10 +191,11 @@ class StoreSession:
         index = self._new_index(kind)
         for one in census(self._directories[kind].fd):
             self._safe_point()
-            if one.partition == self.partition:
+            if one.partition == self.partition or isinstance(index, HookedIndex):
                 directory, number = self._directories[kind], one.number
                 with suppress(DamagedContainer), self._neighbours.turn():
-                    index.load(seen_of_theirs(directory, number) or recover(directory, number))
+                    found = seen_of_theirs(directory, number) or recover(directory, number)
+                    self._load_into(index, found)
         return index
 
     def counters(self) -> IndexCounters:

@@ -1,6 +1,7 @@
 """More volumes to crash: in the middle of a recovery, of a repair, of the saving of an index."""
 
 import os
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -41,9 +42,9 @@ from tests.crash.scenarios import (
     volume_in_partitions,
     volume_with_orphans,
 )
-from tests.crash.small_parts import saved_indexes, small_parts, with_parts
+from tests.crash.small_parts import hooks_of_few, saved_indexes, small_parts, with_parts
 from tests.support import crash
-from tests.support.lab import RAW_SOCKETS, Lab
+from tests.support.lab import RAW_SOCKETS, Lab, write_out
 from tests.support.simulated_disk import RecordingDisk, RemoveAttribute
 from tests.support.upkeep import chunks_of, damage_record, scrub
 
@@ -72,6 +73,21 @@ def volume_with_saved_index(kind: str) -> Callable[[Path, int], None]:
         make_small_tree(root / ".dedupd/data/more", seed + 100)
 
     return make
+
+
+def volume_that_meets_orphans_of_others(root: Path, seed: int) -> None:
+    """A plain file whose chunks another partition than its own has, as orphans."""
+    plain_volume(root, seed)
+    data, content = root / ".dedupd/data", random.Random(seed + 90).randbytes(40 * KIB)
+    for name in ("gone.t1", "again.t2"):
+        (data / name).write_bytes(content)
+        os.utime(data / name, ns=(crash.MTIME_NS, crash.MTIME_NS))
+        if name == "gone.t1":
+            crash.optimize_in_partitions(root)
+            (data / name).unlink()
+            write_out(root)
+            crash.orphan_garbage(root)
+    write_out(root)
 
 
 def compaction_cut_off(fail_point: str) -> Callable[[Path, int], None]:
@@ -285,6 +301,11 @@ RECOVERY_SCENARIOS = {
     "settle allocated blocks": Scenario(volume_with_allocated_blocks, settle, optimize_to_the_end),
     "optimize in many small batches": Scenario(
         plain_volume, with_parts(small_parts, optimize_more), optimize_to_the_end
+    ),
+    "optimize what orphans of other partitions hold": Scenario(
+        volume_that_meets_orphans_of_others,
+        with_parts(hooks_of_few, optimize_more),
+        upkeep_to_the_end,
     ),
     "save a table": Scenario(
         volume_with_saved_index("table"),

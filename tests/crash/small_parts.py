@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from dedupd.index import hooks
 from dedupd.index.bloom_index import BloomIndex
 from dedupd.index.table_index import TableIndex
 from dedupd.store.writer import ContainerWriter
@@ -34,6 +35,14 @@ def saved_indexes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for index in (TableIndex, BloomIndex):
             patch.setitem(index.__init__.__kwdefaults__ or {}, "saved_entries_min", 1)
+        yield
+
+
+@contextmanager
+def hooks_of_few() -> Iterator[None]:
+    """Chunks of other partitions are looked for however few these have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hooks, "ENTRIES_MIN", 1)
         yield
 
 

@@ -8,6 +8,7 @@ pub mod bloom;
 pub mod chunks;
 pub mod fingerprint_map;
 pub mod group;
+pub mod hooks;
 mod in_hand;
 mod intake;
 pub mod lists;

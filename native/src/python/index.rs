@@ -1,4 +1,4 @@
-//! `TableIndex`, `BloomIndex`, and the `Figures` of both.
+//! `TableIndex`, `BloomIndex`, `HookIndex`, and the `Figures` of all.
 
 use std::fs::File;
 use std::io;
@@ -17,6 +17,7 @@ use crate::format::ids::ContainerNumber;
 use crate::format::saved_index::Owner;
 use crate::index::bloom::Bloom;
 use crate::index::chunks::{ChunkIndex, Counters};
+use crate::index::hooks::Hooks;
 use crate::index::log::Log;
 use crate::index::snapshot;
 use crate::index::suggest::Suggest;
@@ -24,7 +25,7 @@ use crate::index::table::Table;
 use crate::system::room::Room;
 use crate::threads::lock::locked;
 
-/// The common part of both indexes. The lock is only ever taken with the GIL released: under it the
+/// The common part of all indexes. The lock is only ever taken with the GIL released: under it the
 /// door may take the GIL.
 pub struct Shared<S> {
     index: Mutex<ChunkIndex<S>>,
@@ -233,3 +234,56 @@ methods!(BloomIndex {
         self.0.call(py, |index| index.write_header(&self.0.owner))
     }
 });
+
+/// Of chunks that other partitions have; nothing is inserted.
+#[pyclass(frozen, module = "dedupd.native.index")]
+pub struct HookIndex(Shared<Hooks>);
+
+#[pymethods]
+impl HookIndex {
+    #[new]
+    #[pyo3(signature = (dir_fd, volume_id, kind, *, capacity, zeros, page_entries, cache_entries))]
+    fn new(
+        dir_fd: RawFd,
+        volume_id: &[u8],
+        kind: u8,
+        capacity: usize,
+        zeros: u32,
+        page_entries: usize,
+        cache_entries: usize,
+    ) -> PyResult<HookIndex> {
+        if zeros > 32 {
+            return Err(PyValueError::new_err("zeros is out of range"));
+        }
+        let (log, volume_id) = log_of(dir_fd, volume_id, capacity, page_entries, cache_entries)?;
+        let hooks = Hooks::with_capacity(capacity, zeros);
+        Ok(HookIndex(Shared::new(log.searchable(), hooks, volume_id, kind, None)))
+    }
+
+    fn load(&self, py: Python<'_>, container: u32, generation: u32, count: u32) -> PyResult<()> {
+        self.0.call(py, |index| index.load(ContainerNumber(container), generation, count))
+    }
+
+    fn find_absent<'py>(
+        &self,
+        py: Python<'py>,
+        fingerprints: Input,
+        ids: Input,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let keys = fingerprints.fingerprints("fingerprints")?;
+        let known = ids.ids("ids")?;
+        if keys.len() != known.len() {
+            return Err(PyValueError::new_err("fingerprints and ids differ in number"));
+        }
+        Ok(pack_ids(py, self.0.call(py, |index| index.find_absent(&keys, known.clone()))?))
+    }
+
+    fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let found = py.detach(|| self.0.lock().take_found_orphans());
+        pack_ids(py, found)
+    }
+
+    fn figures(&self, py: Python<'_>) -> Figures {
+        py.detach(|| Figures::of(&self.0.lock()))
+    }
+}

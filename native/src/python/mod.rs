@@ -54,7 +54,7 @@ mod exported {
     #[pymodule]
     mod index {
         #[pymodule_export]
-        use crate::python::index::{BloomIndex, Figures, TableIndex};
+        use crate::python::index::{BloomIndex, Figures, HookIndex, TableIndex};
     }
 
     #[pymodule]
