@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+import time
 
 from dedupd.errors import Busy, UsageError
 from dedupd.system import mount_table
@@ -13,14 +14,25 @@ COVERED_SHOWN = 5
 """Names in a message: enough to recognise the files."""
 
 
+_CANCELED_POLL_S = 0.001
+_CANCELED_MAX = 1000
+"""Of a process that dies, the kernel takes its rings away before it ends the mount."""
+
+
 def is_dead(point: str) -> bool:
     """Whether the process that served a mount is gone."""
-    try:
-        # The kernel would answer a stat from its cache.
-        os.statvfs(point)
-    except OSError as error:
-        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-    return False
+    for _ in range(_CANCELED_MAX):
+        try:
+            # The kernel would answer a stat from its cache.
+            os.statvfs(point)
+        except OSError as error:
+            if error.errno != errno.ECANCELED:
+                return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+            # A ring was taken away that was about to get the request: the next one says more.
+            time.sleep(_CANCELED_POLL_S)
+        else:
+            return False
+    return True
 
 
 def is_dead_mount(path: str) -> bool:
