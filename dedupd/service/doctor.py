@@ -40,7 +40,7 @@ from dedupd.volume.place import (
 )
 from dedupd.volume.probe import accepted_by, obstacle_of, probe
 from dedupd.volume.volume import BASE_NAME, Volume
-from fuse_stub.kernel.ring_offer import ring_offer
+from fuse_stub.kernel.ring_offer import ring_offer, way_of
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 from jobs.tree.candidates import SHARED_BELOW
 from jobs.usage.volume_figures import RUNS, shared_left
@@ -261,6 +261,7 @@ def _volume(root: str) -> Result:
             found = f"{volume.parameters.uuid}, chunks of up to {format_size(chunking.max_bytes)}"
             points = mount_table.points_of(volume.parameters.uuid)
             is_read_only = volume.is_read_only
+            way = way_of(volume) if points else ""
     except (DedupdError, OSError) as error:
         return _bad(str(error), "see docs/format.md")
     if is_read_only:
@@ -271,7 +272,7 @@ def _volume(root: str) -> Result:
     if os.statvfs(points[0]).f_flag & os.ST_RDONLY:
         remedy = f"run `dedupd umount {root}`, then `dedupd mount {root}`"
         return _warning(f"{found}, mounted read-only at {points[0]}", remedy)
-    return _fine(f"{found}, mounted at {points[0]}")
+    return _fine(f"{found}, mounted at {points[0]}{way}")
 
 
 def _policy(root: str) -> Result:

@@ -1,4 +1,9 @@
-"""Whether the kernel offers new mounts that their requests come by io_uring (Linux 6.14)."""
+"""Whether the kernel offers new mounts that their requests come by io_uring (Linux 6.14), and which
+of them have taken that."""
+
+import os
+
+from dedupd.volume.volume import Volume
 
 OFFERED = "/sys/module/fuse/parameters/enable_uring"
 
@@ -12,4 +17,24 @@ def ring_offer() -> str:
         return "the kernel has no io_uring for it (Linux 6.14 has)"
     if is_on:
         return "io_uring is on for mounts that begin now"
-    return f"io_uring is off; for mounts that begin after it: `echo Y > {OFFERED}`"
+    return (
+        "io_uring is off: the unit of the service turns it on as it starts, and so does"
+        f" `echo Y > {OFFERED}`, for mounts that begin after it"
+    )
+
+
+def way_of(volume: Volume) -> str:
+    """The way on which the requests of its mount come, in words; empty where none is served.
+
+    Raises DedupdError.
+    """
+    client = volume.mount_client()
+    if client is None:
+        return ""
+    with client:
+        status = client.call("status")
+    if status.get("by_ring"):
+        return ", by io_uring"
+    number = status.get("ring_failure")
+    why = "" if number is None else f": io_uring cannot be used ({os.strerror(number)})"
+    return f", by /dev/fuse{why}"

@@ -2,19 +2,23 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from dedupd.service.config import SERVICE_KEYS, ServiceConfig, parse_config
 from dedupd.service.systemd.slice import SLICE
+from fuse_stub.kernel.ring_offer import way_of
 from tests.support.lab import REPOSITORY, let_others_pass, noise
 from tests.support.mounts import ALICE, as_user
 from tests.support.service import service_lab
+from tests.support.ways import DEVICE, RING, has_ring, ring_is_offered
 
 PACKAGING = REPOSITORY / "packaging"
 UNIT = PACKAGING / "systemd/dedupd.service"
@@ -77,11 +81,36 @@ def test_mounts_are_made_where_users_see_them() -> None:
         assert settings(name) == []
 
 
+def switch_on(parameters: Path) -> subprocess.CompletedProcess[str]:
+    """What the unit does before the service starts, with the parameters of the module there."""
+    (line,) = re.findall(r"^ExecStartPre=(.*)$", UNIT.read_text(), re.MULTILINE)
+    assert line.startswith("-"), "without it the service starts all the same"
+    command = shlex.split(line.removeprefix("-").replace(PARAMETERS, str(parameters)))
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+PARAMETERS = "/sys/module/fuse/parameters"
+
+
+@pytest.mark.root
+def test_the_kernel_is_to_offer_rings_where_it_has_them(tmp_path: Path) -> None:
+    done = switch_on(tmp_path)
+    assert (done.returncode, done.stderr, os.listdir(tmp_path)) == (0, "", [])
+    switch = tmp_path / "enable_uring"
+    switch.write_text("N\n")
+    assert switch_on(tmp_path).returncode == 0
+    assert switch.read_text() == "Y\n"
+
+
 @pytest.mark.root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
-def test_the_rights_of_the_unit_suffice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [DEVICE, RING])
+def test_the_rights_of_the_unit_suffice(tmp_path: Path, way: str) -> None:
+    if way == RING and not has_ring():
+        pytest.skip("no FUSE over io_uring here")
     rights = ",".join("+" + word.removeprefix("CAP_").lower() for word in settings(_RIGHTS))
-    with service_lab(tmp_path) as machine:
+    offered = ring_is_offered() if way == RING else nullcontext()
+    with offered, service_lab(tmp_path) as machine:
         lab = machine.add_volume()
         content = noise(200_000)
         lab.put("f", content)
@@ -92,6 +121,8 @@ def test_the_rights_of_the_unit_suffice(tmp_path: Path) -> None:
             try:
                 machine.wait_until_it_listens()
                 machine.mount_pid(lab)
+                with lab.opened() as volume:
+                    assert way == DEVICE or way_of(volume) == ", by io_uring"
                 for job in ("optimize", "gc", "compact", "scrub"):
                     ended = machine.ended(machine.submit(job, lab))
                     assert ended["exit_status"] == 0, ended

@@ -10,6 +10,7 @@ from fuse_stub.kernel import ring_offer as kernel
 from tests.conftest import MakeFileSystem
 from tests.support.lab import new_lab, run_cli
 from tests.support.mounts import mounted_lab
+from tests.support.ways import DEVICE, RING, WAY, has_ring
 
 
 def found(path: Path, what: str) -> Check:
@@ -40,6 +41,20 @@ def test_it_says_whether_requests_may_come_by_io_uring(
     assert f"`echo Y > {offered}`" in said()
     offered.write_text("Y\n")
     assert "io_uring is on" in said()
+
+
+@pytest.mark.root
+def test_it_says_which_way_the_requests_of_a_mount_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(WAY, DEVICE)
+    with mounted_lab(tmp_path) as lab:
+        assert found(lab.view, "volume").found.endswith(f"mounted at {lab.view}, by /dev/fuse")
+        lab.unmount()
+        if has_ring():
+            monkeypatch.setenv(WAY, RING)
+            lab.mount()
+            assert found(lab.view, "volume").found.endswith(f"mounted at {lab.view}, by io_uring")
 
 
 @pytest.mark.root
