@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from dedupd.errors import PolicyError, UsageError
 from dedupd.system.processes import give_way
 from dedupd.units import parse_duration, parse_size
 from dedupd.volume.volume import Volume
-from jobs.frame.run import JobRun
+from jobs.frame.run import Cancelled, JobRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,16 @@ def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
             rule = decide if told.gentle else decide_pressing if told.pressing else decide_eager
         with backing_off(volume.parameters.uuid, run.pace, rule, run.tell):
             yield run
+
+
+def look_at_new(volume: Volume, run: JobRun) -> None:
+    """After a job that has written to the store, and has told its report: look at what nothing has
+    looked at, so that gc need not. Only where nobody waits for the job to end."""
+    if conduct().gentle:
+        from jobs.check import headers_seen
+
+        with suppress(Cancelled):  # its work is done
+            headers_seen.look_at_new(volume, run)
 
 
 def _policy_of(volume: Volume) -> Policy:

@@ -234,9 +234,10 @@ def pass_records(
     the position is ``ordinal`` and ``offset``.
     """
 
-def headers_agree(fd: int, table: Buffer, *, seed: int) -> bool:
+def headers_agree(fd: int, table: Buffer, *, seed: int, first: int = 0, threads: int = 1) -> bool:
     """Whether every live or orphaned record has the header that its entry implies, at the offset of
-    the entry. False also where an entry is not valid."""
+    the entry. False also where an entry is not valid. ``table`` begins with the entry of the
+    ordinal ``first``."""
 
 def dead_payloads(
     fd: int,

@@ -46,8 +46,8 @@ class HintKey(enum.StrEnum):
     SCRUB_PROGRESS = "scrub/progress"
     """How far a full scrub is. Without it a full scrub begins at the beginning."""
     HEADERS_SEEN = "headers/"
-    """The containers of a kind in which a scrub has seen every record in its place, each with a
-    digest of these places. Without it gc reads the headers of what it punches."""
+    """The containers of a kind in which records were seen in their places, how many, and a digest
+    of these places. Without it gc reads the headers of what it punches."""
     REFINED = "refined/"
     """How many records of a container a refine run has looked at, by its number, how closely, and
     what was to be won there in vain. A loss has the next one look again."""

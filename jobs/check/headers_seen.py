@@ -1,59 +1,190 @@
-"""The containers in which a scrub has seen every record where its entry says that it is.
+"""The containers in which every record was seen where its entry says that it is.
 
 gc punches the payloads of what is dead. Before that it reads the header of each, because after a
-write that went astray another record may lie there, intact. Where a scrub has seen the headers and
-nothing was written to the container since, no such write can have been one of ours, and a record of
-any other container is of no use in this one: headers have the seed of theirs. A note is of no
-account as soon as a record was appended, moved or entered otherwise: it is a digest of the places
-of all records, in their order, and of the seed (docs/crash-safety.md).
+write that went astray another record may lie there, intact. Where all headers were seen and nothing
+was written to the container since, no such write can have been one of ours, and a record of any
+other container is of no use in this one: headers have the seed of theirs. What was appended since
+is looked at alone: where that is in its place as well, it did not go astray.
+
+A note is a digest of the places of the first records of a container, in their order, and of the
+seed. It is of no account as soon as one of these was moved or entered otherwise, nor for a copy of
+the container, which somebody else has written (docs/crash-safety.md). A job that writes a record
+never notes it for that: only the disk tells where the record lies.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable
+from typing import NamedTuple
 
 from dedupd import native
+from dedupd.errors import Damaged
 from dedupd.format.container import Kind
+from dedupd.format.table import ENTRY_BYTES
+from dedupd.store.container.container import data_name
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.table_file import load_table, synced_count
+from dedupd.system.files import opened
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+
+_PER_SAFE_POINT = 1024
+"""Headers that are looked at without a pause: the work of some tens of milliseconds."""
+
+_LOOKS = 32
+"""Headers that are read side by side, as for the dead ones (dedupd/store/container/punching.py)."""
+
+_LOOKS_BESIDE = 4
+"""The same, in a job that is to leave the disk to users."""
+
+
+class _Note(NamedTuple):
+    """The first ``records`` of the file ``inode``, so many."""
+
+    inode: int
+    records: int
+    digest: int
 
 
 class HeadersSeen:
-    """The notes of a store. Needs the job lock."""
+    """The notes of a store. Needs a lock of its jobs; where two jobs that append leave notes at
+    once, some are lost."""
 
     def __init__(self, volume: Volume) -> None:
         self._hints = volume.store_hints
-        self._known: dict[Kind, dict[int, int]] = {}
+        self._known: dict[Kind, dict[int, _Note]] = {}
         self._changed = set[Kind]()
 
-    def are(self, kind: Kind, number: int, entries: bytes, seed: int) -> bool:
+    def are(self, directory: ContainerDirectory, number: int, entries: bytes, seed: int) -> bool:
         """Whether all records that have a sound header were seen where ``entries`` say."""
-        noted = self._of(kind).get(number)
-        return noted is not None and noted == native.store.places_digest(entries, seed)
+        count = self.count(directory, number, entries, seed)
+        return count is not None and count == len(entries) // ENTRY_BYTES
 
-    def note(self, kind: Kind, number: int, entries: bytes, seed: int, *, is_seen: bool) -> None:
+    def count(
+        self, directory: ContainerDirectory, number: int, entries: bytes, seed: int
+    ) -> int | None:
+        """How many records, from the first one on, were seen where ``entries`` say. None where not
+        all can be: one is in quarantine, or its entry damaged."""
+        if native.store.places_digest(entries, seed) is None:
+            return None
+        noted = self._of(directory.kind).get(number)
+        if noted is None or noted.inode != _inode(directory, number):
+            return 0
+        first = memoryview(entries)[: noted.records * ENTRY_BYTES]
+        is_same = len(first) == noted.records * ENTRY_BYTES and noted.digest == (
+            native.store.places_digest(first, seed)
+        )
+        return noted.records if is_same else 0
+
+    def seems_to_have(self, directory: ContainerDirectory, number: int, count: int) -> bool:
+        """Whether there is a note of so many records of a container, of whatever digest."""
+        noted = self._of(directory.kind).get(number)
+        return noted is not None and noted[:2] == (_inode(directory, number), count)
+
+    def note(
+        self,
+        directory: ContainerDirectory,
+        number: int,
+        entries: bytes,
+        seed: int,
+        *,
+        is_seen: bool,
+    ) -> None:
         """All records of a container were looked at; ``is_seen``: and are where they should be."""
         digest = native.store.places_digest(entries, seed) if is_seen else None
-        known = self._of(kind)
-        if known.get(number) != digest:
-            self._changed.add(kind)
+        noted = None
+        if digest is not None:
+            noted = _Note(_inode(directory, number), len(entries) // ENTRY_BYTES, digest)
+        known = self._of(directory.kind)
+        if known.get(number) != noted:
+            self._changed.add(directory.kind)
             known.pop(number, None)
-            if digest is not None:
-                known[number] = digest
+            if noted is not None:
+                known[number] = noted
 
-    def keep(self, kind: Kind, numbers: Iterable[int]) -> None:
-        """Keep the notes, and none of containers that are not among ``numbers``."""
-        known, there = self._of(kind), set(numbers)
+    def look(
+        self,
+        directory: ContainerDirectory,
+        number: int,
+        entries: bytes,
+        seed: int,
+        safe_point: Callable[[], None],
+        looks: int = _LOOKS,
+    ) -> bool:
+        """Look on the disk at the records that were not seen yet, and note it; returns whether all
+        are where ``entries`` say. The records must be durable. Raises Cancelled, OSError."""
+        seen, count = self.count(directory, number, entries, seed), len(entries) // ENTRY_BYTES
+        if seen is None:
+            return False
+        if seen == count:
+            return True
+        fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.fd)
+        with opened(fd):
+            for first in range(seen, count, _PER_SAFE_POINT):
+                safe_point()
+                part = memoryview(entries)[first * ENTRY_BYTES :][: _PER_SAFE_POINT * ENTRY_BYTES]
+                if not native.store.headers_agree(fd, part, seed=seed, first=first, threads=looks):
+                    return False
+        self.note(directory, number, entries, seed, is_seen=True)
+        return True
+
+    def keep(self, directory: ContainerDirectory) -> None:
+        """Keep the notes of a kind, and none of containers that are gone."""
+        kind = directory.kind
+        known, there = self._of(kind), set(directory.numbers())
         if kind in self._changed or not known.keys() <= there:
-            rows = [[number, digest] for number, digest in known.items() if number in there]
+            rows = [[number, *note] for number, note in known.items() if number in there]
             self._hints.put(HintKey.HEADERS_SEEN.of(kind.name.lower()), rows)
             self._changed.discard(kind)
 
-    def _of(self, kind: Kind) -> dict[int, int]:
+    def _of(self, kind: Kind) -> dict[int, _Note]:
         if kind not in self._known:
             rows = self._hints.get(HintKey.HEADERS_SEEN.of(kind.name.lower()))
-            pairs = rows if isinstance(rows, list) else []
+            whole = rows if isinstance(rows, list) else []
             self._known[kind] = {
-                row[0]: row[1]
-                for row in pairs
-                if isinstance(row, list) and [type(part) for part in row] == [int, int]
+                row[0]: _Note(*row[1:])
+                for row in whole
+                if isinstance(row, list)
+                and [type(part) for part in row] == [int] * 4
+                and row[2] >= 0
             }
         return self._known[kind]
+
+
+def look_at_new(volume: Volume, run: JobRun) -> None:
+    """Look at the records that nothing has looked at yet, after the work of a job, so that gc need
+    not. Needs a lock of the store's jobs. What cannot be read is left to scrub. Raises Cancelled.
+    """
+    seen = HeadersSeen(volume)
+    for kind in Kind:
+        with volume.containers(kind) as directory:
+            numbers = directory.numbers()
+            phase = f"looking at new {kind.name.lower()}"
+            run.update(phase=phase, done=0, total=len(numbers))
+            try:
+                for done, number in enumerate(numbers):
+                    run.safe_point()
+                    try:
+                        _look_at(directory, number, seen, run)
+                    except (Damaged, OSError):
+                        continue  # scrub says what is wrong
+                    finally:
+                        run.update(done=done + 1)
+            finally:
+                seen.keep(directory)
+
+
+def _look_at(directory: ContainerDirectory, number: int, seen: HeadersSeen, run: JobRun) -> None:
+    if directory.neighbours.theirs(directory.kind, number) is not None:
+        return
+    header = directory.header(number)
+    if seen.seems_to_have(directory, number, synced_count(directory.fd, header)):
+        return  # else every table would be read after every job
+    table, entries = load_table(directory.fd, header)
+    # What is not durable may be taken back, and its ordinals given to others.
+    durable = entries.data[: table.synced_count * ENTRY_BYTES]
+    seen.look(directory, number, durable, entries.seed, run.safe_point, _LOOKS_BESIDE)
+
+
+def _inode(directory: ContainerDirectory, number: int) -> int:
+    return os.stat(data_name(number), dir_fd=directory.fd).st_ino

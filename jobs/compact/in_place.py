@@ -49,13 +49,16 @@ class InPlace:
                 numbers = directory.numbers()
                 phase = f"giving back space of {kind.name.lower()}"
                 self._run.update(phase=phase, done=0, total=len(numbers))
-                for done, number in enumerate(numbers):
-                    self._run.safe_point()
-                    try:
-                        self._look_at(directory, number)
-                    except (DamagedTable, NoSpace) as error:
-                        self._run.findings.add(f"{kind.name.lower()}: {error}")
-                    self._run.update(done=done + 1)
+                try:
+                    for done, number in enumerate(numbers):
+                        self._run.safe_point()
+                        try:
+                            self._look_at(directory, number)
+                        except (DamagedTable, NoSpace) as error:
+                            self._run.findings.add(f"{kind.name.lower()}: {error}")
+                        self._run.update(done=done + 1)
+                finally:
+                    self._seen.keep(directory)
 
     def _look_at(self, directory: ContainerDirectory, number: int) -> None:
         try:
@@ -68,12 +71,20 @@ class InPlace:
         if weight.is_dead and number < last_number(directory.fd):
             self._remove(directory, state)
             return
-        seed = seed_of(state.header)
-        is_seen = self._seen.are(directory.kind, number, state.entries.data, seed)
+        is_seen = self._are_seen(directory, state, weight.orphaned)
         payloads = dead_payloads(directory, state, is_seen=is_seen)
         payloads = self._spare(directory, state, payloads)
         self.freed_bytes += punch(directory, state, payloads, self._run.safe_point)
         self.punched += len(payloads)
+
+    def _are_seen(self, directory: ContainerDirectory, state: Recovered, orphaned: int) -> bool:
+        """Whether all records are known to be where the table says. Those that were appended since
+        that was seen are looked at here, if they are fewer than the dead ones."""
+        number, entries, seed = state.header.container, state.entries.data, seed_of(state.header)
+        seen = self._seen.count(directory, number, entries, seed)
+        if seen is None or len(state.entries) - seen > orphaned:
+            return False
+        return self._seen.look(directory, number, entries, seed, self._run.safe_point)
 
     def _remove(self, directory: ContainerDirectory, state: Recovered) -> None:
         number = state.header.container

@@ -102,8 +102,8 @@ class RecordScrub:
         try:
             self._check_all(sizes, share)
         finally:
-            for kind in self._directories:
-                self._seen.keep(kind, self._known[kind].numbers())
+            for directory in self._directories.values():
+                self._seen.keep(directory)
 
     def _check_all(self, sizes: dict[tuple[fmt.Kind, int], int], share: float | None) -> None:
         limit = None if share is None else share * sum(sizes.values())
@@ -160,7 +160,7 @@ class RecordScrub:
                 if not is_seen:
                     is_seen = self._check_records(directory, fd, header, entries)
                 data, seed = entries.data, entries.seed
-                self._seen.note(directory.kind, number, data, seed, is_seen=is_seen)
+                self._seen.note(directory, number, data, seed, is_seen=is_seen)
         except (Damaged, OSError) as error:
             self._find(Invariant.CONTAINER_RECORDS, directory.where(number), str(error))
 

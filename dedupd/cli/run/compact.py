@@ -2,7 +2,7 @@
 
 import click
 
-from dedupd.cli.job_limits import working
+from dedupd.cli.job_limits import look_at_new, working
 from dedupd.cli.report import finish, show_messages
 from dedupd.cli.via_service import job_command
 from dedupd.units import counted, format_size
@@ -19,6 +19,8 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "compact") as run:
         job = Compact(volume, run, dry_run=dry_run)
         report = job.run() if dry_run else job.recorded()
+        if not dry_run:
+            look_at_new(volume, run)
     finish(report, as_json, _show, findings=report.errors)
 
 

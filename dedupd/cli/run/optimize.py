@@ -5,7 +5,7 @@ from functools import partial
 import click
 
 from dedupd.cli.common import print_json
-from dedupd.cli.job_limits import limits, working
+from dedupd.cli.job_limits import limits, look_at_new, working
 from dedupd.cli.left_out import Place, left_out, outcome_of
 from dedupd.cli.report import finish, show_messages
 from dedupd.cli.via_service import job_command
@@ -36,6 +36,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
         with working(volume, "optimize") as run:
             job = Optimize(volume, run, below)
             report = job.recorded()
+            look_at_new(volume, run)
         policy, place = Policy() if as_json else volume.policy(), Place(path, volume.root)
     finish(report, as_json, partial(_show, policy=policy, place=place), findings=report.errors)
 

@@ -2,7 +2,7 @@
 
 import click
 
-from dedupd.cli.job_limits import working
+from dedupd.cli.job_limits import look_at_new, working
 from dedupd.cli.report import finish, show_messages
 from dedupd.cli.via_service import job_command
 from dedupd.config.policy import RefineMode
@@ -26,6 +26,7 @@ def command(path: str, mode: str | None, as_json: bool) -> None:
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "refine") as run:
         job = Refine(volume, run, None if mode is None else RefineMode(mode))
         report = job.recorded()
+        look_at_new(volume, run)
     finish(report, as_json, _show, findings=report.errors)
 
 

@@ -80,6 +80,13 @@ def read_entries(fd: int, table: tbl.TableHeader) -> bytes:
     return table_map.expand(body, 0, _ORDINALS) if table_map.left_out else body
 
 
+def synced_count(dir_fd: int, header: fmt.FileHeader) -> int:
+    """How many records of a container are durable, by its table. Raises DamagedTable, OSError."""
+    name = table_name(header.container)
+    with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+        return table_header(fd, name, header).synced_count
+
+
 def map_of(fd: int, table: tbl.TableHeader) -> native.store.TableMap:
     """Which entries an open table with this header has. Raises DamagedTable."""
     lines = read_readable(fd, table.map_lines * tbl.MAP_LINE_BYTES, tbl.HEADER_BYTES)

@@ -224,10 +224,17 @@ pub fn pass_records(
 }
 
 #[pyfunction]
-#[pyo3(signature = (fd, table, *, seed))]
-pub fn headers_agree(py: Python<'_>, fd: i32, table: Input, seed: u64) -> PyResult<bool> {
+#[pyo3(signature = (fd, table, *, seed, first=0, threads=1))]
+pub fn headers_agree(
+    py: Python<'_>,
+    fd: i32,
+    table: Input,
+    seed: u64,
+    first: usize,
+    threads: usize,
+) -> PyResult<bool> {
     let container = Container { data: fd, entries: &table.entries("table")?, seed, bases: None };
-    Ok(py.detach(|| container.headers_agree()))
+    Ok(py.detach(|| container.headers_agree(first, threads)))
 }
 
 #[pyfunction]

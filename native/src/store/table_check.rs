@@ -5,6 +5,7 @@
 //! others.
 
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::fingerprint::Algorithm;
@@ -13,11 +14,14 @@ use crate::format::table_entry::{EntryBytes, State, TableEntry, entries};
 use crate::store::bases::Bases;
 use crate::store::record_check::{self, Checked, Place, Status};
 use crate::threads::read_ahead::{self, Buffer, Source};
+use crate::threads::scoped;
 
 /// Bytes that are read at once, and checked while they are in the processor's cache.
 const PORTION_BYTES: u64 = 512 << 10;
 /// No portion is begun after this time, so that the caller can stop or yield soon.
 const CALL_TIME_MAX: Duration = Duration::from_millis(250);
+/// Headers that a thread looks at before it takes the next ones.
+const HEADERS_BATCH: usize = 64;
 /// A longer record is taken for an error of the table: none that dedupd writes is a MiB long.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
 
@@ -160,24 +164,46 @@ impl Container<'_> {
     }
 
     /// Whether every record whose entry says that its bytes are there has the header that the entry
-    /// implies. Payloads are not read; headers are those of the disk, where it can be read directly.
-    pub fn headers_agree(&self) -> bool {
-        let (source, mut buffer) = (Source::new(self.data), Buffer::default());
-        self.entries.iter().enumerate().all(|(ordinal, entry)| {
-            let Some(said) = TableEntry::sound(entry, self.seed) else { return false };
-            if !said.state.has_bytes() {
-                return true;
+    /// implies; the first entry is that of the ordinal `first`. Payloads are not read; headers are
+    /// those of the disk, where it can be read directly: by `threads` at once, each a wait for it.
+    pub fn headers_agree(&self, first: usize, threads: usize) -> bool {
+        let source = Source::new(self.data);
+        let agree = AtomicBool::new(true);
+        let batches = self.entries.chunks(HEADERS_BATCH).enumerate();
+        scoped::for_each(batches, threads, |(batch, entries)| {
+            let mut buffer = Buffer::default();
+            let first = first + batch * HEADERS_BATCH;
+            let is_so = |(at, entry): (usize, &&EntryBytes)| {
+                agree.load(Ordering::Relaxed)
+                    && self.header_agrees(&source, &mut buffer, first + at, entry)
+            };
+            if !entries.iter().enumerate().all(is_so) {
+                agree.store(false, Ordering::Relaxed);
             }
-            let end = said.offset.checked_add(RECORD_HEADER_BYTES as u64);
-            let Some(end) = end.filter(|&end| i64::try_from(end).is_ok()) else { return false };
-            buffer.fill(&source, &(said.offset..end));
-            let header = buffer.data().and_then(<[u8]>::first_chunk);
-            let found = header.and_then(|header| RecordHeader::sound(header, self.seed));
-            let Some(found) = found else { return false };
-            let implied = found.table_entry(said.offset);
-            found.ordinal as usize == ordinal
-                && is_as_said(entry, &implied, found.kind, Status::Intact as u8, self.seed)
-        })
+        });
+        agree.into_inner()
+    }
+
+    fn header_agrees(
+        &self,
+        source: &Source,
+        buffer: &mut Buffer,
+        ordinal: usize,
+        entry: &EntryBytes,
+    ) -> bool {
+        let Some(said) = TableEntry::sound(entry, self.seed) else { return false };
+        if !said.state.has_bytes() {
+            return true;
+        }
+        let end = said.offset.checked_add(RECORD_HEADER_BYTES as u64);
+        let Some(end) = end.filter(|&end| i64::try_from(end).is_ok()) else { return false };
+        buffer.fill(source, &(said.offset..end));
+        let header = buffer.data().and_then(<[u8]>::first_chunk);
+        let found = header.and_then(|header| RecordHeader::sound(header, self.seed));
+        let Some(found) = found else { return false };
+        let implied = found.table_entry(said.offset);
+        found.ordinal as usize == ordinal
+            && is_as_said(entry, &implied, found.kind, Status::Intact as u8, self.seed)
     }
 }
 

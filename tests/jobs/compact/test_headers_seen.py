@@ -1,24 +1,31 @@
-"""What a scrub has seen in its place is punched without a second look, and nothing else is."""
+"""What was seen in its place is punched without a second look, and nothing else is."""
 
 import os
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dedupd.format import container as fmt
+from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.format.table import State
+from dedupd.store.container.container import table_name
 from dedupd.store.container.punching import dead_payloads
 from dedupd.store.container.record_states import set_entries
+from dedupd.store.container.table_file import load_table
+from dedupd.system.files import opened
 from dedupd.units import KIB
-from jobs.check.headers_seen import HeadersSeen
+from jobs.check.headers_seen import HeadersSeen, look_at_new
+from jobs.frame.run import Cancelled, JobRun
 from jobs.scrub.job import Depth
 from tests.conftest import MakeFileSystem
 from tests.jobs.compact.test_compact import become
 from tests.jobs.compact.test_punching import filled
 from tests.jobs.scrub.test_scrub_disk import place_on_disk
-from tests.support.lab import Lab, flip_bit, new_lab, noise, write_out
+from tests.support.lab import Lab, flip_bit, new_lab, noise, run_cli, write_out
 from tests.support.upkeep import PLAIN, chunks_of, entry, scrub
 
 CHUNKS = Kind.CHUNKS
@@ -39,7 +46,7 @@ def is_seen(lab: Lab) -> bool:
     with lab.opened() as volume, volume.containers(CHUNKS) as directory:
         (number,) = directory.numbers()
         entries = directory.entries(number)
-        return HeadersSeen(volume).are(CHUNKS, number, entries.data, entries.seed)
+        return HeadersSeen(volume).are(directory, number, entries.data, entries.seed)
 
 
 def place(lab: Lab, chunk: int) -> tuple[int, int]:
@@ -106,7 +113,14 @@ def exchange(lab: Lab) -> None:
         set_entries(directory, directory.header(number), {0: other, 1: one})
 
 
-@pytest.mark.parametrize("change", [append, rewrite, quarantine, exchange])
+def copy(lab: Lab) -> None:
+    """The same bytes in another file, as a backup brings them back."""
+    path = lab.container(CHUNKS)
+    shutil.copy2(path, path.with_suffix(".copy"))
+    path.with_suffix(".copy").rename(path)
+
+
+@pytest.mark.parametrize("change", [append, rewrite, quarantine, exchange, copy])
 def test_a_note_is_of_no_account_once_a_container_is_another(
     lab: Lab, change: Callable[[Lab], None]
 ) -> None:
@@ -117,7 +131,7 @@ def test_a_note_is_of_no_account_once_a_container_is_another(
 
 
 def test_what_went_astray_with_a_later_append_stays_for_scrub(lab: Lab) -> None:
-    """The new record lies in the place of a dead one, intact, and its own place is damaged."""
+    """The new record lies in the place of a dead one, intact, and never came to its own."""
     scrub(lab.root, Depth.QUICK)
     gone = chunks(lab, "gone")
     append(lab)
@@ -129,11 +143,90 @@ def test_what_went_astray_with_a_later_append_stays_for_scrub(lab: Lab) -> None:
             file.fileno(), end - start + fmt.RECORD_HEADER_BYTES, start - fmt.RECORD_HEADER_BYTES
         )
         os.pwrite(file.fileno(), record, entry(lab, CHUNKS, over).offset)
-    flip_bit(lab.container(CHUNKS), start + 7)
+        os.pwrite(file.fileno(), bytes(len(record)), start - fmt.RECORD_HEADER_BYTES)
     (lab.data / "gone").unlink()
     assert lab.collect().punched == len(gone) - 1
     scrub(lab.root)
     assert lab.read("new") == noise(200 * KIB, 99)
+
+
+def test_of_what_was_seen_only_what_came_later_is_looked_at(lab: Lab) -> None:
+    """The seen headers of dead records are damaged by now: nobody looks at them."""
+    scrub(lab.root, Depth.QUICK)
+    gone = chunks(lab, "gone")
+    lab.put("new", noise(100 * KIB, 99))
+    lab.optimize()
+    spoil_headers(lab, gone)
+    (lab.data / "gone").unlink()
+    assert lab.collect().punched == len(gone)
+    assert is_seen(lab)
+
+
+def test_where_more_came_later_than_is_dead_the_dead_are_looked_at(lab: Lab) -> None:
+    scrub(lab.root, Depth.QUICK)
+    gone = chunks(lab, "gone")
+    lab.put("new", noise(1600 * KIB, 99))
+    lab.optimize()
+    spoil_headers(lab, gone[:1])
+    (lab.data / "gone").unlink()
+    assert lab.collect().punched == len(gone) - 1
+    assert not is_seen(lab)
+
+
+JOBS = ["optimize", "compact", "refine"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_beside_users_looks_at_what_is_new(lab: Lab, job: str) -> None:
+    assert not is_seen(lab)
+    run_cli("run", job, str(lab.root))
+    assert not is_seen(lab)  # somebody waits for it
+    run_cli("run", "--gentle", job, str(lab.root))
+    assert is_seen(lab)
+    gone = chunks(lab, "gone")
+    spoil_headers(lab, gone)
+    (lab.data / "gone").unlink()
+    assert lab.collect().punched == len(gone)
+
+
+def test_a_look_sees_the_disk_and_not_what_was_written(lab: Lab) -> None:
+    """A record that is not in its place leaves no note, however its entry was written."""
+    spoil_headers(lab, chunks(lab, "kept")[:1])
+    run_cli("run", "--gentle", "optimize", str(lab.root))
+    assert not is_seen(lab)
+
+
+def test_records_that_are_not_durable_are_not_noted(lab: Lab) -> None:
+    """Their ordinals may be given to others after a crash."""
+    with lab.opened() as volume, volume.containers(CHUNKS) as directory:
+        (number,) = directory.numbers()
+        header = directory.header(number)
+        mark, entries = load_table(directory.fd, header)
+        at = entries[len(entries) - 3]
+        assert at is not None
+        lower = replace(mark, synced_count=len(entries) - 3, synced_bytes=at.offset)
+        with opened(os.open(table_name(number), os.O_WRONLY, dir_fd=directory.fd)) as fd:
+            os.pwrite(fd, tbl.encode_header(lower), 0)
+    with lab.opened() as volume, volume.job_lock():
+        look_at_new(volume, JobRun("test"))
+    with lab.opened() as volume, volume.containers(CHUNKS) as directory:
+        seen = HeadersSeen(volume).count(directory, number, entries.data, entries.seed)
+        assert seen == len(entries) - 3
+
+
+def test_a_look_that_is_stopped_keeps_what_it_has_seen(lab: Lab) -> None:
+    run = JobRun("test")
+    passed = run.safe_point
+
+    def stop() -> None:
+        passed()
+        if run.progress.phase == "looking at new recipes":
+            run.cancel()
+
+    run.safe_point = stop  # type: ignore[method-assign]
+    with lab.opened() as volume, volume.job_lock(), pytest.raises(Cancelled):
+        look_at_new(volume, run)
+    assert is_seen(lab)
 
 
 def test_a_scrub_that_finds_anything_leaves_no_note(lab: Lab) -> None:
