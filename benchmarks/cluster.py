@@ -1,10 +1,12 @@
 """What operations on a store in a Ceph cluster cost, beside what Ceph's own benchmark gets.
 
-    python -m benchmarks.cluster [--address rados:POOL/NAME?…] [--chunks N] [--output FILE]
+    python -m benchmarks.cluster [--address rados:POOL/NAME?…] [--chunks N] [--rounds N]
+        [--output FILE]
 
 Without an address a small cluster is brought up on this machine, as the tests do: its three OSDs
 share the cores with the client, so the ratios say more than the figures. Store and ``rados bench``
-write and read objects of the same size, with as many operations in flight, in turns.
+write and read objects of the same size, with as many operations in flight, in turns: Ceph's own
+benchmark runs before and after each of ours, so what else the machine does meanwhile hits both.
 """
 
 import argparse
@@ -38,7 +40,6 @@ from tests.support.ceph import mini_ceph
 
 CHUNK_BYTES = 80 << 10
 FILE_CHUNKS = 64
-ROUNDS = 5
 READERS = 2
 TRAIN_CHUNKS = 32
 """Of a reader's turn: 2.5 MB."""
@@ -113,8 +114,8 @@ def read_all(store: RadosStore, versions: list[str]) -> int:
     return read_bytes
 
 
-def measure(address: StoreAddress, count: int) -> dict[str, Any]:
-    """Figures of all rounds; the best round of each kind counts, on a machine that others use."""
+def measure(address: StoreAddress, count: int, rounds: int) -> dict[str, Any]:
+    """Figures of all rounds, their best and their median."""
     rows: dict[str, list[float]] = {}
 
     def note(name: str, value: float) -> None:
@@ -124,10 +125,8 @@ def measure(address: StoreAddress, count: int) -> dict[str, Any]:
         store.join("1" * 32, "/bench", host="bench")
         writer, _ = store.writer("1" * 32, None)
         with writer:
-            for turn in range(ROUNDS):
-                note("bench_write_mb_s", ceph_bench(address, "write", count))
+            for turn in range(rounds):
                 measure_chunks(store, count // 2, turn, note)
-                note("bench_read_mb_s", ceph_bench(address, "seq", count))
                 measure_files(store, writer, count, turn, note)
     return {
         "chunk_bytes": CHUNK_BYTES,
@@ -160,9 +159,18 @@ def measure_files(
     """Whole files, from the intent to the collection."""
     files, table = files_of(count, 100 + turn), writer.table
     megabytes = count * CHUNK_BYTES / 1e6
-    note("ingest_mb_s", megabytes / seconds(write_all, writer, files))
+
+    def beside(name: str, kind: str, act: Callable[..., object], *arguments: object) -> None:
+        before = ceph_bench(store.cluster.address, kind, count)
+        own = megabytes / seconds(act, *arguments)
+        after = ceph_bench(store.cluster.address, kind, count)
+        note(f"{name}_mb_s", own)
+        note(f"bench_{name}_mb_s", (before + after) / 2)
+        note(f"{name}_ratio", own * 2 / (before + after))
+
+    beside("write", "write", write_all, writer, files)
     versions = [found.new for one in files if (found := table.versions(one.file))]
-    note("read_mb_s", megabytes / seconds(read_all, store, versions))
+    beside("read", "seq", read_all, store, versions)
     small = [
         NewFile(FileId(10**6 + at, turn), one.length, [chunk._replace(offset=0)])
         for at, (one, chunk) in enumerate((one, c) for one in files for c in one.chunks[:16])
@@ -180,25 +188,34 @@ def delete(writer: Writer, gone: list[tuple[FileId, str]]) -> None:
 
 
 def best(name: str, values: list[float]) -> float:
-    return max(values) if name.endswith("mb_s") else min(values)
+    return max(values) if name.endswith(("mb_s", "ratio")) else min(values)
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    for what, figures in (("best", found), ("median", found["medians"])):
-        write = figures["ingest_mb_s"] / figures["bench_write_mb_s"]
-        read = figures["read_mb_s"] / figures["bench_read_mb_s"]
-        ingest_mb_s, read_mb_s = figures["ingest_mb_s"], figures["read_mb_s"]
-        yield f"ingest, all new, {what}  {ingest_mb_s:6.1f} MB/s, {write:.2f} of rados bench write"
-        yield f"sequential read, {what}  {read_mb_s:6.1f} MB/s, {read:.2f} of rados bench seq"
+    for name, what, bench in (
+        ("write", "ingest, all new", "rados bench write"),
+        ("read", "sequential read", "rados bench seq"),
+    ):
+        own, other, ratio = (
+            row(found["rounds"][key])
+            for key in (f"{name}_mb_s", f"bench_{name}_mb_s", f"{name}_ratio")
+        )
+        yield f"{what}  {own} MB/s; {bench} {other} MB/s; ratio of the rounds {ratio}"
     for name, value in found.items():
         if name.endswith("_s") and not name.endswith("mb_s"):
             yield f"{name[:-2]:15}  {value * 1e6:6.0f} µs each, {OPERATIONS_AT_ONCE} in flight"
+
+
+def row(values: list[float]) -> str:
+    """The median, and how far the rounds are apart."""
+    return f"{median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--address", help="of a store that is not there yet")
     parser.add_argument("--chunks", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -210,7 +227,7 @@ def main() -> None:
         name = f"{address.name}.{os.getpid()}"
         found = {
             "machine": machine(Path.cwd()),
-            **measure(replace(address, name=name), options.chunks),
+            **measure(replace(address, name=name), options.chunks, options.rounds),
         }
     print("\n".join(lines(found)))
     if options.output:

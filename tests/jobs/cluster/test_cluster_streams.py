@@ -149,7 +149,7 @@ def test_a_crash_after_any_step_of_receiving(site: Site, tmp_path: Path) -> None
         for number in range(3):
             lab.put(f"file{number}", noise(20_000, number) + noise(20_000, 99))
         while died:
-            at += 5
+            at += 3
             states = [tree_of(there.lab)]
             lab.put(f"file{at % 3}", noise(30_000, 1000 + at) + noise(20_000, 99))
             os.utime(lab.data / f"file{at % 3}", ns=(1, 1))
