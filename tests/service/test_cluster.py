@@ -46,8 +46,12 @@ class Host:
         assert made.returncode == 0, made.stdout + made.stderr
         service.mount_pid(self.lab)
         self.set_policy(OFTEN)
-        assert service.process is not None
-        service.process.send_signal(signal.SIGHUP)  # so that it looks at the policy now
+        self.look_now()
+
+    def look_now(self) -> None:
+        """Have the service look at its volumes and their policies."""
+        assert self.service.process is not None
+        self.service.process.send_signal(signal.SIGHUP)
 
     def set_policy(self, text: str) -> None:
         for line in text.strip().splitlines():
@@ -118,6 +122,11 @@ def test_the_schedule_takes_files_of_hosts_and_outlives_the_cluster(tmp_path: Pa
         address = ceph.address("office", 3)
         RadosStore.create(address).close()
         with hosts(tmp_path, address, "a", "b") as (a, b):
+            local = a.service.add_volume("local")
+            for key, value in (("stop_when_busy", "false"), ("schedule_background", "every 1s")):
+                assert a.service.run("policy", local.root, key, value).returncode == 0
+            a.look_now()
+            a.service.mount_pid(local)
             a.put("common", common)
             a.put("own", own)
             a.put("unread", unread)
@@ -129,7 +138,7 @@ def test_the_schedule_takes_files_of_hosts_and_outlives_the_cluster(tmp_path: Pa
             for host in (a, b):
                 host.wait_until_all_have_run()
                 assert host.problems == []
-            away(ceph, a, common)
+            away(ceph, a, local, common)
             a.wait_until_stored("while away")
             assert a.read("unread") == unread
             assert a.read("while away") == own
@@ -143,9 +152,10 @@ def test_the_schedule_takes_files_of_hosts_and_outlives_the_cluster(tmp_path: Pa
             assert b.read("copy") == common
 
 
-def away(ceph: MiniCeph, host: Host, common: bytes) -> None:
+def away(ceph: MiniCeph, host: Host, local: Lab, common: bytes) -> None:
     """The cluster does not answer for a minute. What the host has read it reads; the rest fails,
-    and the jobs with it; the service goes on, and so does the mount."""
+    and the jobs with it; the service goes on, and so do the mount, and the host's volume with a
+    store of its own."""
     mount = host.service.mount_pid(host.lab)
     for name in ceph.daemons:
         ceph.pause_daemon(name)
@@ -158,6 +168,11 @@ def away(ceph: MiniCeph, host: Host, common: bytes) -> None:
         assert time.monotonic() - begun_s < 30
         failed = eventually(lambda: host.failed_run(begun_s), "a run that finds no cluster")
         assert "rados:" in failed["outcome"]
+        (local.root / "local").write_bytes(common)
+        eventually(lambda: local.stub("local"), "a volume with a store of its own is optimized")
+        assert (local.root / "local").read_bytes() == common
+        maps = Path(f"/proc/{host.service.mount_pid(local)}/maps").read_text()
+        assert "native" in maps and "rados" not in maps
         time.sleep(max(0.0, begun_s + 60 - time.monotonic()))
         assert host.service.view(host.lab)["mount"]["state"] == "mounted"
         assert not host.is_stored("while away")
