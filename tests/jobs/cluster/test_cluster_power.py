@@ -1,9 +1,10 @@
 """A host of a cluster loses its power in the midst of a job: its disk forgets what was not synced,
 and the cluster forgets nothing."""
 
+import itertools
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,47 @@ def ways(at: int) -> int:
     return LOG_TOO if at % 2 else NOTHING
 
 
+Act = Callable[[], object]
+
+
+def power_fails_after_each_step(
+    point: Path, site: Site, turn: Callable[[int], Iterator[Act]], *, stride: int = 1, cuts_min: int
+) -> None:
+    """A turn makes its files, gives the act in which the power fails, and goes on once the host is
+    back. The last one is that whose act gets to its end."""
+    cuts = 0
+    for at in itertools.count(stride, stride):
+        steps = turn(at)
+        act = next(steps)
+        has_failed = power_fails_after(at, point, ways(at), act)
+        assert site.audit().dangling == []
+        assert next(steps, None) is None
+        if not has_failed:
+            break
+        cuts += 1
+    assert cuts >= cuts_min
+
+
+def new_files(here: ClusterLab, at: int, count: int) -> dict[str, bytes]:
+    contents = {f"file{n}": noise(20_000, at * 10 + n) + COMMON for n in range(count)}
+    for name, content in contents.items():
+        here.lab.put(name, content)
+    return contents
+
+
+def read_before_and_after(
+    here: ClusterLab, site: Site, act: Act, contents: dict[str, bytes], at: int
+) -> Iterator[Act]:
+    """What is synced reads after a cut in the act, and once it has been done again."""
+    sync(here.lab.root)
+    yield act
+    assert_reads(here, contents, at)
+    act()
+    assert_reads(here, contents, at)
+    here.collect()
+    site.assert_whole()
+
+
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_power_fails_after_any_step_of_a_run(
     kind: str, site: Site, loop_fs: MakeFileSystem
@@ -66,12 +108,9 @@ def test_power_fails_after_any_step_of_a_run(
     """Of files that are new, and of stubs that were written to."""
     point = loop_fs(kind)
     with cluster_lab(point, site) as here:
-        at, cuts = 0, 0
-        while True:
-            at += 1 if kind == "ext4" else 3
-            contents = {f"file{n}": noise(20_000, at * 10 + n) + COMMON for n in range(2)}
-            for name, content in contents.items():
-                here.lab.put(name, content)
+
+        def turn(at: int) -> Iterator[Act]:
+            contents = new_files(here, at, 2)
             here.lab.put("changed", noise(40_000, at) + COMMON)
             here.optimize()
             for name, content in contents.items():
@@ -84,18 +123,10 @@ def test_power_fails_after_any_step_of_a_run(
             changed = bytearray(noise(40_000, at) + COMMON)
             changed[8192 : 8192 + 4096] = b"n" * 4096
             contents["changed"] = bytes(changed)
-            sync(point)
-            has_failed = power_fails_after(at, point, ways(at), here.optimize)
-            assert_reads(here, contents, at)
-            assert site.audit().dangling == []
-            here.optimize()
-            assert_reads(here, contents, at)
-            here.collect()
-            site.assert_whole()
-            if not has_failed:
-                break
-            cuts += 1
-        assert cuts > 8
+            yield from read_before_and_after(here, site, here.optimize, contents, at)
+
+        stride = 1 if kind == "ext4" else 3
+        power_fails_after_each_step(point, site, turn, stride=stride, cuts_min=9)
 
 
 def test_power_fails_after_any_step_of_a_collection(site: Site, loop_fs: MakeFileSystem) -> None:
@@ -103,18 +134,14 @@ def test_power_fails_after_any_step_of_a_collection(site: Site, loop_fs: MakeFil
     point = loop_fs("ext4")
     with cluster_lab(point, site) as here:
         here.lab.put("kept", COMMON)
-        at, cuts = 0, 0
-        while True:
-            at += 1
-            contents = {f"file{n}": noise(20_000, at * 10 + n) + COMMON for n in range(3)}
-            for name, content in contents.items():
-                here.lab.put(name, content)
+
+        def turn(at: int) -> Iterator[Act]:
+            contents = new_files(here, at, 3)
             here.optimize()
             sync(point)
             for name in contents:
                 (here.lab.data / name).unlink()
-            has_failed = power_fails_after(at, point, ways(at), here.collect)
-            assert site.audit().dangling == []
+            yield here.collect
             for name, content in contents.items():
                 if (here.lab.data / name).exists():
                     assert here.lab.read(name) == content, (at, name)
@@ -123,31 +150,17 @@ def test_power_fails_after_any_step_of_a_collection(site: Site, loop_fs: MakeFil
             here.collect()
             assert here.lab.read("kept") == COMMON
             assert site.assert_whole().candidates == 0
-            if not has_failed:
-                break
-            cuts += 1
-        assert cuts > 5
+
+        power_fails_after_each_step(point, site, turn, cuts_min=6)
 
 
 def test_power_fails_while_plain_files_are_made(site: Site, loop_fs: MakeFileSystem) -> None:
     point = loop_fs("ext4")
     with cluster_lab(point, site) as here:
-        at, cuts = 0, 0
-        while True:
-            at += 1
-            contents = {f"file{n}": noise(20_000, at * 10 + n) + COMMON for n in range(2)}
-            for name, content in contents.items():
-                here.lab.put(name, content)
+
+        def turn(at: int) -> Iterator[Act]:
+            contents = new_files(here, at, 2)
             here.optimize()
-            sync(point)
-            has_failed = power_fails_after(at, point, ways(at), here.lab.unoptimize)
-            assert_reads(here, contents, at)
-            assert site.audit().dangling == []
-            here.lab.unoptimize()
-            assert_reads(here, contents, at)
-            here.collect()
-            site.assert_whole()
-            if not has_failed:
-                break
-            cuts += 1
-        assert cuts > 3
+            yield from read_before_and_after(here, site, here.lab.unoptimize, contents, at)
+
+        power_fails_after_each_step(point, site, turn, cuts_min=4)
