@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from benchmarks.waits import CALLER, STUB_BYTES, STUBS, call, percentiles
 from dedupd.service.space import LOOK_S
 from dedupd.units import KIB
 from tests.support.crash import ext4
-from tests.support.service import ServiceLab, service_lab
+from tests.support.service import ServiceLab, eventually, free_bytes, service_lab
 
 BACK_S_MAX = 120.0
 FOLDER, TAKEN, BACK = 0.4, 0.95, 0.9
@@ -41,19 +41,6 @@ PAUSE_S = 0.002
 FILE_BYTES = 512 * KIB
 
 Waits = dict[str, list[float]]
-
-
-def free_bytes(path: Path) -> int:
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize
-
-
-def eventually(probe: Callable[[], bool], limit_s: float) -> None:
-    end = time.monotonic() + limit_s
-    while not probe():
-        if time.monotonic() > end:
-            raise TimeoutError(f"not within {limit_s:.0f} s")
-        time.sleep(0.2)
 
 
 @contextmanager
@@ -76,8 +63,10 @@ def volume(view: Path, machine: ServiceLab) -> Iterator[Path]:
     os.sync()
     machine.start()
     tasks = ("gc", "throughput")
-    eventually(lambda: all(machine.view(lab)["tasks"][name]["last"] for name in tasks), 300)
-    eventually(lambda: is_idle(machine), 300)
+    eventually(
+        lambda: all(machine.view(lab)["tasks"][name]["last"] for name in tasks), "the first tasks"
+    )
+    eventually(lambda: is_idle(machine), "an idle service")
     callers = lab.root / "callers"
     callers.mkdir()
     os.chown(callers, CALLER, CALLER)
@@ -130,7 +119,7 @@ def measure(base: Path, mib: int, quiet_s: float, before: Waits, during: Waits) 
         if free_bytes(root) >= wanted:
             raise RuntimeError("the folder was not in the store")
         with timed(root, during):
-            eventually(lambda: free_bytes(root) >= wanted, 2 * BACK_S_MAX)
+            eventually(lambda: free_bytes(root) >= wanted, "the space is back")
             seconds = time.monotonic() - began
         return seconds
 

@@ -116,7 +116,7 @@ def send_ahead_bytes(memory_bytes: int) -> int:
 _INDEX_FIXED_BYTES = 4 * MIB
 """Cache and write buffer."""
 
-_INDEX_ENTRY_BYTES = {IndexChoice.TABLE: 6.5, IndexChoice.BLOOM: 2.0}
+INDEX_ENTRY_BYTES = {IndexChoice.TABLE: 6.5, IndexChoice.BLOOM: 2.0}
 
 
 def index_share(memory_bytes: int) -> int:
@@ -131,12 +131,12 @@ def hooks_share(memory_bytes: int) -> int:
 
 def index_bytes(choice: IndexChoice, entries: int) -> int:
     """What an index of so many chunks takes, about."""
-    return _INDEX_FIXED_BYTES + int(entries * _INDEX_ENTRY_BYTES[choice])
+    return _INDEX_FIXED_BYTES + int(entries * INDEX_ENTRY_BYTES[choice])
 
 
 def capacity(choice: IndexChoice, memory_bytes: int) -> int:
     """How many chunks an index may hold in a job that may take so much memory."""
-    return int((index_share(memory_bytes) - _INDEX_FIXED_BYTES) / _INDEX_ENTRY_BYTES[choice])
+    return int((index_share(memory_bytes) - _INDEX_FIXED_BYTES) / INDEX_ENTRY_BYTES[choice])
 
 
 def memory_for(choice: IndexChoice, entries: int) -> int:

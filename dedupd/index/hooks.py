@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dedupd import native
+from dedupd.config.memory_budget import INDEX_ENTRY_BYTES
+from dedupd.config.policy import IndexChoice
 from dedupd.index.saved_index import CACHE_ENTRIES, PAGE_ENTRIES
 from dedupd.store.chunk_index import IndexCounters, StoreIndex
 from dedupd.store.container.directory import ContainerDirectory
@@ -11,9 +13,6 @@ from dedupd.store.container.table_file import Recovered
 
 ENTRIES_MIN = 1 << 10
 """Fewer chunks of other partitions are left to reconciliation: 80 MiB of data or less."""
-
-_ENTRY_BYTES = 6.5
-"""In the table, for each hook."""
 
 _CACHED_BYTES = 74
 """For each entry of the cache: itself, and its place."""
@@ -84,6 +83,6 @@ class HookedIndex:
 def zeros_for(entries: int, table_bytes: int) -> int:
     """In how many zeros the hash of a hook ends, so that the hooks of all entries fit."""
     zeros = 0
-    while (entries >> zeros) * _ENTRY_BYTES > table_bytes:
+    while (entries >> zeros) * INDEX_ENTRY_BYTES[IndexChoice.TABLE] > table_bytes:
         zeros += 1
     return zeros

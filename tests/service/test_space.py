@@ -28,7 +28,7 @@ from dedupd.service.space import (
 from dedupd.units import MIB
 from tests.conftest import MakeFileSystem
 from tests.support.lab import noise
-from tests.support.service import ServiceLab, eventually
+from tests.support.service import ServiceLab, eventually, free_bytes
 
 HOUR = 3600.0
 POLICY = Policy(space_low=Reserve(percent=10.0), space_critical=Reserve(percent=5.0))
@@ -119,11 +119,6 @@ def machine(loop_fs: MakeFileSystem) -> Iterator[ServiceLab]:
         yield machine
     finally:
         machine.close()
-
-
-def free_bytes(path: Path) -> int:
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize
 
 
 @pytest.mark.root

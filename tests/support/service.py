@@ -43,6 +43,11 @@ def eventually(probe: Callable[[], T | None], what: str) -> T:
     raise AssertionError(f"never: {what}")
 
 
+def free_bytes(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
 class Program:
     """A service in a process that is forked (:mod:`tests.support.forks`)."""
 
