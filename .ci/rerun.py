@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
-BY_CHANCE_MAX = 2
+BY_CHANCE_MAX = 5
 TURNS = 3
 
 

@@ -259,7 +259,13 @@ def test_what_the_kernel_knows_is_what_there_is_after_changes_beside_questions(
 
 def test_lookups_are_counted_as_often_as_the_kernel_is_told(shared: MountedLab) -> None:
     """Too few forgets, and memory would grow; too few lookups, and files would be gone."""
-    before = shared.status()["inodes_known"]
+
+    def known() -> int:
+        count = shared.status()["inodes_known"]
+        assert isinstance(count, int)
+        return count
+
+    before = known()
     place = shared.view / "counted"
 
     def work(numbers: range) -> None:
@@ -282,7 +288,8 @@ def test_lookups_are_counted_as_often_as_the_kernel_is_told(shared: MountedLab) 
         for path in place.iterdir():
             path.unlink()
     place.rmdir()
-    eventually(lambda: shared.status()["inodes_known"] == before, "all are forgotten")
+    # Fewer if the kernel had not yet forgotten all files of an earlier test.
+    eventually(lambda: known() <= before, "all are forgotten")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

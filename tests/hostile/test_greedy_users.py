@@ -126,7 +126,8 @@ def test_open_directories_of_one_user_take_little_memory(
         before = resident_bytes(lab.pid)
 
         def crowd_in() -> None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (HANDLES + 100, HANDLES + 100))
+            _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
             handles = []
             for _ in range(HANDLES):
                 handles.append(os.scandir(crowd))

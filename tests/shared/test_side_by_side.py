@@ -215,6 +215,7 @@ def test_a_job_that_waits_for_the_store_comes_before_later_ones(
 
     def append() -> None:
         with appending(labs[2]):
+            waiting[0].join(timeout=10)  # it has let the store go, but may not have said so
             order.append("append")
 
     waiting = [threading.Thread(target=compact), threading.Thread(target=append)]
