@@ -65,16 +65,18 @@ class HeadersSeen:
     ) -> int | None:
         """How many records, from the first one on, were seen where ``entries`` say. None where not
         all can be: one is in quarantine, or its entry damaged."""
-        if native.store.places_digest(entries, seed) is None:
+        digest = native.store.places_digest(entries, seed)
+        if digest is None:
             return None
         noted = self._of(directory.kind).get(number)
         if noted is None or noted.inode != _inode(directory, number):
             return 0
         first = memoryview(entries)[: noted.records * ENTRY_BYTES]
-        is_same = len(first) == noted.records * ENTRY_BYTES and noted.digest == (
-            native.store.places_digest(first, seed)
-        )
-        return noted.records if is_same else 0
+        if len(first) < noted.records * ENTRY_BYTES:
+            return 0  # some that were seen are gone
+        if len(first) < len(entries):
+            digest = native.store.places_digest(first, seed)
+        return noted.records if digest == noted.digest else 0
 
     def seems_to_have(self, directory: ContainerDirectory, number: int, count: int) -> bool:
         """Whether there is a note of so many records of a container, of whatever digest."""
