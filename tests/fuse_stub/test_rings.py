@@ -1,4 +1,4 @@
-"""Requests by io_uring (native/src/mount/session/crew.rs): what does not wait, and what has to."""
+"""Requests by io_uring (native/src/mount/session/rings): what does not wait, and what has to."""
 
 import os
 import threading

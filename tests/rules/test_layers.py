@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.sources import (
+    MODULE_LINES_MAX,
     NATIVE_EFFECTS,
     PACKAGES,
+    ROOM_FILES_MAX,
     ROOT,
     Module,
     all_modules,
@@ -159,10 +161,6 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         for name in free:
             del waiting[name]
     assert waiting == {}
-
-
-ROOM_FILES_MAX = 16
-MODULE_LINES_MAX = 450
 
 
 def test_rooms_and_modules_are_small_enough_to_be_read() -> None:

@@ -1,10 +1,13 @@
 """Folders of the native code: each uses those below it only, and no two files use each other."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.sources import MODULE_LINES_MAX, ROOM_FILES_MAX
 
 SOURCE = Path(__file__).resolve().parents[2] / "native/src"
 
@@ -86,6 +89,13 @@ def test_folders_use_those_below_them_only(uses: dict[str, set[str]]) -> None:
 
 def test_no_two_files_use_each_other(uses: dict[str, set[str]]) -> None:
     assert circles(uses) == []
+
+
+def test_folders_and_files_are_small_enough_to_be_read() -> None:
+    lines = {path: path.read_text().count("\n") for path in SOURCE.rglob("*.rs")}
+    assert {str(path): n for path, n in lines.items() if n > MODULE_LINES_MAX} == {}
+    files = Counter(path.parent for path in lines)
+    assert {str(room): n for room, n in files.items() if n > ROOM_FILES_MAX} == {}
 
 
 def test_an_arrow_that_points_upwards_is_found() -> None:

@@ -1,12 +1,12 @@
 //! The layouts against the tables of docs/format.md.
 
+use super::cluster::{chunk_frame, file_recipe, kept_frame};
 use super::record_header::{
     CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD, RECORD_ALIGN_BYTES, RecordKind,
 };
 use super::table_entry::State;
 use super::{
-    chunk_frame, file_recipe, kept_frame, recipe, record_header, saved_index, saved_notes, stream,
-    stub, table_entry, table_map,
+    recipe, record_header, saved_index, saved_notes, stream, stub, table_entry, table_map,
 };
 
 const TEXT: &str = include_str!("../../../docs/format.md");

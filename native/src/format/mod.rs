@@ -4,10 +4,8 @@
 //! folder knows an offset of one.
 
 pub mod bytes;
-pub mod chunk_frame;
-pub mod file_recipe;
+pub mod cluster;
 pub mod ids;
-pub mod kept_frame;
 pub mod lmdb_pages;
 pub mod recipe;
 pub mod record_header;

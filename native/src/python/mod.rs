@@ -1,7 +1,6 @@
 //! The Python module `dedupd.native`; its contract is `dedupd/native/*.pyi`.
 
 mod admission;
-mod chunk_cache;
 mod chunker;
 mod chunks;
 mod codec;
@@ -11,17 +10,13 @@ mod index;
 mod ingest;
 mod mount;
 mod rados;
-mod refine;
 mod store;
 mod study;
 mod support;
 mod system;
-mod table_map;
 mod testing;
 mod tree;
 mod upkeep;
-mod usage;
-mod write_times;
 
 #[pyo3::pymodule(name = "native")]
 mod exported {
@@ -82,17 +77,17 @@ mod exported {
     #[pymodule]
     mod store {
         #[pymodule_export]
-        use crate::python::chunk_cache::ChunkCache;
+        use crate::python::store::chunk_cache::ChunkCache;
         #[pymodule_export]
-        use crate::python::refine::Bases;
-        #[pymodule_export]
-        use crate::python::store::{
+        use crate::python::store::records::{
             BlocksAhead, CheckedRecords, PassedRecords, check_records, dead_payloads, frame_chunks,
             headers_agree, pass_records, places_digest, read_chunks, seal, table_states,
             weigh_table,
         };
         #[pymodule_export]
-        use crate::python::table_map::TableMap;
+        use crate::python::store::table_map::TableMap;
+        #[pymodule_export]
+        use crate::python::upkeep::refine::Bases;
         #[pymodule_export]
         use crate::store::table_states::Weight;
     }
@@ -100,16 +95,19 @@ mod exported {
     #[pymodule]
     mod upkeep {
         #[pymodule_export]
-        use crate::python::refine::{
+        use crate::python::upkeep::marks::{
+            Followed, Leaned, MarkSet, NamedByLeaves, NamedByStubs, misfits, scan_stubs,
+        };
+        #[pymodule_export]
+        use crate::python::upkeep::needs::{
+            Join, KnownRecords, NeedSet, digest_needed, longest, more_than,
+        };
+        #[pymodule_export]
+        use crate::python::upkeep::refine::{
             Refined, Refiner, Samples, deltas, pack_sketches, sketch_records, unpack_sketches,
         };
         #[pymodule_export]
-        use crate::python::upkeep::{
-            Followed, Join, KnownRecords, Leaned, MarkSet, NamedByLeaves, NamedByStubs, NeedSet,
-            digest_needed, longest, misfits, more_than, scan_stubs,
-        };
-        #[pymodule_export]
-        use crate::python::usage::{TakenByGroup, Usage};
+        use crate::python::upkeep::usage::{TakenByGroup, Usage};
         #[pymodule_export]
         const FORWARDS_MAX: usize = crate::format::table_entry::FORWARDS_MAX;
     }
@@ -124,7 +122,7 @@ mod exported {
             find_candidates, scan_directory, stub_sizes,
         };
         #[pymodule_export]
-        use crate::python::usage::{StubUsage, UsageSums, sum_up};
+        use crate::python::upkeep::usage::{StubUsage, UsageSums, sum_up};
     }
 
     #[pymodule]
@@ -138,9 +136,15 @@ mod exported {
     #[pymodule]
     mod mount {
         #[pymodule_export]
-        use crate::python::mount::{Inodes, Line, Loop, Request, Turn, serve_tree};
+        use crate::python::mount::inodes::Inodes;
         #[pymodule_export]
-        use crate::python::write_times::WriteTimes;
+        use crate::python::mount::line::{Line, Turn};
+        #[pymodule_export]
+        use crate::python::mount::request::Request;
+        #[pymodule_export]
+        use crate::python::mount::serve::{Loop, serve_tree};
+        #[pymodule_export]
+        use crate::python::mount::write_times::WriteTimes;
         #[pymodule_export]
         const GRAIN_BYTES: u64 = crate::mount::write_times::GRAIN_BYTES;
         #[pymodule_export]

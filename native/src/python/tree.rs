@@ -13,7 +13,7 @@ use pyo3::types::{PyAny, PyBytes, PyDict, PyList};
 use super::admission::{Ledger, Recall};
 use super::support::calls::c_string;
 use super::support::entries::{Directory, Fields, Unreadable, identity_of, scan, seeds_of};
-use super::upkeep::KnownRecords;
+use super::upkeep::needs::KnownRecords;
 use crate::format::ids::ContainerNumber;
 use crate::format::stub::Seeds;
 use crate::store::record_reader::{Files, Reads};

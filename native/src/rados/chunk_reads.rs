@@ -14,8 +14,8 @@ use super::connection::Connection;
 use super::library::Handle;
 use crate::codec::encode as codec;
 use crate::fingerprint::Algorithm;
-use crate::format::chunk_frame::{ChunkFrame, FRAME_BYTES};
-use crate::format::file_recipe::PART_BYTES_MAX;
+use crate::format::cluster::chunk_frame::{ChunkFrame, FRAME_BYTES};
+use crate::format::cluster::file_recipe::PART_BYTES_MAX;
 use crate::format::ids::Fingerprint;
 use crate::format::record_header::CODEC_RAW;
 

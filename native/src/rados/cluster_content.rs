@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::sync::{Arc, RwLock};
 
 use crate::fingerprint::Algorithm;
-use crate::format::file_recipe::{RecipePart, Version, chunk_object, recipe_object};
+use crate::format::cluster::file_recipe::{RecipePart, Version, chunk_object, recipe_object};
+use crate::format::cluster::kept_frame::Name;
 use crate::format::ids::{DIGEST_BYTES, Fingerprint, FingerprintCheck, RecordId};
-use crate::format::kept_frame::Name;
 use crate::format::stub::StubHead;
 use crate::rados::chunk_numbers::ChunkNumbers;
 use crate::rados::chunk_reads::{Found, Wanted, decode, read_all, read_object};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::format::kept_frame::Name;
+use crate::format::cluster::kept_frame::Name;
 use crate::threads::lock::locked;
 
 /// A request that was waited for in vain is taken over by Python within less.

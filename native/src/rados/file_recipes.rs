@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use crate::format::file_recipe::{Entry, RecipePart, Version};
+use crate::format::cluster::file_recipe::{Entry, RecipePart, Version};
 use crate::format::ids::{FingerprintCheck, RecordId};
 use crate::format::stub::{DIRECT, StubHead};
 use crate::rados::chunk_numbers::ChunkNumbers;

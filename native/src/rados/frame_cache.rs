@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::format::kept_frame::{Name, Row};
+use crate::format::cluster::kept_frame::{Name, Row};
 use crate::threads::lock::locked;
 
 /// Of frames that wait to be written.

@@ -6,6 +6,7 @@ pub mod groups;
 pub mod join;
 mod leaving;
 pub mod mark_set;
+mod new_payloads;
 pub mod record_census;
 pub mod refining;
 pub mod similar;

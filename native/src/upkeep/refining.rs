@@ -2,10 +2,7 @@
 //! with a dictionary, and at a higher level; the smallest wins.
 
 use std::collections::HashSet;
-use std::ops::RangeInclusive;
-use std::sync::Mutex;
-
-use xxhash_rust::xxh3::xxh3_64;
+use std::sync::{Arc, Mutex};
 
 use super::groups::Groups;
 use super::mark_set::Marks;
@@ -15,12 +12,9 @@ use super::sketching::Payload;
 use crate::codec::compressibility::incompressible;
 use crate::codec::delta::{self, RAW_BYTES_MAX};
 use crate::codec::dictionary::{self, Compressing, Dictionary};
-use crate::codec::encode;
 use crate::fingerprint::Algorithm;
 use crate::format::ids::{Checksum, Fingerprint, RecordId};
-use crate::format::record_header::{CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD};
-use std::sync::Arc;
-
+use crate::format::record_header::{CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW};
 use crate::store::bases::Bases;
 use crate::store::record_reader::Reads;
 use crate::threads::lock::{locked, unlocked};
@@ -35,25 +29,12 @@ const RAW_BYTES_AT_ONCE: usize = 16 << 20;
 /// Of a chunk, by which one of several dictionaries is chosen.
 const CHOICE_BYTES: usize = 8 << 10;
 
-/// The part of a payload that a dictionary must save of it.
-const DICTIONARY_SAVING_MIN: f64 = 0.02;
-
-/// A difference that is smaller than so much of what else there is at the trial's level is so at the
-/// last level, too: nothing else is tried there.
-const CLEAR: f64 = 0.6;
-
-/// The same, of what the piece takes now, where no dictionary was tried: one makes a quarter less of it.
+/// A difference that is smaller than so much of what the piece takes now is taken without a dictionary
+/// being tried: one makes a quarter less of it.
 const CLEAR_OF_PLAIN: f64 = 0.45;
 
 /// A difference that is smaller than so much of a payload is taken before another is tried.
 const GOOD: f64 = 0.5;
-
-/// Where zstd looks for matches in a binary tree, putting the base into it takes ten times as long as
-/// all at the level before, for a difference that is 1 to 3 % smaller.
-const TREE_LEVELS: RangeInclusive<i32> = 11..=12;
-
-/// So small a part of the raw bytes, that difference is not worth the time.
-const SMALL: usize = 4;
 
 /// A record as it is stored.
 #[derive(Clone, Copy)]
@@ -90,7 +71,7 @@ pub struct Options {
 
 impl Options {
     /// The most bytes of a difference in the place of a payload of so many.
-    fn delta_max(&self, stored: usize) -> usize {
+    pub(super) fn delta_max(&self, stored: usize) -> usize {
         (stored as f64 * (1.0 - self.saving_min)).floor() as usize
     }
 }
@@ -99,8 +80,8 @@ impl Options {
 pub struct Usable {
     pub id: RecordId,
     trial: Compressing,
-    last: Compressing,
-    decoding: Dictionary,
+    pub(super) last: Compressing,
+    pub(super) decoding: Dictionary,
 }
 
 impl Usable {
@@ -214,7 +195,7 @@ impl Tools<'_> {
 
     /// Which dictionary fits best, and what it makes of the piece. That takes as long as compressing
     /// it twice, so it is asked only where it matters.
-    fn dictionary(&self, piece: &Piece<'_>, trial: &Trial) -> Option<(usize, usize)> {
+    pub(super) fn dictionary(&self, piece: &Piece<'_>, trial: &Trial) -> Option<(usize, usize)> {
         if let Some(known) = trial.dictionary {
             return known;
         }
@@ -294,17 +275,6 @@ impl Tools<'_> {
         (self.options.algorithm.digest(&raw) == fingerprint).then_some(raw)
     }
 
-    /// The payload of a piece by itself, whatever it has now.
-    pub(super) fn whole(&self, piece: &Piece<'_>, trial: &Trial) -> Option<Given> {
-        let raw = trial.raw.as_deref()?;
-        let (codec, leans_on) = (CODEC_RAW, RecordId::HOLE);
-        let payload = Payload { codec, leans_on, stored: raw, ..piece.payload };
-        let whole = Piece { payload, ..*piece };
-        let level = self.options.level.unwrap_or(TRIAL_LEVEL);
-        let made = self.alone(&whole, raw, self.dictionary(piece, trial), level);
-        made.or_else(|| given(codec, leans_on, raw, raw, raw))
-    }
-
     /// The smallest of the differences to some records, with its bytes; None where none saves enough
     /// in the place of a payload of `stored` bytes.
     pub(super) fn best_delta(
@@ -354,117 +324,4 @@ impl Tools<'_> {
         }
         Some(stored)
     }
-
-    /// The new payload of a piece; None where it keeps its own.
-    fn payload(&self, piece: &Piece<'_>, trial: &Trial) -> Option<Given> {
-        let raw = trial.raw.as_deref()?;
-        if trial.leaves {
-            return self.left(raw, trial);
-        }
-        let own = piece.payload.stored.len();
-        let Some(level) = self.options.level else {
-            let (base, _) = trial.delta?;
-            return decoded_delta(raw, base, trial.base.as_deref()?, &trial.made);
-        };
-        let other = trial.dictionary.flatten().map_or(own, |(_, stored)| stored.min(own));
-        let alone = if trial.delta.is_some_and(|(_, stored)| is_clear(stored, other)) {
-            None
-        } else {
-            self.alone(piece, raw, self.dictionary(piece, trial), level)
-        };
-        let Some((base, _)) = trial.delta else { return alone };
-        let stored = alone.as_ref().map_or(own, |one| one.payload.len());
-        // A difference takes a second record to read; what is one already does so anyway.
-        let stored_max = if piece.payload.codec == CODEC_DELTA {
-            stored.saturating_sub(1)
-        } else {
-            self.options.delta_max(stored)
-        };
-        self.delta(raw, base, trial, stored_max, level).or(alone)
-    }
-
-    /// The difference of a piece to what it leans on from now on, larger than before or not.
-    fn left(&self, raw: &[u8], trial: &Trial) -> Option<Given> {
-        let (base, _) = trial.delta?;
-        let level = self.options.level.unwrap_or(TRIAL_LEVEL);
-        self.delta(raw, base, trial, raw.len(), level)
-    }
-
-    /// The smaller payload of a piece that leans on no other chunk.
-    fn alone(
-        &self,
-        piece: &Piece<'_>,
-        raw: &[u8],
-        dictionary: Option<(usize, usize)>,
-        level: i32,
-    ) -> Option<Given> {
-        let own = piece.payload.stored.len();
-        if piece.payload.codec == CODEC_DICTIONARY
-            || piece.payload.codec == CODEC_RAW && incompressible(raw)
-        {
-            return None;
-        }
-        let stored_max = (own as f64 * (1.0 - DICTIONARY_SAVING_MIN)) as usize;
-        let found = dictionary.filter(|(_, stored)| *stored <= own);
-        if let Some((place, _)) = found
-            && let Some(given) = self.with_dictionary(raw, &self.dictionaries[place], stored_max)
-        {
-            return Some(given);
-        }
-        let mut out = vec![0; own.saturating_sub(1)];
-        let stored = encode::compress(raw, &mut out, level).ok()??;
-        let mut back = vec![0; raw.len()];
-        encode::decode(&out[..stored], CODEC_ZSTD, &mut back).ok()?;
-        given(CODEC_ZSTD, RecordId::HOLE, &out[..stored], &back, raw)
-    }
-
-    fn with_dictionary(&self, raw: &[u8], used: &Usable, stored_max: usize) -> Option<Given> {
-        let mut out = vec![0; stored_max];
-        let stored = dictionary::compress(raw, &used.last, &mut out).ok()??;
-        let mut back = vec![0; raw.len()];
-        dictionary::decode(&out[..stored], &used.decoding, &mut back).ok()?;
-        given(CODEC_DICTIONARY, used.id, &out[..stored], &back, raw)
-    }
-
-    fn delta(
-        &self,
-        raw: &[u8],
-        base: RecordId,
-        trial: &Trial,
-        stored_max: usize,
-        level: i32,
-    ) -> Option<Given> {
-        let bytes = match &trial.base {
-            Some(bytes) => Arc::clone(bytes),
-            None => {
-                let (bytes, fingerprint) = self.bases.with_fingerprint(base, Reads::Uncached)?;
-                (self.options.algorithm.digest(&bytes) == fingerprint).then_some(bytes)?
-            }
-        };
-        let is_small = trial.delta.is_some_and(|(_, stored)| stored <= raw.len() / SMALL);
-        let level =
-            if is_small && TREE_LEVELS.contains(&level) { TREE_LEVELS.start() - 1 } else { level };
-        let mut out = vec![0; stored_max];
-        let stored = delta::compress(raw, &bytes, &mut out, level).ok()??;
-        decoded_delta(raw, base, &bytes, &out[..stored])
-    }
-}
-
-/// Whether nothing but a difference of so many bytes needs to be tried, in the place of `other` bytes.
-fn is_clear(stored: usize, other: usize) -> bool {
-    (stored as f64) < CLEAR * other as f64
-}
-
-fn decoded_delta(raw: &[u8], base: RecordId, bytes: &[u8], payload: &[u8]) -> Option<Given> {
-    let mut back = vec![0; raw.len()];
-    delta::decode(payload, bytes, &mut back).ok()?;
-    given(CODEC_DELTA, base, payload, &back, raw)
-}
-
-/// What is about to take the place of the only payload was decoded once: None where it gave other
-/// bytes.
-fn given(codec: u8, leans_on: RecordId, payload: &[u8], back: &[u8], raw: &[u8]) -> Option<Given> {
-    let checksum = Checksum(xxh3_64(payload));
-    let payload = payload.to_vec();
-    (back == raw).then_some(Given { at: 0, codec, leans_on, payload, checksum })
 }

@@ -11,7 +11,6 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -25,20 +24,18 @@ use rustix::net::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::mount::protocol::abi::{InHeader, OutHeader, init};
-use crate::mount::protocol::handshake::{BY_RING, Offer, for_libfuse};
+use crate::mount::protocol::handshake::{Offer, for_libfuse};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode as op;
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::touched::Touched;
 use crate::mount::requests::tree::Tree;
-use crate::mount::session::crew::Rings;
 use crate::mount::session::device::{Received, receive};
-use crate::mount::session::entry::Entry;
+use crate::mount::session::helpers::Helpers;
 use crate::mount::session::returns::{Back, Returns};
 use crate::mount::session::serve::forget_attributes;
 use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, divided, whole};
 use crate::mount::session::shared::{Shared, Taken};
-use crate::mount::session::stand_ins::{Beside, StandIns};
 use crate::mount::session::turn::Turn;
 
 /// Requests that the caller answers, where native code does not: a file's data passes no socket, a new
@@ -77,15 +74,7 @@ pub enum Next {
 /// The line of one mount.
 pub struct Line {
     /// First, so that the threads end before what they use.
-    rings: Option<Rings>,
-    stand_ins: Option<StandIns>,
-    beside: Beside,
-    /// Where the mount shows, if requests may come by io_uring.
-    ring_at: Option<PathBuf>,
-    /// A ring that can be made, until the first request is answered.
-    trial: Option<Entry>,
-    /// Why requests come by the device although the kernel offers io_uring.
-    ring_failure: Option<Failure>,
+    helpers: Helpers,
     turn: Arc<Turn>,
     shared: Arc<Shared>,
     device: Arc<OwnedFd>,
@@ -112,14 +101,12 @@ pub struct Line {
 
 impl Line {
     /// Also returns libfuse's end of the socket. `device` is read from by nobody else.
-    /// The thread that makes it has the `turn`. `ring_at`: where the mount shows, if requests may
-    /// come by io_uring.
+    /// The thread that makes it has the `turn`.
     pub fn new(
         device: OwnedFd,
         tree: Arc<Tree>,
         turn: Arc<Turn>,
-        beside: Beside,
-        ring_at: Option<PathBuf>,
+        helpers: Helpers,
     ) -> Answer<(Line, OwnedFd)> {
         fcntl_setfl(&device, fcntl_getfl(&device)? | OFlags::NONBLOCK)?;
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
@@ -134,12 +121,7 @@ impl Line {
         let shared =
             Shared::new(Arc::clone(&device), Arc::clone(&tree), Arc::clone(&returns), wake);
         let line = Line {
-            rings: None,
-            stand_ins: None,
-            beside,
-            ring_at,
-            trial: None,
-            ring_failure: None,
+            helpers,
             turn,
             shared: Arc::new(shared),
             device,
@@ -184,15 +166,8 @@ impl Line {
         forget_attributes(&self.device, node)
     }
 
-    /// Whether requests come by io_uring.
-    pub fn is_by_ring(&self) -> bool {
-        self.rings.is_some()
-    }
-
-    /// Why requests come by the device although the kernel offers io_uring, once the first is
-    /// answered.
-    pub fn ring_failure(&self) -> Option<Failure> {
-        self.ring_failure
+    pub fn helpers(&self) -> &Helpers {
+        &self.helpers
     }
 
     /// Whether the kernel says which writes clear set-user-id and set-group-id.
@@ -240,7 +215,7 @@ impl Line {
         // Others are woken for the kernel's requests while they take them.
         let has_others = self.shared.is_called.load(Ordering::Relaxed);
         let began = Instant::now();
-        while !has_others && self.stays_awake() && began.elapsed() < AWAKE {
+        while !has_others && self.helpers.leave_the_device() && began.elapsed() < AWAKE {
             let found = self.read(false)?;
             if !matches!(found, Received::Nothing) || !self.returns.is_empty() {
                 return Ok(found);
@@ -259,11 +234,6 @@ impl Line {
         self.read(false)
     }
 
-    /// Whether the next request comes by the device, and a program runs while this thread looks for it.
-    fn stays_awake(&self) -> bool {
-        self.beside.threads > 0 && self.rings.is_none()
-    }
-
     /// `waited`: a message that is there was there before this thread looked for it.
     fn read(&mut self, waited: bool) -> Answer<Received> {
         let found = receive(&self.device, &mut self.input)?;
@@ -279,12 +249,7 @@ impl Line {
         self.shared.counts.add(request.header.opcode);
         if request.header.opcode == op::INIT {
             let offer = Offer::of(&request)?;
-            if self.ring_at.is_some() && offer.has(BY_RING) {
-                match Entry::trial(Arc::clone(&self.device)) {
-                    Ok(trial) => self.trial = Some(trial),
-                    Err(failure) => self.ring_failure = Some(failure),
-                }
-            }
+            self.helpers.try_ring(&offer, &self.device);
             self.greeting = Some(offer);
             let given = for_libfuse(request.part()?);
             let message = whole(&Request { fixed: given.as_bytes(), ..request });
@@ -402,36 +367,13 @@ impl Line {
             // The first request: the kernel sends no other one before it has the answer.
             let greeting = self.greeting.take();
             if let Some(offer) = &greeting {
-                self.agreed = offer.extend(&mut self.output[..length], self.trial.is_some());
+                self.agreed = offer.extend(&mut self.output[..length], self.helpers.have_ring());
             }
             self.shared.answers.give_under(&header, &[&self.output[OUT_HEADER_BYTES..length]])?;
             if greeting.is_some() {
-                self.begin_beside();
+                self.helpers.start(&self.shared, &self.turn, self.agreed);
             }
         }
-    }
-
-    /// Starts the threads beside this one, once the kernel has the answer to the first request.
-    fn begin_beside(&mut self) {
-        let trial = self.trial.take();
-        if self.agreed == 0 {
-            return;
-        }
-        if let (Some(mut trial), Some(mountpoint)) = (trial, &self.ring_at) {
-            match Rings::start(&self.shared, &self.turn, self.agreed, mountpoint) {
-                Ok(rings) => {
-                    self.rings = Some(rings);
-                    // For forgets, which come by the device.
-                    self.beside = Beside { threads: 1, always: true };
-                }
-                Err(failure) => {
-                    trial.refuse();
-                    self.ring_failure = Some(failure);
-                }
-            }
-        }
-        // This thread serves the mount alone where there is no descriptor left for them.
-        self.stand_ins = StandIns::start(&self.shared, self.agreed, self.beside).ok();
     }
 
     /// The message of the request that was found last.

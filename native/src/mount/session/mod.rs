@@ -2,15 +2,13 @@
 //! go to the code that knows all cases.
 
 pub mod answers;
-pub mod crew;
 pub mod device;
-pub mod entry;
+pub mod helpers;
 pub mod line;
 pub mod pace;
 pub mod reads;
 pub mod returns;
-pub mod ring;
-pub mod seat;
+pub mod rings;
 pub mod serve;
 pub mod service;
 pub mod shared;

@@ -13,7 +13,7 @@ use crate::mount::protocol::abi::{
 use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, Offer, PAGE_BYTES};
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::mount::session::device::{Readers, another};
-use crate::mount::session::ring;
+use crate::mount::session::rings::ring;
 use crate::mount::session::service::{Service, out_header};
 
 /// How requests are to come.

@@ -7,10 +7,10 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::hashing::algorithm_named;
-use super::support::input::{Input, pack_ids, pack_u32, pack_u64};
-use super::upkeep::MarkSet;
 use crate::format::ids::{Checksum, ContainerNumber, RecordId};
+use crate::python::hashing::algorithm_named;
+use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use crate::python::upkeep::marks::MarkSet;
 use crate::store::bases;
 use crate::store::record_reader::{BaseBytes, Reads};
 use crate::threads::lock::locked;

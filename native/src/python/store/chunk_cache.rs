@@ -5,8 +5,8 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::support::input::Input;
 use crate::format::ids::{FingerprintCheck, RecordId};
+use crate::python::support::input::Input;
 use crate::store::chunk_cache::{self, ChunkKey};
 
 #[pyclass(frozen, module = "dedupd.native.store")]

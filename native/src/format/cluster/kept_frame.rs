@@ -2,7 +2,7 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::bytes::layout;
+use crate::format::bytes::layout;
 
 layout! {
     pub mod fields: 48 bytes {

@@ -4,8 +4,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::support::input::Input;
 use crate::format::table_map;
+use crate::python::support::input::Input;
 
 #[pyclass(frozen, module = "dedupd.native.store")]
 pub struct TableMap(table_map::TableMap);

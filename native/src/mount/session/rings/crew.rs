@@ -23,8 +23,8 @@ use rustix::io::write;
 
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode as op;
-use crate::mount::session::entry::{Entry, Found, SHORT_BYTES_MAX, queues};
-use crate::mount::session::seat::{Desk, Seat};
+use crate::mount::session::rings::entry::{Entry, Found, SHORT_BYTES_MAX, queues};
+use crate::mount::session::rings::seat::{Desk, Seat};
 use crate::mount::session::service::whole;
 use crate::mount::session::shared::{Shared, Taken};
 use crate::mount::session::turn::Turn;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex};
 
 use crate::mount::protocol::abi::OutHeader;
-use crate::mount::session::entry::Memory;
+use crate::mount::session::rings::entry::Memory;
 use crate::threads::lock::{locked, woken};
 
 /// The memory of an entry, and whether the answer is there that its thread waits for.

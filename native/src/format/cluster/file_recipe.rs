@@ -2,8 +2,8 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::bytes::layout;
-use super::ids::{DIGEST_BYTES, FINGERPRINT_BYTES, Fingerprint};
+use crate::format::bytes::layout;
+use crate::format::ids::{DIGEST_BYTES, FINGERPRINT_BYTES, Fingerprint};
 
 layout! {
     pub mod fields: 96 bytes {

@@ -2,9 +2,9 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::bytes::layout;
-use super::ids::{Checksum, Fingerprint, hash_of};
-use super::table_entry::CODEC_ZSTD;
+use crate::format::bytes::layout;
+use crate::format::ids::{Checksum, Fingerprint, hash_of};
+use crate::format::table_entry::CODEC_ZSTD;
 
 layout! {
     pub mod fields: 32 bytes {

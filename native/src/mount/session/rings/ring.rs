@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crate::mount::protocol::message::{Answer, Failure};
-use crate::mount::session::entry::{Entry, Memory, SHORT_BYTES_MAX, queues};
+use crate::mount::session::rings::entry::{Entry, Memory, SHORT_BYTES_MAX, queues};
 use crate::mount::session::service::Service;
 use crate::threads::processors::bind_to;
 

@@ -6,11 +6,11 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyBytes, PyDict, PyList};
 
-use super::support::calls::c_string;
-use super::support::entries::Directory;
-use super::support::input::{Input, pack_ids, pack_u32, pack_u64};
-use super::tree::{listed, looked_at};
 use crate::format::ids::{ContainerNumber, RecordId};
+use crate::python::support::calls::c_string;
+use crate::python::support::entries::Directory;
+use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use crate::python::tree::{listed, looked_at};
 use crate::system::files::Entry;
 use crate::threads::lock::{read, write};
 use crate::tree::stub_usage::{self, By, Sums};

@@ -4,12 +4,12 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::codec::Encoded;
-use super::hashing::algorithm_named;
-use super::refine::Bases;
-use super::support::input::{Input, pack_u32};
-use super::support::output::{Output, uninitialised};
 use crate::format::ids::{Checksum, FingerprintCheck};
+use crate::python::codec::Encoded;
+use crate::python::hashing::algorithm_named;
+use crate::python::support::input::{Input, pack_u32};
+use crate::python::support::output::{Output, uninitialised};
+use crate::python::upkeep::refine::Bases;
 use crate::store::blocks_ahead;
 use crate::store::dead_payloads::Container as PunchedContainer;
 use crate::store::record_check::Place as CheckPlace;

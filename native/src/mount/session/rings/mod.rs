@@ -1,0 +1,6 @@
+//! Requests by io_uring.
+
+pub mod crew;
+pub mod entry;
+pub mod ring;
+pub mod seat;

@@ -1,0 +1,231 @@
+//! The inodes that the kernel knows.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use super::write_times::WriteTimes;
+use super::{duplicate, ready};
+use crate::format::stub::Seeds;
+use crate::mount::inodes::generations::{Generations, SECRET_BYTES};
+use crate::mount::inodes::handle::Handle;
+use crate::mount::inodes::table;
+use crate::mount::protocol::message::Failure;
+use crate::mount::requests::stubs::Store;
+use crate::mount::requests::tree::Tree;
+use crate::python::rados::ClusterContent;
+use crate::python::store::chunk_cache::ChunkCache;
+use crate::python::support::calls::{c_string, os_error};
+use crate::python::upkeep::refine::Bases;
+use crate::store::content::{Containers, Content};
+use crate::system::calls::name_to_handle;
+use crate::threads::lock::locked;
+
+/// The inodes that the kernel knows, and what belongs to them. None once it is closed.
+#[pyclass(frozen, module = "dedupd.native.mount")]
+pub struct Inodes(Mutex<Option<Arc<Tree>>>);
+
+impl Inodes {
+    pub(super) fn tree(&self, py: Python<'_>) -> PyResult<Arc<Tree>> {
+        let tree = locked(&self.0).as_ref().map(Arc::clone);
+        ready(py, tree.ok_or(Failure(libc::ENOTCONN)))
+    }
+
+    fn read_content(
+        &self,
+        py: Python<'_>,
+        content: Arc<dyn Content>,
+        cache: &Bound<'_, ChunkCache>,
+        seeds: (u64, u64),
+        block_bytes: u64,
+    ) -> PyResult<()> {
+        let store = Store {
+            content,
+            cache: Arc::clone(&cache.get().0),
+            seeds: Seeds { attribute: seeds.0, instance: seeds.1 },
+            block_bytes: block_bytes.max(1),
+        };
+        // It stays as it was said first.
+        let _ = self.tree(py)?.store.set(Arc::new(store));
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Inodes {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        root_fd: RawFd,
+        reserved: &[u8],
+        secret: &[u8],
+        descriptors_max: usize,
+        pins_max: usize,
+    ) -> PyResult<Inodes> {
+        let secret: [u8; SECRET_BYTES] =
+            secret.try_into().map_err(|_| PyValueError::new_err("the secret has 32 bytes"))?;
+        let root = duplicate(py, root_fd)?;
+        let table = table::Inodes::new(root, descriptors_max, pins_max, Generations::new(secret));
+        let tree = Tree::new(ready(py, table)?, Some(c_string("reserved", reserved)?));
+        Ok(Inodes(Mutex::new(Some(Arc::new(tree)))))
+    }
+
+    #[getter]
+    fn by_handle(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.tree(py)?.inodes.by_handle)
+    }
+
+    #[getter]
+    fn device(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.tree(py)?.inodes.device)
+    }
+
+    #[getter]
+    fn descriptors(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.tree(py)?.inodes.descriptors())
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.tree(py)?.inodes.count())
+    }
+
+    fn number(&self, py: Python<'_>, ino: u64) -> PyResult<u64> {
+        Ok(self.tree(py)?.inodes.number(ino))
+    }
+
+    fn fd(&self, py: Python<'_>, ino: u64) -> PyResult<RawFd> {
+        let inodes = &self.tree(py)?.inodes;
+        Ok(inodes.given.number(ready(py, inodes.path(ino))?))
+    }
+
+    /// Takes `fd` over.
+    fn remember(&self, py: Python<'_>, ino: u64, fd: RawFd) -> PyResult<u64> {
+        // SAFETY: the caller gives the descriptor away.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let tree = self.tree(py)?;
+        if !tree.inodes.by_handle {
+            return Ok(tree.inodes.remember(ino, Handle::new(&[]), Some(fd)));
+        }
+        let handle = name_to_handle(fd.as_raw_fd()).map_err(|error| os_error(py, &error))?;
+        Ok(tree.inodes.remember(ino, Handle::new(&handle), None))
+    }
+
+    fn may_keep_open(&self, py: Python<'_>, uid: u32) -> PyResult<bool> {
+        Ok(self.tree(py)?.inodes.may_pin(uid))
+    }
+
+    /// Takes `fd` over.
+    fn keep_open(&self, py: Python<'_>, ino: u64, fd: RawFd, uid: u32) -> PyResult<()> {
+        // SAFETY: the caller gives the descriptor away.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        self.tree(py)?.inodes.pin(ino, fd, uid);
+        Ok(())
+    }
+
+    fn pinned(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        Ok(self.tree(py)?.inodes.pinned())
+    }
+
+    fn knows(&self, py: Python<'_>, ino: u64) -> PyResult<bool> {
+        Ok(self.tree(py)?.inodes.knows(ino))
+    }
+
+    fn forget(&self, py: Python<'_>, ino: u64, lookups: u64) -> PyResult<()> {
+        self.tree(py)?.inodes.forget(ino, lookups);
+        Ok(())
+    }
+
+    /// Where the content of stubs is: they are read by native code from then on. `seeds`: of
+    /// attributes.
+    #[expect(clippy::too_many_arguments, reason = "a store, and how to read it")]
+    fn read_stubs(
+        &self,
+        py: Python<'_>,
+        chunks: &Bound<'_, Bases>,
+        streams: &Bound<'_, Bases>,
+        cache: &Bound<'_, ChunkCache>,
+        seeds: (u64, u64),
+        block_bytes: u64,
+        threads: usize,
+    ) -> PyResult<()> {
+        let (chunks, streams) = (Arc::clone(&chunks.get().0), Arc::clone(&streams.get().0));
+        let content = Containers::new(chunks, streams, threads.saturating_sub(1));
+        self.read_content(py, Arc::new(content), cache, seeds, block_bytes)
+    }
+
+    /// As [`Inodes::read_stubs`], of a store in a cluster.
+    fn read_stubs_of_cluster(
+        &self,
+        py: Python<'_>,
+        content: &Bound<'_, ClusterContent>,
+        cache: &Bound<'_, ChunkCache>,
+        seeds: (u64, u64),
+        block_bytes: u64,
+    ) -> PyResult<()> {
+        self.read_content(py, content.get().0.clone(), cache, seeds, block_bytes)
+    }
+
+    fn lend(&self, py: Python<'_>, ino: u64, takes_writes: bool) -> PyResult<()> {
+        self.tree(py)?.inodes.lent.lend(ino, takes_writes);
+        Ok(())
+    }
+
+    fn take_back(&self, py: Python<'_>, ino: u64) -> PyResult<bool> {
+        let tree = self.tree(py)?;
+        tree.inodes.watch(ino);
+        Ok(tree.inodes.lent.take_back(ino))
+    }
+
+    fn was_used(&self, py: Python<'_>, ino: u64) -> PyResult<bool> {
+        Ok(self.tree(py)?.inodes.lent.was_used(ino))
+    }
+
+    fn note_writes(&self, py: Python<'_>, times: &Bound<'_, WriteTimes>) -> PyResult<()> {
+        // It stays as it was said first.
+        let _ = self.tree(py)?.write_times.set(Arc::clone(&times.get().0));
+        Ok(())
+    }
+
+    fn watch(&self, py: Python<'_>, ino: u64) -> PyResult<()> {
+        self.tree(py)?.inodes.watch(ino);
+        Ok(())
+    }
+
+    fn unwatch(&self, py: Python<'_>, ino: u64) -> PyResult<()> {
+        self.tree(py)?.inodes.unwatch(ino);
+        Ok(())
+    }
+
+    fn close_idle(&self, py: Python<'_>) -> PyResult<()> {
+        self.tree(py)?.inodes.close_idle();
+        Ok(())
+    }
+
+    fn let_go(&self, py: Python<'_>) -> PyResult<()> {
+        self.tree(py)?.inodes.let_go();
+        Ok(())
+    }
+
+    fn delay_files(&self, py: Python<'_>, are_delayed: bool) -> PyResult<()> {
+        self.tree(py)?.files_are_delayed.store(are_delayed, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn allow_writes(&self, py: Python<'_>, size_bytes: i64) -> PyResult<()> {
+        self.tree(py)?.allowed_bytes.store(size_bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn note_names(&self, py: Python<'_>, are_noted: bool) -> PyResult<()> {
+        self.tree(py)?.names_are_noted.store(are_noted, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Closes all that is open below: the file system may be unmounted then.
+    fn close(&self) {
+        locked(&self.0).take();
+    }
+}

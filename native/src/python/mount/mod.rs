@@ -1,0 +1,38 @@
+//! The module `dedupd.native.mount`, part by part.
+
+pub mod inodes;
+pub mod line;
+pub mod request;
+pub mod serve;
+pub mod write_times;
+
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::support::calls::os_error;
+use crate::mount::protocol::message::{Answer, Failure};
+use crate::mount::protocol::opcode;
+use crate::mount::requests::dispatch::Counts;
+
+fn ready<T>(py: Python<'_>, answer: Answer<T>) -> PyResult<T> {
+    answer.map_err(|Failure(number)| os_error(py, &std::io::Error::from_raw_os_error(number)))
+}
+
+fn duplicate(py: Python<'_>, fd: RawFd) -> PyResult<OwnedFd> {
+    // SAFETY: the caller's descriptor, which stays open for the call.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    fd.try_clone_to_owned().map_err(|error| os_error(py, &error))
+}
+
+/// How many requests of each kind have come.
+fn counted<'py>(py: Python<'py>, counts: &Counts) -> PyResult<Bound<'py, PyDict>> {
+    let all = PyDict::new(py);
+    for (number, count) in counts.all().into_iter().enumerate() {
+        if count > 0 {
+            all.set_item(opcode::name(number as u32), count)?;
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,5 @@
+//! The module `dedupd.native.store`, part by part.
+
+pub mod chunk_cache;
+pub mod records;
+pub mod table_map;

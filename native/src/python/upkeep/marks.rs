@@ -1,0 +1,227 @@
+//! `MarkSet`, `misfits`, `scan_stubs`.
+
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::format::ids::{ContainerNumber, RecordId};
+use crate::format::stub::{DIRECT, stub_head};
+use crate::python::support::calls::c_string;
+use crate::python::support::entries::{Directory, scan};
+use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use crate::system::files::Entry;
+use crate::threads::lock::{read, write};
+use crate::upkeep::mark_set::{Marks, Needed, Recipes, mark_named};
+
+/// Nobody waits for the GIL while holding the lock.
+#[pyclass(frozen, module = "dedupd.native.upkeep")]
+pub struct MarkSet(RwLock<Marks>);
+
+#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+pub struct Followed {
+    found_any: bool,
+    epoch: u64,
+    strays: Py<PyBytes>,
+}
+
+#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+pub struct Leaned {
+    found_any: bool,
+    unknown: Py<PyBytes>,
+    strays: Py<PyBytes>,
+}
+
+impl MarkSet {
+    pub fn read(&self) -> RwLockReadGuard<'_, Marks> {
+        read(&self.0)
+    }
+
+    pub fn write(&self) -> RwLockWriteGuard<'_, Marks> {
+        write(&self.0)
+    }
+}
+
+#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+pub struct NamedByLeaves {
+    leaves: u64,
+    rows: u64,
+    left: Py<PyBytes>,
+    strays: Py<PyBytes>,
+}
+
+#[pymethods]
+impl MarkSet {
+    #[new]
+    fn new() -> MarkSet {
+        MarkSet(RwLock::default())
+    }
+
+    fn add_container(&self, number: u32, count: usize) {
+        write(&self.0).add_container(ContainerNumber(number), count);
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        read(&self.0).numbers().into_iter().map(|number| number.0).collect()
+    }
+
+    fn knows(&self, record_id: u64) -> bool {
+        read(&self.0).knows(RecordId(record_id))
+    }
+
+    fn __contains__(&self, record_id: u64) -> bool {
+        read(&self.0).contains(RecordId(record_id))
+    }
+
+    fn add<'py>(&self, py: Python<'py>, ids: Input) -> PyResult<Bound<'py, PyBytes>> {
+        let ids = ids.ids("ids")?;
+        let strays: Vec<RecordId> = py.detach(|| {
+            let mut marks = write(&self.0);
+            ids.into_iter().filter(|&id| !id.is_hole() && !marks.set(id, true)).collect()
+        });
+        Ok(pack_ids(py, strays))
+    }
+
+    fn merge(&self, number: u32, bits: Input) -> bool {
+        write(&self.0).merge(ContainerNumber(number), bits.bytes())
+    }
+
+    fn discard(&self, ids: Input) -> PyResult<()> {
+        let mut marks = write(&self.0);
+        for id in ids.ids("ids")? {
+            marks.set(id, false);
+        }
+        Ok(())
+    }
+
+    fn bits<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, read(&self.0).bits(ContainerNumber(number)))
+    }
+
+    fn count(&self, py: Python<'_>) -> u64 {
+        py.detach(|| read(&self.0).count())
+    }
+
+    fn follow(&self, py: Python<'_>, first_id: u64, table: Input) -> PyResult<Followed> {
+        let entries = table.entries("table")?;
+        let found = py.detach(|| write(&self.0).follow(RecordId(first_id), &entries));
+        let strays = pack_ids(py, found.strays).unbind();
+        Ok(Followed { found_any: found.any, epoch: found.epoch, strays })
+    }
+
+    fn lean(&self, py: Python<'_>, first_id: u64, table: Input) -> PyResult<Leaned> {
+        let entries = table.entries("table")?;
+        let found = py.detach(|| write(&self.0).lean(RecordId(first_id), &entries));
+        let unknown = pack_u32(py, found.unknown).unbind();
+        let strays = pack_ids(py, found.strays).unbind();
+        Ok(Leaned { found_any: found.any, unknown, strays })
+    }
+
+    fn add_copies(
+        &self,
+        py: Python<'_>,
+        first_id: u64,
+        table: Input,
+        of: &Bound<'_, MarkSet>,
+    ) -> PyResult<u64> {
+        let (entries, of) = (table.entries("table")?, of.get());
+        if std::ptr::eq(self, of) {
+            return Err(PyValueError::new_err("records are no copies of one another"));
+        }
+        Ok(py.detach(|| write(&self.0).add_copies(RecordId(first_id), &entries, &read(&of.0))))
+    }
+
+    #[pyo3(signature = (data_fd, table, *, seed, first, ordinals, ends))]
+    #[expect(clippy::too_many_arguments, reason = "all but two by name")]
+    fn add_named(
+        &self,
+        py: Python<'_>,
+        data_fd: i32,
+        table: Input,
+        seed: u64,
+        first: u32,
+        ordinals: Input,
+        ends: Input,
+    ) -> PyResult<NamedByLeaves> {
+        let (ordinals, ends) = (ordinals.u32s("ordinals")?, ends.u64s("ends")?);
+        if ordinals.len() != ends.len() || ordinals.iter().any(|&ordinal| ordinal < first) {
+            return Err(PyValueError::new_err("ordinals begin with first, and have an end each"));
+        }
+        let needed: Vec<Needed> =
+            ordinals.into_iter().zip(ends).map(|(ordinal, end)| Needed { ordinal, end }).collect();
+        let entries = table.entries("table")?;
+        let recipes = Recipes { data: data_fd, entries: &entries, first, seed };
+        let marked = py.detach(|| mark_named(&recipes, &needed, &mut write(&self.0)));
+        Ok(NamedByLeaves {
+            leaves: marked.recipes,
+            rows: marked.rows,
+            left: pack_u32(py, marked.left).unbind(),
+            strays: pack_ids(py, marked.strays).unbind(),
+        })
+    }
+}
+
+#[pyfunction]
+pub fn misfits<'py>(
+    py: Python<'py>,
+    table: Input,
+    needed: Input,
+) -> PyResult<(Bound<'py, PyBytes>, u64)> {
+    let (entries, needed) = (table.entries("table")?, needed.bytes());
+    let (places, orphans) = py.detach(|| crate::upkeep::follow_merges::misfits(&entries, needed));
+    Ok((pack_u32(py, places), orphans))
+}
+
+/// What the stubs of a directory name.
+#[pyclass(frozen, extends = Directory, get_all, module = "dedupd.native.upkeep")]
+pub struct NamedByStubs {
+    file_count: u64,
+    stub_count: u64,
+    chunks: Py<PyBytes>,
+    recipes: Py<PyBytes>,
+    covered: Py<PyBytes>,
+}
+
+#[pyfunction]
+#[pyo3(signature = (fd, attribute, seed, safe_point = None))]
+pub fn scan_stubs(
+    py: Python<'_>,
+    fd: i32,
+    attribute: &[u8],
+    seed: u64,
+    safe_point: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Py<NamedByStubs>> {
+    let attribute = c_string("attribute", attribute)?;
+    let (mut files, mut stubs) = (0u64, Vec::new());
+    let left = scan(py, fd, &attribute, safe_point, |entries| {
+        entries.retain(|entry| match entry {
+            Entry::Directory { .. } => true,
+            Entry::File { attribute: None, .. } => {
+                files += 1;
+                false
+            }
+            Entry::File { attribute: Some(value), .. } => {
+                files += 1;
+                let stub = stub_head(value, seed);
+                let is_known = stub.is_some();
+                stubs.extend(stub);
+                !is_known
+            }
+        });
+    })?;
+    let count = stubs.len() as u64;
+    let (direct, others): (Vec<_>, Vec<_>) =
+        stubs.into_iter().partition(|stub| stub.flags & DIRECT != 0);
+    let chunks = pack_ids(py, direct.into_iter().map(|stub| stub.recipe));
+    let recipes = pack_ids(py, others.iter().map(|stub| stub.recipe));
+    let covered = pack_u64(py, others.iter().map(|stub| stub.covered));
+    let named = NamedByStubs {
+        file_count: files,
+        stub_count: count,
+        chunks: chunks.unbind(),
+        recipes: recipes.unbind(),
+        covered: covered.unbind(),
+    };
+    Py::new(py, Directory::of(py, left, safe_point)?.with(named))
+}

@@ -1,0 +1,6 @@
+//! The module `dedupd.native.upkeep`, part by part.
+
+pub mod marks;
+pub mod needs;
+pub mod refine;
+pub mod usage;
