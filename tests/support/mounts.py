@@ -303,6 +303,8 @@ def looping(uid: int, action: Callable[[], object]) -> Iterator[None]:
             os.setresuid(uid, uid, uid)
             while True:
                 action()
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     try:
