@@ -33,6 +33,14 @@ PATIENCE_S = 600.0
 SLOW_SHARE = 0.25
 """How much of its time a slow job works."""
 
+EASY_SHARE = 0.05
+"""How much of its time a job works that users do not notice: the slowest hundredth of their calls
+takes as long as without it."""
+
+EASY_S = 60.0
+"""How long a job that frees space goes easy on users. What takes longer than that has much to free,
+and would take an hour for three minutes of work."""
+
 USERS_SLOW, USERS_PAUSE = 0.001, 0.002
 """Requests of users being served at a time, on average: their rate times what each takes. Some 20
 reads a second of 0.1 ms: with a job at a quarter of the time beside 50 a second, the slowest
@@ -58,6 +66,7 @@ class Gait(Enum):
 
     FULL = "full"
     SLOW = "slow"
+    EASY = "easy"
     CRAWL = "crawl"
     PAUSE = "pause"
 
@@ -76,7 +85,8 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How the job goes, why, since when all has been calm, and since when the job has waited."""
+    """How the job goes, why, since when all has been calm, and since when the job has waited or
+    gone easy."""
 
     gait: Gait = Gait.FULL
     reason: str = ""
@@ -127,7 +137,12 @@ def _wanted(seen: Readings, *, waits: bool) -> tuple[Gait, str]:
 
 _USERS = "users are at work"
 
-_SHARES = {Gait.FULL: 1.0, Gait.SLOW: SLOW_SHARE, Gait.CRAWL: CRAWL_SHARE}
+_SHARES = {
+    Gait.FULL: 1.0,
+    Gait.SLOW: SLOW_SHARE,
+    Gait.EASY: EASY_SHARE,
+    Gait.CRAWL: CRAWL_SHARE,
+}
 
 
 def decide_eager(state: State, seen: Readings, now_s: float) -> State:
@@ -136,12 +151,16 @@ def decide_eager(state: State, seen: Readings, now_s: float) -> State:
 
 
 def decide_pressing(state: State, seen: Readings, now_s: float) -> State:
-    """The rule of a job that frees space while it is short: where others would have it wait, it is
-    slow. Where memory is short, it waits."""
+    """The rule of a job that frees space while it is short: where others would have it wait or be
+    slow, it goes easy for a while, and is slow then. Where memory is short, it waits."""
     if seen.memory_pressure >= MEMORY_PRESSURE or state.gait is Gait.PAUSE:
         return decide_eager(state, seen, now_s)
     gait, reason = _wanted(seen, waits=False)
-    return State(Gait.SLOW if gait is Gait.PAUSE else gait, reason, None, state.probed_s)
+    if gait is Gait.FULL:
+        return State(gait, reason, None, state.probed_s)
+    since_s = now_s if state.waiting_since_s is None else state.waiting_since_s
+    gait = Gait.EASY if now_s < since_s + EASY_S else Gait.SLOW
+    return State(gait, reason, None, state.probed_s, waiting_since_s=since_s)
 
 
 Decide = Callable[[State, Readings, float], State]
@@ -259,7 +278,10 @@ def _between(part_s: float, whole_s: float) -> float:
 def backing_off(
     volume_uuid: str, pace: Pace, rule: Decide, on_change: Callable[[], None]
 ) -> Iterator[None]:
-    """Keep a job at the pace that ``rule`` gives, while the block runs."""
+    """Keep a job at the pace that ``rule`` gives, while the block runs. One that goes easy on users
+    does so until it is known whether there are any."""
+    if rule is decide_pressing:
+        pace.slow(EASY_SHARE, "looking whether others are at work")
     end = threading.Event()
     meter = Meter(volume_uuid)
     thread = threading.Thread(

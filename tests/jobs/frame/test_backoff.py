@@ -5,6 +5,7 @@ import threading
 import time
 from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from dedupd.units import MIB
 from jobs.frame import backoff
 from jobs.frame.backoff import (
+    EASY_S,
+    EASY_SHARE,
     PATIENCE_S,
     PROBE_S,
     QUIET_S,
@@ -28,6 +31,7 @@ from jobs.frame.backoff import (
     backing_off,
     decide,
     decide_eager,
+    decide_pressing,
 )
 from jobs.frame.pace import CRAWL_SHARE, Pace
 from jobs.frame.run import Cancelled, JobRun
@@ -127,7 +131,7 @@ def test_a_calm_moment_ends_a_long_wait() -> None:
     assert after(*half, *calm, *half, BUSY).gait is Gait.PAUSE
 
 
-@pytest.mark.parametrize("rule", [decide, decide_eager])
+@pytest.mark.parametrize("rule", [decide, decide_eager, decide_pressing])
 def test_where_memory_is_short_a_job_waits_however_long(rule: Decide) -> None:
     short = Readings(memory_pressure=0.1)
     assert after(*[short] * (2 * int(PATIENCE_S / TICK_S)), rule=rule).gait is Gait.PAUSE
@@ -138,6 +142,35 @@ def test_an_eager_job_waits_for_nothing_but_memory(before: list[Readings], seen:
     calm = [CALM] * 6
     state = after(*before, *calm, seen, rule=decide_eager)
     assert (state.gait is Gait.PAUSE) == (seen.memory_pressure >= 0.05)
+
+
+@given(st.lists(readings, max_size=20), readings)
+def test_a_pressing_job_goes_at_least_a_little_for_users(
+    before: list[Readings], seen: Readings
+) -> None:
+    state = after(*before, *[CALM] * 6, replace(seen, memory_pressure=0), rule=decide_pressing)
+    is_calm = seen.users < 0.001 and seen.others_cpu < 0.5
+    assert state.gait is (Gait.FULL if is_calm else Gait.EASY)
+
+
+def test_a_pressing_job_that_takes_long_is_slow_until_it_is_calm() -> None:
+    ticks = int(EASY_S / TICK_S)
+    assert after(*[BUSY] * ticks, rule=decide_pressing).gait is Gait.EASY
+    assert after(*[BUSY] * (ticks + 1), rule=decide_pressing).gait is Gait.SLOW
+    assert after(*[BUSY] * ticks, CALM, rule=decide_pressing).gait is Gait.FULL
+    assert after(*[BUSY] * ticks, CALM, BUSY, rule=decide_pressing).gait is Gait.EASY
+
+
+@pytest.mark.parametrize(
+    ("rule", "share"), [(decide, 1.0), (decide_pressing, EASY_SHARE), (decide_eager, 1.0)]
+)
+def test_a_pressing_job_goes_easy_until_it_knows_of_users(
+    rule: Decide, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "TICK_S", 60.0)
+    pace = Pace()
+    with backing_off("no such volume", pace, rule, lambda: None):
+        assert pace._share == share
 
 
 # --- the pace ---------------------------------------------------------------------------------
