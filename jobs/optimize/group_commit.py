@@ -42,6 +42,7 @@ class GroupCommit:
         self._on_done = on_done
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._pending: Future[GroupResult] | None = None
+        self._stored: Future[None] = Future()
 
     @property
     def pending(self) -> bool:
@@ -55,6 +56,7 @@ class GroupCommit:
         """
         self.wait()
         noted = self._store.begin_sync()
+        self._stored = Future()
         self._pending = self._thread.submit(self._commit, noted, requests, checkpoint)
 
     def wait(self) -> None:
@@ -62,6 +64,12 @@ class GroupCommit:
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._on_done(pending.result())
+
+    def wait_stored(self) -> None:
+        """Wait until the group on its way needs the session no more: all that its files name is
+        durable, and they go on to become stubs. Raises what went wrong until then."""
+        if self._pending is not None and self._stored.exception() is not None:
+            self.wait()
 
     def close(self) -> None:
         """Wait for the thread, whatever comes of it."""
@@ -74,10 +82,15 @@ class GroupCommit:
         checkpoint: Checkpoint | None,
     ) -> GroupResult:
         began = time.perf_counter()
-        self._store.finish_sync(noted)
+        try:
+            self._store.finish_sync(noted)
+            if requests:
+                self._store.keep(noted)
+        except BaseException as error:
+            self._stored.set_exception(error)
+            raise
         synced = time.perf_counter()
-        if requests:
-            self._store.keep(noted)
+        self._stored.set_result(None)
         results = self._committer.commit(requests) if requests else []
         done = time.perf_counter()
         return GroupResult(requests, results, checkpoint, synced - began, done - synced)

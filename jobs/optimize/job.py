@@ -1,6 +1,7 @@
 """The optimize job: candidates of the policy become stubs."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 
 from dedupd.config.memory_budget import OptimizeShares, optimize_shares
@@ -11,8 +12,8 @@ from dedupd.system.page_cache import BufferPool, new_buffer
 from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
 from dedupd.units import MIB
-from dedupd.volume.commit import Outcome, Result, VolumeCommitter, settle_interrupted
-from dedupd.volume.commit_requests import CommitRequest, CommitRequests
+from dedupd.volume.commit import Outcome, VolumeCommitter, settle_interrupted
+from dedupd.volume.commit_requests import CommitRequests
 from dedupd.volume.partition_map import type_of
 from dedupd.volume.probe import require_suitable
 from dedupd.volume.restore import require_room, restore_file
@@ -205,11 +206,11 @@ class Optimize(Job[OptimizeReport]):
         if self._judging.is_recall:
             yield from self._recalled(is_in)
             return
-        for number, choice in enumerate(self._order.choices()):
+        wanted = None if is_only else is_in
+        for number, choice in enumerate(self._order.choices(wanted)):
             if self._walks_again:
                 yield from self._walked(is_in, choice, is_first and number == 0)
                 continue
-            wanted = None if is_only else is_in
             for found in self._found.through(wanted, self._policy.compresses_type, choice):
                 yield self._work(found) if isinstance(found, Candidate) else found
 
@@ -278,14 +279,10 @@ class Optimize(Job[OptimizeReport]):
         except NoSpace:
             groups.wait()
             store.cut_unfinished()
-            self._take(ingest)
-            self._commit(groups, ingest)
-            groups.wait()
+            self._commit_all(groups, ingest)
             raise
         except Cancelled:
-            self._take(ingest)
-            self._commit(groups, ingest)
-            groups.wait()
+            self._commit_all(groups, ingest)
             self._judging.end()
             raise
         finally:
@@ -310,12 +307,11 @@ class Optimize(Job[OptimizeReport]):
         for partition in partitions:
             store.use_partition(partition)
             found = self._candidates(partition, partition == partitions[0], len(partitions) == 1)
-            reader = BatchReader(self._volume, found, pool, limits, self._checkpoints.of)
-            try:
+            of = self._checkpoints.of
+            with closing(BatchReader(self._volume, found, pool, limits, of)) as reader:
                 self._take_in(reader, ingest, groups, store, pool)
-            finally:
-                reader.close()
             pool.reopen()
+        self._commit_all(groups, ingest)
 
     def _take_in(
         self,
@@ -335,27 +331,29 @@ class Optimize(Job[OptimizeReport]):
                 self._drain(groups, ingest, everything=False)
                 self._maybe_commit(groups, ingest)
             if store.entries >= self._partitioning.capacity:
-                self._finish(groups, ingest)
+                self._append_rest(groups, ingest)
                 store.use_partition(self._partitioning.move_on(store.partition))
                 self._report.partitions += 1
             elif store.outgrows_table:
-                self._finish(groups, ingest)
+                self._append_rest(groups, ingest)
                 store.use_filters()
             self._judging.save_if_full()
             self._run.update(done=ingest.sums.raw_bytes, files=self._report.files_optimized)
             self._run.safe_point()
-        self._finish(groups, ingest)
+        self._append_rest(groups, ingest)
 
-    def _finish(self, groups: GroupCommit, ingest: Ingest) -> None:
-        """Append, and commit, all that was read so far."""
+    def _append_rest(self, groups: GroupCommit, ingest: Ingest) -> None:
+        """Append all that was read so far, so that the index may be another one from here on. Its
+        files become stubs with the next group."""
         self._drain(groups, ingest, everything=True)
-        self._commit(groups, ingest)
-        groups.wait()
+        self._make_requests()
+        groups.wait_stored()
 
     def _make_room(self, groups: GroupCommit, ingest: Ingest) -> None:
-        """As :meth:`_finish`, where there is anything: what becomes stubs gives blocks back."""
-        if not ingest.is_idle or self._ready or groups.pending:
-            self._finish(groups, ingest)
+        """Wait for what was read so far, if anything: what becomes stubs gives blocks back."""
+        if not ingest.is_idle or self._ready or self._requests or groups.pending:
+            self._drain(groups, ingest, everything=True)
+            self._commit_all(groups, ingest)
 
     def _drain(self, groups: GroupCommit, ingest: Ingest, everything: bool) -> None:
         while True:
@@ -365,10 +363,9 @@ class Optimize(Job[OptimizeReport]):
             except NoSpace:
                 # Committing what is ready frees its blocks; then there may be room again.
                 self._take(ingest)
-                if not self._ready and not groups.pending:
+                if not (self._ready or self._requests or groups.pending):
                     raise
-                self._commit(groups, ingest)
-                groups.wait()
+                self._commit_all(groups, ingest)
         self._take(ingest)
 
     def _take(self, ingest: Ingest) -> None:
@@ -379,7 +376,7 @@ class Optimize(Job[OptimizeReport]):
         if (
             ingest.sums.stored_bytes - self._grouped_bytes >= GROUP_BYTES // parts
             or ingest.sums.raw_bytes - self._grouped_read >= GROUP_READ_BYTES // parts
-            or len(self._ready) >= GROUP_FILES_MAX
+            or len(self._ready) + len(self._requests) >= GROUP_FILES_MAX
         ):
             if ingest.is_in_large_file:
                 self._drain(groups, ingest, everything=True)
@@ -397,6 +394,12 @@ class Optimize(Job[OptimizeReport]):
         self._requests = CommitRequests()
         self._grouped_bytes = ingest.sums.stored_bytes
         self._grouped_read = ingest.sums.raw_bytes
+
+    def _commit_all(self, groups: GroupCommit, ingest: Ingest) -> None:
+        """Wait until the files that are ready have become stubs."""
+        self._take(ingest)
+        self._commit(groups, ingest)
+        groups.wait()
 
     def _make_requests(self) -> None:
         """Finish the recipes of the files that are ready. Raises NoSpace."""
@@ -424,22 +427,11 @@ class Optimize(Job[OptimizeReport]):
         ingest.sums.commit_s += group.commit_s
         if group.checkpoint is not None:
             self._checkpoints.save(group.checkpoint)
-        requests = group.requests
-        self._report.files_optimized += len(requests)
-        self._report.files_spliced += len(requests.others)
-        self._report.logical_bytes += requests.size_bytes
-        self._report.freed_bytes += sum(result.freed_bytes for result in group.results)
+        self._report.count(group.requests, group.results)
         for at, result in enumerate(group.results):
             if result.outcome is not Outcome.DONE:
-                self._leave_request(requests[at], result)
-
-    def _leave_request(self, request: CommitRequest, result: Result) -> None:
-        """A file counted as optimized is not."""
-        self._report.files_optimized -= 1
-        self._report.files_spliced -= request.previous is not None or request.in_parts
-        self._report.logical_bytes -= request.identity.size
-        failure = result.reason if result.outcome is Outcome.FAILED else None
-        self._left.add(request.path, result.outcome.value, failure)
+                failure = result.reason if result.outcome is Outcome.FAILED else None
+                self._left.add(group.requests[at].path, result.outcome.value, failure)
 
     def _leave_task(self, task: FileTask) -> None:
         reason = task.failure or "was empty when it was read"

@@ -13,7 +13,7 @@ While a restore fills the volume the largest files go first: they free most, and
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -213,8 +213,9 @@ class Order:
             self._files[class_of(found.path)] += 1
             self._size_bytes += found.work_bytes
 
-    def choices(self) -> Iterator[Choice]:
-        """The ways through the candidates, the best classes first; each file is in one of them.
+    def choices(self, is_wanted: Callable[[str], bool] | None = None) -> Iterator[Choice]:
+        """The ways through the candidates of types that are wanted, the best classes first; each
+        file is in one of them.
 
         To be asked for one by one: what a way shows of the classes orders those to come.
         """
@@ -224,7 +225,7 @@ class Order:
         if self._size_bytes < RUN_BYTES_MIN or len(self._files) < 2:
             yield ALL
             return
-        left = set(self._files)
+        left = {one for one in self._files if is_wanted is None or is_wanted(one.type)}
         new = {one for one in left if self._is_new(one)}
         yield from self._samples(new, FIRST_SAMPLE)
         while left:

@@ -1,9 +1,12 @@
 """The report of an optimize run."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dedupd.store.chunk_index import IndexCounters
+from dedupd.volume.commit import Outcome, Result
+from dedupd.volume.commit_requests import CommitRequests
 from jobs.frame.report import FileReport
 from jobs.tree.candidates import SAVES_LITTLE, Skipped
 
@@ -65,6 +68,19 @@ class OptimizeReport(FileReport):
     index_entries: int = 0
     index: IndexCounters = field(default_factory=IndexCounters)
     code_path: str = ""
+
+    def count(self, requests: CommitRequests, results: Sequence[Result]) -> None:
+        """Count the files of a group that have become stubs, and the blocks that they gave up."""
+        self.files_optimized += len(requests)
+        self.files_spliced += len(requests.others)
+        self.logical_bytes += requests.size_bytes
+        for at, result in enumerate(results):
+            self.freed_bytes += result.freed_bytes
+            if result.outcome is not Outcome.DONE:
+                request = requests[at]
+                self.files_optimized -= 1
+                self.files_spliced -= request.previous is not None or request.in_parts
+                self.logical_bytes -= request.identity.size
 
     def count_left(self, small_files: int, skipped: Skipped) -> None:
         """Count files that would save too little: ``small_files`` beside those counted one by one,

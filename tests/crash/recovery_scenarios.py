@@ -4,6 +4,7 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,13 @@ from tests.crash.scenarios import (
     volume_in_partitions,
     volume_with_orphans,
 )
-from tests.crash.small_parts import hooks_of_few, saved_indexes, small_parts, with_parts
+from tests.crash.small_parts import (
+    hooks_of_few,
+    partitions_in_turns,
+    saved_indexes,
+    small_parts,
+    with_parts,
+)
 from tests.support import crash
 from tests.support.lab import RAW_SOCKETS, Lab, write_out
 from tests.support.simulated_disk import RecordingDisk, RemoveAttribute
@@ -87,6 +94,20 @@ def volume_that_meets_orphans_of_others(root: Path, seed: int) -> None:
             (data / name).unlink()
             write_out(root)
             crash.orphan_garbage(root)
+    write_out(root)
+
+
+def volume_of_three_types(root: Path, seed: int) -> None:
+    """Two partitions that have chunks, and plain files of three types that have them too."""
+    plain_volume(root, seed)
+    data = root / ".dedupd/data"
+    for part in (1, 2):
+        make_small_tree(data / f"part{part}", seed + part // 2)
+        for number, path in enumerate(sorted(data.glob(f"part{part}/**/*"))):
+            if path.is_file():
+                path.rename(path.with_suffix(f".t{number % 3}"))
+        if part == 1:
+            crash.optimize_in_partitions(root)
     write_out(root)
 
 
@@ -259,11 +280,13 @@ def scrubbing(scene: Scene) -> None:
 
 
 def save_to_the_end(root: Path) -> None:
-    """A job with something to do, which opens the index and saves it again."""
-    fresh = root / ".dedupd/data/fresh"
-    fresh.write_bytes(b"to be looked up " * 1000)
+    """A job with something to do, which opens the index of each partition and saves it again."""
+    fresh = [root / f".dedupd/data/fresh{suffix}" for suffix in ("", ".t0", ".t1", ".t2")]
+    for path in fresh:
+        path.write_bytes(b"to be looked up " * 1000)
     crash.optimize_volume(root)
-    fresh.unlink()
+    for path in fresh:
+        path.unlink()
     optimize_to_the_end(root)
 
 
@@ -307,6 +330,14 @@ RECOVERY_SCENARIOS = {
         with_parts(hooks_of_few, optimize_more),
         upkeep_to_the_end,
     ),
+    **{
+        f"optimize three partitions in groups of {files}": Scenario(
+            volume_of_three_types,
+            with_parts(partial(partitions_in_turns, files), optimize_more),
+            with_parts(partial(partitions_in_turns, files), save_to_the_end),
+        )
+        for files in (1, 100)
+    },
     "save a table": Scenario(
         volume_with_saved_index("table"),
         with_parts(saved_indexes, optimize_more),

@@ -1,4 +1,4 @@
-"""Containers, batches and saved indexes so small that a scenario has several of them."""
+"""Containers, batches, groups and saved indexes so small that a scenario has several of them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +43,14 @@ def hooks_of_few() -> Iterator[None]:
     """Chunks of other partitions are looked for however few these have."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hooks, "ENTRIES_MIN", 1)
+        yield
+
+
+@contextmanager
+def partitions_in_turns(group_files: int) -> Iterator[None]:
+    """Partitions that save their indexes and look into one another, and groups of few files."""
+    with saved_indexes(), hooks_of_few(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jobs.optimize.job.GROUP_FILES_MAX", group_files)
         yield
 
 

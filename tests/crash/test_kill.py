@@ -84,6 +84,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "optimize": ("run", "optimize"),
     "optimize again": ("run", "optimize"),
     "optimize what saves": ("run", "optimize"),
+    "optimize partitions": ("run", "optimize"),
     "unoptimize": ("run", "unoptimize"),
     "gc": ("run", "gc"),
     "compact": ("run", "compact"),
@@ -148,6 +149,8 @@ def prepare(root: Path, command: str) -> None:
         assert crash.was_killed(killed), killed.stderr
     elif command == "optimize what saves":
         crash.ask_for_savings(root)  # of which some file of odd length has none
+    elif command == "optimize partitions":
+        crash.ask_for_partitions(root)
     elif command in ("gc", "compact", "compact again"):
         crash.optimize_with_garbage(root)
         os.utime(root / ".dedupd/data", ns=(TOP[3], TOP[3]))

@@ -317,10 +317,14 @@ def put_texts(tree: Path, count: int = 100, size: int = 2400) -> None:
         os.utime(path, ns=(MTIME_NS, MTIME_NS))
 
 
-def optimize_in_partitions(root: Path) -> None:
-    """Optimize so that files of different types share nothing."""
+def ask_for_partitions(root: Path) -> None:
     with open(root / ".dedupd/policy.toml", "a") as policy:
         policy.write("partitions = 3\n")
+
+
+def optimize_in_partitions(root: Path) -> None:
+    """Optimize so that files of different types share nothing."""
+    ask_for_partitions(root)
     optimize_volume(root)
 
 

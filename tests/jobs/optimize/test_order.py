@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dedupd.units import GIB, KIB, MIB
 from dedupd.volume.hints import HintKey
+from dedupd.volume.partition_map import type_of
 from jobs.frame.run import JobRun
 from jobs.optimize import order
 from jobs.optimize.job import Optimize
@@ -36,6 +37,7 @@ def candidate(path: str, inode: int, size_bytes: int) -> Candidate:
     st.lists(st.tuples(names, st.floats(0, 1)), max_size=20),
     st.integers(0, 40),
     st.booleans(),
+    st.sets(st.sampled_from(["jpg", "txt", "c", "iso"])),
 )
 def test_each_file_has_its_turn_once(
     files: list[tuple[str, int]],
@@ -43,8 +45,10 @@ def test_each_file_has_its_turn_once(
     learned: list[tuple[str, float]],
     turn: int,
     largest_first: bool,
+    types: set[str],
 ) -> None:
-    """Also files of classes that nobody expected, and while classes turn out to be others."""
+    """Also files of classes that nobody expected, while classes turn out to be others, and where
+    those of some types come before the rest."""
     figures = ClassFigures(
         {class_of(path.encode()): Figures(1, 1e6, 1e6, 1e6 * rate) for path, rate in known.items()},
         turn,
@@ -54,14 +58,28 @@ def test_each_file_has_its_turn_once(
         one.expect(candidate(path, inode, GIB))
     taken: list[tuple[str, int]] = []
     pending = iter(learned)
-    for choice in one.choices():
-        taken += [
-            (path, inode) for path, inode in files if choice.takes(path.encode(), inode, inode**4)
-        ]
-        for path, rate in [next(pending, ("", 0.0))]:
-            if path:
-                figures.add(class_of(path.encode()), Figures(9, 1e8, 1e8, 1e8 * rate))
+    for is_wanted in (types.__contains__, lambda one: one not in types):
+        for choice in one.choices(is_wanted):
+            taken += [
+                (path, inode)
+                for path, inode in files
+                if is_wanted(type_of(path.encode()))
+                and choice.takes(path.encode(), inode, inode**4)
+            ]
+            for path, rate in [next(pending, ("", 0.0))]:
+                if path:
+                    figures.add(class_of(path.encode()), Figures(9, 1e8, 1e8, 1e8 * rate))
     assert sorted(taken) == sorted(files)
+
+
+def test_only_classes_of_types_that_are_wanted_have_a_way() -> None:
+    one = Order(ClassFigures())
+    for at in range(200):
+        one.expect(candidate(f"{at % 50}/{at}.t{at % 20}", at, GIB))
+    ways = [choice for choice in one.choices("t3".__eq__) if choice.sample is not None]
+    has = {(top, n) for top in range(50) for n in range(20) for choice in ways
+           if choice.has(FileClass(str(top), f"t{n}"))}  # fmt: skip
+    assert has == {(top, 3) for top in range(50) if top % 20 % 10 == 3}
 
 
 def test_a_small_run_goes_by_the_tree() -> None:
@@ -190,8 +208,8 @@ def test_a_run_takes_the_best_class_first_and_all_in_the_end(
     asked: list[Choice] = []
     choices = Order.choices
 
-    def noted(one: Order):  # type: ignore[no-untyped-def]
-        for choice in choices(one):
+    def noted(one: Order, *wanted):  # type: ignore[no-untyped-def]
+        for choice in choices(one, *wanted):
             asked.append(choice)
             yield choice
 

@@ -1,15 +1,23 @@
 """Chunks that another partition of the index has are named there, and not stored a second time."""
 
 import random
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dedupd.errors import NoSpace
 from dedupd.format.container import Kind
 from dedupd.format.table import State
 from dedupd.index import hooks
 from dedupd.units import KIB, MIB
+from dedupd.volume.commit import Result, VolumeCommitter
+from dedupd.volume.commit_requests import CommitRequests
+from jobs.frame.run import Cancelled
+from jobs.optimize.store_session import StoreSession, StoreSync
+from jobs.tree.walk import walk
 from tests.crash.small_parts import hooks_of_few
 from tests.support import crash
 from tests.support.lab import Lab, new_lab, noise, prose
@@ -124,3 +132,127 @@ def test_what_was_given_back_there_is_not_named(tmp_path: Path) -> None:
     lab.store({"two.t2": content})
     assert lab.read("two.t2") == content
     lab.verify_clean()
+
+
+# --- from one partition to the next -----------------------------------------------------------
+
+
+def of_three_types() -> dict[str, bytes]:
+    return {f"{n}.t{n % 3}": noise(200 * KIB, n) for n in range(36)}
+
+
+def put_all(lab: Lab, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        lab.put(name, content)
+
+
+def test_files_become_stubs_while_the_next_partition_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, files = volume(tmp_path / "volume", 3), of_three_types()
+    put_all(lab, files)
+    moved_on, waited = threading.Event(), list[bool]()
+    commit, use_partition = VolumeCommitter.commit, StoreSession.use_partition
+
+    def slowly(self: VolumeCommitter, requests: CommitRequests) -> list[Result]:
+        if not waited:
+            waited.append(moved_on.wait(20))
+        return commit(self, requests)
+
+    def move_on(self: StoreSession, partition: int) -> None:
+        before = self.partition
+        use_partition(self, partition)
+        if partition != before:
+            moved_on.set()
+
+    monkeypatch.setattr(VolumeCommitter, "commit", slowly)
+    monkeypatch.setattr(StoreSession, "use_partition", move_on)
+    monkeypatch.setattr("jobs.optimize.job.GROUP_FILES_MAX", 7)  # of 12 in a partition
+    for name in ("BATCH_BYTES", "BATCH_BYTES_MIN"):
+        monkeypatch.setattr(f"jobs.optimize.file_reader.{name}", 256 * KIB)
+    report = lab.optimize()
+    assert waited == [True]
+    assert (report.files_optimized, report.partitions) == (36, 3)
+    assert {name: lab.read(name) for name in files} == files
+    lab.verify_clean()
+
+
+def test_a_partition_ends_when_its_groups_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index that a group was looked up in is not let go of before."""
+    lab, files = volume(tmp_path / "volume", 3), of_three_types()
+    put_all(lab, files)
+    syncing, were_syncing = threading.Event(), list[bool]()
+    finish_sync, use_partition = StoreSession.finish_sync, StoreSession.use_partition
+
+    def slowly(self: StoreSession, noted: StoreSync) -> None:
+        if threading.current_thread() is threading.main_thread():
+            return finish_sync(self, noted)
+        syncing.set()
+        time.sleep(0.3)
+        finish_sync(self, noted)
+        syncing.clear()
+
+    def move_on(self: StoreSession, partition: int) -> None:
+        if partition != self.partition:
+            were_syncing.append(syncing.is_set())
+        use_partition(self, partition)
+
+    monkeypatch.setattr(StoreSession, "finish_sync", slowly)
+    monkeypatch.setattr(StoreSession, "use_partition", move_on)
+    monkeypatch.setattr("jobs.optimize.job.GROUP_FILES_MAX", 7)  # of 12 in a partition
+    for name in ("BATCH_BYTES", "BATCH_BYTES_MIN"):
+        monkeypatch.setattr(f"jobs.optimize.file_reader.{name}", 256 * KIB)
+    assert lab.optimize().partitions == 3
+    assert were_syncing == [False, False]
+    lab.verify_clean()
+
+
+def test_the_end_of_a_partition_makes_no_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, files = volume(tmp_path / "volume", 3), of_three_types()
+    put_all(lab, files)
+    groups: list[int] = []
+    commit = VolumeCommitter.commit
+
+    def counted(self: VolumeCommitter, requests: CommitRequests) -> list[Result]:
+        groups.append(len(requests))
+        return commit(self, requests)
+
+    monkeypatch.setattr(VolumeCommitter, "commit", counted)
+    report = lab.optimize()
+    assert (groups, report.partitions) == ([36], 3)
+    assert len(set(in_partitions(lab).values())) == 3
+    lab.verify_clean()
+
+
+def test_files_of_several_partitions_are_stubs_before_a_job_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is stored of a partition is not lost where the next one finds no room, or is stopped."""
+    for error in (NoSpace("full"), Cancelled()):
+        lab, files = volume(tmp_path / f"volume{type(error).__name__}", 3), of_three_types()
+        put_all(lab, files)
+        use_partition = StoreSession.use_partition
+
+        def fail(
+            self: StoreSession,
+            partition: int,
+            error: Exception = error,
+            use: Callable[[StoreSession, int], None] = use_partition,
+        ) -> None:
+            if self.partition == 1 and partition == 2:
+                raise error
+            use(self, partition)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StoreSession, "use_partition", fail)
+            with pytest.raises(type(error)):
+                lab.optimize()
+        with lab.opened() as opened:
+            assert sum(found.is_stub for found in walk(opened)) == 24
+        assert {name: lab.read(name) for name in files} == files
+        assert lab.optimize().files_optimized == 12
+        lab.verify_clean()
