@@ -89,12 +89,7 @@ def is_before_or_after(host: Host) -> None:
 def check_recovery(site: Site, *, by_another: bool) -> None:
     assert site.audit().dangling == []
     if by_another:
-        volume = next(v for v, e in site.store.volumes().items() if e.host == "a")
-        writer, _ = site.store.writer(volume, None, is_holder_dead=lambda state: True)
-        writer.close()
-        assert site.audit().dangling == []
-        site.collect()
-        assert site.audit().dangling == []
+        site.recover(next(v for v, e in site.store.volumes().items() if e.host == "a"))
     with site.host("a") as host:
         is_before_or_after(host)
         host.delete_forgotten()

@@ -27,16 +27,10 @@ class ClusterLab:
             bind(volume.base_fd, str(lab.root), self.uuid, site.store, CACHE_BYTES, Disk())
 
     def optimize(self) -> ClusterOptimizeReport:
-        with self.lab.opened() as volume, volume.job_lock():
-            report = ClusterOptimize(volume, JobRun("optimize")).run()
-        assert report.messages == []
-        return report
+        return optimize(self.lab)
 
     def collect(self, grace_s: float = 0.0) -> ClusterGcReport:
-        with self.lab.opened() as volume, volume.job_lock():
-            report = ClusterGc(volume, JobRun("gc"), grace_s).run()
-        assert report.messages == []
-        return report
+        return collect(self.lab, grace_s)
 
     def scrub(self, share: float = 0.0) -> ClusterScrubReport:
         with self.lab.opened() as volume, volume.job_lock():
@@ -48,6 +42,20 @@ class ClusterLab:
         stub = self.lab.stub(name)
         assert stub is not None
         return stub.digest.hex()
+
+
+def optimize(lab: Lab) -> ClusterOptimizeReport:
+    with lab.opened() as volume, volume.job_lock():
+        report = ClusterOptimize(volume, JobRun("optimize")).run()
+    assert report.messages == []
+    return report
+
+
+def collect(lab: Lab, grace_s: float = 0.0) -> ClusterGcReport:
+    with lab.opened() as volume, volume.job_lock():
+        report = ClusterGc(volume, JobRun("gc"), grace_s).run()
+    assert report.messages == []
+    return report
 
 
 @contextmanager

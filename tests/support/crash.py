@@ -402,7 +402,8 @@ class SteppingDisk(Disk):
         self.steps_left, self._at_step = steps, at_step
         self._lock = threading.Lock()
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """One more."""
         with self._lock:
             if self.steps_left == 0:
                 self._at_step()
@@ -418,7 +419,7 @@ class DyingDisk(SteppingDisk):
 
 def _stepping(name: str) -> Callable[..., object]:
     def method(self: SteppingDisk, *arguments: object, **options: object) -> object:
-        self._step()
+        self.step()
         return getattr(Disk, name)(self, *arguments, **options)
 
     return method

@@ -16,6 +16,7 @@ for _name in (
     "dedupd.service.service",
     "fuse_stub.process",
     "fuse_stub.snapshot",
+    "tests.support.cluster_crashes",
     "tests.support.mounts",
     "tests.support.service",
 ):

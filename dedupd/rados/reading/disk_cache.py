@@ -224,30 +224,31 @@ class DiskCache:
         number = max(self._sizes, default=0)
         if number and self._sizes[number] < self._segment_bytes:
             with suppress(OSError):
-                frames_fd = self._disk.open_write(self._dir_fd, frames_name(number))
-                try:
-                    rows_fd = self._disk.open_write(self._dir_fd, rows_name(number))
-                except OSError:
-                    os.close(frames_fd)
-                    raise
-                self._growing = _Growing(number, frames_fd, rows_fd)
-                try:
-                    fcntl.flock(rows_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    self._end_segment()
+                self._begin(number, self._disk.open_write)
 
     def _new_segment(self, number: int) -> _Growing:
-        frames_fd = self._disk.create(self._dir_fd, frames_name(number))
+        growing = self._begin(number, self._disk.create)
+        self.native.add_segment(number, growing.frames_fd, b"")
+        self._sizes[number] = 0
+        return growing
+
+    def _begin(self, number: int, take: Callable[[int, bytes], int]) -> _Growing:
+        """Grow the segment whose files ``take`` gives. Raises OSError, also where another process
+        adds to it."""
+        frames_fd = take(self._dir_fd, frames_name(number))
         try:
-            rows_fd = self._disk.create(self._dir_fd, rows_name(number))
+            rows_fd = take(self._dir_fd, rows_name(number))
         except BaseException:
             os.close(frames_fd)
             raise
+        # Once its files are there the number is taken, whoever locks them.
         self._newest = max(self._newest, number)
         self._growing = _Growing(number, frames_fd, rows_fd)
-        fcntl.flock(rows_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.native.add_segment(number, frames_fd, b"")
-        self._sizes[number] = 0
+        try:
+            fcntl.flock(rows_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._end_segment()
+            raise
         return self._growing
 
     def _end_segment(self) -> None:
@@ -257,10 +258,12 @@ class DiskCache:
             self._growing = None
 
     def _make_room(self, need_bytes: int) -> None:
+        used = self.used_bytes
         while self._sizes and (
-            self.used_bytes + need_bytes > self._bytes_max or len(self._sizes) >= SEGMENTS_MAX
+            used + need_bytes > self._bytes_max or len(self._sizes) >= SEGMENTS_MAX
         ):
-            number = next(iter(self._sizes))
+            number, size = next(iter(self._sizes.items()))
+            used -= size
             self._forget(number)
             self._unlink(rows_name(number))
             self._unlink(frames_name(number))

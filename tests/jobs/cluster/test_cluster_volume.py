@@ -19,8 +19,7 @@ from jobs.check.verify import Verify
 from jobs.cluster.stub_versions import StubVersions
 from jobs.frame.run import JobRun
 from jobs.usage.volume_figures import volume_figures
-from tests.conftest import MakeFileSystem
-from tests.support.cluster_lab import cluster_lab, crash_after
+from tests.support.cluster_lab import cluster_lab
 from tests.support.lab import Lab, new_lab, noise, prose
 from tests.support.rados_hosts import Site
 
@@ -176,52 +175,3 @@ def test_jobs_of_a_local_store_refuse(site: Site, tmp_path: Path) -> None:
             Verify(volume, JobRun("verify"))
         assert volume.limits == RunLimits()
         assert (here.lab.base / BINDING_FILE.decode()).exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
-def test_a_crash_after_any_step_of_a_run(kind: str, site: Site, loop_fs: MakeFileSystem) -> None:
-    """Also of the steps of stubs: every file reads right at once, and after the next run nothing
-    is missing in the store and nothing left over."""
-    with cluster_lab(loop_fs(kind), site) as here:
-        at, content = 0, b""
-        while True:
-            at += 1
-            contents = {f"file{n}": noise(20_000, at * 10 + n) + noise(20_000, 1) for n in range(3)}
-            for name, content in contents.items():
-                here.lab.put(name, content)
-            died = crash_after(at, here.optimize)
-            for name, content in contents.items():
-                assert here.lab.read(name) == content, (at, name)
-            assert site.audit().dangling == []
-            here.optimize()
-            for name, content in contents.items():
-                assert here.lab.read(name) == content, (at, name)
-            here.collect()
-            site.assert_whole()
-            if not died:
-                break
-        assert at > 30
-
-
-@pytest.mark.slow
-def test_a_crash_after_any_step_of_a_collection(site: Site, tmp_path: Path) -> None:
-    """Files that are gone are forgotten, and their chunks collected, after any number of tries."""
-    with cluster_lab(tmp_path, site) as here:
-        kept = noise(20_000, 1)
-        here.lab.put("kept", kept)
-        at, died = 0, True
-        while died:
-            at += 1
-            for n in range(3):
-                here.lab.put(f"file{n}", noise(20_000, at * 10 + n) + kept)
-            here.optimize()
-            for n in range(3):
-                (here.lab.data / f"file{n}").unlink()
-            died = crash_after(at, here.collect)
-            assert site.audit().dangling == []
-            assert here.lab.read("kept") == kept
-            here.collect()
-            assert here.lab.read("kept") == kept
-            assert site.assert_whole().candidates == 0
-        assert at > 20
