@@ -1,11 +1,13 @@
 """What a store in a Ceph cluster is asked for, by the counters of its OSDs: 10 GB that two hosts
-store, and a collection among a million chunks.
+store, and a collection among a million chunks. What the hundred-thousandth reference of a chunk
+takes beside the first.
 
-    python -m benchmarks.cluster_scale [--gigabytes N] [--chunks N] [--output FILE]
+    python -m benchmarks.cluster_scale [--gigabytes N] [--chunks N] [--references N] [--output FILE]
 
 A small cluster is brought up on this machine, as the tests do, with its OSDs in memory. Two hosts
 store the same files, of chunks of 80 KiB that compress well. Then, in a store of its own, a
 thousand chunks are let go and collected among ten thousand small ones, and again among a million.
+The times of references are medians of hundreds, one after the other, in turns of few.
 """
 
 import argparse
@@ -18,14 +20,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.measure import machine
+from dedupd.rados.chunks import PIN_SAMPLE, TAGS_MAX, NewChunk
 from dedupd.rados.cluster.address import StoreAddress
 from dedupd.rados.collection import Collection
 from dedupd.rados.store import RadosStore
 from tests.support.ceph import OSDS, MiniCeph, mini_ceph
-from tests.support.rados_hosts import Host, Site
+from tests.support.rados_hosts import Host, Site, new_chunk
 
 CHUNK_BYTES = 80 << 10
 SMALL_BYTES = 1000
@@ -34,6 +38,8 @@ BATCH_FILES = 16
 FEW_CHUNKS = 10_240
 GONE_FILES = 16
 """Of 64 chunks each."""
+BATCH_REFERENCES = 1000
+TURNS, TURN_REFERENCES = 30, 30
 
 COUNTERS = ("op", "op_r", "op_w", "op_rw", "op_in_bytes", "op_out_bytes", "subop_w")
 """Of an OSD: what clients ask for, and what other OSDs do for their replicas."""
@@ -154,10 +160,46 @@ def collection(ceph: MiniCeph, address: StoreAddress, work: Path, chunks: int) -
     return {"gone_chunks": GONE_FILES * FILE_CHUNKS, "rows": rows, "many_of_few": many / few}
 
 
+def references(ceph: MiniCeph, address: StoreAddress, work: Path, count: int) -> dict[str, Any]:
+    """Seconds for one reference of a chunk: of few files, of ``count``, of one that is pinned."""
+    few, many, pinned = (new_chunk(raw, is_expected=True) for raw in (b"few", b"many", b"pinned"))
+    taken_s: dict[str, list[float]] = {}
+    number = 0
+    with Site(RadosStore.create(address), work) as site:
+        chunks = site.store.chunks
+
+        def refer(chunk: NewChunk, times: int) -> None:
+            nonlocal number
+            chunks.put(chunk, [f"{n:032x}" for n in range(number, number + times)])
+            number += times
+
+        for chunk in (few, many, pinned):
+            refer(chunk, 1)
+        chunks.tags_max, chunks.pin_sample = 0, 1
+        refer(pinned, 1)
+        chunks.tags_max, chunks.pin_sample = TAGS_MAX, PIN_SAMPLE * TAGS_MAX
+        for _ in range(0, count, BATCH_REFERENCES):
+            refer(many, BATCH_REFERENCES)
+        for _ in range(TURNS):
+            for name, chunk in (("few", few), ("many", many), ("pinned", pinned)):
+                for _ in range(TURN_REFERENCES):
+                    begun_s = time.monotonic()
+                    refer(chunk, 1)
+                    taken_s.setdefault(name, []).append(time.monotonic() - begun_s)
+    medians = {name: median(values) for name, values in taken_s.items()}
+    return {
+        "references": count,
+        "seconds": medians,
+        "many_of_few": medians["many"] / medians["few"],
+        "pinned_of_few": medians["pinned"] / medians["few"],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--gigabytes", type=float, default=10)
     parser.add_argument("--chunks", type=int, default=1_000_000)
+    parser.add_argument("--references", type=int, default=TAGS_MAX)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {"machine": machine(Path.cwd())}
@@ -167,7 +209,13 @@ def main() -> None:
             parts["ingest"] = ingest
         if options.chunks:
             parts["collection"] = collection
-        sizes = {"ingest": options.gigabytes, "collection": options.chunks}
+        if options.references:
+            parts["references"] = references
+        sizes = {
+            "ingest": options.gigabytes,
+            "collection": options.chunks,
+            "references": options.references,
+        }
         for part, act in parts.items():
             work = Path(name) / part
             work.mkdir()

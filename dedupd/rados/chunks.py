@@ -115,6 +115,8 @@ class Chunks:
     def __init__(self, cluster: Cluster, algorithm: str) -> None:
         self.cluster, self.algorithm = cluster, algorithm
         self.tags_max, self.pin_sample = TAGS_MAX, PIN_SAMPLE
+        self._pinned: set[bytes] = set()
+        """Fingerprints of chunks that were pinned when last looked at."""
 
     # --- arrival ------------------------------------------------------------------------------
 
@@ -125,6 +127,8 @@ class Chunks:
         """
         tags = {tag_key(version): "" for version in versions}
         steps = [self._refer, self._create] if chunk.is_expected else [self._create, self._refer]
+        if chunk.fingerprint in self._pinned:
+            steps = []  # it takes no tag, and is not new
         for _ in range(ROUNDS_MAX):
             for step in (*steps, self._check):
                 arrival = step(chunk, tags)
@@ -142,15 +146,16 @@ class Chunks:
         if cluster.operations_at_once == 1:
             return [self.put(*item) for item in items]
         arrivals: list[Arrival | None] = [None] * len(items)
+        taking = [at for at, (one, _) in enumerate(items) if one.fingerprint not in self._pinned]
 
         def run_train(first: int) -> None:
-            mine = range(first, len(items), TRAINS)
+            mine = taking[first::TRAINS]
             outcomes = cluster.apply_train(self._first_change(*items[at]) for at in mine)
             for at, outcome in zip(mine, outcomes, strict=True):
                 if outcome is Outcome.DONE:
                     arrivals[at] = self._first_arrival(*items[at])
 
-        cluster.each(run_train, range(min(TRAINS, len(items))))
+        cluster.each(run_train, range(min(TRAINS, len(taking))))
         left = [at for at, arrival in enumerate(arrivals) if arrival is None]
 
         def put(at: int) -> Arrival:
@@ -198,7 +203,9 @@ class Chunks:
             return None
         state = page.items.get(FLAG_KEY)
         if state == ChunkState.PINNED.value:
+            self._pinned.add(chunk.fingerprint)
             return Arrival.PINNED
+        self._pinned.discard(chunk.fingerprint)
         if state == ChunkState.VALID.value:
             return None
         is_good = self.is_good(chunk.fingerprint, self.cluster.read(oid))

@@ -1,10 +1,8 @@
 """What operations cost does not grow with what they are not about."""
 
 import random
-import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -71,30 +69,44 @@ def test_chunks_of_one_store_are_as_many_as_distinct_fingerprints(site: Site) ->
 
 @pytest.mark.slow
 def test_the_hundred_thousandth_reference_costs_what_the_first_does(site: Site) -> None:
-    """The two are timed in turns: a cluster that has other work to do slows both."""
+    """One operation each, whose time `benchmarks/cluster_scale.py` compares."""
+    raw = b"a chunk of very many files"
+    chunks = site.store.chunks
+    operations: list[str] = []
+    arrivals: list[Arrival] = []
+    site.cluster.gate = operations.append
+
+    def operations_of(reference: int) -> list[str]:
+        operations.clear()
+        chunk = new_chunk(raw, is_expected=True)
+        arrivals.append(chunks.put_all([(chunk, [f"{reference:032x}"])])[0])
+        return operations[:]
+
+    chunks.put(new_chunk(raw), ["f" * 32])
+    chunks.pin_sample = 2 * TAGS_MAX**10  # never
+    assert operations_of(0) == ["rados.chunk-referenced"]
+    for first in range(0, TAGS_MAX, 1000):
+        chunks.put(
+            new_chunk(raw, is_expected=True), [f"{n:032x}" for n in range(first, first + 1000)]
+        )
+    assert operations_of(TAGS_MAX) == ["rados.chunk-referenced"]
+    chunks.pin_sample = 1
+    assert operations_of(TAGS_MAX + 1)[-1] == "rados.chunk-pinned"
+    assert operations_of(TAGS_MAX + 2)[-1] == "keys"  # the host learns of it
+    assert operations_of(TAGS_MAX + 3) == ["keys"]
+    assert arrivals == [Arrival.REFERENCED] * 3 + [Arrival.PINNED] * 2
+
+
+@pytest.mark.slow
+def test_a_chunk_of_very_many_references_is_pinned_in_time(site: Site) -> None:
     raw = b"a chunk of very many files"
     own, chunks = fingerprint(raw), site.store.chunks
-
-    def seconds_a_reference(content: bytes, first: int) -> float:
-        begun_s = time.monotonic()
-        for n in range(first, first + 100):
-            arrival = chunks.put(new_chunk(content, is_expected=True), [f"{n:032x}"])
-            assert arrival in (Arrival.REFERENCED, Arrival.PINNED)
-        return (time.monotonic() - begun_s) / 100
-
     chunks.put(new_chunk(raw), ["f" * 32])
     for first in range(0, TAGS_MAX, 1000):
         chunks.put(
             new_chunk(raw, is_expected=True), [f"{n:032x}" for n in range(first, first + 1000)]
         )
-    early_s, late_s = [], []
-    for turn in range(10):
-        fresh = b"a chunk of few files %d" % turn
-        chunks.put(new_chunk(fresh), ["f" * 32])
-        early_s.append(seconds_a_reference(fresh, 0))
-        late_s.append(seconds_a_reference(raw, TAGS_MAX + turn * 100))
-    assert median(late_s) <= 2 * median(early_s), (early_s, late_s)
-    n = TAGS_MAX + 1000
+    n = TAGS_MAX
     while site.cluster.value(chunk_object(own), "S") != "P":
         chunks.put(new_chunk(raw, is_expected=True), [f"{n:032x}"])
         n += 1
