@@ -18,15 +18,20 @@ from contextlib import contextmanager
 from dedupd import native
 from fuse_stub.files.file_handles import open_number
 
-DESCRIPTORS_MAX = 4096
-"""Cached ``O_PATH`` descriptors: a few times what a busy directory listing touches at once."""
+CACHED_MAX = 65_536
+"""Cached descriptors of native code, which name inodes or have their content open. To open an inode
+again takes as long as half of what is asked about it. Each keeps an inode below in the kernel's
+memory: some 1.5 KB."""
 
-DESCRIPTORS_SHARE = 8
-"""At most one in so many descriptors of the process: open files of users need the others."""
+CACHED_SHARE = 8 / 3
+"""At most one in so many descriptors of the process: files without a name that users have open need
+the others."""
 
-FILES_SHARES = 3
-"""Of as many: inodes, and files that are open for their content, here (open_files.py) and in native
-code."""
+FILES_MAX = 4096
+"""Files that are kept open here (open_files.py), for the next request."""
+
+FILES_SHARE = 8
+"""At most one in so many descriptors of the process."""
 
 KEPT_BACK = 4608
 """Descriptors for requests under way, for jobs and for the store's containers; a quarter of a low
@@ -49,8 +54,8 @@ class Inodes:
         """``reserved``: the extended attribute that does not exist to users. ``secret``: makes the
         generations that the kernel is told (file_handles.py)."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        cached = descriptors_cached_max(limit)
-        kept = min(KEPT_BACK, limit // 4) + FILES_SHARES * cached
+        cached = max(1, min(CACHED_MAX, int(limit / CACHED_SHARE)))
+        kept = min(KEPT_BACK, limit // 4) + cached + files_open_max(limit)
         self.native = native.mount.Inodes(root_fd, reserved, secret, cached, max(1, limit - kept))
         self.are_stubs_read = False  # by native code
         self.root_fd = root_fd
@@ -206,6 +211,6 @@ class Inodes:
         self.native.close()
 
 
-def descriptors_cached_max(limit: int) -> int:
-    """The most that are cached, of ``limit`` that the process may have."""
-    return min(DESCRIPTORS_MAX, max(1, limit // DESCRIPTORS_SHARE))
+def files_open_max(limit: int) -> int:
+    """The most files that are kept open here, of ``limit`` descriptors of the process."""
+    return min(FILES_MAX, max(1, limit // FILES_SHARE))

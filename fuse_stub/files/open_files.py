@@ -29,7 +29,7 @@ from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.held_files import HeldFiles
-from fuse_stub.files.inodes import Inodes, descriptors_cached_max
+from fuse_stub.files.inodes import Inodes, files_open_max
 from fuse_stub.files.open_file import OpenFile, where
 from fuse_stub.files.slow_closes import SlowCloses
 from fuse_stub.files.unsealed_stubs import UnsealedStubs
@@ -58,7 +58,7 @@ class OpenFiles:
     ) -> None:
         self._volume = volume
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._idle_max = descriptors_cached_max(limit)
+        self._idle_max = files_open_max(limit)
         self._idle: OrderedDict[int, OpenFile] = OrderedDict()  # no users; the longest idle first
         self._closes = closes
         self._transitions = transitions

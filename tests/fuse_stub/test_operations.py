@@ -248,7 +248,7 @@ def test_few_descriptors_are_kept_where_few_are_allowed(
             assert os.fstat(operations.own.inodes.fd(found.st_ino)).st_ino == found.st_ino
         assert len(operations.own.inodes) == 60
         if operations.own.inodes.by_handle:
-            assert operations.own.inodes.descriptors == 8
+            assert operations.own.inodes.descriptors == 24
 
     with ExitStack() as stack:
         trio.run(scenario, Operations(lab, stack))

@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_int};
 use std::io::{Error, Result};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::io::Errno;
 
 use crate::format::bytes::layout;
+use crate::system::attributes::getxattr_at;
 use crate::system::calls::{generation_in, name_to_handle_at};
 
 /// Tells whether a file is still the one that was found. Times are nanoseconds since the epoch;
@@ -287,68 +289,18 @@ pub fn next_names(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<(CString, u8)>> {
 /// stub never passes for a plain file.
 fn attribute_of(dir: RawFd, name: &CStr, attribute: &CStr) -> Option<Vec<u8>> {
     const USUAL: usize = 256;
+    // SAFETY: the caller's descriptor stays open for as long as this takes.
+    let dir = unsafe { BorrowedFd::borrow_raw(dir) };
     let mut value = vec![0u8; USUAL];
     let mut length = getxattr_at(dir, name, attribute, &mut value);
-    if length < 0 && Error::last_os_error().raw_os_error() == Some(libc::ERANGE) {
+    if length == Err(Errno::RANGE) {
         value = vec![0u8; 64 << 10];
         length = getxattr_at(dir, name, attribute, &mut value);
     }
-    if length < 0 {
-        return match Error::last_os_error().raw_os_error() {
-            Some(libc::ENODATA | libc::ENOENT | libc::EOPNOTSUPP) => None,
-            _ => Some(Vec::new()),
-        };
+    match length {
+        Ok(length) => value.truncate(length),
+        Err(Errno::NODATA | Errno::NOENT | Errno::OPNOTSUPP) => return None,
+        Err(_) => return Some(Vec::new()),
     }
-    value.truncate(length.unsigned_abs());
     Some(value)
-}
-
-/// The kernel's `struct xattr_args`.
-#[repr(C)]
-struct XattrArgs {
-    value: u64,
-    size: u32,
-    flags: u32,
-}
-
-/// Since Linux 6.13; the same number on every architecture.
-const SYS_GETXATTRAT: libc::c_long = 464;
-/// Cleared after the first call that the kernel, or a seccomp filter, does not know.
-static GETXATTRAT: AtomicBool = AtomicBool::new(true);
-
-/// Negative where it fails, with the reason in errno. Follows no link.
-fn getxattr_at(dir: RawFd, name: &CStr, attribute: &CStr, value: &mut [u8]) -> isize {
-    if GETXATTRAT.load(Ordering::Relaxed) {
-        let size = u32::try_from(value.len()).unwrap_or(u32::MAX);
-        let args = XattrArgs { value: value.as_mut_ptr() as u64, size, flags: 0 };
-        // SAFETY: both strings are NUL-terminated; `args` names a buffer writable for its size.
-        let length = unsafe {
-            libc::syscall(
-                SYS_GETXATTRAT,
-                dir,
-                name.as_ptr(),
-                libc::AT_SYMLINK_NOFOLLOW,
-                attribute.as_ptr(),
-                &raw const args,
-                size_of::<XattrArgs>(),
-            )
-        };
-        match Error::last_os_error().raw_os_error() {
-            Some(libc::ENOSYS | libc::EPERM) if length < 0 => {
-                GETXATTRAT.store(false, Ordering::Relaxed);
-            }
-            _ => return length as isize,
-        }
-    }
-    let mut path = format!("/proc/self/fd/{dir}/").into_bytes();
-    path.extend_from_slice(name.to_bytes_with_nul());
-    // SAFETY: both strings are NUL-terminated, `value` is writable for its length.
-    unsafe {
-        libc::lgetxattr(
-            path.as_ptr().cast(),
-            attribute.as_ptr(),
-            value.as_mut_ptr().cast(),
-            value.len(),
-        )
-    }
 }

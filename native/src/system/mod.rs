@@ -1,5 +1,6 @@
 //! One machine: system calls, files, directories, leases.
 
+pub mod attributes;
 pub mod calls;
 pub mod directory_entries;
 pub mod effects;

@@ -7,5 +7,6 @@ pub mod given;
 pub mod handle;
 pub mod lent;
 pub mod pins;
+pub mod shard;
 pub mod table;
 pub mod watched;

@@ -8,12 +8,10 @@
 //! that loses its last name is therefore *pinned*: its descriptor stays open until the kernel forgets
 //! the inode, which it does when the last user has gone.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{Mode, OFlags, fstat, openat};
+use rustix::fs::{Mode, OFlags, fstat, fstatfs, openat};
 
 use crate::mount::inodes::changes::Changes;
 use crate::mount::inodes::data_file::DataFile;
@@ -22,6 +20,7 @@ use crate::mount::inodes::given::Given;
 use crate::mount::inodes::handle::Handle;
 use crate::mount::inodes::lent::Lent;
 use crate::mount::inodes::pins::Pins;
+use crate::mount::inodes::shard::{Node, Shard};
 use crate::mount::inodes::watched::Watched;
 use crate::mount::protocol::abi::ROOT;
 use crate::mount::protocol::message::{Answer, Failure};
@@ -40,58 +39,10 @@ pub const FREED_BYTES_MAX: u64 = 4 << 20;
 /// The unit of `stx_blocks` and `st_blocks`.
 pub const STATUS_BLOCK_BYTES: u64 = 512;
 
+/// The number by which ext4 says what it is (`EXT4_SUPER_MAGIC`).
+const EXT4: u64 = 0xef53;
+
 pub const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-struct Node {
-    handle: Handle,
-    lookups: u64,
-    path: Option<Arc<OwnedFd>>,
-    data: Option<Arc<DataFile>>,
-    /// `path` stays: the inode has no name any more, or cannot be opened by its handle.
-    is_pinned: bool,
-    /// The user who has removed the last name.
-    pinned_by: Option<u32>,
-    /// Whether the node is in `recent`.
-    is_recent: bool,
-    /// Whether a descriptor was used since the node was last considered for closing.
-    is_used: bool,
-    /// Whether `data` was written to since [`Inodes::close_idle`] has looked.
-    is_written: bool,
-}
-
-#[derive(Default)]
-struct Shard {
-    nodes: HashMap<u64, Node>,
-    /// Nodes with open descriptors, the longest unused first.
-    recent: VecDeque<u64>,
-}
-
-impl Shard {
-    /// Notes that a node has a descriptor, and closes those of others where there are too many.
-    fn opened(&mut self, inode: u64, descriptors_max: usize) {
-        if let Some(node) = self.nodes.get_mut(&inode) {
-            node.is_used = true;
-            if !node.is_recent {
-                node.is_recent = true;
-                self.recent.push_back(inode);
-            }
-        }
-        while self.recent.len() > descriptors_max {
-            let Some(oldest) = self.recent.pop_front() else { return };
-            let Some(node) = self.nodes.get_mut(&oldest) else { continue };
-            if node.is_used {
-                node.is_used = false;
-                self.recent.push_back(oldest);
-                continue;
-            }
-            node.is_recent = false;
-            node.data = None;
-            if !node.is_pinned {
-                node.path = None;
-            }
-        }
-    }
-}
 
 /// The inodes that the kernel may ask for by number.
 pub struct Inodes {
@@ -100,7 +51,9 @@ pub struct Inodes {
     pub device: u64,
     /// Whether inodes can be opened by their handles, so that none has to stay open.
     pub by_handle: bool,
-    /// Most nodes of a shard that have descriptors.
+    /// Whether a copy of a file may share its extents.
+    pub shares_extents: bool,
+    /// Most descriptors of a shard, those that are pinned apart.
     descriptors_max: usize,
     generations: Generations,
     shards: Vec<Mutex<Shard>>,
@@ -114,8 +67,8 @@ pub struct Inodes {
 }
 
 impl Inodes {
-    /// `descriptors_max`: most inodes at a time that have descriptors, those without a name apart,
-    /// of which `pins_max` may be held.
+    /// `descriptors_max`: most descriptors at a time, those of inodes without a name apart, of which
+    /// `pins_max` may be held.
     pub fn new(
         root: OwnedFd,
         descriptors_max: usize,
@@ -125,12 +78,14 @@ impl Inodes {
         let parts = (descriptors_max / DESCRIPTORS_MIN).clamp(1, SHARDS_MAX);
         let status = fstat(&root)?;
         let handle = name_to_handle(root.as_raw_fd()).unwrap_or_default();
+        let shares_extents = fstatfs(&root)?.f_type as u64 != EXT4;
         let by_handle = Handle::new(&handle).open(&root, PATH_FLAGS).is_ok();
         Ok(Inodes {
             root: Arc::new(root),
             root_inode: status.st_ino,
             device: status.st_dev,
             by_handle,
+            shares_extents,
             descriptors_max: (descriptors_max / parts).max(1),
             generations,
             written: Mutex::default(),
@@ -149,7 +104,7 @@ impl Inodes {
 
     /// How many inodes are known.
     pub fn count(&self) -> usize {
-        self.shards.iter().map(|shard| locked(shard).nodes.len()).sum()
+        self.shards.iter().map(|shard| locked(shard).nodes().len()).sum()
     }
 
     /// The number by which the kernel knows an inode.
@@ -163,35 +118,27 @@ impl Inodes {
     }
 
     /// Counts one more lookup of an inode that opens again by `handle`. Returns its generation,
-    /// which tells it from an earlier inode of the same number.
+    /// which tells it from an earlier inode of the same number. `path` names it, and is kept as long
+    /// as there is room; where inodes cannot be opened by their handles, as long as it is known.
     pub fn remember(&self, inode: u64, handle: Handle, path: Option<OwnedFd>) -> u64 {
         let generation = self.generations.of(&handle);
+        let has_path = path.is_some();
         let mut shard = locked(self.shard(inode));
-        match shard.nodes.entry(inode) {
-            Entry::Vacant(place) => {
-                place.insert(Node {
-                    handle,
-                    lookups: 1,
-                    is_pinned: path.is_some(),
-                    pinned_by: None,
-                    path: path.map(Arc::new),
-                    data: None,
-                    is_recent: false,
-                    is_used: false,
-                    is_written: false,
-                });
+        shard.add(inode, || Node::new(handle.clone()));
+        shard.change(inode, |node| {
+            node.lookups += 1;
+            if node.handle != handle {
+                // The number was given to a new file before the kernel forgot the old one.
+                node.handle = handle;
+                self.give_back(node);
+                (node.data, node.path, node.is_pinned) = (None, None, false);
             }
-            Entry::Occupied(mut place) => {
-                let node = place.get_mut();
-                node.lookups += 1;
-                if node.handle != handle {
-                    // The number was given to a new file before the kernel forgot the old one.
-                    node.handle = handle;
-                    self.give_back(node);
-                    (node.data, node.is_pinned) = (None, path.is_some());
-                    node.path = path.map(Arc::new);
-                }
+            if has_path && node.path.is_none() {
+                (node.path, node.is_pinned) = (path.map(Arc::new), !self.by_handle);
             }
+        });
+        if has_path && self.by_handle {
+            shard.opened(inode, self.descriptors_max);
         }
         generation
     }
@@ -199,20 +146,15 @@ impl Inodes {
     /// The kernel takes lookups back.
     pub fn forget(&self, inode: u64, lookups: u64) {
         let mut shard = locked(self.shard(inode));
-        let Entry::Occupied(mut place) = shard.nodes.entry(inode) else { return };
-        let node = place.get_mut();
-        node.lookups = node.lookups.saturating_sub(lookups);
-        if node.lookups > 0 {
+        let left = shard.change(inode, |node| {
+            node.lookups = node.lookups.saturating_sub(lookups);
+            node.lookups
+        });
+        if left != Some(0) {
             return;
         }
-        let mut node = place.remove();
+        let Some(mut node) = shard.remove(inode) else { return };
         self.give_back(&mut node);
-        if node.is_recent {
-            // A file that was just made and removed is at the end, mostly.
-            if let Some(at) = shard.recent.iter().rposition(|one| *one == inode) {
-                shard.recent.remove(at);
-            }
-        }
         drop(shard);
         close(node);
     }
@@ -222,7 +164,7 @@ impl Inodes {
         let shards = self.shards.iter().map(locked);
         shards
             .flat_map(|shard| {
-                let pinned = shard.nodes.iter().filter(|(_, node)| node.is_pinned);
+                let pinned = shard.nodes().iter().filter(|(_, node)| node.is_pinned);
                 pinned.map(|(inode, _)| *inode).collect::<Vec<_>>()
             })
             .collect()
@@ -230,13 +172,14 @@ impl Inodes {
 
     /// How many inodes have a descriptor that names them.
     pub fn descriptors(&self) -> usize {
-        let open = |shard: &Shard| shard.nodes.values().filter(|node| node.path.is_some()).count();
+        let open =
+            |shard: &Shard| shard.nodes().values().filter(|node| node.path.is_some()).count();
         self.shards.iter().map(|shard| open(&locked(shard))).sum()
     }
 
     /// Whether the kernel may still refer to an inode.
     pub fn knows(&self, inode: u64) -> bool {
-        locked(self.shard(inode)).nodes.contains_key(&inode)
+        locked(self.shard(inode)).nodes().contains_key(&inode)
     }
 
     /// Whether a user may remove one more last name of an inode that the kernel knows: those who hold
@@ -247,14 +190,14 @@ impl Inodes {
 
     /// Holds `path`, open on an inode, until the inode is forgotten: `uid` removes its last name.
     pub fn pin(&self, inode: u64, path: OwnedFd, uid: u32) {
-        if let Some(node) = locked(self.shard(inode)).nodes.get_mut(&inode) {
+        locked(self.shard(inode)).change(inode, |node| {
             if !node.is_pinned {
                 node.is_pinned = true;
                 node.pinned_by = Some(uid);
                 node.path = Some(Arc::new(path));
                 locked(&self.pins).take(uid);
             }
-        }
+        });
     }
 
     /// Takes [`Inodes::pin`] back: the name has stayed.
@@ -263,11 +206,11 @@ impl Inodes {
             return;
         }
         let mut shard = locked(self.shard(inode));
-        if let Some(node) = shard.nodes.get_mut(&inode) {
+        shard.change(inode, |node| {
             node.is_pinned = false;
             self.give_back(node);
-            shard.opened(inode, self.descriptors_max);
-        }
+        });
+        shard.opened(inode, self.descriptors_max);
     }
 
     fn give_back(&self, node: &mut Node) {
@@ -281,30 +224,32 @@ impl Inodes {
         if inode == ROOT {
             return Ok(Arc::clone(&self.root));
         }
-        let handle = match locked(self.shard(inode)).nodes.get_mut(&inode) {
-            None => return Err(Failure(libc::ESTALE)),
-            Some(node) => {
-                if let Some(path) = &node.path {
-                    node.is_used = true;
-                    return Ok(Arc::clone(path));
-                }
-                node.handle.clone()
-            }
+        let known = locked(self.shard(inode)).change(inode, |node| {
+            node.is_used |= node.path.is_some();
+            node.path.clone().ok_or_else(|| node.handle.clone())
+        });
+        let handle = match known.ok_or(Failure(libc::ESTALE))? {
+            Ok(path) => return Ok(path),
+            Err(handle) => handle,
         };
         let opened = match handle.open(&self.root, PATH_FLAGS) {
             Ok(opened) => Arc::new(opened),
             // Its last name has gone meanwhile: it was pinned before.
             Err(gone) => {
                 let shard = locked(self.shard(inode));
-                return shard.nodes.get(&inode).and_then(|node| node.path.clone()).ok_or(gone);
+                return shard.nodes().get(&inode).and_then(|node| node.path.clone()).ok_or(gone);
             }
         };
         let mut shard = locked(self.shard(inode));
-        if let Some(node) = shard.nodes.get_mut(&inode) {
-            if node.handle == handle && node.path.is_none() {
+        let is_kept = shard.change(inode, |node| {
+            let is_kept = node.handle == handle && node.path.is_none();
+            if is_kept {
                 node.path = Some(Arc::clone(&opened));
-                shard.opened(inode, self.descriptors_max);
             }
+            is_kept
+        });
+        if is_kept == Some(true) {
+            shard.opened(inode, self.descriptors_max);
         }
         Ok(opened)
     }
@@ -334,32 +279,32 @@ impl Inodes {
     fn close_written(&self, all: bool) {
         let inodes = std::mem::take(&mut *locked(&self.written));
         for inode in inodes {
-            let mut shard = locked(self.shard(inode));
-            let Some(node) = shard.nodes.get_mut(&inode) else { continue };
-            if !node.data.as_ref().is_some_and(|data| data.is_writable) {
-                continue;
-            }
-            if std::mem::take(&mut node.is_written) && !all {
-                locked(&self.written).push(inode);
-            } else {
-                node.data = None;
-            }
+            let closed = locked(self.shard(inode)).change(inode, |node| {
+                if !node.data.as_ref().is_some_and(|data| data.is_writable) {
+                    return None;
+                }
+                if std::mem::take(&mut node.is_written) && !all {
+                    locked(&self.written).push(inode);
+                    return None;
+                }
+                node.data.take()
+            });
+            drop(closed);
         }
     }
 
     /// Closes the content of an inode, once no thread uses it.
     pub fn close_data(&self, inode: u64) {
-        let data =
-            locked(self.shard(inode)).nodes.get_mut(&inode).and_then(|node| node.data.take());
+        let data = locked(self.shard(inode)).change(inode, |node| node.data.take());
         drop(data);
     }
 
     /// The content of an inode, if it is open anyway.
     pub fn opened(&self, inode: u64) -> Option<Arc<DataFile>> {
-        let mut shard = locked(self.shard(inode));
-        let node = shard.nodes.get_mut(&inode)?;
-        node.is_used |= node.data.is_some();
-        node.data.clone()
+        locked(self.shard(inode)).change(inode, |node| {
+            node.is_used |= node.data.is_some();
+            node.data.clone()
+        })?
     }
 
     /// The content of an inode, open for reading, and for writing where `write` is set.
@@ -370,12 +315,14 @@ impl Inodes {
                 is_writable: false,
             }));
         }
-        if let Some(node) = locked(self.shard(inode)).nodes.get_mut(&inode) {
-            if let Some(data) = node.data.as_ref().filter(|data| data.is_writable || !write) {
-                node.is_used = true;
-                node.is_written |= write;
-                return Ok(Arc::clone(data));
-            }
+        let open = locked(self.shard(inode)).change(inode, |node| {
+            let data = node.data.as_ref().filter(|data| data.is_writable || !write)?;
+            node.is_used = true;
+            node.is_written |= write;
+            Some(Arc::clone(data))
+        });
+        if let Some(data) = open.flatten() {
+            return Ok(data);
         }
         let flags = if write { OFlags::RDWR } else { OFlags::RDONLY };
         let data = DataFile { fd: self.open(inode, flags)?, is_writable: write };
@@ -386,15 +333,19 @@ impl Inodes {
     pub fn keep_data(&self, inode: u64, data: DataFile) -> Arc<DataFile> {
         let data = Arc::new(data);
         let mut shard = locked(self.shard(inode));
-        if let Some(node) = shard.nodes.get_mut(&inode) {
-            if node.data.as_ref().is_none_or(|old| !old.is_writable) {
+        let is_kept = shard.change(inode, |node| {
+            let is_kept = node.data.as_ref().is_none_or(|old| !old.is_writable);
+            if is_kept {
                 node.data = Some(Arc::clone(&data));
-                if data.is_writable {
-                    node.is_written = true;
-                    locked(&self.written).push(inode);
-                }
-                shard.opened(inode, self.descriptors_max);
             }
+            if is_kept && data.is_writable {
+                node.is_written = true;
+                locked(&self.written).push(inode);
+            }
+            is_kept
+        });
+        if is_kept == Some(true) {
+            shard.opened(inode, self.descriptors_max);
         }
         data
     }
@@ -402,7 +353,7 @@ impl Inodes {
     /// Opens an inode for its content, the caller's.
     pub fn open(&self, inode: u64, flags: OFlags) -> Answer<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let handle = match locked(self.shard(inode)).nodes.get(&inode) {
+        let handle = match locked(self.shard(inode)).nodes().get(&inode) {
             Some(node) if !node.is_pinned => Some(node.handle.clone()),
             _ => None,
         };
@@ -435,15 +386,4 @@ fn close(node: Node) {
 /// A path to the inode itself, for calls that take no descriptor.
 pub fn proc_path(fd: i32) -> String {
     format!("/proc/self/fd/{fd}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Known inodes cost little: a million must stay below 400 MB with all that belongs to them.
-    #[test]
-    fn an_inode_takes_little_memory() {
-        assert!(size_of::<(u64, Node)>() <= 80);
-    }
 }

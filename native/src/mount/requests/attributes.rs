@@ -18,7 +18,7 @@ use crate::mount::requests::{effects, tree::Tree};
 pub const SET_IDS: u32 = libc::S_ISUID | libc::S_ISGID;
 
 /// An inode by one of its descriptors.
-enum Inode {
+pub enum Inode {
     /// Its content is open.
     Open(Arc<DataFile>),
     /// It is only named (`O_PATH`).
@@ -83,10 +83,7 @@ impl Tree {
         }
         if has(setattr::MODE) {
             let mode = Mode::from_raw_mode(given.mode & 0o7777);
-            match &inode {
-                Inode::Open(file) => effects::change_mode_of_open(&**file, mode)?,
-                Inode::Named(path) => effects::change_mode(&**path, mode)?,
-            }
+            change_mode(&inode, mode)?;
         }
         if has(setattr::ATIME | setattr::MTIME) {
             let atime =
@@ -102,7 +99,7 @@ impl Tree {
     }
 
     /// A descriptor of an inode: the one of its content, where that is open anyway.
-    fn inode(&self, node: u64) -> Answer<Inode> {
+    pub fn inode(&self, node: u64) -> Answer<Inode> {
         match self.inodes.opened(node) {
             Some(file) => Ok(Inode::Open(file)),
             None => Ok(Inode::Named(self.inodes.path(node)?)),
@@ -123,6 +120,13 @@ impl Tree {
             ..StatfsOut::default()
         };
         Ok(Outcome::Answered(put(out, &answer)?))
+    }
+}
+
+pub fn change_mode(inode: &Inode, mode: Mode) -> Answer<()> {
+    match inode {
+        Inode::Open(file) => effects::change_mode_of_open(&**file, mode),
+        Inode::Named(path) => effects::change_mode(&**path, mode),
     }
 }
 

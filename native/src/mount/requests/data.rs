@@ -154,16 +154,25 @@ impl Tree {
         let (Some(from), Some(to)) = (from, to) else { return Ok(Outcome::HandedOver) };
         let left = status_of(&*from)?.stx_size.saturating_sub(given.offset_in);
         let size = given.length.min(left).min(out.len() as u64) as u32;
-        let is_ready = left <= out.len() as u64
+        let may_copy = left <= out.len() as u64
             && !has_set_ids(&*to)?
             && !self.writes_wait.is_now()
-            && self.may_write(size.into())
-            && from.read_cached(given.offset_in, &mut out[..size as usize]).is_some();
-        if !is_ready {
+            && self.may_write(size.into());
+        if !may_copy {
             return Ok(Outcome::HandedOver);
         }
+        let Some(length) = from.read_cached(given.offset_in, &mut out[..size as usize]) else {
+            return Ok(Outcome::HandedOver);
+        };
         self.note_write(given.node_out, given.offset_out, u64::from(size));
-        self.watch_time(|| self.copy_range(request, out, wide))
+        self.watch_time(|| {
+            if self.inodes.shares_extents {
+                return self.copy_range(request, out, wide);
+            }
+            // The bytes are at hand: the kernel would take them through a pipe.
+            let copied = effects::write(&*to, &out[..length], given.offset_out)?;
+            copied_bytes(copied, out, wide)
+        })
     }
 
     pub fn read(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
@@ -231,11 +240,14 @@ impl Tree {
         let to = self.inodes.data(given.node_out, true)?;
         let length = if wide { given.length as usize } else { given.length as u32 as usize };
         let bytes = effects::copy_range(&*from, given.offset_in, &*to, given.offset_out, length)?;
-        let length = if wide {
-            put(out, &CopyFileRangeOut { bytes: bytes as u64 })?
-        } else {
-            put(out, &WriteOut { size: bytes as u32, unused: 0 })?
-        };
-        Ok(Outcome::Answered(length))
+        copied_bytes(bytes, out, wide)
     }
+}
+
+fn copied_bytes(bytes: usize, out: &mut [u8], wide: bool) -> Answer<Outcome> {
+    Ok(Outcome::Answered(if wide {
+        put(out, &CopyFileRangeOut { bytes: bytes as u64 })?
+    } else {
+        put(out, &WriteOut { size: bytes as u32, unused: 0 })?
+    }))
 }

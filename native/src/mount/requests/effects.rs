@@ -135,6 +135,11 @@ pub fn set_attribute(inode: impl AsFd, name: &CStr, value: &[u8], flags: u32) ->
     Ok(rustix::fs::setxattr(link.as_str(), name, value, flags)?)
 }
 
+pub fn set_attribute_of_open(file: impl AsFd, name: &CStr, value: &[u8], flags: u32) -> Answer<()> {
+    let flags = XattrFlags::from_bits_retain(flags);
+    Ok(rustix::fs::fsetxattr(file, name, value, flags)?)
+}
+
 pub fn remove_attribute(inode: impl AsFd, name: &CStr) -> Answer<()> {
     let link = proc_path(inode.as_fd().as_raw_fd());
     Ok(rustix::fs::removexattr(link.as_str(), name)?)

@@ -60,27 +60,28 @@ impl Tree {
 
     /// As [`Tree::find`], where names may change meanwhile, for the kernel: it looks names up again
     /// that it knows without a lock of the directory. The inode stays open until it is counted, so
-    /// that no other one gets its number before.
+    /// that no other one gets its number before, and longer while there is room: it is asked for soon.
     pub fn find_known(&self, parent: impl AsFd, name: &CStr) -> Answer<Option<EntryOut>> {
         let parent = parent.as_fd();
-        if !self.inodes.by_handle {
-            return Ok(self.find_open(parent, name)?.map(|found| self.remembered(found)));
-        }
-        let held = match openat(parent, name, PATH_FLAGS, Mode::empty()) {
-            Err(Errno::NOENT) => return Ok(None),
-            result => result?,
-        };
-        Ok(Some(self.remembered(self.found(&held)?)))
+        Ok(self.find_open(parent, name)?.map(|found| self.remembered(found)))
     }
 
     fn find_open(&self, parent: BorrowedFd, name: &CStr) -> Answer<Option<Found>> {
-        let path = match openat(parent, name, PATH_FLAGS, Mode::empty()) {
-            Err(Errno::NOENT) => return Ok(None),
-            result => result?,
-        };
+        match openat(parent, name, PATH_FLAGS, Mode::empty()) {
+            Err(Errno::NOENT) => Ok(None),
+            result => Ok(Some(self.found_open(result?)?)),
+        }
+    }
+
+    /// The inode that `path` names.
+    pub fn found_open(&self, path: OwnedFd) -> Answer<Found> {
         let status = status_of(&path)?;
         self.within(&status)?;
-        Ok(Some(Found { status, handle: Handle::new(&[]), path: Some(path) }))
+        let handle = match self.inodes.by_handle {
+            true => name_to_handle_at(path.as_raw_fd(), c"", Handle::new)?,
+            false => Handle::new(&[]),
+        };
+        Ok(Found { status, handle, path: Some(path) })
     }
 
     /// The inode that `fd` is open on.

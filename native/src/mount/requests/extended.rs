@@ -3,17 +3,20 @@
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
 
-use rustix::fs::{Mode, fgetxattr, getxattr, listxattr};
+use rustix::fs::{Mode, fgetxattr, flistxattr, getxattr, listxattr};
 use rustix::io::Errno;
 
 use crate::mount::inodes::table::proc_path;
 use crate::mount::protocol::abi::{GetxattrIn, GetxattrOut, SETXATTR_KILL_SGID, SetxattrIn};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
+use crate::mount::requests::attributes::{Inode, change_mode};
 use crate::mount::requests::entries::status_of;
 use crate::mount::requests::{effects, tree::Tree};
 
 /// The longest value or list of names that Linux has.
 const VALUE_BYTES_MAX: usize = 64 << 10;
+/// What is longer is asked for twice: the kernel clears as much memory as there is room for.
+const USUAL_BYTES: usize = 1 << 10;
 
 /// Attributes that Python makes when it is asked for them: a file's digest, what was deleted.
 const MADE: &[u8] = b"user.dedupd.";
@@ -38,13 +41,11 @@ impl Tree {
         if is_made(name) {
             return Ok(Outcome::HandedOver);
         }
-        let room = &mut out[..VALUE_BYTES_MAX];
-        let value = match self.inodes.opened(request.header.node) {
-            Some(file) => fgetxattr(&*file, name, room),
-            None => {
-                let inode = self.inodes.path(request.header.node)?;
-                getxattr(proc_path(inode.as_raw_fd()).as_str(), name, room)
-            }
+        // Never with less room than that: of a capability the length alone is another one.
+        let inode = self.inode(request.header.node)?;
+        let value = match value_of(&inode, name, &mut out[..USUAL_BYTES]) {
+            Err(Errno::RANGE) => value_of(&inode, name, &mut out[..VALUE_BYTES_MAX]),
+            result => result,
         };
         match value {
             Ok(length) => sized(given.size, length, out),
@@ -62,10 +63,21 @@ impl Tree {
 
     pub fn list_attributes(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let given: GetxattrIn = request.part()?;
-        let inode = self.inodes.path(request.header.node)?;
-        let link = proc_path(inode.as_raw_fd());
-        let mut names = vec![0; VALUE_BYTES_MAX];
-        let length = listxattr(link.as_str(), &mut names[..])?;
+        let inode = self.inode(request.header.node)?;
+        let list = |names: &mut [u8]| match &inode {
+            Inode::Open(file) => flistxattr(&**file, names),
+            Inode::Named(path) => listxattr(proc_path(path.as_raw_fd()).as_str(), names),
+        };
+        let (mut usual, mut longest) = ([0; USUAL_BYTES], Vec::new());
+        let mut names = &mut usual[..];
+        let length = match list(names) {
+            Err(Errno::RANGE) => {
+                longest.resize(VALUE_BYTES_MAX, 0);
+                names = &mut longest[..];
+                list(names)?
+            }
+            result => result?,
+        };
         let mut end = 0;
         for name in names[..length].split_inclusive(|byte| *byte == 0) {
             let is_hidden = CStr::from_bytes_with_nul(name)
@@ -89,13 +101,17 @@ impl Tree {
         }
         let start = name.count_bytes() + 1;
         let value = request.rest.get(start..start + given.size as usize);
-        let inode = self.inodes.path(request.header.node)?;
-        effects::set_attribute(&*inode, name, value.ok_or(Failure(libc::EINVAL))?, given.flags)?;
+        let value = value.ok_or(Failure(libc::EINVAL))?;
+        let inode = self.inode(request.header.node)?;
+        match &inode {
+            Inode::Open(file) => effects::set_attribute_of_open(&**file, name, value, given.flags)?,
+            Inode::Named(path) => effects::set_attribute(&**path, name, value, given.flags)?,
+        }
         if given.setxattr_flags & SETXATTR_KILL_SGID != 0 {
-            let mode = u32::from(status_of(&*inode)?.stx_mode);
+            let mode = u32::from(status_of(&inode)?.stx_mode);
             if mode & libc::S_ISGID != 0 {
                 let kept = Mode::from_raw_mode(mode & 0o7777 & !libc::S_ISGID);
-                effects::change_mode(&*inode, kept)?;
+                change_mode(&inode, kept)?;
             }
         }
         Ok(Outcome::Answered(0))
@@ -112,6 +128,13 @@ impl Tree {
         let inode = self.inodes.path(request.header.node)?;
         effects::remove_attribute(&*inode, name)?;
         Ok(Outcome::Answered(0))
+    }
+}
+
+fn value_of(inode: &Inode, name: &CStr, room: &mut [u8]) -> Result<usize, Errno> {
+    match inode {
+        Inode::Open(file) => fgetxattr(&**file, name, room),
+        Inode::Named(path) => getxattr(proc_path(path.as_raw_fd()).as_str(), name, room),
     }
 }
 

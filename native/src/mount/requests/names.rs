@@ -1,14 +1,14 @@
 //! Requests that look names up, make them, and remove them.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, RenameFlags, getxattr, lgetxattr, openat, readlinkat_raw};
+use rustix::fs::{Mode, OFlags, RenameFlags, openat, readlinkat_raw};
 use rustix::io::Errno;
 
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::inodes::pins::SUPERUSER;
-use crate::mount::inodes::table::{PATH_FLAGS, proc_path};
+use crate::mount::inodes::table::PATH_FLAGS;
 use crate::mount::protocol::abi::{
     CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, OPEN_KEEP_CACHE, OpenOut, Rename2In, RenameIn,
 };
@@ -16,6 +16,7 @@ use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
 use crate::mount::requests::attributes::SET_IDS;
 use crate::mount::requests::entries::{absent, status_at, status_of};
 use crate::mount::requests::{effects, tree::Tree};
+use crate::system::attributes::getxattr_at;
 
 const PERMISSIONS: u32 = 0o7777;
 const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
@@ -76,20 +77,24 @@ impl Tree {
         mode: u32,
         out: &mut [u8],
     ) -> Answer<Outcome> {
-        if let Some(owner) = self.owner(request, parent)? {
-            let given = openat(parent, name, PATH_FLAGS, Mode::empty())
-                .map_err(Failure::from)
-                .and_then(|inode| give(inode, owner, mode));
-            if let Err(failure) = given {
+        let owned = || {
+            let inode = openat(parent, name, PATH_FLAGS, Mode::empty())?;
+            if let Some(owner) = self.owner(request, parent)? {
+                give(&inode, owner, mode)?;
+            }
+            self.found_open(inode)
+        };
+        match owned() {
+            Ok(found) => answered(out, &self.remembered(found)),
+            Err(failure) => {
                 // The kernel has the directory locked until the answer: nobody has seen the name.
                 let _ = match mode & libc::S_IFMT {
                     libc::S_IFDIR => effects::remove_directory(parent, name),
                     _ => effects::remove_name(parent, name),
                 };
-                return Err(failure);
+                Err(failure)
             }
         }
-        self.named(parent, name, out)
     }
 
     /// Tells the kernel of a name that there is by now.
@@ -231,9 +236,7 @@ impl Tree {
     /// Whether a name leads to a stub, as far as that can be told.
     fn is_stub(&self, parent: impl AsFd, name: &CStr) -> bool {
         let Some(reserved) = &self.reserved else { return false };
-        let mut path = format!("{}/", proc_path(parent.as_fd().as_raw_fd())).into_bytes();
-        path.extend_from_slice(name.to_bytes());
-        let found = lgetxattr(path, reserved.as_c_str(), &mut [0_u8; 0][..]);
+        let found = getxattr_at(parent.as_fd(), name, reserved, &mut []);
         !matches!(found, Err(Errno::NODATA | Errno::NOENT | Errno::OPNOTSUPP))
     }
 
@@ -282,10 +285,7 @@ fn give(inode: impl AsFd, owner: Owner, mode: u32) -> Answer<()> {
 /// umask already; then this changes nothing.
 fn inherited_mode(parent: &OwnedFd, mode: u32, umask: u32) -> u32 {
     let masked = mode & !(umask & 0o777);
-    let has_default = || {
-        let link = proc_path(parent.as_raw_fd());
-        getxattr(link.as_str(), DEFAULT_ACL, &mut [0_u8; 0][..]).is_ok()
-    };
+    let has_default = || getxattr_at(parent.as_fd(), c".", DEFAULT_ACL, &mut []).is_ok();
     if masked == mode || has_default() { mode } else { masked }
 }
 
