@@ -16,6 +16,7 @@ import trio
 from dedupd import native
 from dedupd.errors import Busy
 from dedupd.system import mount_table
+from dedupd.system.files import opened
 from dedupd.system.log_queue import Datagrams, LogQueue, syslog_line
 from dedupd.system.paths import explain
 from dedupd.system.processes import CAP_SYS_RESOURCE, cores, give_up_capability
@@ -203,6 +204,8 @@ async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> N
     """Call ``ready`` as soon as the mount answers."""
     await trio.to_thread.run_sync(os.statvfs, mount.mountpoint)
     await trio.to_thread.run_sync(_read_ahead_more, mount.mountpoint)
+    if not mount.volume.is_read_only:
+        await trio.to_thread.run_sync(_open_once, mount.mountpoint)
     line = mount.line
     way = "io_uring" if line is not None and line.is_by_ring else "/dev/fuse"
     log.info("%s is mounted at %s, by %s", mount.volume.root, mount.mountpoint, way)
@@ -218,6 +221,18 @@ def _read_ahead_more(mountpoint: str) -> None:
     path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
     with suppress(OSError), open(path, "w") as file:  # not root: the default will do
         file.write(str(READ_AHEAD_KIB))
+
+
+def _open_once(mountpoint: str) -> None:
+    """Let the kernel find out that no opening has to be asked for.
+
+    Until then it has each new file released by a message, which unpacking an archive notices.
+    """
+    with (
+        suppress(OSError),  # no room, or mounted read-only: it finds out later
+        opened(os.open(mountpoint, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)) as fd,
+    ):
+        os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC))
 
 
 async def _stop_on_signal(

@@ -63,6 +63,8 @@ pub struct Inodes {
     pub watched: Arc<Watched>,
     pub lent: Lent,
     pub changes: Arc<Changes>,
+    /// Of which of them the kernel was told to forget the attributes.
+    pub forgotten: Changes,
     pub given: Given,
 }
 
@@ -93,6 +95,7 @@ impl Inodes {
             watched: Arc::default(),
             lent: Lent::default(),
             changes: Arc::default(),
+            forgotten: Changes::default(),
             given: Given::default(),
             shards: (0..parts).map(|_| Mutex::default()).collect(),
         })

@@ -42,6 +42,7 @@ pub struct StubRead {
     store: Arc<Store>,
     stub: StubHead,
     pieces: Vec<Piece>,
+    length: u64,
     /// What its reader is expected to read next.
     ahead: Option<Range<u64>>,
 }
@@ -50,6 +51,16 @@ impl StubRead {
     /// The answer. None where anything is not as expected.
     pub fn parts(&self) -> Option<Vec<Part>> {
         self.store.parts(&self.stub, &self.pieces, Reads::Any)
+    }
+
+    /// How many bytes are asked for.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether chunks are to be loaded once the answer is given.
+    pub fn has_ahead(&self) -> bool {
+        self.ahead.is_some()
     }
 
     pub fn load_ahead(&self) {
@@ -73,10 +84,15 @@ pub struct PlainRead {
 }
 
 impl PlainRead {
+    /// How many bytes are asked for.
+    pub fn length(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
     /// The bytes, as far as the file goes. None where Python may have begun to change the file, or
     /// they cannot be read.
     pub fn bytes(&self) -> Option<Vec<u8>> {
-        let length = usize::try_from(self.range.end - self.range.start).ok()?;
+        let length = usize::try_from(self.length()).ok()?;
         let mut bytes = vec![0; length];
         let done = self.file.read_all(self.range.start, &mut bytes).ok()?;
         bytes.truncate(done);
@@ -155,15 +171,16 @@ impl Tree {
             Pieces::OnDisk(range) => return Some(Reading::OnDisk(Arc::clone(file), range)),
             Pieces::Known(pieces) => pieces,
         };
-        let mut read = StubRead { store: Arc::clone(store), stub: look.stub, pieces, ahead: None };
-        if end - given.offset <= AT_ONCE_BYTES {
+        let (store, length) = (Arc::clone(store), end - given.offset);
+        let mut read = StubRead { store, stub: look.stub, pieces, length, ahead: None };
+        if length <= AT_ONCE_BYTES {
             if let Some(length) = read.fill(out) {
                 return Some(Reading::Answered(length));
             }
         }
         if !look.is_local {
-            let bytes_max = store.cache.bytes_max as u64;
-            let ahead = store.content.ahead_bytes(range.end - range.start);
+            let bytes_max = read.store.cache.bytes_max as u64;
+            let ahead = read.store.content.ahead_bytes(length);
             read.ahead = self.readers.follow(node, &range, read.stub.covered, ahead, bytes_max);
         }
         Some(Reading::OfStore(read))

@@ -161,8 +161,9 @@ impl Line {
     /// Has the kernel ask again for an inode's attributes. Fails with ENOENT where the kernel does
     /// not know the inode.
     pub fn forget_attributes(&self, node: u64) -> Answer<()> {
-        // Of an inode that is not known yet an answer may be on its way.
+        // Of an inode that is not known yet an answer may be on its way; of one that is, too.
         self.tree.inodes.changes.note(node);
+        self.tree.inodes.forgotten.note(node);
         forget_attributes(&self.device, node)
     }
 
@@ -272,7 +273,15 @@ impl Line {
                 self.give(unique, &answer)?;
                 Ok(None)
             }
-            Taken::Silent | Taken::Later => Ok(None),
+            Taken::Silent => Ok(None),
+            Taken::Read(read) => {
+                self.shared.reads.begin(read);
+                Ok(None)
+            }
+            Taken::Sync(sync) => match self.shared.syncs.begin(sync) {
+                true => Ok(None),
+                false => self.hand_over().map(Some),
+            },
             Taken::HandedOver => self.hand_over().map(Some),
         }
     }

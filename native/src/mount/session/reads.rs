@@ -1,5 +1,5 @@
 //! Reads that have to decode chunks, or to wait for the disk: in threads, which give the kernel the
-//! answer, or the request back to the line.
+//! answer, or the request back to the line. A thread of a ring performs short ones itself.
 //!
 //! A user gets a thread as long as more are left free than the user has; users whose reads wait take
 //! turns.
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::mount::counted::Counted;
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::requests::reading::{PlainRead, StubRead};
-use crate::mount::requests::stubs::Part;
+use crate::mount::requests::stubs::{AT_ONCE_BYTES, Part};
 use crate::mount::session::answers::Answers;
 use crate::mount::session::returns::{Back, Returns};
 use crate::threads::lock::locked;
@@ -46,6 +46,15 @@ pub struct FileRead {
 }
 
 impl FileRead {
+    /// Whether it takes another thread longer to begin than this one to end, the disk aside.
+    fn is_short(&self) -> bool {
+        match &self.work {
+            Work::OnDisk(_, range) => range.end - range.start <= AT_ONCE_BYTES,
+            Work::OfPlain(plain) => plain.length() <= AT_ONCE_BYTES,
+            Work::OfStore(stub) => stub.length() <= AT_ONCE_BYTES && !stub.has_ahead(),
+        }
+    }
+
     fn perform(self, returns: &Returns) {
         match self.work {
             Work::OnDisk(file, range) => {
@@ -180,16 +189,42 @@ impl FileReads {
         FileReads(Arc::new(Shared { state, changed, returns }))
     }
 
+    /// Has another thread perform a read, in its user's turn.
     pub fn begin(&self, read: FileRead) {
         let mut state = locked(&self.0.state);
         let before = state.ready.len();
         state.wait(read);
         state.let_in();
+        self.have_performed(&mut state, before);
+    }
+
+    /// Performs a read that is short in this thread if its user may have one more; else as
+    /// [`FileReads::begin`].
+    pub fn perform(&self, read: FileRead) {
+        let uid = read.uid;
+        let share = read.is_short().then(|| self.share(uid)).flatten();
+        match share {
+            Some(_share) => read.perform(&self.0.returns),
+            None => self.begin(read),
+        }
+    }
+
+    fn share(&self, uid: u32) -> Option<Share<'_>> {
+        let mut state = locked(&self.0.state);
+        let may = state.may_have(uid);
+        may.then(|| {
+            state.take(uid);
+            Share { reads: self, uid }
+        })
+    }
+
+    /// Finds threads for what has come to be ready, after `before` others.
+    fn have_performed(&self, state: &mut State, before: usize) {
         for ready in before..state.ready.len() {
             if ready < state.idle {
                 self.0.changed.notify_one();
             } else {
-                self.start_thread(&mut state);
+                self.start_thread(state);
             }
         }
     }
@@ -206,6 +241,21 @@ impl FileReads {
                 self.0.returns.put(Back::HandedOver(read.message));
             }
         }
+    }
+}
+
+/// One of the reads that may be under way at a time, in a thread that is not of [`FileReads`].
+struct Share<'a> {
+    reads: &'a FileReads,
+    uid: u32,
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        let mut state = locked(&self.reads.0.state);
+        let before = state.ready.len();
+        state.give_back(self.uid);
+        self.reads.have_performed(&mut state, before);
     }
 }
 

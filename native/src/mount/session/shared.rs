@@ -19,6 +19,7 @@ use crate::mount::session::answers::Answers;
 use crate::mount::session::pace::{Pace, Seen};
 use crate::mount::session::reads::{FileRead, FileReads, Work};
 use crate::mount::session::returns::Returns;
+use crate::mount::session::serve::forget_attributes;
 use crate::mount::session::syncs::{FileSync, Syncs};
 
 /// What becomes of a request that native code takes.
@@ -27,8 +28,10 @@ pub enum Taken {
     Answered(Answer<usize>),
     /// No answer is expected.
     Silent,
-    /// A thread answers it, or gives it back.
-    Later,
+    /// It is read in a thread that may wait, which answers it or gives it back.
+    Read(FileRead),
+    /// It is synced in a thread that may wait, which answers it.
+    Sync(FileSync),
     /// It is Python's.
     HandedOver,
 }
@@ -84,6 +87,15 @@ impl Shared {
         Seen { has_returns: !self.returns.is_empty(), ..self.pace.seen() }
     }
 
+    /// Has the kernel ask for the attributes of an inode again if it was told so after an instant: it
+    /// has been given some since that may be older.
+    pub fn forget_again(&self, node: u64, since: u64) {
+        if self.tree.inodes.forgotten.has(node, since) {
+            // Of one that it does not know it has none.
+            let _ = forget_attributes(&self.device, node);
+        }
+    }
+
     /// Nobody answers any more what the loop's thread has, or would get.
     pub fn leave_all(&self) {
         while let Some(back) = self.returns.take() {
@@ -94,8 +106,8 @@ impl Shared {
         self.answers.seats.leave_with_loop();
     }
 
-    /// Takes a request, between two awaits of the event loop: answers it into `body`, has a thread
-    /// answer it, or leaves it to Python. `agreed`: the flags of the session. `again`: the disk was
+    /// Takes a request, between two awaits of the event loop: answers it into `body`, says what a
+    /// thread has to wait for, or leaves it to Python. `agreed`: the flags of the session. `again`: the disk was
     /// waited for already. `message`: the request in one piece.
     pub fn take(
         &self,
@@ -108,7 +120,9 @@ impl Shared {
         let began = Instant::now();
         let taken = match request.header.opcode {
             op::READ => self.take_read(request, again, body, message),
-            op::FSYNC | op::FSYNCDIR if self.begins_sync(request) => Taken::Later,
+            op::FSYNC | op::FSYNCDIR => {
+                self.sync_of(request).map_or(Taken::HandedOver, Taken::Sync)
+            }
             _ => match self.tree.answer_of_volume(request, agreed, body) {
                 Ok(Outcome::Answered(length)) => Taken::Answered(Ok(length)),
                 Ok(Outcome::Silent) => Taken::Silent,
@@ -141,32 +155,32 @@ impl Shared {
             Ok(Reading::Answered(length)) => return Taken::Answered(Ok(length)),
             Err(failure) => return Taken::Answered(Err(failure)),
         };
-        self.reads.begin(FileRead {
+        Taken::Read(FileRead {
             answers: Arc::clone(&self.answers),
             work,
             unique: header.unique,
             uid: header.uid,
             message: message(),
-        });
-        Taken::Later
+        })
     }
 
-    /// Whether a request is to sync a file that Python has not open, and is under way.
+    /// The sync that a request asks for, of a file that Python has not open. None where its user, or
+    /// all together, have too many under way.
     ///
     /// By the descriptor that it was written with, if that is open still: so lost writes are told.
-    fn begins_sync(&self, request: &Request) -> bool {
+    fn sync_of(&self, request: &Request) -> Option<FileSync> {
         let node = request.header.node;
         if self.tree.inodes.watched.has(node) {
-            return false;
+            return None;
         }
-        let Ok(given) = request.part::<FsyncIn>() else { return false };
-        let Ok(file) = self.tree.inodes.data(node, false) else { return false };
-        self.syncs.begin(FileSync {
+        let given: FsyncIn = request.part().ok()?;
+        let file = self.tree.inodes.data(node, false).ok()?;
+        Some(FileSync {
+            share: self.syncs.share(request.header.uid)?,
             answers: Arc::clone(&self.answers),
             file,
             data_only: given.flags & FSYNC_DATA != 0,
             unique: request.header.unique,
-            uid: request.header.uid,
         })
     }
 }

@@ -1,4 +1,5 @@
-//! Syncs of files: they wait for the disk, so each has a thread, which gives the kernel the answer.
+//! Syncs of files: they wait for the disk, so each has a thread, which gives the kernel the answer: one
+//! of its own, or that of the ring by which the request has come.
 //!
 //! Their number is bounded, and that of each user; what is beyond it waits its turn with the caller.
 
@@ -23,18 +24,20 @@ const IDLE: Duration = Duration::from_secs(5);
 
 /// A request to sync a file.
 pub struct FileSync {
+    pub share: Share,
     pub answers: Arc<Answers>,
     pub file: Arc<DataFile>,
     pub data_only: bool,
     pub unique: u64,
-    pub uid: u32,
 }
 
 impl FileSync {
-    fn perform(self) {
+    /// Waits for the disk.
+    pub fn perform(self) {
         let synced = effects::sync(&*self.file, self.data_only);
         // Closed first: whoever has the answer may unmount what is below.
         drop(self.file);
+        drop(self.share);
         // Nobody is there who could be told of an error.
         let _ = match synced {
             Ok(()) => self.answers.give(self.unique, &[]),
@@ -68,32 +71,45 @@ impl State {
     }
 }
 
+type Waiting = Arc<(Mutex<State>, Condvar)>;
+
+/// One of the syncs that may be under way at a time, and of its user's; given back when this is dropped.
+pub struct Share {
+    all: Waiting,
+    uid: u32,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        locked(&self.all.0).end(self.uid);
+    }
+}
+
 /// The syncs of a mount.
 #[derive(Default)]
-pub struct Syncs(Arc<(Mutex<State>, Condvar)>);
+pub struct Syncs(Waiting);
 
 impl Syncs {
-    /// Begins a sync. False where the user, or all together, have too many under way.
+    /// None where the user, or all together, have too many under way.
+    pub fn share(&self, uid: u32) -> Option<Share> {
+        let may = locked(&self.0.0).begin(uid);
+        may.then(|| Share { all: Arc::clone(&self.0), uid })
+    }
+
+    /// Has another thread perform a sync. False where there is none to be had.
     pub fn begin(&self, sync: FileSync) -> bool {
         let (state, ready) = &*self.0;
-        let uid = sync.uid;
         let mut state = locked(state);
-        if !state.begin(uid) {
-            return false;
-        }
         if state.idle > 0 {
             state.idle -= 1;
             state.waiting.push_back(sync);
             ready.notify_one();
             return true;
         }
+        drop(state);
         let shared = Arc::clone(&self.0);
         let thread = std::thread::Builder::new().name("syncs".into());
-        let started = thread.spawn(move || work(&shared, sync)).is_ok();
-        if !started {
-            state.end(uid);
-        }
-        started
+        thread.spawn(move || work(&shared, sync)).is_ok()
     }
 }
 
@@ -101,10 +117,8 @@ fn work((state, ready): &(Mutex<State>, Condvar), first: FileSync) {
     spread();
     let mut next = Some(first);
     while let Some(sync) = next.take() {
-        let uid = sync.uid;
         sync.perform();
         let mut now = locked(state);
-        now.end(uid);
         if now.idle >= IDLE_MAX {
             return;
         }

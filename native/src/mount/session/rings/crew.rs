@@ -2,8 +2,9 @@
 //!
 //! What only looks they answer as stand-ins do (`Tree::answer_beside`). For the rest they take the
 //! turn (`turn.rs`), and do what the loop's thread does with requests that it takes itself
-//! (`Shared::take`). What is Python's goes to the loop's thread, what waits for the disk to a thread
-//! of its own; the entry's thread waits for the answer (`seat.rs`) and holds up no other.
+//! (`Shared::take`). What is Python's goes to the loop's thread, and what has much to decode to a thread
+//! of its own; the entry's thread waits for the answer (`seat.rs`) and holds up no other. Short reads and
+//! syncs it performs itself: another thread would have to be woken, and to wake it again.
 //!
 //! Each queue begins with two threads. One that takes a request while no other of its queue is free
 //! starts one more, so that requests that wait do not keep others from being taken.
@@ -20,7 +21,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::write;
+use zerocopy::FromBytes;
 
+use crate::mount::protocol::abi::EntryOut;
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode as op;
 use crate::mount::session::rings::entry::{Entry, Found, SHORT_BYTES_MAX, queues};
@@ -46,8 +49,7 @@ const WAKE_LOOKS: u32 = 5;
 /// How often the end asks whether threads still wait for somebody.
 const END_TICK: Duration = Duration::from_millis(2);
 
-/// Requests whose answers carry attributes, which the kernel takes whatever it was told meanwhile: the
-/// turn is kept until it has them.
+/// Requests whose answers carry attributes, which the kernel keeps whatever it was told meanwhile.
 const WITH_ATTRIBUTES: [u32; 7] =
     [op::SETATTR, op::CREATE, op::TMPFILE, op::MKNOD, op::MKDIR, op::SYMLINK, op::LINK];
 
@@ -281,7 +283,7 @@ impl Crew {
         let mut desk = locked(&seat.desk);
         let Desk { memory, .. } = &mut *desk;
         let mut unique = 0;
-        let mut held = None;
+        let mut told = None;
         let mut handed_over = None;
         let taken = memory.serve(self.agreed, scratch, |request, body| {
             unique = request.header.unique;
@@ -290,20 +292,15 @@ impl Crew {
             if let Some(answer) = self.look(request, body) {
                 return Taken::Answered(answer);
             }
-            let may_take_long = matches!(opcode, op::READ | op::FSYNC | op::FSYNCDIR);
-            if may_take_long {
-                self.shared.answers.seats.seat(unique, seat);
-            }
-            held = Some(self.turn.take());
+            let held = self.turn.take();
+            let since = self.shared.tree.inodes.forgotten.now();
             let take = || self.shared.take(request, self.agreed, false, body, || whole(request));
             // The program that waits gets an answer in any case.
             let taken = catch_unwind(AssertUnwindSafe(take))
                 .unwrap_or(Taken::Answered(Err(Failure(libc::EIO))));
-            if !(may_take_long && matches!(taken, Taken::Later)) {
-                self.shared.answers.seats.unseat(unique);
-            }
-            if !WITH_ATTRIBUTES.contains(&opcode) {
-                held = None;
+            drop(held);
+            if let Taken::Answered(Ok(length)) = taken {
+                told = told_attributes(request, &body[..length]).map(|node| (node, since));
             }
             if matches!(taken, Taken::HandedOver) {
                 handed_over = Some(whole(request));
@@ -315,8 +312,9 @@ impl Crew {
                 memory.answer(unique, &answer, scratch);
                 drop(desk);
                 entry.commit(unique)?;
-                if held.is_some() {
+                if let Some((node, since)) = told {
                     entry.submit()?;
+                    self.shared.forget_again(node, since);
                 }
                 return Ok(true);
             }
@@ -325,9 +323,16 @@ impl Crew {
                 entry.commit(unique)?;
                 return Ok(true);
             }
-            Taken::Later => {}
+            Taken::Read(read) => {
+                drop(desk);
+                self.wait_for(unique, seat, || self.shared.reads.perform(read));
+            }
+            Taken::Sync(sync) => {
+                drop(desk);
+                self.wait_for(unique, seat, || sync.perform());
+            }
             Taken::HandedOver => {
-                drop(held);
+                drop(desk);
                 while !self.shared.returns.wait_for_room(ROOM_WAIT) {
                     if self.has_ended.load(Ordering::SeqCst) {
                         return Ok(false);
@@ -338,12 +343,20 @@ impl Crew {
                 self.shared.returns.put_decided(handed_over.unwrap_or_default());
             }
         }
-        drop(desk);
         if !seat.wait() {
             return Ok(false);
         }
         entry.commit(unique)?;
         Ok(true)
+    }
+
+    /// Performs what waits for the disk, and answers a request of the entry.
+    fn wait_for(&self, unique: u64, seat: &Arc<Seat>, perform: impl FnOnce()) {
+        self.shared.answers.seats.seat(unique, seat);
+        if catch_unwind(AssertUnwindSafe(perform)).is_err() {
+            // Where it has an answer already, nobody waits for this one.
+            let _ = self.shared.answers.refuse(unique, libc::EIO);
+        }
     }
 
     /// Answers a request that only looks; None of all others.
@@ -359,5 +372,36 @@ impl Crew {
         };
         self.shared.note_busy(began);
         Some(answer)
+    }
+}
+
+/// The inode whose attributes an answer carries, for the kernel to keep.
+fn told_attributes(request: &Request, body: &[u8]) -> Option<u64> {
+    match request.header.opcode {
+        op::SETATTR => Some(request.header.node),
+        opcode if WITH_ATTRIBUTES.contains(&opcode) => {
+            EntryOut::read_from_prefix(body).ok().map(|(entry, _)| entry.node)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::{FromZeros, IntoBytes};
+
+    use super::*;
+    use crate::mount::protocol::abi::InHeader;
+
+    #[test]
+    fn attributes_are_told_of_what_was_changed_or_made() {
+        let entry = EntryOut { node: 9, ..EntryOut::default() };
+        let told = |opcode| {
+            let header = InHeader { opcode, node: 7, ..InHeader::new_zeroed() };
+            told_attributes(&Request { header, fixed: &[], rest: &[] }, entry.as_bytes())
+        };
+        assert_eq!(told(op::SETATTR), Some(7));
+        assert!([op::CREATE, op::MKDIR, op::LINK].iter().all(|&opcode| told(opcode) == Some(9)));
+        assert!([op::WRITE, op::UNLINK, op::RENAME].iter().all(|&opcode| told(opcode).is_none()));
     }
 }

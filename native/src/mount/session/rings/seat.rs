@@ -66,11 +66,6 @@ impl Seats {
         locked(&self.0).insert(unique, taken);
     }
 
-    /// The entry's thread answers it itself.
-    pub fn unseat(&self, unique: u64) {
-        locked(&self.0).remove(&unique);
-    }
-
     pub fn note_with_loop(&self, unique: u64) {
         if let Some(taken) = locked(&self.0).get_mut(&unique) {
             taken.is_with_loop = true;
