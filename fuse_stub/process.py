@@ -19,7 +19,12 @@ from dedupd.system import mount_table
 from dedupd.system.files import opened
 from dedupd.system.log_queue import Datagrams, LogQueue, syslog_line
 from dedupd.system.paths import explain
-from dedupd.system.processes import CAP_SYS_RESOURCE, cores, give_up_capability
+from dedupd.system.processes import (
+    CAP_SYS_RESOURCE,
+    cores,
+    give_up_capability,
+    leave_callers_in_place,
+)
 from dedupd.units import MIB
 from dedupd.volume.commit import settle_noted
 from dedupd.volume.probe import require_suitable
@@ -267,6 +272,7 @@ def serve_for_parent(
             # of its own group.
             with suppress(PermissionError):  # it leads its group already
                 os.setsid()
+            leave_callers_in_place()
             os.write(answer_fd, json.dumps(reply).encode())
             os.close(answer_fd)
             answered = True

@@ -4,7 +4,9 @@ import ctypes
 import os
 import struct
 import sys
+from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
 
 
 class IoPriority(StrEnum):
@@ -26,10 +28,68 @@ def give_way(io_priority: IoPriority = IoPriority.IDLE) -> None:
     }[io_priority]
     process = psutil.Process()
     process.nice(19)
+    if has_group_of_its_own():
+        # There the value above counts among its own threads only.
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text("19")
     try:
         process.ionice(io_class, level)
     except (OSError, psutil.Error):
         pass  # a kernel without I/O classes
+
+
+_FIRST_CGROUP_NAMESPACE = 0xEFFF_FFFB
+"""Its inode number: in another one, the name of a group does not tell where it is."""
+
+
+def has_group_of_its_own() -> bool:
+    """Whether the scheduler shares processors out to the session of this process as to one, and it
+    leads that (``sched(7)``, "The autogroup feature").
+
+    It does not where the process is in a control group for processors.
+    """
+    try:
+        if os.stat("/proc/self/ns/cgroup").st_ino != _FIRST_CGROUP_NAMESPACE:
+            return False
+        if Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() != "1":
+            return False
+        groups = Path("/proc/self/cgroup").read_text()
+    except OSError:  # a kernel without
+        return False
+    return os.getsid(0) == os.getpid() and not any(
+        _has_processors(*line.split(":", 2)[1:]) for line in groups.splitlines()
+    )
+
+
+def _has_processors(controllers: str, path: str) -> bool:
+    """Whether a control group of this process, or one around it, is for processors."""
+    if controllers:
+        return "cpu" in controllers.split(",") and path != "/"
+    group = Path("/sys/fs/cgroup", path.lstrip("/"))
+    return any((one / "cpu.weight").exists() for one in (group, *group.parents))
+
+
+def leave_callers_in_place() -> bool:
+    """Let programs that wait for an answer of this process stay on the processor that they are on.
+
+    The scheduler wakes a program on another processor if that is free, and the thread that has just
+    answered is still on this one: on a virtual machine the way there takes 40 µs, six times the
+    request itself. A processor on which there are but threads of the idle class counts as free. So
+    all threads of this process, and those that they start, are put in that class, and have the disk
+    as before. Among themselves nothing changes, nor do others notice, if the process
+    :func:`has_group_of_its_own`. Where it has not, others would come first: then nothing is done,
+    and the answer is False.
+    """
+    import psutil
+
+    if not has_group_of_its_own():
+        return False
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with suppress(OSError, psutil.Error):  # it has ended, or there are no classes
+            # First: with the class for processors alone goes that for the disk.
+            psutil.Process(thread).ionice(psutil.IOPRIO_CLASS_BE, 4)
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    return True
 
 
 CAP_SYS_RESOURCE = 24
