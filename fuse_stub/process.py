@@ -55,6 +55,8 @@ _MALLOC_OPTIONS = {
 
 LOG_SOCKET = "/dev/log"
 
+GROUP_POLL_S = 5.0
+
 LOCK_WAIT_S = 60.0
 LOCK_POLL_S = 0.02
 
@@ -194,6 +196,7 @@ async def run(
         nursery.start_soon(_announce, mount, ready)
         nursery.start_soon(mount.files.sweep)
         nursery.start_soon(mount.watch_policy)
+        nursery.start_soon(_watch_group)
         if not mount.volume.is_read_only:
             unsealed = mount.files.unsealed
             nursery.start_soon(seal_closed, mount.volume, mount.files, unsealed, forget_attributes)
@@ -219,6 +222,14 @@ async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> N
         log.warning("%s: io_uring is offered, and cannot be used: %s", mount.mountpoint, why)
     if ready is not None:
         ready()
+
+
+async def _watch_group() -> None:
+    """Follow the groups of the scheduler, which change while programs run (by systemd, for one)."""
+    while True:
+        await trio.sleep(GROUP_POLL_S)
+        if os.getsid(0) == os.getpid():  # set up already
+            leave_callers_in_place()
 
 
 def _read_ahead_more(mountpoint: str) -> None:

@@ -70,26 +70,33 @@ def _has_processors(controllers: str, path: str) -> bool:
 
 
 def leave_callers_in_place() -> bool:
-    """Let programs that wait for an answer of this process stay on the processor that they are on.
+    """Let programs that wait for an answer of this process stay on the processor that they are on,
+    if that harms nobody; else undo it. Whether it is so now.
 
     The scheduler wakes a program on another processor if that is free, and the thread that has just
     answered is still on this one: on a virtual machine the way there takes 40 µs, six times the
     request itself. A processor on which there are but threads of the idle class counts as free. So
     all threads of this process, and those that they start, are put in that class, and have the disk
     as before. Among themselves nothing changes, nor do others notice, if the process
-    :func:`has_group_of_its_own`. Where it has not, others would come first: then nothing is done,
-    and the answer is False.
+    :func:`has_group_of_its_own`. Where it has not, others would come first. That changes while a
+    process runs: it is for the caller to ask again.
     """
+    is_alone = has_group_of_its_own()
+    wanted = os.SCHED_IDLE if is_alone else os.SCHED_OTHER
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with suppress(OSError):  # it has ended
+            if os.sched_getscheduler(thread) != wanted:
+                _keep_disk(thread)
+                os.sched_setscheduler(thread, wanted, os.sched_param(0))
+    return is_alone
+
+
+def _keep_disk(thread: int) -> None:
+    """Give a thread the disk's default class: by itself it has that of its class for processors."""
     import psutil
 
-    if not has_group_of_its_own():
-        return False
-    for thread in map(int, os.listdir("/proc/self/task")):
-        with suppress(OSError, psutil.Error):  # it has ended, or there are no classes
-            # First: with the class for processors alone goes that for the disk.
-            psutil.Process(thread).ionice(psutil.IOPRIO_CLASS_BE, 4)
-            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-    return True
+    with suppress(OSError, psutil.Error):  # a kernel without I/O classes
+        psutil.Process(thread).ionice(psutil.IOPRIO_CLASS_BE, 4)
 
 
 CAP_SYS_RESOURCE = 24

@@ -53,6 +53,18 @@ def test_all_threads_of_a_group_of_its_own_are_idle_to_the_scheduler_and_not_to_
     assert classes == ["True 2"] * 3  # best effort
 
 
+BACK = """
+processes.leave_callers_in_place()
+processes.has_group_of_its_own = lambda: False
+print(processes.leave_callers_in_place())
+print(os.sched_getscheduler(0) == os.SCHED_OTHER)
+"""
+
+
+def test_a_process_that_loses_its_group_is_as_before() -> None:
+    assert said(BACK, leads_session=True) == ["False", "True"]
+
+
 def test_a_process_that_shares_its_group_stays_as_it_is() -> None:
     is_done, *classes = said(CLASSES, leads_session=False)
     assert is_done == "False"
