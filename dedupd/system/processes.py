@@ -30,8 +30,8 @@ def give_way(io_priority: IoPriority = IoPriority.IDLE) -> None:
     process.nice(19)
     if has_group_of_its_own():
         # There the value above counts among its own threads only.
-        with suppress(OSError):
-            Path("/proc/self/autogroup").write_text("19")
+        with suppress(OSError), open("/proc/self/autogroup", "w") as group:
+            group.write("19")
     try:
         process.ionice(io_class, level)
     except (OSError, psutil.Error):
