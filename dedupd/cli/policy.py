@@ -10,7 +10,7 @@ import click
 import tomlkit
 
 from dedupd.cli.common import PATH, answer, exits, json_option, print_json
-from dedupd.config.policy import KEYS, RULES, Policy, apply_values, parse_policy
+from dedupd.config.policy import KEYS, RULES, TABLES, Policy, apply_values, parse_policy
 from dedupd.config.policy_file import reset_in_text, set_in_text, wrong_keys
 from dedupd.errors import PolicyError, UsageError
 from dedupd.system.paths import named, refuse_part, show_text
@@ -129,8 +129,7 @@ def _values(text: str, where: str) -> dict[str, Any]:
 
 
 def _shown(policy: Policy) -> dict[str, Any]:
-    shown = {name: key.show(getattr(policy, key.attribute)) for name, key in KEYS.items()}
-    return {**shown, RULES: [rule.to_table() for rule in policy.rules]}
+    return {name: key.form.show(getattr(policy, key.attribute)) for name, key in TABLES.items()}
 
 
 def _tell(volume: Volume, change: _Change, as_json: bool, always: str | None = None) -> None:

@@ -3,11 +3,20 @@
 import re
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from dedupd.errors import DedupdError, UsageError
-from dedupd.units import SIZE_BYTES_MAX, brief, cut, parse_duration, parse_size
+from dedupd.units import (
+    SIZE_BYTES_MAX,
+    brief,
+    cut,
+    exact_duration,
+    exact_size,
+    parse_duration,
+    parse_size,
+)
 
 Parse = Callable[[Any], Any]
 
@@ -20,18 +29,6 @@ def read_table(text: str, where: str, error: type[DedupdError]) -> dict[str, Any
         return tomllib.loads(text)
     except (ValueError, RecursionError) as reason:  # numbers too long are no TOMLDecodeError
         raise error(f"{where}: not valid TOML: {cut(str(reason))}") from reason
-
-
-def parsed(
-    parsers: Mapping[str, Parse], name: str, value: Any, where: str, error: type[DedupdError]
-) -> Any:
-    """The value of a key. Raises ``error`` that names file, key, value and a valid one."""
-    if name not in parsers:
-        raise error(f"{where}: unknown key {brief(name)}; the keys are {', '.join(parsers)}")
-    try:
-        return parsers[name](value)
-    except UsageError as reason:
-        raise error(f"{where}: {name} = {brief(value)}: {reason}") from reason
 
 
 def duration(value: Any) -> float:
@@ -106,3 +103,77 @@ def strings(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise UsageError('write a list of texts, like ["*.tmp", "cache/"]')
     return tuple(value)
+
+
+class Form(NamedTuple):
+    """How values of a kind are written: ``show`` gives what ``parse`` reads back as the same."""
+
+    parse: Parse
+    show: Callable[[Any], Any] = str
+    unit: str = ""
+    """What the name of an attribute ends with that has such a value."""
+
+
+DURATION = Form(duration, exact_duration, "s")
+SIZE = Form(size, exact_size, "bytes")
+FRACTION = Form(fraction, float)
+SWITCH = Form(yes_or_no, bool)
+STRINGS = Form(strings, list)
+
+
+def number(low: int, high: int) -> Form:
+    """Whole numbers within bounds."""
+    return Form(whole(low, high), int)
+
+
+def choice(choices: type[StrEnum]) -> Form:
+    """One of a few words."""
+    return Form(one_of(choices))
+
+
+class Key(NamedTuple):
+    """One key as it is written in a file, the attribute that has its value, and what it is for."""
+
+    name: str
+    attribute: str
+    form: Form
+    help: str = ""
+
+
+def keys_of(table: type) -> dict[str, Key]:
+    """The keys of a table that is read into this dataclass: its attributes with a form.
+
+    ``Annotated`` gives an attribute its form, and says what it is for. An enum needs no form: it is
+    written by its words. The name of the attribute is that of the key, and the unit.
+    """
+    found = {}
+    for one in fields(table):
+        if get_origin(one.type) is Annotated:
+            kind, *rest = get_args(one.type)
+            form = rest.pop(0) if isinstance(rest[0], Form) else choice(kind)
+            name = one.name.removesuffix(f"_{form.unit}")
+            found[name] = Key(name, one.name, form, *rest)
+    return found
+
+
+def parsed(
+    keys: Mapping[str, Key], name: str, value: Any, where: str, error: type[DedupdError]
+) -> Any:
+    """The value of a key. Raises ``error`` that names file, key, value and a valid one."""
+    if name not in keys:
+        raise error(f"{where}: unknown key {brief(name)}; the keys are {', '.join(keys)}")
+    try:
+        return keys[name].form.parse(value)
+    except UsageError as reason:
+        raise error(f"{where}: {name} = {brief(value)}: {reason}") from reason
+
+
+def parsed_table(
+    keys: Mapping[str, Key], table: Mapping[str, Any], where: str, error: type[DedupdError]
+) -> dict[str, Any]:
+    """The values of a table, by the attributes that have them. Raises as :func:`parsed`."""
+    found = {}
+    for name, value in table.items():
+        meant = parsed(keys, name, value, where, error)
+        found[keys[name].attribute] = meant
+    return found

@@ -1,30 +1,31 @@
 """What to optimize and how: ``policy.toml``, edited by people, validated on load."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from dedupd.config.config_values import (
-    Parse,
-    duration,
-    fraction,
+    DURATION,
+    FRACTION,
+    SIZE,
+    STRINGS,
+    SWITCH,
+    Form,
+    Key,
+    keys_of,
+    number,
     one_of,
-    parsed,
+    parsed_table,
     read_table,
-    size,
     strings,
-    whole,
-    yes_or_no,
 )
 from dedupd.config.profiles import plain
 from dedupd.config.reserve import DEFAULT as DEFAULT_RESERVE
 from dedupd.config.reserve import Reserve, parse_reserve, parse_threshold, show_reserve
-from dedupd.config.rules import Rule, decided, extension_of, parse_rules
+from dedupd.config.rules import Rule, decided, extension_of, parse_rules, show_rules
 from dedupd.config.schedule import Schedule, parse_schedule, show_schedule
 from dedupd.errors import PolicyError, UsageError
 from dedupd.system.processes import IoPriority
-from dedupd.units import exact_duration, exact_size
 
 _HOURLY = parse_schedule("every 1h")
 _EARLY = parse_schedule("daily 01:00 for 5h")
@@ -89,56 +90,144 @@ class SharedExtents(StrEnum):
     """They are taken like others: their blocks come back with the last snapshot."""
 
 
+def _schedule(value: Any) -> Schedule:
+    if not isinstance(value, str):
+        raise UsageError('write a text in quotes, like "daily 01:00 for 5h"')
+    return parse_schedule(value)
+
+
+def _types(value: Any) -> tuple[str, ...]:
+    return tuple(item.lower().lstrip(".") for item in strings(plain(value)))
+
+
+def _markers(value: Any) -> tuple[Marker, ...]:
+    return tuple(one_of(Marker)(name) for name in strings(value))
+
+
+Seconds = Annotated[float, DURATION]
+Bytes = Annotated[int, SIZE]
+Fraction = Annotated[float, FRACTION]
+Switch = Annotated[bool, SWITCH]
+Texts = Annotated[tuple[str, ...], STRINGS]
+FileTypes = Annotated[tuple[str, ...], Form(_types, list)]
+Threshold = Annotated[Reserve, Form(parse_threshold, show_reserve)]
+When = Annotated[Schedule, Form(_schedule, show_schedule)]
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Every key of the policy, in the units that the program uses."""
 
-    min_age_s: float = 3 * 86400.0
-    min_size_bytes: int = 4 << 10
-    min_file_saving: float = 0.05
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    exclude_types: tuple[str, ...] = ()
-    ignore_case: bool = False
-    markers: tuple[Marker, ...] = (Marker.CACHEDIR_TAG, Marker.NODEDUP)
-    no_compress_types: tuple[str, ...] = ()
-    compression_level: int = 3
-    compression_min_saving: float = 0.05
-    partial_files: bool = True
-    partial_local_max: float = 0.5
-    busy_files: BusyFilesMode = BusyFilesMode.SKIP
-    shared_extents: SharedExtents = SharedExtents.SKIP
-    refine: RefineMode = RefineMode.OFF
-    refine_age_s: float = 7 * 86400.0
-    refine_level: int = 12
-    refine_min_saving: float = 0.2
-    compaction_min_dead: float = 0.05
-    compaction_shared: SharedExtents = SharedExtents.TAKE
-    reserve: Reserve = DEFAULT_RESERVE
-    space_low: Reserve = _LOW
-    space_critical: Reserve = _CRITICAL
-    space_min_age_s: float = 3600.0
-    keep_deleted_s: float = 7 * 86400.0
-    keep_deleted_max: Reserve = _KEPT_MAX
-    restore_mode: RestoreMode = RestoreMode.OFF
-    redundancy_threshold: int = 100
-    scrub_rate_bytes_per_s: int = 0
-    memory_bytes: int = 256 << 20
-    cores: int = 0
-    index: IndexChoice = IndexChoice.TABLE
-    partitions: int = 1
-    stop_when_busy: bool = True
-    io_priority: IoPriority = IoPriority.IDLE
-    schedule_background: Schedule = _HOURLY
-    schedule_throughput: Schedule = _EARLY
-    schedule_reconcile: Schedule = _WEEKLY
-    schedule_refine: Schedule = _EARLY
-    schedule_gc: Schedule = _WEEKLY
-    schedule_compact: Schedule = _WEEKLY
-    schedule_scrub: Schedule = _WEEKLY_LATER
-    schedule_full_scrub: Schedule = _MONTHLY
-    schedule_recover: Schedule = _HOURLY
-    schedule_audit: Schedule = _SUNDAYS
+    min_age_s: Annotated[Seconds, "how long a file must have been unchanged"] = 3 * 86400.0
+    min_size_bytes: Annotated[Bytes, "smaller files are left alone"] = 4 << 10
+    min_file_saving: Annotated[
+        Fraction,
+        "a file that would free a smaller part of its blocks stays plain; 0 takes every file",
+    ] = 0.05
+    include: Annotated[Texts, "where not empty, only these paths and patterns are taken"] = ()
+    exclude: Annotated[Texts, "paths and patterns that are left alone"] = ()
+    exclude_types: Annotated[FileTypes, "file types that are left alone"] = ()
+    ignore_case: Annotated[Switch, "whether patterns take upper and lower case alike"] = False
+    markers: Annotated[
+        tuple[Marker, ...], Form(_markers, list), "files that keep their directory plain"
+    ] = (Marker.CACHEDIR_TAG, Marker.NODEDUP)
+    no_compress_types: Annotated[FileTypes, "types that are never compressed"] = ()
+    compression_level: Annotated[int, number(0, 19), "zstd level; 0 stores everything raw"] = 3
+    compression_min_saving: Annotated[Fraction, "a chunk that shrinks by less is stored raw"] = 0.05
+    partial_files: Annotated[
+        Switch, "whether optimized files that were written to since are optimized again"
+    ] = True
+    partial_local_max: Annotated[
+        Fraction, "a file in use whose own blocks make up more of it becomes plain"
+    ] = 0.5
+    busy_files: Annotated[
+        BusyFilesMode,
+        "large files that are written to all the time: skip, or take their quiet ranges",
+    ] = BusyFilesMode.SKIP
+    shared_extents: Annotated[
+        SharedExtents, "files whose blocks snapshots or reflinks below have as well: skip or take"
+    ] = SharedExtents.SKIP
+    refine: Annotated[
+        RefineMode, "whether what is stored and cold is made smaller: off, quick or full"
+    ] = RefineMode.OFF
+    refine_age_s: Annotated[Seconds, "how long a chunk must have been stored before that"] = (
+        7 * 86400.0
+    )
+    refine_level: Annotated[int, number(1, 19), "zstd level of refine = full"] = 12
+    refine_min_saving: Annotated[
+        Fraction, "what the difference to another chunk must save of a chunk to take its place"
+    ] = 0.2
+    compaction_min_dead: Annotated[
+        Fraction, "a container is rewritten where at least this part of it is garbage"
+    ] = 0.05
+    compaction_shared: Annotated[
+        SharedExtents, "containers whose blocks snapshots below have as well: take or skip"
+    ] = SharedExtents.TAKE
+    reserve: Annotated[
+        Reserve,
+        Form(parse_reserve, show_reserve),
+        "the free space that jobs leave to users: a size, a percentage, or auto",
+    ] = DEFAULT_RESERVE
+    space_low: Annotated[
+        Threshold, "below so much free space the service frees some at once; 0 is never"
+    ] = _LOW
+    space_critical: Annotated[
+        Threshold, "below so much it also optimizes files of the age space_min_age"
+    ] = _CRITICAL
+    space_min_age_s: Annotated[
+        Seconds, "the age that is enough for a file while space is critical"
+    ] = 3600.0
+    keep_deleted_s: Annotated[
+        Seconds, "how long what was deleted or overwritten can be had back; 0s keeps nothing"
+    ] = 7 * 86400.0
+    keep_deleted_max: Annotated[
+        Threshold, "how much of that is kept: a size, or a percentage of the file system"
+    ] = _KEPT_MAX
+    restore_mode: Annotated[
+        RestoreMode, "on while a restore fills the volume: files are optimized once they are closed"
+    ] = RestoreMode.OFF
+    redundancy_threshold: Annotated[
+        int,
+        number(0, 250),
+        "chunks with more references than this are kept twice; 0 keeps every chunk once",
+    ] = 100
+    scrub_rate_bytes_per_s: Annotated[
+        int,
+        SIZE._replace(unit="bytes_per_s"),
+        "what scrub reads in a second; 0 is as fast as it goes",
+    ] = 0
+    memory_bytes: Annotated[Bytes, "what a job may take"] = 256 << 20
+    cores: Annotated[int, number(0, 1024), "cores that a job may use; 0 is all"] = 0
+    index: Annotated[
+        IndexChoice, "table: little memory for each chunk of the store; bloom: least"
+    ] = IndexChoice.TABLE
+    partitions: Annotated[
+        int,
+        number(1, 256),
+        "partitions of the index at least; there are more where memory demands it",
+    ] = 1
+    stop_when_busy: Annotated[
+        Switch, "whether jobs slow down and pause where the machine or the users are busy"
+    ] = True
+    io_priority: Annotated[IoPriority, "what the disk does for jobs: idle, low or normal"] = (
+        IoPriority.IDLE
+    )
+    schedule_background: Annotated[When, "when files are optimized, giving way to everybody"] = (
+        _HOURLY
+    )
+    schedule_throughput: Annotated[When, "when files are optimized as fast as it goes"] = _EARLY
+    schedule_reconcile: Annotated[When, "when duplicates across partitions are merged"] = _WEEKLY
+    schedule_refine: Annotated[When, "when what is stored and cold is made smaller"] = _EARLY
+    schedule_gc: Annotated[When, "when garbage is collected"] = _WEEKLY
+    schedule_compact: Annotated[When, "when the space of garbage is given back"] = _WEEKLY
+    schedule_scrub: Annotated[When, "when damage is looked for"] = _WEEKLY_LATER
+    schedule_full_scrub: Annotated[When, "when every byte of the store is read and checked"] = (
+        _MONTHLY
+    )
+    schedule_recover: Annotated[
+        When, "when a store in a cluster is looked at for hosts that are gone"
+    ] = _HOURLY
+    schedule_audit: Annotated[When, "when all of a store in a cluster is looked at"] = _SUNDAYS
     rules: tuple[Rule, ...] = ()
 
     @property
@@ -185,224 +274,13 @@ class Policy:
         return file_type not in self.no_compress_types
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One key as it is written in the file."""
-
-    name: str
-    parse: Parse
-    show: Callable[[Any], Any]
-    help: str
-    unit: str = ""
-
-    @property
-    def attribute(self) -> str:
-        """The attribute of :class:`Policy` that has its value: the same name, and the unit."""
-        return f"{self.name}_{self.unit}" if self.unit else self.name
-
-
-def _schedule(value: Any) -> Schedule:
-    if not isinstance(value, str):
-        raise UsageError('write a text in quotes, like "daily 01:00 for 5h"')
-    return parse_schedule(value)
-
-
-def _types(value: Any) -> tuple[str, ...]:
-    return tuple(item.lower().lstrip(".") for item in strings(plain(value)))
-
-
-def _markers(value: Any) -> tuple[Marker, ...]:
-    return tuple(one_of(Marker)(name) for name in strings(value))
-
-
-KEYS = {
-    key.name: key
-    for key in (
-        Key(
-            "min_age",
-            duration,
-            exact_duration,
-            "how long a file must have been unchanged",
-            unit="s",
-        ),
-        Key("min_size", size, exact_size, "smaller files are left alone", unit="bytes"),
-        Key(
-            "min_file_saving",
-            fraction,
-            float,
-            "a file that would free a smaller part of its blocks stays plain; 0 takes every file",
-        ),
-        Key("include", strings, list, "where not empty, only these paths and patterns are taken"),
-        Key("exclude", strings, list, "paths and patterns that are left alone"),
-        Key("exclude_types", _types, list, "file types that are left alone"),
-        Key("ignore_case", yes_or_no, bool, "whether patterns take upper and lower case alike"),
-        Key("markers", _markers, list, "files that keep their directory plain"),
-        Key("no_compress_types", _types, list, "types that are never compressed"),
-        Key("compression_level", whole(0, 19), int, "zstd level; 0 stores everything raw"),
-        Key(
-            "compression_min_saving", fraction, float, "a chunk that shrinks by less is stored raw"
-        ),
-        Key(
-            "partial_files",
-            yes_or_no,
-            bool,
-            "whether optimized files that were written to since are optimized again",
-        ),
-        Key(
-            "partial_local_max",
-            fraction,
-            float,
-            "a file in use whose own blocks make up more of it becomes plain",
-        ),
-        Key(
-            "busy_files",
-            one_of(BusyFilesMode),
-            str,
-            "large files that are written to all the time: skip, or take their quiet ranges",
-        ),
-        Key(
-            "shared_extents",
-            one_of(SharedExtents),
-            str,
-            "files whose blocks snapshots or reflinks below have as well: skip or take",
-        ),
-        Key(
-            "refine",
-            one_of(RefineMode),
-            str,
-            "whether what is stored and cold is made smaller: off, quick or full",
-        ),
-        Key(
-            "refine_age",
-            duration,
-            exact_duration,
-            "how long a chunk must have been stored before that",
-            unit="s",
-        ),
-        Key("refine_level", whole(1, 19), int, "zstd level of refine = full"),
-        Key(
-            "refine_min_saving",
-            fraction,
-            float,
-            "what the difference to another chunk must save of a chunk to take its place",
-        ),
-        Key(
-            "compaction_min_dead",
-            fraction,
-            float,
-            "a container is rewritten where at least this part of it is garbage",
-        ),
-        Key(
-            "compaction_shared",
-            one_of(SharedExtents),
-            str,
-            "containers whose blocks snapshots below have as well: take or skip",
-        ),
-        Key(
-            "reserve",
-            parse_reserve,
-            show_reserve,
-            "the free space that jobs leave to users: a size, a percentage, or auto",
-        ),
-        Key(
-            "space_low",
-            parse_threshold,
-            show_reserve,
-            "below so much free space the service frees some at once; 0 is never",
-        ),
-        Key(
-            "space_critical",
-            parse_threshold,
-            show_reserve,
-            "below so much it also optimizes files of the age space_min_age",
-        ),
-        Key(
-            "space_min_age",
-            duration,
-            exact_duration,
-            "the age that is enough for a file while space is critical",
-            unit="s",
-        ),
-        Key(
-            "keep_deleted",
-            duration,
-            exact_duration,
-            "how long what was deleted or overwritten can be had back; 0s keeps nothing",
-            unit="s",
-        ),
-        Key(
-            "keep_deleted_max",
-            parse_threshold,
-            show_reserve,
-            "how much of that is kept: a size, or a percentage of the file system",
-        ),
-        Key(
-            "restore_mode",
-            one_of(RestoreMode),
-            str,
-            "on while a restore fills the volume: files are optimized once they are closed",
-        ),
-        Key(
-            "redundancy_threshold",
-            whole(0, 250),
-            int,
-            "chunks with more references than this are kept twice; 0 keeps every chunk once",
-        ),
-        Key(
-            "scrub_rate",
-            size,
-            exact_size,
-            "what scrub reads in a second; 0 is as fast as it goes",
-            unit="bytes_per_s",
-        ),
-        Key("memory", size, exact_size, "what a job may take", unit="bytes"),
-        Key("cores", whole(0, 1024), int, "cores that a job may use; 0 is all"),
-        Key(
-            "index",
-            one_of(IndexChoice),
-            str,
-            "table: little memory for each chunk of the store; bloom: least",
-        ),
-        Key(
-            "partitions",
-            whole(1, 256),
-            int,
-            "partitions of the index at least; there are more where memory demands it",
-        ),
-        Key(
-            "stop_when_busy",
-            yes_or_no,
-            bool,
-            "whether jobs slow down and pause where the machine or the users are busy",
-        ),
-        Key(
-            "io_priority",
-            one_of(IoPriority),
-            str,
-            "what the disk does for jobs: idle, low or normal",
-        ),
-        *(
-            Key(f"schedule_{name}", _schedule, show_schedule, text)
-            for name, text in (
-                ("background", "when files are optimized, giving way to everybody"),
-                ("throughput", "when files are optimized as fast as it goes"),
-                ("reconcile", "when duplicates across partitions are merged"),
-                ("refine", "when what is stored and cold is made smaller"),
-                ("gc", "when garbage is collected"),
-                ("compact", "when the space of garbage is given back"),
-                ("scrub", "when damage is looked for"),
-                ("full_scrub", "when every byte of the store is read and checked"),
-                ("recover", "when a store in a cluster is looked at for hosts that are gone"),
-                ("audit", "when all of a store in a cluster is looked at"),
-            )
-        ),
-    )
-}
+KEYS = keys_of(Policy)
 
 RULES = "rule"
 """The name of the tables that :class:`Rule` is written as; not a key by itself."""
 
-PARSERS = {**{name: key.parse for name, key in KEYS.items()}, RULES: parse_rules}
+TABLES = {**KEYS, RULES: Key(RULES, "rules", Form(parse_rules, show_rules))}
+"""All that there may be in a policy."""
 
 
 def parse_policy(text: str, where: str) -> Policy:
@@ -412,11 +290,4 @@ def parse_policy(text: str, where: str) -> Policy:
 
 def apply_values(policy: Policy, values: dict[str, Any], where: str) -> Policy:
     """``policy`` with keys replaced by ``values`` as written. Raises PolicyError."""
-    changes: dict[str, Any] = {}
-    for name, value in values.items():
-        meant = parsed(PARSERS, name, value, where, PolicyError)
-        changes["rules" if name == RULES else KEYS[name].attribute] = meant
-    return replace(policy, **changes)
-
-
-assert {key.attribute for key in KEYS.values()} | {"rules"} == {f.name for f in fields(Policy)}
+    return replace(policy, **parsed_table(TABLES, values, where, PolicyError))

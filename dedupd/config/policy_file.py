@@ -7,7 +7,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from dedupd.config.config_values import parsed, read_table
-from dedupd.config.policy import KEYS, PARSERS, RULES, Policy, parse_policy
+from dedupd.config.policy import KEYS, RULES, TABLES, Policy, parse_policy
 from dedupd.config.profiles import Types
 from dedupd.errors import PolicyError
 from dedupd.units import brief
@@ -24,7 +24,7 @@ def policy_text(values: Mapping[str, Any]) -> str:
         if key.name in values:
             document[key.name] = _with_reasons(values[key.name])
         else:
-            shown = tomlkit.item(key.show(getattr(default, key.attribute))).as_string()
+            shown = tomlkit.item(key.form.show(getattr(default, key.attribute))).as_string()
             document.add(tomlkit.comment(f"{key.name} = {shown}"))
     document.add(tomlkit.nl())
     document.add(tomlkit.comment("For parts of the tree; see docs/policy.md:"))
@@ -56,7 +56,7 @@ def wrong_keys(text: str, where: str) -> list[str]:
 
 def _is_valid(name: str, value: Any, where: str) -> bool:
     try:
-        parsed(PARSERS, name, value, where, PolicyError)
+        parsed(TABLES, name, value, where, PolicyError)
     except PolicyError:
         return False
     return True
@@ -65,12 +65,12 @@ def _is_valid(name: str, value: Any, where: str) -> bool:
 def set_in_text(text: str, name: str, value: str, where: str) -> str:
     """The file's text with one key set, comments kept, however wrong it was. Other keys stay, right
     or wrong. Raises PolicyError."""
-    meant = parsed(PARSERS, name, value, where, PolicyError)
+    meant = parsed(TABLES, name, value, where, PolicyError)
     document = _document(text, where)
     written: Any = value
     if isinstance(meant, tuple):
         written = list(meant)
-    elif isinstance(meant, (int, float)) and not KEYS[name].unit:
+    elif isinstance(meant, (int, float)) and not KEYS[name].form.unit:
         written = meant
     document[name] = written
     changed = tomlkit.dumps(document)
@@ -84,7 +84,7 @@ def reset_in_text(text: str, name: str, where: str) -> str:
     document = _document(text, where)
     if name in document:
         del document[name]
-    elif name not in PARSERS:
+    elif name not in TABLES:
         raise PolicyError(f"{where}: unknown key {brief(name)}; the keys are {', '.join(KEYS)}")
     return tomlkit.dumps(document)
 

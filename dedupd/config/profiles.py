@@ -37,11 +37,6 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
-def values_of(profile: str) -> dict[str, Any]:
-    """The values of a profile, as they are without reasons."""
-    return {name: plain(value) for name, value in PROFILES[profile].items()}
-
-
 def plain(value: Any) -> Any:
     """A value of a profile without reasons."""
     if isinstance(value, list) and all(isinstance(one, Types) for one in value):

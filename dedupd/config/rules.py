@@ -6,11 +6,17 @@ Jobs, ``dedupd file`` and ``dedupd policy --why`` all ask :func:`decided`.
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from dedupd.config.config_values import Parse, duration, parsed, size, strings, yes_or_no
+from dedupd.config.config_values import (
+    DURATION,
+    SIZE,
+    STRINGS,
+    SWITCH,
+    keys_of,
+    parsed_table,
+)
 from dedupd.errors import UsageError
-from dedupd.units import exact_duration, exact_size
 
 RULES_MAX = 1000
 """Each is compared with each file."""
@@ -72,42 +78,23 @@ def _literal(character: str) -> str:
 class Rule:
     """What holds for a part of the tree; None where that is as elsewhere."""
 
-    path: tuple[str, ...]
-    min_age_s: float | None = None
-    min_size_bytes: int | None = None
-    exclude: bool | None = None
-    compress: bool | None = None
-    keep_deleted_s: float | None = None
+    path: Annotated[tuple[str, ...], STRINGS]
+    min_age_s: Annotated[float | None, DURATION] = None
+    min_size_bytes: Annotated[int | None, SIZE] = None
+    exclude: Annotated[bool | None, SWITCH] = None
+    compress: Annotated[bool | None, SWITCH] = None
+    keep_deleted_s: Annotated[float | None, DURATION] = None
 
     def to_table(self) -> dict[str, Any]:
         """As it is written."""
-        found = {
-            "path": list(self.path),
-            "min_age": None if self.min_age_s is None else exact_duration(self.min_age_s),
-            "min_size": None if self.min_size_bytes is None else exact_size(self.min_size_bytes),
-            "exclude": self.exclude,
-            "compress": self.compress,
-            "keep_deleted": (
-                None if self.keep_deleted_s is None else exact_duration(self.keep_deleted_s)
-            ),
+        return {
+            name: key.form.show(value)
+            for name, key in RULE_KEYS.items()
+            if (value := getattr(self, key.attribute)) is not None
         }
-        return {name: value for name, value in found.items() if value is not None}
 
 
-_ATTRIBUTES = {
-    "min_age": "min_age_s",
-    "min_size": "min_size_bytes",
-    "keep_deleted": "keep_deleted_s",
-}
-
-RULE_KEYS: Mapping[str, Parse] = {
-    "path": strings,
-    "min_age": duration,
-    "min_size": size,
-    "exclude": yes_or_no,
-    "compress": yes_or_no,
-    "keep_deleted": duration,
-}
+RULE_KEYS = keys_of(Rule)
 
 
 def parse_rules(value: Any) -> tuple[Rule, ...]:
@@ -119,11 +106,13 @@ def parse_rules(value: Any) -> tuple[Rule, ...]:
     return tuple(_rule(row, f"rule {number}") for number, row in enumerate(value, 1))
 
 
+def show_rules(rules: Sequence[Rule]) -> list[dict[str, Any]]:
+    """The tables that :func:`parse_rules` reads back as the same."""
+    return [rule.to_table() for rule in rules]
+
+
 def _rule(row: Mapping[str, Any], where: str) -> Rule:
-    values = {
-        _ATTRIBUTES.get(name, name): parsed(RULE_KEYS, name, value, where, UsageError)
-        for name, value in row.items()
-    }
+    values = parsed_table(RULE_KEYS, row, where, UsageError)
     if not values.get("path"):
         raise UsageError(f'{where}: names no part of the tree; write path = "projects/*/render"')
     if len(values) == 1:
@@ -205,8 +194,7 @@ def _excluded_by_keys(policy: Keys, path: str, file_type: str) -> str:
 
 
 def _overridden(decision: Decision, rule: Rule, number: int) -> Decision:
-    keys = [name for name in RULE_KEYS if name != "path"]
-    said = [name for name in keys if getattr(rule, _ATTRIBUTES.get(name, name)) is not None]
+    said = [name for name in rule.to_table() if name != "path"]
     changes: dict[str, Any] = {"rules": {**decision.rules, **dict.fromkeys(said, number)}}
     if rule.min_age_s is not None:
         changes["min_age_s"] = rule.min_age_s

@@ -11,17 +11,18 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from dedupd.config.config_values import (
-    Parse,
-    duration,
-    one_of,
-    parsed,
+    DURATION,
+    SWITCH,
+    Form,
+    choice,
+    keys_of,
+    number,
+    parsed_table,
     read_table,
     size,
-    whole,
-    yes_or_no,
 )
 from dedupd.config.schedule import Calendar, Off, parse_schedule
 from dedupd.errors import ConfigurationError, UsageError
@@ -51,59 +52,11 @@ class Readers(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeConfig:
-    """One volume to serve. Paths are absolute."""
-
-    path: str
-    mountpoint: str
-    cache_bytes: int = 64 * MIB
-    uuid: str = ""
-    """That of the volume that has to be there; empty where any may be. A path below a user's
-    directory can come to lead to another volume."""
-    options: MountOptions = NO_OPTIONS
-
-
-@dataclass(frozen=True, slots=True)
 class Listen:
     """An address for the page and the metrics, which every user of this machine may then read."""
 
     host: str
     port: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceConfig:
-    """Every key, in the units that the program uses."""
-
-    socket: str = ""
-    group: str = ""
-    readers: Readers = Readers.GROUP
-    listen: Listen | None = None
-    jobs_max: int = 1
-    unmount_on_stop: bool = True
-    on_problem: tuple[str, ...] = ()
-    mail_to: str = ""
-    sendmail: str = SENDMAIL
-    webhook: str = ""
-    notify_from: Severity = Severity.WARNING
-    problem_calm_s: float = 60.0
-    summary: Calendar | None = None
-    state: str = ""
-    volumes: tuple[VolumeConfig, ...] = ()
-
-    @property
-    def socket_path(self) -> str:
-        return self.socket or default_socket()
-
-    @property
-    def state_path(self) -> str:
-        """The directory where the service keeps what it has told."""
-        return self.state or default_state()
-
-    @property
-    def group_id(self) -> int | None:
-        """The number of the group that may act; None where there is none."""
-        return grp.getgrnam(self.group).gr_gid if self.group else None
 
 
 def default_socket() -> str:
@@ -232,33 +185,56 @@ def _options(value: Any) -> MountOptions:
     return options
 
 
-SERVICE_KEYS: Mapping[str, Parse] = {
-    "socket": _socket,
-    "group": _group,
-    "readers": one_of(Readers),
-    "listen": _listen,
-    "jobs_max": whole(1, 64),
-    "unmount_on_stop": yes_or_no,
-    "on_problem": _command,
-    "mail_to": _address,
-    "sendmail": _absolute,
-    "webhook": _url,
-    "notify_from": one_of(Severity),
-    "problem_calm": duration,
-    "summary": _summary,
-    "state": _absolute,
-}
-"""Each is the attribute of its name of :class:`ServiceConfig`; ``problem_calm`` is
-``problem_calm_s``."""
+@dataclass(frozen=True, slots=True)
+class VolumeConfig:
+    """One volume to serve. Paths are absolute."""
 
-VOLUME_KEYS: Mapping[str, Parse] = {
-    "path": _absolute,
-    "mountpoint": _absolute,
-    "cache": _cache,
-    "options": _options,
-    "uuid": _uuid,
-}
-"""Each is the attribute of its name of :class:`VolumeConfig`; ``cache`` is ``cache_bytes``."""
+    path: Annotated[str, Form(_absolute)]
+    mountpoint: Annotated[str, Form(_absolute)]
+    cache_bytes: Annotated[int, Form(_cache, exact_size, "bytes")] = 64 * MIB
+    options: Annotated[MountOptions, Form(_options)] = NO_OPTIONS
+    uuid: Annotated[str, Form(_uuid)] = ""
+    """That of the volume that has to be there; empty where any may be. A path below a user's
+    directory can come to lead to another volume."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """Every key, in the units that the program uses."""
+
+    socket: Annotated[str, Form(_socket)] = ""
+    group: Annotated[str, Form(_group)] = ""
+    readers: Annotated[Readers, choice(Readers)] = Readers.GROUP
+    listen: Annotated[Listen | None, Form(_listen)] = None
+    jobs_max: Annotated[int, number(1, 64)] = 1
+    unmount_on_stop: Annotated[bool, SWITCH] = True
+    on_problem: Annotated[tuple[str, ...], Form(_command)] = ()
+    mail_to: Annotated[str, Form(_address)] = ""
+    sendmail: Annotated[str, Form(_absolute)] = SENDMAIL
+    webhook: Annotated[str, Form(_url)] = ""
+    notify_from: Annotated[Severity, choice(Severity)] = Severity.WARNING
+    problem_calm_s: Annotated[float, DURATION] = 60.0
+    summary: Annotated[Calendar | None, Form(_summary)] = None
+    state: Annotated[str, Form(_absolute)] = ""
+    volumes: tuple[VolumeConfig, ...] = ()
+
+    @property
+    def socket_path(self) -> str:
+        return self.socket or default_socket()
+
+    @property
+    def state_path(self) -> str:
+        """The directory where the service keeps what it has told."""
+        return self.state or default_state()
+
+    @property
+    def group_id(self) -> int | None:
+        """The number of the group that may act; None where there is none."""
+        return grp.getgrnam(self.group).gr_gid if self.group else None
+
+
+SERVICE_KEYS = keys_of(ServiceConfig)
+VOLUME_KEYS = keys_of(VolumeConfig)
 
 
 def load_config(path: str) -> ServiceConfig:
@@ -310,22 +286,14 @@ def parse_config(text: str, where: str) -> ServiceConfig:
     rows = table.pop("volume", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigurationError(f"{where}: volume: write each volume as a table [[volume]]")
-    changes = {
-        {"problem_calm": "problem_calm_s"}.get(name, name): parsed(
-            SERVICE_KEYS, name, value, where, ConfigurationError
-        )
-        for name, value in table.items()
-    }
+    changes = parsed_table(SERVICE_KEYS, table, where, ConfigurationError)
     volumes = _distinct([parse_volume(row, where) for row in rows], where)
     return replace(ServiceConfig(), **changes, volumes=volumes)
 
 
 def parse_volume(row: Mapping[str, Any], where: str) -> VolumeConfig:
     """One volume, as a table. Raises ConfigurationError."""
-    values: dict[str, Any] = {}
-    for name, value in row.items():
-        attribute = "cache_bytes" if name == "cache" else name
-        values[attribute] = parsed(VOLUME_KEYS, name, value, where, ConfigurationError)
+    values = parsed_table(VOLUME_KEYS, row, where, ConfigurationError)
     if "path" not in values:
         raise ConfigurationError(f'{where}: a volume has no path; write path = "/srv/share"')
     values.setdefault("mountpoint", values["path"])

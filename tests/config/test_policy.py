@@ -258,7 +258,7 @@ policies = st.builds(
 
 @given(policies)
 def test_what_is_shown_reads_back_as_the_same(policy: Policy) -> None:
-    shown = {key.name: key.show(getattr(policy, key.attribute)) for key in KEYS.values()}
+    shown = {key.name: key.form.show(getattr(policy, key.attribute)) for key in KEYS.values()}
     assert apply_values(Policy(), shown, WHERE) == policy
 
 
@@ -304,7 +304,7 @@ def test_the_documentation_describes_every_key_with_its_default() -> None:
     sections = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", DOCUMENT.read_text(), re.M | re.S))
     assert list(sections) == list(KEYS)
     for key in KEYS.values():
-        shown = key.show(getattr(Policy(), key.attribute))
+        shown = key.form.show(getattr(Policy(), key.attribute))
         default = tomlkit.item(shown).as_string()
         assert f"Default: `{default}`" in sections[key.name]
 

@@ -105,8 +105,8 @@ paths = st.from_regex(r"/[a-z]{1,8}(/[a-z ]{0,4}[a-z]){0,3}", fullmatch=True)
         paths,
         paths,
         st.integers(1, 4096).map(lambda m: m * MIB),
-        st.just("") | st.uuids().map(str),
         st.sampled_from(["", "ro", "nodev,noatime"]).map(parse_options),
+        st.just("") | st.uuids().map(str),
     )
 )
 def test_a_volume_that_is_written_is_read_back(volume: VolumeConfig) -> None:
