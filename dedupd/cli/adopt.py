@@ -3,7 +3,7 @@
 import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option, trust_holes_option
-from dedupd.cli.report import finish, show_messages
+from dedupd.cli.report import finish_files
 from dedupd.units import counted
 from dedupd.volume.place import refuse_mounted
 from jobs.adopt.job import Adopt, AdoptReport
@@ -25,7 +25,7 @@ def command(path: str, trust_holes: bool, as_json: bool) -> None:
         refuse_mounted(volume.base, path)
         with volume.tree_lock(), volume.mount_lock(), job_run("adopt", unit="stubs") as run:
             report = Adopt(volume, run, trust_holes=trust_holes).recorded()
-    finish(report, as_json, _show, findings=report.errors)
+    finish_files(report, as_json, _show)
 
 
 def _show(report: AdoptReport) -> None:
@@ -35,4 +35,3 @@ def _show(report: AdoptReport) -> None:
     if report.spoilt:
         text += f", {report.spoilt} spoilt in copying"
     click.echo(f"{text}: {report.outcome}")
-    show_messages(report.errors, report.messages)

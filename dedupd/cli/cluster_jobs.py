@@ -6,7 +6,7 @@ from typing import NoReturn
 import click
 
 from dedupd.cli.job_limits import working
-from dedupd.cli.report import finish, show_messages
+from dedupd.cli.report import finish_files
 from dedupd.rados.collection import GRACE_S
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
@@ -19,20 +19,20 @@ def optimize(volume: Volume, below: bytes, as_json: bool) -> NoReturn:
     """``below``: where in the tree."""
     with working(volume, "optimize") as run:
         report = ClusterOptimize(volume, run, below).recorded()
-    finish(report, as_json, show_stored, findings=report.errors)
+    finish_files(report, as_json, show_stored)
 
 
 def collect(volume: Volume, all_garbage: bool, as_json: bool) -> NoReturn:
     with working(volume, "gc", unit="items") as run:
         report = ClusterGc(volume, run, 0.0 if all_garbage else GRACE_S).recorded()
-    finish(report, as_json, show_forgotten, findings=report.errors)
+    finish_files(report, as_json, show_forgotten)
 
 
 def scrub(volume: Volume, part: float, as_json: bool) -> NoReturn:
     """``part``: of the chunks, from 0 to 1, which are read."""
     with working(volume, "scrub") as run:
         report = ClusterScrub(volume, run, part).recorded()
-    finish(report, as_json, show_mended, findings=report.errors, damage=report.left)
+    finish_files(report, as_json, show_mended, damage=report.left)
 
 
 def show_stored(report: ClusterOptimizeReport) -> None:
@@ -47,7 +47,6 @@ def show_stored(report: ClusterOptimizeReport) -> None:
         click.echo(f"  chunks: {chunks}")
     for reason, count in sorted(report.files_left.items()):
         click.echo(f"  left: {counted(count, 'file')}, {reason}")
-    show_messages(report.errors, report.messages)
 
 
 def show_forgotten(report: ClusterGcReport) -> None:
@@ -57,7 +56,6 @@ def show_forgotten(report: ClusterGcReport) -> None:
         f" store's {counted(report.candidates, 'garbage candidate')}, {report.chunks_removed:,}"
         f" were removed, and {report.chunks_waiting:,} wait."
     )
-    show_messages(report.errors, report.messages)
 
 
 def show_mended(report: ClusterScrubReport) -> None:
@@ -70,4 +68,3 @@ def show_mended(report: ClusterScrubReport) -> None:
         click.echo(f"  repaired {source}: {counted(count, 'chunk')}")
     if report.left:
         click.echo(f"  left: {counted(report.left, 'chunk')}, which another host may have")
-    show_messages(report.errors, report.messages)

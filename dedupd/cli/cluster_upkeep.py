@@ -7,7 +7,7 @@ from typing import NoReturn
 import click
 
 from dedupd.cli.job_limits import working
-from dedupd.cli.report import finish, show_messages
+from dedupd.cli.report import finish_files
 from dedupd.units import counted
 from dedupd.volume.volume import Volume
 from jobs.cluster.upkeep import (
@@ -23,7 +23,7 @@ from jobs.cluster.upkeep import (
 def recover(volume: Volume, *, if_due: bool, as_json: bool) -> NoReturn:
     with working(volume, "recover", unit="items") as run:
         report = ClusterRecover(volume, run, if_due=if_due).recorded()
-    finish(report, as_json, show_recovered, findings=report.errors)
+    finish_files(report, as_json, show_recovered)
 
 
 def audit(volume: Volume, *, reads_chunks: bool, if_due: bool, as_json: bool) -> NoReturn:
@@ -31,7 +31,7 @@ def audit(volume: Volume, *, reads_chunks: bool, if_due: bool, as_json: bool) ->
         job = ClusterAudit(volume, run, reads_chunks=reads_chunks, if_due=if_due)
         report = job.recorded()
     damage = report.dangling + report.damaged
-    finish(report, as_json, show_audited, findings=report.errors, damage=damage)
+    finish_files(report, as_json, show_audited, damage=damage)
 
 
 def _done_by(report: TurnReport) -> str:
@@ -52,7 +52,6 @@ def show_recovered(report: RecoverReport) -> None:
         click.echo(f"Looked at last by {_done_by(report)}.")
     for one in report.gone:
         click.echo(f"  {gone_text(one['host'], one['path'], one['since_s'], one['left'])}")
-    show_messages(report.errors, report.messages)
 
 
 def gone_text(host: str, path: str, since_s: float, left: int) -> str:
@@ -73,4 +72,3 @@ def show_audited(report: ClusterAuditReport) -> None:
         f" {counted(report.candidates, 'garbage candidate')}: {report.dangling:,} missing,"
         f" {report.damaged:,} damaged, {report.let_go:,} that nothing needs were let go of."
     )
-    show_messages(report.errors, report.messages)

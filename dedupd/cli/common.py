@@ -105,12 +105,17 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def answer(as_json: bool, value: Any, text: str) -> None:
-    """Print the result of a command: ``value`` for programs, or ``text``."""
+def show_or_json(as_json: bool, value: Any, show: Callable[[], None]) -> None:
+    """Print the result of a command: ``value`` for programs, or as ``show`` does."""
     if as_json:
         print_json(value)
     else:
-        click.echo(text)
+        show()
+
+
+def answer(as_json: bool, value: Any, text: str) -> None:
+    """Print the result of a command: ``value`` for programs, or ``text``."""
+    show_or_json(as_json, value, lambda: click.echo(text))
 
 
 @contextmanager

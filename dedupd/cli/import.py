@@ -5,7 +5,7 @@ import os
 import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option
-from dedupd.cli.report import finish, show_messages
+from dedupd.cli.report import finish_files
 from dedupd.errors import UsageError
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
@@ -30,7 +30,7 @@ def command(source: str, path: str, folder: str, as_json: bool) -> None:
         raise UsageError(f"{folder}: FOLDER is a path within the volume, like projects/old")
     with Volume.open(path) as volume, volume.append_lock(), job_run("import") as run:
         report = Import(volume, run, source, os.fsencode(folder)).run()
-    finish(report, as_json, _show, findings=report.errors)
+    finish_files(report, as_json, _show)
 
 
 def _show(report: ImportReport) -> None:
@@ -39,4 +39,3 @@ def _show(report: ImportReport) -> None:
         text += f"; {report.already:,} were there already"
     grown = report.room_bytes_before - report.room_bytes_after
     click.echo(f"{text}; the disk has {format_size(max(0, grown))} less room")
-    show_messages(report.errors, report.messages)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dedupd.cli.common import message_of, print_json, status_of
+from dedupd.cli.common import message_of, print_json, show_or_json, status_of
 from dedupd.cli.service_status import add_backlog, add_causes, saved_text
 from dedupd.cli.terminal import figures, show
 from dedupd.errors import EXIT_DONE, DedupdError
@@ -27,10 +27,7 @@ def show_measured(path: str | None, gives_way: bool, as_json: bool) -> None:
     if path is not None:
         with Volume.open(path) as volume:
             row = volume_figures(volume)
-        if as_json:
-            print_json(row | _as_the_service(row))
-        else:
-            _show(row)
+        show_or_json(as_json, row | _as_the_service(row), lambda: _show(row))
         return
     _show_all([mount.point for mount in mount_table.volumes()], as_json)
 

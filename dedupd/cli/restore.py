@@ -5,7 +5,7 @@ import os
 import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option, trust_holes_option
-from dedupd.cli.report import finish, show_messages
+from dedupd.cli.report import finish_files
 from dedupd.errors import UsageError
 from dedupd.units import counted, format_size
 from jobs.backup.restore import Restore, RestoreReport
@@ -46,7 +46,7 @@ def command(
     with BackupSource.found(source) as volume, job_run("restore") as run:
         restore = Restore(volume, run, target, trust_holes=trust_holes)
         report = restore.run([os.fsencode(path.lstrip("/")) for path in paths])
-    finish(report, as_json, _show, findings=report.errors, damage=report.damaged)
+    finish_files(report, as_json, _show, damage=report.damaged)
 
 
 def _show(report: RestoreReport) -> None:
@@ -56,4 +56,3 @@ def _show(report: RestoreReport) -> None:
     if report.damaged:
         text += f"; {counted(report.damaged, 'file')} damaged, and left out"
     click.echo(text)
-    show_messages(report.errors, report.messages)

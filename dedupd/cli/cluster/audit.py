@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import click
 
-from dedupd.cli.common import exits, json_option, print_json
+from dedupd.cli.common import exits, json_option, show_or_json
 from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS
 from dedupd.rados.audit import Audit, AuditReport
 from dedupd.rados.cluster.address import parse_address
@@ -32,10 +32,7 @@ def command(store: str, reads_chunks: bool, repair: bool, as_json: bool) -> None
         report = audit.run()
         if repair:
             audit.repair()
-    if as_json:
-        print_json(asdict(report))
-    else:
-        _show(report)
+    show_or_json(as_json, asdict(report), lambda: _show(report))
     left = [] if repair else report.leaked
     lost = report.dangling or report.damaged
     sys.exit(EXIT_DAMAGED if lost else EXIT_FINDINGS if left else EXIT_DONE)

@@ -3,7 +3,7 @@
 import click
 
 from dedupd.cli.job_limits import look_at_new, working
-from dedupd.cli.report import finish, show_messages
+from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
@@ -21,14 +21,13 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
         report = job.run() if dry_run else job.recorded()
         if not dry_run:
             look_at_new(volume, run)
-    finish(report, as_json, _show, findings=report.errors)
+    finish_files(report, as_json, _show)
 
 
 def _show(report: CompactReport) -> None:
     if not report.dead_bytes and report.outcome == "done":
         containers = counted(report.containers, "container")
         click.echo(f"Nothing to give back: {containers} without garbage.")
-        show_messages(report.errors, report.messages)
         return
     click.echo(
         f"{format_size(report.dead_bytes)} of {format_size(report.stored_bytes)} in"
@@ -42,4 +41,3 @@ def _show(report: CompactReport) -> None:
             f"{counted(report.left_shared, 'container')} left: snapshots below keep the blocks,"
             " and the policy's compaction_shared says skip"
         )
-    show_messages(report.errors, report.messages)

@@ -5,7 +5,7 @@ from functools import partial
 import click
 
 from dedupd.cli.job_limits import working
-from dedupd.cli.report import finish, show_messages
+from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
 from dedupd.errors import UsageError
 from dedupd.shared.fellows import all_held
@@ -39,18 +39,16 @@ def command(path: str, full: bool, all_garbage: bool, dry_run: bool, as_json: bo
             job = Gc(volume, run, full=full, dry_run=dry_run, all_garbage=all_garbage)
             report = job.run() if dry_run else job.recorded()
     shown = partial(_show, path=path, dry_run=dry_run)
-    finish(report, as_json, shown, findings=report.errors)
+    finish_files(report, as_json, shown)
 
 
 def _show(report: GcReport, *, path: str, dry_run: bool) -> None:
-    if report.outcome == NOTHING_NEW:
-        click.echo(f"{counted(report.stubs, 'stub')}: {report.outcome}{_given_back(report)}")
-        show_messages(report.errors, report.messages)
-        return
     chunks = counted(report.orphaned_chunks, "chunk")
     garbage = f"{format_size(report.orphaned_bytes)}, {chunks}"
-    back = _given_back(report)
-    if dry_run:
+    back = f"; {format_size(report.freed_bytes)} given back" if report.freed_bytes else ""
+    if report.outcome == NOTHING_NEW:
+        click.echo(f"{counted(report.stubs, 'stub')}: {report.outcome}{back}")
+    elif dry_run:
         click.echo(f"{garbage}, would become garbage; nothing was changed.")
     elif report.outcome != "done":
         click.echo(f"gc: {report.outcome}{back}")
@@ -64,8 +62,3 @@ def _show(report: GcReport, *, path: str, dry_run: bool) -> None:
             f"No new garbage: {counted(report.stubs, 'stub')} need {report.chunks_needed:,} of"
             f" {counted(report.chunks, 'chunk')}{back}."
         )
-    show_messages(report.errors, report.messages)
-
-
-def _given_back(report: GcReport) -> str:
-    return f"; {format_size(report.freed_bytes)} given back" if report.freed_bytes else ""

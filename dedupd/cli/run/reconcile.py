@@ -3,7 +3,7 @@
 import click
 
 from dedupd.cli.job_limits import working
-from dedupd.cli.report import finish, show_messages
+from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
@@ -29,7 +29,7 @@ def command(path: str, strategy: str, dry_run: bool, as_json: bool) -> None:
     ):
         job = Reconcile(volume, run, Strategy(strategy), dry_run=dry_run)
         report = job.run() if dry_run else job.recorded()
-    finish(report, as_json, _show, findings=report.errors)
+    finish_files(report, as_json, _show)
 
 
 def _show(report: ReconcileReport) -> None:
@@ -52,4 +52,3 @@ def _show(report: ReconcileReport) -> None:
         f" ({format_size(report.merged.stored_bytes)}) merged in {report.rounds} rounds:"
         f" {report.outcome}"
     )
-    show_messages(report.errors, report.messages)

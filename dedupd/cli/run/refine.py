@@ -3,7 +3,7 @@
 import click
 
 from dedupd.cli.job_limits import look_at_new, working
-from dedupd.cli.report import finish, show_messages
+from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
 from dedupd.config.policy import RefineMode
 from dedupd.units import counted, format_size
@@ -27,7 +27,7 @@ def command(path: str, mode: str | None, as_json: bool) -> None:
         job = Refine(volume, run, None if mode is None else RefineMode(mode))
         report = job.recorded()
         look_at_new(volume, run)
-    finish(report, as_json, _show, findings=report.errors)
+    finish_files(report, as_json, _show)
 
 
 def _show(report: RefineReport) -> None:
@@ -39,4 +39,3 @@ def _show(report: RefineReport) -> None:
         f" {counted(report.new_with_dictionary, 'chunk')} with a dictionary,"
         f" {format_size(report.saved_bytes)} saved of {format_size(report.looked_bytes)}"
     )
-    show_messages(report.errors, report.messages)

@@ -8,7 +8,7 @@ import click
 
 from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import working
-from dedupd.cli.report import finish, show_messages
+from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
 from dedupd.errors import EXIT_FINDINGS
 from dedupd.units import counted, format_duration, format_size, parse_moment
@@ -39,7 +39,7 @@ def command(path: str, dry_run: bool, since: str | None, as_json: bool) -> None:
             _tell(job.plan(), as_json)
             return
         report = job.recorded()
-    finish(report, as_json, _show, findings=report.errors)
+    finish_files(report, as_json, _show)
 
 
 def _tell(plan: Plan, as_json: bool) -> None:
@@ -63,4 +63,3 @@ def _show(report: UnoptimizeReport) -> None:
     click.echo(
         f"{report.files_restored} files are plain again, {format_size(report.logical_bytes)}"
     )
-    show_messages(report.errors, report.messages)

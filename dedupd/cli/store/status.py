@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option, print_json
+from dedupd.cli.common import PATH, exits, json_option, show_or_json
 from dedupd.cli.terminal import figures, show
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
@@ -21,10 +21,7 @@ def command(store: str, as_json: bool) -> None:
     """The volumes on STORE, whether each can be seen, and the space that the store takes."""
     with closing(SharedDirectory.named(store, Disk())) as shared:
         row = store_figures(shared)
-    if as_json:
-        print_json(row)
-    else:
-        _show(row)
+    show_or_json(as_json, row, lambda: _show(row))
 
 
 def _show(row: dict[str, Any]) -> None:
