@@ -10,52 +10,52 @@ from click.shell_completion import CompletionItem
 from dedupd import __version__
 from dedupd.cli.lazy_command import LazyGroup
 
-COMMANDS = {
-    "setup": "Make a volume in one conversation, from doctor to savings.",
-    "enable": "Make a directory a volume: a tree whose files are deduplicated.",
-    "adopt": "Take over a copy of a volume.",
-    "store": "Make stores that several volumes share, and look after them.",
-    "cluster": "Make stores in a Ceph cluster, and look after them.",
-    "disable": "Make a volume a plain directory again.",
-    "mount": "Show a volume's files.",
-    "umount": "Hide a volume's files again.",
-    "serve": "Run the service: mounts, schedule, control socket.",
-    "run": "Run a job, like optimize, reconcile, gc, compact or scrub.",
-    "jobs": "Show jobs that run, wait, and have run.",
-    "cancel": "End a job of the service.",
-    "pause": "Hold the jobs of a volume.",
-    "resume": "Let the jobs of a volume go on.",
-    "notify": "Try how somebody is told of problems.",
-    "status": "Show what a volume saves, or every mounted volume.",
-    "doctor": "Check this machine, and a volume or directory.",
-    "policy": "Show and set what is optimized, and how.",
-    "du": "Show what folders take, share, and would free.",
-    "file": "Show what the store knows about files.",
-    "expand": "Make files plain again.",
-    "send": "Write a volume, or what is new in it, as a stream.",
-    "receive": "Make a volume what a stream says.",
-    "drill": "Damage a copy of a store, and show what would be lost.",
-    "import": "Copy a tree into a volume, deduplicated as it comes.",
-    "deleted": "Show what was deleted or overwritten lately.",
-    "undelete": "Have files back that were deleted or overwritten.",
-    "restore": "Take files out of a copy of a volume, without mounting it.",
-    "analyze": "Report what deduplication would save on any directory.",
-    "demo": "Try everything on real files, in a temporary volume.",
-}
-"""Each is the module of its name in this package. Help is here, so that showing it imports none."""
-
-
 GROUPS = {
-    "Begin": ("setup", "doctor", "analyze", "demo", "enable", "store", "cluster", "mount", "serve"),
-    "See": ("status", "jobs", "du", "file"),
-    "Work": ("run", "cancel", "pause", "resume", "policy", "expand", "notify"),
-    "Copies": (
-        *("send", "receive", "restore", "import", "adopt", "drill"),
-        *("deleted", "undelete"),
-    ),
-    "Leave": ("umount", "disable"),
+    "Begin": {
+        "setup": "Make a volume in one conversation, from doctor to savings.",
+        "doctor": "Check this machine, and a volume or directory.",
+        "analyze": "Report what deduplication would save on any directory.",
+        "demo": "Try everything on real files, in a temporary volume.",
+        "enable": "Make a directory a volume: a tree whose files are deduplicated.",
+        "store": "Make stores that several volumes share, and look after them.",
+        "cluster": "Make stores in a Ceph cluster, and look after them.",
+        "mount": "Show a volume's files.",
+        "serve": "Run the service: mounts, schedule, control socket.",
+    },
+    "See": {
+        "status": "Show what a volume saves, or every mounted volume.",
+        "jobs": "Show jobs that run, wait, and have run.",
+        "du": "Show what folders take, share, and would free.",
+        "file": "Show what the store knows about files.",
+    },
+    "Work": {
+        "run": "Run a job, like optimize, reconcile, gc, compact or scrub.",
+        "cancel": "End a job of the service.",
+        "pause": "Hold the jobs of a volume.",
+        "resume": "Let the jobs of a volume go on.",
+        "policy": "Show and set what is optimized, and how.",
+        "expand": "Make files plain again.",
+        "notify": "Try how somebody is told of problems.",
+    },
+    "Copies": {
+        "send": "Write a volume, or what is new in it, as a stream.",
+        "receive": "Make a volume what a stream says.",
+        "restore": "Take files out of a copy of a volume, without mounting it.",
+        "import": "Copy a tree into a volume, deduplicated as it comes.",
+        "adopt": "Take over a copy of a volume.",
+        "drill": "Damage a copy of a store, and show what would be lost.",
+        "deleted": "Show what was deleted or overwritten lately.",
+        "undelete": "Have files back that were deleted or overwritten.",
+    },
+    "Leave": {
+        "umount": "Hide a volume's files again.",
+        "disable": "Make a volume a plain directory again.",
+    },
 }
-"""The commands by what they are for, as the help shows them. Those of none come last."""
+"""The commands by what they are for, as the help shows them. Each is the module of its name in this
+package. Help is here, so that showing it imports none."""
+
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 
 
 class _Commands(LazyGroup):
@@ -82,12 +82,9 @@ class _Commands(LazyGroup):
         ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        grouped = {name for names in GROUPS.values() for name in names}
-        others = tuple(name for name in COMMANDS if name not in grouped)
-        for title, names in (*GROUPS.items(), ("Others", others)):
-            if names:
-                with formatter.section(title):
-                    formatter.write_dl([(name, COMMANDS[name]) for name in names])
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([*group.items()])
 
 
 @click.group(

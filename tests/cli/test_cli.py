@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from dedupd import __version__
 from dedupd.cli.main import COMMANDS, main
-from dedupd.cli.run import JOBS
+from dedupd.cli.run import COMMANDS as JOBS
 from dedupd.format.container import Kind
 from dedupd.system.files import opened
 from dedupd.units import KIB

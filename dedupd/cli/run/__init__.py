@@ -7,23 +7,13 @@ import click
 
 from dedupd.cli.job_limits import Conduct
 from dedupd.cli.lazy_command import LazyGroup
+from dedupd.service.planned_jobs import JOBS
 
-JOBS = (
-    "audit",
-    "compact",
-    "gc",
-    "optimize",
-    "rebuild",
-    "reconcile",
-    "recover",
-    "refine",
-    "scrub",
-    "unoptimize",
-    "verify",
-)
+COMMANDS = sorted([*JOBS, "verify"])
+"""What the service runs, and what needs the volume unmounted."""
 
 
-@click.group("run", cls=LazyGroup, package=__name__, names=JOBS)
+@click.group("run", cls=LazyGroup, package=__name__, names=COMMANDS)
 @click.option("--here", is_flag=True, help="In this process, also where the service runs.")
 @click.option("--gentle", is_flag=True, help="Slow down and pause while users are at work.")
 @click.option(
