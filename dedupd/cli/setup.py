@@ -16,9 +16,10 @@ from dedupd.cli.left_out import Place, outcome_of
 from dedupd.config.policy import Policy, apply_values
 from dedupd.config.run_limits import RunLimits
 from dedupd.errors import EXIT_FINDINGS, ServiceUnreachable, UsageError
-from dedupd.service.client import ServiceClient, absolute
+from dedupd.service.client import ServiceClient
 from dedupd.service.doctor import Check, Verdict, check_machine, check_path
 from dedupd.system import mount_table
+from dedupd.system.paths import resolved
 from dedupd.system.processes import give_way
 from dedupd.units import GIB, counted, exact_duration, exact_size, format_size
 from dedupd.volume.volume import BASE_NAME, Volume
@@ -215,7 +216,7 @@ def _first_run(path: str, made: Made, policy: Policy, *, now: bool, say: Any) ->
     client = ServiceClient.serving(path) if made.is_served else None
     if client is not None:
         options = {"min_age": "0s"} if now else {}
-        body = {"job": "optimize", "path": absolute(path), "options": options}
+        body = {"job": "optimize", "path": resolved(path), "options": options}
         queued = client.post("/v1/jobs", body)
         say(f"The first run is queued as {queued['id']}; `dedupd jobs --watch` shows it.")
         return queued

@@ -10,8 +10,9 @@ import click
 from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
 from dedupd.cli.job_limits import OPTIONS, conduct, take_limits
 from dedupd.errors import EXIT_FINDINGS
-from dedupd.service.client import ServiceClient, absolute
+from dedupd.service.client import ServiceClient
 from dedupd.service.planned_jobs import JOBS
+from dedupd.system.paths import resolved
 from jobs.frame.run import Cancelled, JobRun
 
 WAIT_S = 5
@@ -66,7 +67,7 @@ def _through_service(job: str) -> Decorator:
             if client is None:
                 command(path=path, as_json=as_json, **options)
                 return
-            body = {"job": job, "path": absolute(path), "options": chosen}
+            body = {"job": job, "path": resolved(path), "options": chosen}
             if wait:
                 _finish(_run_to_the_end(client, body, as_json), as_json)
                 return

@@ -106,7 +106,7 @@ class ServiceClient:
 
     def jobs(self, last: int, path: str | None = None) -> dict[str, Any]:
         """Jobs that run and wait, and the last runs, which the service tells page by page."""
-        query: dict[str, object] = {} if path is None else {"path": absolute(path)}
+        query: dict[str, object] = {} if path is None else {"path": resolved(path)}
         found: dict[str, Any] = self.get("/v1/jobs", last=min(last, RUNS_A_PAGE), **query)
         before = found.pop("next")
         while before is not None and len(found["history"]) < last:
@@ -125,7 +125,7 @@ class ServiceClient:
 
     def volume(self, path: str) -> dict[str, Any]:
         """The volume that a path lies in. Raises NotAVolume."""
-        found: list[dict[str, Any]] = self.get("/v1/volumes", path=absolute(path))
+        found: list[dict[str, Any]] = self.get("/v1/volumes", path=resolved(path))
         return found[0]
 
     def act(self, path: str, action: str) -> dict[str, Any]:
@@ -163,8 +163,3 @@ def _places() -> list[str]:
     except ConfigurationError:
         configured = ""  # not there, or not for this user
     return list(dict.fromkeys(filter(None, (configured, default_socket(), SYSTEM_SOCKET))))
-
-
-def absolute(path: str) -> str:
-    """A path as the service knows it."""
-    return resolved(path)
