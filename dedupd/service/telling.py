@@ -5,11 +5,12 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 
 from dedupd.service.config import ServiceConfig
-from dedupd.service.notices.delivery import Way, command_way, deliver, mail_way, webhook_way
+from dedupd.service.notices.delivery import Way, deliver
 from dedupd.service.notices.ledger import Ledger, Waiting, begin_or_end
 from dedupd.service.notices.problem import Happening, Notice, Problem, Severity
 from dedupd.service.problems import Served, problems, summary
@@ -37,11 +38,12 @@ def ways_of(config: ServiceConfig) -> list[Way]:
     """The ways that a configuration names."""
     found = []
     if config.on_problem:
-        found.append(command_way(config.on_problem))
+        found.append(Way("command", config.on_problem))
     if config.mail_to:
-        found.append(mail_way(config.mail_to, config.sendmail))
+        found.append(Way("mail", (config.sendmail, "-i", "-t"), config.mail_to))
     if config.webhook:
-        found.append(webhook_way(config.webhook))
+        module = "dedupd.service.notices.webhook"
+        found.append(Way("webhook", (sys.executable, "-P", "-m", module, config.webhook)))
     return found
 
 

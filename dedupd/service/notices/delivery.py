@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from dataclasses import dataclass
 from email.message import EmailMessage
@@ -27,16 +26,15 @@ ERROR_BYTES_MAX = 2000
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to tell: a name, the program that is started, and whether it gets a mail."""
+    """A way to tell: a name, the program that is started, and to whom it mails, if it does."""
 
     name: str
     command: tuple[str, ...]
-    is_mail: bool = False
     mail_to: str = ""
 
     def text_of(self, notice: Notice) -> bytes:
         """What the process reads."""
-        if not self.is_mail:
+        if not self.mail_to:
             return json.dumps(notice.to_json()).encode() + b"\n"
         mail = EmailMessage(policy=SMTP.clone(linesep="\n"))
         mail["To"] = self.mail_to
@@ -44,19 +42,6 @@ class Way:
         mail["Auto-Submitted"] = "auto-generated"
         mail.set_content(f"{notice.problem.message}\n")
         return mail.as_bytes()
-
-
-def command_way(command: tuple[str, ...]) -> Way:
-    return Way("command", command)
-
-
-def mail_way(address: str, sendmail: str) -> Way:
-    return Way("mail", (sendmail, "-i", "-t"), is_mail=True, mail_to=address)
-
-
-def webhook_way(url: str) -> Way:
-    module = "dedupd.service.notices.webhook"
-    return Way("webhook", (sys.executable, "-P", "-m", module, url))
 
 
 async def deliver(way: Way, notice: Notice, length_s: float = DELIVERY_S_MAX) -> str:
