@@ -5,7 +5,7 @@ import uuid
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dedupd.system.paths import lies_in
+from dedupd.system.paths import lies_in, unescaped
 
 FS_TYPE = "fuse.dedupd"
 SOURCE_PREFIX = "dedupd:"
@@ -34,13 +34,6 @@ class Row(NamedTuple):
     options: set[str]
 
 
-def _unescape(text: str) -> str:
-    raw = text.encode("utf-8", "surrogateescape")
-    for code in (b"040", b"011", b"012", b"134"):
-        raw = raw.replace(b"\\" + code, bytes([int(code, 8)]))
-    return os.fsdecode(raw)
-
-
 def parse_mountinfo(text: str) -> list[Row]:
     """Every mount, in the order in which they were made."""
     rows = []
@@ -49,7 +42,7 @@ def parse_mountinfo(text: str) -> list[Row]:
         fields, tail = left.split(" "), right.split(" ")
         if len(fields) >= 5 and len(tail) >= 3:
             (mount_id, _, device, *paths), (kind, source, options) = fields[:5], tail[:3]
-            shown, point, source = map(_unescape, (*paths, source))
+            shown, point, source = map(unescaped, (*paths, source))
             rows.append(Row(mount_id, device, shown, point, kind, source, {*options.split(",")}))
     return rows
 

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from dedupd.system.paths import lies_in
+from dedupd.system.paths import lies_in, unescaped
 
 TABLES = ("/var/lib/nfs/etab", "/proc/fs/nfsd/exports")
 """The first is exportfs' own, of all exports; the other has those in use."""
@@ -41,23 +41,12 @@ def parse_exports(text: str) -> list[Export]:
         words = line.split()
         if not words or line.startswith("#"):
             continue
-        path = _unescaped(words[0])
+        path = unescaped(words[0])
         for word in words[1:]:
             client, _, rest = word.partition("(")
             options = frozenset(filter(None, rest.removesuffix(")").split(",")))
             found.append(Export(os.path.normpath(path), client, options))
     return found
-
-
-def _unescaped(word: str) -> str:
-    """A path in which blanks and other characters are octal numbers, like ``\\\\040``."""
-    parts = word.encode("utf-8", "surrogateescape").split(b"\\")
-    raw = parts[0]
-    for part in parts[1:]:
-        octal = part[:3]
-        is_octal = len(octal) == 3 and all(48 <= one <= 55 for one in octal)
-        raw += bytes([int(octal, 8) & 0xFF]) + part[3:] if is_octal else b"\\" + part
-    return raw.decode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True, slots=True)

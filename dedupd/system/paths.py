@@ -4,10 +4,13 @@ Native calls open many files at once with the same rules (``native/src/system/fi
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from dedupd.errors import UsageError
+
+_OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
 def split_path(path: bytes) -> list[bytes]:
@@ -98,6 +101,14 @@ def _escaped(character: str) -> str:
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"  # a byte, as ``surrogateescape`` has it
     return character.encode("unicode_escape").decode()
+
+
+def unescaped(text: str) -> str:
+    """A path of a table of the system, in which blanks and other characters are octal numbers, like
+    ``\\\\040``."""
+    raw = text.encode("utf-8", "surrogateescape")
+    raw = _OCTAL.sub(lambda match: bytes([int(match[1], 8) & 0xFF]), raw)
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def resolved(path: str) -> str:
