@@ -4,7 +4,6 @@
 another device number than its line. So the type is asked of the kernel where no line is found.
 """
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -12,6 +11,7 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass
 
+from dedupd import native
 from dedupd.system import mount_table
 
 _GETFLAGS = 0x8008_6601
@@ -26,8 +26,6 @@ _MAGIC = {
     0x8584_58F6: "ramfs",
     0x794C_7630: "overlay",
 }
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +63,7 @@ def _mount_id(fd: int) -> str:
 
 
 def _kind_by_magic(fd: int) -> str:
-    buffer = ctypes.create_string_buffer(256)  # a struct statfs has 120 bytes
-    if _libc.fstatfs(fd, buffer) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    magic = ctypes.c_long.from_buffer(buffer).value & 0xFFFF_FFFF
+    magic = native.system.file_system_type(fd)
     return _MAGIC.get(magic, f"a file system of type {magic:#x}")
 
 
