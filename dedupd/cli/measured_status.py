@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dedupd.cli.common import message_of, print_json, show_or_json, status_of
-from dedupd.cli.service_status import add_backlog, add_causes, saved_text
+from dedupd.cli.service_status import add_backlog, add_quarantined, add_savings
 from dedupd.cli.terminal import figures, show
 from dedupd.errors import EXIT_DONE, DedupdError
 from dedupd.service.history import Savings
@@ -79,11 +79,7 @@ def _as_the_service(row: dict[str, Any]) -> dict[str, Any]:
 def _show(row: dict[str, Any]) -> None:
     table = figures()
     table.add_row("mounted at", row["mounted_at"] or "not mounted")
-    table.add_row("files", f"{row['files']:,}, {row['files_optimized']:,} of them optimized")
-    table.add_row("logical size", format_size(row["logical_bytes"]))
-    table.add_row("occupied", format_size(row["occupied_bytes"]))
-    table.add_row("saved", saved_text(row))
-    add_causes(table, {**row, **(row["causes"] or {})})
+    add_savings(table, {**row, **(row["causes"] or {})})
     if row["logical_bytes"] > row["plain_bytes"]:
         holes = format_size(row["logical_bytes"] - row["plain_bytes"])
         table.add_row("holes", f"{holes} of sparse files: they take nothing, and are not saved")
@@ -109,10 +105,7 @@ def _show(row: dict[str, Any]) -> None:
             f"{format_size(garbage['compaction_frees_bytes'])} that"
             f" `dedupd run compact {row['path']}` gives back",
         )
-    if garbage["quarantined_records"]:
-        table.add_row(
-            "quarantined", f"{counted(garbage['quarantined_records'], 'record')}: run scrub"
-        )
+    add_quarantined(table, garbage)
     table.add_row("free", format_size(row["free_bytes"]))
     for one in row["classes"]:
         kind = f"{one['top'] or '.'}/**/*{'.' + one['type'] if one['type'] else ''}"

@@ -60,19 +60,10 @@ def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:
     if savings is None:
         table.add_row("saved", "not measured yet")
         return
-    table.add_row(
-        "files", f"{savings['files']:,}, {savings['files_optimized']:,} of them optimized"
-    )
-    table.add_row("logical size", format_size(savings["logical_bytes"]))
-    table.add_row("occupied", format_size(savings["occupied_bytes"]))
-    table.add_row("saved", f"{saved_text(savings)}; measured {_time(savings['time_s'])}")
-    add_causes(table, savings)
+    add_savings(table, savings, f"; measured {_time(savings['time_s'])}")
     add_backlog(table, savings)
     table.add_row("free", format_size(savings["free_bytes"]))
-    if savings["quarantined_records"]:
-        table.add_row(
-            "quarantined", f"{counted(savings['quarantined_records'], 'record')}: run scrub"
-        )
+    add_quarantined(table, savings)
 
 
 def _add_flow(table: Table, flow: dict[str, Any] | None) -> None:
@@ -128,9 +119,22 @@ def add_backlog(table: Table, row: Mapping[str, Any]) -> None:
             table.add_row(label, text)
 
 
-def add_causes(table: Table, row: Mapping[str, Any]) -> None:
-    """Why bytes are not stored, the most first, and what optimized files have in their own
-    blocks."""
+def add_quarantined(table: Table, row: Mapping[str, Any]) -> None:
+    """What is damaged."""
+    if row["quarantined_records"]:
+        table.add_row("quarantined", f"{counted(row['quarantined_records'], 'record')}: run scrub")
+
+
+def add_savings(table: Table, row: Mapping[str, Any], measured: str = "") -> None:
+    """What files hold, take and save; why bytes are not stored, the most first, and what optimized
+    files have in their own blocks. ``measured``: when that was."""
+    table.add_row("files", f"{row['files']:,}, {row['files_optimized']:,} of them optimized")
+    table.add_row("logical size", format_size(row["logical_bytes"]))
+    table.add_row("occupied", format_size(row["occupied_bytes"]))
+    plain = format_size(row["plain_bytes"])
+    # In blocks: what files would take that are plain, less what they take.
+    saved = f"{format_size(row['saved_bytes'])} ({row['saved_fraction']:.1%} of {plain})"
+    table.add_row("saved", f"{saved}{measured}")
     causes = {
         "duplicates": row.get("duplicates_bytes", 0),
         "compression": row.get("compression_bytes", 0),
@@ -142,12 +146,6 @@ def add_causes(table: Table, row: Mapping[str, Any]) -> None:
         table.add_row("saved by", text)
     if row["local_bytes"]:
         table.add_row("written since", f"{format_size(row['local_bytes'])} in their own blocks")
-
-
-def saved_text(row: Mapping[str, Any]) -> str:
-    """What a volume saves, in blocks: what files would take that are plain, less what they take."""
-    plain = format_size(row["plain_bytes"])
-    return f"{format_size(row['saved_bytes'])} ({row['saved_fraction']:.1%} of {plain})"
 
 
 def _when(task: dict[str, Any]) -> str:
