@@ -47,30 +47,6 @@ def size(value: Any) -> int:
     return parse_size(value)
 
 
-def whole(low: int, high: int) -> Callable[[Any], int]:
-    """A parser of whole numbers within bounds."""
-
-    def parse(value: Any) -> int:
-        if isinstance(value, str) and _WHOLE.fullmatch(value):
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise UsageError(f"write a whole number from {low} to {high}")
-        return value
-
-    return parse
-
-
-def one_of(choices: type[StrEnum]) -> Callable[[Any], Any]:
-    """A parser of one of a few words."""
-
-    def parse(value: Any) -> StrEnum:
-        if value not in list(choices):
-            raise UsageError("write " + " or ".join(f'"{choice}"' for choice in choices))
-        return choices(value)
-
-    return parse
-
-
 def fraction(value: Any) -> float:
     """A number from 0 up to, not including, 1."""
     try:
@@ -123,12 +99,26 @@ STRINGS = Form(strings, list)
 
 def number(low: int, high: int) -> Form:
     """Whole numbers within bounds."""
-    return Form(whole(low, high), int)
+
+    def parse(value: Any) -> int:
+        if isinstance(value, str) and _WHOLE.fullmatch(value):
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise UsageError(f"write a whole number from {low} to {high}")
+        return value
+
+    return Form(parse, int)
 
 
 def choice(choices: type[StrEnum]) -> Form:
     """One of a few words."""
-    return Form(one_of(choices))
+
+    def parse(value: Any) -> StrEnum:
+        if value not in list(choices):
+            raise UsageError("write " + " or ".join(f'"{choice}"' for choice in choices))
+        return choices(value)
+
+    return Form(parse)
 
 
 class Key(NamedTuple):

@@ -12,9 +12,9 @@ from dedupd.config.config_values import (
     SWITCH,
     Form,
     Key,
+    choice,
     keys_of,
     number,
-    one_of,
     parsed_table,
     read_table,
     strings,
@@ -101,7 +101,7 @@ def _types(value: Any) -> tuple[str, ...]:
 
 
 def _markers(value: Any) -> tuple[Marker, ...]:
-    return tuple(one_of(Marker)(name) for name in strings(value))
+    return tuple(choice(Marker).parse(name) for name in strings(value))
 
 
 Seconds = Annotated[float, DURATION]
