@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dedupd.cli.common import job_run
-from dedupd.config.config_values import number
+from dedupd.config.config_values import whole
 from dedupd.config.policy import Policy, RestoreMode
 from dedupd.config.run_limits import RunLimits
 from dedupd.errors import PolicyError, UsageError
@@ -71,7 +71,7 @@ def take_limits(options: dict[str, Any]) -> None:
             _meant("--min-age", said["min_age"], parse_duration),
             _meant("--min-age-at-most", said["min_age_at_most"], parse_duration),
             _meant("--memory", said["memory"], parse_size),
-            _meant("--cores", said["cores"], number(0, 1024).parse),
+            _meant("--cores", said["cores"], whole(0, 1024).parse),
         ),
         _meant("--for", said["for"], parse_duration),
         _meant("--rate", said["rate"], parse_size),

@@ -97,7 +97,7 @@ SWITCH = Form(yes_or_no, bool)
 STRINGS = Form(strings, list)
 
 
-def number(low: int, high: int) -> Form:
+def whole(low: int, high: int) -> Form:
     """Whole numbers within bounds."""
 
     def parse(value: Any) -> int:

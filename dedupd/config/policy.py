@@ -1,5 +1,6 @@
 """What to optimize and how: ``policy.toml``, edited by people, validated on load."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any
@@ -14,15 +15,22 @@ from dedupd.config.config_values import (
     Key,
     choice,
     keys_of,
-    number,
     parsed_table,
     read_table,
     strings,
+    whole,
 )
 from dedupd.config.profiles import plain
 from dedupd.config.reserve import DEFAULT as DEFAULT_RESERVE
 from dedupd.config.reserve import Reserve, parse_reserve, parse_threshold, show_reserve
-from dedupd.config.rules import Rule, decided, extension_of, parse_rules, show_rules
+from dedupd.config.rules import (
+    Rule,
+    extension_of,
+    matching,
+    parse_rules,
+    show_rules,
+    takes,
+)
 from dedupd.config.schedule import Schedule, parse_schedule, show_schedule
 from dedupd.errors import PolicyError, UsageError
 from dedupd.system.processes import IoPriority
@@ -132,7 +140,7 @@ class Policy:
         tuple[Marker, ...], Form(_markers, list), "files that keep their directory plain"
     ] = (Marker.CACHEDIR_TAG, Marker.NODEDUP)
     no_compress_types: Annotated[FileTypes, "types that are never compressed"] = ()
-    compression_level: Annotated[int, number(0, 19), "zstd level; 0 stores everything raw"] = 3
+    compression_level: Annotated[int, whole(0, 19), "zstd level; 0 stores everything raw"] = 3
     compression_min_saving: Annotated[Fraction, "a chunk that shrinks by less is stored raw"] = 0.05
     partial_files: Annotated[
         Switch, "whether optimized files that were written to since are optimized again"
@@ -153,7 +161,7 @@ class Policy:
     refine_age_s: Annotated[Seconds, "how long a chunk must have been stored before that"] = (
         7 * 86400.0
     )
-    refine_level: Annotated[int, number(1, 19), "zstd level of refine = full"] = 12
+    refine_level: Annotated[int, whole(1, 19), "zstd level of refine = full"] = 12
     refine_min_saving: Annotated[
         Fraction, "what the difference to another chunk must save of a chunk to take its place"
     ] = 0.2
@@ -188,7 +196,7 @@ class Policy:
     ] = RestoreMode.OFF
     redundancy_threshold: Annotated[
         int,
-        number(0, 250),
+        whole(0, 250),
         "chunks with more references than this are kept twice; 0 keeps every chunk once",
     ] = 100
     scrub_rate_bytes_per_s: Annotated[
@@ -197,13 +205,13 @@ class Policy:
         "what scrub reads in a second; 0 is as fast as it goes",
     ] = 0
     memory_bytes: Annotated[Bytes, "what a job may take"] = 256 << 20
-    cores: Annotated[int, number(0, 1024), "cores that a job may use; 0 is all"] = 0
+    cores: Annotated[int, whole(0, 1024), "cores that a job may use; 0 is all"] = 0
     index: Annotated[
         IndexChoice, "table: little memory for each chunk of the store; bloom: least"
     ] = IndexChoice.TABLE
     partitions: Annotated[
         int,
-        number(1, 256),
+        whole(1, 256),
         "partitions of the index at least; there are more where memory demands it",
     ] = 1
     stop_when_busy: Annotated[
@@ -272,6 +280,72 @@ class Policy:
     def compresses_type(self, file_type: str) -> bool:
         """Whether chunks of files of this type may be compressed, where no rule says otherwise."""
         return file_type not in self.no_compress_types
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the policy says of a path, and by which key or rule.
+
+    ``excluded`` is what leaves the path alone, empty where nothing does. ``rules`` has the number
+    of the rule that decides, from 1, for each key that a rule decides.
+    """
+
+    min_age_s: float
+    min_size_bytes: int
+    excluded: str
+    compresses: bool
+    keep_deleted_s: float
+    rules: Mapping[str, int]
+
+    def source(self, key: str) -> str:
+        """Where the value of a key comes from."""
+        return f"rule {self.rules[key]}" if key in self.rules else "the policy"
+
+
+def decided(policy: Policy, path: bytes) -> Decision:
+    """The word of ``policy`` on a path, relative to the volume.
+
+    A rule overrides the keys of the policy, and a later rule those before it. Jobs, ``dedupd file``
+    and ``dedupd policy --why`` all ask here.
+    """
+    text = path.decode("utf-8", "surrogateescape")
+    file_type = extension_of(text.rpartition("/")[2])
+    excluded = _excluded_by_keys(policy, text, file_type)
+    compresses = file_type not in policy.no_compress_types
+    decision = Decision(
+        *(policy.min_age_s, policy.min_size_bytes, excluded, compresses, policy.keep_deleted_s), {}
+    )
+    for number, rule in enumerate(policy.rules, 1):
+        if takes(rule.path, text, policy.ignore_case):
+            decision = _overridden(decision, rule, number)
+    return decision
+
+
+def _excluded_by_keys(policy: Policy, path: str, file_type: str) -> str:
+    if policy.include and not takes(policy.include, path, policy.ignore_case):
+        return "include, which has other paths alone"
+    if file_type in policy.exclude_types:
+        return f'exclude_types, by "{file_type}"'
+    pattern = matching(policy.exclude, path, policy.ignore_case)
+    if pattern is not None and not pattern.startswith("!"):
+        return f'exclude, by "{pattern}"'
+    return ""
+
+
+def _overridden(decision: Decision, rule: Rule, number: int) -> Decision:
+    said = [name for name in rule.to_table() if name != "path"]
+    changes: dict[str, Any] = {"rules": {**decision.rules, **dict.fromkeys(said, number)}}
+    if rule.min_age_s is not None:
+        changes["min_age_s"] = rule.min_age_s
+    if rule.min_size_bytes is not None:
+        changes["min_size_bytes"] = rule.min_size_bytes
+    if rule.exclude is not None:
+        changes["excluded"] = f"rule {number}" if rule.exclude else ""
+    if rule.compress is not None:
+        changes["compresses"] = rule.compress
+    if rule.keep_deleted_s is not None:
+        changes["keep_deleted_s"] = rule.keep_deleted_s
+    return replace(decision, **changes)
 
 
 KEYS = keys_of(Policy)

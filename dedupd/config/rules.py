@@ -1,12 +1,9 @@
-"""Rules for parts of the tree, and the one decision of what a policy says of a path.
-
-Jobs, ``dedupd file`` and ``dedupd policy --why`` all ask :func:`decided`.
-"""
+"""Rules for parts of the tree, and the patterns by which they name them."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from dedupd.config.config_values import (
     DURATION,
@@ -17,6 +14,7 @@ from dedupd.config.config_values import (
     parsed_table,
 )
 from dedupd.errors import UsageError
+from dedupd.system.paths import parents
 
 RULES_MAX = 1000
 """Each is compared with each file."""
@@ -55,10 +53,7 @@ def _matches(pattern: str, path: str, ignore_case: bool) -> bool:
     if "/" not in pattern:
         return any(fnmatch.fnmatchcase(part, pattern) for part in path.split("/"))
     pattern = pattern.strip("/")
-    parts = path.split("/")
-    return any(
-        fnmatch.fnmatchcase("/".join(parts[:depth]), pattern) for depth in range(1, len(parts) + 1)
-    )
+    return any(fnmatch.fnmatchcase(part, pattern) for part in parents(path))
 
 
 def pattern_of(path: bytes) -> str:
@@ -119,91 +114,3 @@ def _rule(row: Mapping[str, Any], where: str) -> Rule:
         keys = ", ".join(name for name in RULE_KEYS if name != "path")
         raise UsageError(f"{where}: says nothing of its paths; it can set {keys}")
     return Rule(**values)
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What the policy says of a path, and by which key or rule.
-
-    ``excluded`` is what leaves the path alone, empty where nothing does. ``rules`` has the number
-    of the rule that decides, from 1, for each key that a rule decides.
-    """
-
-    min_age_s: float
-    min_size_bytes: int
-    excluded: str
-    compresses: bool
-    keep_deleted_s: float
-    rules: Mapping[str, int]
-
-    def source(self, key: str) -> str:
-        """Where the value of a key comes from."""
-        return f"rule {self.rules[key]}" if key in self.rules else "the policy"
-
-
-class Keys(Protocol):
-    """The keys of a policy that a decision needs."""
-
-    @property
-    def min_age_s(self) -> float: ...
-    @property
-    def min_size_bytes(self) -> int: ...
-    @property
-    def keep_deleted_s(self) -> float: ...
-    @property
-    def include(self) -> tuple[str, ...]: ...
-    @property
-    def exclude(self) -> tuple[str, ...]: ...
-    @property
-    def exclude_types(self) -> tuple[str, ...]: ...
-    @property
-    def no_compress_types(self) -> tuple[str, ...]: ...
-    @property
-    def ignore_case(self) -> bool: ...
-    @property
-    def rules(self) -> tuple[Rule, ...]: ...
-
-
-def decided(policy: Keys, path: bytes) -> Decision:
-    """The word of ``policy`` on a path, relative to the volume.
-
-    A rule overrides the keys of the policy, and a later rule those before it.
-    """
-    text = path.decode("utf-8", "surrogateescape")
-    file_type = extension_of(text.rpartition("/")[2])
-    excluded = _excluded_by_keys(policy, text, file_type)
-    compresses = file_type not in policy.no_compress_types
-    decision = Decision(
-        *(policy.min_age_s, policy.min_size_bytes, excluded, compresses, policy.keep_deleted_s), {}
-    )
-    for number, rule in enumerate(policy.rules, 1):
-        if takes(rule.path, text, policy.ignore_case):
-            decision = _overridden(decision, rule, number)
-    return decision
-
-
-def _excluded_by_keys(policy: Keys, path: str, file_type: str) -> str:
-    if policy.include and not takes(policy.include, path, policy.ignore_case):
-        return "include, which has other paths alone"
-    if file_type in policy.exclude_types:
-        return f'exclude_types, by "{file_type}"'
-    pattern = matching(policy.exclude, path, policy.ignore_case)
-    if pattern is not None and not pattern.startswith("!"):
-        return f'exclude, by "{pattern}"'
-    return ""
-
-
-def _overridden(decision: Decision, rule: Rule, number: int) -> Decision:
-    said = [name for name in rule.to_table() if name != "path"]
-    changes: dict[str, Any] = {"rules": {**decision.rules, **dict.fromkeys(said, number)}}
-    if rule.min_age_s is not None:
-        changes["min_age_s"] = rule.min_age_s
-    if rule.min_size_bytes is not None:
-        changes["min_size_bytes"] = rule.min_size_bytes
-    if rule.exclude is not None:
-        changes["excluded"] = f"rule {number}" if rule.exclude else ""
-    if rule.compress is not None:
-        changes["compresses"] = rule.compress
-    if rule.keep_deleted_s is not None:
-        changes["keep_deleted_s"] = rule.keep_deleted_s
-    return replace(decision, **changes)

@@ -19,10 +19,10 @@ from dedupd.config.config_values import (
     Form,
     choice,
     keys_of,
-    number,
     parsed_table,
     read_table,
     size,
+    whole,
 )
 from dedupd.config.schedule import Calendar, Off, parse_schedule
 from dedupd.errors import ConfigurationError, UsageError
@@ -206,7 +206,7 @@ class ServiceConfig:
     group: Annotated[str, Form(_group)] = ""
     readers: Annotated[Readers, choice(Readers)] = Readers.GROUP
     listen: Annotated[Listen | None, Form(_listen)] = None
-    jobs_max: Annotated[int, number(1, 64)] = 1
+    jobs_max: Annotated[int, whole(1, 64)] = 1
     unmount_on_stop: Annotated[bool, SWITCH] = True
     on_problem: Annotated[tuple[str, ...], Form(_command)] = ()
     mail_to: Annotated[str, Form(_address)] = ""

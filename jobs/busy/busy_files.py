@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from dedupd import native
-from dedupd.config.policy import BusyFilesMode, Policy, RestoreMode
-from dedupd.config.rules import decided
+from dedupd.config.policy import BusyFilesMode, Policy, RestoreMode, decided
 from dedupd.errors import Busy, ServiceUnreachable
 from dedupd.stub.transition import FileIdentity
 from dedupd.system.control_socket import ControlClient

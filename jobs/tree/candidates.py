@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from dedupd import native
-from dedupd.config.policy import Policy
-from dedupd.config.rules import Decision, decided
+from dedupd.config.policy import Decision, Policy, decided
 from dedupd.errors import DamagedStub
 from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
 from dedupd.native.tree import DirectoryCandidates, Unreadable

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dedupd.config.policy import Policy
-from dedupd.config.rules import Decision, decided
+from dedupd.config.policy import Decision, Policy, decided
 from dedupd.system.paths import show_path
 from dedupd.units import exact_duration, exact_size, format_duration
 from dedupd.volume.volume import Volume

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dedupd.config.policy import KEYS, Policy, apply_values
-from dedupd.config.rules import decided
+from dedupd.config.policy import KEYS, Policy, apply_values, decided
 from dedupd.errors import UsageError
 from dedupd.native.tree import FileEntry
 from dedupd.units import align_up
