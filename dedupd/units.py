@@ -129,6 +129,11 @@ def format_duration(duration_s: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def format_moment(time_s: float) -> str:
+    """A time (seconds since 1970) for people, by the local clock."""
+    return f"{datetime.fromtimestamp(time_s):%Y-%m-%d %H:%M}"
+
+
 def align_up(value: int, alignment: int) -> int:
     """The least multiple of ``alignment`` that is not below ``value``."""
     return -(-value // alignment) * alignment

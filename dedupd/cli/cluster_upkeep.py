@@ -1,14 +1,13 @@
 """Jobs that one host does for all hosts of a store in a cluster, and their reports, shown. It is
 imported for volumes on such a store alone."""
 
-from datetime import datetime
 from typing import NoReturn
 
 import click
 
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish_files
-from dedupd.units import counted
+from dedupd.units import counted, format_moment
 from dedupd.volume.volume import Volume
 from jobs.cluster.upkeep import (
     ELSEWHERE,
@@ -35,8 +34,7 @@ def audit(volume: Volume, *, reads_chunks: bool, if_due: bool, as_json: bool) ->
 
 
 def _done_by(report: TurnReport) -> str:
-    when = datetime.fromtimestamp(report.done_s).strftime("%Y-%m-%d %H:%M")
-    return f"{report.done_by}, {when}" if report.done_by else "no host yet"
+    return f"{report.done_by}, {format_moment(report.done_s)}" if report.done_by else "no host yet"
 
 
 def show_recovered(report: RecoverReport) -> None:
@@ -56,7 +54,7 @@ def show_recovered(report: RecoverReport) -> None:
 
 def gone_text(host: str, path: str, since_s: float, left: int) -> str:
     """Of a volume whose host has not come back."""
-    since = datetime.fromtimestamp(since_s).strftime("%Y-%m-%d %H:%M")
+    since = format_moment(since_s)
     text = f"{host}:{path}: not seen since {since}; what it had begun was taken back"
     return text + (f", but for {counted(left, 'file')} that wait for it" if left else "")
 

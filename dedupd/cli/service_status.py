@@ -11,7 +11,7 @@ from dedupd.cli.common import print_json
 from dedupd.cli.terminal import clock, figures, show
 from dedupd.service.client import ServiceClient
 from dedupd.service.planned_jobs import TASKS
-from dedupd.units import counted, format_duration, format_size
+from dedupd.units import counted, format_duration, format_moment, format_size
 
 
 def show_service(path: str | None, as_json: bool) -> bool:
@@ -161,4 +161,4 @@ def _when(task: dict[str, Any]) -> str:
 def _time(seconds: float) -> str:
     if seconds <= time.time() and time.time() - seconds < 2:
         return "now"
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    return format_moment(seconds)

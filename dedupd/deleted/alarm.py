@@ -13,6 +13,7 @@ from dedupd.deleted.log import DIRECTORY, made_directory, open_directory
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_at
 from dedupd.system.paths import show_text
+from dedupd.units import format_moment
 
 ALARM_FILE = b"alarm.json"
 
@@ -30,7 +31,7 @@ class Alarm:
     examples: tuple[str, ...]
 
     def message(self, root: str) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.start_ns / 1e9))
+        since = format_moment(self.start_ns / 1e9)
         return (
             f"{root}: {self.files} files were overwritten or removed since {since}, and of"
             f" {self.sampled} looked at {self.noisy} have bytes that look encrypted in place of"

@@ -1,7 +1,6 @@
 """The problems of a service, and the summary of a week."""
 
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any, Protocol
 
 from dedupd.config.schedule import Off
@@ -10,7 +9,7 @@ from dedupd.service.mount_keeper import MountState
 from dedupd.service.notices.problem import Problem, Severity
 from dedupd.service.scheduler import SpaceLevel
 from dedupd.service.served_volume import ServedVolume
-from dedupd.units import counted, format_duration, format_size
+from dedupd.units import counted, format_duration, format_moment, format_size
 
 BACKLOG_S = 3 * 86400.0
 """Without an optimize run that got through, what is to be optimized grows."""
@@ -121,7 +120,7 @@ def _of_cluster(volume: ServedVolume) -> Iterator[Problem]:
             path,
             Severity.WARNING,
             f"{path}: on its store, no job of {one['host']}:{one['path']} has run since"
-            f" {_shown(one['since_s'])}, and what the last one had begun was taken"
+            f" {format_moment(one['since_s'])}, and what the last one had begun was taken"
             f" back{waiting}; see whether that host is well",
             one["volume"],
         )
@@ -132,15 +131,11 @@ def _of_cluster(volume: ServedVolume) -> Iterator[Problem]:
             "store_damaged",
             path,
             Severity.ERROR,
-            f"{path}: the audit of its store by {audit['host']}, {_shown(audit['begun_s'])},"
+            f"{path}: the audit of its store by {audit['host']}, {format_moment(audit['begun_s'])},"
             f" found {counted(found['dangling'], 'thing')} missing that files need, and"
             f" {found['damaged']:,} damaged: `dedupd run scrub --wait {path}` on each host repairs"
             f" what it can, and `dedupd run audit --wait {path}` says what is left",
         )
-
-
-def _shown(time_s: float) -> str:
-    return f"{datetime.fromtimestamp(time_s):%Y-%m-%d %H:%M}"
 
 
 def summary(service: Served, now_s: float) -> tuple[str, dict[str, Any]]:

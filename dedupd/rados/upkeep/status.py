@@ -12,7 +12,7 @@ from dedupd.rados.intents import Intents
 from dedupd.rados.lease import counters, lease_state
 from dedupd.rados.store import RadosStore
 from dedupd.rados.upkeep.turn import TURN_JOBS, last_turn
-from dedupd.units import counted, format_size
+from dedupd.units import counted, format_moment, format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +141,10 @@ class StoreStatus:
                 if one.host == host:
                     found += one.lines
         for job, last in self.upkeep.items():
-            when = f"{datetime.fromtimestamp(last['begun_s']):%Y-%m-%d %H:%M}"
+            when = format_moment(last["begun_s"])
             found.append(f"last {job}: {when}, by {last['host']}")
         for one in self.upkeep.get("recover", {}).get("found", {}).get("gone", ()):
-            since = f"{datetime.fromtimestamp(one['since_s']):%Y-%m-%d %H:%M}"
+            since = format_moment(one["since_s"])
             found.append(f"  {one['host']}:{one['path']} has not come back since {since}")
         if self.damaged:
             found.append(
