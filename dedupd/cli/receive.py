@@ -5,7 +5,8 @@ import sys
 
 import click
 
-from dedupd.cli.common import PATH, answer, exits, job_run, json_option
+from dedupd.cli.common import PATH, answer, exits, job_run, json_option, print_json
+from dedupd.cli.report import show_messages
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 from dedupd.units import counted, format_size
 from jobs.backup.intake import LocalReception, Reception
@@ -70,15 +71,13 @@ def _reception(volume: ReplicaVolume, run: JobRun) -> Reception:
 
 
 def _show(report: ReceiveReport, as_json: bool) -> None:
-    answer_to_stderr = not as_json
-    text = (
+    if as_json:
+        print_json(report.to_json())
+        return
+    click.echo(
         f"state {report.point}: {counted(report.nodes, 'name')};"
         f" {format_size(report.wire_bytes)} received, {counted(report.chunks, 'chunk')},"
-        f" {report.present} were there"
+        f" {report.present} were there",
+        err=True,
     )
-    if answer_to_stderr:
-        click.echo(text, err=True)
-        for message in report.messages:
-            click.echo(f"  {message}", err=True)
-    else:
-        answer(True, report.to_json(), text)
+    show_messages(len(report.messages), report.messages)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option
+from dedupd.cli.report import show_messages
 from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
@@ -79,5 +80,4 @@ def _show(report: SendReport, as_json: bool) -> None:
         f" {report.known} known",
         err=True,
     )
-    for message in report.messages:
-        click.echo(f"  {message}", err=True)
+    show_messages(len(report.messages), report.messages)

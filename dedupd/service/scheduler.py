@@ -98,6 +98,11 @@ class TaskHistory:
     failures: int = 0
     """How many runs in a row have failed, this one the last of them."""
 
+    @property
+    def took_s(self) -> float:
+        """For how long it ran, also where the clock was set back meanwhile."""
+        return max(0.0, self.finished_s - self.started_s)
+
 
 @dataclass(frozen=True, slots=True)
 class VolumeView:
@@ -226,8 +231,7 @@ def due_for_space(
     what has become garbage, what can be optimized."""
     if space.restores:
         last = histories.get("throughput")
-        took_s = max(0.0, last.finished_s - last.started_s) if last is not None else 0.0
-        again_s = last.finished_s + max(RESTORE_S_MIN, RESTORE_REST * took_s) if last else 0.0
+        again_s = last.finished_s + max(RESTORE_S_MIN, RESTORE_REST * last.took_s) if last else 0.0
         # Writers wait, for the next run as well after one that failed.
         at_s = max(again_s, min(_retry_s(last), last.finished_s + RESTORE_RETRY_S if last else 0.0))
         yield Due("throughput", Urgency.SPACE, at_s, arguments=("--min-age-at-most=0s",))
@@ -262,8 +266,7 @@ def _again_s(
         return 0.0
     if last.started_s < space.since_s and not last.failures:
         return 0.0
-    took_s = max(0.0, last.finished_s - last.started_s)
-    return max(_retry_s(last), last.finished_s + max(rest_s, rest_share * took_s))
+    return max(_retry_s(last), last.finished_s + max(rest_s, rest_share * last.took_s))
 
 
 def _is_of_the_future(history: TaskHistory, now_s: float) -> bool:

@@ -152,7 +152,7 @@ def reclaimable(
 
     def length_s(task: TaskName) -> float | None:
         last = histories.get(task)
-        return None if last is None else max(0.0, last.finished_s - last.started_s)
+        return None if last is None else last.took_s
 
     return [
         Reclaimable("compact", garbage_bytes, length_s("compact")),
