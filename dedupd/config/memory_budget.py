@@ -75,32 +75,21 @@ def notes_shares(memory_bytes: int) -> NotesShares:
     return NotesShares(memory_bytes // 16 // 16, memory_bytes // 32 // 16, memory_bytes // 32 // 32)
 
 
-class ReconcileShares(NamedTuple):
-    """What the parts of a reconcile run may take, in bytes."""
+RECONCILE_FIXED_BYTES = 64 * MIB
+"""The interpreter, the tables as they are read, and the pairs of a log."""
 
-    fixed_bytes: int
-    """The interpreter, the tables as they are read, and the pairs of a log."""
-    join_bytes: int
-    """Chunks of a round, indexed."""
+REFINE_FIXED_BYTES = 96 * MIB
+"""The interpreter, batches of payloads, bases that were decoded, and a bit for each record."""
 
 
-def reconcile_shares(memory_bytes: int) -> ReconcileShares:
-    fixed = 64 * MIB
-    return ReconcileShares(fixed, max(JOIN_BYTES_MIN, (memory_bytes - fixed) // 2))
+def reconcile_join_bytes(memory_bytes: int) -> int:
+    """What the chunks of a round of reconcile may take, indexed."""
+    return max(JOIN_BYTES_MIN, (memory_bytes - RECONCILE_FIXED_BYTES) // 2)
 
 
-class RefineShares(NamedTuple):
-    """What the parts of a refine run may take, in bytes."""
-
-    fixed_bytes: int
-    """The interpreter, batches of payloads, bases that were decoded, and a bit for each record."""
-    similar_bytes: int
-    """Features of the chunks of a round."""
-
-
-def refine_shares(memory_bytes: int) -> RefineShares:
-    fixed = 96 * MIB
-    return RefineShares(fixed, max(SIMILAR_BYTES_MIN, (memory_bytes - fixed) // 2))
+def refine_similar_bytes(memory_bytes: int) -> int:
+    """What the features of the chunks of a round of refine may take."""
+    return max(SIMILAR_BYTES_MIN, (memory_bytes - REFINE_FIXED_BYTES) // 2)
 
 
 SEND_AHEAD_BYTES_MIN = 8 * MIB

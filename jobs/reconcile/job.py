@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 
-from dedupd.config.memory_budget import reconcile_shares
+from dedupd.config.memory_budget import reconcile_join_bytes
 from dedupd.errors import DamagedTable
 from dedupd.failpoint import define, reach
 from dedupd.format.container import Kind
@@ -109,8 +109,8 @@ class Reconcile(Job[ReconcileReport]):
         self._strategy = strategy
         self._dry_run = dry_run
         policy = volume.policy()
-        shares = reconcile_shares(policy.memory_bytes)
-        self._capacity = min(shares.join_bytes // ENTRY_BYTES, 1 << 30)
+        join_bytes = reconcile_join_bytes(policy.memory_bytes)
+        self._capacity = min(join_bytes // ENTRY_BYTES, 1 << 30)
         self._threads = policy.cores
         self._map: PartitionMap = load_map(volume)
         self._rows: dict[int, PartitionReport] = {}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dedupd import native
-from dedupd.config.memory_budget import refine_shares
+from dedupd.config.memory_budget import refine_similar_bytes
 from dedupd.failpoint import define, reach
 from dedupd.format.container import Kind, RecordKind, seed_of
 from dedupd.format.table import State
@@ -75,7 +75,7 @@ class Dictionaries:
         """``tables`` have recovered."""
         policy = volume.policy()
         # Samples are gone before anything is looked for, and are there twice while they are used.
-        self._samples_bytes_max = refine_shares(policy.memory_bytes).similar_bytes // 2
+        self._samples_bytes_max = refine_similar_bytes(policy.memory_bytes) // 2
         self._volume = volume
         self._run = run
         self._tables = tables

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dedupd import native
-from dedupd.config.memory_budget import refine_shares
+from dedupd.config.memory_budget import refine_similar_bytes
 from dedupd.config.policy import RefineMode
 from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
 from dedupd.failpoint import define, reach
@@ -100,8 +100,8 @@ class Refine(Job[RefineReport]):
         self._room = volume.store_room()
         self._rewritten = set[int]()
         self._lookings = Lookings(volume, self._mode)
-        shares = refine_shares(self._policy.memory_bytes)
-        self._records_max = shares.similar_bytes // (SLOT_BYTES * SKETCH_BYTES // 8)
+        similar_bytes = refine_similar_bytes(self._policy.memory_bytes)
+        self._records_max = similar_bytes // (SLOT_BYTES * SKETCH_BYTES // 8)
 
     def run(self) -> RefineReport:
         """Refine what is cold and was not looked at. Raises Cancelled, NoSpace; the next run goes

@@ -4,12 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dedupd.config.memory_budget import (
+    RECONCILE_FIXED_BYTES,
+    REFINE_FIXED_BYTES,
     capacity,
     index_bytes,
     index_share,
     memory_for,
     optimize_shares,
-    reconcile_shares,
+    reconcile_join_bytes,
+    refine_similar_bytes,
     send_ahead_bytes,
 )
 from dedupd.config.policy import IndexChoice, Policy
@@ -27,9 +30,7 @@ def test_the_shares_of_an_optimize_run_fit_its_memory(memory_bytes: int) -> None
 
 @given(memories)
 def test_the_shares_of_a_reconcile_run_fit_its_memory(memory_bytes: int) -> None:
-    shares = reconcile_shares(memory_bytes)
-    assert min(shares) > 0
-    assert sum(shares) <= memory_bytes
+    assert 0 < reconcile_join_bytes(memory_bytes) <= memory_bytes - RECONCILE_FIXED_BYTES
 
 
 @given(memories)
@@ -54,4 +55,6 @@ def test_the_shares_by_default_are_those_of_the_table() -> None:
     assert optimize_shares(memory_bytes, index_share(memory_bytes)) == (
         *(48 * MIB, 64 * MIB, 8 * MIB, 72 * MIB),
     )
-    assert reconcile_shares(memory_bytes) == (64 * MIB, 96 * MIB)
+    assert RECONCILE_FIXED_BYTES == 64 * MIB and REFINE_FIXED_BYTES == 96 * MIB
+    assert reconcile_join_bytes(memory_bytes) == 96 * MIB
+    assert refine_similar_bytes(memory_bytes) == 80 * MIB
