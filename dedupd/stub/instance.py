@@ -6,7 +6,7 @@ from dedupd import native
 from dedupd.errors import CopiedVolume, Damaged
 from dedupd.format.instance import Instance
 from dedupd.system.disk import Disk
-from dedupd.system.file_system_id import file_system_id
+from dedupd.system.file_system import file_system_id
 from dedupd.system.files import opened, read_at
 
 INSTANCE_FILE = b"instance.json"

@@ -1,4 +1,4 @@
-"""The file system that a descriptor lies on: its type, its options, and protected files.
+"""The file system that a descriptor lies on: its type, options and identity, and protected files.
 
 ``/proc/self/mountinfo`` has no line for a mount that is detached, and a subvolume of btrfs has
 another device number than its line. So the type is asked of the kernel where no line is found.
@@ -26,6 +26,18 @@ _MAGIC = {
     0x8584_58F6: "ramfs",
     0x794C_7630: "overlay",
 }
+
+
+_XFS_GEOMETRY = 0x8100_587E
+_XFS_GEOMETRY_BYTES = 256
+_XFS_UUID = slice(64, 80)
+
+_BTRFS_INFO = 0x8400_941F
+_BTRFS_INFO_BYTES = 1024
+_BTRFS_FLAGS_AT = 48
+_BTRFS_UUID = slice(16, 32)
+_BTRFS_METADATA_UUID = slice(64, 80)
+_BTRFS_ASK_METADATA_UUID = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +89,45 @@ def _ext4_options(number: str) -> set[str]:
     return set()
 
 
+def file_system_id(fd: int) -> str:
+    """Name and number of the file system of ``fd``: the same with every kernel, and for its
+    snapshots and block by block copies.
+
+    XFS and btrfs say their uuid, ext4 a number made of it. Of btrfs it is the uuid in its metadata:
+    the other one is made up where two copies are mounted at once. Raises OSError.
+    """
+    magic = native.system.file_system_type(fd)
+    kind = _MAGIC.get(magic)
+    if kind == "xfs":
+        return f"xfs:{_ioctl(fd, _XFS_GEOMETRY, bytearray(_XFS_GEOMETRY_BYTES))[_XFS_UUID].hex()}"
+    if kind == "btrfs":
+        return f"btrfs:{_btrfs_uuid(fd).hex()}"
+    name = kind if kind == "ext4" else f"{magic:x}"
+    return f"{name}:{os.fstatvfs(fd).f_fsid & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+
+
+def _btrfs_uuid(fd: int) -> bytes:
+    asked = bytearray(_BTRFS_INFO_BYTES)
+    struct.pack_into("<Q", asked, _BTRFS_FLAGS_AT, _BTRFS_ASK_METADATA_UUID)
+    info = _ioctl(fd, _BTRFS_INFO, asked)
+    (flags,) = struct.unpack_from("<Q", info, _BTRFS_FLAGS_AT)
+    return info[_BTRFS_METADATA_UUID if flags & _BTRFS_ASK_METADATA_UUID else _BTRFS_UUID]
+
+
+def _ioctl(fd: int, request: int, buffer: bytearray) -> bytes:
+    fcntl.ioctl(fd, request, buffer)
+    return bytes(buffer)
+
+
 def is_protected(fd: int) -> bool:
     """Whether a file or directory is immutable or append-only: then it cannot be renamed."""
-    buffer = bytearray(8)
     try:
-        fcntl.ioctl(fd, _GETFLAGS, buffer)
+        flags = _ioctl(fd, _GETFLAGS, bytearray(8))
     except OSError as error:
         if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL):
             return False  # no such thing on this file system
         raise
-    return bool(struct.unpack("=I", buffer[:4])[0] & (_IMMUTABLE | _APPEND_ONLY))
+    return bool(struct.unpack_from("=I", flags)[0] & (_IMMUTABLE | _APPEND_ONLY))
 
 
 def block_bytes_of(fd: int) -> int:
