@@ -1,7 +1,6 @@
 """A volume as the service knows it: its mount, its policy, and its jobs."""
 
 import asyncio
-import errno
 import logging
 import os
 import time
@@ -32,7 +31,7 @@ from dedupd.service.space import (
     sample_of,
 )
 from dedupd.system.disk import Disk
-from dedupd.system.files import opened
+from dedupd.system.files import opened, takes_no_changes
 from dedupd.system.paths import explain
 from dedupd.volume.volume import POLICY_FILE, VOLUME_FILE
 from jobs.tree.candidates import YOUNG
@@ -156,13 +155,8 @@ class ServedVolume:
     @property
     def is_read_only(self) -> bool:
         """Whether its file system takes no changes now: then no job can do anything."""
-        if self.keeper.base is None:
-            return False
-        try:
-            os.close(os.open(f"{self.keeper.base}/{VOLUME_FILE.decode()}", os.O_WRONLY))
-        except OSError as error:
-            return error.errno == errno.EROFS
-        return False
+        base = self.keeper.base
+        return base is not None and takes_no_changes(f"{base}/{VOLUME_FILE.decode()}")
 
     @property
     def noise_alarm(self) -> Alarm | None:

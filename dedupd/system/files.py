@@ -129,6 +129,16 @@ def attributes_of(path: bytes, hidden: bytes) -> Iterator[tuple[bytes, bytes]]:
             yield name, os.getxattr(path, name)
 
 
+def takes_no_changes(path: str | bytes, dir_fd: int | None = None) -> bool:
+    """Whether a file cannot be written to now because its file system, or its mount, takes no
+    changes."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd))
+    except OSError as error:
+        return error.errno == errno.EROFS
+    return False
+
+
 @contextmanager
 def opened(fd: int) -> Iterator[int]:
     """Close ``fd`` at the end of the block."""

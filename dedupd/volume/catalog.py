@@ -15,7 +15,7 @@ import lmdb
 from dedupd import native
 from dedupd.errors import CatalogUnusable
 from dedupd.system.disk import Disk
-from dedupd.system.files import UNREADABLE, opened
+from dedupd.system.files import UNREADABLE, opened, takes_no_changes
 
 MAP_BYTES = 4 << 30
 """Address space, not memory or disk: LMDB grows its file as it needs."""
@@ -161,7 +161,7 @@ def _open(directory: str) -> lmdb.Environment:
         with opened(fd):
             _write_in_place(fd)
     _check(path)
-    reads_only = _takes_no_changes(path)
+    reads_only = takes_no_changes(path)  # what it has can be read there
     environment = lmdb.open(
         directory, map_size=MAP_BYTES, lock=False, mode=0o600, readonly=reads_only
     )
@@ -169,15 +169,6 @@ def _open(directory: str) -> lmdb.Environment:
         pages = environment.info()["last_pgno"] + 1
         _spare(path, pages * environment.stat()["psize"])
     return environment
-
-
-def _takes_no_changes(path: str) -> bool:
-    """Whether the file system is read-only; what the catalogue has can be read there."""
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:
-        return error.errno == errno.EROFS
-    return False
 
 
 def _write_in_place(fd: int) -> None:

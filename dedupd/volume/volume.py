@@ -32,7 +32,7 @@ from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient, fetch_base, socket_path
 from dedupd.system.disk import Disk
 from dedupd.system.file_system import block_bytes_of
-from dedupd.system.files import locked, opened, read_at
+from dedupd.system.files import locked, opened, read_at, takes_no_changes
 from dedupd.system.paths import named, open_beneath, resolved
 from dedupd.volume.catalog import catalogue_of
 from dedupd.volume.hints import Hints
@@ -228,11 +228,7 @@ class Volume(StoreSide):
     @property
     def is_read_only(self) -> bool:
         """Whether the file system, this mount of it, or the snapshot takes no changes now."""
-        try:
-            os.close(os.open(VOLUME_FILE, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.base_fd))
-        except OSError as error:
-            return error.errno == errno.EROFS
-        return False
+        return takes_no_changes(VOLUME_FILE, self.base_fd)
 
     @contextmanager
     def job_lock(self, *, reads_only: bool = False) -> Iterator[None]:
