@@ -283,10 +283,7 @@ class Api:
         return _json(service_view(self._service, request[RIGHT]))
 
     async def _get_volumes(self, request: web.Request) -> web.Response:
-        path = request.query.get("path")
-        volumes = (
-            list(self._service.volumes.values()) if path is None else [self._service.by_path(path)]
-        )
+        volumes = self._volumes(request)
         return _json([volume_view(self._service, volume, request[RIGHT]) for volume in volumes])
 
     async def _get_volume(self, request: web.Request) -> web.Response:
@@ -315,8 +312,7 @@ class Api:
         """Jobs that run, wait, and ran on the volumes, or on one of them; ``next`` is the
         ``before`` of the runs before these."""
         service, query, right = self._service, request.query, request[RIGHT]
-        path = query.get("path")
-        volumes = list(service.volumes.values()) if path is None else [service.by_path(path)]
+        volumes = self._volumes(request)
         uuids = {volume.uuid for volume in volumes}
         last = _number(query, "last", 20, RUNS_MAX)
         before_ns = _number(query, "before", 0, (1 << 63) - 1) or None
@@ -355,6 +351,11 @@ class Api:
         job = self._job(request)
         self._service.cancel(job)
         return _json(job_view(job, self._service, request[RIGHT]))
+
+    def _volumes(self, request: web.Request) -> list[ServedVolume]:
+        """All of them, or the one that ``path`` lies in."""
+        path = request.query.get("path")
+        return [*self._service.volumes.values()] if path is None else [self._service.by_path(path)]
 
     def _volume(self, request: web.Request) -> ServedVolume:
         return self._service.by_uuid(request.match_info["uuid"])
