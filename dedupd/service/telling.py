@@ -11,7 +11,7 @@ import time
 
 from dedupd.service.config import ServiceConfig
 from dedupd.service.notices.delivery import Way, deliver
-from dedupd.service.notices.ledger import Ledger, Waiting, begin_or_end
+from dedupd.service.notices.ledger import Ledger, Waiting
 from dedupd.service.notices.problem import Happening, Notice, Problem, Severity
 from dedupd.service.problems import Served, problems, summary
 from dedupd.service.systemd.journal import Event, report
@@ -97,7 +97,8 @@ class Telling:
             text = f"over: {problem.message}" if is_over else problem.message
             report(event, text, level, kind=problem.kind, path=problem.volume)
             if problem.severity.is_at_least(config.notify_from):
-                self._tell(begin_or_end(problem, is_over, now_s, self._host))
+                happening = Happening.END if is_over else Happening.BEGIN
+                self._tell(Notice(happening, problem, now_s, self._host))
         window = config.summary.latest(now_s) if config.summary is not None else None
         is_due = window is not None and window.start_s > ledger.summary_s and now_s < window.end_s
         if is_due and self._ways:

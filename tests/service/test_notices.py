@@ -24,8 +24,8 @@ from dedupd.format.container import Kind
 from dedupd.service.config import ServiceConfig, VolumeConfig, load_config
 from dedupd.service.history import Savings
 from dedupd.service.mount_keeper import MountState
-from dedupd.service.notices.ledger import WAITING_MAX, Ledger, begin_or_end
-from dedupd.service.notices.problem import Problem, Severity
+from dedupd.service.notices.ledger import WAITING_MAX, Ledger
+from dedupd.service.notices.problem import Happening, Notice, Problem, Severity
 from dedupd.service.problems import problems
 from dedupd.service.scheduler import TaskHistory
 from dedupd.service.served_volume import ServedVolume
@@ -53,7 +53,7 @@ def test_a_problem_begins_once_and_ends_once() -> None:
 def test_a_ledger_that_was_kept_goes_on() -> None:
     ledger = Ledger()
     ledger.update([A], 10, 5)
-    ledger.queue(begin_or_end(A, False, 10, "host"), ["command", "mail"])
+    ledger.queue(Notice(Happening.BEGIN, A, 10, "host"), ["command", "mail"])
     again = Ledger.of_json(ledger.to_json(), 1000)
     assert again.update([A], 1001, 5) == ([], [])
     assert again.waiting == ledger.waiting
@@ -63,7 +63,7 @@ def test_a_ledger_that_was_kept_goes_on() -> None:
 def test_notices_for_a_way_that_hangs_have_a_bound() -> None:
     ledger = Ledger()
     for _ in range(WAITING_MAX + 5):
-        ledger.queue(begin_or_end(A, False, 10, "host"), ["mail"])
+        ledger.queue(Notice(Happening.BEGIN, A, 10, "host"), ["mail"])
     assert (len(ledger.waiting), ledger.dropped) == (WAITING_MAX, 5)
 
 

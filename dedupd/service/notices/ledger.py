@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from dedupd.service.notices.problem import Happening, Notice, Problem, problem_of
+from dedupd.service.notices.problem import Notice, Problem, problem_of
 
 WAITING_MAX = 1000
 """Notices that wait, for all ways together: the oldest are dropped where one way hangs for days."""
@@ -106,7 +106,3 @@ class Ledger:
         except (KeyError, TypeError, ValueError):
             return cls()
         return cls({one.id: Open(one, now_s) for one in problems}, waiting, summary_s)
-
-
-def begin_or_end(problem: Problem, is_over: bool, now_s: float, host: str) -> Notice:
-    return Notice(Happening.END if is_over else Happening.BEGIN, problem, now_s, host)
