@@ -43,7 +43,7 @@ _LIMITS = "dedupd.limits"
 
 OPTIONS: Mapping[str, Callable[..., Any]] = {
     "for": click.option(
-        "--for", "for_", metavar="TIME", help="Stop after so long, like 2h; run again to go on."
+        "--for", metavar="TIME", help="Stop after so long, like 2h; run again to go on."
     ),
     "min_age": click.option(
         "--min-age", metavar="TIME", help="Instead of the policy's, like 0s, for all paths."
@@ -65,7 +65,7 @@ them has no use for it."""
 
 def take_limits(options: dict[str, Any]) -> None:
     """Take the limits out of the options of a command, for :func:`working`. Raises UsageError."""
-    said = {name: options.pop("for_" if name == "for" else name, None) for name in OPTIONS}
+    said = {name: options.pop(name, None) for name in OPTIONS}
     click.get_current_context().meta[_LIMITS] = Limits(
         RunLimits(
             _meant("--min-age", said["min_age"], parse_duration),

@@ -28,20 +28,8 @@ def show_left(
         page = list(islice(found, count + 1))
         root = volume.root
     more = len(page) > count
-    rows: list[dict[str, Any]] = [
-        {"path": os.fsdecode(path), "reason": reason, "size_bytes": None, "by_run": True}
-        for path, reason in noted.items()
-        if not after
-    ]
-    rows += [
-        {
-            "path": os.fsdecode(file.path),
-            "reason": file.reason,
-            "size_bytes": file.size_bytes,
-            "by_run": False,
-        }
-        for file in page[:count]
-    ]
+    rows = [_row(path, reason, None) for path, reason in noted.items() if not after]
+    rows += [_row(file.path, file.reason, file.size_bytes) for file in page[:count]]
     following = os.fsdecode(page[count - 1].path) if more else None
     if as_json:
         print_json({"volume": root, "run": run, "left": rows, "next": following})
@@ -54,3 +42,9 @@ def show_left(
         click.echo("No file is left." if not after else "No more file is left.")
     if following is not None:
         click.echo(show_text(f"More: --after '{following}'"), err=True)
+
+
+def _row(path: bytes, reason: str, size_bytes: int | None) -> dict[str, Any]:
+    """A file that is left. The run that came to it has told no size."""
+    by_run = size_bytes is None
+    return {"path": os.fsdecode(path), "reason": reason, "size_bytes": size_bytes, "by_run": by_run}

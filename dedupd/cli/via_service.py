@@ -58,7 +58,7 @@ def _through_service(job: str) -> Decorator:
             chosen = {
                 name: value
                 for name in JOBS.get(job, ())
-                if (value := options.get("for_" if name == "for" else name)) not in (None, False)
+                if (value := options.get(name)) not in (None, False)
             }
             take_limits(options)
             client = None
