@@ -107,18 +107,16 @@ class Service:
                 for volume in list(self.volumes.values()):
                     await volume.keeper.settled.wait()
                     await volume.view()
-                schedule = self._group.create_task(self._schedule())
-                space = self._group.create_task(self._watch_space())
-                telling = self._group.create_task(self.telling.run())
+                works = self._schedule(), self._watch_space(), self.telling.run()
+                tasks = [self._group.create_task(work) for work in works]
                 self._notifier.ready(self.status)
                 report(Event.SERVICE_READY, f"dedupd is ready: {self.status}", pid=os.getpid())
                 await self._stop.wait()
                 self._notifier.stopping()
                 self._notifier.extend(DRAIN_S)
                 report(Event.SERVICE_STOPPING, "dedupd is stopping")
-                schedule.cancel()
-                space.cancel()
-                telling.cancel()
+                for task in tasks:
+                    task.cancel()
                 await self._drain()
                 watch.cancel()
 

@@ -39,7 +39,6 @@ class Ledger:
     waiting: list[Waiting] = field(default_factory=list)
     summary_s: float = 0.0
     """When the last summary was sent."""
-    dropped: int = 0
 
     def update(
         self, problems: Iterable[Problem], now_s: float, calm_s: float
@@ -61,9 +60,7 @@ class Ledger:
     def queue(self, notice: Notice, ways: Sequence[str]) -> None:
         """Have a notice delivered by each way."""
         self.waiting += [Waiting(way, notice) for way in ways]
-        excess = max(0, len(self.waiting) - WAITING_MAX)
-        self.dropped += excess
-        del self.waiting[:excess]
+        del self.waiting[:-WAITING_MAX]
 
     def next_of(self, way: str) -> Waiting | None:
         """The oldest notice that a way has to deliver."""
