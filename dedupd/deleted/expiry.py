@@ -25,11 +25,10 @@ def end_ns(one: Deletion, policy: Policy) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The logs that stay, the oldest first, and how many were removed before their time because
-    the space is needed (``early``)."""
+    """The logs that do not stay, and how many of them go before their time because the space is
+    needed (``early``)."""
 
-    kept: list[int]
-    removed: int
+    logs: frozenset[int]
     early: int
 
 
@@ -59,8 +58,7 @@ def expire(
     if not dry_run:
         for number in [*gone, *early]:
             logs.remove(number, disk)
-    kept = [number for number in sizes if number not in early]
-    return Expired(kept, len(gone), len(early))
+    return Expired(frozenset((*gone, *early)), len(early))
 
 
 def allowed_bytes(policy: Policy, space: FreeSpace, kept_bytes: int) -> int:

@@ -23,17 +23,15 @@ class DeletionMarker:
         self._volume = volume
         self._run = run
         self._logs = DeletionLogs(volume)
-        self._gone: set[int] = set()
+        self._gone = frozenset[int]()
         self.early = 0
         try:
             policy = volume.policy()
         except PolicyError:
             return
-        before = self._logs.numbers()
         space = free_space(volume.data_fd)
         found = expire(self._logs, policy, space, volume.disk, dry_run=dry_run)
-        self._gone = set(before) - set(found.kept)
-        self.early = found.early
+        self._gone, self.early = found.logs, found.early
 
     def mark(self, chunks: Marks, recipes: Needs) -> int:
         """Mark the records of all that is left; returns how many deletions these are. A record that
