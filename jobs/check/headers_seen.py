@@ -14,6 +14,7 @@ never notes it for that: only the disk tells where the record lies.
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from dedupd import native
@@ -160,18 +161,11 @@ def look_at_new(volume: Volume, run: JobRun) -> None:
     seen = HeadersSeen(volume)
     for kind in Kind:
         with volume.containers(kind) as directory:
-            numbers = directory.numbers()
             phase = f"looking at new {kind.name.lower()}"
-            run.update(phase=phase, done=0, total=len(numbers))
             try:
-                for done, number in enumerate(numbers):
-                    run.safe_point()
-                    try:
+                for number in run.each(phase, directory.numbers()):
+                    with suppress(Damaged, OSError):  # scrub says what is wrong
                         _look_at(directory, number, seen, run)
-                    except (Damaged, OSError):
-                        continue  # scrub says what is wrong
-                    finally:
-                        run.update(done=done + 1)
             finally:
                 seen.keep(directory)
 

@@ -134,11 +134,10 @@ class Verify(Job[VerifyReport]):
         volume = self._volume
         with ContainerDirectory(fd, kind, volume.space.volume_id, volume.disk) as directory:
             numbers = directory.numbers()
-            self._run.update(phase=f"{kind.name.lower()} containers", total=len(numbers))
             for number in sorted(set(table_numbers(directory.fd)) - set(numbers)):
                 detail = "the container is missing"
                 self._find(Invariant.CONTAINER_HEADER, directory.where(number), detail)
-            for done, number in enumerate(numbers):
+            for number in self._run.each(f"{kind.name.lower()} containers", numbers):
                 try:
                     checked = self._check_container(directory, number, windows)
                     if checked is not None:
@@ -146,8 +145,6 @@ class Verify(Job[VerifyReport]):
                 except OSError as error:
                     detail = f"cannot be read: {error.strerror}"
                     self._find(Invariant.CONTAINER_RECORDS, directory.where(number), detail)
-                self._run.update(done=done + 1)
-                self._run.safe_point()
 
     def _take_in(self, kind: fmt.Kind, of: fmt.Kind, number: int, checked: CheckedTable) -> None:
         """Take the records of a container into the census, and compare copies with them."""

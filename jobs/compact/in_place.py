@@ -46,17 +46,13 @@ class InPlace:
         """Go through all containers. Raises Cancelled."""
         for kind in Kind:
             with self._volume.containers_to_empty(kind) as directory:
-                numbers = directory.numbers()
                 phase = f"giving back space of {kind.name.lower()}"
-                self._run.update(phase=phase, done=0, total=len(numbers))
                 try:
-                    for done, number in enumerate(numbers):
-                        self._run.safe_point()
+                    for number in self._run.each(phase, directory.numbers()):
                         try:
                             self._look_at(directory, number)
                         except (DamagedTable, NoSpace) as error:
                             self._run.findings.add(f"{kind.name.lower()}: {error}")
-                        self._run.update(done=done + 1)
                 finally:
                     self._seen.keep(directory)
 

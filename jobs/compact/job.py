@@ -95,10 +95,7 @@ class Compact(Job[CompactReport]):
         """Weigh every container of a kind."""
         found, report = [], self._report
         with self._volume.containers_to_empty(kind) as directory:
-            numbers = directory.numbers()
-            self._run.update(phase=f"weighing {kind.name.lower()}", done=0, total=len(numbers))
-            for done, number in enumerate(numbers):
-                self._run.safe_point()
+            for number in self._run.each(f"weighing {kind.name.lower()}", directory.numbers()):
                 state = self._recovered(directory, number)
                 if state is None:
                     continue
@@ -110,7 +107,6 @@ class Compact(Job[CompactReport]):
                     directory, state, weight
                 ):
                     found.append(CompactionCandidate(kind, number, weight))
-                self._run.update(done=done + 1)
         return found
 
     def _give_back(self) -> None:
@@ -119,13 +115,9 @@ class Compact(Job[CompactReport]):
         for kind in Kind:
             with self._volume.containers_to_empty(kind) as directory:
                 remove_remains(directory)
-                numbers = directory.numbers()
-                run.update(phase=f"{kind.name.lower()} tables", done=0, total=len(numbers))
-                for done, number in enumerate(numbers):
-                    run.safe_point()
+                for number in run.each(f"{kind.name.lower()} tables", directory.numbers()):
                     with suppress(DamagedContainer):  # told when it is weighed
                         recover_or_discard(directory, number)
-                    run.update(done=done + 1)
         in_place = InPlace(self._volume, run)
         in_place.give_back()
         report.removed += in_place.removed

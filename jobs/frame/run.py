@@ -4,7 +4,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -148,6 +148,15 @@ class JobRun:
     def checked(self, items: Iterable[T]) -> Iterator[T]:
         """Items to be looked at one by one, with a safe point now and then. Raises Cancelled."""
         return checked(items, self.safe_point)
+
+    def each(self, phase: str, items: Iterable[T]) -> Iterator[T]:
+        """A phase of work on items one by one, with a safe point before each: progress counts those
+        that are done, of all if they have a length. Raises Cancelled."""
+        self.update(phase=phase, done=0, total=len(items) if isinstance(items, Sized) else 0)
+        for done, item in enumerate(items):
+            self.safe_point()
+            yield item
+            self.update(done=done + 1)
 
     def wait(self, seconds: float) -> None:
         """Do nothing for so long, but stop at once. Raises Cancelled."""

@@ -343,15 +343,11 @@ class Gc(Job[GcReport]):
             reach(_SYNCED)
         for kind in Kind:
             tables = self._tables[kind]
-            total = len(tables.shapes)
-            self._run.update(phase=f"sweeping {kind.name.lower()}", done=0, total=total)
             # What leans on another goes first: so nothing live ever leans on an orphan.
             for rank in range(tbl.RANK_MAX, -1, -1):
-                for done, number in enumerate(tables.shapes):
-                    self._run.safe_point()
+                for number in self._run.each(f"sweeping {kind.name.lower()}", tables.shapes):
                     bits = memoryview(marks[kind].bits(number))
                     self._sweep_container(tables, number, bits, rank)
-                    self._run.update(done=done + 1)
 
     def _sweep_container(self, tables: TableScan, number: int, bits: memoryview, rank: int) -> None:
         """Sweep the records of a container that are of a rank."""

@@ -27,12 +27,10 @@ def recovered_tables(volume: Volume, run: JobRun, files: ExitStack) -> Tables:
     """
     tables: Tables = {}
     for kind in Kind:
-        run.update(phase=f"{kind.name.lower()} tables", done=0, total=0)
         directory = files.enter_context(volume.containers_to_empty(kind))
         tables[kind] = TableScan(directory, run.safe_point)
-        for done, _ in enumerate(tables[kind].recover()):
-            run.update(done=done + 1)
-            run.safe_point()
+        for _ in run.each(f"{kind.name.lower()} tables", tables[kind].recover()):
+            pass
     return tables
 
 

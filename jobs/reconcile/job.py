@@ -164,10 +164,9 @@ class Reconcile(Job[ReconcileReport]):
 
     def _bring_in_order(self) -> None:
         """Recover every container, before anything is put into its table. Raises Cancelled."""
-        self._run.update(phase="tables", done=0, total=0)
         with self._volume.containers(Kind.CHUNKS) as directory:
-            for _ in recover_sound(directory):
-                self._run.safe_point()
+            for _ in self._run.each("tables", recover_sound(directory)):
+                pass
 
     def _carry_out(self, log: MergeLog) -> None:
         try:

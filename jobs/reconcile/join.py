@@ -41,11 +41,8 @@ class ChunkTables(TableScan):
         super().__init__(directory, run.safe_point, read_uncached)
         self.containers = OpenContainers(directory)
         self.contents: dict[int, Contents] = {}
-        run.update(phase="tables", done=0, total=0)
-        for done, state in enumerate(self.recover()):
+        for state in run.each("tables", self.recover()):
             self._count(state)
-            run.update(done=done + 1)
-            run.safe_point()
 
     def _count(self, state: Recovered) -> None:
         contents = self.contents.setdefault(state.header.partition, Contents())

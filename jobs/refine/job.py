@@ -137,10 +137,8 @@ class Refine(Job[RefineReport]):
 
     def _recovered_tables(self) -> TableScan:
         tables = TableScan(self._directory, self._run.safe_point, read_uncached)
-        self._run.update(phase="tables", done=0, total=0)
-        for done, _ in enumerate(tables.recover()):
-            self._run.update(done=done + 1)
-            self._run.safe_point()
+        for _ in self._run.each("tables", tables.recover()):
+            pass
         return tables
 
     def _plan(self) -> list[int]:
