@@ -7,7 +7,6 @@ from dedupd import native
 from dedupd.errors import UnseenMember
 from dedupd.format.container import Kind
 from dedupd.shared.fellows import opened_member
-from dedupd.store.container.container import data_name
 from dedupd.stores.standing import require_known
 from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
@@ -19,8 +18,7 @@ def kept_elsewhere(volume: Volume) -> int:
     for kind in Kind:
         with volume.containers(kind) as directory:
             for number in directory.numbers():
-                flags = os.O_RDONLY | os.O_CLOEXEC
-                with opened(os.open(data_name(number), flags, dir_fd=directory.fd)) as fd:
+                with opened(directory.open_data(number)) as fd:
                     total += native.system.shared_bytes(fd, os.fstat(fd).st_size)
     return total
 

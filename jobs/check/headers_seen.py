@@ -12,7 +12,6 @@ the container, which somebody else has written (docs/crash-safety.md). A job tha
 never notes it for that: only the disk tells where the record lies.
 """
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
@@ -21,7 +20,6 @@ from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.format.container import Kind
 from dedupd.format.table import ENTRY_BYTES
-from dedupd.store.container.container import data_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.table_file import load_table, synced_count
 from dedupd.system.files import opened
@@ -70,7 +68,7 @@ class HeadersSeen:
         if digest is None:
             return None
         noted = self._of(directory.kind).get(number)
-        if noted is None or noted.inode != _inode(directory, number):
+        if noted is None or noted.inode != directory.stat(number).st_ino:
             return 0
         first = memoryview(entries)[: noted.records * ENTRY_BYTES]
         if len(first) < noted.records * ENTRY_BYTES:
@@ -82,7 +80,7 @@ class HeadersSeen:
     def seems_to_have(self, directory: ContainerDirectory, number: int, count: int) -> bool:
         """Whether there is a note of so many records of a container, of whatever digest."""
         noted = self._of(directory.kind).get(number)
-        return noted is not None and noted[:2] == (_inode(directory, number), count)
+        return noted is not None and noted[:2] == (directory.stat(number).st_ino, count)
 
     def note(
         self,
@@ -97,7 +95,7 @@ class HeadersSeen:
         digest = native.store.places_digest(entries, seed) if is_seen else None
         noted = None
         if digest is not None:
-            noted = _Note(_inode(directory, number), len(entries) // ENTRY_BYTES, digest)
+            noted = _Note(directory.stat(number).st_ino, len(entries) // ENTRY_BYTES, digest)
         known = self._of(directory.kind)
         if known.get(number) != noted:
             self._changed.add(directory.kind)
@@ -121,8 +119,7 @@ class HeadersSeen:
             return False
         if seen == count:
             return True
-        fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.fd)
-        with opened(fd):
+        with opened(directory.open_data(number)) as fd:
             for first in range(seen, count, _PER_SAFE_POINT):
                 safe_point()
                 part = memoryview(entries)[first * ENTRY_BYTES :][: _PER_SAFE_POINT * ENTRY_BYTES]
@@ -180,7 +177,3 @@ def _look_at(directory: ContainerDirectory, number: int, seen: HeadersSeen, run:
     # What is not durable may be taken back, and its ordinals given to others.
     durable = entries.data[: table.synced_count * ENTRY_BYTES]
     seen.look(directory, number, durable, entries.seed, run.safe_point, _LOOKS_BESIDE)
-
-
-def _inode(directory: ContainerDirectory, number: int) -> int:
-    return os.stat(data_name(number), dir_fd=directory.fd).st_ino

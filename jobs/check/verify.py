@@ -11,7 +11,7 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of, show_id
 from dedupd.format.table_columns import UncheckedEntries
 from dedupd.shared.fellows import require_all
-from dedupd.store.container.container import Gap, data_name, payload_is_intact, scan
+from dedupd.store.container.container import Gap, payload_is_intact, scan
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import table_numbers
 from dedupd.store.container.recovery import is_unfinished
@@ -193,7 +193,7 @@ class Verify(Job[VerifyReport]):
         if is_unfinished(directory.fd, number):
             return None
         self._report.containers += 1
-        with opened(os.open(data_name(number), os.O_RDONLY, dir_fd=directory.fd)) as fd:
+        with opened(directory.open_data(number)) as fd:
             try:
                 header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), where)
             except Damaged as error:

@@ -6,13 +6,12 @@ copies what is left.
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 from dedupd.errors import DamagedContainer, DamagedTable, NoSpace, ServiceUnreachable
 from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind, seed_of
 from dedupd.store.container.compaction import remove
-from dedupd.store.container.container import data_name
 from dedupd.store.container.directory import ContainerDirectory, OpenContainers
 from dedupd.store.container.files import last_number
 from dedupd.store.container.punching import DeadPayload, allocated_bytes, dead_payloads, punch
@@ -22,6 +21,7 @@ from dedupd.store.garbage import weigh
 from dedupd.system.control_socket import ControlClient, socket_path
 from dedupd.volume.volume import Volume
 from jobs.check.headers_seen import HeadersSeen
+from jobs.compact.rewriting import kept_open
 from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import MergedBytes
 
@@ -84,11 +84,7 @@ class InPlace:
 
     def _remove(self, directory: ContainerDirectory, state: Recovered) -> None:
         number = state.header.container
-        with ExitStack() as stack:
-            # The last to close the old file frees its blocks, which takes long: not the mount.
-            flags = os.O_RDONLY | os.O_CLOEXEC
-            old_fd = os.open(data_name(number), flags, dir_fd=directory.fd)
-            stack.callback(os.close, old_fd)
+        with kept_open(directory, number) as old_fd:
             remove(directory, state)
             self.freed_bytes += allocated_bytes(os.fstat(old_fd))
             tell_readers(self._volume, directory.kind, number)

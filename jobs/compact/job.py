@@ -1,6 +1,5 @@
 """The compact job: containers give the space of their garbage back (docs/upkeep.md)."""
 
-import os
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from dedupd.config.policy import SharedExtents
 from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
 from dedupd.format.container import Kind, seed_of
 from dedupd.store.container.compaction import compact, release, remove_remains
-from dedupd.store.container.container import container_name, data_name
+from dedupd.store.container.container import container_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.punching import allocated_bytes
 from dedupd.store.container.recovery import recover_or_discard
@@ -20,7 +19,7 @@ from dedupd.system.files import opened
 from dedupd.units import format_size
 from dedupd.volume.volume import Volume
 from jobs.compact.in_place import InPlace, tell_readers
-from jobs.compact.rewriting import keep_last_bytes
+from jobs.compact.rewriting import keep_last_bytes, kept_open
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 
@@ -127,8 +126,8 @@ class Compact(Job[CompactReport]):
     @staticmethod
     def _weight(directory: ContainerDirectory, state: Recovered) -> Weight:
         """That of a container by the blocks that it has: what was punched is not garbage now."""
-        status = os.stat(data_name(state.header.container), dir_fd=directory.fd)
-        return weigh(state.entries.data, seed_of(state.header), allocated_bytes(status))
+        taken_bytes = allocated_bytes(directory.stat(state.header.container))
+        return weigh(state.entries.data, seed_of(state.header), taken_bytes)
 
     def _recovered(self, directory: ContainerDirectory, number: int) -> Recovered | None:
         """None where scrub must look at the container first, or where it was never begun."""
@@ -159,9 +158,7 @@ class Compact(Job[CompactReport]):
         """
         if not self._leaves_shared:
             return False
-        flags = os.O_RDONLY | os.O_CLOEXEC
-        name = data_name(state.header.container)
-        with opened(os.open(name, flags, dir_fd=directory.fd)) as fd:
+        with opened(directory.open_data(state.header.container)) as fd:
             kept_bytes = native.system.shared_bytes(fd, state.end)
         is_left = kept_bytes > weight.size_bytes - weight.needed_bytes
         self._report.left_shared += is_left
@@ -189,10 +186,7 @@ class Compact(Job[CompactReport]):
             state = self._recovered(directory, number)
             if state is None:
                 return
-            # The last to close the old file frees its blocks, which takes long: not the mount.
-            flags = os.O_RDONLY | os.O_CLOEXEC
-            old_fd = os.open(data_name(number), flags, dir_fd=directory.fd)
-            stack.callback(os.close, old_fd)
+            stack.enter_context(kept_open(directory, number))
             try:
                 keep_last_bytes(volume, run, directory, state)
                 if weight.is_dead and len(state.entries.data) > self._room.left_bytes:

@@ -1,13 +1,25 @@
 """What every job that writes a container again has to see to."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from dedupd.errors import DamagedChunk
 from dedupd.format.ids import show_id
 from dedupd.store.container.container import data_name
 from dedupd.store.container.directory import ContainerDirectory, OpenContainers
 from dedupd.store.container.table_file import Recovered
+from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import MergedBytes
+
+
+@contextmanager
+def kept_open(directory: ContainerDirectory, number: int) -> Iterator[int]:
+    """The old file of a container that goes: the last to close it frees its blocks, which takes
+    long, so that is the job, and not the mount."""
+    with opened(directory.open_data(number)) as fd:
+        yield fd
 
 
 def keep_last_bytes(

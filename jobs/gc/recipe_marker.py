@@ -1,6 +1,5 @@
 """Reading the needed recipes, and marking the records that they name."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,7 +9,6 @@ from dedupd.format import table as tbl
 from dedupd.format.container import Kind, seed_of
 from dedupd.format.ids import ordinal_of, show_id
 from dedupd.format.recipe import named_by
-from dedupd.store.container.container import data_name
 from dedupd.store.container.sequential_reader import SequentialReader
 from dedupd.store.container.table_scan import TableBlock
 from dedupd.store.mark_set import Needs
@@ -82,10 +80,9 @@ class RecipeReading:
 
     def _mark_container(self, number: int) -> None:
         tables, nodes = self._tables[Kind.RECIPES], self._marks.nodes
-        flags, seed = os.O_RDONLY | os.O_CLOEXEC, seed_of(tables.shapes[number].header)
         with (
-            opened(os.open(data_name(number), flags, dir_fd=tables.directory.fd)) as fd,
-            SequentialReader(fd, seed) as reader,
+            opened(tables.directory.open_data(number)) as fd,
+            SequentialReader(fd, seed_of(tables.shapes[number].header)) as reader,
         ):
             for block in tables.blocks([tables.whole(number)]):
                 for first in range(block.first, block.end, NODES_AT_ONCE):

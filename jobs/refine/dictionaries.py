@@ -13,7 +13,6 @@ from dedupd.config.memory_budget import refine_similar_bytes
 from dedupd.failpoint import define, reach
 from dedupd.format.container import Kind, RecordKind, seed_of
 from dedupd.format.table import State
-from dedupd.store.container.container import data_name
 from dedupd.store.container.table_scan import TableScan
 from dedupd.store.encoded_records import encoded_alone
 from dedupd.store.second_copies import append_copies
@@ -122,8 +121,7 @@ class Dictionaries:
         value = self._volume.hints.get(HintKey.DICTIONARIES)
         if isinstance(value, list) and len(value) >= 2 and all(type(n) is int for n in value):
             return _Known(value[0], value[1], value[2:])
-        names = map(data_name, self._tables.shapes)
-        sizes = (os.stat(name, dir_fd=self._directory.fd).st_size for name in names)
+        sizes = (self._directory.stat(number).st_size for number in self._tables.shapes)
         in_use = sorted(self.in_use)[-COUNT_MAX:]
         return _Known(sum(sizes) if in_use else 0, 0, in_use)
 
@@ -150,8 +148,7 @@ class Dictionaries:
         )
 
     def _sample(self, samples: native.upkeep.Samples, number: int, share: float) -> None:
-        flags = os.O_RDONLY | os.O_CLOEXEC
-        with opened(os.open(data_name(number), flags, dir_fd=self._directory.fd)) as fd:
+        with opened(self._directory.open_data(number)) as fd:
             bytes_max = os.fstat(fd).st_size * share
             count = self._tables.shapes[number].count
             for block in self._tables.blocks([self._tables.whole(number)]):

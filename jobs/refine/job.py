@@ -1,6 +1,5 @@
 """The refine job: cold chunks are stored as the difference to others (docs/upkeep.md)."""
 
-import os
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -29,7 +28,7 @@ from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 from jobs.check.leaning import Held, deltas
 from jobs.compact.in_place import tell_readers
-from jobs.compact.rewriting import keep_last_bytes
+from jobs.compact.rewriting import keep_last_bytes, kept_open
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.refine.dictionaries import Dictionaries
@@ -216,7 +215,7 @@ class Refine(Job[RefineReport]):
                 self._lookings.note(number, count, in_vain.get(number, 0))
 
     def _size(self, number: int) -> int:
-        return os.stat(data_name(number), dir_fd=self._directory.fd).st_size
+        return self._directory.stat(number).st_size
 
     # --- rounds ---------------------------------------------------------------------------------
 
@@ -299,10 +298,7 @@ class Refine(Job[RefineReport]):
                     f" {format_size(needed_bytes)} of free space while it is rewritten"
                 )
             keep_last_bytes(self._volume, self._run, directory, state)
-            # The last to close the old file frees its blocks, which takes long: not the mount.
-            flags = os.O_RDONLY | os.O_CLOEXEC
-            old_fd = os.open(data_name(number), flags, dir_fd=directory.fd)
-            stack.callback(os.close, old_fd)
+            stack.enter_context(kept_open(directory, number))
             new = NewPayloads(
                 number,
                 load_sketches(directory, number),

@@ -1,12 +1,10 @@
 """Which containers a refine run is to look at: those with cold records that none has looked at."""
 
-import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dedupd.config.policy import RefineMode
-from dedupd.store.container.container import data_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.table_scan import TableShape
 from dedupd.volume.hints import HintKey
@@ -59,10 +57,6 @@ class Lookings:
         """What was to be won in a container in vain."""
         return self.of(number).left_bytes
 
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Forget containers that are gone."""
-        self._hints.delete(HintKey.REFINED.of(f"{number:08d}") for number in numbers)
-
 
 def cold(
     directory: ContainerDirectory, shapes: dict[int, TableShape], age_s: float
@@ -79,8 +73,7 @@ def cold(
         if partition in begun_ns:
             last_ns[number] = begun_ns[partition]
         else:
-            status = os.stat(data_name(number), dir_fd=directory.fd)
-            last_ns[number] = status.st_mtime_ns
+            last_ns[number] = directory.stat(number).st_mtime_ns
         begun_ns[partition] = shape.header.created_ns
     now_ns = time.time_ns()
     for number in sorted(shapes):

@@ -1,6 +1,5 @@
 """The sketches of containers, as a run makes and keeps them."""
 
-import os
 from collections.abc import Callable, Container, Iterator, Sequence
 
 from dedupd import native
@@ -8,7 +7,6 @@ from dedupd.failpoint import define, reach
 from dedupd.format.container import seed_of
 from dedupd.format.derived.sketch import SKETCH_BYTES
 from dedupd.format.table import ENTRY_BYTES, State
-from dedupd.store.container.container import data_name
 from dedupd.store.container.table_scan import TableBlock, TableScan
 from dedupd.store.sketches import (
     load_sketches,
@@ -79,8 +77,7 @@ class Sketching:
 
     def _sketch(self, number: int, made: bytearray, have: int) -> None:
         """Make the sketches of the records from the ordinal ``have`` on, and keep all."""
-        flags = os.O_RDONLY | os.O_CLOEXEC
-        with opened(os.open(data_name(number), flags, dir_fd=self._directory.fd)) as fd:
+        with opened(self._directory.open_data(number)) as fd:
             for block in self._blocks(number):
                 for first in range(max(have, block.first), block.end, RECORDS_AT_ONCE):
                     self._run.safe_point()

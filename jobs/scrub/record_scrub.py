@@ -11,7 +11,6 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.container import data_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.record_states import set_states
 from dedupd.store.container.rescue import mend
@@ -94,7 +93,7 @@ class RecordScrub:
         """Go through all containers that were not done before an interruption, or before the share
         of them all was reached. Raises Cancelled."""
         sizes = {
-            (kind, number): self._size(directory, number)
+            (kind, number): directory.stat(number).st_size
             for kind, directory in self._directories.items()
             for number in self._known[kind].numbers()
         }
@@ -139,10 +138,6 @@ class RecordScrub:
                 said = CheckedTable(directory.entries(number))
                 self._settle(directory, directory.header(number), said, [problem])
 
-    @staticmethod
-    def _size(directory: ContainerDirectory, number: int) -> int:
-        return os.stat(data_name(number), dir_fd=directory.fd).st_size
-
     def _pace(self, count: int) -> None:
         self._throttle.take(count)
         self.read_bytes += count
@@ -153,8 +148,7 @@ class RecordScrub:
         try:
             header = directory.header(number)
             entries = directory.entries(number)
-            fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.fd)
-            with opened(fd):
+            with opened(directory.open_data(number)) as fd:
                 is_deep = self._is_full or directory.kind in _METADATA
                 is_seen = not is_deep and self._headers_agree(fd, entries)
                 if not is_seen:

@@ -13,7 +13,7 @@ from dedupd.errors import Damaged
 from dedupd.format.container import COPIES_OF, Kind, seed_of
 from dedupd.format.ids import make_id, show_id
 from dedupd.format.recipe import named_by
-from dedupd.store.container.container import data_name, table_name
+from dedupd.store.container.container import table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.table_file import map_of, table_header
 from dedupd.store.container.table_scan import LoadedTable, loaded_tables
@@ -128,7 +128,7 @@ class StoreNeeds:
             header = directory.header(number)
             flags = os.O_RDONLY | os.O_CLOEXEC
             with (
-                opened(os.open(data_name(number), flags, dir_fd=directory.fd)) as data_fd,
+                opened(directory.open_data(number)) as data_fd,
                 opened(os.open(table_name(number), flags, dir_fd=directory.fd)) as table_fd,
             ):
                 table_map = map_of(table_fd, table_header(table_fd, table_name(number), header))

@@ -75,7 +75,7 @@ def remove_empty(directory: ContainerDirectory, number: int) -> None:
     with directory.neighbours.turn():
         if number >= last_number(directory.fd):
             return
-        if os.stat(data_name(number), dir_fd=directory.fd).st_size > fmt.FILE_HEADER_BYTES:
+        if directory.stat(number).st_size > fmt.FILE_HEADER_BYTES:
             return  # it could not be cut
         disk = directory.disk
         disk.unlink(directory.fd, table_name(number))

@@ -108,10 +108,17 @@ class ContainerDirectory:
 
     def header(self, number: int) -> fmt.FileHeader:
         """Raises DamagedContainer, OSError."""
-        fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
-        with opened(fd):
+        with opened(self.open_data(number)) as fd:
             data = read_readable(fd, fmt.FILE_HEADER_BYTES, 0)
         return fmt.decode_file_header(data, self.where(number))
+
+    def open_data(self, number: int) -> int:
+        """A descriptor of a container's file, to read. Raises OSError."""
+        return os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
+
+    def stat(self, number: int) -> os.stat_result:
+        """That of a container's file. Raises OSError."""
+        return os.stat(data_name(number), dir_fd=self.fd)
 
     def open(self, number: int) -> Container:
         """A container open for reading. Raises DamagedContainer."""

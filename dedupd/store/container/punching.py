@@ -65,8 +65,7 @@ def dead_payloads(
     """
     if state.header.punches >= fmt.PUNCHES_MAX or not gives_back(directory.fd):
         return []
-    name, flags = data_name(state.header.container), os.O_RDONLY | os.O_CLOEXEC
-    with opened(os.open(name, flags, dir_fd=directory.fd)) as fd:
+    with opened(directory.open_data(state.header.container)) as fd:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         found = native.store.dead_payloads(
             fd,
