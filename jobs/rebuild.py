@@ -63,9 +63,7 @@ class Rebuild(Job[RebuildReport]):
             report.not_rebuilt.append("the history of jobs, and how far interrupted ones were")
         if report.tables_rebuilt or report.orphans_released:
             report.not_rebuilt.append("which chunks were garbage: the next gc finds them")
-        report.not_rebuilt += [
-            f"{loss.path}: bytes {loss.start} to {loss.end}: {loss.reason}" for loss in scrub.losses
-        ]
+        report.not_rebuilt += [f"{loss.path}: {loss.detail}" for loss in scrub.losses]
         if scrub.losses:
             report.outcome = "done as far as the containers are there"
         return self.report()

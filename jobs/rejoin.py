@@ -21,9 +21,9 @@ from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.stores.standing import put_membership, renew_tokens
 from dedupd.volume.volume import Volume
 from jobs.check.leaning import count_dependants
-from jobs.check.losses import Loss
+from jobs.check.losses import Loss, losses
 from jobs.check.record_census import RecordCensus
-from jobs.check.trees import Trees
+from jobs.check.references import References, references
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 
@@ -60,8 +60,8 @@ class Rejoin(Job[RejoinReport]):
                 for kind in COPIES_OF:
                     directory = files.enter_context(self._volume.containers(kind))
                     self._take_in(kind, directory)
-                trees = self._walk()
-                report.losses = list(trees.losses(self._run, self._known[Kind.CHUNKS]))
+                found = self._walk()
+                report.losses = list(losses(found, self._run, self._known[Kind.CHUNKS]))
                 if self._run.findings.count:
                     report.outcome = "left as it was: see the messages"
                 elif report.losses and not self._accepts_losses:
@@ -109,16 +109,16 @@ class Rejoin(Job[RejoinReport]):
             for copy in self._run.checked(all_copies(copies.fd, of, directory.volume_id)):
                 known.add_copy(copy.entry)
 
-    def _walk(self) -> Trees:
+    def _walk(self) -> References:
         volume, report, chunks = self._volume, self._report, self._known[Kind.CHUNKS]
         self._run.update(phase="stubs")
         nodes = self._known[Kind.RECIPES]
-        trees = Trees.walked(volume, self._run, chunks, nodes, is_exact=True)
+        found = references(volume, self._run, chunks, nodes, is_exact=True)
         count_dependants(volume, self._run, chunks)
-        report.stubs, report.plain_files = trees.stubs, trees.plain_files
-        for finding in trees.findings:
+        report.stubs, report.plain_files = found.stubs, found.plain_files
+        for finding in found.findings:
             self._run.findings.add(f"{finding.where}: {finding.detail}")
-        return trees
+        return found
 
     def _revive(self, files: ExitStack) -> None:
         """Make garbage live again, durably, that the volume needs."""

@@ -2,16 +2,21 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dedupd.byte_ranges import missing_ranges
-from dedupd.errors import DamagedStub
+from dedupd.errors import Damaged, DamagedStub
+from dedupd.format.ids import HOLE, show_id
+from dedupd.format.stub import Flag, StubAttribute
+from dedupd.store.recipe.recipe_reader import Broken
 from dedupd.stub.transition import local_ranges
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.volume.volume import Volume
+from jobs.check.invariants import Invariant
 from jobs.check.record_census import RecordCensus
-from jobs.check.references import hits
+from jobs.check.references import References, Tree
+from jobs.frame.run import JobRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +33,30 @@ class Loss:
     is_recipe: bool
     reason: str
 
+    @property
+    def invariant(self) -> Invariant:
+        """The one that it violates."""
+        return Invariant.STUB_RECIPE if self.is_recipe else Invariant.RECIPE_CHUNKS
 
-def losses(volume: Volume, path: bytes, chunks: RecordCensus) -> Iterator[Loss]:
+    @property
+    def detail(self) -> str:
+        return f"bytes {self.start} to {self.end}: {self.reason}"
+
+
+def losses(found: References, run: JobRun, chunks: RecordCensus) -> Iterator[Loss]:
+    """The losses of all files that refer to something that is not there. Raises Cancelled."""
+    for tree in found.trees:
+        for path in tree.suspects:
+            run.safe_point()
+            yield from _of_file(tree, path, chunks)
+
+
+def _of_file(tree: Tree, path: bytes, chunks: RecordCensus) -> Iterator[Loss]:
     """The losses of a file, in order. A file that is gone, or plain by now, has lost nothing.
 
     Bytes in the file's own blocks are not lost, even if they are damaged in the store.
     """
-    where = show_path(path)
+    volume, where = tree.volume, show_path(path)
     try:
         with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
             stub = volume.space.read(fd, where)
@@ -44,7 +66,33 @@ def losses(volume: Volume, path: bytes, chunks: RecordCensus) -> Iterator[Loss]:
             local = local_ranges(fd, size)
     except (OSError, DamagedStub):
         return  # moved or removed meanwhile; a damaged attribute is a finding of its own
-    for hit in hits(volume, stub, where, chunks):
-        hit_end = min(hit.end, stub.covered, size)
-        for start, end in missing_ranges(local, hit.start, hit_end):
-            yield Loss(where, start, end, hit.record, hit.is_recipe, hit.reason)
+    for loss in _of_recipe(volume, stub, where, chunks):
+        loss_end = min(loss.end, stub.covered, size)
+        for start, end in missing_ranges(local, loss.start, loss_end):
+            yield replace(loss, path=tree.prefix + where, start=start, end=end)
+
+
+def _of_recipe(
+    volume: Volume, stub: StubAttribute, where: str, chunks: RecordCensus
+) -> Iterator[Loss]:
+    """The ranges of a stub's recipe that cannot be read, whether the file needs them or not.
+
+    ``chunks`` says which chunks are there; damaged nodes are found by reading them.
+    """
+    try:
+        recipe = volume.content(stub, where).recipe
+    except Damaged as error:
+        is_recipe = Flag.DIRECT not in stub.flags
+        yield Loss(where, 0, stub.covered, stub.recipe, is_recipe, str(error))
+        return
+    for part in recipe.leaves():
+        if isinstance(part, Broken):
+            yield Loss(where, part.offset, part.offset + part.length, part.node, True, part.reason)
+            continue
+        node = part.content
+        rows = zip(node.ids, node.lengths, node.fingerprint_checks, node.offsets, strict=True)
+        for chunk, length, check, offset in rows:
+            if chunk != HOLE and not chunks.holds(chunk, length, check):
+                start = part.offset + offset
+                reason = f"chunk {show_id(chunk)} is missing, damaged or another one"
+                yield Loss(where, start, start + length, chunk, False, reason)

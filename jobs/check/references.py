@@ -1,7 +1,7 @@
-"""The references of the tree: every stub, its recipe, and the chunks that they name."""
+"""The references of all trees of a store: every stub, its recipe, and the chunks that they name."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dedupd import native
 from dedupd.errors import CopiedStub, Damaged, DamagedStub, TamperedStub
 from dedupd.format import container as fmt
-from dedupd.format.ids import HOLE, show_id
+from dedupd.format.ids import HOLE
 from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.native.tree import CountedStubs, Unreadable
 from dedupd.store.container.container import table_name
@@ -44,51 +44,77 @@ class Missing(NamedTuple):
     fingerprint_check: int
 
 
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The tree of one volume. ``prefix`` tells its paths from those of others; ``suspects`` are the
+    stubs, by path, that refer to something that is not there."""
+
+    volume: Volume
+    prefix: str = ""
+    suspects: list[bytes] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class References:
-    """The result of a walk through the tree.
+    """The result of a walk through some trees."""
 
-    ``suspects`` are the stubs, by path, that refer to something that is not there.
-    """
-
+    trees: list[Tree] = field(default_factory=list)
     stubs: int = 0
     plain_files: int = 0
     logical_bytes: int = 0
     unsettled: int = 0
-    suspects: list[bytes] = field(default_factory=list)
     missing_chunks: dict[int, Missing] = field(default_factory=dict)
     missing_nodes: set[int] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
 
 
-class ReferenceWalk:
-    """Counts the references to chunks and recipes, and notes those that lead nowhere.
+def references(
+    volume: Volume,
+    run: JobRun,
+    chunks: RecordCensus,
+    nodes: RecordCensus,
+    *,
+    is_exact: bool = False,
+    threads: int = 0,
+) -> References:
+    """Go through the trees of a volume and of its ``fellows``, all of which the job holds: a record
+    is needed if any of them needs it. Raises Cancelled.
 
     ``is_exact``: the chunk that a stub names is compared by all that the stub keeps of its
-    fingerprint, which takes a look at the chunk; else by what is known of all chunks.
+    fingerprint, which takes a look at the chunk; else by what is known of all chunks. ``threads`` 0
+    stands for all cores.
     """
+    found = References()
+    for one in (volume, *volume.fellows):
+        found.trees.append(Tree(one, "" if one is volume else f"{one.root}/"))
+        _Walk(found, run, chunks, nodes, is_exact, threads or cores()).walk()
+    return found
+
+
+class _Walk:
+    """Counts the references to chunks and recipes, and notes those that lead nowhere, of the tree
+    that was ``found`` last."""
 
     def __init__(
         self,
-        volume: Volume,
+        found: References,
         run: JobRun,
         chunks: RecordCensus,
         nodes: RecordCensus,
-        *,
-        is_exact: bool = False,
-        threads: int = 0,
+        is_exact: bool,
+        threads: int,
     ) -> None:
-        """``threads`` 0 stands for all cores."""
-        self._threads = threads or cores()
+        self._threads = threads
         self._names = FirstNames()
         self._is_exact = is_exact
-        self._volume = volume
+        self._tree = found.trees[-1]
+        self._volume = self._tree.volume
         self._run = run
         self._chunks = chunks
         self._nodes = nodes
-        self._found = References()
+        self._found = found
 
-    def walk(self) -> References:
+    def walk(self) -> None:
         """Go through the whole tree. Raises Cancelled."""
         with ExitStack() as stack:
             counter = native.tree.StubCounter(
@@ -108,7 +134,6 @@ class ReferenceWalk:
             for met in stack.enter_context(closing(each_directory(look, self._run.safe_point))):
                 self._directory(met)
                 self._run.update(files=self._found.stubs + self._found.plain_files)
-        return self._found
 
     def _recipe_files(self, stack: ExitStack) -> list[tuple[int, int, int, int]]:
         """The containers of recipes that can be read as they are: number, descriptors, seed."""
@@ -139,7 +164,7 @@ class ReferenceWalk:
         found, here = self._found, met.here
         if isinstance(here, Unreadable):
             where, detail = show_path(met.path) or ".", why_unreadable(here.errno)
-            found.findings.append(Finding(Invariant.TREE_READABLE, where, detail))
+            self._find(Invariant.TREE_READABLE, where, detail)
             return
         found.stubs += here.stubs
         found.plain_files += here.plain_files
@@ -167,14 +192,16 @@ class ReferenceWalk:
             return  # removed meanwhile, where the volume is in use
         except (DamagedStub, OSError) as error:
             invariant = _INVARIANTS.get(type(error), Invariant.STUB_ATTRIBUTE)
-            detail = explain(error)
-            self._found.findings.append(Finding(invariant, where, detail))
+            self._find(invariant, where, explain(error))
             self._keep(attribute)
             return
         if stub.flags.transient:
             self._found.unsettled += 1
         if not self._refer(stub, where):
-            self._found.suspects.append(path)
+            self._tree.suspects.append(path)
+
+    def _find(self, invariant: Invariant, where: str, detail: str) -> None:
+        self._found.findings.append(Finding(invariant, self._tree.prefix + where, detail))
 
     def _keep(self, attribute: bytes) -> None:
         """Count the reference of a stub that is not to be read: what it names is needed as long as
@@ -241,36 +268,3 @@ class ReferenceWalk:
                 self._found.missing_chunks.setdefault(chunk, Missing(length, check))
                 whole = False
         return whole
-
-
-class Hit(NamedTuple):
-    """A range of a file, [start, end), whose bytes are not to be had, and why."""
-
-    start: int
-    end: int
-    record: int
-    is_recipe: bool
-    reason: str
-
-
-def hits(volume: Volume, stub: StubAttribute, where: str, chunks: RecordCensus) -> Iterator[Hit]:
-    """The ranges of a stub's recipe that cannot be read, whether the file needs them or not.
-
-    ``chunks`` says which chunks are there; damaged nodes are found by reading them.
-    """
-    try:
-        recipe = volume.content(stub, where).recipe
-    except Damaged as error:
-        yield Hit(0, stub.covered, stub.recipe, Flag.DIRECT not in stub.flags, str(error))
-        return
-    for part in recipe.leaves():
-        if isinstance(part, Broken):
-            yield Hit(part.offset, part.offset + part.length, part.node, True, part.reason)
-            continue
-        node = part.content
-        rows = zip(node.ids, node.lengths, node.fingerprint_checks, node.offsets, strict=True)
-        for chunk, length, check, offset in rows:
-            if chunk != HOLE and not chunks.holds(chunk, length, check):
-                start = part.offset + offset
-                reason = f"chunk {show_id(chunk)} is missing, damaged or another one"
-                yield Hit(start, start + length, chunk, False, reason)

@@ -22,6 +22,7 @@ from dedupd.volume.volume import Volume
 from jobs.check.collected import count_collected
 from jobs.check.invariants import OF_FILES, Finding, Invariant
 from jobs.check.leaning import count_dependants, needs_copy, without_base
+from jobs.check.losses import losses
 from jobs.check.reconciled_set import check_log, check_merges, check_partitions, check_set
 from jobs.check.record_census import RecordCensus
 from jobs.check.record_check import (
@@ -33,7 +34,7 @@ from jobs.check.record_check import (
     rows,
 )
 from jobs.check.record_windows import RecordWindow, WindowReader
-from jobs.check.trees import Trees
+from jobs.check.references import references
 from jobs.frame.pace import Throttle
 from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
@@ -113,8 +114,7 @@ class Verify(Job[VerifyReport]):
 
     def report(self) -> VerifyReport:
         report = self._report
-        collected = (count_collected(self._volume, of, one) for of, one in self._known.items())
-        report.collected = sum(collected)
+        report.collected = count_collected(self._volume, self._known)
         report.quarantined = sum(len(known.lost) for known in self._known.values())
         report.quarantined -= report.collected
         report.unreferenced_chunks = self._known[fmt.Kind.CHUNKS].unreferenced()
@@ -275,15 +275,13 @@ class Verify(Job[VerifyReport]):
         report, chunks = self._report, self._known[fmt.Kind.CHUNKS]
         self._run.update(phase="stubs", done=0, total=0)
         nodes = self._known[fmt.Kind.RECIPES]
-        tree = Trees.walked(self._volume, self._run, chunks, nodes, is_exact=True)
+        found = references(self._volume, self._run, chunks, nodes, is_exact=True)
         count_dependants(self._volume, self._run, chunks)
-        report.stubs, report.plain_files = tree.stubs, tree.plain_files
-        report.logical_bytes, report.unsettled = tree.logical_bytes, tree.unsettled
-        report.findings += tree.findings
-        for loss in tree.losses(self._run, chunks):
-            invariant = Invariant.STUB_RECIPE if loss.is_recipe else Invariant.RECIPE_CHUNKS
-            detail = f"bytes {loss.start} to {loss.end}: {loss.reason}"
-            self._find(invariant, loss.path, detail)
+        report.stubs, report.plain_files = found.stubs, found.plain_files
+        report.logical_bytes, report.unsettled = found.logical_bytes, found.unsettled
+        report.findings += found.findings
+        for loss in losses(found, self._run, chunks):
+            self._find(loss.invariant, loss.path, loss.detail)
         for known in self._known.values():
             for record_id in sorted(known.relied_on()):
                 detail = "only its second copy is there"

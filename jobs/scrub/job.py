@@ -33,9 +33,9 @@ from dedupd.volume.volume import Volume
 from jobs.check.collected import count_collected
 from jobs.check.invariants import Finding, Invariant
 from jobs.check.leaning import count_dependants, needs_copy, without_base
-from jobs.check.losses import Loss
+from jobs.check.losses import Loss, losses
 from jobs.check.record_census import REFERENCES_MAX, RecordCensus
-from jobs.check.trees import Trees
+from jobs.check.references import References, references
 from jobs.frame.pace import Throttle
 from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
@@ -148,10 +148,9 @@ class Scrub(Job[ScrubReport]):
     def report(self) -> ScrubReport:
         report = self._report
         report.by_invariant = dict(self._counts)
-        known = {kind: self._known[kind] for kind in fmt.COPIES_OF}
-        collected = (count_collected(self._volume, kind, one) for kind, one in known.items())
-        report.collected = sum(collected)
-        report.quarantined = sum(len(one.lost) for one in known.values()) - report.collected
+        report.collected = count_collected(self._volume, self._known)
+        report.quarantined = sum(len(self._known[kind].lost) for kind in fmt.COPIES_OF)
+        report.quarantined -= report.collected
         report.files_hit = len({loss.path for loss in report.losses})
         report.lost_bytes = sum(loss.end - loss.start for loss in report.losses)
         if report.losses:
@@ -273,7 +272,7 @@ class Scrub(Job[ScrubReport]):
 
     # --- the tree, repairs, copies -------------------------------------------------------------
 
-    def _walk(self) -> Trees:
+    def _walk(self) -> References:
         report = self._report
         self._run.update(phase="stubs", done=0, total=0)
         chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.RECIPES]
@@ -296,8 +295,8 @@ class Scrub(Job[ScrubReport]):
         self._dictionaries = count_dependants(self._volume, self._run, known)
         return tree
 
-    def _references(self, chunks: RecordCensus, nodes: RecordCensus) -> Trees:
-        return Trees.walked(self._volume, self._run, chunks, nodes, threads=self._threads)
+    def _references(self, chunks: RecordCensus, nodes: RecordCensus) -> References:
+        return references(self._volume, self._run, chunks, nodes, threads=self._threads)
 
     def _ensure_entries(self, kind: fmt.Kind, missing: set[int]) -> bool:
         """Give records that are referred to, and that no table knows, an entry to be repaired."""
@@ -314,7 +313,7 @@ class Scrub(Job[ScrubReport]):
                 self._mend(kind, directory, number, count)
         return bool(wanted)
 
-    def _repair(self, tree: Trees) -> None:
+    def _repair(self, tree: References) -> None:
         self._run.update(phase="repairing")
         done = Repaired()
         for kind in fmt.COPIES_OF:
@@ -341,7 +340,7 @@ class Scrub(Job[ScrubReport]):
             "from a file": done.from_file,
         }
 
-    def _repair_bases_first(self, repair: Repair, tree: Trees, kind: fmt.Kind) -> None:
+    def _repair_bases_first(self, repair: Repair, tree: References, kind: fmt.Kind) -> None:
         """Repair, and then what leans on others: with these, most of it is sound again. What a
         dictionary was used for comes before the differences to it."""
         known = self._known[kind]
@@ -355,7 +354,7 @@ class Scrub(Job[ScrubReport]):
             self._repair_leaning(repair, tree, kind, own)
 
     def _repair_leaning(
-        self, repair: Repair, tree: Trees, kind: fmt.Kind, leaning: dict[int, tbl.TableEntry]
+        self, repair: Repair, tree: References, kind: fmt.Kind, leaning: dict[int, tbl.TableEntry]
     ) -> None:
         known, directory = self._known[kind], self._directories[kind]
         for record_id, entry in leaning.items():
@@ -395,16 +394,15 @@ class Scrub(Job[ScrubReport]):
         if changes:
             reach(QUARANTINED)
 
-    def _repair_kind(self, repair: Repair, tree: Trees, kind: fmt.Kind) -> None:
+    def _repair_kind(self, repair: Repair, tree: References, kind: fmt.Kind) -> None:
         repair.from_twins()
         repair.from_copies()
         repair.from_merged()
         lost = [i for i in repair.lost if self._known[kind].references(i)]
         if lost and kind is fmt.Kind.CHUNKS:
             for one in tree.trees:
-                FileSearch(one.volume, self._run, self._throttle, repair, self._threads).search(
-                    one.references.suspects
-                )
+                search = FileSearch(one.volume, self._run, self._throttle, repair, self._threads)
+                search.search(one.suspects)
 
     def _copy(self) -> None:
         self._run.update(phase="second copies")
@@ -435,13 +433,11 @@ class Scrub(Job[ScrubReport]):
         self._report.copies_dropped = done.dropped
         self._report.copies_missing = done.missing
 
-    def _name_losses(self, tree: Trees) -> None:
+    def _name_losses(self, tree: References) -> None:
         self._run.update(phase="naming what is lost")
-        for loss in tree.losses(self._run, self._known[fmt.Kind.CHUNKS]):
+        for loss in losses(tree, self._run, self._known[fmt.Kind.CHUNKS]):
             self._report.losses.append(loss)
-            invariant = Invariant.STUB_RECIPE if loss.is_recipe else Invariant.RECIPE_CHUNKS
-            detail = f"bytes {loss.start} to {loss.end}: {loss.reason}"
-            self._find(invariant, loss.path, detail)
+            self._find(loss.invariant, loss.path, loss.detail)
 
 
 def _unknown_ends(known: RecordCensus) -> set[int]:

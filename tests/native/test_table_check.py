@@ -22,7 +22,7 @@ from dedupd.system.files import opened
 from jobs.check.record_census import RecordCensus
 from jobs.check.record_check import RecordCheck, check_all
 from jobs.check.record_windows import Passed, RecordPosition, WindowReader
-from jobs.check.references import ReferenceWalk
+from jobs.check.references import references
 from jobs.frame.run import JobRun
 from tests.support.lab import as_user, fill, flip_bit, lab_in, noise, prose
 from tests.support.stores import Records
@@ -227,9 +227,8 @@ def test_references_are_those_that_stubs_and_recipes_name(tmp_path: Path) -> Non
                 with volume.containers(kind) as directory:
                     state = recover(directory, 1)
                 records.add_container(1, state.entries, seed_of(state.header))
-            walk = ReferenceWalk(volume, JobRun("test"), *known.values())
-            found = walk.walk()
-            assert not found.suspects and not found.findings
+            found = references(volume, JobRun("test"), *known.values())
+            assert not found.trees[0].suspects and not found.findings
             expected: dict[int, int] = {}
             paths = [p for p in sorted(lab.data.iterdir()) if p.name != "another name of it"]
             stubs = [(p, stub) for p in paths if (stub := lab.stub(p.name)) is not None]
