@@ -6,7 +6,8 @@ there would be no place for repaired ones. Without this hint, ids are told apart
 fingerprints that recipes keep.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 
 from dedupd.format.container import Kind
 from dedupd.store.writer import ContainerWriter
@@ -37,6 +38,14 @@ class Numbers:
             partition=partition,
             given_number=self.last(kind),
         )
+
+    @contextmanager
+    def recovered(self, kind: Kind) -> Iterator[ContainerWriter]:
+        """Such a writer, once it has put every container in order; closed at the end. Raises
+        NoSpace."""
+        with closing(self.writer(kind)) as writer:
+            writer.recover(lambda _: None)
+            yield writer
 
     def note(self, given: Mapping[Kind, int]) -> None:
         """Keep these numbers where they are higher than the known ones."""

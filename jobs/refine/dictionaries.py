@@ -169,27 +169,19 @@ class Dictionaries:
             encoded_alone(raw, native.hashing.fingerprint(raw, algorithm)) for raw in trained
         ]
         # In a container of their own: the one that grows would be young again.
-        writer = numbers.writer(Kind.CHUNKS)
-        try:
-            writer.recover(lambda _: None)
+        with numbers.recovered(Kind.CHUNKS) as writer:
             writer.begin_container()
             first = writer.reserve(len(records), sum(map(len, trained)))
             writer.append_copies(first, records, RecordKind.DATA)
             writer.sync()
             last = {Kind.CHUNKS: writer.last_number}
-        finally:
-            writer.close()
         reach(_DURABLE)
         copies = [
             (replace(record, target=first + at), payload)
             for at, (record, payload) in enumerate(records)
         ]
-        writer = numbers.writer(Kind.CHUNK_COPIES)
-        try:
-            writer.recover(lambda _: None)
+        with numbers.recovered(Kind.CHUNK_COPIES) as writer:
             written = append_copies(writer, copies)
             numbers.note({**last, Kind.CHUNK_COPIES: writer.last_number})
-        finally:
-            writer.close()
         reach(_COPIED)
         return list(range(first, first + len(records))) if written else []

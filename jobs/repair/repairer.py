@@ -5,6 +5,7 @@ still holds the bytes. A record that none of them has is left to the next optimi
 (``jobs/repair/returning_records.py``).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +14,7 @@ from dedupd.errors import Damaged
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.format.ids import container_of, make_id
+from dedupd.format.ids import make_id
 from dedupd.format.recipe import fingerprint_check
 from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.record_states import set_states
@@ -30,17 +31,8 @@ _DURABLE = define("repair.durable", "repaired records are durable, the old entri
 _MERGED = define("repair.merged", "the entries of lost records lead to the repaired ones")
 
 
-@dataclass(slots=True)
-class Repaired:
-    """How many records got their bytes back, by source."""
-
-    from_twin: int = 0
-    from_copy: int = 0
-    from_file: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.from_twin + self.from_copy + self.from_file
+FROM_TWIN, FROM_COPY, FROM_FILE = "from another record", "from the second copy", "from a file"
+"""Sources."""
 
 
 @dataclass(slots=True)
@@ -53,7 +45,10 @@ class _Group:
 
 
 class Repair:
-    """Repairs records of one kind. ``writer`` has recovered; every lost record has an entry."""
+    """Repairs records of one kind. ``writer`` has recovered; every lost record has an entry.
+
+    ``repaired`` counts the records that got their bytes back, by source.
+    """
 
     def __init__(
         self,
@@ -74,9 +69,7 @@ class Repair:
         self._reader = volume.records(kind)
         self._algorithm = volume.parameters.fingerprint
         self._group = _Group()
-        self.repaired = Repaired()
-        self.repaired_ids: set[int] = set()
-        self.changed: set[int] = set()
+        self.repaired: Counter[str] = Counter()
 
     def close(self) -> None:
         self._directory.close()
@@ -114,7 +107,7 @@ class Repair:
         # Before anything leads there: a compaction may be the next job.
         set_states(self._directory, revived)
         self._merge(found)
-        self.repaired.from_twin += len(found)
+        self.repaired[FROM_TWIN] += len(found)
         self._from_leaning({old: own for old, own in leaning.items() if old not in found})
 
     def _from_leaning(self, twins: dict[int, int]) -> None:
@@ -125,7 +118,7 @@ class Repair:
             found = self._stored(own)
             if found is not None and self.is_wanted(old, found[0].fingerprint):
                 self._add(old, *found)
-        self.repaired.from_twin += self.flush()
+        self.repaired[FROM_TWIN] += self.flush()
 
     def _is_intact(self, record_id: int, entry: tbl.TableEntry) -> bool:
         try:
@@ -148,7 +141,7 @@ class Repair:
             found = self._copies.read_stored(record_id)
             if found is not None and self.is_wanted(record_id, found[0].fingerprint):
                 self._add(record_id, *found)
-                self.repaired.from_copy += 1
+                self.repaired[FROM_COPY] += 1
         self.flush()
 
     def from_merged(self) -> None:
@@ -162,7 +155,7 @@ class Repair:
             found = None if lost is None else self._stored(merged_id)
             if found is not None and self.is_wanted(record_id, found[0].fingerprint):
                 self._add(record_id, *found)
-        self.repaired.from_twin += self.flush()
+        self.repaired[FROM_TWIN] += self.flush()
 
     def _stored(self, record_id: int) -> tuple[fmt.Record, bytes] | None:
         """A record's own bytes, whatever became of it, or those of its second copy."""
@@ -176,7 +169,7 @@ class Repair:
         record, payload = encoded_alone(raw, fingerprint)
         for record_id in record_ids:
             self._add(record_id, record, payload)
-            self.repaired.from_file += 1
+            self.repaired[FROM_FILE] += 1
 
     def is_wanted(self, record_id: int, fingerprint: bytes) -> bool:
         """Whether a fingerprint is that of a lost record, as far as anything says."""
@@ -235,5 +228,3 @@ class Repair:
         for record_id, entry in changes.items():
             self._known.add_references(entry.target, self._known.references(record_id))
             self._known.add(record_id, entry)
-            self.repaired_ids.add(record_id)
-            self.changed.add(container_of(record_id))

@@ -9,8 +9,9 @@ Users keep working meanwhile.
 import enum
 from collections import Counter
 from collections.abc import Set
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 
 from dedupd import native
 from dedupd.errors import Damaged, DamagedTable, NoSpace
@@ -40,7 +41,7 @@ from jobs.frame.pace import Throttle
 from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
 from jobs.repair.file_search import FileSearch
-from jobs.repair.repairer import Repair, Repaired
+from jobs.repair.repairer import FROM_COPY, FROM_FILE, FROM_TWIN, Repair
 from jobs.scrub.record_scrub import QUARANTINED, RecordScrub, ScrubbedStore
 from jobs.scrub.redundancy import Copied, Redundancy
 
@@ -207,17 +208,13 @@ class Scrub(Job[ScrubReport]):
     def _recover_all(self) -> None:
         self._run.update(phase="tables")
         for kind in fmt.Kind:
-            writer = self._numbers.writer(kind)
-            try:
+            with closing(self._numbers.writer(kind)) as writer:
                 known = self._known[kind] = RecordCensus()
-                writer.recover(lambda found, known=known: self._take_in(known, found))  # type: ignore[misc]
-            finally:
-                writer.close()
+                writer.recover(partial(self._take_in, known))
 
     def _take_in(self, known: RecordCensus, found: Recovered) -> None:
         header = found.header
-        seed = fmt.seed_of(header)
-        known.add_container(header.container, found.entries, seed)
+        known.add_container(header.container, found.entries, fmt.seed_of(header))
         self._run.safe_point()
 
     def _check_all(self) -> None:
@@ -315,30 +312,19 @@ class Scrub(Job[ScrubReport]):
 
     def _repair(self, tree: References) -> None:
         self._run.update(phase="repairing")
-        done = Repaired()
+        done = Counter(dict.fromkeys((FROM_TWIN, FROM_COPY, FROM_FILE), 0))
         for kind in fmt.COPIES_OF:
-            if not self._known[kind].lost:
+            known = self._known[kind]
+            if not known.lost:
                 continue
-            writer = self._numbers.writer(kind)
-            try:
-                writer.recover(lambda _: None)
-                expected = tree.missing_chunks if kind is fmt.Kind.CHUNKS else {}
-                known = self._known[kind]
-                repair = Repair(self._volume, self._run, kind, writer, known, expected)
-                try:
-                    self._repair_bases_first(repair, tree, kind)
-                finally:
-                    repair.close()
-            finally:
-                writer.close()
-            done.from_twin += repair.repaired.from_twin
-            done.from_copy += repair.repaired.from_copy
-            done.from_file += repair.repaired.from_file
-        self._report.repaired = {
-            "from another record": done.from_twin,
-            "from the second copy": done.from_copy,
-            "from a file": done.from_file,
-        }
+            expected = tree.missing_chunks if kind is fmt.Kind.CHUNKS else {}
+            with (
+                self._numbers.recovered(kind) as writer,
+                closing(Repair(self._volume, self._run, kind, writer, known, expected)) as repair,
+            ):
+                self._repair_bases_first(repair, tree, kind)
+            done.update(repair.repaired)
+        self._report.repaired = dict(done)
 
     def _repair_bases_first(self, repair: Repair, tree: References, kind: fmt.Kind) -> None:
         """Repair, and then what leans on others: with these, most of it is sound again. What a
@@ -408,26 +394,19 @@ class Scrub(Job[ScrubReport]):
         self._run.update(phase="second copies")
         done = Copied()
         threshold = self._policy.redundancy_threshold or REFERENCES_MAX
-        for kind in fmt.COPIES_OF:
-            writer = self._numbers.writer(fmt.COPIES_OF[kind])
+        volume, run, throttle = self._volume, self._run, self._throttle
+        for kind, copies_kind in fmt.COPIES_OF.items():
             try:
-                writer.recover(lambda _: None)
-                copies = Redundancy(self._volume, self._run, self._throttle, kind, writer)
-                try:
+                with (
+                    self._numbers.recovered(copies_kind) as writer,
+                    closing(Redundancy(volume, run, throttle, kind, writer, done)) as copies,
+                ):
                     if kind is fmt.Kind.CHUNKS:
                         copies.update(self._known[kind], threshold + 1, self._dictionaries)
                     else:
                         copies.update(self._known[kind], 1)
-                finally:
-                    copies.close()
             except NoSpace as error:
                 self._report.messages.append(f"second copies: {error}")
-            finally:
-                writer.close()
-            done.written += copies.copied.written
-            done.written_bytes += copies.copied.written_bytes
-            done.dropped += copies.copied.dropped
-            done.missing += copies.copied.missing
         self._report.copies_written = done.written
         self._report.copies_written_bytes = done.written_bytes
         self._report.copies_dropped = done.dropped

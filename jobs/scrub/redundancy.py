@@ -1,6 +1,6 @@
 """Second copies: missing ones are written, needless ones are given up."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -9,7 +9,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.store.container.record_states import set_states
-from dedupd.store.second_copies import GROUP_BYTES, Copy, all_copies, append_copies
+from dedupd.store.second_copies import GROUP_BYTES, all_copies, append_copies
 from dedupd.store.writer import ContainerWriter
 from dedupd.volume.volume import Volume
 from jobs.check.record_census import RecordCensus
@@ -40,8 +40,9 @@ class Redundancy:
         throttle: Throttle,
         kind: fmt.Kind,
         writer: ContainerWriter,
+        copied: Copied,
     ) -> None:
-        """``writer`` is that of the copies, and has recovered."""
+        """``writer`` is that of the copies, and has recovered; ``copied`` is counted on."""
         self._run = run
         self._throttle = throttle
         self._records = volume.records(kind)
@@ -49,7 +50,7 @@ class Redundancy:
         self._uuid = volume.space.volume_id
         self._kind = fmt.COPIES_OF[kind]
         self._directory = volume.containers(self._kind)
-        self.copied = Copied()
+        self._copied = copied
 
     def close(self) -> None:
         self._directory.close()
@@ -65,7 +66,7 @@ class Redundancy:
         """
         have: set[int] = set()
         dropped: dict[int, tbl.TableEntry] = {}
-        for copy in self._run.checked(self._existing()):
+        for copy in self._run.checked(all_copies(self._directory.fd, self._kind, self._uuid)):
             target = copy.entry.target
             is_needed = known.is_primary(target) and known.references(target) > 0
             is_needed |= known.is_lost(known.end_of(target))
@@ -74,7 +75,7 @@ class Redundancy:
             else:
                 dropped[copy.copy_id] = copy.entry._replace(state=tbl.State.TOMBSTONE)
         set_states(self._directory, dropped)
-        self.copied.dropped += len(dropped)
+        self._copied.dropped += len(dropped)
         reach(_DROPPED)
         group: list[tuple[fmt.Record, bytes]] = []
         size = 0
@@ -96,14 +97,11 @@ class Redundancy:
                 self._run.safe_point()
         self._append(group)
 
-    def _existing(self) -> Iterator[Copy]:
-        return all_copies(self._directory.fd, self._kind, self._uuid)
-
     def _append(self, group: list[tuple[fmt.Record, bytes]]) -> None:
         written = append_copies(self._writer, group)
         if written:
-            self.copied.written += written
-            self.copied.written_bytes += sum(len(payload) for _, payload in group)
+            self._copied.written += written
+            self._copied.written_bytes += sum(len(payload) for _, payload in group)
             reach(_COPIED)
         else:
-            self.copied.missing += len(group)
+            self._copied.missing += len(group)
