@@ -12,7 +12,7 @@ from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.container import Gap, scan_inside
 from dedupd.units import MIB
 from jobs.check.invariants import Invariant
-from jobs.check.record_windows import Passed, RecordPosition, RecordWindow, WindowReader
+from jobs.check.record_windows import RecordWindow, WindowReader
 
 _WITHOUT_BYTES = frozenset((tbl.State.QUARANTINED, tbl.State.MERGED, tbl.State.TOMBSTONE))
 """States in which a record may be damaged or gone: it is not read."""
@@ -112,9 +112,9 @@ class RecordCheck:
         self.without_base: list[int] = []
         """Live records whose own bytes are sound, and that lean on one that cannot be read."""
 
-    def skip(self, passed: Passed) -> None:
+    def skip(self, passed: native.store.PassedRecords) -> None:
         """The records up to a place are what the table says."""
-        ordinal = passed.to.ordinal
+        ordinal = passed.ordinal
         self._seen[self.expected : ordinal] = b"\1" * (ordinal - self.expected)
         self.expected = ordinal
         self.records += passed.records
@@ -268,11 +268,12 @@ def check_all(
     """
     offset = start
     while offset < end:
-        place = RecordPosition(check.expected, offset)
-        passed = reader.pass_on(fd, check.entries, place, end, bytes_max, check.bases)
-        if passed.to.offset > offset:
+        passed = reader.pass_on(
+            fd, check.entries, check.expected, offset, end, bytes_max, check.bases
+        )
+        if passed is not None and passed.offset > offset:
             check.skip(passed)
-            offset = passed.to.offset
+            offset = passed.offset
             yield offset, None, []
             continue
         with closing(reader.read(fd, check.seed, offset, end, check.bases)) as items:
@@ -297,8 +298,7 @@ def _inside(
             for found in scan_inside(fd, check.seed, start, stop, end):
                 if found.offset not in read:
                     read.add(found.offset)
-                    size = fmt.record_size(found.record.stored_length)
-                    yield reader.read_one(fd, check.seed, found.offset, size)
+                    yield reader.read_one(fd, check.seed, found)
 
 
 def rows(found: native.store.CheckedRecords, seed: int) -> Iterator[Row]:

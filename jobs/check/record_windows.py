@@ -39,23 +39,6 @@ class RecordWindow:
         return self.offset + self.records.consumed
 
 
-@dataclass(frozen=True, slots=True)
-class RecordPosition:
-    """A place between two records: ``ordinal`` is that of the record after it."""
-
-    ordinal: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """The records that were found intact, up to a place."""
-
-    to: RecordPosition
-    records: int
-    raw_bytes: int
-
-
 class WindowReader:
     """Reads and checks records. ``pace`` is told the bytes of each read before it is made.
 
@@ -77,25 +60,27 @@ class WindowReader:
         self,
         fd: int,
         entries: UncheckedEntries,
-        place: RecordPosition,
+        ordinal: int,
+        offset: int,
         end: int,
         bytes_max: int,
         bases: native.store.Bases | None = None,
-    ) -> Passed:
-        """How far, from a place on, every record is intact and as its table's entry says.
+    ) -> native.store.PassedRecords | None:
+        """How far, from the record ``ordinal`` on, which begins at ``offset``, every record is
+        intact and as its table's entry says. None where a block cannot be read.
 
         Looks at about ``bytes_max`` bytes, on all threads, or as far as it gets in a quarter of a
         second. Where the first record is not so, nothing is passed: :meth:`read` finds the problem.
         """
-        planned = min(bytes_max, end - place.offset)
+        planned = min(bytes_max, end - offset)
         self._pace(planned)
         try:
             passed = native.store.pass_records(
                 fd,
                 entries.data,
                 seed=entries.seed,
-                ordinal=place.ordinal,
-                offset=place.offset,
+                ordinal=ordinal,
+                offset=offset,
                 end=end,
                 bytes_max=planned,
                 algorithm=self._algorithm,
@@ -105,10 +90,9 @@ class WindowReader:
         except OSError as error:
             if error.errno not in UNREADABLE:
                 raise
-            return Passed(place, 0, 0)  # a block cannot be read: :meth:`read` says whose it is
+            return None  # :meth:`read` says whose it is
         self._pace(passed.read_bytes - planned)
-        to = RecordPosition(passed.ordinal, passed.offset)
-        return Passed(to, passed.records, passed.raw_bytes)
+        return passed
 
     def read(
         self,
@@ -132,13 +116,14 @@ class WindowReader:
             if position >= end:
                 return
             found = self._next_record(fd, seed, position, end)
-            if found.offset == position and found.record is not None:
+            if found is not None and found.offset == position:
                 # Longer than a window: no record of ours is, but its header says so.
-                yield self._single(fd, seed, found)
-                position += fmt.record_size(found.record.stored_length)
+                yield RecordWindow(position, self.read_one(fd, seed, found))
+                position = found.end
                 continue
-            yield Gap(position, found.offset)
-            position = found.offset
+            begin = end if found is None else found.offset
+            yield Gap(position, begin)
+            position = begin
 
     def _run(self, fd: int, seed: int, start: int, end: int) -> Generator[RecordWindow, None, None]:
         """Windows up to the first place without a valid header, or the end."""
@@ -186,27 +171,14 @@ class WindowReader:
             bases=self._bases,
         )
 
-    def _single(self, fd: int, seed: int, found: "_Next") -> RecordWindow:
-        assert found.record is not None
+    def read_one(self, fd: int, seed: int, found: ScannedRecord) -> native.store.CheckedRecords:
+        """A record that was found by its header, if it is one. Raises OSError."""
         size = fmt.record_size(found.record.stored_length)
-        return RecordWindow(found.offset, self.read_one(fd, seed, found.offset, size))
-
-    def read_one(self, fd: int, seed: int, offset: int, size: int) -> native.store.CheckedRecords:
-        """The record at a place, of ``size`` bytes with its header, if there is one. Raises
-        OSError."""
-        return self._check(read_readable(fd, size, offset), seed, offset)
+        return self._check(read_readable(fd, size, found.offset), seed, found.offset)
 
     @staticmethod
-    def _next_record(fd: int, seed: int, start: int, end: int) -> "_Next":
+    def _next_record(fd: int, seed: int, start: int, end: int) -> ScannedRecord | None:
         for item in scan(fd, seed, start, end):
             if isinstance(item, ScannedRecord) and not item.is_implied:
-                return _Next(item.offset, item.record)
-        return _Next(end, None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Next:
-    """Where the next valid record begins, or the end."""
-
-    offset: int
-    record: fmt.Record | None
+                return item
+        return None

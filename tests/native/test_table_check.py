@@ -21,7 +21,7 @@ from dedupd.store.container.table_file import Recovered
 from dedupd.system.files import opened
 from jobs.check.record_census import RecordCensus
 from jobs.check.record_check import RecordCheck, check_all
-from jobs.check.record_windows import Passed, RecordPosition, WindowReader
+from jobs.check.record_windows import WindowReader
 from jobs.check.references import references
 from jobs.frame.run import JobRun
 from tests.support.lab import as_user, fill, flip_bit, lab_in, noise, prose
@@ -30,7 +30,6 @@ from tests.support.stores import Records
 START = fmt.FILE_HEADER_BYTES
 ALL = 1 << 40
 COUNT = 60
-BEGIN = RecordPosition(0, START)
 
 
 @pytest.fixture
@@ -54,12 +53,16 @@ def packed(store: Records) -> UncheckedEntries:
         return directory.entries(1)
 
 
-def passed(store: Records, bytes_max: int = ALL, place: RecordPosition = BEGIN) -> Passed:
+def passed(
+    store: Records, bytes_max: int = ALL, ordinal: int = 0, offset: int = START
+) -> native.store.PassedRecords:
     reader = WindowReader("blake3", 2, lambda _: None)
     try:
         with opened(os.open(store.data(), os.O_RDONLY)) as fd:
             end = os.fstat(fd).st_size
-            return reader.pass_on(fd, packed(store), place, end, bytes_max)
+            found = reader.pass_on(fd, packed(store), ordinal, offset, end, bytes_max)
+            assert found is not None
+            return found
     finally:
         reader.close()
 
@@ -102,18 +105,18 @@ def test_a_container_is_passed_without_threads_where_there_are_no_more(store: Re
 
 def test_a_sound_container_is_passed_to_its_end(store: Records) -> None:
     found = passed(store)
-    assert found.to == RecordPosition(COUNT, store.data().stat().st_size)
+    assert (found.ordinal, found.offset) == (COUNT, store.data().stat().st_size)
     assert found.records == COUNT
     assert found.raw_bytes == sum(map(len, store.contents.values()))
 
 
 def test_it_is_passed_in_any_portions(store: Records) -> None:
-    place, records = BEGIN, 0
-    while place.ordinal < COUNT:
-        found = passed(store, 1 << 20, place)
-        assert found.to.offset > place.offset
-        place, records = found.to, records + found.records
-    assert (place.offset, records) == (store.data().stat().st_size, COUNT)
+    ordinal, offset, records = 0, START, 0
+    while ordinal < COUNT:
+        found = passed(store, 1 << 20, ordinal, offset)
+        assert found.offset > offset
+        ordinal, offset, records = found.ordinal, found.offset, records + found.records
+    assert (offset, records) == (store.data().stat().st_size, COUNT)
 
 
 def test_no_record_with_a_flipped_bit_is_passed(store: Records) -> None:
@@ -126,7 +129,7 @@ def test_no_record_with_a_flipped_bit_is_passed(store: Records) -> None:
         at = entry.offset + data.draw(st.integers(0, size - 1))
         flip_bit(store.data(), at)
         try:
-            assert passed(store).to.ordinal <= ordinal
+            assert passed(store).ordinal <= ordinal
         finally:
             flip_bit(store.data(), at)
 
@@ -140,7 +143,7 @@ def test_no_record_whose_entry_has_a_flipped_bit_is_passed(store: Records) -> No
         try:
             ordinal = at // tbl.ENTRY_BYTES
             # The check of an entry has 16 bits: rarely, a damaged one passes for another state.
-            assert passed(store).to.ordinal <= ordinal or packed(store)[ordinal] is not None
+            assert passed(store).ordinal <= ordinal or packed(store)[ordinal] is not None
         finally:
             flip_bit(store.table(), tbl.HEADER_BYTES + at, bit)
 
@@ -151,11 +154,11 @@ def test_what_was_collected_merged_and_compacted_is_passed(store: Records) -> No
     merged = {at: (State.MERGED, make_id(1, 0)) for at in (7, 30)}
     dead = dict.fromkeys((*range(10, 25), 59), (State.ORPHANED, 3))
     state = change(store, {**merged, **dead})
-    assert passed(store).to.ordinal == COUNT
+    assert passed(store).ordinal == COUNT
     with store.opened() as directory:
         compact(directory, state)
     found = passed(store)
-    assert found.to == RecordPosition(COUNT, store.data().stat().st_size)
+    assert (found.ordinal, found.offset) == (COUNT, store.data().stat().st_size)
     assert found.records == COUNT - 14
 
 
@@ -163,18 +166,18 @@ def test_bytes_that_no_reader_gets_may_be_damaged(store: Records) -> None:
     state = change(store, {5: (State.MERGED, make_id(1, 0)), 9: (State.TOMBSTONE, 0)})
     for ordinal in (5, 9):
         flip_bit(store.data(), state.entries[ordinal].offset + fmt.RECORD_HEADER_BYTES)
-    assert passed(store).to.ordinal == COUNT
+    assert passed(store).ordinal == COUNT
 
 
 def test_a_quarantined_record_is_looked_at_closely(store: Records) -> None:
     change(store, {40: (State.QUARANTINED, 0)})
-    assert passed(store).to.ordinal <= 40
+    assert passed(store).ordinal <= 40
 
 
 @pytest.mark.parametrize("cut", [1, 1000, 200_000])
 def test_a_container_that_is_cut_is_not_passed_to_its_end(store: Records, cut: int) -> None:
     os.truncate(store.data(), store.data().stat().st_size - cut)
-    assert passed(store).to.ordinal < COUNT
+    assert passed(store).ordinal < COUNT
 
 
 def test_what_is_not_passed_is_found_and_nothing_else(store: Records) -> None:
