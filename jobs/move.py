@@ -15,13 +15,13 @@ from typing import NamedTuple
 from dedupd.deleted.log import DIRECTORY as DELETED
 from dedupd.errors import Damaged, DamagedContainer, DamagedStub, DedupdError, UsageError
 from dedupd.failpoint import define, reach
-from dedupd.format.container import Record, RecordKind
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import RecipeRef
+from dedupd.format.stream import Frame, FrameKind
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.replica.replica import refuse_unfinished
 from dedupd.store import saved_marks
-from dedupd.store.encoded_records import encoded_alone
+from dedupd.store.encoded_records import encoded_payload
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Span
 from dedupd.store.recipe.recipe_writer import RecipeBuilder
 from dedupd.stores.joining import refuse_overlap
@@ -44,6 +44,7 @@ from dedupd.units import MIB
 from dedupd.volume.commit import settle_noted, settle_stub
 from dedupd.volume.unfinished_files import Checkpoints
 from dedupd.volume.volume import Volume
+from jobs.backup.intake import LocalIntake
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.optimize.store_session import StoreSession
@@ -243,7 +244,7 @@ class Move(Job[MoveReport]):
         run.update(phase="copying")
         policy = volume.policy()
         with closing(StoreSession(target.volume, policy.index, 0, run.safe_point)) as store:
-            copier = _Copier(volume, store, self._report)
+            copier = _Copier(volume, target.volume, store, self._report)
             for found in self._stubs():
                 self._report.stubs += 1
                 stub = self._stub(found, target)
@@ -252,7 +253,7 @@ class Move(Job[MoveReport]):
                     if key not in self._recipes:
                         self._recipes[key] = copier.copied(stub, show_path(found.path))
                 run.update(files=self._report.stubs, done=self._report.copied_bytes)
-            copier.sync()
+            copier.intake.sync()
             store.save_index()
         target.volume.sync()
 
@@ -338,11 +339,13 @@ def _key(stub: StubAttribute) -> tuple[int, bool, int]:
 class _Copier:
     """Copies recipes and chunks from the store of a volume to another one."""
 
-    def __init__(self, volume: Volume, store: StoreSession, report: MoveReport) -> None:
+    def __init__(
+        self, volume: Volume, target: Volume, store: StoreSession, report: MoveReport
+    ) -> None:
         self._volume = volume
         self._store = store
         self._report = report
-        self._group_bytes = 0
+        self.intake = LocalIntake(target, store)
 
     def copied(self, stub: StubAttribute, where: str) -> RecipeRef:
         """The recipe of a stub, in the other store. Raises Damaged, NoSpace."""
@@ -358,56 +361,42 @@ class _Copier:
                 batch, batch_bytes = [], 0
         self._push(builder, batch)
         ref = builder.finish()
-        if self._group_bytes >= GROUP_BYTES:
-            self.sync()
+        if self.intake.group_bytes >= GROUP_BYTES:
+            self.intake.sync()
         return ref
 
     def _push(self, builder: RecipeBuilder, spans: list[Span]) -> None:
         """Add spans to a recipe, and store their chunks that are new."""
         fingerprints = [self._fingerprint(span) for span in spans]
-        ids = self._store.index.lookup(b"".join(fingerprints))
-        for span, fingerprint, known in zip(spans, fingerprints, ids, strict=True):
-            if span.chunk == HOLE:
-                builder.push(HOLE, span.length, HOLE_FINGERPRINT)
-                continue
-            self._report.chunks += 1
-            self._report.present += bool(known)
-            builder.push(known or self._stored(span, fingerprint), span.length, fingerprint)
+        known = self._store.index.lookup(b"".join(fingerprints))
+        ids = dict(zip(fingerprints, known, strict=True)) | {HOLE_FINGERPRINT: HOLE}
+        new: dict[bytes, Span] = {}
+        for span, fingerprint in zip(spans, fingerprints, strict=True):
+            if span.chunk != HOLE:
+                self._report.chunks += 1
+                self._report.present += bool(ids[fingerprint])
+                if not ids[fingerprint]:
+                    new.setdefault(fingerprint, span)
+        frames = [self._frame(span, fingerprint) for fingerprint, span in new.items()]
+        self._report.copied_bytes += sum(len(frame.stored) for frame in frames)
+        ids |= {one.fingerprint: one.chunk for one in self.intake.add(frames)}
+        for span, fingerprint in zip(spans, fingerprints, strict=True):
+            builder.push(ids[fingerprint], span.length, fingerprint)
 
     def _fingerprint(self, span: Span) -> bytes:
         if span.chunk == HOLE:
             return HOLE_FINGERPRINT
         return described_record(self._volume.chunk_records, span).fingerprint
 
-    def _stored(self, span: Span, fingerprint: bytes) -> int:
-        """The id of a chunk in the other store, where it is new, or was until just now."""
-        (again,) = self._store.index.lookup(fingerprint)
-        if again:
-            return again
-        record, payload = self._read(span, fingerprint)
-        first = self._store.chunks.reserve(1, record.raw_length)
-        plain = replace(record, target=0, hint=0)
-        self._store.chunks.append_copies(first, [(plain, payload)], RecordKind.DATA)
-        self._store.index.insert(fingerprint, (first,))
-        self._group_bytes += len(payload)
-        self._report.copied_bytes += len(payload)
-        return first
-
-    def _read(self, span: Span, fingerprint: bytes) -> tuple[Record, bytes]:
-        """A record that leans on no other, and its payload, verified by its fingerprint."""
+    def _frame(self, span: Span, fingerprint: bytes) -> Frame:
+        """A chunk by a payload that leans on no other, verified by its fingerprint."""
         records = self._volume.chunk_records
         try:
             record, payload = records.read_alone(span.chunk)
             if record.fingerprint == fingerprint and record.raw_length == span.length:
-                return record, payload
+                return Frame(FrameKind.CHUNK, record.codec, span.length, fingerprint + payload)
         except DamagedContainer:
             pass  # a second copy may be there
         _, raw = proved_record(records, span, self._volume.parameters.fingerprint)
-        return encoded_alone(raw, fingerprint)
-
-    def sync(self) -> None:
-        """Make all durable that was copied so far."""
-        noted = self._store.begin_sync()
-        self._store.finish_sync(noted)
-        self._store.keep(noted)
-        self._group_bytes = 0
+        codec, payload, _ = encoded_payload(raw)
+        return Frame(FrameKind.CHUNK, codec, span.length, fingerprint + payload)
