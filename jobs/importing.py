@@ -13,7 +13,7 @@ from dedupd.errors import Busy, DedupdError, FileChanged, UsageError
 from dedupd.system import mount_table
 from dedupd.system.files import data_ranges, opened
 from dedupd.system.paths import lies_in, open_beneath, parents, show_path, split_path
-from dedupd.units import GIB, MIB, counted
+from dedupd.units import GIB, MIB
 from dedupd.volume.volume import Volume
 from jobs.backup.content import own_pieces
 from jobs.backup.nodes import Met, Node, walk_nodes
@@ -100,11 +100,7 @@ class Import:
                 self._take(writer, source_fd, met)
             self._end_batch()
             disk.sync_file_system(self._volume.data_fd)
-            if writer.others_files:
-                run.findings.add(
-                    f"{counted(writer.others_files, 'name')} of other owners: made with this user"
-                    " as the owner; root alone can give files away"
-                )
+            writer.tell_of_others()
         report.room_bytes_after = self._room.left_bytes
         report.complete(run)
         return report

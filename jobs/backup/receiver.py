@@ -109,10 +109,7 @@ class Receiver:
             self._pool = stack.enter_context(
                 ThreadPoolExecutor(cores(), thread_name_prefix="check")
             )
-            received = stack.enter_context(
-                closing(Received(volume.base_fd, volume.disk, volume.room()))
-            )
-            self._received = received
+            received = self._received = stack.enter_context(_opened(volume))
             is_resumed = fields["resumes"] and fields["resumes"] == received.stream
             if fields["chunks"] and not is_resumed:
                 raise UsageError(
@@ -312,14 +309,11 @@ def finish(
     Says whether there was one. Raises UsageError where ``is_asked`` and there is none; Busy.
     """
     if is_switching(volume.base_fd):
-        with (
-            closing(Received(volume.base_fd, volume.disk, volume.room())) as received,
-            _unmounted(volume),
-        ):
+        with _opened(volume) as received, _unmounted(volume):
             finish_switch(volume, received.fd)
         return True
     if _has_received(volume):
-        with closing(Received(volume.base_fd, volume.disk, volume.room())) as received:
+        with _opened(volume) as received:
             replica = received.complete
             if replica is not None and replica != replica_of(volume.base_fd, volume.root):
                 _put_in_place(volume, reception or LocalReception(volume, run), received, replica)
@@ -353,10 +347,15 @@ def token(volume: ReplicaVolume) -> str:
     """What `dedupd send --resume` takes; empty where no stream was cut."""
     if not _has_received(volume):
         return ""
-    with closing(Received(volume.base_fd, volume.disk, volume.room())) as received:
+    with _opened(volume) as received:
         if received.complete or not received.chunks:
             return ""
         return f"{received.stream}:{received.chunks}"
+
+
+def _opened(volume: Volume) -> "closing[Received]":
+    """What was received of a stream so far."""
+    return closing(Received(volume.base_fd, volume.disk, volume.room()))
 
 
 def _has_received(volume: ReplicaVolume) -> bool:

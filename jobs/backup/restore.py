@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from dedupd.errors import Damaged, DedupdError, NoSpace, UsageError
 from dedupd.system.disk import Disk
 from dedupd.system.files import UNREADABLE, opened
-from dedupd.system.paths import open_beneath, show_path, split_path
+from dedupd.system.paths import open_beneath, parents, show_path, split_path
 from dedupd.system.processes import cores
-from dedupd.units import counted
 from jobs.backup.content import ContentReader
 from jobs.backup.nodes import PATH_FLAGS, Node, node_of, walk_nodes
-from jobs.backup.source import BackupSource, refuse_spoilt
+from jobs.backup.source import BackupSource
 from jobs.backup.tree_writer import TreeWriter
 from jobs.frame.report import FileReport
 from jobs.frame.run import JobRun
@@ -61,7 +60,7 @@ class Restore:
         self._require(wanted)
         source.refuse_ruins(run)
         if report.trust_holes:
-            refuse_spoilt(source, run)
+            source.refuse_spoilt(run)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         run.update(phase="restoring", total=0)
         with (
@@ -71,15 +70,12 @@ class Restore:
         ):
             reader = ContentReader(source, pool)
             for path in wanted:
-                self._make_parents(writer, path)
+                for parent in _parents(path):
+                    writer.make_directory(parent)
                 self._restore(writer, reader, path)
                 self._finish_parents(writer, path)
             self._disk.sync_file_system(target_fd)
-        if writer.others_files:
-            run.findings.add(
-                f"{counted(writer.others_files, 'name')} of other owners: made with this user as"
-                " the owner; root alone can give files away"
-            )
+        writer.tell_of_others()
         report.complete(run)
         return report
 
@@ -97,7 +93,7 @@ class Restore:
     def _restore(self, writer: TreeWriter, reader: ContentReader, path: bytes) -> None:
         run, report = self._run, self._report
         hidden = self._source.space.name
-        for met in walk_nodes(self._source.data_fd, path, hidden, self._unreadable):
+        for met in walk_nodes(self._source.data_fd, path, hidden, self._tell):
             run.safe_point()
             try:
                 if met.is_left:
@@ -141,17 +137,10 @@ class Restore:
             report.written_bytes += writer.make_file(path, node, self._run.checked(pieces))
         report.length_bytes += node.size
 
-    def _make_parents(self, writer: TreeWriter, path: bytes) -> None:
-        for parent in _parents(path):
-            writer.make_directory(parent)
-
     def _finish_parents(self, writer: TreeWriter, path: bytes) -> None:
         for parent in reversed(_parents(path)):
             with opened(open_beneath(self._source.data_fd, parent, PATH_FLAGS)) as fd:
                 writer.finish_directory(parent, node_of(fd, self._source.space.name))
-
-    def _unreadable(self, path: bytes, error: OSError) -> None:
-        self._tell(path, error)
 
     def _tell(self, path: bytes, error: DedupdError | OSError) -> None:
         self._run.findings.add_error(show_path(path) or ".", error)
@@ -172,5 +161,4 @@ def distinct(paths: list[bytes]) -> list[bytes]:
 
 def _parents(path: bytes) -> list[bytes]:
     """The directories above a path, the uppermost first."""
-    parts = path.split(b"/")[:-1]
-    return [b"/".join(parts[: depth + 1]) for depth in range(len(parts))]
+    return [os.fsencode(one) for one in parents(os.fsdecode(path))[:-1]]

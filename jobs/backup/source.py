@@ -2,7 +2,6 @@
 
 import os
 from contextlib import ExitStack
-from functools import cached_property
 
 from dedupd import native
 from dedupd.errors import CopiedStub, Damaged, NotAVolume, UsageError
@@ -79,15 +78,10 @@ class BackupSource(VolumeCopy):
     def note_damage(self, kind: Kind, record_id: int) -> None:
         """Nothing is changed."""
 
-    @cached_property
-    def is_faithful(self) -> bool:
-        """Whether the stubs are those of the volume itself, and not of a copy made file by file."""
-        return self.is_the_volume
-
     def refuse_ruins(self, run: JobRun) -> None:
         """Raises Damaged where a copy has no stub at all, though its store has chunks: what was a
         stub looks like a file of zeros then."""
-        if self.is_faithful or not has_chunks(self):
+        if self.is_the_volume or not has_chunks(self):
             return
         has_content = False
         for found in walk(self, b"", [], run.safe_point):
@@ -101,14 +95,15 @@ class BackupSource(VolumeCopy):
                 " out, and with them the content of each stub; docs/backup.md says which keep them"
             )
 
-    def is_spoilt(self, run: JobRun) -> bool:
-        """Whether any stub shows that the copy has not the holes that the volume had: then nothing
-        proves those that were written to."""
-        return any(
-            self._shows_damage(found)
-            for found in walk(self, b"", [], run.safe_point)
-            if found.is_stub
-        )
+    def refuse_spoilt(self, run: JobRun) -> None:
+        """Raises Damaged where the user's word for the holes of a copy is refuted: any stub shows
+        that it has not the holes that the volume had, and nothing proves those that were written
+        to."""
+        if self.is_the_volume:
+            return
+        for found in walk(self, b"", [], run.safe_point):
+            if found.is_stub and self._shows_damage(found):
+                raise Damaged(f"{self.root}: {NOT_TRUSTED}; run this without it for the clean ones")
 
     def _shows_damage(self, found: TreeFile) -> bool:
         try:
@@ -134,9 +129,3 @@ class BackupSource(VolumeCopy):
         if verdict.reason and not trusts_holes:
             raise CopiedStub(f"{where}: {verdict.reason}; {TRUSTED_WITH}")
         return stub
-
-
-def refuse_spoilt(source: BackupSource, run: JobRun) -> None:
-    """Raises Damaged where the user's word for the holes of a copy is refuted by a stub in it."""
-    if not source.is_faithful and source.is_spoilt(run):
-        raise Damaged(f"{source.root}: {NOT_TRUSTED}; run this without it for the clean ones")

@@ -9,7 +9,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 
 import lmdb
@@ -70,7 +70,6 @@ class TreeBuilder:
         self._volume = volume
         self._run = run
         self._received = received
-        self._own_paths: dict[int, bytes] = {}
 
     def build(self) -> None:
         """Everything that ``finish`` needs. Raises Damaged, NoSpace, Cancelled."""
@@ -85,16 +84,13 @@ class TreeBuilder:
         with (
             opened(os.open(_TREE, _DIRECTORY, dir_fd=receive_fd)) as tree_fd,
             _paths(at + _PATHS, write=True) as new_paths,
+            closing(TreeWriter(tree_fd, disk, self._run.findings)) as writer,
         ):
-            writer = TreeWriter(tree_fd, disk, self._run.findings)
-            try:
-                if os.path.exists(old):
-                    with _paths(old, write=False) as env, env.begin() as known:
-                        self._make_all(writer, new_paths, known)
-                else:
-                    self._make_all(writer, new_paths, None)
-            finally:
-                writer.close()
+            if os.path.exists(old):
+                with _paths(old, write=False) as env, env.begin() as known:
+                    self._make_all(writer, new_paths, known)
+            else:
+                self._make_all(writer, new_paths, None)
         disk.sync_file_system(receive_fd)
         reach(_BUILT)
 
@@ -112,16 +108,13 @@ class TreeBuilder:
                         writer.make_directory(node.path)
                         directories.append((node.path, found))
                     else:
-                        self._note_root(node)
+                        self._volume.disk.replace_file(self._received.fd, _ROOT, encode_node(node))
                     continue
                 if self._make(writer, node, found, known) and found.is_file:
                     notes.put(node.inode.to_bytes(8, "little"), node.path, overwrite=False)
         self.flush()
         for path, found in reversed(directories):
             writer.finish_directory(path, found)
-
-    def _note_root(self, node: StreamNode) -> None:
-        self._volume.disk.replace_file(self._received.fd, _ROOT, encode_node(node))
 
     def _make(
         self, writer: TreeWriter, node: StreamNode, found: Node, known: lmdb.Transaction | None
@@ -245,8 +238,5 @@ def finish_switch(volume: Volume, receive_fd: int) -> None:
 def _dress_root(volume: Volume, receive_fd: int) -> None:
     with opened(open_beneath(receive_fd, _ROOT, os.O_RDONLY)) as fd:
         (root,) = decode_nodes(os.read(fd, 1 << 20), "the root that was received")
-    writer = TreeWriter(volume.data_fd, volume.disk, Findings())
-    try:
+    with closing(TreeWriter(volume.data_fd, volume.disk, Findings())) as writer:
         writer.finish_directory(b"", _node(root))
-    finally:
-        writer.close()

@@ -9,11 +9,13 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from dedupd.errors import DedupdError, FileChanged
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.paths import DirectoryOpener, explain, open_beneath, show_path
+from dedupd.units import counted
 from jobs.backup.nodes import PATH_FLAGS, Node, node_of
 from jobs.frame.run import Findings
 
@@ -37,11 +39,19 @@ class TreeWriter:
         self._opener = DirectoryOpener(target_fd)
         self._first_names: dict[int, bytes] = {}
         self._may_give_away = os.geteuid() == 0
-        self.others_files = 0
+        self._others_files = 0
         """How many nodes belong to this user because they could not be given to their own."""
 
     def close(self) -> None:
         self._opener.close()
+
+    def tell_of_others(self) -> None:
+        """Once all is made: have the findings say what could not be given to its owner."""
+        if self._others_files:
+            self._findings.add(
+                f"{counted(self._others_files, 'name')} of other owners: made with this user as"
+                " the owner; root alone can give files away"
+            )
 
     def first_name(self, node: Node) -> bytes | None:
         """The path under which a file of several names has been made already."""
@@ -138,10 +148,8 @@ class TreeWriter:
         else:
             self._disk.make_node(directory, name, node.mode & ~0o7777 | 0o600, node.device)
         with opened(os.open(name, PATH_FLAGS, dir_fd=directory)) as fd:
-            if self._may_give_away:
+            if self._gives_away(node):
                 self._disk.set_owner_of(directory, name, node.uid, node.gid)
-            elif (node.uid, node.gid) != (os.geteuid(), os.getegid()):
-                self.others_files += 1
             if not node.is_symlink:
                 self._disk.set_mode_of(fd, stat.S_IMODE(node.mode))
             self._set_attributes(fd, path, node)
@@ -158,17 +166,19 @@ class TreeWriter:
 
     def _remove_unfinished(self, directory: int) -> None:
         disk = self._disk
-        try:
+        with suppress(FileNotFoundError):
             disk.unlink(directory, UNFINISHED)
-        except FileNotFoundError:
-            pass
+
+    def _gives_away(self, node: Node) -> bool:
+        """Whether a node can be given to its owner; counts those that cannot, and should."""
+        is_others = (node.uid, node.gid) != (os.geteuid(), os.getegid())
+        self._others_files += is_others and not self._may_give_away
+        return self._may_give_away
 
     def _dress(self, fd: int, path: bytes, node: Node) -> None:
         """Owner first, which takes privileges away; times last, which all else changes."""
-        if self._may_give_away:
+        if self._gives_away(node):
             self._disk.set_owner(fd, node.uid, node.gid)
-        elif (node.uid, node.gid) != (os.geteuid(), os.getegid()):
-            self.others_files += 1
         self._disk.set_mode(fd, stat.S_IMODE(node.mode))
         self._set_attributes(fd, path, node)
         self._disk.set_times(fd, node.atime_ns, node.mtime_ns)
