@@ -1,10 +1,7 @@
 """The adopt job: a copy of a volume is taken over, after each of its stubs is proved.
 
 A copy has the attributes of its stubs at best, and the holes as far as the program that made it
-kept them. The attribute says how many bytes lie in a stub's own blocks (docs/format.md, "Stub"). A
-stub that has none, and is to have none, is whole: all of it is in the store. If it has blocks of
-its own, it is whole only where the program kept the holes between them, which the user of the
-program knows.
+kept them. What that proves is said in ``jobs/adopt/proof.py``.
 """
 
 import os
@@ -16,7 +13,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format.stub import StubAttribute, decode_stub
 from dedupd.stub.instance import record_instance
 from dedupd.system.files import opened
-from dedupd.system.paths import explain, open_beneath, show_path
+from dedupd.system.paths import open_beneath, show_path
 from dedupd.units import counted
 from jobs.adopt.proof import NOT_TRUSTED, TRUSTED_WITH, has_chunks, prove
 from jobs.adopt.volume_copy import VolumeCopy
@@ -121,9 +118,7 @@ class Adopt(Job[AdoptReport]):
                     self._bind(fd, stub)
         except (DamagedStub, OSError) as error:
             report.spoilt += 1
-            self._run.findings.add(
-                f"{where}: {explain(error)}" if isinstance(error, OSError) else str(error)
-            )
+            self._run.findings.add_error(where, error)
             return
         report.own += is_own
         if verdict.is_spoilt:
@@ -154,6 +149,4 @@ class Adopt(Job[AdoptReport]):
                     self._bind(fd, decode_stub(value or b"", volume.space.volume_id, where))
             except (DamagedStub, OSError) as error:
                 report.spoilt += 1
-                run.findings.add(
-                    f"{where}: {explain(error)}" if isinstance(error, OSError) else str(error)
-                )
+                run.findings.add_error(where, error)

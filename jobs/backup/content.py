@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 
 from dedupd.byte_ranges import missing_ranges
@@ -41,10 +42,7 @@ class ContentReader:
         if stub is None:
             yield from own_pieces(fd, data_ranges(fd, 0, size))
             return
-        sparse = SparseStub(
-            fd, stub, self._volume.stub_files, lambda one: self._volume.content(one, where)
-        )
-        sparse.has_unwritten = sparse.may_be_local and has_unwritten(fd, size)
+        sparse = sparse_stub(self._volume, fd, stub, where)
         missing = sparse.missing(0, size)
         yield from own_pieces(fd, _local(fd, missing, size, stub.covered))
         for start, end in missing:
@@ -57,6 +55,13 @@ class ContentReader:
     def _chunk(self, span: Span) -> bytes:
         volume = self._volume
         return proved_record(volume.chunk_records, span, volume.parameters.fingerprint)[1]
+
+
+def sparse_stub(volume: Volume, fd: int, stub: StubAttribute, where: str) -> SparseStub:
+    """A stub to be read, which may have blocks that were never written."""
+    sparse = SparseStub(fd, stub, volume.stub_files, partial(volume.content, where=where))
+    sparse.has_unwritten = sparse.may_be_local and has_unwritten(fd, os.fstat(fd).st_size)
+    return sparse
 
 
 def _local(

@@ -108,10 +108,9 @@ def walk_nodes(
             first = node_of(fd, hidden)
     except OSError as error:
         raise UsageError(f"{show_path(below)}: {os.strerror(error.errno or 0).lower()}") from None
-    if not first.is_directory:
-        yield Met(below, first)
-        return
     yield Met(below, first)
+    if not first.is_directory:
+        return
     stack = [(Met(below, first, True), _names(data_fd, below, device, on_error))]
     while stack:
         directory, names = stack[-1]

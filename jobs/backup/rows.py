@@ -11,10 +11,10 @@ from dedupd.format.ids import HOLE
 from dedupd.format.stub import StubAttribute
 from dedupd.store.recipe.recipe_reader import Span
 from dedupd.stub.stub_file import SparseStub
-from dedupd.system.extents import has_unwritten
 from dedupd.system.files import data_ranges
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
+from jobs.backup.content import sparse_stub
 
 CUT_BYTES = 4 * MIB
 """Read at a time of what is to be cut."""
@@ -65,10 +65,7 @@ class Rows:
         if stub is None:
             yield from self._own(fd, 0, size)
             return
-        sparse = SparseStub(
-            fd, stub, self._volume.stub_files, lambda one: self._volume.content(one, where)
-        )
-        sparse.has_unwritten = sparse.may_be_local and has_unwritten(fd, size)
+        sparse = sparse_stub(self._volume, fd, stub, where)
         covered = min(stub.covered, size)
         for start, end, chunk, check in _parts(sparse, covered):
             if chunk is None:
