@@ -6,18 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dedupd import native
 from dedupd.errors import DamagedStub
-from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
+from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.native.tree import Directory, FileEntry, StubUsage, Unreadable, UsageSums
 from dedupd.system.paths import show_path
-from dedupd.system.processes import cores
 from dedupd.units import align_up
 from dedupd.volume.partition_map import type_of, type_of_suffix
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun, checked
 from jobs.tree.walk import each_directory, listed, unreadable
-from jobs.usage.needs import REST, StoreNeeds
+from jobs.usage.needs import REST, StoreNeeds, summed
 from jobs.usage.other_volumes import name_others
 
 By = Literal["", "owner", "type", "folder"]
@@ -69,7 +67,6 @@ class Groups:
         self._needs = needs
         self._linked: dict[int, _Linked] = {}
         self._numbers: dict[str, int] = {}
-        self._seed = attribute_seed(volume.space.volume_id)
         self.all = [GroupFiles("")]
         """The rest comes first."""
         self.own_freed_together = 0
@@ -85,13 +82,12 @@ class Groups:
         key = by if by in ("owner", "type") else ""
 
         def look(directories: Sequence[bytes]) -> list[Directory | Unreadable]:
-            found: list[Directory | Unreadable] = []
-            summed = iter(self._summed([d for d in directories if d not in apart], key))
-            for directory in directories:
-                found.append(
-                    listed(self._volume, directory, None) if directory in apart else next(summed)
-                )
-            return found
+            together = [one for one in directories if one not in apart]
+            sums = iter(summed(self._volume, together, self._run.safe_point, key))
+            return [
+                listed(self._volume, one, None) if one in apart else next(sums)
+                for one in directories
+            ]
 
         apart = {parent or b"." for parent in file_parents} if self._has_files(paths) else set()
         for directory, prefix, here in each_directory(look, self._run.safe_point):
@@ -157,21 +153,6 @@ class Groups:
         return b"/proc/self/fd/%d/%s" % (self._volume.data_fd, path)
 
     # --- files --------------------------------------------------------------------------------
-
-    def _summed(
-        self, directories: list[bytes], key: Literal["", "owner", "type"]
-    ) -> Sequence[StubUsage | Unreadable]:
-        if not directories:
-            return []
-        return native.tree.sum_up(
-            self._volume.data_fd,
-            directories,
-            self._volume.space.name,
-            cores(),
-            self._run.safe_point,
-            seed=self._seed,
-            by=key,
-        )
 
     def _add_directory(self, group: int, path: bytes) -> None:
         """A directory takes blocks too."""
@@ -243,18 +224,9 @@ class Groups:
             self.all[groups[0]].own_freed_bytes += file.own_bytes
         if REST not in groups:
             self.own_freed_together += file.own_bytes
-        for at, group in enumerate(groups):
-            self._name(group, file.stub, int(at == 0))
-
-    def _name(self, group: int, stub: StubAttribute | None, count: int) -> None:
-        if stub is None:
-            return
-        record = stub.recipe.to_bytes(8, "little")
-        if stub.flags & Flag.DIRECT:
-            self._needs.native.name(group, record, b"", b"", count)
-        else:
-            covered = stub.covered.to_bytes(8, "little")
-            self._needs.native.name(group, b"", record, covered, count)
+        if file.stub is not None:
+            for at, group in enumerate(groups):
+                self._needs.name(group, file.stub, int(at == 0))
 
 
 def _scope(path: bytes, scopes: Sequence[tuple[bytes, str]]) -> tuple[bytes, str] | None:

@@ -5,14 +5,16 @@ Tables and recipes are read as they are, without the job lock: nothing is change
 
 import os
 from array import array
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.format.container import COPIES_OF, Kind, seed_of
 from dedupd.format.ids import make_id, show_id
 from dedupd.format.recipe import named_by
+from dedupd.format.stub import Flag, StubAttribute, attribute_seed
+from dedupd.native.tree import StubUsage, Unreadable
 from dedupd.store.container.container import table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.table_file import map_of, table_header
@@ -20,6 +22,7 @@ from dedupd.store.container.table_scan import LoadedTable, loaded_tables
 from dedupd.store.garbage import weigh
 from dedupd.store.mark_set import Needs
 from dedupd.system.files import opened, read_readable
+from dedupd.system.processes import cores
 from dedupd.units import align_up
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
@@ -68,51 +71,54 @@ class StoreNeeds:
                 self.native.add_table(kind is Kind.RECIPES, number, table.entries, seed)
             for table in self._tables(copies):
                 self.native.add_copies(kind is Kind.RECIPES, table.entries, seed_of(table.header))
-        self._take([*range(1, groups + 1), REST])
-
-    def count_plain(self, groups: int) -> None:
-        """Find out only what the stubs of groups would take if they were plain: without tables.
-
-        Raises Cancelled.
-        """
-        self._take([*range(1, groups + 1), REST])
+        self.count_plain(groups)
 
     def count_shares(self, groups: int) -> None:
         """Split the bytes of each record among its references. Raises Cancelled."""
         self._is_sharing = self.shares_counted = True
-        every = [*range(1, groups + 1), REST]
-        for group in every:
+        for group in range(groups + 1):
             self.native.again(group)
-        self._take(every)
+        self.count_plain(groups)
 
     def weigh(self) -> None:
         """Find out what would be freed. Raises Cancelled."""
         for kind, copies in COPIES_OF.items():
             self._run.update(phase=f"weighing {kind.name.lower()}", done=0, total=0)
             for of, is_copies in ((kind, False), (copies, True)):
-                last = max(self._numbers(of), default=0)
+                with self._volume.containers(of) as directory:
+                    last = max(directory.numbers(), default=0)
                 for table in self._tables(of):
                     is_last = table.header.container == last
                     self._weigh(kind is Kind.RECIPES, table, is_copies, is_last)
 
-    def copies_beyond(self, references: int) -> tuple[int, int]:
-        """How many chunks have more references, and the bytes of one copy of each."""
-        chunks = size = 0
-        for table in self._tables(Kind.CHUNKS):
-            number = table.header.container
-            more, its = self.native.referred_more_than(references, number, table.entries)
-            chunks, size = chunks + more, size + its
-        return chunks, size
+    def copies_bytes_beyond(self, references: int) -> int:
+        """The bytes of one copy of each chunk that has more references."""
+        return sum(
+            self.native.referred_more_than(references, table.header.container, table.entries)[1]
+            for table in self._tables(Kind.CHUNKS)
+        )
+
+    def name(self, group: int, stub: StubAttribute, count: int = 1) -> None:
+        """Note what a stub of a group names; ``count`` 0 where its file counts elsewhere."""
+        record = stub.recipe.to_bytes(8, "little")
+        if stub.flags & Flag.DIRECT:
+            self.native.name(group, record, b"", b"", count)
+        else:
+            self.native.name(group, b"", record, stub.covered.to_bytes(8, "little"), count)
 
     # --- recipes ------------------------------------------------------------------------------
 
-    def _take(self, groups: list[int]) -> None:
-        """Group by group, in rounds: files of several recipe nodes take more than one."""
+    def count_plain(self, groups: int) -> None:
+        """Find out only what the stubs of groups would take if they were plain: without tables.
+        Raises Cancelled.
+
+        Group by group, in rounds: files of several recipe nodes take more than one.
+        """
         if self._volume.cluster is not None:
             return  # recipes and chunks are in no container: they take nothing here
-        self._run.update(phase="reading recipes", done=0, total=len(groups))
+        self._run.update(phase="reading recipes", done=0, total=groups + 1)
         with self._volume.containers(Kind.RECIPES) as directory:
-            for done, group in enumerate(groups):
+            for done, group in enumerate((*range(1, groups + 1), REST)):
                 while wanted := self.native.take(group, self._is_sharing):
                     for number, *columns in wanted:
                         ordinals, ends, counts = map(array, "IQI", columns)
@@ -182,10 +188,6 @@ class StoreNeeds:
                 self._run.safe_point()
                 yield table
 
-    def _numbers(self, kind: Kind) -> Iterator[int]:
-        with self._volume.containers(kind) as directory:
-            yield from directory.numbers()
-
     def _weigh(self, recipes: bool, table: LoadedTable, of_copies: bool, is_last: bool) -> None:
         number, seed = table.header.container, seed_of(table.header)
         block = os.fstatvfs(self._volume.data_fd).f_frsize
@@ -205,6 +207,24 @@ class StoreNeeds:
         for group in self.native.sole_groups(recipes, number, copies):
             self._run.safe_point()
             self.freed[group] = self.freed.get(group, 0) + now - kept_bytes(gone=group)
+
+
+def summed(
+    volume: Volume,
+    directories: Sequence[bytes],
+    safe_point: Callable[[], None],
+    by: Literal["", "owner", "type"] = "",
+) -> list[StubUsage | Unreadable]:
+    """The files of directories, summed up natively: all together, or by owner or type."""
+    return native.tree.sum_up(
+        volume.data_fd,
+        directories,
+        volume.space.name,
+        cores(),
+        safe_point,
+        seed=attribute_seed(volume.space.volume_id),
+        by=by,
+    )
 
 
 def _parts(nodes: _Nodes) -> Iterator[_Nodes]:

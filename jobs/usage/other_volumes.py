@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 
-from dedupd import native
 from dedupd.errors import DamagedStub, UnseenMember
-from dedupd.format.stub import Flag, attribute_seed, decode_stub
+from dedupd.format.stub import decode_stub
 from dedupd.native.tree import StubUsage, Unreadable
 from dedupd.shared.fellows import opened_member
-from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun, checked
 from jobs.tree.walk import each_directory, unreadable
-from jobs.usage.needs import REST, StoreNeeds
+from jobs.usage.needs import REST, StoreNeeds, summed
 
 
 def name_others(volume: Volume, run: JobRun, needs: StoreNeeds) -> None:
@@ -30,18 +28,8 @@ def name_others(volume: Volume, run: JobRun, needs: StoreNeeds) -> None:
 
 
 def _name(other: Volume, run: JobRun, needs: StoreNeeds) -> None:
-    store_id = other.space.volume_id
-
     def look(directories: Sequence[bytes]) -> Sequence[StubUsage | Unreadable]:
-        return native.tree.sum_up(
-            other.data_fd,
-            list(directories),
-            other.space.name,
-            cores(),
-            run.safe_point,
-            seed=attribute_seed(store_id),
-            by="",
-        )
+        return summed(other, directories, run.safe_point)
 
     for directory, _, here in each_directory(look, run.safe_point):
         if isinstance(here, Unreadable):
@@ -53,11 +41,6 @@ def _name(other: Volume, run: JobRun, needs: StoreNeeds) -> None:
             if file.attribute is None:
                 continue
             try:
-                stub = decode_stub(file.attribute, store_id, "")
+                needs.name(REST, decode_stub(file.attribute, other.space.volume_id, ""))
             except DamagedStub:
                 continue  # a finding of that volume
-            record = stub.recipe.to_bytes(8, "little")
-            if stub.flags & Flag.DIRECT:
-                needs.native.name(REST, record, b"", b"", 1)
-            else:
-                needs.native.name(REST, b"", record, stub.covered.to_bytes(8, "little"), 1)

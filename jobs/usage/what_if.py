@@ -94,6 +94,6 @@ def _more_copies(needs: StoreNeeds, now: Policy, then: Policy) -> int:
 
     def copies_bytes(policy: Policy) -> int:
         threshold = policy.redundancy_threshold
-        return needs.copies_beyond(threshold)[1] if threshold else 0
+        return needs.copies_bytes_beyond(threshold) if threshold else 0
 
     return copies_bytes(then) - copies_bytes(now)
