@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 from dedupd import native
+from dedupd.format.table import State
+from dedupd.store.container.directory import OpenContainers
 
 FORWARDS_MAX = native.upkeep.FORWARDS_MAX
 """Steps from a merged record to the one that has its bytes; more are a loop. A merge takes one, and
@@ -21,3 +23,13 @@ def end_of(record_id: int, target_of: Callable[[int], int | None]) -> int:
             break
         record_id = target
     return record_id
+
+
+def end_in(containers: OpenContainers, record_id: int) -> int:
+    """The same, as the tables of ``containers`` say now."""
+
+    def target_of(one: int) -> int | None:
+        entry = containers.entry(one)
+        return entry.target if entry is not None and entry.state == State.MERGED else None
+
+    return end_of(record_id, target_of)

@@ -8,8 +8,7 @@ from dedupd.errors import DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.table_scan import LoadedTable, loaded_tables
+from dedupd.store.container.table_scan import loaded_tables
 from dedupd.store.forwards import FORWARDS_MAX
 from dedupd.store.merge_log import MergeLog
 from dedupd.stores.local_store import MERGE_DIR
@@ -23,7 +22,7 @@ from jobs.frame.run import JobRun
 def check_partitions(volume: Volume, run: JobRun, kind: fmt.Kind) -> Iterator[Finding]:
     """Containers and tables that name different partitions, or count records that are not there."""
     with volume.containers(kind) as directory:
-        for header, mark, _ in _checked(directory, run):
+        for header, mark, _ in loaded_tables(directory, run.safe_point):
             where = directory.where(header.container)
             if mark.partition != header.partition:
                 detail = f"the table says {mark.partition}, the container {header.partition}"
@@ -36,9 +35,9 @@ def check_partitions(volume: Volume, run: JobRun, kind: fmt.Kind) -> Iterator[Fi
 def check_set(volume: Volume, run: JobRun) -> Iterator[Finding]:
     """Chunks that are in the reconciled set twice. 14 bytes of memory for each that is in it."""
     with volume.containers(fmt.Kind.CHUNKS) as directory:
-        count = sum(table.mark.reconciled for table in _checked(directory, run))
-        join = native.upkeep.Join(count)
-        for header, mark, body in _checked(directory, run):
+        tables = loaded_tables(directory, run.safe_point)
+        join = native.upkeep.Join(sum(table.mark.reconciled for table in tables))
+        for header, mark, body in loaded_tables(directory, run.safe_point):
             in_set = memoryview(body)[: mark.reconciled * tbl.ENTRY_BYTES]
             join.add(in_set, fmt.seed_of(header), make_id(header.container, 0))
         ids = memoryview(join.finish()).cast("Q").tolist()
@@ -47,12 +46,6 @@ def check_set(volume: Volume, run: JobRun) -> Iterator[Finding]:
             if first is not None and second is not None and _are_twice(first, second):
                 detail = f"is the same as {show_id(other)}"
                 yield Finding(Invariant.SET_DISTINCT, show_id(own), detail)
-
-
-def _checked(directory: ContainerDirectory, run: JobRun) -> Iterator[LoadedTable]:
-    for table in loaded_tables(directory):
-        run.safe_point()
-        yield table
 
 
 def check_merges(known: RecordCensus, run: JobRun) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.store.container.container import Container
 from dedupd.store.container.directory import OpenContainers
 from dedupd.store.container.table_file import Recovered
-from dedupd.store.forwards import end_of
+from dedupd.store.forwards import end_in
 from dedupd.system.page_cache import read_uncached
 from jobs.check.record_check import INTACT
 from jobs.frame.run import JobRun
@@ -67,7 +67,7 @@ class MergedBytes:
         ]
         for target, own, entry in sorted(merged):  # in the order of the disk
             self._run.safe_point()
-            end = end_of(target, self._target)
+            end = end_in(self._containers, target)
             if not self._is_given(entry, end) and self._is_intact(own, entry):
                 return own, end
         return None
@@ -78,13 +78,9 @@ class MergedBytes:
         found: set[int] = set()
         for target, ordinal in sorted((state.entries[one].target, one) for one in ordinals):
             self._run.safe_point()
-            if self._is_given(state.entries[ordinal], end_of(target, self._target)):
+            if self._is_given(state.entries[ordinal], end_in(self._containers, target)):
                 found.add(ordinal)
         return found
-
-    def _target(self, record_id: int) -> int | None:
-        entry = self._containers.entry(record_id)
-        return None if entry is None or entry.state != tbl.State.MERGED else entry.target
 
     def _is_given(self, merged: tbl.TableEntry, end: int) -> bool:
         """Whether the end of its row has a merged record's bytes, or they are needed no more."""

@@ -14,7 +14,7 @@ from dedupd.format.container import record_size
 from dedupd.format.ids import container_of
 from dedupd.format.table import State, TableEntry
 from dedupd.store.container.directory import ContainerDirectory, OpenContainers
-from dedupd.store.forwards import end_of
+from dedupd.store.forwards import end_in
 from dedupd.store.garbage import GAIN_BYTES_MIN
 from jobs.check.leaning import Delta, Held
 
@@ -99,13 +99,9 @@ class Leaving:
 
     def _end(self, record_id: int) -> tuple[int, TableEntry] | None:
         """What a record was merged into, where that is live."""
-        end = end_of(record_id, self._target)
+        end = end_in(self._containers, record_id)
         entry = self._containers.entry(end)
         return (end, entry) if entry is not None and entry.state == State.LIVE else None
-
-    def _target(self, record_id: int) -> int | None:
-        entry = self._containers.entry(record_id)
-        return entry.target if entry is not None and entry.state == State.MERGED else None
 
     def plan(
         self,

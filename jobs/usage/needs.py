@@ -184,9 +184,7 @@ class StoreNeeds:
 
     def _tables(self, kind: Kind) -> Iterator[LoadedTable]:
         with self._volume.containers(kind) as directory:
-            for table in loaded_tables(directory):
-                self._run.safe_point()
-                yield table
+            yield from loaded_tables(directory, self._run.safe_point)
 
     def _weigh(self, recipes: bool, table: LoadedTable, of_copies: bool, is_last: bool) -> None:
         number, seed = table.header.container, seed_of(table.header)

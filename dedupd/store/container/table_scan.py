@@ -136,9 +136,12 @@ class LoadedTable(NamedTuple):
     entries: bytes
 
 
-def loaded_tables(directory: ContainerDirectory) -> Iterator[LoadedTable]:
+def loaded_tables(
+    directory: ContainerDirectory, safe_point: Callable[[], None]
+) -> Iterator[LoadedTable]:
     """The table of each container that can be opened, as it is: nothing is changed."""
     for number in directory.numbers():
+        safe_point()
         try:
             header = directory.header(number)
             loaded = LoadedTable(header, *load_packed_table(directory.fd, header))
