@@ -10,8 +10,6 @@ derived. A loss costs one more read of the files.
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from dedupd import native
 from dedupd.config.memory_budget import notes_shares
@@ -19,7 +17,7 @@ from dedupd.config.policy import Policy, RestoreMode
 from dedupd.errors import NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format.derived.saved_notes import NotesHeader
-from dedupd.store.saved_notes import SavedNotes, remove_notes, save_notes
+from dedupd.store.saved_notes import remove_notes, save_notes
 from dedupd.stub.transition import FileIdentity
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
@@ -43,7 +41,7 @@ class Judging:
         if self._restores and volume.hints.get(HintKey.JUDGING):
             # What that run has stored is known, but not to files that were judged before.
             remove_notes(volume.base_fd, volume.disk)
-        with self._saved() as saved:
+        with found_notes(volume, policy) as saved:
             self.ledger = new_ledger(saved, policy)
             self.is_pending = saved is not None and not saved.header.is_joined
             """Whether an earlier run has left notes that are not joined."""
@@ -109,7 +107,7 @@ class Judging:
         recall = native.admission.Recall()
         if self.ledger.has_changed or self.is_pending:
             snapshot = self.ledger.snapshot(self.walk_is_whole)
-            with self._saved() as saved:
+            with found_notes(self._volume, self._policy) as saved:
                 notes = None if saved is None else saved.notes
                 try:
                     recall = snapshot.join(notes, self._entries_max)
@@ -136,22 +134,12 @@ class Judging:
         if self._restores and not self._has_given_up:
             self._volume.hints.put(HintKey.JUDGING, False)
 
-    @contextmanager
-    def _saved(self) -> Iterator[SavedNotes | None]:
-        """What is saved now, where it can be used."""
-        saved = found_notes(self._volume, self._policy)
-        try:
-            yield saved
-        finally:
-            if saved is not None:
-                saved.close()
-
     def _save(self, is_joined: bool) -> None:
         recalled = self.recall.inodes if is_joined or self._has_joined else set()
         snapshot = self.ledger.snapshot(self.walk_is_whole, recalled)
         volume, digest = self._volume, policy_digest(self._policy)
         header = NotesHeader(volume.space.volume_id, 0, digest, 0, 0, is_joined)
-        with self._saved() as saved:
+        with found_notes(volume, self._policy) as saved:
             notes = None if saved is None else saved.notes
             need_bytes = snapshot.size_bytes + (0 if notes is None else notes[2] - notes[1])
             try:

@@ -1,6 +1,8 @@
 """The files that optimize has judged to save too little: what is known of them between runs."""
 
 import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from dedupd import native
 from dedupd.config.memory_budget import notes_shares
@@ -21,13 +23,15 @@ def policy_digest(policy: Policy) -> int:
     return zlib.crc32(repr(keys).encode())
 
 
-def found_notes(volume: Volume, policy: Policy) -> SavedNotes | None:
-    """What earlier runs have left by the same policy, to be closed by the caller."""
+@contextmanager
+def found_notes(volume: Volume, policy: Policy) -> Iterator[SavedNotes | None]:
+    """What earlier runs have left by the same policy."""
     saved = SavedNotes.found(volume.base_fd, volume.space.volume_id)
-    if saved is not None and saved.header.policy != policy_digest(policy):
-        saved.close()
-        return None
-    return saved
+    if saved is None:
+        yield None
+        return
+    with closing(saved):
+        yield saved if saved.header.policy == policy_digest(policy) else None
 
 
 def new_ledger(saved: SavedNotes | None, policy: Policy) -> native.admission.Ledger:
@@ -43,9 +47,5 @@ def new_ledger(saved: SavedNotes | None, policy: Policy) -> native.admission.Led
 
 def load_ledger(volume: Volume, policy: Policy) -> native.admission.Ledger:
     """What earlier runs have judged, to be asked."""
-    saved = found_notes(volume, policy)
-    try:
+    with found_notes(volume, policy) as saved:
         return new_ledger(saved, policy)
-    finally:
-        if saved is not None:
-            saved.close()

@@ -29,7 +29,7 @@ class MarkedDirectories:
     def meet(self, directory: bytes, names: Sequence[bytes]) -> bool:
         """Whether a directory is kept plain; ``names`` are those of marker files that it may
         have."""
-        if self._found and self._lies_in(directory):
+        if self.has(directory):
             return True
         if any(self._counts(directory, name) for name in names if name in self._markers):
             self._found.add(directory)
@@ -38,14 +38,11 @@ class MarkedDirectories:
 
     def has(self, path: bytes) -> bool:
         """Whether a file lies in a directory that is kept plain."""
-        return bool(self._found) and self._lies_in(path)
+        return bool(self._found) and self.above(path) is not None
 
     def above(self, path: bytes) -> bytes | None:
         """The directory that keeps a path plain, if one does; empty for the whole tree."""
         return next((one for one in _up_to(path) if one in self._found), None)
-
-    def _lies_in(self, path: bytes) -> bool:
-        return self.above(path) is not None
 
     def _counts(self, directory: bytes, name: bytes) -> bool:
         path = directory + b"/" + name if directory else name
