@@ -10,6 +10,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.container import Gap, scan_inside
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.units import MIB
 from jobs.check.invariants import Invariant
 from jobs.check.record_windows import RecordWindow, WindowReader
@@ -34,7 +35,11 @@ class CheckedTable:
     ``changed`` are the latter, by ordinal.
     """
 
-    def __init__(self, entries: UncheckedEntries) -> None:
+    def __init__(
+        self, directory: ContainerDirectory, number: int, entries: UncheckedEntries
+    ) -> None:
+        self.directory = directory
+        self.number = number
         self.entries = entries
         self.changed: dict[int, tbl.TableEntry | None] = {}
 
@@ -42,6 +47,11 @@ class CheckedTable:
         if ordinal in self.changed or ordinal >= len(self.entries):
             return self.changed.get(ordinal)
         return self.entries[ordinal]
+
+    @property
+    def where(self) -> str:
+        """The container's name in messages."""
+        return self.directory.where(self.number)
 
     def of_state(self, state: tbl.State) -> Iterator[tbl.TableEntry]:
         """The entries in a state."""

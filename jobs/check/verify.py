@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 
-from dedupd import native
 from dedupd.errors import Damaged, DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
@@ -212,8 +211,9 @@ class Verify(Job[VerifyReport]):
                 self._check_end(fd, header, mark, size, where)
             except DamagedTable as error:
                 self._find(Invariant.TABLE_AGREES, where, str(error))
-            bases = directory.bases.native
-            return self._check_records(fd, header, entries, end, windows, where, bases)
+            found = CheckedTable(directory, number, entries)
+            self._check_records(fd, found, end, windows)
+            return found
 
     def _check_end(
         self, fd: int, header: fmt.FileHeader, mark: tbl.TableHeader, size: int, where: str
@@ -229,39 +229,28 @@ class Verify(Job[VerifyReport]):
             end = item.end
         self._report.unsynced_bytes += max(0, size - end)
 
-    def _check_records(
-        self,
-        fd: int,
-        header: fmt.FileHeader,
-        entries: UncheckedEntries,
-        end: int,
-        windows: WindowReader,
-        where: str,
-        bases: native.store.Bases,
-    ) -> CheckedTable:
+    def _check_records(self, fd: int, found: CheckedTable, end: int, windows: WindowReader) -> None:
         """Check the records. Where there is no table, its entries are those that records imply."""
-        check = RecordCheck(entries, bases=bases)
-        found = CheckedTable(entries)
-        start = fmt.FILE_HEADER_BYTES
+        entries, start = found.entries, fmt.FILE_HEADER_BYTES
+        check = RecordCheck(entries, bases=found.directory.bases.native)
         for _, item, problems in check_all(windows, fd, check, start, end, PORTION_BYTES):
             if not entries and isinstance(item, RecordWindow):
-                for row in rows(item.records, fmt.seed_of(header)):
+                for row in rows(item.records, entries.seed):
                     found.changed.update(dict.fromkeys(row.ordinals, row.entry))
             for problem in problems:
-                self._problem(problem, where, found)
+                self._problem(problem, found)
         for problem in check.finish():
-            self._problem(problem, where, found)
-        self._without_base += [make_id(header.container, one) for one in check.without_base]
+            self._problem(problem, found)
+        self._without_base += [make_id(found.number, one) for one in check.without_base]
         self._report.records += check.records
-        self._report.stored_bytes += end - fmt.FILE_HEADER_BYTES
-        return found
+        self._report.stored_bytes += end - start
 
-    def _problem(self, problem: Problem, where: str, found: CheckedTable) -> None:
+    def _problem(self, problem: Problem, found: CheckedTable) -> None:
         is_of_record = problem.invariant in (
             Invariant.RECORD_PAYLOAD,
             Invariant.RECORD_FINGERPRINT,
         )
-        name = f"{where} record {problem.ordinal}" if is_of_record else where
+        name = f"{found.where} record {problem.ordinal}" if is_of_record else found.where
         self._find(problem.invariant, name, problem.detail)
         if problem.ordinal < 0:
             return

@@ -135,8 +135,8 @@ class RecordScrub:
                 problem = Problem(
                     Invariant.RECORD_PAYLOAD, str(error), ordinal_of(record_id), entry
                 )
-                said = CheckedTable(directory.entries(number))
-                self._settle(directory, directory.header(number), said, [problem])
+                own = directory.header(number).container
+                self._settle(CheckedTable(directory, own, directory.entries(number)), [problem])
 
     def _pace(self, count: int) -> None:
         self._throttle.take(count)
@@ -166,6 +166,7 @@ class RecordScrub:
         entries: UncheckedEntries,
     ) -> bool:
         """Whether every record was where its entry says, from the first to the last."""
+        number = header.container
         bases = directory.bases.native
         check = RecordCheck(entries, bases=bases)
         start, end = fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size
@@ -174,19 +175,19 @@ class RecordScrub:
             start, check = begun[0], RecordCheck(entries, begun[1], bases)
             self.resumed = True
         portion = self._throttle.portion(PORTION_BYTES, MIB)
-        said = CheckedTable(entries)
+        said = CheckedTable(directory, number, entries)
         is_right = begun is None
         for offset, _, problems in check_all(self._windows, fd, check, start, end, portion):
             is_right &= not problems
-            self._settle(directory, header, said, problems)
+            self._settle(said, problems)
             if check.is_in_order:
                 self.progress.note(directory.kind, header, offset, check.expected)
         problems = list(check.finish())
-        self._settle(directory, header, said, problems)
+        self._settle(said, problems)
         if any(problem.ordinal < 0 for problem in problems):
-            self._account_for_gap(directory, header.container, len(entries))
-        self._release(directory, header, said, check.quarantined_intact)
-        self.without_base += [make_id(header.container, one) for one in check.without_base]
+            self._account_for_gap(directory, number, len(entries))
+        self._release(said, check.quarantined_intact)
+        self.without_base += [make_id(number, one) for one in check.without_base]
         self.records += check.records
         self.raw_bytes += check.raw_bytes
         return is_right and not problems
@@ -205,18 +206,11 @@ class RecordScrub:
         self.records += len(entries)
         return True
 
-    def _settle(
-        self,
-        directory: ContainerDirectory,
-        header: fmt.FileHeader,
-        said: CheckedTable,
-        problems: list[Problem],
-    ) -> None:
+    def _settle(self, said: CheckedTable, problems: list[Problem]) -> None:
         """Report problems, and correct the table: durably, before going on."""
         changes: dict[int, tbl.TableEntry] = {}
         for problem in problems:
-            where = directory.where(header.container)
-            name = where if problem.ordinal < 0 else f"{where} record {problem.ordinal}"
+            name = said.where if problem.ordinal < 0 else f"{said.where} record {problem.ordinal}"
             self._find(problem.invariant, name, problem.detail)
             if problem.ordinal < 0:
                 continue
@@ -227,15 +221,9 @@ class RecordScrub:
                 lost = entry or problem.entry or LOST
                 changes[problem.ordinal] = lost._replace(state=tbl.State.QUARANTINED)
         said.changed.update(changes)
-        self._change(directory, header, changes)
+        self._change(said, changes)
 
-    def _release(
-        self,
-        directory: ContainerDirectory,
-        header: fmt.FileHeader,
-        said: CheckedTable,
-        ordinals: list[int],
-    ) -> None:
+    def _release(self, said: CheckedTable, ordinals: list[int]) -> None:
         """Records that were quarantined and are right after all: it was not the disk."""
         changes = {
             ordinal: entry._replace(state=tbl.State.LIVE)
@@ -243,21 +231,16 @@ class RecordScrub:
             if (entry := said[ordinal]) is not None
         }
         self.released += len(changes)
-        self._change(directory, header, changes)
+        self._change(said, changes)
 
-    def _change(
-        self,
-        directory: ContainerDirectory,
-        header: fmt.FileHeader,
-        changes: dict[int, tbl.TableEntry],
-    ) -> None:
+    def _change(self, said: CheckedTable, changes: dict[int, tbl.TableEntry]) -> None:
         if not changes:
             return
-        by_id = {make_id(header.container, ordinal): e for ordinal, e in changes.items()}
-        set_states(directory, by_id)
+        by_id = {make_id(said.number, ordinal): e for ordinal, e in changes.items()}
+        set_states(said.directory, by_id)
         reach(QUARANTINED)
         for record_id, entry in by_id.items():
-            self._known[directory.kind].add(record_id, entry)
+            self._known[said.directory.kind].add(record_id, entry)
 
 
 def _agreeing(found: tbl.TableEntry, said: tbl.TableEntry | None) -> tbl.TableEntry:
