@@ -6,7 +6,7 @@ compared with all that is, and joins it.
 
 import enum
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 
 from dedupd.config.memory_budget import reconcile_join_bytes
@@ -120,6 +120,7 @@ class Reconcile(Job[ReconcileReport]):
         with ExitStack() as stack:
             self._merging = Merging(self._volume, self._run, self._threads)
             stack.callback(self._merging.close)
+            self._report.merged = self._merging.merged
             self._log_fd = self._volume.store.open_merge_directory()
             stack.enter_context(opened(self._log_fd))
             if not self._dry_run:
@@ -155,12 +156,9 @@ class Reconcile(Job[ReconcileReport]):
             merge_log.remove(self._log_fd, self._volume.disk)
             return
         self._report.resumed = True
-        try:
+        with closing(log):
             self._bring_in_order()
-        except BaseException:
-            log.close()
-            raise
-        self._carry_out(log)
+            self._carry_out(log)
 
     def _bring_in_order(self) -> None:
         """Recover every container, before anything is put into its table. Raises Cancelled."""
@@ -169,11 +167,7 @@ class Reconcile(Job[ReconcileReport]):
                 pass
 
     def _carry_out(self, log: MergeLog) -> None:
-        try:
-            self._merging.carry_out(log)
-        finally:
-            log.close()
-            self._report.merged = self._merging.merged
+        self._merging.carry_out(log)
         merge_log.remove(self._log_fd, self._volume.disk)
         reach(_FINISHED)
 
@@ -190,7 +184,8 @@ class Reconcile(Job[ReconcileReport]):
                 self._account(pairs)
             joined = group
         else:
-            self._carry_out(self._plan(group, against))
+            with closing(self._plan(group, against)) as log:
+                self._carry_out(log)
             joined = self._merging.join_set(group)
         for one in joined:
             shapes[one.container].reconciled = one.end
@@ -199,14 +194,11 @@ class Reconcile(Job[ReconcileReport]):
         """The merge log of a round, durable."""
         volume = self._volume
         volume_id, room = volume.space.volume_id, volume.store_room()
-        writer = MergeLogWriter(self._log_fd, volume_id, volume.disk, room)
-        try:
+        with closing(MergeLogWriter(self._log_fd, volume_id, volume.disk, room)) as writer:
             for pairs in join(self._tables, group, against):
                 self._account(pairs)
                 writer.add(pairs)
             writer.complete()
-        finally:
-            writer.close()
         reach(_LOGGED)
         return MergeLog(self._log_fd, volume_id)
 
