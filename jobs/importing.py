@@ -95,7 +95,7 @@ class Import:
             run.update(phase="importing", total=0)
             self._begin_batch()
             self._make_parents(writer)
-            for met in walk_nodes(source_fd, b"", b"", self._tell):
+            for met in walk_nodes(source_fd, b"", b"", run.findings.add_error):
                 run.safe_point()
                 self._take(writer, source_fd, met)
             self._end_batch()
@@ -174,7 +174,7 @@ class Import:
         except Cancelled:
             raise
         except (DedupdError, OSError) as error:
-            self._tell(met.path, error)
+            self._run.findings.add_error(met.path, error)
         self._run.update(files=self._report.files, done=self._report.length_bytes)
 
     def _take_directory(self, writer: TreeWriter, path: bytes, met: Met) -> None:
@@ -214,9 +214,6 @@ class Import:
         for piece in own_pieces(fd, data_ranges(fd, 0, size)):
             self._run.safe_point()
             yield piece
-
-    def _tell(self, path: bytes, error: DedupdError | OSError) -> None:
-        self._run.findings.add_error(show_path(path) or ".", error)
 
 
 def _require_same(fd: int, before: os.stat_result, _: int) -> None:

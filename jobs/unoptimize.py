@@ -86,8 +86,7 @@ class Unoptimize(Job[UnoptimizeReport]):
             report.logical_bytes += found.identity.size
             run.update(done=report.logical_bytes, files=report.files_restored)
             run.safe_point()
-        for message in unreadable:
-            run.findings.add(message)
+        run.findings.add(*unreadable)
         return self.report()
 
     def _stubs(self, errors: list[str] | None = None) -> Iterator[TreeFile]:

@@ -75,8 +75,7 @@ class Adopt(Job[AdoptReport]):
                 has_content |= found.identity.size > 0
             run.update(files=report.stubs + report.plain_files, done=report.stubs)
             run.safe_point()
-        for message in unreadable:
-            run.findings.add(message)
+        run.findings.add(*unreadable)
         self._decide_unproved()
         if volume.is_the_volume:
             report.outcome = ADOPTED if report.adopted else NOTHING
@@ -118,7 +117,7 @@ class Adopt(Job[AdoptReport]):
                     self._bind(fd, stub)
         except (DamagedStub, OSError) as error:
             report.spoilt += 1
-            self._run.findings.add_error(where, error)
+            self._run.findings.add_error(path, error)
             return
         report.own += is_own
         if verdict.is_spoilt:
@@ -149,4 +148,4 @@ class Adopt(Job[AdoptReport]):
                     self._bind(fd, decode_stub(value or b"", volume.space.volume_id, where))
             except (DamagedStub, OSError) as error:
                 report.spoilt += 1
-                run.findings.add_error(where, error)
+                run.findings.add_error(path, error)

@@ -107,7 +107,7 @@ class Drill:
         except FileNotFoundError:
             return
         except (Damaged, OSError) as error:
-            self._run.findings.add_error(where, error)
+            self._run.findings.add_error(path, error)
             report.lost += 1
             report.lost_bytes += size
             return

@@ -93,7 +93,7 @@ class Restore:
     def _restore(self, writer: TreeWriter, reader: ContentReader, path: bytes) -> None:
         run, report = self._run, self._report
         hidden = self._source.space.name
-        for met in walk_nodes(self._source.data_fd, path, hidden, self._tell):
+        for met in walk_nodes(self._source.data_fd, path, hidden, run.findings.add_error):
             run.safe_point()
             try:
                 if met.is_left:
@@ -108,7 +108,7 @@ class Restore:
                 raise
             except (DedupdError, OSError) as error:
                 report.damaged += _is_damage(error)
-                self._tell(met.path, error)
+                run.findings.add_error(met.path, error)
             run.update(files=report.files, done=report.length_bytes)
 
     def _take(self, writer: TreeWriter, reader: ContentReader, path: bytes, node: Node) -> None:
@@ -141,9 +141,6 @@ class Restore:
         for parent in reversed(_parents(path)):
             with opened(open_beneath(self._source.data_fd, parent, PATH_FLAGS)) as fd:
                 writer.finish_directory(parent, node_of(fd, self._source.space.name))
-
-    def _tell(self, path: bytes, error: DedupdError | OSError) -> None:
-        self._run.findings.add_error(show_path(path) or ".", error)
 
 
 def _is_damage(error: DedupdError | OSError) -> bool:

@@ -213,7 +213,7 @@ class Sender:
     def _keep(self, path: bytes, error: Exception) -> None:
         self._report.kept += 1
         self._report.damaged += isinstance(error, Damaged)
-        self._run.findings.add_error(show_path(path), error)
+        self._run.findings.add_error(path, error)
 
     def _send_file(self, path: bytes, node: Node) -> tuple[NodeFlag, int, Node]:
         """Send the content of a file, whole as it is at some moment of this call."""

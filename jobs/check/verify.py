@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from dedupd.errors import Damaged, DamagedTable
@@ -91,8 +92,7 @@ class Verify(Job[VerifyReport]):
         require_all(self._volume)
         report = self._report
         algorithm = self._volume.parameters.fingerprint
-        windows = WindowReader(algorithm, cores(), self._throttle.take)
-        try:
+        with closing(WindowReader(algorithm, cores(), self._throttle.take)) as windows:
             for of, kind in fmt.COPIES_OF.items():
                 # The copies first: each is compared when what it repeats comes along.
                 self._check_containers(kind, of, windows)
@@ -100,8 +100,6 @@ class Verify(Job[VerifyReport]):
                 for record_id in self._known[of].wrong_merges():
                     detail = "leads to a record with another fingerprint"
                     self._find(Invariant.MERGED_TARGET, show_id(record_id), detail)
-        finally:
-            windows.close()
         for kind, known in self._known.items():
             report.findings += check_partitions(self._volume, self._run, kind)
             report.findings += check_merges(known, self._run)

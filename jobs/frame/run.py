@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dedupd.errors import DedupdError
-from dedupd.system.paths import explain
+from dedupd.system.paths import explain, show_path
 from dedupd.volume.hints import HintKey
 from jobs.frame.pace import Pace, Throttle
 
@@ -56,14 +56,13 @@ class Findings:
     count: int = 0
     messages: list[str] = field(default_factory=list)
 
-    def add(self, message: str) -> None:
-        self.count += 1
-        if len(self.messages) < ERRORS_KEPT_MAX:
-            self.messages.append(message)
+    def add(self, *messages: str) -> None:
+        self.count += len(messages)
+        self.messages += messages[: max(0, ERRORS_KEPT_MAX - len(self.messages))]
 
-    def add_error(self, where: str, error: Exception) -> None:
-        """What went wrong with the file ``where``, which an error may name itself."""
-        text = explain(error)
+    def add_error(self, path: bytes, error: Exception) -> None:
+        """What went wrong with a file of the tree, which an error may name itself."""
+        where, text = show_path(path) or ".", explain(error)
         self.add(text if text.startswith(where) else f"{where}: {text}")
 
 

@@ -156,8 +156,7 @@ class Optimize(Job[OptimizeReport]):
         self._judging.walk_is_whole = not (self._below or errors)
         if not self._walks_again:
             self._skipped = skipped
-            for message in errors:
-                self._run.findings.add(message)
+            self._run.findings.add(*errors)
         pending = self._partitioning.expect_all(self._busy.found()) or self._judging.is_pending
         return bool(total or pending or skipped.unsettled or skipped.mostly_local)
 
@@ -231,8 +230,8 @@ class Optimize(Job[OptimizeReport]):
             is_wanted = choice.takes(path, identity.inode, identity.size)
             if is_wanted and is_in(type_of(path)) and not self._busy.awaits(candidate):
                 yield self._work(candidate)
-        for message in errors if is_first else ():
-            self._run.findings.add(message)
+        if is_first:
+            self._run.findings.add(*errors)
 
     def _recalled(self, is_in: Callable[[str], bool]) -> Iterator[Work]:
         """Files that were left, and have chunks in common with others."""

@@ -229,11 +229,9 @@ class Scrub(Job[ScrubReport]):
             is_full=self._depth is Depth.FULL,
             threads=self._threads,
         )
-        try:
+        with closing(check):
             check.run(self._share)
             check.look_at(noted)
-        finally:
-            check.close()
         self._checked = check
         self._noted = noted
         report = self._report
