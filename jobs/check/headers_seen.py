@@ -54,11 +54,6 @@ class HeadersSeen:
         self._known: dict[Kind, dict[int, _Note]] = {}
         self._changed = set[Kind]()
 
-    def are(self, directory: ContainerDirectory, number: int, entries: bytes, seed: int) -> bool:
-        """Whether all records that have a sound header were seen where ``entries`` say."""
-        count = self.count(directory, number, entries, seed)
-        return count is not None and count == len(entries) // ENTRY_BYTES
-
     def count(
         self, directory: ContainerDirectory, number: int, entries: bytes, seed: int
     ) -> int | None:

@@ -28,8 +28,6 @@ class Pace:
         self._worked_since_s = time.monotonic()
         self._cpu_s = time.process_time()
         self._cores = os.cpu_count() or 1
-        self.held_s = 0.0
-        """How long the job has waited altogether."""
 
     def hold(self, holder: str, reason: str) -> None:
         """Let the job wait until the same holder lets it go."""
@@ -63,7 +61,6 @@ class Pace:
         while self._holds and not stop.is_set():
             stop.wait(POLL_S)
         self._worked_since_s = time.monotonic()
-        self.held_s += self._worked_since_s - began_s
 
     def _rest(self, worked_s: float, share: float, stop: threading.Event) -> None:
         """Rest after so much work, unless the job is to go at another speed meanwhile."""

@@ -71,7 +71,6 @@ class JobRun:
 
     def __init__(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> None:
         self.job = job
-        self.id = f"{job}-{time.time_ns()}"
         self.started_s = time.time()
         self.progress = Progress()
         self.findings = Findings()
