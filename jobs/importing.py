@@ -10,6 +10,7 @@ from functools import partial
 
 from dedupd.config.run_limits import RunLimits
 from dedupd.errors import Busy, DedupdError, FileChanged, UsageError
+from dedupd.stub.transition import FileIdentity
 from dedupd.system import mount_table
 from dedupd.system.files import data_ranges, opened
 from dedupd.system.paths import lies_in, open_beneath, parents, show_path, split_path
@@ -218,10 +219,5 @@ class Import:
 
 def _require_same(fd: int, before: os.stat_result, _: int) -> None:
     """Raises FileChanged where a file was written to since."""
-    now = os.fstat(fd)
-    if (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (
-        before.st_size,
-        before.st_mtime_ns,
-        before.st_ctime_ns,
-    ):
+    if FileIdentity.of(os.fstat(fd)) != FileIdentity.of(before):
         raise FileChanged("it is written to all the time; run this again when it is quieter")

@@ -45,6 +45,8 @@ from dedupd.volume.commit import settle_noted, settle_stub
 from dedupd.volume.unfinished_files import Checkpoints
 from dedupd.volume.volume import Volume
 from jobs.backup.intake import LocalIntake
+from jobs.backup.received import remove_tree
+from jobs.backup.sent_points import SENT_DIR
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.optimize.store_session import StoreSession
@@ -60,8 +62,6 @@ _LEFT = define("move.left", "the former store has forgotten the volume, or is go
 BATCH_BYTES = 8 * MIB
 SPANS_MAX = 4096
 GROUP_BYTES = 64 * MIB
-_DERIVED = (b"sent",)
-"""Of the volume, with ids of the former store."""
 
 
 @dataclass(slots=True)
@@ -310,9 +310,7 @@ class Move(Job[MoveReport]):
         were deleted lately cannot be had back any more."""
         volume = self._volume
         saved_marks.remove(volume.base_fd, volume.disk)
-        for name in _DERIVED:
-            if os.path.lexists(os.path.join(volume.base, name.decode())):
-                volume.disk.remove_all(volume.base_fd, name)
+        remove_tree(volume.disk, volume.base_fd, SENT_DIR)
         with suppress(FileNotFoundError):
             for log in os.listdir(os.path.join(volume.base, DELETED.decode())):
                 if log.endswith(".log"):

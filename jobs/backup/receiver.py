@@ -187,7 +187,8 @@ class Receiver:
             if frame.kind is FrameKind.OFFER:
                 self._reply(frame)
             elif frame.kind is FrameKind.KNOWN:
-                self._take_known(frame)
+                known = self._store.add_known(stream.decode_known(frame.payload))
+                self._received.add_chunks(known)
             elif frame.kind is FrameKind.RECIPE:
                 data = unpacked(frame, "the stream")
                 self._take_recipe(stream.decode_recipe(data, "the stream"))
@@ -234,9 +235,6 @@ class Receiver:
         has = self._store.has(frame.payload)
         self._back.write(Frame(FrameKind.ANSWER, 0, len(has), has))
         self._back.flush()
-
-    def _take_known(self, frame: Frame) -> None:
-        self._received.add_chunks(self._store.add_known(stream.decode_known(frame.payload)))
 
     def _take_recipe(self, part: RecipePart) -> None:
         if self._recipe is not None and part.recipe == self._received.recipe_count + 1:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dedupd import native
 from dedupd.errors import Busy, DamagedStub, ServiceUnreachable
-from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
+from dedupd.format.stub import Flag, attribute_seed, decode_stub
 from dedupd.store.mark_set import Marks, Needs
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient
@@ -293,9 +293,6 @@ class TreeMarker:
         except DamagedStub as error:
             self._problem(fd, name, str(error).removeprefix(": "))
             return
-        self._mark(stub)
-
-    def _mark(self, stub: StubAttribute) -> None:
         if stub.flags & Flag.DIRECT:
             self._chunks.add([stub.recipe])
         else:

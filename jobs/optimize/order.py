@@ -225,6 +225,7 @@ class Order:
         if self._size_bytes < RUN_BYTES_MIN or len(self._files) < 2:
             yield ALL
             return
+        known = frozenset(self._files)
         left = {one for one in self._files if is_wanted is None or is_wanted(one.type)}
         new = {one for one in left if self._is_new(one)}
         yield from self._samples(new, FIRST_SAMPLE)
@@ -236,7 +237,7 @@ class Order:
                 continue
             left -= best
             yield from self._rest(best)
-        yield Choice(_NotIn(set(self._files)).__contains__, None)
+        yield Choice(lambda one: one not in known, None)
 
     def _is_new(self, one: FileClass) -> bool:
         """Whether nobody can say what a class promises."""
@@ -265,13 +266,3 @@ class Order:
         for one in classes:
             found.setdefault(self._sampled[one], set()).add(one)
         return [(of, frozenset(group)) for of, group in sorted(found.items(), reverse=True)]
-
-
-class _NotIn:
-    """All classes but some."""
-
-    def __init__(self, others: set[FileClass]) -> None:
-        self._others = frozenset(others)
-
-    def __contains__(self, one: FileClass) -> bool:
-        return one not in self._others

@@ -5,27 +5,17 @@ more. But a stub of a single chunk keeps half of it, and the leaf of a recipe ke
 the fingerprints in it: with one of them missing, only the right one makes up that digest.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from dedupd.errors import Damaged
 from dedupd.format import table as tbl
 from dedupd.format.ids import HOLE
-from dedupd.format.recipe import DIGEST_BYTES, content_digest, fingerprint_check
+from dedupd.format.recipe import DIGEST_BYTES, Node, content_digest, fingerprint_check
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.store.container.table_file import LOST
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Broken
 from dedupd.volume.volume import Volume
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """The rows of a leaf, in order, and the digest of their fingerprints."""
-
-    ids: Sequence[int]
-    lengths: Sequence[int]
-    content: bytes
 
 
 class Proofs:
@@ -42,7 +32,7 @@ class Proofs:
         self._records = records
         self._lost = lost
         self._halves: dict[bytes, set[int]] = {}
-        self._leaves: dict[tuple[int, int], list[tuple[int, _Leaf]]] = {}
+        self._leaves: dict[tuple[int, int], list[tuple[int, Node]]] = {}
         self._fingerprints: dict[int, bytes | None] = {}
         self.pending: set[int] = set()
 
@@ -61,12 +51,11 @@ class Proofs:
             if isinstance(part, Broken):
                 continue
             node = part.content
-            leaf = _Leaf(node.ids, node.lengths, node.content)
             for chunk, length, check in zip(
                 node.ids, node.lengths, node.fingerprint_checks, strict=True
             ):
                 if self._is_unknown(chunk):
-                    self._leaves.setdefault((length, check), []).append((chunk, leaf))
+                    self._leaves.setdefault((length, check), []).append((chunk, node))
                     self.pending.add(chunk)
 
     def met(self, length: int, fingerprint: bytes) -> list[int]:
@@ -84,7 +73,7 @@ class Proofs:
         entry = self._lost.get(chunk)
         return entry is not None and entry.fingerprint == LOST.fingerprint
 
-    def _makes_up(self, leaf: _Leaf, chunk: int, fingerprint: bytes) -> bool:
+    def _makes_up(self, leaf: Node, chunk: int, fingerprint: bytes) -> bool:
         """Whether a leaf's digest is that of a leaf in which ``chunk`` has this fingerprint."""
         parts: list[tuple[bytes, int]] = []
         for one, length in zip(leaf.ids, leaf.lengths, strict=True):

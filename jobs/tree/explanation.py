@@ -91,8 +91,7 @@ def explain_file(volume: Volume, policy: Policy, path: bytes) -> Explanation | N
     above = marked.above(path)
     due_s = None
     if reason == YOUNG and file is not None:
-        changed_ns = max(file.identity.mtime_ns, file.identity.ctime_ns)
-        due_s = changed_ns / 1e9 + decision.min_age_s
+        due_s = file.identity.changed_ns / 1e9 + decision.min_age_s
     return Explanation(
         path,
         not reason,

@@ -69,7 +69,7 @@ def backlog(volume: Volume, run: JobRun) -> Backlog:
             found.add("waiting", one.count, one.size_bytes)
         if found.files["waiting"] <= OLDEST_OF_MAX:
             files = (one,) if isinstance(one, Candidate) else one.candidates()
-            changed_ns = min(max(file.identity.mtime_ns, file.identity.ctime_ns) for file in files)
+            changed_ns = min(file.identity.changed_ns for file in files)
             oldest_ns = min(oldest_ns or changed_ns, changed_ns)
     for reason, count in skipped.files.items():
         if reason not in (OPTIMIZED, "empty"):

@@ -8,7 +8,7 @@ from typing import Any
 from dedupd.deleted.alarm import read_state
 from dedupd.errors import CatalogUnusable
 from dedupd.format.container import COPIES_OF, Kind
-from dedupd.store.garbage import Garbage, Weight, garbage_of, weights
+from dedupd.store.garbage import Weight, garbage_of, weights
 from dedupd.system import mount_table
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
@@ -55,7 +55,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     plain = files.own_bytes - files.stubs_own_bytes + files.direct_bytes + named
     uuid = volume.space.volume_id
     weighed = {kind: list(weights(volume.directory(kind), kind, uuid)) for kind in Kind}
-    left = backlog(volume, run).to_json()
+    dead_min, left = volume.policy().compaction_min_dead, backlog(volume, run).to_json()
     errors = run.findings.messages
     if (alarm := read_state(volume.base_fd).alarm) is not None:
         errors.append(alarm.message(volume.root))
@@ -79,7 +79,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         "store_bytes": store,
         "shared_store": None if volume.shared is None else volume.shared.path,
         "redundancy_bytes": sum(store[kind.name.lower()] for kind in COPIES_OF.values()),
-        "garbage": asdict(_garbage(volume, weighed)),
+        "garbage": asdict(garbage_of(chain.from_iterable(weighed.values()), dead_min)),
         "saved_bytes": max(0, plain - occupied),
         "saved_fraction": max(0.0, (plain - occupied) / plain) if plain else 0.0,
         "lost_bytes": max(0, occupied - plain),
@@ -101,17 +101,9 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
 def shared_left(runs: list[dict[str, Any]]) -> dict[str, int]:
     """How many files, and bytes, the last optimize run of these has left because snapshots, or
     copies below, have their blocks as well."""
-    last = _last_optimize(runs)
+    last: dict[str, Any] = next((run for run in runs if run["job"] == "optimize"), {})
     files = last.get("files_left", {}).get(SHARED_BELOW, 0)
     return {"files": files, "bytes": last.get("shared_left_bytes", 0)}
-
-
-def _last_optimize(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    return next((run for run in runs if run["job"] == "optimize"), {})
-
-
-def _garbage(volume: Volume, weighed: dict[Kind, list[Weight]]) -> Garbage:
-    return garbage_of(chain.from_iterable(weighed.values()), volume.policy().compaction_min_dead)
 
 
 def _causes(volume: Volume, chunks: list[Weight], chunks_bytes: int) -> dict[str, int] | None:
