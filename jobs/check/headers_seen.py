@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.format.container import Kind
-from dedupd.format.table import ENTRY_BYTES
+from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.table_file import load_table, synced_count
 from dedupd.system.files import opened
@@ -55,21 +55,20 @@ class HeadersSeen:
         self._changed = set[Kind]()
 
     def count(
-        self, directory: ContainerDirectory, number: int, entries: bytes, seed: int
+        self, directory: ContainerDirectory, number: int, entries: UncheckedEntries
     ) -> int | None:
         """How many records, from the first one on, were seen where ``entries`` say. None where not
         all can be: one is in quarantine, or its entry damaged."""
-        digest = native.store.places_digest(entries, seed)
+        digest = native.store.places_digest(entries.data, entries.seed)
         if digest is None:
             return None
         noted = self._of(directory.kind).get(number)
         if noted is None or noted.inode != directory.stat(number).st_ino:
             return 0
-        first = memoryview(entries)[: noted.records * ENTRY_BYTES]
-        if len(first) < noted.records * ENTRY_BYTES:
+        if len(entries) < noted.records:
             return 0  # some that were seen are gone
-        if len(first) < len(entries):
-            digest = native.store.places_digest(first, seed)
+        if len(entries) > noted.records:
+            digest = native.store.places_digest(entries[: noted.records].data, entries.seed)
         return noted.records if digest == noted.digest else 0
 
     def seems_to_have(self, directory: ContainerDirectory, number: int, count: int) -> bool:
@@ -81,16 +80,15 @@ class HeadersSeen:
         self,
         directory: ContainerDirectory,
         number: int,
-        entries: bytes,
-        seed: int,
+        entries: UncheckedEntries,
         *,
         is_seen: bool,
     ) -> None:
         """All records of a container were looked at; ``is_seen``: and are where they should be."""
-        digest = native.store.places_digest(entries, seed) if is_seen else None
+        digest = native.store.places_digest(entries.data, entries.seed) if is_seen else None
         noted = None
         if digest is not None:
-            noted = _Note(directory.stat(number).st_ino, len(entries) // ENTRY_BYTES, digest)
+            noted = _Note(directory.stat(number).st_ino, len(entries), digest)
         known = self._of(directory.kind)
         if known.get(number) != noted:
             self._changed.add(directory.kind)
@@ -102,14 +100,13 @@ class HeadersSeen:
         self,
         directory: ContainerDirectory,
         number: int,
-        entries: bytes,
-        seed: int,
+        entries: UncheckedEntries,
         safe_point: Callable[[], None],
         looks: int = _LOOKS,
     ) -> bool:
         """Look on the disk at the records that were not seen yet, and note it; returns whether all
         are where ``entries`` say. The records must be durable. Raises Cancelled, OSError."""
-        seen, count = self.count(directory, number, entries, seed), len(entries) // ENTRY_BYTES
+        seen, count, seed = self.count(directory, number, entries), len(entries), entries.seed
         if seen is None:
             return False
         if seen == count:
@@ -117,10 +114,10 @@ class HeadersSeen:
         with opened(directory.open_data(number)) as fd:
             for first in range(seen, count, _PER_SAFE_POINT):
                 safe_point()
-                part = memoryview(entries)[first * ENTRY_BYTES :][: _PER_SAFE_POINT * ENTRY_BYTES]
+                part = entries[first : first + _PER_SAFE_POINT].data
                 if not native.store.headers_agree(fd, part, seed=seed, first=first, threads=looks):
                     return False
-        self.note(directory, number, entries, seed, is_seen=True)
+        self.note(directory, number, entries, is_seen=True)
         return True
 
     def keep(self, directory: ContainerDirectory) -> None:
@@ -170,5 +167,5 @@ def _look_at(directory: ContainerDirectory, number: int, seen: HeadersSeen, run:
         return  # else every table would be read after every job
     table, entries = load_table(directory.fd, header)
     # What is not durable may be taken back, and its ordinals given to others.
-    durable = entries.data[: table.synced_count * ENTRY_BYTES]
-    seen.look(directory, number, durable, entries.seed, run.safe_point, _LOOKS_BESIDE)
+    durable = entries[: table.synced_count]
+    seen.look(directory, number, durable, run.safe_point, _LOOKS_BESIDE)

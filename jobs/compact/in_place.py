@@ -11,6 +11,7 @@ from contextlib import suppress
 from dedupd.errors import DamagedContainer, DamagedTable, NoSpace, ServiceUnreachable
 from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind, seed_of
+from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.compaction import remove
 from dedupd.store.container.directory import ContainerDirectory, OpenContainers
 from dedupd.store.container.files import last_number
@@ -76,11 +77,12 @@ class InPlace:
     def _are_seen(self, directory: ContainerDirectory, state: Recovered, orphaned: int) -> bool:
         """Whether all records are known to be where the table says. Those that were appended since
         that was seen are looked at here, if they are fewer than the dead ones."""
-        number, entries, seed = state.header.container, state.entries.data, seed_of(state.header)
-        seen = self._seen.count(directory, number, entries, seed)
-        if seen is None or len(state.entries) - seen > orphaned:
+        number = state.header.container
+        entries = UncheckedEntries(state.entries.data, seed_of(state.header))
+        seen = self._seen.count(directory, number, entries)
+        if seen is None or len(entries) - seen > orphaned:
             return False
-        return self._seen.look(directory, number, entries, seed, self._run.safe_point)
+        return self._seen.look(directory, number, entries, self._run.safe_point)
 
     def _remove(self, directory: ContainerDirectory, state: Recovered) -> None:
         number = state.header.container

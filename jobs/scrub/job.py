@@ -42,7 +42,7 @@ from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
 from jobs.repair.file_search import FileSearch
 from jobs.repair.repairer import FROM_COPY, FROM_FILE, FROM_TWIN, Repair
-from jobs.scrub.record_scrub import QUARANTINED, RecordScrub, ScrubbedStore
+from jobs.scrub.record_scrub import QUARANTINED, RecordScrub
 from jobs.scrub.redundancy import Copied, Redundancy
 
 FINDINGS_KEPT_MAX = 1000
@@ -222,7 +222,9 @@ class Scrub(Job[ScrubReport]):
         noted = self._volume.repairs.pending()
         self._run.update(phase="records")
         check = RecordScrub(
-            ScrubbedStore(self._volume, self._directories, self._known),
+            self._volume,
+            self._directories,
+            self._known,
             self._run,
             self._throttle,
             self._find,

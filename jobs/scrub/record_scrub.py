@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from dedupd import native
 from dedupd.errors import Damaged
@@ -41,24 +40,17 @@ _METADATA = frozenset((fmt.Kind.RECIPES, fmt.Kind.RECIPE_COPIES))
 """Kinds that a quick run reads to the last byte: a lost recipe is a lost file."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScrubbedStore:
-    """A volume, its containers by kind, and the census of the records of each kind."""
-
-    volume: Volume
-    directories: dict[fmt.Kind, ContainerDirectory]
-    known: dict[fmt.Kind, RecordCensus]
-
-
 class RecordScrub:
     """Looks at the records of all containers, and corrects the tables by them.
 
-    ``find`` is told each violated invariant; the census follows the tables.
+    ``find`` is told each violated invariant; the census, ``known``, follows the tables.
     """
 
     def __init__(
         self,
-        store: ScrubbedStore,
+        volume: Volume,
+        directories: dict[fmt.Kind, ContainerDirectory],
+        known: dict[fmt.Kind, RecordCensus],
         run: JobRun,
         throttle: Throttle,
         find: Callable[[Invariant, str, str], None],
@@ -69,13 +61,13 @@ class RecordScrub:
         self._run = run
         self._is_full = is_full
         self._throttle = throttle
-        self._directories = store.directories
-        self._known = store.known
+        self._directories = directories
+        self._known = known
         self._find = find
-        algorithm = store.volume.parameters.fingerprint
+        algorithm = volume.parameters.fingerprint
         self._windows = WindowReader(algorithm, threads, self._pace)
-        self.progress = ScrubProgress(store.volume, is_full)
-        self._seen = HeadersSeen(store.volume)
+        self.progress = ScrubProgress(volume, is_full)
+        self._seen = HeadersSeen(volume)
         self.containers = 0
         self.records = 0
         self.read_bytes = 0
@@ -153,8 +145,7 @@ class RecordScrub:
                 is_seen = not is_deep and self._headers_agree(fd, entries)
                 if not is_seen:
                     is_seen = self._check_records(directory, fd, header, entries)
-                data, seed = entries.data, entries.seed
-                self._seen.note(directory, number, data, seed, is_seen=is_seen)
+                self._seen.note(directory, number, entries, is_seen=is_seen)
         except (Damaged, OSError) as error:
             self._find(Invariant.CONTAINER_RECORDS, directory.where(number), str(error))
 

@@ -46,7 +46,7 @@ def is_seen(lab: Lab) -> bool:
     with lab.opened() as volume, volume.containers(CHUNKS) as directory:
         (number,) = directory.numbers()
         entries = directory.entries(number)
-        seen = HeadersSeen(volume).count(directory, number, entries.data, entries.seed)
+        seen = HeadersSeen(volume).count(directory, number, entries)
         return seen == len(entries)
 
 
@@ -211,7 +211,7 @@ def test_records_that_are_not_durable_are_not_noted(lab: Lab) -> None:
     with lab.opened() as volume, volume.job_lock():
         look_at_new(volume, JobRun("test"))
     with lab.opened() as volume, volume.containers(CHUNKS) as directory:
-        seen = HeadersSeen(volume).count(directory, number, entries.data, entries.seed)
+        seen = HeadersSeen(volume).count(directory, number, entries)
         assert seen == len(entries) - 3
 
 
