@@ -7,6 +7,7 @@ copies what is left.
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Protocol
 
 from dedupd.errors import DamagedContainer, DamagedTable, NoSpace, ServiceUnreachable
 from dedupd.format import table as tbl
@@ -27,21 +28,27 @@ from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import MergedBytes
 
 
+class GivenBack(Protocol):
+    """Where it is counted: ``removed`` containers, ``punched`` records, and the bytes of the blocks
+    that came back."""
+
+    removed: int
+    punched: int
+    freed_bytes: int
+
+
 class InPlace:
     """One pass over the containers of a volume. Needs the job lock; the volume may be mounted.
 
-    Every container must have been brought into a known state by this job. ``removed`` counts
-    containers, ``punched`` records; ``freed_bytes`` are those of the blocks that came back.
+    Every container must have been brought into a known state by this job.
     """
 
-    def __init__(self, volume: Volume, run: JobRun) -> None:
+    def __init__(self, volume: Volume, run: JobRun, report: GivenBack) -> None:
         self._volume = volume
         self._run = run
+        self._report = report
         self._is_durable = False
         self._seen = HeadersSeen(volume)
-        self.removed = 0
-        self.punched = 0
-        self.freed_bytes = 0
 
     def give_back(self) -> None:
         """Go through all containers. Raises Cancelled."""
@@ -71,8 +78,8 @@ class InPlace:
         is_seen = self._are_seen(directory, state, weight.orphaned)
         payloads = dead_payloads(directory, state, is_seen=is_seen)
         payloads = self._spare(directory, state, payloads)
-        self.freed_bytes += punch(directory, state, payloads, self._run.safe_point)
-        self.punched += len(payloads)
+        self._report.freed_bytes += punch(directory, state, payloads, self._run.safe_point)
+        self._report.punched += len(payloads)
 
     def _are_seen(self, directory: ContainerDirectory, state: Recovered, orphaned: int) -> bool:
         """Whether all records are known to be where the table says. Those that were appended since
@@ -88,9 +95,9 @@ class InPlace:
         number = state.header.container
         with kept_open(directory, number) as old_fd:
             remove(directory, state)
-            self.freed_bytes += allocated_bytes(os.fstat(old_fd))
+            self._report.freed_bytes += allocated_bytes(os.fstat(old_fd))
             tell_readers(self._volume, directory.kind, number)
-        self.removed += 1
+        self._report.removed += 1
 
     def _spare(
         self, directory: ContainerDirectory, state: Recovered, payloads: list[DeadPayload]

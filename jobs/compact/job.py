@@ -110,18 +110,13 @@ class Compact(Job[CompactReport]):
 
     def _give_back(self) -> None:
         """Bring every container into a known state, and take back what needs no copy."""
-        run, report = self._run, self._report
         for kind in Kind:
             with self._volume.containers_to_empty(kind) as directory:
                 remove_remains(directory)
-                for number in run.each(f"{kind.name.lower()} tables", directory.numbers()):
+                for number in self._run.each(f"{kind.name.lower()} tables", directory.numbers()):
                     with suppress(DamagedContainer):  # told when it is weighed
                         recover_or_discard(directory, number)
-        in_place = InPlace(self._volume, run)
-        in_place.give_back()
-        report.removed += in_place.removed
-        report.punched += in_place.punched
-        report.freed_bytes += in_place.freed_bytes
+        InPlace(self._volume, self._run, self._report).give_back()
 
     @staticmethod
     def _weight(directory: ContainerDirectory, state: Recovered) -> Weight:

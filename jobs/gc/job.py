@@ -121,17 +121,9 @@ class Gc(Job[GcReport]):
             self._tables = recovered_tables(volume, self._run, files)
             self._collect()
         if not self._dry_run and not self._run.findings.count:
-            self._give_back()
+            # Also what a run before this one had no time for.
+            InPlace(volume, self._run, self._report).give_back()
         return self.report()
-
-    def _give_back(self) -> None:
-        """Take back what needs no copy: also what a run before this one had no time for."""
-        in_place, report = InPlace(self._volume, self._run), self._report
-        try:
-            in_place.give_back()
-        finally:
-            report.removed, report.punched = in_place.removed, in_place.punched
-            report.freed_bytes = in_place.freed_bytes
 
     def _collect(self) -> None:
         volume, run, report, tables = self._volume, self._run, self._report, self._tables
