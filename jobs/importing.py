@@ -155,8 +155,8 @@ class Import:
     # --- files --------------------------------------------------------------------------------
 
     def _make_parents(self, writer: TreeWriter) -> None:
-        for parent in parents(os.fsdecode(self._folder)) if self._folder else []:
-            writer.make_directory(os.fsencode(parent))
+        for parent in parents(self._folder) if self._folder else []:
+            writer.make_directory(parent)
 
     def _take(self, writer: TreeWriter, source_fd: int, met: Met) -> None:
         path = b"/".join(part for part in (self._folder, met.path) if part)

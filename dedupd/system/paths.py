@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import AnyStr
 
 from dedupd.errors import UsageError
 
@@ -157,7 +158,9 @@ def explain(error: BaseException) -> str:
     return f"{where}{error.strerror or error}"
 
 
-def parents(path: str) -> list[str]:
+def parents(path: AnyStr) -> list[AnyStr]:
     """A relative path and the directories above it, the uppermost first."""
-    parts = path.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+    found = [path]
+    while above := os.path.dirname(found[-1]):
+        found.append(above)
+    return found[::-1]

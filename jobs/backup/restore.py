@@ -70,10 +70,11 @@ class Restore:
         ):
             reader = ContentReader(source, pool)
             for path in wanted:
-                for parent in _parents(path):
+                above = parents(path)[:-1]
+                for parent in above:
                     writer.make_directory(parent)
                 self._restore(writer, reader, path)
-                self._finish_parents(writer, path)
+                self._finish_parents(writer, above)
             self._disk.sync_file_system(target_fd)
         writer.tell_of_others()
         report.complete(run)
@@ -137,8 +138,8 @@ class Restore:
             report.written_bytes += writer.make_file(path, node, self._run.checked(pieces))
         report.length_bytes += node.size
 
-    def _finish_parents(self, writer: TreeWriter, path: bytes) -> None:
-        for parent in reversed(_parents(path)):
+    def _finish_parents(self, writer: TreeWriter, above: list[bytes]) -> None:
+        for parent in reversed(above):
             with opened(open_beneath(self._source.data_fd, parent, PATH_FLAGS)) as fd:
                 writer.finish_directory(parent, node_of(fd, self._source.space.name))
 
@@ -154,8 +155,3 @@ def distinct(paths: list[bytes]) -> list[bytes]:
         if not any(path.startswith(one + b"/") or not one for one in kept):
             kept.append(path)
     return kept
-
-
-def _parents(path: bytes) -> list[bytes]:
-    """The directories above a path, the uppermost first."""
-    return [os.fsencode(one) for one in parents(os.fsdecode(path))[:-1]]

@@ -1,12 +1,12 @@
 """Directories that a file in them keeps plain, with everything below: ``markers`` of the policy."""
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from dedupd import native
 from dedupd.config.policy import Marker
 from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath
+from dedupd.system.paths import open_beneath, parents
 from dedupd.volume.volume import Volume
 
 SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
@@ -23,7 +23,7 @@ class MarkedDirectories:
 
     def begin(self, path: bytes) -> None:
         """The walk begins here: look at the directories above, which it does not come upon."""
-        for directory in _up_to(path.rpartition(b"/")[0]) if path else ():
+        for directory in (b"", *parents(path)[:-1]) if path else ():
             self.meet(directory, list(self._markers))
 
     def meet(self, directory: bytes, names: Sequence[bytes]) -> bool:
@@ -42,7 +42,7 @@ class MarkedDirectories:
 
     def above(self, path: bytes) -> bytes | None:
         """The directory that keeps a path plain, if one does; empty for the whole tree."""
-        return next((one for one in _up_to(path) if one in self._found), None)
+        return next((one for one in (b"", *parents(path)) if one in self._found), None)
 
     def _counts(self, directory: bytes, name: bytes) -> bool:
         path = directory + b"/" + name if directory else name
@@ -57,11 +57,3 @@ class MarkedDirectories:
                 return is_stub or os.pread(fd, len(SIGNATURE), 0) == SIGNATURE
         except OSError:
             return False
-
-
-def _up_to(path: bytes) -> Iterator[bytes]:
-    """A path and the directories above it, from the tree itself on."""
-    yield b""
-    parts = path.split(b"/") if path else []
-    for depth in range(1, len(parts) + 1):
-        yield b"/".join(parts[:depth])
