@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
 
 from dedupd.deleted.log import DIRECTORY as DELETED
 from dedupd.errors import Damaged, DamagedContainer, DamagedStub, DedupdError, UsageError
@@ -26,7 +25,6 @@ from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Span
 from dedupd.store.recipe.recipe_writer import RecipeBuilder
 from dedupd.stores.joining import refuse_overlap
 from dedupd.stores.local_store import make_store_dirs
-from dedupd.stores.membership import Membership
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.stores.standing import (
     MEMBERSHIP_FILE,
@@ -94,15 +92,6 @@ class MovingVolume(Volume):
         """That is what this is for."""
 
 
-class _Target(NamedTuple):
-    """Where a volume goes: the shared store, or None for one of its own; and the volume as it will
-    be then."""
-
-    shared: SharedDirectory | None
-    membership: Membership | None
-    volume: Volume
-
-
 class Move(Job[MoveReport]):
     """Moves one volume. Takes all locks that it needs; the volume must not be mounted. May be
     stopped and run again at any point."""
@@ -132,13 +121,13 @@ class Move(Job[MoveReport]):
                 self._refuse()
                 settle_noted(volume, transitions)
             target = self._target(is_begun)
-            held.callback(target.volume.close)
+            held.callback(target.close)
             if not self._is_switched(target):
                 self._change(target, is_begun=is_begun)
             self._leave()
-            if target.shared is not None:
-                target.volume.note_stubs()
-                renew_tokens(target.shared, [target.volume.standing], volume.disk)
+            if self._shared is not None:
+                target.note_stubs()
+                renew_tokens(self._shared, [target.standing], volume.disk)
         return self.report()
 
     # --- before anything changes --------------------------------------------------------------
@@ -181,7 +170,7 @@ class Move(Job[MoveReport]):
     def _target_uuid(self) -> str:
         return "" if self._shared is None else self._shared.parameters.uuid
 
-    def _target(self, is_begun: bool) -> _Target:
+    def _target(self, is_begun: bool) -> Volume:
         """The volume as it will be. The store knows it from here on: nothing of it is collected,
         since a volume of it says that it is on another one."""
         volume, shared = self._volume, self._shared
@@ -199,11 +188,11 @@ class Move(Job[MoveReport]):
         view = Volume.at(volume.root, os.dup(volume.base_fd), volume.disk)
         view.__dict__["membership"] = membership
         view.space = view.space_of(view.instance)
-        return _Target(shared, membership, view)
+        return view
 
     # --- the change ---------------------------------------------------------------------------
 
-    def _change(self, target: _Target, *, is_begun: bool) -> None:
+    def _change(self, target: Volume, *, is_begun: bool) -> None:
         volume, disk = self._volume, self._volume.disk
         try:
             self._copy(target)
@@ -226,7 +215,7 @@ class Move(Job[MoveReport]):
             disk.sync_dir(volume.base_fd)
         reach(_SWITCHED)
 
-    def _is_switched(self, target: _Target) -> bool:
+    def _is_switched(self, target: Volume) -> bool:
         now = membership_at(self._volume.base_fd)
         return (now and now.store) == (target.membership and target.membership.store)
 
@@ -238,13 +227,13 @@ class Move(Job[MoveReport]):
         else:
             volume.disk.remove_all(volume.base_fd, b"store")
 
-    def _copy(self, target: _Target) -> None:
+    def _copy(self, target: Volume) -> None:
         """Store what the stubs need that are as before, durably. Raises Damaged, NoSpace."""
         volume, run = self._volume, self._run
         run.update(phase="copying")
         policy = volume.policy()
-        with closing(StoreSession(target.volume, policy.index, 0, run.safe_point)) as store:
-            copier = _Copier(volume, target.volume, store, self._report)
+        with closing(StoreSession(target, policy.index, 0, run.safe_point)) as store:
+            copier = _Copier(volume, target, store, self._report)
             for found in self._stubs():
                 self._report.stubs += 1
                 stub = self._stub(found, target)
@@ -255,7 +244,7 @@ class Move(Job[MoveReport]):
                 run.update(files=self._report.stubs, done=self._report.copied_bytes)
             copier.intake.sync()
             store.save_index()
-        target.volume.sync()
+        target.sync()
 
     def _stubs(self) -> Iterator[TreeFile]:
         unseen: list[str] = []
@@ -265,7 +254,7 @@ class Move(Job[MoveReport]):
         if unseen:
             raise Damaged(f"{self._volume.root}: not all of it can be seen: {unseen[0]}")
 
-    def _stub(self, found: TreeFile, target: _Target) -> StubAttribute | None:
+    def _stub(self, found: TreeFile, target: Volume) -> StubAttribute | None:
         """The attribute of a stub that is as before, at rest; None where it is changed already.
 
         Raises Damaged where it is neither.
@@ -286,10 +275,10 @@ class Move(Job[MoveReport]):
                     stub = checked_stub(fd, volume.stub_files, where)
                 return stub
             except DamagedStub:
-                checked_stub(fd, target.volume.stub_files, where)
+                checked_stub(fd, target.stub_files, where)
                 return None
 
-    def _set_attributes(self, target: _Target) -> None:
+    def _set_attributes(self, target: Volume) -> None:
         volume, run = self._volume, self._run
         run.update(phase="changing stubs", done=0, total=self._report.stubs)
         for done, found in enumerate(self._stubs()):
@@ -299,7 +288,7 @@ class Move(Job[MoveReport]):
                 flags = stub.flags & ~Flag.DIRECT | (Flag.DIRECT if ref.direct else Flag(0))
                 changed = replace(stub, recipe=ref.recipe, digest=ref.digest, flags=flags)
                 with opened(open_beneath(volume.data_fd, found.path, os.O_RDWR)) as fd:
-                    target.volume.stub_files.write(fd, changed)
+                    target.stub_files.write(fd, changed)
                 reach(_ATTRIBUTE_SET)
             run.update(done=done + 1)
 

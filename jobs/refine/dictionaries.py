@@ -57,16 +57,6 @@ class Found:
     made: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What the hint says: the bytes of store for which dictionaries were trained, those that were
-    looked at since, and their ids."""
-
-    trained_bytes: int
-    since_bytes: int
-    ids: list[int]
-
-
 class Dictionaries:
     """The dictionaries of a volume. Needs its job lock."""
 
@@ -102,11 +92,12 @@ class Dictionaries:
         to be written again. Raises Cancelled, NoSpace."""
         stored_bytes = sum(sizes.values())
         gain_bytes_min = GAIN_SHARE * gain_min * min(sizes.values(), default=0)
-        known, bases = self._known(), self._directory.bases.native
-        ids = [one for one in known.ids if bases.is_live(one)]
-        trained_bytes, since = known.trained_bytes, known.since_bytes + stored_bytes
+        bases = self._directory.bases.native
+        trained_bytes, since, known = self._known()
+        ids = [one for one in known if bases.is_live(one)]
+        since += stored_bytes
         made: list[int] = []
-        if len(ids) < len(known.ids) or since >= TRAIN_AGAIN * trained_bytes:
+        if len(ids) < len(known) or since >= TRAIN_AGAIN * trained_bytes:
             raws = [raw for raw in map(bases.raw, ids) if raw is not None]
             trained = self._trained(sizes, level, gain_bytes_min, raws)
             made = self._kept(trained) if trained else []
@@ -117,13 +108,15 @@ class Dictionaries:
         self._wanted = ids
         return Found(ids, made)
 
-    def _known(self) -> _Known:
+    def _known(self) -> tuple[int, int, list[int]]:
+        """What the hint says: the bytes of store for which dictionaries were trained, those that
+        were looked at since, and their ids."""
         value = self._volume.hints.get(HintKey.DICTIONARIES)
         if isinstance(value, list) and len(value) >= 2 and all(type(n) is int for n in value):
-            return _Known(value[0], value[1], value[2:])
+            return value[0], value[1], value[2:]
         sizes = (self._directory.stat(number).st_size for number in self._tables.shapes)
         in_use = sorted(self.in_use)[-COUNT_MAX:]
-        return _Known(sum(sizes) if in_use else 0, 0, in_use)
+        return sum(sizes) if in_use else 0, 0, in_use
 
     def _trained(
         self, sizes: Mapping[int, int], level: int, gain_bytes_min: float, known: list[bytes]
