@@ -95,7 +95,8 @@ class Import:
             self._lock = stack.enter_context(ExitStack())
             run.update(phase="importing", total=0)
             self._begin_batch()
-            self._make_parents(writer)
+            for parent in parents(self._folder) if self._folder else []:
+                writer.make_directory(parent)
             for met in walk_nodes(source_fd, b"", b"", run.findings.add_error):
                 run.safe_point()
                 self._take(writer, source_fd, met)
@@ -154,10 +155,6 @@ class Import:
 
     # --- files --------------------------------------------------------------------------------
 
-    def _make_parents(self, writer: TreeWriter) -> None:
-        for parent in parents(self._folder) if self._folder else []:
-            writer.make_directory(parent)
-
     def _take(self, writer: TreeWriter, source_fd: int, met: Met) -> None:
         path = b"/".join(part for part in (self._folder, met.path) if part)
         try:
@@ -165,8 +162,8 @@ class Import:
                 self._take_directory(writer, path, met)
             elif writer.is_there(path, met.node):
                 self._report.already += 1
-            elif writer.first_name(met.node) is not None:
-                writer.make_link(path, met.node)
+            elif writer.make_link(path, met.node):
+                pass  # it counts once
             elif met.node.is_file:
                 self._take_file(writer, source_fd, path, met)
             else:

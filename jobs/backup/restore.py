@@ -117,9 +117,7 @@ class Restore:
         if not node.is_file:
             if writer.is_there(path, node):
                 report.already += 1
-            elif writer.first_name(node) is not None:
-                writer.make_link(path, node)
-            else:
+            elif not writer.make_link(path, node):
                 writer.make_other(path, node)
                 report.others += 1
             return
@@ -131,8 +129,7 @@ class Restore:
                 report.already += 1
                 return
             report.files += 1
-            if writer.first_name(node) is not None:
-                writer.make_link(path, node)
+            if writer.make_link(path, node):
                 return
             pieces = reader.pieces(fd, stub, show_path(path))
             report.written_bytes += writer.make_file(path, node, self._run.checked(pieces))

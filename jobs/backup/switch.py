@@ -120,11 +120,11 @@ class TreeBuilder:
         self, writer: TreeWriter, node: StreamNode, found: Node, known: lmdb.Transaction | None
     ) -> bool:
         """Make anything but a directory; says whether it is there."""
-        if writer.first_name(found) is not None:
-            writer.make_link(node.path, found)
-        elif node.flags & (NodeFlag.SAME | NodeFlag.KEPT):
+        if writer.make_link(node.path, found):
+            return True
+        if node.flags & (NodeFlag.SAME | NodeFlag.KEPT):
             return self._keep(writer, node, found, known)
-        elif not found.is_file:
+        if not found.is_file:
             writer.make_other(node.path, found)
         elif node.flags & NodeFlag.RECIPE:
             recipe = self._received.recipe(node.recipe)

@@ -53,10 +53,6 @@ class TreeWriter:
                 " the owner; root alone can give files away"
             )
 
-    def first_name(self, node: Node) -> bytes | None:
-        """The path under which a file of several names has been made already."""
-        return self._first_names.get(node.inode) if node.links > 1 else None
-
     def is_there(self, path: bytes, node: Node) -> bool:
         """Whether an earlier run has made the node. Raises FileChanged where its name is another's.
 
@@ -128,9 +124,12 @@ class TreeWriter:
         self._note(path, node)
         return count
 
-    def make_link(self, path: bytes, node: Node) -> None:
-        """One more name of a file that was made already."""
-        self.link_from(self._target_fd, self._first_names[node.inode], path, node)
+    def make_link(self, path: bytes, node: Node) -> bool:
+        """One more name of a file that was made already; whether it was."""
+        first = self._first_names.get(node.inode) if node.links > 1 else None
+        if first is not None:
+            self.link_from(self._target_fd, first, path, node)
+        return first is not None
 
     def link_from(self, from_fd: int, old: bytes, path: bytes, node: Node) -> None:
         """A name of the file that has the path ``old`` below another directory."""

@@ -105,12 +105,17 @@ class BusyFiles:
     def _is_done_with(self, path: bytes) -> bool:
         """Whether a file has no blocks to speak of, or was left alone since several runs have seen
         it: the mount names all that were written to since it began."""
-        try:
-            status = os.stat(path, dir_fd=self._volume.data_fd, follow_symlinks=False)
-        except OSError:
+        status = self._status(path)
+        if status is None:
             return True
         is_left = time.time() - status.st_ctime > LEFT_ALONE_S
         return is_left or status.st_blocks * 512 < GRAIN_BYTES
+
+    def _status(self, path: bytes) -> os.stat_result | None:
+        try:
+            return os.stat(path, dir_fd=self._volume.data_fd, follow_symlinks=False)
+        except OSError:
+            return None
 
     def _is_wanted(self, path: bytes) -> bool:
         if self._below and not (path + b"/").startswith(self._below + b"/"):
@@ -143,11 +148,8 @@ class BusyFiles:
         busy files; whether the mount can do that."""
         if not self._restores or self._client is None or candidate.path in self._asked:
             return False
-        try:
-            status = os.stat(candidate.path, dir_fd=self._volume.data_fd, follow_symlinks=False)
-        except OSError:
-            return False
-        if status.st_nlink != 1:
+        status = self._status(candidate.path)
+        if status is None or status.st_nlink != 1:
             return False
         self._asked[candidate.path] = None
         self._certain.add(candidate.identity.inode)

@@ -186,7 +186,7 @@ class Compact(Job[CompactReport]):
                 keep_last_bytes(volume, run, directory, state)
                 if weight.is_dead and len(state.entries.data) > self._room.left_bytes:
                     state = release(directory, state)
-                size = compact(directory, state, lambda done: self._step(before + done))
+                size = compact(directory, state, lambda done: run.step(before + done))
                 report.rewritten += 1
                 report.copied_bytes += size
             except (DamagedChunk, NoSpace) as error:
@@ -197,7 +197,3 @@ class Compact(Job[CompactReport]):
                 return
             report.freed_bytes += weight.size_bytes - size
             tell_readers(volume, kind, number)
-
-    def _step(self, done: int) -> None:
-        self._run.update(done=done)
-        self._run.safe_point()

@@ -143,6 +143,11 @@ class JobRun:
                 f"{self.job}: {self._why}; what was committed stays, run it again to go on"
             )
 
+    def step(self, done: int) -> None:
+        """So much of a phase is done: a safe point. Raises Cancelled."""
+        self.update(done=done)
+        self.safe_point()
+
     def checked(self, items: Iterable[T]) -> Iterator[T]:
         """Items to be looked at one by one, with a safe point now and then. Raises Cancelled."""
         return checked(items, self.safe_point)

@@ -16,7 +16,6 @@ from dedupd.format.ids import container_of, ordinal_of
 from dedupd.store.container.compaction import Kept, compact
 from dedupd.store.container.container import data_name
 from dedupd.store.container.recovery import recover_or_discard
-from dedupd.store.container.table_file import Recovered
 from dedupd.store.container.table_scan import TableScan
 from dedupd.store.garbage import GAIN_BYTES_MIN, weigh
 from dedupd.store.mark_set import Marks
@@ -283,13 +282,17 @@ class Refine(Job[RefineReport]):
 
     def _rewrite(self, number: int, before: int) -> None:
         """Put a new generation in the place of a container. Raises NotWorthIt, Damaged, NoSpace."""
-        directory, report = self._directory, self._report
+        directory, run, report = self._directory, self._run, self._report
         with ExitStack() as stack:
             state = recover_or_discard(directory, number)
             if state is None or not state.entries:
                 raise NotWorthIt
             weight = weigh(state.entries.data, seed_of(state.header), state.end)
-            self._refuse_damaged(state, weight.quarantined)
+            if weight.quarantined:
+                raise DamagedContainer(
+                    f"{data_name(number).decode()}: stays as it is, {weight.quarantined} of"
+                    " its records are quarantined; run scrub"
+                )
             needed_bytes = weight.room_bytes + self._leaving.room_bytes.get(number, 0)
             if needed_bytes > self._room.left_bytes:
                 report.left_for_lack_of_space += 1
@@ -297,7 +300,7 @@ class Refine(Job[RefineReport]):
                     f"{data_name(number).decode()} stays as it is: it needs"
                     f" {format_size(needed_bytes)} of free space while it is rewritten"
                 )
-            keep_last_bytes(self._volume, self._run, directory, state)
+            keep_last_bytes(self._volume, run, directory, state)
             stack.enter_context(kept_open(directory, number))
             new = NewPayloads(
                 number,
@@ -316,7 +319,7 @@ class Refine(Job[RefineReport]):
                 if is_little and not new.savings.left:
                     raise NotWorthIt
 
-            size = compact(directory, state, lambda done: self._step(before + done), given)
+            size = compact(directory, state, lambda done: run.step(before + done), given)
             report.rewritten += 1
             self._rewritten.add(number)
             records = new.savings.records
@@ -327,14 +330,3 @@ class Refine(Job[RefineReport]):
             report.saved_bytes += weight.size_bytes - size + new.savings.credit_bytes
             directory.bases.native.drop([number])
             tell_readers(self._volume, Kind.CHUNKS, number)
-
-    def _refuse_damaged(self, state: Recovered, quarantined: int) -> None:
-        if quarantined:
-            raise DamagedContainer(
-                f"{data_name(state.header.container).decode()}: stays as it is, {quarantined} of"
-                " its records are quarantined; run scrub"
-            )
-
-    def _step(self, done: int) -> None:
-        self._run.update(done=done)
-        self._run.safe_point()
