@@ -198,8 +198,10 @@ class Sender:
             try:
                 flags, recipe, node = self._send_file(path, node)
             except (FileChanged, Damaged, OSError) as error:
-                self._keep(path, error)
                 flags = NodeFlag.KEPT
+                self._report.kept += 1
+                self._report.damaged += isinstance(error, Damaged)
+                self._run.findings.add_error(path, error)
         if node.links > 1 and not node.is_directory:
             flags |= NodeFlag.LINKED
             self._linked[node.inode] = flags & (NodeFlag.KEPT | NodeFlag.LINKED)
@@ -209,11 +211,6 @@ class Sender:
                 *(node.atime_ns, node.mtime_ns, recipe, node.target, node.attributes),
             )
         )
-
-    def _keep(self, path: bytes, error: Exception) -> None:
-        self._report.kept += 1
-        self._report.damaged += isinstance(error, Damaged)
-        self._run.findings.add_error(path, error)
 
     def _send_file(self, path: bytes, node: Node) -> tuple[NodeFlag, int, Node]:
         """Send the content of a file, whole as it is at some moment of this call."""

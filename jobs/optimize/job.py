@@ -264,7 +264,7 @@ class Optimize(Job[OptimizeReport]):
             in_flight_max=max(1, buffers - 3),
         )
         groups = GroupCommit(store, self._committer, partial(self._account, ingest))
-        self._report.code_path = ingest.code_path
+        self._report.code_path = self._volume.parameters.chunker().path
         try:
             self._run.update(phase="optimizing")
             self._take_round(partitions, ingest, groups, store, pool, limits)

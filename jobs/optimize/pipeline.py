@@ -64,11 +64,6 @@ class Ingest:
         self.ready = Ready()
         self._open_task: FileTask | None = None
 
-    @property
-    def code_path(self) -> str:
-        """The chunker's code path in use."""
-        return self._chunker.path
-
     def close(self) -> None:
         self._workers.shutdown(wait=True, cancel_futures=True)
 

@@ -73,7 +73,8 @@ class StoreSession:
         self.partition = partition
         self._neighbours = volume.store.neighbours
         self._keeps_index = self._neighbours.claim_saved_index()
-        self.followers = _followers(volume)
+        follows = volume.parameters.chunker().path in _FOLLOWED
+        self.followers = native.chunker.Followers() if follows else None
         """Of the chunks that are looked up, for those that cut the next ones."""
         with ExitStack() as files:
             files.callback(self._neighbours.release)
@@ -276,9 +277,3 @@ class StoreSession:
 
     def close(self) -> None:
         self._files.close()
-
-
-def _followers(volume: Volume) -> native.chunker.Followers | None:
-    if volume.parameters.chunker().path not in _FOLLOWED:
-        return None
-    return native.chunker.Followers()

@@ -7,7 +7,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format.container import seed_of
 from dedupd.format.derived.sketch import SKETCH_BYTES
 from dedupd.format.table import ENTRY_BYTES, State
-from dedupd.store.container.table_scan import TableBlock, TableScan
+from dedupd.store.container.table_scan import TableScan
 from dedupd.store.sketches import (
     load_sketches,
     remove_sketches,
@@ -78,7 +78,7 @@ class Sketching:
     def _sketch(self, number: int, made: bytearray, have: int) -> None:
         """Make the sketches of the records from the ordinal ``have`` on, and keep all."""
         with opened(self._directory.open_data(number)) as fd:
-            for block in self._blocks(number):
+            for block in self._tables.blocks([self._tables.whole(number)]):
                 for first in range(max(have, block.first), block.end, RECORDS_AT_ONCE):
                     self._run.safe_point()
                     end = min(first + RECORDS_AT_ONCE, block.end)
@@ -95,14 +95,11 @@ class Sketching:
         save_sketches(self._directory, number, bytes(made))
         reach(_SKETCHED)
 
-    def _blocks(self, number: int) -> Iterator[TableBlock]:
-        return self._tables.blocks([self._tables.whole(number)])
-
     def _forget_dead(self, number: int, sketches: bytearray) -> bool:
         """Take out the sketches of records that are not there any more; says whether there were
         any."""
         found_any, nothing = False, bytes(SKETCH_BYTES)
-        for block in self._blocks(number):
+        for block in self._tables.blocks([self._tables.whole(number)]):
             for at, state in enumerate(block.states()):
                 start = (block.first + at) * SKETCH_BYTES
                 if state not in _STATES and any(sketches[start : start + SKETCH_BYTES]):

@@ -43,7 +43,7 @@ from jobs.frame.run import JobRun
 from jobs.repair.file_search import FileSearch
 from jobs.repair.repairer import FROM_COPY, FROM_FILE, FROM_TWIN, Repair
 from jobs.scrub.record_scrub import QUARANTINED, RecordScrub
-from jobs.scrub.redundancy import Copied, Redundancy
+from jobs.scrub.redundancy import Redundancy
 
 FINDINGS_KEPT_MAX = 1000
 """In a report; the counts go on."""
@@ -392,14 +392,13 @@ class Scrub(Job[ScrubReport]):
 
     def _copy(self) -> None:
         self._run.update(phase="second copies")
-        done = Copied()
         threshold = self._policy.redundancy_threshold or REFERENCES_MAX
-        volume, run, throttle = self._volume, self._run, self._throttle
+        where = self._volume, self._run, self._throttle
         for kind, copies_kind in fmt.COPIES_OF.items():
             try:
                 with (
                     self._numbers.recovered(copies_kind) as writer,
-                    closing(Redundancy(volume, run, throttle, kind, writer, done)) as copies,
+                    closing(Redundancy(*where, kind, writer, self._report)) as copies,
                 ):
                     if kind is fmt.Kind.CHUNKS:
                         copies.update(self._known[kind], threshold + 1, self._dictionaries)
@@ -407,10 +406,6 @@ class Scrub(Job[ScrubReport]):
                         copies.update(self._known[kind], 1)
             except NoSpace as error:
                 self._report.messages.append(f"second copies: {error}")
-        self._report.copies_written = done.written
-        self._report.copies_written_bytes = done.written_bytes
-        self._report.copies_dropped = done.dropped
-        self._report.copies_missing = done.missing
 
     def _name_losses(self, tree: References) -> None:
         self._run.update(phase="naming what is lost")

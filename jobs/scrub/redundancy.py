@@ -1,8 +1,9 @@
 """Second copies: missing ones are written, needless ones are given up."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
+from typing import Protocol
 
 from dedupd.errors import Damaged
 from dedupd.failpoint import define, reach
@@ -20,14 +21,13 @@ _DROPPED = define("redundancy.dropped", "copies that nobody needs are given up")
 _COPIED = define("redundancy.copied", "a group of second copies is durable")
 
 
-@dataclass(slots=True)
-class Copied:
-    """Counts of second copies. ``missing`` could not be written, for want of space."""
+class CopiesCounted(Protocol):
+    """Counts of second copies; the ``missing`` ones could not be written, for want of space."""
 
-    written: int = 0
-    written_bytes: int = 0
-    dropped: int = 0
-    missing: int = 0
+    copies_written: int
+    copies_written_bytes: int
+    copies_dropped: int
+    copies_missing: int
 
 
 class Redundancy:
@@ -40,9 +40,9 @@ class Redundancy:
         throttle: Throttle,
         kind: fmt.Kind,
         writer: ContainerWriter,
-        copied: Copied,
+        report: CopiesCounted,
     ) -> None:
-        """``writer`` is that of the copies, and has recovered; ``copied`` is counted on."""
+        """``writer`` is that of the copies, and has recovered."""
         self._run = run
         self._throttle = throttle
         self._records = volume.records(kind)
@@ -50,7 +50,7 @@ class Redundancy:
         self._uuid = volume.space.volume_id
         self._kind = fmt.COPIES_OF[kind]
         self._directory = volume.containers(self._kind)
-        self._copied = copied
+        self._report = report
 
     def close(self) -> None:
         self._directory.close()
@@ -75,7 +75,7 @@ class Redundancy:
             else:
                 dropped[copy.copy_id] = copy.entry._replace(state=tbl.State.TOMBSTONE)
         set_states(self._directory, dropped)
-        self._copied.dropped += len(dropped)
+        self._report.copies_dropped += len(dropped)
         reach(_DROPPED)
         group: list[tuple[fmt.Record, bytes]] = []
         size = 0
@@ -100,8 +100,8 @@ class Redundancy:
     def _append(self, group: list[tuple[fmt.Record, bytes]]) -> None:
         written = append_copies(self._writer, group)
         if written:
-            self._copied.written += written
-            self._copied.written_bytes += sum(len(payload) for _, payload in group)
+            self._report.copies_written += written
+            self._report.copies_written_bytes += sum(len(payload) for _, payload in group)
             reach(_COPIED)
         else:
-            self._copied.missing += len(group)
+            self._report.copies_missing += len(group)
