@@ -27,9 +27,7 @@ def shown_blocks(mode: int, size: int, blocks: int) -> int:
     return 1 if blocks == 0 and size > 0 and stat.S_ISREG(mode) else blocks
 
 
-def entry(
-    status: os.stat_result | native.system.DirectoryEntry, ino: int, generation: int = 0
-) -> pyfuse3.EntryAttributes:
+def entry(status: os.stat_result, ino: int, generation: int = 0) -> pyfuse3.EntryAttributes:
     """The kernel's form of ``status``, for the inode it knows as ``ino``."""
     attributes = pyfuse3.EntryAttributes()
     attributes.st_ino = ino

@@ -1,41 +1,9 @@
-"""System calls that Python's os module lacks, and directories.
+"""System calls that Python's os module lacks.
 
 All raise OSError, release the GIL and retry EINTR.
 """
 
-from collections.abc import Sequence
-from typing import Final
-
 from typing_extensions import Buffer
-
-class DirectoryEntry:
-    """A name of a directory, with the attributes of ``os.stat_result``."""
-
-    handle: Final[bytes]
-    """As :func:`name_to_handle`; empty where the file system has none."""
-    st_ino: Final[int]
-    st_dev: Final[int]
-    st_mode: Final[int]
-    st_nlink: Final[int]
-    st_uid: Final[int]
-    st_gid: Final[int]
-    st_rdev: Final[int]
-    st_size: Final[int]
-    st_blksize: Final[int]
-    st_blocks: Final[int]
-    st_atime_ns: Final[int]
-    st_mtime_ns: Final[int]
-    st_ctime_ns: Final[int]
-
-def look_up(dir_fd: int, names: Sequence[bytes]) -> list[DirectoryEntry | None]:
-    """Names in a directory; None where there is no such name. Links are not followed."""
-
-def list_names(dir_fd: int, start: int, count: int) -> tuple[list[bytes], bytes]:
-    """Names in a directory, ``.`` and ``..`` among them, and the position (i64) after each.
-
-    ``start`` is 0, or such a position of any listing of the directory. Returns all names that are
-    left, or at least ``count``. The directory's own position is moved. Raises OSError.
-    """
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
     """Durable effect: frees the blocks of a range."""

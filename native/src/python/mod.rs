@@ -197,9 +197,9 @@ mod exported {
     mod system {
         #[pymodule_export]
         use crate::python::system::{
-            DirectoryEntry, fallocate_keep_size, fgetxattr, file_system_type, generation,
-            list_names, lmdb_is_sound, local_bytes, look_up, name_to_handle, open_by_handle,
-            present_ranges, punch_hole, renameat2, shared_bytes, syncfs, unwritten_ranges,
+            fallocate_keep_size, fgetxattr, file_system_type, generation, lmdb_is_sound,
+            local_bytes, name_to_handle, open_by_handle, present_ranges, punch_hole, renameat2,
+            shared_bytes, syncfs, unwritten_ranges,
         };
     }
 

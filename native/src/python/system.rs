@@ -1,13 +1,11 @@
-//! System calls and directory entries.
+//! System calls.
 
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::PyBytes;
 
 use super::support::calls::{c_string, call};
-use super::support::input::{Input, pack_u64};
+use super::support::input::Input;
 use crate::format::lmdb_pages;
-use crate::system::directory_entries;
 use crate::system::extents::{self, Range};
 use crate::system::{calls, effects};
 
@@ -89,72 +87,6 @@ pub fn fgetxattr<'py>(
     let name = c_string("name", name)?;
     let value = call(py, || calls::fgetxattr(fd, &name))?;
     Ok(value.map(|value| PyBytes::new(py, &value)))
-}
-
-/// A name of a directory, with the attributes that `os.stat_result` has under these names.
-#[pyclass(frozen, get_all, module = "dedupd.native.system")]
-pub struct DirectoryEntry {
-    handle: Py<PyBytes>,
-    st_ino: u64,
-    st_dev: u64,
-    st_mode: u32,
-    st_nlink: u64,
-    st_uid: u32,
-    st_gid: u32,
-    st_rdev: u64,
-    st_size: i64,
-    st_blksize: i64,
-    st_blocks: i64,
-    st_atime_ns: i128,
-    st_mtime_ns: i128,
-    st_ctime_ns: i128,
-}
-
-impl DirectoryEntry {
-    fn of(py: Python<'_>, entry: &directory_entries::DirectoryEntry) -> DirectoryEntry {
-        let status = &entry.status;
-        let ns = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
-        DirectoryEntry {
-            handle: PyBytes::new(py, &entry.handle).unbind(),
-            st_ino: status.st_ino,
-            st_dev: status.st_dev,
-            st_mode: status.st_mode,
-            st_nlink: status.st_nlink,
-            st_uid: status.st_uid,
-            st_gid: status.st_gid,
-            st_rdev: status.st_rdev,
-            st_size: status.st_size,
-            st_blksize: status.st_blksize,
-            st_blocks: status.st_blocks,
-            st_atime_ns: ns(status.st_atime, status.st_atime_nsec),
-            st_mtime_ns: ns(status.st_mtime, status.st_mtime_nsec),
-            st_ctime_ns: ns(status.st_ctime, status.st_ctime_nsec),
-        }
-    }
-}
-
-#[pyfunction]
-pub fn look_up(
-    py: Python<'_>,
-    dir_fd: i32,
-    names: Vec<PyBackedBytes>,
-) -> PyResult<Vec<Option<DirectoryEntry>>> {
-    let names = names.iter().map(|name| c_string("name", name)).collect::<PyResult<Vec<_>>>()?;
-    let found: Vec<_> =
-        call(py, || names.iter().map(|name| directory_entries::look_up(dir_fd, name)).collect())?;
-    Ok(found.iter().map(|entry| Some(DirectoryEntry::of(py, entry.as_ref()?))).collect())
-}
-
-#[pyfunction]
-pub fn list_names<'py>(
-    py: Python<'py>,
-    dir_fd: i32,
-    start: i64,
-    count: usize,
-) -> PyResult<(Bound<'py, PyList>, Bound<'py, PyBytes>)> {
-    let found = call(py, || directory_entries::list(dir_fd, start, count))?;
-    let names = PyList::new(py, found.iter().map(|(name, _)| PyBytes::new(py, name.to_bytes())))?;
-    Ok((names, pack_u64(py, found.iter().map(|&(_, next)| next as u64))))
 }
 
 #[pyfunction]

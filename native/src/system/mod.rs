@@ -2,7 +2,6 @@
 
 pub mod attributes;
 pub mod calls;
-pub mod directory_entries;
 pub mod effects;
 pub mod extents;
 pub mod files;
