@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use super::support::calls::os_error;
 use super::support::entries::{Fields, identity_of};
@@ -128,9 +127,8 @@ impl Snapshot {
 #[pymethods]
 impl Snapshot {
     #[getter]
-    fn rows<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let bytes: Vec<u8> = self.kept.rows.iter().flat_map(|row| row.to_bytes()).collect();
-        PyBytes::new(py, &bytes)
+    fn rows(&self) -> Vec<u8> {
+        self.kept.rows.iter().flat_map(|row| row.to_bytes()).collect()
     }
 
     #[getter]
@@ -171,10 +169,10 @@ impl Notes {
         this
     }
 
-    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Vec<u8>>> {
         let block = py.detach(|| locked(&self.inner).block(NOTES_AT_ONCE, self.joined));
         let block = block.map_err(|error| os_error(py, &error))?;
-        Ok((!block.is_empty()).then(|| PyBytes::new(py, &block)))
+        Ok((!block.is_empty()).then_some(block))
     }
 }
 

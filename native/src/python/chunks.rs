@@ -8,8 +8,9 @@ use pyo3::types::PyBytes;
 
 use super::admission::{Ledger, Recall, thousandths};
 use super::support::input::{Input, pack_u32, pack_u64};
+use super::support::output::{column, flags};
 use crate::format::bytes::{u32s, u64s};
-use crate::format::ids::RecordId;
+use crate::format::ids::{Fingerprint, RecordId};
 use crate::ingest::chunks::Chunk;
 use crate::ingest::judgement::{self, Encoded, Mode, NOT_STORED, Part, judge};
 use crate::ingest::new_chunks::{self, New, Placed as Inner};
@@ -61,20 +62,18 @@ impl Chunks {
     }
 
     #[getter]
-    fn ends<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        pack_u32(py, self.chunks().map(|chunk| chunk.end as u32))
+    fn ends(&self) -> Vec<u8> {
+        pack_u32(self.chunks().map(|chunk| chunk.end as u32))
     }
 
     #[getter]
-    fn fingerprints<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let packed: Vec<u8> = self.chunks().flat_map(|chunk| chunk.fingerprint).collect();
-        PyBytes::new(py, &packed)
+    fn fingerprints(&self) -> Vec<u8> {
+        self.chunks().flat_map(|chunk| chunk.fingerprint).collect()
     }
 
     #[getter]
-    fn zero<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let zero: Vec<u8> = self.chunks().map(|chunk| chunk.zero.into()).collect();
-        PyBytes::new(py, &zero)
+    fn zero(&self) -> Vec<u8> {
+        flags(self.chunks().map(|chunk| chunk.zero))
     }
 
     fn end(&self, segment: usize) -> Option<usize> {
@@ -82,8 +81,8 @@ impl Chunks {
     }
 
     #[getter]
-    fn counts<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        pack_u32(py, self.found.iter().map(|chunks| chunks.len() as u32))
+    fn counts(&self) -> Vec<u8> {
+        pack_u32(self.found.iter().map(|chunks| chunks.len() as u32))
     }
 
     fn place(&self, py: Python<'_>, known: Input, as_is: Input) -> PyResult<Placed> {
@@ -97,7 +96,7 @@ impl Chunks {
         Placed::of(py, placed)
     }
 
-    fn rows<'py>(&self, py: Python<'py>, segment: usize, ids: Input) -> PyResult<Vec<Row<'py>>> {
+    fn rows(&self, segment: usize, ids: Input) -> PyResult<Vec<Row>> {
         let ids = ids.bytes();
         let chunks = self.found.get(segment).filter(|_| ids.len() == ID_BYTES * self.count());
         let chunks = chunks.ok_or_else(|| {
@@ -107,9 +106,7 @@ impl Chunks {
         if own().any(|id| id == NOT_STORED) {
             return Err(PyValueError::new_err("a recipe may not name a chunk that is not stored"));
         }
-        let row = |(id, chunk): (u64, &Chunk)| {
-            (id, chunk.end - chunk.start, PyBytes::new(py, &chunk.fingerprint))
-        };
+        let row = |(id, chunk): (u64, &Chunk)| (id, chunk.end - chunk.start, chunk.fingerprint);
         Ok(own().zip(chunks).map(row).collect())
     }
 }
@@ -117,7 +114,7 @@ impl Chunks {
 const ID_BYTES: usize = size_of::<RecordId>();
 
 /// Id, length and fingerprint of a chunk.
-type Row<'py> = (u64, usize, Bound<'py, PyBytes>);
+type Row = (u64, usize, Fingerprint);
 
 #[pyclass(frozen, module = "dedupd.native.ingest")]
 pub struct Placed {
@@ -145,8 +142,8 @@ impl Placed {
         self.inner.zero_bytes
     }
 
-    fn ids<'py>(&self, py: Python<'py>, first: u64, first_as_is: u64) -> Bound<'py, PyBytes> {
-        pack_u64(py, self.inner.ids([first, first_as_is]))
+    fn ids(&self, first: u64, first_as_is: u64) -> Vec<u8> {
+        pack_u64(self.inner.ids([first, first_as_is]))
     }
 
     #[pyo3(signature = (later, stored_lengths, modes, freed, recall, saving_min))]
@@ -225,9 +222,8 @@ impl Judgement {
 #[pymethods]
 impl Judgement {
     #[getter]
-    fn taken<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let taken: Vec<u8> = self.inner.taken.iter().map(|&taken| taken.into()).collect();
-        PyBytes::new(py, &taken)
+    fn taken(&self) -> Vec<u8> {
+        flags(self.inner.taken.iter().copied())
     }
 
     #[getter]
@@ -256,37 +252,29 @@ impl Judgement {
     }
 
     #[getter]
-    fn kept<'py>(&self, py: Python<'py>) -> (Bound<'py, PyBytes>, Bound<'py, PyBytes>) {
-        let flags = |group: usize| {
-            let kept: Vec<u8> = self.inner.kept[group].iter().map(|&kept| kept.into()).collect();
-            PyBytes::new(py, &kept)
-        };
-        (flags(0), flags(1))
+    fn kept(&self) -> (Vec<u8>, Vec<u8>) {
+        let [kept, kept_as_is] = &self.inner.kept;
+        (flags(kept.iter().copied()), flags(kept_as_is.iter().copied()))
     }
 
-    fn ids<'py>(&self, py: Python<'py>, first: u64, first_as_is: u64) -> Bound<'py, PyBytes> {
-        pack_u64(py, self.inner.ids(&self.placed.get().inner, [first, first_as_is]))
+    fn ids(&self, first: u64, first_as_is: u64) -> Vec<u8> {
+        pack_u64(self.inner.ids(&self.placed.get().inner, [first, first_as_is]))
     }
 
     fn note_stored(&self, ledger: &Ledger) {
         ledger.0.note_stored(self.inner.stored(&self.placed.get().inner));
     }
 
-    fn prefixes<'py>(
-        &self,
-        py: Python<'py>,
-        part: usize,
-        found: &Chunks,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    fn prefixes(&self, part: usize, found: &Chunks) -> PyResult<Vec<u8>> {
         if found.segments().len() != self.inner.taken.len() || part >= self.inner.taken.len() {
             return Err(PyValueError::new_err("these are not the chunks that were judged"));
         }
-        Ok(pack_u64(py, self.prefixes_of(found.range(part))))
+        Ok(pack_u64(self.prefixes_of(found.range(part))))
     }
 }
 
 /// The items of a column that are kept.
-pub fn retained<'py>(py: Python<'py>, column: &Py<PyBytes>, kept: &[u8]) -> Bound<'py, PyBytes> {
+pub fn retained(py: Python<'_>, column: &Py<PyBytes>, kept: &[u8]) -> Py<PyBytes> {
     let bytes = column.as_bytes(py);
     let items = bytes.chunks_exact((bytes.len() / kept.len().max(1)).max(1));
     let items: Vec<u8> = items
@@ -295,7 +283,7 @@ pub fn retained<'py>(py: Python<'py>, column: &Py<PyBytes>, kept: &[u8]) -> Boun
         .flat_map(|(item, _)| item)
         .copied()
         .collect();
-    PyBytes::new(py, &items)
+    PyBytes::new(py, &items).unbind()
 }
 
 #[pyclass(frozen, module = "dedupd.native.ingest")]
@@ -321,10 +309,10 @@ impl NewChunks {
         NewChunks {
             length: chunks.len(),
             raw_bytes: chunks.iter().map(length).sum(),
-            fingerprints: PyBytes::new(py, &fingerprints).unbind(),
-            starts: pack_u32(py, chunks.iter().map(|chunk| chunk.start as u32)).unbind(),
-            lengths: pack_u32(py, chunks.iter().map(|chunk| length(chunk) as u32)).unbind(),
-            hints: pack_u32(py, new.hints.iter().copied()).unbind(),
+            fingerprints: column(py, fingerprints),
+            starts: column(py, pack_u32(chunks.iter().map(|chunk| chunk.start as u32))),
+            lengths: column(py, pack_u32(chunks.iter().map(|chunk| length(chunk) as u32))),
+            hints: column(py, pack_u32(new.hints.iter().copied())),
         }
     }
 }
@@ -340,7 +328,7 @@ impl NewChunks {
         if kept.len() != self.length {
             return Err(PyValueError::new_err("kept must have an item for each chunk"));
         }
-        let column = |bytes: &Py<PyBytes>| retained(py, bytes, kept).unbind();
+        let column = |bytes: &Py<PyBytes>| retained(py, bytes, kept);
         let lengths = column(&self.lengths);
         Ok(NewChunks {
             length: kept.iter().filter(|&&flag| flag != 0).count(),

@@ -10,7 +10,7 @@ use pyo3::{create_exception, ffi};
 
 use super::chunks::retained;
 use super::support::input::{Input, pack_u32, pack_u64};
-use super::support::output::{export, uninitialised};
+use super::support::output::{NewBytes, column, export};
 use crate::codec::encode as codec;
 use crate::codec::encode::{Buffer, Options};
 use crate::codec::{delta, dictionary};
@@ -72,22 +72,19 @@ impl Encoded {
         let length = ranges.iter().map(ExactSizeIterator::len).sum();
         let mut buffer = Buffer::of(length);
         let mut at = 0;
-        let starts = pack_u32(
-            py,
-            ranges.into_iter().map(|range| {
-                let start = at;
-                at += range.len();
-                buffer[start..at].copy_from_slice(&all[range]);
-                start as u32
-            }),
-        );
+        let starts = pack_u32(ranges.into_iter().map(|range| {
+            let start = at;
+            at += range.len();
+            buffer[start..at].copy_from_slice(&all[range]);
+            start as u32
+        }));
         Ok(Encoded {
             length,
             buffer: Exported(UnsafeCell::new(buffer)),
-            starts: starts.unbind(),
-            stored_lengths: retained(py, &self.stored_lengths, kept).unbind(),
-            codecs: retained(py, &self.codecs, kept).unbind(),
-            checksums: retained(py, &self.checksums, kept).unbind(),
+            starts: column(py, starts),
+            stored_lengths: retained(py, &self.stored_lengths, kept),
+            codecs: retained(py, &self.codecs, kept),
+            checksums: retained(py, &self.checksums, kept),
         })
     }
 
@@ -144,23 +141,23 @@ pub fn encode(
     Ok(Encoded {
         length: records.length,
         buffer: Exported(UnsafeCell::new(records.buffer)),
-        starts: pack_u32(py, records.starts).unbind(),
-        stored_lengths: pack_u32(py, records.stored_lengths).unbind(),
-        codecs: PyBytes::new(py, &records.codecs).unbind(),
-        checksums: pack_u64(py, records.checksums.into_iter().map(|checksum| checksum.0)).unbind(),
+        starts: column(py, pack_u32(records.starts)),
+        stored_lengths: column(py, pack_u32(records.stored_lengths)),
+        codecs: column(py, records.codecs),
+        checksums: column(py, pack_u64(records.checksums.into_iter().map(|checksum| checksum.0))),
     })
 }
 
 #[pyfunction]
 #[pyo3(signature = (stored, codec, raw_length, checksum, base = None))]
-pub fn decode<'py>(
-    py: Python<'py>,
+pub fn decode(
+    py: Python<'_>,
     stored: Input,
     codec: i64,
     raw_length: usize,
     checksum: u64,
     base: Option<Input>,
-) -> PyResult<Bound<'py, PyBytes>> {
+) -> PyResult<Py<PyBytes>> {
     let codec_max = if base.is_some() { CODEC_DICTIONARY } else { CODEC_ZSTD };
     let codec = u8::try_from(codec)
         .ok()
@@ -170,10 +167,8 @@ pub fn decode<'py>(
     // Checked before memory is allocated for the stated length.
     py.detach(|| codec::check(stored, codec, raw_length, Checksum(checksum)))
         .map_err(CorruptPayload::new_err)?;
-    let result = uninitialised(py, raw_length)?;
-    let start = result.bind(py).as_bytes().as_ptr().cast_mut();
-    // SAFETY: the object is new, and nobody else has it before this function returns.
-    let out = unsafe { std::slice::from_raw_parts_mut(start, raw_length) };
+    let mut result = NewBytes::of(py, raw_length)?;
+    let out = result.bytes_mut();
     py.detach(|| match base {
         Some(base) if codec == CODEC_DELTA => delta::decode(stored, base, out),
         Some(base) if codec == CODEC_DICTIONARY => match dictionary::Dictionary::of(base) {
@@ -183,5 +178,5 @@ pub fn decode<'py>(
         _ => codec::decode(stored, codec, out),
     })
     .map_err(CorruptPayload::new_err)?;
-    Ok(result.into_bound(py))
+    Ok(result.finish())
 }

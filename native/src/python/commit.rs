@@ -5,11 +5,12 @@ use std::sync::{Mutex, MutexGuard};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use super::support::calls::{c_string, call};
 use super::support::door::Door;
 use super::support::entries::{Fields, fields_of, identity_of, seeds_of};
+use super::support::input::pack_u64;
+use super::support::output::flags;
 use super::support::threads::check_threads;
 use crate::commit::batch::{self, Begun, Commit, Volume};
 use crate::commit::requests::{self, Request};
@@ -22,7 +23,7 @@ use crate::threads::lock::locked;
 pub struct PlainRequests(pub Vec<Request>);
 
 /// Path, identity and recipe of a file: id, digest, whether it names a chunk.
-type One<'py> = (Bound<'py, PyBytes>, Fields, (u64, Bound<'py, PyBytes>, bool));
+type One = (Vec<u8>, Fields, (u64, [u8; DIGEST_BYTES], bool));
 
 #[pymethods]
 impl PlainRequests {
@@ -35,12 +36,10 @@ impl PlainRequests {
         self.0.len()
     }
 
-    fn __getitem__<'py>(&self, py: Python<'py>, at: usize) -> PyResult<One<'py>> {
-        let none = || PyIndexError::new_err(format!("there is no request {at}"));
-        let request = self.0.get(at).ok_or_else(none)?;
-        let (path, digest) = (request.path.to_bytes(), &request.digest);
-        let recipe = (request.recipe.0, PyBytes::new(py, digest), request.direct);
-        Ok((PyBytes::new(py, path), fields_of(request.expected), recipe))
+    fn __getitem__(&self, at: usize) -> PyResult<One> {
+        let request = self.0.get(at).ok_or_else(|| no_request(at))?;
+        let recipe = (request.recipe.0, request.digest, request.direct);
+        Ok((request.path.to_bytes().to_vec(), fields_of(request.expected), recipe))
     }
 
     #[getter]
@@ -49,9 +48,9 @@ impl PlainRequests {
     }
 
     #[getter]
-    fn paths<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+    fn paths(&self) -> Vec<u8> {
         let paths = self.0.iter().map(|request| request.path.to_bytes_with_nul());
-        PyBytes::new(py, &paths.collect::<Vec<_>>().concat())
+        paths.collect::<Vec<_>>().concat()
     }
 
     fn add(&mut self, path: &[u8], identity: Fields, recipe: (u64, &[u8], bool)) -> PyResult<()> {
@@ -69,13 +68,12 @@ impl PlainRequests {
     }
 
     #[getter]
-    fn inodes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let inodes = self.0.iter().map(|request| request.expected.inode.to_le_bytes());
-        PyBytes::new(py, &inodes.collect::<Vec<_>>().concat())
+    fn inodes(&self) -> Vec<u8> {
+        pack_u64(self.0.iter().map(|request| request.expected.inode))
     }
 
-    fn to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &requests::to_bytes(&self.0))
+    fn to_bytes(&self) -> Vec<u8> {
+        requests::to_bytes(&self.0)
     }
 
     #[staticmethod]
@@ -85,8 +83,7 @@ impl PlainRequests {
     }
 
     fn pick(&self, positions: Vec<usize>) -> PyResult<PlainRequests> {
-        let none = |at| PyIndexError::new_err(format!("there is no request {at}"));
-        let one = |at| self.0.get(at).cloned().ok_or_else(|| none(at));
+        let one = |at| self.0.get(at).cloned().ok_or_else(|| no_request(at));
         Ok(PlainRequests(positions.into_iter().map(one).collect::<PyResult<_>>()?))
     }
 
@@ -94,6 +91,10 @@ impl PlainRequests {
         let end = end.min(self.0.len());
         PlainRequests(self.0[first.min(end)..end].to_vec())
     }
+}
+
+fn no_request(at: usize) -> PyErr {
+    PyIndexError::new_err(format!("there is no request {at}"))
 }
 
 #[pyclass(frozen, module = "dedupd.native.commit")]
@@ -135,35 +136,30 @@ impl CommitBatch {
         Ok(CommitBatch { volume, threads, door, files: Mutex::default() })
     }
 
-    fn begin<'py>(
-        &self,
-        py: Python<'py>,
-        requests: PyRef<'_, PlainRequests>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    fn begin(&self, py: Python<'_>, requests: PyRef<'_, PlainRequests>) -> PyResult<Vec<u8>> {
         let requests = requests.0.clone();
-        let begun: Vec<u8> = py.detach(|| {
+        let begun = py.detach(|| {
             let mut files = self.files();
             let first = files.len();
             files.extend(requests.into_iter().map(|request| (request, None)));
             batch::begin_all(&self.volume, &mut files[first..], self.threads);
-            files[first..].iter().map(|(_, begun)| begun.is_some().into()).collect()
+            flags(files[first..].iter().map(|(_, begun)| begun.is_some()))
         });
         self.door.check()?;
-        Ok(PyBytes::new(py, &begun))
+        Ok(begun)
     }
 
-    fn finish<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyBytes>, i64)> {
+    fn finish(&self, py: Python<'_>) -> PyResult<(Vec<u8>, i64)> {
         let (done, freed) =
             py.detach(|| batch::finish_all(&self.volume, &mut self.files(), self.threads));
         self.door.check()?;
-        let done: Vec<u8> = done.into_iter().map(u8::from).collect();
-        Ok((PyBytes::new(py, &done), freed))
+        Ok((flags(done), freed))
     }
 
     fn begun(&self, py: Python<'_>, at: usize) -> PyResult<Option<(i32, Fields)>> {
         let fields = |begun: &Begun| (begun.file.as_raw_fd(), fields_of(begun.identity));
         let found = py.detach(|| self.files().get(at).map(|(_, begun)| begun.as_ref().map(fields)));
-        found.ok_or_else(|| PyIndexError::new_err(format!("there is no request {at}")))
+        found.ok_or_else(|| no_request(at))
     }
 
     fn take(&self, py: Python<'_>, at: usize) -> Option<(i32, Fields)> {
@@ -171,10 +167,10 @@ impl CommitBatch {
         taken.map(|begun| (begun.file.into_raw_fd(), fields_of(begun.identity)))
     }
 
-    fn revert<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+    fn revert(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
         let failed = py.detach(|| batch::revert_all(&self.volume, &mut self.files()));
         self.door.check()?;
-        Ok(PyBytes::new(py, &failed.into_iter().map(u8::from).collect::<Vec<_>>()))
+        Ok(flags(failed))
     }
 
     fn close(&self, py: Python<'_>) {

@@ -6,7 +6,7 @@ use pyo3::types::PyBytes;
 
 use super::support::input::Input;
 use super::support::threads::check_threads;
-use crate::fingerprint::{Algorithm, FINGERPRINT_BYTES, digest_all};
+use crate::fingerprint::{Algorithm, FINGERPRINT_BYTES, Fingerprint, digest_all};
 
 pub fn algorithm_named(parameter: &str, name: &str) -> PyResult<Algorithm> {
     Algorithm::from_name(name).ok_or_else(|| {
@@ -16,15 +16,10 @@ pub fn algorithm_named(parameter: &str, name: &str) -> PyResult<Algorithm> {
 
 #[pyfunction]
 #[pyo3(signature = (data, algorithm = "blake3"))]
-pub fn fingerprint<'py>(
-    py: Python<'py>,
-    data: Input,
-    algorithm: &str,
-) -> PyResult<Bound<'py, PyBytes>> {
+pub fn fingerprint(py: Python<'_>, data: Input, algorithm: &str) -> PyResult<Fingerprint> {
     let algorithm = algorithm_named("algorithm", algorithm)?;
     let data = data.bytes();
-    let digest = py.detach(|| algorithm.digest(data));
-    Ok(PyBytes::new(py, &digest))
+    Ok(py.detach(|| algorithm.digest(data)))
 }
 
 #[pyfunction]

@@ -7,7 +7,6 @@ use std::sync::{Mutex, MutexGuard};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use super::chunker::Followers;
 use super::support::calls::call;
@@ -134,9 +133,9 @@ macro_rules! methods {
                 self.0.call(py, |index| index.load(ContainerNumber(container), generation, count))
             }
 
-            fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
+            fn lookup(&self, py: Python<'_>, fingerprints: Input) -> PyResult<Vec<u8>> {
                 let keys = fingerprints.fingerprints("fingerprints")?;
-                Ok(pack_ids(py, self.0.call(py, |index| index.lookup(&keys))?))
+                Ok(pack_ids(self.0.call(py, |index| index.lookup(&keys))?))
             }
 
             fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
@@ -149,9 +148,8 @@ macro_rules! methods {
                 py.detach(|| self.0.lock().use_followers(followers));
             }
 
-            fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-                let found = py.detach(|| self.0.lock().take_found_orphans());
-                pack_ids(py, found)
+            fn take_found_orphans(&self, py: Python<'_>) -> Vec<u8> {
+                pack_ids(py.detach(|| self.0.lock().take_found_orphans()))
             }
 
             fn figures(&self, py: Python<'_>) -> Figures {
@@ -184,9 +182,8 @@ methods!(TableIndex {
         self.0.call(py, |index| index.restamp())
     }
 
-    fn snapshot_part<'py>(&self, py: Python<'py>, part: usize) -> Option<Bound<'py, PyBytes>> {
-        let data = py.detach(|| snapshot::part(&self.0.lock(), &self.0.owner, part))?;
-        Some(PyBytes::new(py, &data))
+    fn snapshot_part(&self, py: Python<'_>, part: usize) -> Option<Vec<u8>> {
+        py.detach(|| snapshot::part(&self.0.lock(), &self.0.owner, part))
     }
 
     fn restore(&self, py: Python<'_>, fd: RawFd, capacity: usize) -> PyResult<bool> {
@@ -264,23 +261,17 @@ impl HookIndex {
         self.0.call(py, |index| index.load(ContainerNumber(container), generation, count))
     }
 
-    fn find_absent<'py>(
-        &self,
-        py: Python<'py>,
-        fingerprints: Input,
-        ids: Input,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    fn find_absent(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<Vec<u8>> {
         let keys = fingerprints.fingerprints("fingerprints")?;
         let known = ids.ids("ids")?;
         if keys.len() != known.len() {
             return Err(PyValueError::new_err("fingerprints and ids differ in number"));
         }
-        Ok(pack_ids(py, self.0.call(py, |index| index.find_absent(&keys, known.clone()))?))
+        Ok(pack_ids(self.0.call(py, |index| index.find_absent(&keys, known.clone()))?))
     }
 
-    fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let found = py.detach(|| self.0.lock().take_found_orphans());
-        pack_ids(py, found)
+    fn take_found_orphans(&self, py: Python<'_>) -> Vec<u8> {
+        pack_ids(py.detach(|| self.0.lock().take_found_orphans()))
     }
 
     fn figures(&self, py: Python<'_>) -> Figures {

@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
 
 use super::admission::Ledger;
 use super::chunks::{Chunks, Judgement};
@@ -12,7 +11,7 @@ use super::commit::PlainRequests;
 use super::support::calls::c_string;
 use super::support::entries::{Fields, fields_of, identity_of};
 use super::support::input::{Input, pack_u64};
-use super::support::output::Output;
+use super::support::output::{Output, flags};
 use super::support::threads::check_threads;
 use crate::admission::ledger::judged;
 use crate::commit::requests::Request;
@@ -29,13 +28,13 @@ use crate::tree::candidates::unpacked;
 pub struct FileList(Vec<PlainFile>);
 
 /// Folder at the top, end of the name; files, their bytes, those that were new, those saved.
-type Tally<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, u64, u64, u64, u64);
+type Tally = (Vec<u8>, Vec<u8>, u64, u64, u64, u64);
 
 /// Path, identity, and whether it is not to be compressed.
-type One<'py> = (Bound<'py, PyBytes>, Fields, bool);
+type One = (Vec<u8>, Fields, bool);
 
-fn shown<'py>(py: Python<'py>, file: &PlainFile) -> One<'py> {
-    (PyBytes::new(py, file.path.to_bytes()), fields_of(file.identity), file.as_is)
+fn shown(file: &PlainFile) -> One {
+    (file.path.to_bytes().to_vec(), fields_of(file.identity), file.as_is)
 }
 
 impl FileList {
@@ -85,9 +84,9 @@ impl FileList {
         self.0.len()
     }
 
-    fn __getitem__<'py>(&self, py: Python<'py>, at: usize) -> PyResult<One<'py>> {
+    fn __getitem__(&self, at: usize) -> PyResult<One> {
         let none = || PyIndexError::new_err(format!("there is no file {at}"));
-        self.0.get(at).map(|file| shown(py, file)).ok_or_else(none)
+        self.0.get(at).map(shown).ok_or_else(none)
     }
 
     #[getter]
@@ -96,9 +95,8 @@ impl FileList {
     }
 
     #[getter]
-    fn as_is<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let flags: Vec<u8> = self.0.iter().map(|file| file.as_is.into()).collect();
-        PyBytes::new(py, &flags)
+    fn as_is(&self) -> Vec<u8> {
+        flags(self.0.iter().map(|file| file.as_is))
     }
 
     fn add(&mut self, path: &[u8], identity: Fields, as_is: bool) -> PyResult<()> {
@@ -121,15 +119,15 @@ impl FileList {
     }
 
     #[pyo3(signature = (dir_fd, settle_ns, out, offset, threads = 1))]
-    fn read<'py>(
+    fn read(
         &mut self,
-        py: Python<'py>,
+        py: Python<'_>,
         dir_fd: i32,
         settle_ns: i64,
         mut out: Output,
         offset: usize,
         threads: usize,
-    ) -> PyResult<Bound<'py, PyList>> {
+    ) -> PyResult<Vec<One>> {
         let threads = check_threads(threads)?;
         let list = &mut self.0;
         let read = py.detach(|| {
@@ -147,21 +145,19 @@ impl FileList {
             let message = format!("out is too short: it has no {size} bytes at {offset}");
             return Err(PyValueError::new_err(message));
         };
-        let left = PyList::empty(py);
-        for (file, _) in list.iter().zip(&read).filter(|(_, is_read)| !**is_read) {
-            left.append(shown(py, file))?;
-        }
+        let left = list.iter().zip(&read).filter(|(_, is_read)| !**is_read);
+        let left = left.map(|(file, _)| shown(file)).collect();
         let mut is_read = read.iter();
         list.retain(|_| is_read.next() == Some(&true));
         Ok(left)
     }
 
-    fn freed_bytes<'py>(&self, py: Python<'py>, block_bytes: u64) -> PyResult<Bound<'py, PyBytes>> {
+    fn freed_bytes(&self, block_bytes: u64) -> PyResult<Vec<u8>> {
         if block_bytes == 0 {
             return Err(PyValueError::new_err("block_bytes must be positive"));
         }
         let freed = |file: &PlainFile| (file.size() as u64).next_multiple_of(block_bytes);
-        Ok(pack_u64(py, self.0.iter().map(freed)))
+        Ok(pack_u64(self.0.iter().map(freed)))
     }
 
     fn single(
@@ -201,7 +197,7 @@ impl FileList {
         Ok(others)
     }
 
-    fn tally<'py>(&self, py: Python<'py>, judgement: &Judgement) -> PyResult<Vec<Tally<'py>>> {
+    fn tally(&self, judgement: &Judgement) -> PyResult<Vec<Tally>> {
         if !judgement.is_of(self.0.len()) {
             return Err(PyValueError::new_err("these are not the files that were judged"));
         }
@@ -217,7 +213,7 @@ impl FileList {
             }
         }
         let row = |((top, suffix), [files, size, new, saved]): ((&[u8], &[u8]), [u64; 4])| {
-            (PyBytes::new(py, top), PyBytes::new(py, suffix), files, size, new, saved)
+            (top.to_vec(), suffix.to_vec(), files, size, new, saved)
         };
         Ok(sums.into_iter().map(row).collect())
     }

@@ -2,11 +2,12 @@
 
 use std::ffi::{CString, c_int};
 use std::fs::File;
+use std::io::Error;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pyo3::exceptions::{PyImportError, PyOSError, PyValueError};
+use pyo3::exceptions::{PyImportError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -14,9 +15,9 @@ use pyo3::types::PyBytes;
 use super::hashing::algorithm_named;
 use super::support::calls::os_error;
 use super::support::input::Input;
-use super::support::output::{export, uninitialised};
+use super::support::output::{NewBytes, export};
 use crate::format::cluster::kept_frame::Name;
-use crate::format::ids::FINGERPRINT_BYTES;
+use crate::format::ids::{FINGERPRINT_BYTES, Fingerprint};
 use crate::rados::chunk_reads::{Found, Wanted, read_all};
 use crate::rados::cluster_content::{self, Reader};
 use crate::rados::connection::{Address, Connection, Refusal};
@@ -27,7 +28,7 @@ use crate::threads::lock::locked;
 pub struct ChunkReader(Mutex<Option<Arc<Reader>>>);
 
 /// Of each chunk its bytes, and its frame where frames are asked for; the first errno, or 0.
-type Read = (Vec<Option<Py<PyBytes>>>, Vec<Option<Py<PyBytes>>>, i32);
+type Read = (Vec<Option<Py<PyBytes>>>, Vec<Option<Vec<u8>>>, i32);
 
 #[pymethods]
 impl ChunkReader {
@@ -50,7 +51,7 @@ impl ChunkReader {
         let connection =
             py.detach(|| Connection::open(&address)).map_err(|refusal| match refusal {
                 Refusal::Library(reason) => PyImportError::new_err(reason),
-                Refusal::Errno(errno) => system_error(errno),
+                Refusal::Errno(errno) => os_error(py, &Error::from_raw_os_error(errno)),
             })?;
         Ok(ChunkReader(Mutex::new(Some(Arc::new(Reader { connection, algorithm })))))
     }
@@ -70,10 +71,10 @@ impl ChunkReader {
             return Err(PyValueError::new_err("each object has one fingerprint and one length"));
         }
         let reader = self.open()?;
-        let results: Vec<Py<PyBytes>> =
-            lengths.iter().map(|&length| uninitialised(py, length)).collect::<PyResult<_>>()?;
-        let rooms: Vec<usize> =
-            results.iter().map(|result| result.bind(py).as_bytes().as_ptr().addr()).collect();
+        let mut results: Vec<NewBytes> =
+            lengths.iter().map(|&length| NewBytes::of(py, length)).collect::<PyResult<_>>()?;
+        let rooms: Vec<&mut [u8]> = results.iter_mut().map(NewBytes::bytes_mut).collect();
+        let mut rooms = rooms.into_iter();
         let wanted = objects
             .into_iter()
             .zip(fingerprints)
@@ -82,12 +83,7 @@ impl ChunkReader {
         let mut kept: Vec<Option<Vec<u8>>> = vec![None; lengths.len()];
         let mut found = Vec::with_capacity(lengths.len());
         py.detach(|| {
-            let room = |at: usize, length: usize| {
-                let start = std::ptr::with_exposed_provenance_mut(rooms[at]);
-                // SAFETY: the object is new, has this length, and nobody else has it before this
-                // function returns; each is filled once.
-                unsafe { std::slice::from_raw_parts_mut::<u8>(start, length) }
-            };
+            let room = |_| rooms.next().unwrap_or_default();
             read_all(&reader.connection, wanted, reader.algorithm, at_once, room, |landed| {
                 if with_frames && landed.found == Found::Good {
                     kept[landed.at] = Some(landed.object().to_vec());
@@ -105,13 +101,9 @@ impl ChunkReader {
         let chunks = results
             .into_iter()
             .zip(&found)
-            .map(|(bytes, found)| matches!(found, Found::Good).then_some(bytes))
+            .map(|(bytes, found)| matches!(found, Found::Good).then(|| bytes.finish()))
             .collect();
-        let frames = kept
-            .into_iter()
-            .map(|frame| frame.map(|frame| PyBytes::new(py, &frame).unbind()))
-            .collect();
-        Ok((chunks, frames, errno.unwrap_or(0)))
+        Ok((chunks, kept, errno.unwrap_or(0)))
     }
 
     fn close(&self, py: Python<'_>) {
@@ -146,8 +138,8 @@ impl ChunkNumbers {
         self.0.give_back(numbers.into_iter());
     }
 
-    fn fingerprint<'py>(&self, py: Python<'py>, number: u64) -> Option<Bound<'py, PyBytes>> {
-        self.0.fingerprint(number).map(|fingerprint| PyBytes::new(py, &fingerprint))
+    fn fingerprint(&self, number: u64) -> Option<Fingerprint> {
+        self.0.fingerprint(number)
     }
 
     fn __len__(&self) -> usize {
@@ -205,10 +197,9 @@ impl FrameCache {
         py.detach(|| self.0.drop_segment(number));
     }
 
-    fn get<'py>(&self, py: Python<'py>, name: &[u8]) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    fn get(&self, py: Python<'_>, name: &[u8]) -> PyResult<Option<Vec<u8>>> {
         let name = name_of(name)?;
-        let found = py.detach(|| self.0.decoded(&name, |frame| Some(frame.to_vec())));
-        Ok(found.map(|frame| PyBytes::new(py, &frame)))
+        Ok(py.detach(|| self.0.decoded(&name, |frame| Some(frame.to_vec()))))
     }
 
     fn forget(&self, name: &[u8]) -> PyResult<()> {
@@ -224,18 +215,18 @@ impl FrameCache {
         Ok(())
     }
 
-    fn next<'py>(
+    fn next(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         segment: u32,
         offset: u32,
         room: usize,
         wait_s: f64,
-    ) -> Option<(Vec<KeptFrame>, Bound<'py, PyBytes>)> {
+    ) -> Option<(Vec<KeptFrame>, Vec<u8>)> {
         let limit = Duration::try_from_secs_f64(wait_s).unwrap_or_default();
         let batch = py.detach(|| self.0.next(segment, offset, room, limit))?;
         let frames = batch.frames.into_iter().map(KeptFrame).collect();
-        Some((frames, PyBytes::new(py, &batch.rows)))
+        Some((frames, batch.rows))
     }
 
     fn settle(&self, segment: u32, rows: Input, are_written: bool) {
@@ -302,10 +293,4 @@ impl ClusterContent {
 #[pyfunction]
 pub fn keep_freed_memory() {
     memory::keep_freed_memory();
-}
-
-fn system_error(errno: i32) -> PyErr {
-    let text = std::io::Error::from_raw_os_error(errno).to_string();
-    let text = text.split(" (os error").next().unwrap_or_default().to_owned();
-    PyOSError::new_err((errno, text))
 }

@@ -8,7 +8,7 @@ use pyo3::types::PyBytes;
 
 use super::support::calls::os_error;
 use super::support::input::{Input, pack_u64};
-use super::support::output::Output;
+use super::support::output::{Output, column};
 use crate::study::reads::{self, Wanted};
 use crate::study::walk::Walk;
 use crate::system::files::Identity;
@@ -33,20 +33,16 @@ impl TreeWalk {
 
     fn next(&self, py: Python<'_>, files_min: usize) -> Option<FileColumns> {
         let found = py.detach(|| self.walk().next(files_min))?;
+        let statuses = found.statuses.into_flattened();
         Some(FileColumns {
-            paths: PyBytes::new(py, &found.paths).unbind(),
-            statuses: pack_u64(
-                py,
-                found.statuses.into_flattened().into_iter().map(|field| field as u64),
-            )
-            .unbind(),
+            paths: column(py, found.paths),
+            statuses: column(py, pack_u64(statuses.into_iter().map(|field| field as u64))),
             failures: found.failures,
         })
     }
 
-    fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let state = py.detach(|| self.walk().state()).map_err(|e| os_error(py, &e))?;
-        Ok(PyBytes::new(py, &state))
+    fn state(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
+        py.detach(|| self.walk().state()).map_err(|e| os_error(py, &e))
     }
 
     fn resume(&self, py: Python<'_>, state: Input) -> PyResult<()> {

@@ -1,7 +1,6 @@
 //! System calls.
 
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use super::support::calls::{c_string, call};
 use super::support::input::Input;
@@ -63,9 +62,8 @@ pub fn renameat2(
 }
 
 #[pyfunction]
-pub fn name_to_handle(py: Python<'_>, fd: i32) -> PyResult<Bound<'_, PyBytes>> {
-    let handle = call(py, || calls::name_to_handle(fd))?;
-    Ok(PyBytes::new(py, &handle))
+pub fn name_to_handle(py: Python<'_>, fd: i32) -> PyResult<Vec<u8>> {
+    call(py, || calls::name_to_handle(fd))
 }
 
 #[pyfunction]
@@ -79,14 +77,9 @@ pub fn open_by_handle(py: Python<'_>, mount_fd: i32, handle: &[u8], flags: i32) 
 }
 
 #[pyfunction]
-pub fn fgetxattr<'py>(
-    py: Python<'py>,
-    fd: i32,
-    name: &[u8],
-) -> PyResult<Option<Bound<'py, PyBytes>>> {
+pub fn fgetxattr(py: Python<'_>, fd: i32, name: &[u8]) -> PyResult<Option<Vec<u8>>> {
     let name = c_string("name", name)?;
-    let value = call(py, || calls::fgetxattr(fd, &name))?;
-    Ok(value.map(|value| PyBytes::new(py, &value)))
+    call(py, || calls::fgetxattr(fd, &name))
 }
 
 #[pyfunction]

@@ -2,7 +2,6 @@
 //! encoder for incompressible data, and the inside of an index.
 
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use super::chunker::Chunker;
 use super::index::{BloomIndex, TableIndex};
@@ -17,12 +16,12 @@ pub fn simd_paths() -> Vec<&'static str> {
 
 #[pyfunction]
 #[pyo3(signature = (chunker, data, r#final = true))]
-pub fn cut<'py>(
-    py: Python<'py>,
-    chunker: &Bound<'py, Chunker>,
+pub fn cut(
+    py: Python<'_>,
+    chunker: &Bound<'_, Chunker>,
     data: Input,
     r#final: bool,
-) -> PyResult<Bound<'py, PyBytes>> {
+) -> PyResult<Vec<u8>> {
     let (chunker, data) = (&chunker.get().inner, data.bytes_u32("data")?);
     let ends = py.detach(|| {
         let mut scratch = Scratch::default();
@@ -34,18 +33,14 @@ pub fn cut<'py>(
         }
         ends
     });
-    Ok(pack_u32(py, ends))
+    Ok(pack_u32(ends))
 }
 
 #[pyfunction]
-pub fn candidates<'py>(
-    py: Python<'py>,
-    chunker: &Bound<'py, Chunker>,
-    data: Input,
-) -> PyResult<Bound<'py, PyBytes>> {
+pub fn candidates(py: Python<'_>, chunker: &Bound<'_, Chunker>, data: Input) -> PyResult<Vec<u8>> {
     let (chunker, data) = (&chunker.get().inner, data.bytes_u32("data")?);
     let found = py.detach(|| chunker.candidates(data));
-    Ok(pack_u32(py, found.into_iter().flat_map(|(end, bits)| [end as u32, bits])))
+    Ok(pack_u32(found.into_iter().flat_map(|(end, bits)| [end as u32, bits])))
 }
 
 #[pyfunction]

@@ -66,14 +66,14 @@ pub fn read_all<R: AsMut<[u8]>>(
     wanted: impl Iterator<Item = Wanted>,
     algorithm: Algorithm,
     at_once: usize,
-    room: impl Fn(usize, usize) -> R,
+    mut room: impl FnMut(usize) -> R,
     mut tell: impl FnMut(Landed<R>) -> Option<Vec<u8>>,
 ) {
     let failure = Cell::new(None);
     let mut begun: VecDeque<(Wanted, Result<Flight<'_>, i32>)> = VecDeque::new();
     let mut at = 0;
     let mut take = |(chunk, flight): (Wanted, Result<Flight<'_>, i32>)| {
-        let mut raw = room(at, chunk.length);
+        let mut raw = room(chunk.length);
         match flight.and_then(Flight::land) {
             Ok((memory, length)) => {
                 let object = &memory[..length];

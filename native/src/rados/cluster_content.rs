@@ -96,7 +96,7 @@ impl ClusterContent {
             let object = CString::new(chunk_object(fingerprint)).ok()?;
             Some(Wanted { object, fingerprint: *fingerprint, length: key.length as usize })
         });
-        let room = |_, length| vec![0; length];
+        let room = |length| vec![0; length];
         read_all(&reader.connection, wanted, self.algorithm, READS_AT_ONCE, room, |landed| {
             let (at, _, fingerprint) = absent[landed.at];
             match landed.found {

@@ -8,7 +8,7 @@ use crate::format::ids::{Checksum, FingerprintCheck};
 use crate::python::codec::Encoded;
 use crate::python::hashing::algorithm_named;
 use crate::python::support::input::{Input, pack_u32};
-use crate::python::support::output::{Output, uninitialised};
+use crate::python::support::output::{NewBytes, Output, column};
 use crate::python::upkeep::refine::Bases;
 use crate::store::blocks_ahead;
 use crate::store::dead_payloads::Container as PunchedContainer;
@@ -35,26 +35,22 @@ pub fn read_chunks(
     let reads = if cached_only { Reads::CachedOnly } else { Reads::Any };
     let bases = bases.map(|bases| &*bases.get().0 as &dyn BaseBytes);
     let files = Files { data: data_fd, table: table_fd, seed, reads, bases };
-    let results = wanted
+    let mut results = wanted
         .iter()
-        .map(|&(_, length, _)| uninitialised(py, length))
+        .map(|&(_, length, _)| NewBytes::of(py, length))
         .collect::<PyResult<Vec<_>>>()?;
-    let chunks: Vec<Wanted<'_>> = wanted
-        .iter()
-        .zip(&results)
-        .map(|(&(ordinal, length, check), result)| {
-            let start = result.bind(py).as_bytes().as_ptr().cast_mut();
-            // SAFETY: the object is new, and nobody else has it before this function returns.
-            let out = unsafe { std::slice::from_raw_parts_mut(start, length) };
-            Wanted { ordinal, fingerprint_check: FingerprintCheck(check), out }
-        })
-        .collect();
+    let chunks = wanted.iter().zip(&mut results).map(|(&(ordinal, _, check), result)| {
+        let (fingerprint_check, out) = (FingerprintCheck(check), result.bytes_mut());
+        Wanted { ordinal, fingerprint_check, out }
+    });
+    let chunks: Vec<Wanted<'_>> = chunks.collect();
     let found = py.detach(|| files.read_all(chunks, threads));
-    Ok(results.into_iter().zip(found).map(|(bytes, found)| found.then_some(bytes)).collect())
+    let results = results.into_iter().map(NewBytes::finish).zip(found);
+    Ok(results.map(|(bytes, found)| found.then_some(bytes)).collect())
 }
 
 /// Frames, the fingerprints of their chunks, and how many they are.
-type Framed = (Py<PyBytes>, Py<PyBytes>, usize);
+type Framed = (Py<PyBytes>, Vec<u8>, usize);
 
 #[pyclass(frozen, module = "dedupd.native.store")]
 pub struct BlocksAhead(blocks_ahead::BlocksAhead);
@@ -91,38 +87,35 @@ pub fn frame_chunks(
         (entries, blocks)
     });
     let length = entries.iter().map(stream_frames::frame_bytes).sum();
-    let frames = uninitialised(py, length)?;
-    let start = frames.bind(py).as_bytes().as_ptr().cast_mut();
-    // SAFETY: the object is new, and nobody else has it before this function returns.
-    let out = unsafe { std::slice::from_raw_parts_mut(start, length) };
+    let mut frames = NewBytes::of(py, length)?;
+    let out = frames.bytes_mut();
     let place = stream_frames::Place { sequence, seed: stream_seed };
     let blocks = blocks.as_ref();
     let count =
         py.detach(|| stream_frames::write(&files, &wanted, &entries, blocks, place, out, threads));
     let good = &entries[..count];
-    let fingerprints: Vec<u8> = good.iter().flat_map(|entry| entry.fingerprint).collect();
-    let fingerprints = PyBytes::new(py, &fingerprints).unbind();
+    let fingerprints = good.iter().flat_map(|entry| entry.fingerprint).collect();
+    let frames = frames.finish();
     if count == entries.len() {
         return Ok((frames, fingerprints, count));
     }
     let length = good.iter().map(stream_frames::frame_bytes).sum();
-    let part = PyBytes::new(py, &frames.bind(py).as_bytes()[..length]).unbind();
-    Ok((part, fingerprints, count))
+    Ok((column(py, &frames.as_bytes(py)[..length]), fingerprints, count))
 }
 
 #[pyfunction]
 #[pyo3(signature = (encoded, fingerprints, raw_lengths, hints, *, seed, ordinal, offset))]
 #[allow(clippy::too_many_arguments)]
-pub fn seal<'py>(
-    py: Python<'py>,
-    encoded: &Bound<'py, Encoded>,
+pub fn seal(
+    py: Python<'_>,
+    encoded: &Bound<'_, Encoded>,
     fingerprints: Input,
     raw_lengths: Input,
     hints: Input,
     seed: u64,
     ordinal: u32,
     offset: u64,
-) -> PyResult<Bound<'py, PyBytes>> {
+) -> PyResult<Vec<u8>> {
     let mut buffer: Output = encoded.extract()?;
     let fields = encoded.get();
     let (starts, stored, checksums): (Input, Input, Input) = (
@@ -141,10 +134,8 @@ pub fn seal<'py>(
     };
     let place = Place { seed, ordinal, offset };
     let buffer = buffer.bytes_mut();
-    let entries = py
-        .detach(|| crate::store::record_writer::seal(buffer, &columns, &place))
-        .map_err(PyValueError::new_err)?;
-    Ok(PyBytes::new(py, &entries))
+    py.detach(|| crate::store::record_writer::seal(buffer, &columns, &place))
+        .map_err(PyValueError::new_err)
 }
 
 #[pyclass(frozen, get_all, module = "dedupd.native.store")]
@@ -178,11 +169,11 @@ pub fn check_records(
     Ok(CheckedRecords {
         consumed: found.consumed,
         is_lost: found.is_lost,
-        ordinals: pack_u32(py, found.ordinals).unbind(),
-        next_ordinals: pack_u32(py, found.next_ordinals).unbind(),
-        kinds: PyBytes::new(py, &found.kinds).unbind(),
-        statuses: PyBytes::new(py, &found.statuses).unbind(),
-        entries: PyBytes::new(py, &found.entries).unbind(),
+        ordinals: column(py, pack_u32(found.ordinals)),
+        next_ordinals: column(py, pack_u32(found.next_ordinals)),
+        kinds: column(py, found.kinds),
+        statuses: column(py, found.statuses),
+        entries: column(py, found.entries),
         raw_bytes: found.raw_bytes,
     })
 }
@@ -258,9 +249,9 @@ pub fn dead_payloads(
 }
 
 #[pyfunction]
-pub fn table_states(py: Python<'_>, entries: Input, seed: u64) -> Bound<'_, PyBytes> {
+pub fn table_states(py: Python<'_>, entries: Input, seed: u64) -> Vec<u8> {
     let entries = entries.bytes();
-    PyBytes::new(py, &py.detach(|| states(entries, seed)))
+    py.detach(|| states(entries, seed))
 }
 
 #[pyfunction]

@@ -2,7 +2,6 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use crate::format::table_map;
 use crate::python::support::input::Input;
@@ -27,8 +26,8 @@ impl TableMap {
         Ok(TableMap(table_map::TableMap::without(&rows, seed)))
     }
 
-    fn lines(&self, py: Python<'_>) -> Py<PyBytes> {
-        PyBytes::new(py, &self.0.to_bytes()).unbind()
+    fn lines(&self) -> Vec<u8> {
+        self.0.to_bytes()
     }
 
     #[getter]
@@ -44,18 +43,11 @@ impl TableMap {
         self.0.offset(self.0.places_below(end))
     }
 
-    fn expand(
-        &self,
-        py: Python<'_>,
-        entries: Input,
-        first: u32,
-        end: u32,
-    ) -> PyResult<Py<PyBytes>> {
+    fn expand(&self, py: Python<'_>, entries: Input, first: u32, end: u32) -> PyResult<Vec<u8>> {
         if first > end {
             return Err(PyValueError::new_err("first > end"));
         }
         let entries = entries.bytes();
-        let whole = py.detach(|| self.0.expand(entries, first, end));
-        Ok(PyBytes::new(py, &whole).unbind())
+        Ok(py.detach(|| self.0.expand(entries, first, end)))
     }
 }

@@ -3,7 +3,6 @@
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use crate::format::ids::{Fingerprint, RecordId};
 use crate::format::table_entry::EntryBytes;
@@ -104,16 +103,14 @@ impl<'py> FromPyObject<'_, 'py> for Input {
     }
 }
 
-pub fn pack_u32(py: Python<'_>, items: impl IntoIterator<Item = u32>) -> Bound<'_, PyBytes> {
-    let bytes: Vec<u8> = items.into_iter().flat_map(u32::to_le_bytes).collect();
-    PyBytes::new(py, &bytes)
+pub fn pack_u32(items: impl IntoIterator<Item = u32>) -> Vec<u8> {
+    items.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
-pub fn pack_u64(py: Python<'_>, items: impl IntoIterator<Item = u64>) -> Bound<'_, PyBytes> {
-    let bytes: Vec<u8> = items.into_iter().flat_map(u64::to_le_bytes).collect();
-    PyBytes::new(py, &bytes)
+pub fn pack_u64(items: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    items.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 
-pub fn pack_ids(py: Python<'_>, ids: impl IntoIterator<Item = RecordId>) -> Bound<'_, PyBytes> {
-    pack_u64(py, ids.into_iter().map(|id| id.0))
+pub fn pack_ids(ids: impl IntoIterator<Item = RecordId>) -> Vec<u8> {
+    pack_u64(ids.into_iter().map(|id| id.0))
 }

@@ -57,13 +57,43 @@ pub unsafe fn export<T>(
     if result == 0 { Ok(()) } else { Err(PyErr::fetch(owner.py())) }
 }
 
-/// A bytes object to be filled; clearing it first would cost as much as reading does.
-pub fn uninitialised(py: Python<'_>, length: usize) -> PyResult<Py<PyBytes>> {
-    let length = ffi::Py_ssize_t::try_from(length).map_err(|_| PyMemoryError::new_err(()))?;
-    // SAFETY: without a source it gives a new object of that length, or null with an error set.
-    let object = unsafe {
-        let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), length);
-        Bound::from_owned_ptr_or_err(py, object)?
-    };
-    Ok(object.cast_into::<PyBytes>()?.unbind())
+/// A byte for each flag: 1 or 0.
+pub fn flags(items: impl IntoIterator<Item = bool>) -> Vec<u8> {
+    items.into_iter().map(u8::from).collect()
+}
+
+/// A column of a result, for Python to get as often as it likes.
+pub fn column(py: Python<'_>, bytes: impl AsRef<[u8]>) -> Py<PyBytes> {
+    PyBytes::new(py, bytes.as_ref()).unbind()
+}
+
+/// A bytes object to be filled, which nobody else has yet. Clearing it first would cost as much as
+/// reading does.
+pub struct NewBytes {
+    object: Py<PyBytes>,
+    start: *mut u8,
+    length: usize,
+}
+
+impl NewBytes {
+    pub fn of(py: Python<'_>, length: usize) -> PyResult<NewBytes> {
+        let size = ffi::Py_ssize_t::try_from(length).map_err(|_| PyMemoryError::new_err(()))?;
+        // SAFETY: without a source it gives a new object of that length, or null with an error set.
+        let object = unsafe {
+            let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), size);
+            Bound::from_owned_ptr_or_err(py, object)?
+        };
+        let object = object.cast_into::<PyBytes>()?;
+        let start = object.as_bytes().as_ptr().cast_mut();
+        Ok(NewBytes { object: object.unbind(), start, length })
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the object has this length, and nobody else has it before `finish`.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.length) }
+    }
+
+    pub fn finish(self) -> Py<PyBytes> {
+        self.object
+    }
 }

@@ -11,6 +11,7 @@ use crate::format::stub::{DIRECT, stub_head};
 use crate::python::support::calls::c_string;
 use crate::python::support::entries::{Directory, scan};
 use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use crate::python::support::output::column;
 use crate::system::files::Entry;
 use crate::threads::lock::{read, write};
 use crate::upkeep::mark_set::{Marks, Needed, Recipes, mark_named};
@@ -74,13 +75,13 @@ impl MarkSet {
         read(&self.0).contains(RecordId(record_id))
     }
 
-    fn add<'py>(&self, py: Python<'py>, ids: Input) -> PyResult<Bound<'py, PyBytes>> {
+    fn add(&self, py: Python<'_>, ids: Input) -> PyResult<Vec<u8>> {
         let ids = ids.ids("ids")?;
         let strays: Vec<RecordId> = py.detach(|| {
             let mut marks = write(&self.0);
             ids.into_iter().filter(|&id| !id.is_hole() && !marks.set(id, true)).collect()
         });
-        Ok(pack_ids(py, strays))
+        Ok(pack_ids(strays))
     }
 
     fn merge(&self, number: u32, bits: Input) -> bool {
@@ -106,15 +107,15 @@ impl MarkSet {
     fn follow(&self, py: Python<'_>, first_id: u64, table: Input) -> PyResult<Followed> {
         let entries = table.entries("table")?;
         let found = py.detach(|| write(&self.0).follow(RecordId(first_id), &entries));
-        let strays = pack_ids(py, found.strays).unbind();
+        let strays = column(py, pack_ids(found.strays));
         Ok(Followed { found_any: found.any, epoch: found.epoch, strays })
     }
 
     fn lean(&self, py: Python<'_>, first_id: u64, table: Input) -> PyResult<Leaned> {
         let entries = table.entries("table")?;
         let found = py.detach(|| write(&self.0).lean(RecordId(first_id), &entries));
-        let unknown = pack_u32(py, found.unknown).unbind();
-        let strays = pack_ids(py, found.strays).unbind();
+        let unknown = column(py, pack_u32(found.unknown));
+        let strays = column(py, pack_ids(found.strays));
         Ok(Leaned { found_any: found.any, unknown, strays })
     }
 
@@ -156,21 +157,17 @@ impl MarkSet {
         Ok(NamedByLeaves {
             leaves: marked.recipes,
             rows: marked.rows,
-            left: pack_u32(py, marked.left).unbind(),
-            strays: pack_ids(py, marked.strays).unbind(),
+            left: column(py, pack_u32(marked.left)),
+            strays: column(py, pack_ids(marked.strays)),
         })
     }
 }
 
 #[pyfunction]
-pub fn misfits<'py>(
-    py: Python<'py>,
-    table: Input,
-    needed: Input,
-) -> PyResult<(Bound<'py, PyBytes>, u64)> {
+pub fn misfits(py: Python<'_>, table: Input, needed: Input) -> PyResult<(Vec<u8>, u64)> {
     let (entries, needed) = (table.entries("table")?, needed.bytes());
     let (places, orphans) = py.detach(|| crate::upkeep::follow_merges::misfits(&entries, needed));
-    Ok((pack_u32(py, places), orphans))
+    Ok((pack_u32(places), orphans))
 }
 
 /// What the stubs of a directory name.
@@ -213,15 +210,12 @@ pub fn scan_stubs(
     let count = stubs.len() as u64;
     let (direct, others): (Vec<_>, Vec<_>) =
         stubs.into_iter().partition(|stub| stub.flags & DIRECT != 0);
-    let chunks = pack_ids(py, direct.into_iter().map(|stub| stub.recipe));
-    let recipes = pack_ids(py, others.iter().map(|stub| stub.recipe));
-    let covered = pack_u64(py, others.iter().map(|stub| stub.covered));
     let named = NamedByStubs {
         file_count: files,
         stub_count: count,
-        chunks: chunks.unbind(),
-        recipes: recipes.unbind(),
-        covered: covered.unbind(),
+        chunks: column(py, pack_ids(direct.into_iter().map(|stub| stub.recipe))),
+        recipes: column(py, pack_ids(others.iter().map(|stub| stub.recipe))),
+        covered: column(py, pack_u64(others.iter().map(|stub| stub.covered))),
     };
     Py::new(py, Directory::of(py, left, safe_point)?.with(named))
 }

@@ -17,8 +17,6 @@ use crate::upkeep::record_census::{Known, KnownBytes};
 #[pyclass(frozen, module = "dedupd.native.upkeep")]
 pub struct NeedSet(RwLock<Needs>);
 
-type Taken<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
-
 #[pymethods]
 impl NeedSet {
     #[new]
@@ -44,8 +42,8 @@ impl NeedSet {
         read(&self.0).needed(RecordId(record_id))
     }
 
-    fn lengths<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
-        pack_u64(py, read(&self.0).lengths(ContainerNumber(number)).iter().copied())
+    fn lengths(&self, number: u32) -> Vec<u8> {
+        pack_u64(read(&self.0).lengths(ContainerNumber(number)).iter().copied())
     }
 
     fn fresh<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
@@ -56,32 +54,26 @@ impl NeedSet {
         write(&self.0).put(ContainerNumber(number), lengths.bytes(), fresh.bytes());
     }
 
-    fn take_fresh<'py>(
-        &self,
-        py: Python<'py>,
-        number: u32,
-        first: usize,
-        end: usize,
-    ) -> PyResult<Taken<'py>> {
+    fn take_fresh(&self, number: u32, first: usize, end: usize) -> PyResult<(Vec<u8>, Vec<u8>)> {
         if first % 8 != 0 {
             return Err(PyValueError::new_err("first is a multiple of 8"));
         }
         let taken = write(&self.0).take_fresh(ContainerNumber(number), first, end);
-        let ordinals = pack_u32(py, taken.iter().map(|&(ordinal, _)| ordinal));
-        Ok((ordinals, pack_u64(py, taken.iter().map(|&(_, length)| length))))
+        let ordinals = pack_u32(taken.iter().map(|&(ordinal, _)| ordinal));
+        Ok((ordinals, pack_u64(taken.iter().map(|&(_, length)| length))))
     }
 }
 
 #[pyfunction]
-pub fn more_than<'py>(py: Python<'py>, now: Input, before: Input) -> Bound<'py, PyBytes> {
+pub fn more_than(py: Python<'_>, now: Input, before: Input) -> Vec<u8> {
     let (now, before) = (now.bytes(), before.bytes());
-    PyBytes::new(py, &py.detach(|| file_needs::more_than(now, before)))
+    py.detach(|| file_needs::more_than(now, before))
 }
 
 #[pyfunction]
-pub fn longest<'py>(py: Python<'py>, one: Input, other: Input) -> Bound<'py, PyBytes> {
+pub fn longest(py: Python<'_>, one: Input, other: Input) -> Vec<u8> {
     let (one, other) = (one.bytes(), other.bytes());
-    PyBytes::new(py, &py.detach(|| file_needs::longest(one, other)))
+    py.detach(|| file_needs::longest(one, other))
 }
 
 #[pyfunction]
@@ -94,8 +86,8 @@ pub fn digest_needed(py: Python<'_>, entries: Input, lengths: Input, seed: u64) 
 #[pyclass(frozen, module = "dedupd.native.upkeep")]
 pub struct Join(Mutex<join::Join>);
 
-fn packed(py: Python<'_>, pairs: join::Pairs) -> Bound<'_, PyBytes> {
-    pack_ids(py, pairs.into_iter().flat_map(|(merged, into)| [merged, into]))
+fn packed(pairs: join::Pairs) -> Vec<u8> {
+    pack_ids(pairs.into_iter().flat_map(|(merged, into)| [merged, into]))
 }
 
 #[pymethods]
@@ -123,19 +115,13 @@ impl Join {
         py.detach(|| locked(&self.0).add(entries, seed, RecordId(first_id)))
     }
 
-    fn probe<'py>(
-        &self,
-        py: Python<'py>,
-        entries: Input,
-        seed: u64,
-        first_id: u64,
-    ) -> Bound<'py, PyBytes> {
+    fn probe(&self, py: Python<'_>, entries: Input, seed: u64, first_id: u64) -> Vec<u8> {
         let entries = entries.bytes();
-        packed(py, py.detach(|| locked(&self.0).probe(entries, seed, RecordId(first_id))))
+        packed(py.detach(|| locked(&self.0).probe(entries, seed, RecordId(first_id))))
     }
 
-    fn finish<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        packed(py, py.detach(|| locked(&self.0).finish()))
+    fn finish(&self, py: Python<'_>) -> Vec<u8> {
+        packed(py.detach(|| locked(&self.0).finish()))
     }
 }
 
@@ -160,17 +146,11 @@ impl KnownRecords {
         KnownRecords(RwLock::default())
     }
 
-    fn add_table<'py>(
-        &self,
-        py: Python<'py>,
-        number: u32,
-        table: Input,
-        seed: u64,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    fn add_table(&self, py: Python<'_>, number: u32, table: Input, seed: u64) -> PyResult<Vec<u8>> {
         let entries = table.entries("table")?;
         let others =
             py.detach(|| write(&self.0).add_table(ContainerNumber(number), &entries, seed));
-        Ok(pack_u32(py, others))
+        Ok(pack_u32(others))
     }
 
     #[pyo3(signature = (record_id, raw_length, fingerprint_check, target = None))]
@@ -221,8 +201,8 @@ impl KnownRecords {
         read(&self.0).references(RecordId(record_id))
     }
 
-    fn referred_at_least<'py>(&self, py: Python<'py>, count: u8) -> Bound<'py, PyBytes> {
-        pack_ids(py, py.detach(|| read(&self.0).with_references(|found| found >= count)))
+    fn referred_at_least(&self, py: Python<'_>, count: u8) -> Vec<u8> {
+        pack_ids(py.detach(|| read(&self.0).with_references(|found| found >= count)))
     }
 
     fn unreferenced(&self, py: Python<'_>) -> usize {

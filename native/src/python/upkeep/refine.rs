@@ -10,6 +10,7 @@ use pyo3::types::PyBytes;
 use crate::format::ids::{Checksum, ContainerNumber, RecordId};
 use crate::python::hashing::algorithm_named;
 use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use crate::python::support::output::column;
 use crate::python::upkeep::marks::MarkSet;
 use crate::store::bases;
 use crate::store::record_reader::{BaseBytes, Reads};
@@ -62,35 +63,31 @@ fn sketches(data: &Input) -> PyResult<Vec<Sketch>> {
 
 #[pyfunction]
 #[pyo3(signature = (fd, table, bases, *, seed, first, threads))]
-pub fn sketch_records<'py>(
-    py: Python<'py>,
+pub fn sketch_records(
+    py: Python<'_>,
     fd: i32,
     table: Input,
-    bases: &Bound<'py, Bases>,
+    bases: &Bound<'_, Bases>,
     seed: u64,
     first: u32,
     threads: usize,
-) -> PyResult<Bound<'py, PyBytes>> {
+) -> PyResult<Vec<u8>> {
     let entries = table.entries("table")?;
     let looked = Looked { data: fd, seed, bases: &bases.get().0 };
     let found = py.detach(|| looked.sketches(&entries, first, threads));
-    Ok(pack_u64(py, found.into_iter().flatten()))
+    Ok(pack_u64(found.into_iter().flatten()))
 }
 
 #[pyfunction]
-pub fn pack_sketches<'py>(py: Python<'py>, sketches: Input) -> PyResult<Bound<'py, PyBytes>> {
-    Ok(PyBytes::new(py, &sketch::pack(&self::sketches(&sketches)?)))
+pub fn pack_sketches(sketches: Input) -> PyResult<Vec<u8>> {
+    Ok(sketch::pack(&self::sketches(&sketches)?))
 }
 
 #[pyfunction]
-pub fn unpack_sketches<'py>(
-    py: Python<'py>,
-    packed: Input,
-    count: usize,
-) -> PyResult<Bound<'py, PyBytes>> {
+pub fn unpack_sketches(packed: Input, count: usize) -> PyResult<Vec<u8>> {
     let found = sketch::unpack(packed.bytes(), count)
         .ok_or_else(|| PyValueError::new_err("not that many sketches"))?;
-    Ok(pack_u64(py, found.into_iter().flatten()))
+    Ok(pack_u64(found.into_iter().flatten()))
 }
 
 #[pyclass(frozen, module = "dedupd.native.upkeep")]
@@ -134,35 +131,30 @@ impl Samples {
 
     #[pyo3(signature = (*, known, count, bytes_max, gain_bytes_min, level, threads))]
     #[expect(clippy::too_many_arguments, reason = "all by name")]
-    fn train<'py>(
+    fn train(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         known: Vec<Vec<u8>>,
         count: usize,
         bytes_max: usize,
         gain_bytes_min: f64,
         level: i32,
         threads: usize,
-    ) -> Vec<Bound<'py, PyBytes>> {
+    ) -> Vec<Vec<u8>> {
         let Taken { samples, raw_bytes } = std::mem::take(&mut *locked(&self.0));
         let taken: usize = samples.iter().map(Vec::len).sum();
         let scale = raw_bytes as f64 / taken.max(1) as f64;
-        let found = py.detach(|| {
-            let known = &known[..];
-            let wanted = Wanted { known, count, bytes_max, level, scale, gain_bytes_min, threads };
-            training::train(samples, wanted)
-        });
-        found.iter().map(|one| PyBytes::new(py, one)).collect()
+        let known = &known[..];
+        let wanted = Wanted { known, count, bytes_max, level, scale, gain_bytes_min, threads };
+        py.detach(|| training::train(samples, wanted))
     }
 }
 
-type Deltas<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
-
 #[pyfunction]
-pub fn deltas<'py>(py: Python<'py>, table: Input, seed: u64) -> PyResult<Deltas<'py>> {
+pub fn deltas(py: Python<'_>, table: Input, seed: u64) -> PyResult<(Vec<u8>, Vec<u8>)> {
     let entries = table.entries("table")?;
     let (places, found) = py.detach(|| follow_merges::deltas(&entries, seed));
-    Ok((pack_u32(py, places), pack_ids(py, found)))
+    Ok((pack_u32(places), pack_ids(found)))
 }
 
 #[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
@@ -235,8 +227,8 @@ impl Refiner {
         Ok(())
     }
 
-    fn left<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        pack_ids(py, locked(&self.groups).left())
+    fn left(&self) -> Vec<u8> {
+        pack_ids(locked(&self.groups).left())
     }
 
     fn bytes(&self) -> usize {
@@ -331,15 +323,15 @@ impl Refiner {
             let mut join = Join { similar: &mut similar, leaned: &mut leaned, groups: &mut groups };
             refining::refine(&pieces, &mut join, &tools)
         });
-        let payloads: Vec<u8> = given.iter().flat_map(|one| one.payload.iter().copied()).collect();
+        let payloads: Vec<&[u8]> = given.iter().map(|one| &one.payload[..]).collect();
+        let codecs: Vec<u8> = given.iter().map(|one| one.codec).collect();
         Ok(Refined {
-            places: pack_u32(py, given.iter().map(|one| one.at as u32)).unbind(),
-            codecs: PyBytes::new(py, &given.iter().map(|one| one.codec).collect::<Vec<_>>())
-                .unbind(),
-            leans_on: pack_ids(py, given.iter().map(|one| one.leans_on)).unbind(),
-            lengths: pack_u32(py, given.iter().map(|one| one.payload.len() as u32)).unbind(),
-            checksums: pack_u64(py, given.iter().map(|one| one.checksum.0)).unbind(),
-            payloads: PyBytes::new(py, &payloads).unbind(),
+            places: column(py, pack_u32(given.iter().map(|one| one.at as u32))),
+            codecs: column(py, codecs),
+            leans_on: column(py, pack_ids(given.iter().map(|one| one.leans_on))),
+            lengths: column(py, pack_u32(given.iter().map(|one| one.payload.len() as u32))),
+            checksums: column(py, pack_u64(given.iter().map(|one| one.checksum.0))),
+            payloads: column(py, payloads.concat()),
         })
     }
 }

@@ -10,6 +10,7 @@ use crate::format::ids::{ContainerNumber, RecordId};
 use crate::python::support::calls::c_string;
 use crate::python::support::entries::Directory;
 use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use crate::python::support::output::column;
 use crate::python::tree::{listed, looked_at};
 use crate::system::files::Entry;
 use crate::threads::lock::{read, write};
@@ -49,9 +50,9 @@ impl UsageSums {
             stubs_own_bytes: sums.stubs_own_bytes,
             optimized_bytes: sums.optimized_bytes,
             direct_bytes: sums.direct_bytes,
-            chunks: pack_ids(py, sums.chunks).unbind(),
-            recipes: pack_ids(py, sums.recipes).unbind(),
-            covered: pack_u64(py, sums.covered).unbind(),
+            chunks: column(py, pack_ids(sums.chunks)),
+            recipes: column(py, pack_ids(sums.recipes)),
+            covered: column(py, pack_u64(sums.covered)),
         }
     }
 }
@@ -131,7 +132,7 @@ pub struct TakenByGroup {
 }
 
 /// The nodes of a container that a group needs: number, ordinals, how much of each, how often.
-type Wanted<'py> = (u32, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+type Wanted = (u32, Vec<u8>, Vec<u8>, Vec<u8>);
 
 /// Nobody waits for the GIL while holding the lock.
 #[pyclass(frozen, module = "dedupd.native.upkeep")]
@@ -201,12 +202,7 @@ impl Usage {
     }
 
     /// Takes what a group names into account; returns the recipe nodes that are to be read.
-    fn take<'py>(
-        &self,
-        py: Python<'py>,
-        group: u32,
-        is_sharing: bool,
-    ) -> PyResult<Vec<Wanted<'py>>> {
+    fn take(&self, py: Python<'_>, group: u32, is_sharing: bool) -> PyResult<Vec<Wanted>> {
         let wanted = self.work(py, group, |store, own| {
             let (chunks, wanted) = own.named.take();
             for (id, count) in chunks {
@@ -222,9 +218,9 @@ impl Usage {
             .map(|(number, nodes)| {
                 (
                     number.0,
-                    pack_u32(py, nodes.iter().map(|node| node.id.ordinal())),
-                    pack_u64(py, nodes.iter().map(|node| node.end)),
-                    pack_u32(py, nodes.iter().map(|node| node.count)),
+                    pack_u32(nodes.iter().map(|node| node.id.ordinal())),
+                    pack_u64(nodes.iter().map(|node| node.end)),
+                    pack_u32(nodes.iter().map(|node| node.count)),
                 )
             })
             .collect())
@@ -249,9 +245,9 @@ impl Usage {
 
     #[pyo3(signature = (group, data_fd, table, *, seed, first, ordinals, ends, counts, is_sharing))]
     #[expect(clippy::too_many_arguments, reason = "all but three by name")]
-    fn read_leaves<'py>(
+    fn read_leaves(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         group: u32,
         data_fd: i32,
         table: Input,
@@ -261,7 +257,7 @@ impl Usage {
         ends: Input,
         counts: Input,
         is_sharing: bool,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    ) -> PyResult<Vec<u8>> {
         let (ordinals, ends) = (ordinals.u32s("ordinals")?, ends.u64s("ends")?);
         let counts = counts.u32s("counts")?;
         let are_even = ordinals.len() == ends.len() && ends.len() == counts.len();
@@ -288,7 +284,7 @@ impl Usage {
             }
             left
         })?;
-        Ok(pack_u32(py, left))
+        Ok(pack_u32(left))
     }
 
     /// Before the shares: all that a group names is to be taken once more.
@@ -309,9 +305,9 @@ impl Usage {
 
     #[pyo3(signature = (recipes, number, table, seed, *, of_copies, gone = None, rest = None))]
     #[expect(clippy::too_many_arguments, reason = "three by name")]
-    fn collected<'py>(
+    fn collected(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         recipes: bool,
         number: u32,
         table: Input,
@@ -319,7 +315,7 @@ impl Usage {
         of_copies: bool,
         gone: Option<u32>,
         rest: Option<u32>,
-    ) -> Bound<'py, PyBytes> {
+    ) -> Vec<u8> {
         let table = table.bytes();
         let gone = match (gone, rest) {
             (Some(group), _) => Gone::One(group),
@@ -327,10 +323,9 @@ impl Usage {
             (None, None) => Gone::Nothing,
         };
         let number = ContainerNumber(number);
-        let after = py.detach(|| {
+        py.detach(|| {
             read(&self.0).store.of(recipes).collected(number, table, seed, of_copies, gone)
-        });
-        PyBytes::new(py, &after)
+        })
     }
 
     #[pyo3(signature = (recipes, number, copies = None))]
