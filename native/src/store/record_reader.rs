@@ -17,7 +17,7 @@ use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry};
 use crate::format::table_map;
 use crate::store::blocks_ahead::Blocks;
 use crate::system::reads::RWF_DONTCACHE;
-use crate::threads::lock::{locked, unlocked};
+use crate::threads::lock::locked;
 use crate::threads::pool;
 
 thread_local! {
@@ -74,12 +74,10 @@ pub struct Wanted<'a> {
 impl Files<'_> {
     /// As `read`, of many, with up to `threads` threads.
     pub fn read_all(&self, wanted: Vec<Wanted<'_>>, threads: usize) -> Vec<bool> {
-        let slots: Vec<_> = wanted.into_iter().map(|one| Mutex::new((one, false))).collect();
-        pool::for_each(slots.len(), threads.saturating_sub(1), |at| {
-            let mut slot = locked(&slots[at]);
-            slot.1 = with_scratch(|scratch| self.read(&mut slot.0, scratch));
-        });
-        slots.into_iter().map(|slot| unlocked(slot).1).collect()
+        let slots: Vec<_> = wanted.into_iter().map(Mutex::new).collect();
+        pool::map(slots.len(), threads.saturating_sub(1), |at| {
+            with_scratch(|scratch| self.read(&mut locked(&slots[at]), scratch))
+        })
     }
 
     /// Fills `wanted.out`. False, with undefined bytes in it, where anything is not as expected.

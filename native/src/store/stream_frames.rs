@@ -10,7 +10,7 @@ use crate::format::stream::{CHUNK, HEADER_BYTES, Head, write_header};
 use crate::format::table_entry::{CODEC_ZSTD, TableEntry};
 use crate::store::blocks_ahead::{Blocks, BlocksAhead};
 use crate::store::record_reader::{Files, Row};
-use crate::threads::lock::{locked, unlocked};
+use crate::threads::lock::locked;
 use crate::threads::pool;
 
 const FINGERPRINT_BYTES: usize = size_of::<Fingerprint>();
@@ -69,14 +69,14 @@ pub fn write(
     let mut slots = Vec::with_capacity(entries.len());
     for entry in entries {
         let (frame, rest) = out.split_at_mut(frame_bytes(entry));
-        slots.push(Mutex::new((frame, false)));
+        slots.push(Mutex::new(frame));
         out = rest;
     }
-    pool::for_each(slots.len(), threads.saturating_sub(1), |at| {
-        let mut slot = locked(&slots[at]);
-        slot.1 = write_one(files, rows[at].0, &entries[at], blocks, place, at, slot.0).is_some();
+    let written = pool::map(slots.len(), threads.saturating_sub(1), |at| {
+        let frame = &mut *locked(&slots[at]);
+        write_one(files, rows[at].0, &entries[at], blocks, place, at, frame).is_some()
     });
-    slots.into_iter().map(|slot| unlocked(slot).1).take_while(|&is| is).count()
+    written.into_iter().take_while(|&is_written| is_written).count()
 }
 
 fn write_one(

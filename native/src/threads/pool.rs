@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
 
-use crate::threads::lock::{locked, woken};
+use crate::threads::lock::{locked, unlocked, woken};
 
 /// Runs `work` on every task, on up to `threads` threads, the caller's among them.
 ///
@@ -25,6 +25,13 @@ pub fn for_each_of<T: Send>(
         let task = locked(&tasks).next();
         task.into_iter().for_each(&work);
     });
+}
+
+/// What `work` makes of every number below `count`, in their order; as [`for_each`].
+pub fn map<T: Send>(count: usize, helpers: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let made: Vec<_> = (0..count).map(|_| Mutex::new(None)).collect();
+    for_each(count, helpers, |at| *locked(&made[at]) = Some(work(at)));
+    made.into_iter().map(|one| unlocked(one).expect("all have run")).collect()
 }
 
 /// Runs `work` on every number below `count`, on the caller's thread and up to `helpers` more.

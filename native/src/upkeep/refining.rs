@@ -2,7 +2,7 @@
 //! with a dictionary, and at a higher level; the smallest wins.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::groups::Groups;
 use super::mark_set::Marks;
@@ -17,7 +17,6 @@ use crate::format::ids::{Checksum, Fingerprint, RecordId};
 use crate::format::record_header::{CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW};
 use crate::store::bases::Bases;
 use crate::store::record_reader::Reads;
-use crate::threads::lock::{locked, unlocked};
 use crate::threads::pool;
 
 /// Of zstd: what is worth it is decided at this level, which costs a tenth of the last one.
@@ -152,14 +151,11 @@ pub fn refine(pieces: &[Piece<'_>], join: &mut Join<'_>, tools: &Tools<'_>) -> V
 impl Tools<'_> {
     fn refine(&self, pieces: &[Piece<'_>], join: &mut Join<'_>) -> Vec<Given> {
         let helpers = self.options.threads.saturating_sub(1);
-        let trials: Vec<_> = pieces.iter().map(|_| Mutex::new(Trial::default())).collect();
-        if self.options.level.is_some() {
-            pool::for_each(pieces.len(), helpers, |at| {
-                let is_wanted = self.may_change(&pieces[at]);
-                locked(&trials[at]).raw = is_wanted.then(|| self.raw(&pieces[at])).flatten();
-            });
-        }
-        let mut trials: Vec<Trial> = trials.into_iter().map(unlocked).collect();
+        let mut trials = pool::map(pieces.len(), helpers, |at| {
+            let is_wanted = self.options.level.is_some() && self.may_change(&pieces[at]);
+            let raw = is_wanted.then(|| self.raw(&pieces[at])).flatten();
+            Trial { raw, ..Trial::default() }
+        });
         let mut out = Vec::new();
         for (piece, trial) in pieces.iter().zip(&mut trials) {
             if self.may_change(piece) {
@@ -168,12 +164,11 @@ impl Tools<'_> {
                 self.stand(piece, join);
             }
         }
-        let made: Vec<_> = pieces.iter().map(|_| Mutex::new(None)).collect();
-        pool::for_each(pieces.len(), helpers, |at| {
+        let made = pool::map(pieces.len(), helpers, |at| {
             let new = trials[at].given.clone();
-            *locked(&made[at]) = new.or_else(|| self.payload(&pieces[at], &trials[at]));
+            new.or_else(|| self.payload(&pieces[at], &trials[at]))
         });
-        let made = made.into_iter().map(unlocked).enumerate();
+        let made = made.into_iter().enumerate();
         made.filter_map(|(at, one)| one.map(|one| Given { at, ..one })).collect()
     }
 

@@ -1,7 +1,6 @@
 //! The chunks of a container as a refine run looks at them first: their sketches, and samples.
 
 use std::os::fd::RawFd;
-use std::sync::Mutex;
 
 use super::sketch::{Sketch, sketch};
 use crate::codec::delta::{self, RAW_BYTES_MAX};
@@ -15,7 +14,6 @@ use crate::format::table_entry::{EntryBytes, State, TableEntry};
 use crate::store::bases::Bases;
 use crate::store::record_reader::{BaseBytes, Reads};
 use crate::system::reads::fill_at;
-use crate::threads::lock::{locked, unlocked};
 use crate::threads::pool;
 
 /// Read at once.
@@ -35,7 +33,7 @@ impl Looked<'_> {
     /// Those that are not live, not intact, or the difference to others, have none. Read past the
     /// page cache.
     pub fn sketches(&self, entries: &[&EntryBytes], first: u32, threads: usize) -> Vec<Sketch> {
-        let sketches: Vec<_> = entries.iter().map(|_| Mutex::new(Sketch::default())).collect();
+        let mut sketches = vec![Sketch::default(); entries.len()];
         let wanted: Vec<(usize, TableEntry)> = entries
             .iter()
             .enumerate()
@@ -61,15 +59,16 @@ impl Looked<'_> {
                 continue;
             }
             let buffer = &buffer[..];
-            pool::for_each(window.len(), threads.saturating_sub(1), |number| {
+            let found = pool::map(window.len(), threads.saturating_sub(1), |number| {
                 let (at, entry) = &window[number];
                 let record = &buffer[(entry.offset - start) as usize..];
-                if let Some(raw) = self.raw_of(record, entry, first + *at as u32) {
-                    *locked(&sketches[*at]) = sketch(&raw);
-                }
+                self.raw_of(record, entry, first + *at as u32).map(|raw| sketch(&raw))
             });
+            for ((at, _), found) in window.iter().zip(found) {
+                sketches[*at] = found.unwrap_or_default();
+            }
         }
-        sketches.into_iter().map(unlocked).collect()
+        sketches
     }
 
     /// The raw bytes of some records of a part of a table, `bytes_max` in all, spread evenly over

@@ -5,7 +5,6 @@
 //! least of it, and each group is trained again.
 
 use std::ffi::c_void;
-use std::sync::Mutex;
 
 use zstd_safe::zstd_sys;
 
@@ -13,7 +12,6 @@ use super::refining::TRIAL_LEVEL;
 use crate::codec::compressibility::incompressible;
 use crate::codec::dictionary::{Compressing, compress};
 use crate::codec::encode;
-use crate::threads::lock::{locked, unlocked};
 use crate::threads::pool;
 
 /// Dimensions of the space in which samples are grouped.
@@ -211,12 +209,11 @@ fn with_judges(mut samples: Vec<Vec<u8>>, groups: &Groups) -> (Vec<Vec<u8>>, Gro
 }
 
 fn trained(samples: &[Vec<u8>], groups: &Groups, wanted: Wanted<'_>) -> Vec<Vec<u8>> {
-    let made: Vec<_> = groups.iter().map(|_| Mutex::new(None)).collect();
-    pool::for_each(groups.len(), wanted.threads.saturating_sub(1), |at| {
+    let made = pool::map(groups.len(), wanted.threads.saturating_sub(1), |at| {
         let own: Vec<&[u8]> = groups[at].iter().map(|&number| &samples[number][..]).collect();
-        *locked(&made[at]) = dictionary_of(&own, wanted);
+        dictionary_of(&own, wanted)
     });
-    made.into_iter().filter_map(unlocked).collect()
+    made.into_iter().flatten().collect()
 }
 
 /// A dictionary for some samples; None where these are too few, or too much alike.
@@ -271,17 +268,15 @@ fn ready(dictionaries: &[Vec<u8>]) -> Vec<Compressing> {
 
 /// What is made of each sample without any new dictionary: alone, or with a known one.
 fn sizes_without(samples: &[Vec<u8>], wanted: Wanted<'_>) -> Vec<usize> {
-    let (known, sizes) = (ready(wanted.known), samples.iter().map(|one| Mutex::new(one.len())));
-    let sizes: Vec<_> = sizes.collect();
-    pool::for_each(samples.len(), wanted.threads.saturating_sub(1), |number| {
+    let known = ready(wanted.known);
+    pool::map(samples.len(), wanted.threads.saturating_sub(1), |number| {
         let sample = &samples[number];
         let mut out = vec![0; zstd_safe::compress_bound(sample.len())];
         let alone = encode::compress(sample, &mut out, TRIAL_LEVEL).ok().flatten();
         let with = least(sample, &known).map(|(size, _)| size);
         let found = alone.into_iter().chain(with).chain([sample.len()]).min();
-        *locked(&sizes[number]) = found.unwrap_or_default();
-    });
-    sizes.into_iter().map(unlocked).collect()
+        found.unwrap_or_default()
+    })
 }
 
 /// Each sample with the dictionary that makes least of it, if that is less than `sizes` say; and
@@ -293,13 +288,11 @@ fn assigned(
     wanted: Wanted<'_>,
 ) -> Option<(Groups, Vec<f64>)> {
     let ready = Some(ready(dictionaries)).filter(|one| one.len() == dictionaries.len())?;
-    let best: Vec<_> = samples.iter().map(|_| Mutex::new(None)).collect();
-    pool::for_each(samples.len(), wanted.threads.saturating_sub(1), |number| {
-        *locked(&best[number]) = least(&samples[number], &ready);
-    });
+    let helpers = wanted.threads.saturating_sub(1);
+    let best = pool::map(samples.len(), helpers, |number| least(&samples[number], &ready));
     let mut groups = vec![Vec::new(); ready.len()];
     let mut gains = vec![0f64; ready.len()];
-    for (number, found) in best.into_iter().map(unlocked).enumerate() {
+    for (number, found) in best.into_iter().enumerate() {
         if let Some((size, place)) = found.filter(|(size, _)| *size < sizes[number]) {
             groups[place].push(number);
             gains[place] += (sizes[number] - size) as f64;
