@@ -3,21 +3,15 @@
 
 use std::cell::RefCell;
 
-use zstd_safe::{CCtx, CParameter, DCtx, ResetDirective};
+use zstd_safe::{CParameter, DCtx, ResetDirective};
 
-use super::encode::{Corruption, describe};
+use super::encode::{Compressor, Corruption, describe, filled, fitting};
 
 /// Longer records neither lean on others nor serve as a base: decoding takes memory for both.
 pub const RAW_BYTES_MAX: usize = 1 << 20;
 
-struct Compressor {
-    context: CCtx<'static>,
-    level: i32,
-}
-
 thread_local! {
-    static COMPRESSOR: RefCell<Compressor> =
-        RefCell::new(Compressor { context: CCtx::create(), level: 0 });
+    static COMPRESSOR: RefCell<Compressor> = RefCell::new(Compressor::new());
     static DECOMPRESSOR: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
 
@@ -40,11 +34,7 @@ pub fn compress(
     level: i32,
 ) -> Result<Option<usize>, String> {
     COMPRESSOR.with_borrow_mut(|compressor| {
-        let Compressor { context, level: current } = compressor;
-        if *current != level {
-            context.set_parameter(CParameter::CompressionLevel(level)).map_err(describe)?;
-            *current = level;
-        }
+        let context = compressor.at(level)?;
         // The window reaches back over both.
         let window = usize::BITS - (raw.len() + base.len()).leading_zeros();
         context.set_parameter(CParameter::WindowLog(window.clamp(10, 27))).map_err(describe)?;
@@ -56,11 +46,7 @@ pub fn compress(
         // A frame that did not fit is still open.
         context.reset(ResetDirective::SessionOnly).map_err(describe)?;
         context.ref_prefix(&[]).map_err(describe)?;
-        match made {
-            Ok(stored) => Ok(Some(stored)),
-            Err(code) if code == super::encode::DESTINATION_TOO_SMALL => Ok(None),
-            Err(code) => Err(describe(code)),
-        }
+        fitting(made)
     })
 }
 
@@ -76,11 +62,7 @@ pub fn decode(stored: &[u8], base: &[u8], out: &mut [u8]) -> Result<(), Corrupti
             decoded
         })
         .map_err(describe)?;
-    if length == out.len() {
-        Ok(())
-    } else {
-        Err(format!("payload decodes to {length} bytes, should be {}", out.len()))
-    }
+    filled(length, out)
 }
 
 #[cfg(test)]

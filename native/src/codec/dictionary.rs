@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use zstd_safe::{CCtx, CDict, CParameter, DCtx, DDict, ResetDirective};
 
-use super::encode::{Corruption, DESTINATION_TOO_SMALL, describe};
+use super::encode::{Corruption, describe, filled, fitting};
 
 /// A dictionary, made ready for decoding.
 pub struct Dictionary(DDict<'static>);
@@ -45,11 +45,7 @@ pub fn compress(
         context.reset(ResetDirective::SessionOnly).map_err(describe)?;
         // The dictionary may be gone before the next frame.
         context.disable_dictionary().map_err(describe)?;
-        match made {
-            Ok(stored) => Ok(Some(stored)),
-            Err(DESTINATION_TOO_SMALL) => Ok(None),
-            Err(code) => Err(describe(code)),
-        }
+        fitting(made)
     })
 }
 
@@ -58,9 +54,5 @@ pub fn decode(stored: &[u8], dictionary: &Dictionary, out: &mut [u8]) -> Result<
     let length = DECOMPRESSOR
         .with_borrow_mut(|context| context.decompress_using_ddict(out, stored, &dictionary.0))
         .map_err(describe)?;
-    if length == out.len() {
-        Ok(())
-    } else {
-        Err(format!("payload decodes to {length} bytes, should be {}", out.len()))
-    }
+    filled(length, out)
 }

@@ -151,36 +151,56 @@ fn store(raw: &[u8], out: &mut [u8], options: Options) -> Result<(u8, usize), St
     Ok((CODEC_RAW, raw.len()))
 }
 
-struct Compressor {
+pub(super) struct Compressor {
     context: CCtx<'static>,
     level: i32,
 }
 
+impl Compressor {
+    pub fn new() -> Compressor {
+        Compressor { context: CCtx::create(), level: 0 }
+    }
+
+    pub fn at(&mut self, level: i32) -> Result<&mut CCtx<'static>, String> {
+        if self.level != level {
+            self.context.set_parameter(CParameter::CompressionLevel(level)).map_err(describe)?;
+            self.level = level;
+        }
+        Ok(&mut self.context)
+    }
+}
+
 thread_local! {
     // A context is about a MiB and dear to set up: one per thread.
-    static COMPRESSOR: RefCell<Compressor> =
-        RefCell::new(Compressor { context: CCtx::create(), level: 0 });
+    static COMPRESSOR: RefCell<Compressor> = RefCell::new(Compressor::new());
     static DECOMPRESSOR: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
 
 /// None if the result would not fit `out`.
 pub fn compress(raw: &[u8], out: &mut [u8], level: i32) -> Result<Option<usize>, String> {
-    COMPRESSOR.with_borrow_mut(|compressor| {
-        let Compressor { context, level: current } = compressor;
-        if *current != level {
-            context.set_parameter(CParameter::CompressionLevel(level)).map_err(describe)?;
-            *current = level;
-        }
-        match context.compress2(out, raw) {
-            Ok(stored) => Ok(Some(stored)),
-            Err(code) if code == DESTINATION_TOO_SMALL => Ok(None),
-            Err(code) => Err(describe(code)),
-        }
-    })
+    COMPRESSOR.with_borrow_mut(|compressor| fitting(compressor.at(level)?.compress2(out, raw)))
+}
+
+/// The length of a payload that was made; None where it would not fit.
+pub(super) fn fitting(made: Result<usize, usize>) -> Result<Option<usize>, String> {
+    match made {
+        Ok(stored) => Ok(Some(stored)),
+        Err(DESTINATION_TOO_SMALL) => Ok(None),
+        Err(code) => Err(describe(code)),
+    }
+}
+
+/// Whether a payload has given all of `out`.
+pub(super) fn filled(length: usize, out: &[u8]) -> Result<(), Corruption> {
+    if length == out.len() {
+        Ok(())
+    } else {
+        Err(format!("payload decodes to {length} bytes, should be {}", out.len()))
+    }
 }
 
 /// `-ZSTD_error_dstSize_tooSmall` (zstd_errors.h; stable since zstd 1.3.1).
-pub(super) const DESTINATION_TOO_SMALL: usize = 0usize.wrapping_sub(70);
+const DESTINATION_TOO_SMALL: usize = 0usize.wrapping_sub(70);
 
 pub(super) fn describe(code: usize) -> String {
     format!("zstd: {}", zstd_safe::get_error_name(code))
@@ -230,9 +250,5 @@ pub fn decode(stored: &[u8], codec: u8, out: &mut [u8]) -> Result<(), Corruption
     let length = DECOMPRESSOR
         .with_borrow_mut(|context| context.decompress(out, stored))
         .map_err(describe)?;
-    if length == out.len() {
-        Ok(())
-    } else {
-        Err(format!("payload decodes to {length} bytes, should be {}", out.len()))
-    }
+    filled(length, out)
 }

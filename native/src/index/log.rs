@@ -1,7 +1,6 @@
 //! The redirection tables as the log below the index, with a cache of the pages that were read.
 
 use std::collections::HashMap;
-use std::ffi::CString;
 use std::io::{ErrorKind, Result};
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
@@ -16,7 +15,7 @@ use crate::format::table_entry::{
     generation_in, header, set_state, table_name,
 };
 use crate::format::table_map::{LINE_BYTES, TableMap};
-use crate::system::files::owned;
+use crate::system::files::open_in;
 
 /// Entries of one read of a scan: 256 KiB, which stay in the cache of a core until they are
 /// processed.
@@ -362,13 +361,10 @@ impl Log {
 
     /// The redirection table of a container; None where there is no such file.
     fn open(&self, container: ContainerNumber) -> Result<Option<std::fs::File>> {
-        let name = CString::new(table_name(container))?;
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+        let name = table_name(container);
         loop {
-            // SAFETY: the name is NUL-terminated and lives for the call.
-            let fd = unsafe { libc::openat(self.dir_fd, name.as_ptr(), flags) };
-            match owned(fd) {
-                Ok(fd) => return Ok(Some(fd.into())),
+            match open_in(self.dir_fd, &name) {
+                Ok(file) => return Ok(Some(file)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
                 Err(error) => return Err(error),

@@ -1,9 +1,7 @@
 //! `Ledger`, `Snapshot`, `Notes`, `Recall`, `pays`, `verdict`.
 
 use std::collections::HashSet;
-use std::fs::File;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyValueError;
@@ -17,6 +15,7 @@ use crate::admission::ledger::{self, Kept, judged};
 use crate::admission::notes;
 use crate::format::saved_notes::{Judged, Note, judged as row, rows};
 use crate::ingest::judgement;
+use crate::system::files::duplicate;
 use crate::threads::lock::locked;
 
 const THOUSANDTHS: f64 = 1000.0;
@@ -118,9 +117,7 @@ impl Snapshot {
         let Some((fd, start, end)) = saved else {
             return notes::Notes::new(None, 0..0, run, kept);
         };
-        // SAFETY: the caller keeps it open for the call.
-        let file = File::from(unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?);
-        notes::Notes::new(Some(file), start..end, run, kept)
+        notes::Notes::new(Some(duplicate(fd)?.into()), start..end, run, kept)
     }
 }
 

@@ -1,8 +1,7 @@
 //! `TableIndex`, `BloomIndex`, `HookIndex`, and the `Figures` of all.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{FromRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::{Mutex, MutexGuard};
 
 use pyo3::exceptions::PyValueError;
@@ -21,6 +20,7 @@ use crate::index::log::Log;
 use crate::index::snapshot;
 use crate::index::suggest::Suggest;
 use crate::index::table::Table;
+use crate::system::files::duplicate;
 use crate::system::room::Room;
 use crate::threads::lock::locked;
 
@@ -101,17 +101,6 @@ fn log_of(
     Ok((Log::new(dir_fd, volume_id, page_entries, cache_entries), volume_id))
 }
 
-/// The file of a descriptor, which stays the caller's.
-fn file_of(fd: RawFd) -> io::Result<File> {
-    // SAFETY: takes no pointers; the descriptor that comes back is nobody else's.
-    let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
-    if own < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: as above.
-    Ok(unsafe { File::from_raw_fd(own) })
-}
-
 /// The methods of an index: its own ones, and those that both have.
 macro_rules! methods {
     ($index:ident { $($own:tt)* }) => {
@@ -187,7 +176,7 @@ methods!(TableIndex {
     }
 
     fn restore(&self, py: Python<'_>, fd: RawFd, capacity: usize) -> PyResult<bool> {
-        let file = file_of(fd)?;
+        let file = duplicate(fd)?.into();
         Ok(py.detach(|| self.0.lock().restore(&file, &self.0.owner, capacity)))
     }
 });
@@ -212,7 +201,8 @@ methods!(BloomIndex {
     ) -> PyResult<BloomIndex> {
         let (log, volume_id) = log_of(dir_fd, volume_id, capacity, page_entries, cache_entries)?;
         let door = Door::new(door);
-        let bloom = Bloom::new(file_of(fd)?, Room { reserve_bytes }, door.effects.clone(), capacity);
+        let (file, room) = (duplicate(fd)?.into(), Room { reserve_bytes });
+        let bloom = Bloom::new(file, room, door.effects.clone(), capacity);
         Ok(BloomIndex(Shared::new(log.searchable(), bloom, volume_id, kind, Some(door))))
     }
 

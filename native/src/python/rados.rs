@@ -1,9 +1,8 @@
 //! `ChunkReader`, `ChunkNumbers`, `FrameCache`, `ClusterContent`, `keep_freed_memory`.
 
 use std::ffi::{CString, c_int};
-use std::fs::File;
 use std::io::Error;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -22,6 +21,7 @@ use crate::rados::chunk_reads::{Found, Wanted, read_all};
 use crate::rados::cluster_content::{self, Reader};
 use crate::rados::connection::{Address, Connection, Refusal};
 use crate::rados::{chunk_numbers, frame_cache, memory};
+use crate::system::files;
 use crate::threads::lock::locked;
 
 #[pyclass(frozen, module = "dedupd.native.rados")]
@@ -186,10 +186,8 @@ impl FrameCache {
 
     /// The descriptor stays the caller's.
     fn add_segment(&self, py: Python<'_>, number: u32, fd: RawFd, rows: Input) -> PyResult<()> {
-        // SAFETY: the caller has it open.
-        let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
-        let file: File = file.map_err(|error| os_error(py, &error))?.into();
-        self.0.add_segment(number, file, rows.bytes());
+        let file = files::duplicate(fd).map_err(|error| os_error(py, &error))?;
+        self.0.add_segment(number, file.into(), rows.bytes());
         Ok(())
     }
 

@@ -3,10 +3,9 @@
 //! Answers only where everything is exactly as expected. `dedupd/store` handles all other cases.
 
 use std::collections::HashMap;
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +16,7 @@ use crate::format::table_entry::{
     FORWARDS_MAX, State, TableEntry, checksum_seed, data_name, generation_in, header, table_name,
 };
 use crate::store::record_reader::{BaseBytes, Files, Reads, Wanted, with_scratch};
-use crate::system::files::owned;
+use crate::system::files::{duplicate, open_in};
 use crate::threads::lock::locked;
 
 /// Containers that are kept open, two descriptors each.
@@ -86,9 +85,7 @@ pub struct Bases {
 impl Bases {
     /// The descriptor stays the caller's. Fails where there is none left.
     pub fn new(directory: RawFd, volume_id: [u8; 16], bytes_max: usize) -> io::Result<Bases> {
-        // SAFETY: the caller has it open.
-        let directory = unsafe { BorrowedFd::borrow_raw(directory) }.try_clone_to_owned()?;
-        let directory = Mutex::new(Some(Arc::new(directory)));
+        let directory = Mutex::new(Some(Arc::new(duplicate(directory)?)));
         Ok(Bases { directory, volume_id, bytes_max, kept: Mutex::default() })
     }
 
@@ -287,12 +284,8 @@ impl Bases {
     }
 
     fn open_file(&self, name: &str) -> io::Result<File> {
-        let name = CString::new(name)?;
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW;
         let directory = locked(&self.directory).clone().ok_or(io::ErrorKind::NotFound)?;
-        // SAFETY: the name is NUL-terminated, and both live for the call.
-        let fd = unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) };
-        Ok(owned(fd)?.into())
+        open_in(directory.as_raw_fd(), name)
     }
 }
 

@@ -4,10 +4,11 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
+use crate::system::files::duplicate;
 use crate::threads::lock::{locked, woken};
 use crate::threads::read_ahead::{Buffer, Source};
 
@@ -36,8 +37,7 @@ struct Container {
 
 impl Container {
     fn open(number: u32, fd: RawFd) -> Option<Container> {
-        // SAFETY: the caller has it open.
-        let file = File::from(unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().ok()?);
+        let file = File::from(duplicate(fd).ok()?);
         let length = file.metadata().ok()?.len();
         Some(Container { number, length, source: Source::new(file.as_raw_fd()), file })
     }

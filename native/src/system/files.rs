@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_int};
+use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -99,6 +100,20 @@ pub fn owned(fd: c_int) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A descriptor for the open file of `fd`, which stays its owner's.
+pub fn duplicate(fd: RawFd) -> Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    owned(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) })
+}
+
+/// Opens the file of a name in the directory `dir` for reading, without following a link.
+pub fn open_in(dir: RawFd, name: &str) -> Result<File> {
+    let name = CString::new(name)?;
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+    // SAFETY: the name is NUL-terminated and lives for the call.
+    Ok(owned(unsafe { libc::openat(dir, name.as_ptr(), flags) })?.into())
+}
+
 pub fn status_of(fd: RawFd) -> Result<libc::stat64> {
     // SAFETY: `stat64` is plain data, and zero bytes are a valid value of it.
     let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
@@ -120,15 +135,8 @@ pub fn status_at(dir: RawFd, name: &CStr) -> Result<libc::stat64> {
     }
 }
 
-/// Directories, and regular files of the same file system, in the directory `fd`. Files that vanish
-/// meanwhile are left out. `attribute` is the extended attribute to read of each file.
-pub fn scan_directory(fd: RawFd, attribute: &CStr) -> Result<Vec<Entry>> {
-    let mut entries = Vec::new();
-    Scan::new(fd, attribute, false)?.next(usize::MAX, &mut entries)?;
-    Ok(entries)
-}
-
-/// [`scan_directory`] step by step, for callers with other work in between.
+/// Directories, and regular files of the same file system, in a directory, step by step, for callers
+/// with other work in between. Files that vanish meanwhile are left out.
 pub struct Scan<'a> {
     directory: OwnedFd,
     attribute: &'a CStr,
@@ -140,7 +148,8 @@ pub struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// With the generations of files that have the attribute, which take a call each, if asked for.
+    /// `attribute` is the extended attribute to read of each file. With the generations of files that
+    /// have it, which take a call each, if asked for.
     pub fn new(fd: RawFd, attribute: &'a CStr, with_generations: bool) -> Result<Scan<'a>> {
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
         // SAFETY: the name is NUL-terminated.

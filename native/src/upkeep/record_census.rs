@@ -12,9 +12,6 @@ use crate::format::recipe::Leaf;
 use crate::format::table_entry::{EntryBytes, FORWARDS_MAX, State, TableEntry};
 use crate::threads::lock::locked;
 
-/// References are counted up to this number.
-pub const REFERENCES_MAX: u8 = u8::MAX;
-
 /// Length and check of the bytes of a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KnownBytes {

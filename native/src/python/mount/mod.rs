@@ -6,7 +6,7 @@ pub mod request;
 pub mod serve;
 pub mod write_times;
 
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,15 +15,14 @@ use super::support::calls::os_error;
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::mount::protocol::opcode;
 use crate::mount::requests::dispatch::Counts;
+use crate::system::files;
 
 fn ready<T>(py: Python<'_>, answer: Answer<T>) -> PyResult<T> {
     answer.map_err(|Failure(number)| os_error(py, &std::io::Error::from_raw_os_error(number)))
 }
 
 fn duplicate(py: Python<'_>, fd: RawFd) -> PyResult<OwnedFd> {
-    // SAFETY: the caller's descriptor, which stays open for the call.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    fd.try_clone_to_owned().map_err(|error| os_error(py, &error))
+    files::duplicate(fd).map_err(|error| os_error(py, &error))
 }
 
 /// How many requests of each kind have come.
