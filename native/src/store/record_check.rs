@@ -4,14 +4,14 @@
 
 use std::cell::RefCell;
 
-use crate::codec::{delta, dictionary, encode};
+use crate::codec::encode;
 use crate::fingerprint::Algorithm;
 use crate::format::ids::RecordId;
 use crate::format::record_header::{
-    CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES, RecordHeader,
+    CODEC_DICTIONARY, CODEC_RAW, RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES, RecordHeader,
 };
 use crate::store::bases::Bases;
-use crate::store::record_reader::{BaseBytes, Reads};
+use crate::store::record_reader::{BaseBytes, Reads, Undecoded, decode_with};
 use crate::threads::pool;
 
 /// Records that a thread takes at once: about a MiB at the default chunk size.
@@ -121,33 +121,20 @@ fn judge(record: &Found<'_>, algorithm: Algorithm, bases: Option<&Bases>) -> Sta
     {
         return Status::Payload;
     }
-    let other = || Some((bases?, RecordId(header.leans_on()?)));
-    let (base, dictionary) = match codec {
-        CODEC_DELTA => (other().and_then(|(all, id)| all.raw(id, Reads::Uncached)), None),
-        CODEC_DICTIONARY => {
-            (None, other().and_then(|(all, id)| all.dictionary(id, Reads::Uncached)))
-        }
-        _ => (None, None),
-    };
-    if matches!(codec, CODEC_DELTA | CODEC_DICTIONARY) && base.is_none() && dictionary.is_none() {
-        return Status::Base;
-    }
     let digest = if codec == CODEC_RAW {
         algorithm.digest(payload)
     } else {
+        let bases = bases.map(|bases| bases as &dyn BaseBytes);
+        let other = bases.zip(header.leans_on().map(RecordId));
         let decoded = RAW.with_borrow_mut(|raw| {
             raw.resize(raw_length.max(raw.len()), 0);
             let out = &mut raw[..raw_length];
-            match (base, dictionary) {
-                (Some(base), _) => delta::decode(payload, &base, out),
-                (_, Some(found)) => dictionary::decode(payload, &found, out),
-                _ => encode::decode(payload, codec, out),
-            }
-            .map(|()| algorithm.digest(out))
+            decode_with(payload, codec, other, Reads::Uncached, out).map(|()| algorithm.digest(out))
         });
         match decoded {
             Ok(digest) => digest,
-            Err(_) => return Status::Payload,
+            Err(Undecoded::Base) => return Status::Base,
+            Err(Undecoded::Payload) => return Status::Payload,
         }
     };
     if digest == header.fingerprint { Status::Intact } else { Status::Fingerprint }

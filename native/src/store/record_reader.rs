@@ -11,7 +11,7 @@ use crate::codec::dictionary::{self, Dictionary};
 use crate::codec::encode::{check, decode};
 use crate::format::ids::{FingerprintCheck, RecordId};
 use crate::format::record_header::{
-    CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader,
+    CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, RECORD_HEADER_BYTES, RecordHeader,
 };
 use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry};
 use crate::format::table_map;
@@ -47,6 +47,38 @@ pub trait BaseBytes: Sync {
 
     /// The dictionary that a record holds; None as for [`BaseBytes::raw`].
     fn dictionary(&self, id: RecordId, reads: Reads) -> Option<Arc<Dictionary>>;
+}
+
+/// Why a payload that passed [`check`] has no raw bytes.
+pub enum Undecoded {
+    /// What it leans on cannot be read.
+    Base,
+    /// It does not decode to the stated length.
+    Payload,
+}
+
+/// Fills `out` from a payload that passed [`check`]. `other`: the record that it leans on, and what
+/// reads that one.
+pub fn decode_with(
+    stored: &[u8],
+    codec: u8,
+    other: Option<(&dyn BaseBytes, RecordId)>,
+    reads: Reads,
+    out: &mut [u8],
+) -> Result<(), Undecoded> {
+    let decoded = match codec {
+        CODEC_DELTA => {
+            let base = other.and_then(|(bases, id)| bases.raw(id, reads)).ok_or(Undecoded::Base)?;
+            delta::decode(stored, &base, out)
+        }
+        CODEC_DICTIONARY => {
+            let found = other.and_then(|(bases, id)| bases.dictionary(id, reads));
+            let found = found.ok_or(Undecoded::Base)?;
+            dictionary::decode(stored, &found, out)
+        }
+        _ => decode(stored, codec, out),
+    };
+    decoded.map_err(|_| Undecoded::Payload)
 }
 
 /// A container and its table, open for reading.
@@ -139,18 +171,8 @@ impl Files<'_> {
         self.fill(self.data, entry.offset, &mut header, stored)?;
         let header = self.header(&header, entry, ordinal)?;
         check(stored, entry.codec, out.len(), header.checksum).ok()?;
-        if entry.codec <= CODEC_ZSTD {
-            return decode(stored, entry.codec, out).ok();
-        }
-        let other = RecordId(header.leans_on()?);
-        match entry.codec {
-            CODEC_DELTA => delta::decode(stored, &self.bases?.raw(other, self.reads)?, out).ok(),
-            CODEC_DICTIONARY => {
-                let found = self.bases?.dictionary(other, self.reads)?;
-                dictionary::decode(stored, &found, out).ok()
-            }
-            _ => None,
-        }
+        let other = self.bases.zip(header.leans_on().map(RecordId));
+        decode_with(stored, entry.codec, other, self.reads, out).ok()
     }
 
     /// Fills `out`, of its stored length, with the payload of a record that leans on no other; None

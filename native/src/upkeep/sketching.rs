@@ -3,16 +3,13 @@
 use std::os::fd::RawFd;
 
 use super::sketch::{Sketch, sketch};
-use crate::codec::delta::{self, RAW_BYTES_MAX};
-use crate::codec::dictionary;
-use crate::codec::encode::{check, decode};
+use crate::codec::delta::RAW_BYTES_MAX;
+use crate::codec::encode::check;
 use crate::format::ids::{Checksum, RecordId};
-use crate::format::record_header::{
-    CODEC_DELTA, CODEC_DICTIONARY, CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader,
-};
+use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader};
 use crate::format::table_entry::{EntryBytes, State, TableEntry};
 use crate::store::bases::Bases;
-use crate::store::record_reader::{BaseBytes, Reads};
+use crate::store::record_reader::{BaseBytes, Reads, decode_with};
 use crate::system::reads::fill_at;
 use crate::threads::pool;
 
@@ -149,18 +146,8 @@ impl Payload<'_> {
     pub fn raw(&self, bases: &Bases) -> Option<Vec<u8>> {
         check(self.stored, self.codec, self.raw_length, self.checksum).ok()?;
         let mut raw = vec![0; self.raw_length];
-        match self.codec {
-            ..=CODEC_ZSTD => decode(self.stored, self.codec, &mut raw).ok()?,
-            CODEC_DELTA => {
-                let base = bases.raw(self.leans_on, Reads::Uncached)?;
-                delta::decode(self.stored, &base, &mut raw).ok()?;
-            }
-            CODEC_DICTIONARY => {
-                let found = bases.dictionary(self.leans_on, Reads::Uncached)?;
-                dictionary::decode(self.stored, &found, &mut raw).ok()?;
-            }
-            _ => return None,
-        }
+        let other = Some((bases as &dyn BaseBytes, self.leans_on));
+        decode_with(self.stored, self.codec, other, Reads::Uncached, &mut raw).ok()?;
         Some(raw)
     }
 }
