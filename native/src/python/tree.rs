@@ -2,17 +2,17 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
-use std::io;
 use std::sync::{Arc, Mutex};
 
 use pyo3::PyClass;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyAny, PyBytes, PyDict, PyList};
+use pyo3::types::{IntoPyDict, PyAny, PyBytes, PyDict, PyList};
 
 use super::admission::{Ledger, Recall};
 use super::support::calls::c_string;
 use super::support::entries::{Directory, Fields, Unreadable, identity_of, scan, seeds_of};
+use super::support::output::column;
 use super::upkeep::needs::KnownRecords;
 use crate::format::ids::ContainerNumber;
 use crate::format::stub::Seeds;
@@ -104,34 +104,25 @@ pub fn find_candidates<'py>(
     let count = |entries: &mut Vec<Entry>, candidates: &mut Candidates, (): &mut ()| {
         candidates.sort_out(entries, rules);
     };
-    let results =
-        looked_at(py, root, &directories, (&attribute, false), threads, &safe_point, count)?;
-    listed(py, results, |mut here| {
+    let walk = Walk { root, directories: &directories, threads, safe_point: &safe_point };
+    walk.look(py, (&attribute, false), count, |mut here| {
         let packed = py.detach(|| here.packed(rules));
-        let passed = PyDict::new(py);
-        for (reason, Passed { count, size }) in here.passed() {
-            passed.set_item(reason.name(), (count, size))?;
-        }
+        let passed = here.passed().map(|(why, Passed { count, size })| (why.name(), (count, size)));
+        let passed = passed.into_py_dict(py)?.unbind();
         let plain = PyList::empty(py);
         for one in packed {
             let files = PackedFiles {
-                packed: PyBytes::new(py, &one.bytes).unbind(),
+                packed: column(py, one.bytes),
                 count: one.count,
                 size_bytes: one.size,
-                chunks: summed(py, one.chunks)?.unbind(),
-                files: summed(py, one.files)?.unbind(),
+                chunks: summed(py, one.chunks)?,
+                files: summed(py, one.files)?,
             };
             plain.append(Py::new(py, files)?)?;
         }
-        let markers = PyList::empty(py);
-        for name in here.markers() {
-            markers.append(PyBytes::new(py, name.to_bytes()))?;
-        }
-        let found = DirectoryCandidates {
-            passed: passed.unbind(),
-            plain: plain.unbind(),
-            markers: markers.unbind(),
-        };
+        let markers: Vec<_> = here.markers().map(|name| name.to_bytes()).collect();
+        let markers = PyList::new(py, markers)?.unbind();
+        let found = DirectoryCandidates { passed, plain: plain.unbind(), markers };
         Ok(Directory::of(py, here.left, None)?.with(found))
     })
 }
@@ -154,67 +145,61 @@ pub fn stub_sizes<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     let attribute = c_string("attribute", attribute)?;
     let count = |entries: &mut Vec<Entry>, sizes: &mut Sizes, (): &mut ()| sizes.sort_out(entries);
-    let results =
-        looked_at(py, root, &directories, (&attribute, false), threads, &safe_point, count)?;
-    listed(py, results, |sizes| {
-        let found = StubSizes { bytes_by_suffix: summed(py, sizes.bytes)?.unbind() };
+    let walk = Walk { root, directories: &directories, threads, safe_point: &safe_point };
+    walk.look(py, (&attribute, false), count, |sizes| {
+        let found = StubSizes { bytes_by_suffix: summed(py, sizes.bytes)? };
         Ok(Directory::of(py, sizes.left, None)?.with(found))
     })
 }
 
 /// Pairs of what names end in, and a number.
-fn summed<'py>(py: Python<'py>, sums: BySuffix) -> PyResult<Bound<'py, PyList>> {
-    let list = PyList::empty(py);
-    for (suffix, sum) in sums.0 {
-        list.append((PyBytes::new(py, &suffix), sum))?;
-    }
-    Ok(list)
+fn summed(py: Python<'_>, sums: BySuffix) -> PyResult<Py<PyList>> {
+    let pairs = sums.0.into_iter().map(|(suffix, sum)| (suffix.into_vec(), sum));
+    Ok(PyList::new(py, pairs)?.unbind())
 }
 
-/// [`look_at`] without the GIL, which it takes for each `safe_point`; an exception there ends it.
-pub fn looked_at<L: Default + Send, S: Default>(
-    py: Python<'_>,
-    root: i32,
-    directories: &[Vec<u8>],
-    attribute: (&CStr, bool),
-    threads: usize,
-    safe_point: &Py<PyAny>,
-    count: impl Fn(&mut Vec<Entry>, &mut L, &mut S) + Send + Sync,
-) -> PyResult<Vec<io::Result<L>>> {
-    let paths: Vec<CString> =
-        directories.iter().map(|path| c_string("path", path)).collect::<PyResult<_>>()?;
-    let raised = Mutex::new(None);
-    let go_on = || match Python::attach(|py| safe_point.call0(py)) {
-        Ok(_) => true,
-        Err(error) => {
-            *locked(&raised) = Some(error);
-            false
-        }
-    };
-    let results = py.detach(|| look_at(root, &paths, attribute, threads, count, go_on));
-    match unlocked(raised) {
-        Some(error) => Err(error),
-        None => Ok(results),
-    }
+/// Directories to be looked at, as every call that takes many is given them.
+pub struct Walk<'a> {
+    pub root: i32,
+    pub directories: &'a [Vec<u8>],
+    pub threads: usize,
+    pub safe_point: &'a Py<PyAny>,
 }
 
-/// A list with what was found in each directory, or why it cannot be read.
-pub fn listed<'py, L, T>(
-    py: Python<'py>,
-    results: Vec<io::Result<L>>,
-    mut shown: impl FnMut(L) -> PyResult<PyClassInitializer<T>>,
-) -> PyResult<Bound<'py, PyList>>
-where
-    T: PyClass<BaseType = Directory>,
-{
-    let list = PyList::empty(py);
-    for result in results {
-        match result {
-            Err(error) => list.append(Py::new(py, Unreadable::from(error))?)?,
-            Ok(listed) => list.append(Py::new(py, shown(listed)?)?)?,
+impl Walk<'_> {
+    /// [`look_at`] without the GIL, which it takes for each `safe_point`; an exception there ends it.
+    /// A list with what `shown` makes of each directory, or why it cannot be read.
+    pub fn look<'py, L: Default + Send, S: Default, T: PyClass<BaseType = Directory>>(
+        &self,
+        py: Python<'py>,
+        attribute: (&CStr, bool),
+        count: impl Fn(&mut Vec<Entry>, &mut L, &mut S) + Send + Sync,
+        mut shown: impl FnMut(L) -> PyResult<PyClassInitializer<T>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let &Walk { root, directories, threads, safe_point } = self;
+        let paths: Vec<CString> =
+            directories.iter().map(|path| c_string("path", path)).collect::<PyResult<_>>()?;
+        let raised = Mutex::new(None);
+        let go_on = || match Python::attach(|py| safe_point.call0(py)) {
+            Ok(_) => true,
+            Err(error) => {
+                *locked(&raised) = Some(error);
+                false
+            }
+        };
+        let results = py.detach(|| look_at(root, &paths, attribute, threads, count, go_on));
+        if let Some(error) = unlocked(raised) {
+            return Err(error);
         }
+        let list = PyList::empty(py);
+        for result in results {
+            match result {
+                Err(error) => list.append(Py::new(py, Unreadable::from(error))?)?,
+                Ok(listed) => list.append(Py::new(py, shown(listed)?)?)?,
+            }
+        }
+        Ok(list)
     }
-    Ok(list)
 }
 
 /// What was counted in a directory.
@@ -292,8 +277,8 @@ impl StubCounter {
             store.sort_out(entries, listed, scratch);
         };
         let attribute = (self.attribute.as_c_str(), true);
-        let results = looked_at(py, root, &directories, attribute, threads, &safe_point, count)?;
-        listed(py, results, |listed| {
+        let walk = Walk { root, directories: &directories, threads, safe_point: &safe_point };
+        walk.look(py, attribute, count, |listed| {
             let counted = CountedStubs {
                 stubs: listed.stubs,
                 plain_files: listed.plain,

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use super::calls::{call, os_error};
+use super::output::column;
 use crate::format::stub::Seeds;
 use crate::system::files::{Entry, Identity, Scan};
 
@@ -124,12 +125,12 @@ impl Directory {
                 }
                 Entry::File { name, identity, links, owner, allocated, attribute, .. } => {
                     let file = FileEntry {
-                        name: PyBytes::new(py, name.to_bytes()).unbind(),
+                        name: column(py, name.to_bytes()),
                         identity: fields_of(identity),
                         links,
                         owner,
                         allocated_bytes: allocated,
-                        attribute: attribute.map(|value| PyBytes::new(py, &value).unbind()),
+                        attribute: attribute.map(|value| column(py, value)),
                     };
                     files.append(Py::new(py, file)?)?;
                 }

@@ -4,14 +4,14 @@ use std::sync::RwLock;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyAny, PyBytes, PyDict, PyList};
+use pyo3::types::{IntoPyDict, PyAny, PyBytes, PyDict, PyList};
 
 use crate::format::ids::{ContainerNumber, RecordId};
 use crate::python::support::calls::c_string;
 use crate::python::support::entries::Directory;
 use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64};
 use crate::python::support::output::column;
-use crate::python::tree::{listed, looked_at};
+use crate::python::tree::Walk;
 use crate::system::files::Entry;
 use crate::threads::lock::{read, write};
 use crate::tree::stub_usage::{self, By, Sums};
@@ -80,14 +80,12 @@ pub fn sum_up<'py>(
     let count = |entries: &mut Vec<Entry>, usage: &mut stub_usage::Usage, (): &mut ()| {
         usage.sort_out(entries, by, seed);
     };
-    let results =
-        looked_at(py, root, &directories, (&attribute, false), threads, &safe_point, count)?;
-    listed(py, results, |usage| {
-        let sums = PyDict::new(py);
-        for (key, one) in usage.sums {
-            sums.set_item(PyBytes::new(py, &key), UsageSums::of(py, one))?;
-        }
-        Ok(Directory::of(py, usage.left, None)?.with(StubUsage { sums: sums.unbind() }))
+    let walk = Walk { root, directories: &directories, threads, safe_point: &safe_point };
+    walk.look(py, (&attribute, false), count, |usage| {
+        let sums = usage.sums.into_iter();
+        let sums = sums.map(|(key, one)| (key.into_vec(), UsageSums::of(py, one)));
+        let sums = sums.into_py_dict(py)?.unbind();
+        Ok(Directory::of(py, usage.left, None)?.with(StubUsage { sums }))
     })
 }
 
