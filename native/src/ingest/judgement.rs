@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use super::new_chunks::{Place, Placed};
-use crate::fingerprint::Fingerprint;
+use crate::format::ids::hash_of;
 use crate::format::recipe;
-use crate::format::record_header::{RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES};
+use crate::format::record_header::{RECORD_HEADER_BYTES, record_bytes};
 use crate::format::table_entry::ENTRY_BYTES;
 
 /// In place of the id of a chunk that is not stored: no recipe may name it.
@@ -88,21 +88,11 @@ fn later_bytes(placed: &Placed, later: &[&[u64]; 2]) -> u64 {
     found.filter(|(_, id)| **id != 0).map(|(chunk, _)| (chunk.end - chunk.start) as u64).sum()
 }
 
-/// The first bytes of a fingerprint.
-pub fn prefix_of(fingerprint: &Fingerprint) -> u64 {
-    fingerprint.first_chunk().map_or(0, |head| u64::from_le_bytes(*head))
-}
-
 /// A recipe of so many rows, with its copy.
 fn recipe_bytes(rows: usize) -> u64 {
     let one =
         RECORD_HEADER_BYTES + ENTRY_BYTES + recipe::header::BYTES + rows * recipe::fields::BYTES;
     (RECIPE_COPIES * one) as u64
-}
-
-fn record_bytes(stored: u32) -> u64 {
-    let record = (RECORD_HEADER_BYTES + stored as usize).next_multiple_of(RECORD_ALIGN_BYTES);
-    (record + ENTRY_BYTES) as u64
 }
 
 /// Decides, part by part, in their order. The cost of a chunk that several parts have is divided among
@@ -149,8 +139,9 @@ pub fn judge(
             let chunk = &placed.new[group].chunks[at];
             fresh += (chunk.end - chunk.start) as u64;
             let fingerprint = &chunk.fingerprint;
-            if wanted.is_empty() || !wanted.contains(&prefix_of(fingerprint)) {
-                cost += record_bytes(encoded.stored[group][at]) / u64::from(owners[group][at]);
+            if wanted.is_empty() || !wanted.contains(&hash_of(fingerprint)) {
+                let stored = record_bytes(encoded.stored[group][at].into()) + ENTRY_BYTES as u64;
+                cost += stored / u64::from(owners[group][at]);
             }
         }
         let is_taken = match part.mode {
@@ -238,7 +229,7 @@ impl Judgement {
     ) -> impl Iterator<Item = u64> + 'a {
         placed.places[chunks].iter().filter_map(|place| match *place {
             Place::New { group, at } if self.later[group][at as usize] == 0 => {
-                Some(prefix_of(&placed.new[group].chunks[at as usize].fingerprint))
+                Some(hash_of(&placed.new[group].chunks[at as usize].fingerprint))
             }
             _ => None,
         })
@@ -248,7 +239,7 @@ impl Judgement {
     pub fn stored<'a>(&'a self, placed: &'a Placed) -> impl Iterator<Item = u64> + 'a {
         (0..2).flat_map(move |group| {
             let chunks = placed.new[group].chunks.iter().zip(&self.kept[group]);
-            chunks.filter(|(_, kept)| **kept).map(|(chunk, _)| prefix_of(&chunk.fingerprint))
+            chunks.filter(|(_, kept)| **kept).map(|(chunk, _)| hash_of(&chunk.fingerprint))
         })
     }
 }

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use super::chunks::Chunks;
 use super::hashing::algorithm_named;
 use super::ingest::FileList;
-use super::support::input::Input;
+use super::support::input::{Input, require};
 use super::support::threads::check_threads;
 use crate::chunker::{self, Parameters};
 use crate::fingerprint::Algorithm;
@@ -109,10 +109,8 @@ impl Chunker {
         let data = data.bytes_u32("data")?;
         let (starts, ends) = (starts.u64s("starts")?, ends.u64s("ends")?);
         let finals = finals.bytes();
-        if starts.len() != ends.len() || starts.len() != finals.len() {
-            let message = "starts, ends and finals have not the same number of items";
-            return Err(PyValueError::new_err(message));
-        }
+        let are_even = [ends.len(), finals.len()] == [starts.len(); 2];
+        require(are_even, "starts, ends and finals have not the same number of items")?;
         let offset = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let segments = starts.into_iter().zip(ends).zip(finals).map(|((start, end), last)| {
             Segment { start: offset(start), end: offset(end), last: *last != 0 }

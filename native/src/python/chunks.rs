@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::admission::{Ledger, Recall, thousandths};
-use super::support::input::{Input, pack_u32, pack_u64};
+use super::support::input::{Input, pack_u32, pack_u64, require};
 use super::support::output::{column, flags};
 use crate::format::bytes::{u32s, u64s};
 use crate::format::ids::{Fingerprint, RecordId};
@@ -88,10 +88,8 @@ impl Chunks {
     fn place(&self, py: Python<'_>, known: Input, as_is: Input) -> PyResult<Placed> {
         let known = known.u64s("known")?;
         let as_is: Vec<bool> = as_is.bytes().iter().map(|flag| *flag != 0).collect();
-        if known.len() != self.count() || as_is.len() != self.found.len() {
-            let message = "known must have an item for each chunk, as_is for each segment";
-            return Err(PyValueError::new_err(message));
-        }
+        let are_right = known.len() == self.count() && as_is.len() == self.found.len();
+        require(are_right, "known must have an item for each chunk, as_is for each segment")?;
         let placed = py.detach(|| new_chunks::place(&self.found, &known, &as_is));
         Placed::of(py, placed)
     }
@@ -103,9 +101,8 @@ impl Chunks {
             PyValueError::new_err(format!("ids of all chunks, and a segment, not {segment}"))
         })?;
         let own = || u64s(&ids[ID_BYTES * self.firsts[segment]..]).take(chunks.len());
-        if own().any(|id| id == NOT_STORED) {
-            return Err(PyValueError::new_err("a recipe may not name a chunk that is not stored"));
-        }
+        let are_stored = own().all(|id| id != NOT_STORED);
+        require(are_stored, "a recipe may not name a chunk that is not stored")?;
         let row = |(id, chunk): (u64, &Chunk)| (id, chunk.end - chunk.start, chunk.fingerprint);
         Ok(own().zip(chunks).map(row).collect())
     }
@@ -266,9 +263,8 @@ impl Judgement {
     }
 
     fn prefixes(&self, part: usize, found: &Chunks) -> PyResult<Vec<u8>> {
-        if found.segments().len() != self.inner.taken.len() || part >= self.inner.taken.len() {
-            return Err(PyValueError::new_err("these are not the chunks that were judged"));
-        }
+        let is_part = self.is_of(found.segments().len()) && part < found.segments().len();
+        require(is_part, "these are not the chunks that were judged")?;
         Ok(pack_u64(self.prefixes_of(found.range(part))))
     }
 }
@@ -325,9 +321,7 @@ impl NewChunks {
 
     fn retained(&self, py: Python<'_>, kept: Input) -> PyResult<NewChunks> {
         let kept = kept.bytes();
-        if kept.len() != self.length {
-            return Err(PyValueError::new_err("kept must have an item for each chunk"));
-        }
+        require(kept.len() == self.length, "kept must have an item for each chunk")?;
         let column = |bytes: &Py<PyBytes>| retained(py, bytes, kept);
         let lengths = column(&self.lengths);
         Ok(NewChunks {

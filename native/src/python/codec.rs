@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 use pyo3::{create_exception, ffi};
 
 use super::chunks::retained;
-use super::support::input::{Input, pack_u32, pack_u64};
+use super::support::input::{Input, pack_u32, pack_u64, require};
 use super::support::output::{NewBytes, column, export};
 use crate::codec::encode as codec;
 use crate::codec::encode::{Buffer, Options};
@@ -56,9 +56,7 @@ impl Encoded {
     fn retained(&self, py: Python<'_>, kept: Input) -> PyResult<Encoded> {
         let kept = kept.bytes();
         let starts: Vec<usize> = u32s(self.starts.as_bytes(py)).map(|at| at as usize).collect();
-        if kept.len() != starts.len() {
-            return Err(PyValueError::new_err("kept must have an item for each record"));
-        }
+        require(kept.len() == starts.len(), "kept must have an item for each record")?;
         let ends = starts.iter().copied().skip(1).chain([self.length]);
         let ranges: Vec<_> = starts
             .iter()

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use super::chunker::Followers;
 use super::support::calls::call;
 use super::support::door::Door;
-use super::support::input::{Input, pack_ids, pairs};
+use super::support::input::{Input, pack_ids, pairs, require};
 use crate::format::ids::ContainerNumber;
 use crate::format::saved_index::Owner;
 use crate::index::bloom::Bloom;
@@ -95,9 +95,8 @@ fn log_of(
         .first_chunk()
         .filter(|_| volume_id.len() == 16)
         .ok_or_else(|| PyValueError::new_err("volume_id must have 16 bytes"))?;
-    if u32::try_from(capacity).is_err() || page_entries == 0 {
-        return Err(PyValueError::new_err("capacity or page_entries is out of range"));
-    }
+    let are_right = u32::try_from(capacity).is_ok() && page_entries > 0;
+    require(are_right, "capacity or page_entries is out of range")?;
     Ok((Log::new(dir_fd, volume_id, page_entries, cache_entries), volume_id))
 }
 
@@ -239,9 +238,7 @@ impl HookIndex {
         page_entries: usize,
         cache_entries: usize,
     ) -> PyResult<HookIndex> {
-        if zeros > 32 {
-            return Err(PyValueError::new_err("zeros is out of range"));
-        }
+        require(zeros <= 32, "zeros is out of range")?;
         let (log, volume_id) = log_of(dir_fd, volume_id, capacity, page_entries, cache_entries)?;
         let hooks = Hooks::with_capacity(capacity, zeros);
         Ok(HookIndex(Shared::new(log.searchable(), hooks, volume_id, kind, None)))
@@ -254,9 +251,7 @@ impl HookIndex {
     fn find_absent(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<Vec<u8>> {
         let keys = fingerprints.fingerprints("fingerprints")?;
         let known = ids.ids("ids")?;
-        if keys.len() != known.len() {
-            return Err(PyValueError::new_err("fingerprints and ids differ in number"));
-        }
+        require(keys.len() == known.len(), "fingerprints and ids differ in number")?;
         Ok(pack_ids(self.0.call(py, |index| index.find_absent(&keys, known.clone()))?))
     }
 

@@ -10,7 +10,7 @@ use super::chunks::{Chunks, Judgement};
 use super::commit::PlainRequests;
 use super::support::calls::c_string;
 use super::support::entries::{Fields, fields_of, identity_of};
-use super::support::input::{Input, pack_u64};
+use super::support::input::{Input, pack_u64, require};
 use super::support::output::{Output, flags};
 use super::support::threads::check_threads;
 use crate::admission::ledger::judged;
@@ -41,6 +41,10 @@ impl FileList {
     pub fn segments(&self) -> Vec<Segment> {
         self.0.iter().map(PlainFile::segment).collect()
     }
+
+    fn were_judged(&self, found: &Chunks, judgement: &Judgement) -> bool {
+        judgement.is_of(self.0.len()) && found.segments().len() == self.0.len()
+    }
 }
 
 #[pymethods]
@@ -62,9 +66,7 @@ impl FileList {
         sample: Option<(u64, u64, bool)>,
         sizes: Option<(i64, i64)>,
     ) -> PyResult<FileList> {
-        if sample.is_some_and(|(of, ..)| of == 0) {
-            return Err(PyValueError::new_err("sample: one in 0 files is none"));
-        }
+        require(sample.is_none_or(|(of, ..)| of > 0), "sample: one in 0 files is none")?;
         let is_in =
             |inode: u64| sample.is_none_or(|(of, rest, is_it)| (inode % of == rest) == is_it);
         let files = unpacked(packed)
@@ -153,9 +155,7 @@ impl FileList {
     }
 
     fn freed_bytes(&self, block_bytes: u64) -> PyResult<Vec<u8>> {
-        if block_bytes == 0 {
-            return Err(PyValueError::new_err("block_bytes must be positive"));
-        }
+        require(block_bytes > 0, "block_bytes must be positive")?;
         let freed = |file: &PlainFile| (file.size() as u64).next_multiple_of(block_bytes);
         Ok(pack_u64(self.0.iter().map(freed)))
     }
@@ -168,12 +168,8 @@ impl FileList {
         mut into: PyRefMut<'_, PlainRequests>,
     ) -> PyResult<Vec<usize>> {
         let ids = ids.u64s("ids")?;
-        if !judgement.is_of(self.0.len())
-            || found.segments().len() != self.0.len()
-            || found.count() != ids.len()
-        {
-            return Err(PyValueError::new_err("these are not the chunks of these files, and ids"));
-        }
+        let are_right = self.were_judged(found, judgement) && found.count() == ids.len();
+        require(are_right, "these are not the chunks of these files, and ids")?;
         let mut others = Vec::new();
         for (number, (file, chunks)) in self.0.iter().zip(found.segments()).enumerate() {
             if !judgement.is_taken(number) {
@@ -181,10 +177,8 @@ impl FileList {
             }
             match (&chunks[..], found.ids_of(number, &ids)) {
                 ([chunk], &[recipe]) if !chunk.zero => {
-                    if recipe == NOT_STORED {
-                        let message = "a stub may not name a chunk that is not stored";
-                        return Err(PyValueError::new_err(message));
-                    }
+                    let is_stored = recipe != NOT_STORED;
+                    require(is_stored, "a stub may not name a chunk that is not stored")?;
                     let mut digest = [0; DIGEST_BYTES];
                     digest.copy_from_slice(&chunk.fingerprint[..DIGEST_BYTES]);
                     let (path, expected) = (file.path.clone(), file.identity);
@@ -198,9 +192,7 @@ impl FileList {
     }
 
     fn tally(&self, judgement: &Judgement) -> PyResult<Vec<Tally>> {
-        if !judgement.is_of(self.0.len()) {
-            return Err(PyValueError::new_err("these are not the files that were judged"));
-        }
+        require(judgement.is_of(self.0.len()), "these are not the files that were judged")?;
         let mut sums: HashMap<(&[u8], &[u8]), [u64; 4]> = HashMap::new();
         for (number, file) in self.0.iter().enumerate() {
             let path = file.path.to_bytes();
@@ -226,9 +218,8 @@ impl FileList {
         saving_min: f64,
         again: bool,
     ) -> PyResult<(u64, u64)> {
-        if !judgement.is_of(self.0.len()) || found.segments().len() != self.0.len() {
-            return Err(PyValueError::new_err("these are not the chunks of these files"));
-        }
+        let are_right = self.were_judged(found, judgement);
+        require(are_right, "these are not the chunks of these files")?;
         let (mut files, mut bytes) = (0, 0);
         for (number, file) in self.0.iter().enumerate() {
             if judgement.is_taken(number) {

@@ -13,7 +13,7 @@ use pyo3::types::PyBytes;
 
 use super::hashing::algorithm_named;
 use super::support::calls::os_error;
-use super::support::input::Input;
+use super::support::input::{Input, require};
 use super::support::output::{NewBytes, export};
 use crate::format::cluster::kept_frame::Name;
 use crate::format::ids::{FINGERPRINT_BYTES, Fingerprint};
@@ -67,9 +67,8 @@ impl ChunkReader {
         with_frames: bool,
     ) -> PyResult<Read> {
         let fingerprints = fingerprints.fingerprints("fingerprints")?;
-        if objects.len() != fingerprints.len() || objects.len() != lengths.len() {
-            return Err(PyValueError::new_err("each object has one fingerprint and one length"));
-        }
+        let are_even = [fingerprints.len(), lengths.len()] == [objects.len(); 2];
+        require(are_even, "each object has one fingerprint and one length")?;
         let reader = self.open()?;
         let mut results: Vec<NewBytes> =
             lengths.iter().map(|&length| NewBytes::of(py, length)).collect::<PyResult<_>>()?;

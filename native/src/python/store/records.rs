@@ -7,7 +7,7 @@ use pyo3::types::PyBytes;
 use crate::format::ids::{Checksum, FingerprintCheck};
 use crate::python::codec::Encoded;
 use crate::python::hashing::algorithm_named;
-use crate::python::support::input::{Input, pack_u32};
+use crate::python::support::input::{Input, pack_u32, require};
 use crate::python::support::output::{NewBytes, Output, column};
 use crate::python::upkeep::refine::Bases;
 use crate::store::blocks_ahead;
@@ -239,9 +239,7 @@ pub fn dead_payloads(
     threads: usize,
     is_seen: bool,
 ) -> PyResult<Vec<(u32, u64, u64)>> {
-    if block_bytes == 0 {
-        return Err(PyValueError::new_err("block_bytes = 0"));
-    }
+    require(block_bytes > 0, "block_bytes = 0")?;
     let entries = &table.entries("table")?;
     let container = PunchedContainer { data: fd, entries, seed, block_bytes, is_seen };
     let found = py.detach(|| container.dead_payloads(threads))?;

@@ -4,7 +4,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::format::table_map;
-use crate::python::support::input::Input;
+use crate::python::support::input::{Input, require};
 
 #[pyclass(frozen, module = "dedupd.native.store")]
 pub struct TableMap(table_map::TableMap);
@@ -20,9 +20,9 @@ impl TableMap {
     #[staticmethod]
     fn without(rows: Vec<(u32, u32)>, seed: u64) -> PyResult<TableMap> {
         let ends = [0].into_iter().chain(rows.iter().map(|&(_, end)| end));
-        if !ends.zip(&rows).all(|(before, &(first, end))| before <= first && first < end) {
-            return Err(PyValueError::new_err("rows do not ascend"));
-        }
+        let mut rows_after = ends.zip(&rows);
+        let ascend = rows_after.all(|(before, &(first, end))| before <= first && first < end);
+        require(ascend, "rows do not ascend")?;
         Ok(TableMap(table_map::TableMap::without(&rows, seed)))
     }
 
@@ -44,9 +44,7 @@ impl TableMap {
     }
 
     fn expand(&self, py: Python<'_>, entries: Input, first: u32, end: u32) -> PyResult<Vec<u8>> {
-        if first > end {
-            return Err(PyValueError::new_err("first > end"));
-        }
+        require(first <= end, "first > end")?;
         let entries = entries.bytes();
         Ok(py.detach(|| self.0.expand(entries, first, end)))
     }

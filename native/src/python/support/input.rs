@@ -7,6 +7,11 @@ use pyo3::prelude::*;
 use crate::format::ids::{Fingerprint, RecordId};
 use crate::format::table_entry::EntryBytes;
 
+/// Raises ValueError where arguments are not right.
+pub fn require(are_right: bool, message: &'static str) -> PyResult<()> {
+    if are_right { Ok(()) } else { Err(PyValueError::new_err(message)) }
+}
+
 /// A C-contiguous buffer of any item type, held for as long as this value lives.
 ///
 /// Python code may write to a writable buffer while a call with the GIL released reads it. The
@@ -89,9 +94,7 @@ pub fn pairs<'a>(
             keys.len()
         )));
     }
-    if ids.contains(&RecordId::HOLE) {
-        return Err(PyValueError::new_err("ids: 0 stands for an absent entry"));
-    }
+    require(!ids.contains(&RecordId::HOLE), "ids: 0 stands for an absent entry")?;
     Ok(keys.into_iter().zip(ids).collect())
 }
 

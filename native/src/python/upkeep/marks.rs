@@ -2,7 +2,6 @@
 
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -10,7 +9,7 @@ use crate::format::ids::{ContainerNumber, RecordId};
 use crate::format::stub::{DIRECT, stub_head};
 use crate::python::support::calls::c_string;
 use crate::python::support::entries::{Directory, scan};
-use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64, require};
 use crate::python::support::output::column;
 use crate::system::files::Entry;
 use crate::threads::lock::{read, write};
@@ -127,9 +126,7 @@ impl MarkSet {
         of: &Bound<'_, MarkSet>,
     ) -> PyResult<u64> {
         let (entries, of) = (table.entries("table")?, of.get());
-        if std::ptr::eq(self, of) {
-            return Err(PyValueError::new_err("records are no copies of one another"));
-        }
+        require(!std::ptr::eq(self, of), "records are no copies of one another")?;
         Ok(py.detach(|| write(&self.0).add_copies(RecordId(first_id), &entries, &read(&of.0))))
     }
 
@@ -146,9 +143,9 @@ impl MarkSet {
         ends: Input,
     ) -> PyResult<NamedByLeaves> {
         let (ordinals, ends) = (ordinals.u32s("ordinals")?, ends.u64s("ends")?);
-        if ordinals.len() != ends.len() || ordinals.iter().any(|&ordinal| ordinal < first) {
-            return Err(PyValueError::new_err("ordinals begin with first, and have an end each"));
-        }
+        let are_even = ordinals.len() == ends.len();
+        let are_right = are_even && ordinals.iter().all(|&ordinal| ordinal >= first);
+        require(are_right, "ordinals begin with first, and have an end each")?;
         let needed: Vec<Needed> =
             ordinals.into_iter().zip(ends).map(|(ordinal, end)| Needed { ordinal, end }).collect();
         let entries = table.entries("table")?;

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::format::ids::{ContainerNumber, FingerprintCheck, RecordId};
-use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64, require};
 use crate::threads::lock::{locked, read, write};
 use crate::upkeep::file_needs::{self, Needs};
 use crate::upkeep::join;
@@ -30,9 +30,7 @@ impl NeedSet {
 
     fn need(&self, ids: Input, lengths: Input) -> PyResult<()> {
         let (ids, lengths) = (ids.ids("ids")?, lengths.u64s("lengths")?);
-        if ids.len() != lengths.len() {
-            return Err(PyValueError::new_err("each id has a length"));
-        }
+        require(ids.len() == lengths.len(), "each id has a length")?;
         let mut needs = write(&self.0);
         ids.into_iter().zip(lengths).for_each(|(id, length)| needs.need(id, length));
         Ok(())
@@ -55,9 +53,7 @@ impl NeedSet {
     }
 
     fn take_fresh(&self, number: u32, first: usize, end: usize) -> PyResult<(Vec<u8>, Vec<u8>)> {
-        if first % 8 != 0 {
-            return Err(PyValueError::new_err("first is a multiple of 8"));
-        }
+        require(first % 8 == 0, "first is a multiple of 8")?;
         let taken = write(&self.0).take_fresh(ContainerNumber(number), first, end);
         let ordinals = pack_u32(taken.iter().map(|&(ordinal, _)| ordinal));
         Ok((ordinals, pack_u64(taken.iter().map(|&(_, length)| length))))

@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 
 use crate::format::ids::{Checksum, ContainerNumber, RecordId};
 use crate::python::hashing::algorithm_named;
-use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64, require};
 use crate::python::support::output::column;
 use crate::python::upkeep::marks::MarkSet;
 use crate::store::bases;
@@ -53,10 +53,8 @@ impl Bases {
 }
 
 fn sketches(data: &Input) -> PyResult<Vec<Sketch>> {
-    let bytes = data.bytes();
-    if bytes.len() % SKETCH_BYTES != 0 {
-        return Err(PyValueError::new_err("sketches: not a multiple of 64 bytes"));
-    }
+    let are_whole = data.bytes().len() % SKETCH_BYTES == 0;
+    require(are_whole, "sketches: not a multiple of 64 bytes")?;
     let numbers = data.u64s("sketches")?;
     Ok(numbers.chunks_exact(FEATURES).filter_map(|one| one.try_into().ok()).collect())
 }
@@ -289,13 +287,10 @@ impl Refiner {
             raw_lengths.len(),
             lengths.len(),
             checksums.len(),
+            fingerprints.len(),
+            sketches.len(),
         ];
-        if counts.iter().any(|&count| count != ids.len())
-            || fingerprints.len() != ids.len()
-            || sketches.len() != ids.len()
-        {
-            return Err(PyValueError::new_err("columns differ in length"));
-        }
+        require(counts.iter().all(|&count| count == ids.len()), "columns differ in length")?;
         let mut rest = payloads.bytes();
         let mut pieces = Vec::with_capacity(ids.len());
         for at in 0..ids.len() {

@@ -9,7 +9,7 @@ use pyo3::types::{IntoPyDict, PyAny, PyBytes, PyDict, PyList};
 use crate::format::ids::{ContainerNumber, RecordId};
 use crate::python::support::calls::c_string;
 use crate::python::support::entries::Directory;
-use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64, require};
 use crate::python::support::output::column;
 use crate::python::tree::Walk;
 use crate::system::files::Entry;
@@ -143,9 +143,7 @@ impl Usage {
         group: Group,
         step: impl FnOnce(&mut Store, &mut GroupUsage) -> T + Send,
     ) -> PyResult<T> {
-        if group >= GROUPS_MAX {
-            return Err(PyValueError::new_err("there are too many groups"));
-        }
+        require(group < GROUPS_MAX, "there are too many groups")?;
         let at = group as usize;
         Ok(py.detach(|| {
             let State { store, groups } = &mut *write(&self.0);
@@ -189,9 +187,7 @@ impl Usage {
     ) -> PyResult<()> {
         let (chunks, nodes) = (chunks.ids("chunks")?, recipes.ids("recipes")?);
         let ends = covered.u64s("covered")?;
-        if nodes.len() != ends.len() {
-            return Err(PyValueError::new_err("each recipe has an end"));
-        }
+        require(nodes.len() == ends.len(), "each recipe has an end")?;
         self.work(py, group, |_, own| {
             own.named.chunks.extend(chunks.into_iter().map(|id| (id, count)));
             let nodes = nodes.into_iter().zip(ends).map(|(id, end)| NodeNeed { id, end, count });
@@ -259,9 +255,8 @@ impl Usage {
         let (ordinals, ends) = (ordinals.u32s("ordinals")?, ends.u64s("ends")?);
         let counts = counts.u32s("counts")?;
         let are_even = ordinals.len() == ends.len() && ends.len() == counts.len();
-        if !are_even || ordinals.iter().any(|&ordinal| ordinal < first) {
-            return Err(PyValueError::new_err("ordinals begin with first, and have an end each"));
-        }
+        let are_right = are_even && ordinals.iter().all(|&ordinal| ordinal >= first);
+        require(are_right, "ordinals begin with first, and have an end each")?;
         let nodes: Vec<NodeNeed> = ordinals
             .into_iter()
             .zip(ends)
