@@ -40,12 +40,6 @@ impl Suggest for Hooks {
         !self.is_hook(hash) || self.table.may_have(hash, found)
     }
 
-    fn search(&mut self, _: u64, _: &mut Vec<u32>) -> Result<()> {
-        Ok(())
-    }
-
-    fn note(&mut self, _: u64) {}
-
     fn add(&mut self, hash: u64, number: u32) -> Result<()> {
         if self.is_hook(hash) {
             self.table.add(hash, number);
@@ -63,10 +57,6 @@ impl Suggest for Hooks {
 
     fn bytes(&self) -> usize {
         self.table.bytes()
-    }
-
-    fn reads(&self) -> u64 {
-        0
     }
 
     fn is_wide(&self) -> bool {

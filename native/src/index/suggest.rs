@@ -15,16 +15,18 @@ pub trait Suggest {
     fn may_have(&self, hash: u64, found: &mut Vec<u32>) -> bool;
 
     /// Append the entries that `may_have` left out, because they have to be read.
-    fn search(&mut self, hash: u64, found: &mut Vec<u32>) -> Result<()>;
+    fn search(&mut self, _hash: u64, _found: &mut Vec<u32>) -> Result<()> {
+        Ok(())
+    }
 
     /// Note that an entry has this hash, whether or not it was added before.
-    fn note(&mut self, hash: u64);
+    fn note(&mut self, _hash: u64) {}
 
     /// Add an entry, whose hash was noted.
     fn add(&mut self, hash: u64, number: u32) -> Result<()>;
 
     /// Finish what was added.
-    fn settle(&mut self);
+    fn settle(&mut self) {}
 
     /// The number of entries, including those that cannot be used any more.
     fn len(&self) -> usize;
@@ -37,7 +39,9 @@ pub trait Suggest {
     fn bytes(&self) -> usize;
 
     /// Reads from the disk so far.
-    fn reads(&self) -> u64;
+    fn reads(&self) -> u64 {
+        0
+    }
 
     /// Whether entries were left out because the disk is full.
     fn is_lossy(&self) -> bool {

@@ -269,12 +269,6 @@ impl Suggest for Table {
         !found.is_empty()
     }
 
-    fn search(&mut self, _: u64, _: &mut Vec<u32>) -> Result<()> {
-        Ok(())
-    }
-
-    fn note(&mut self, _: u64) {}
-
     fn add(&mut self, hash: u64, number: u32) -> Result<()> {
         Table::add(self, hash, number);
         Ok(())
@@ -290,10 +284,6 @@ impl Suggest for Table {
 
     fn bytes(&self) -> usize {
         Table::bytes(self)
-    }
-
-    fn reads(&self) -> u64 {
-        0
     }
 
     fn is_wide(&self) -> bool {

@@ -70,10 +70,7 @@ pub fn present(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
 /// Empty on a file system without an extent map, such as tmpfs, whose files do not survive a crash.
 pub fn unwritten(fd: RawFd, end: i64, sync: bool) -> Result<Vec<Range>> {
     let flags = if sync { FIEMAP_SYNC } else { 0 };
-    match extents(fd, 0, end, flags, |extent| extent.flags & EXTENT_UNWRITTEN != 0) {
-        Err(error) if cannot_tell(&error) => Ok(Vec::new()),
-        found => found,
-    }
+    extents_if_known(fd, end, flags, |extent| extent.flags & EXTENT_UNWRITTEN != 0)
 }
 
 /// How many bytes below `end` lie in blocks that were written and have their place on the disk, and in
@@ -84,17 +81,14 @@ pub fn local_bytes(fd: RawFd, end: i64, sync: bool) -> Result<(i64, i64)> {
     let flags = if sync { FIEMAP_SYNC } else { 0 };
     let mut pending = 0;
     let below = |start: i64, stop: i64| (stop.min(end) - start).max(0);
-    let written = extents(fd, 0, end, flags, |extent| {
+    let written = extents_if_known(fd, end, flags, |extent| {
         let is_written = extent.flags & NOT_YET == 0;
         if !is_written {
             pending += below(extent.logical as i64, (extent.logical + extent.length) as i64);
         }
         is_written
-    });
-    match written {
-        Err(error) if cannot_tell(&error) => Ok((0, 0)),
-        found => Ok((found?.into_iter().map(|(start, stop)| below(start, stop)).sum(), pending)),
-    }
+    })?;
+    Ok((written.into_iter().map(|(start, stop)| below(start, stop)).sum(), pending))
 }
 
 /// How many bytes below `end` lie in blocks that other files, or snapshots, have as well: they stay
@@ -112,14 +106,22 @@ fn shared(fd: RawFd, end: i64) -> Result<Vec<Range>> {
     if !SHARING.contains(&file_system_type(fd)?) {
         return Ok(Vec::new());
     }
-    match extents(fd, 0, end, 0, |extent| extent.flags & EXTENT_SHARED != 0) {
+    extents_if_known(fd, end, 0, |extent| extent.flags & EXTENT_SHARED != 0)
+}
+
+/// The extents below `end` that pass the filter; none on a file system without an extent map.
+fn extents_if_known(
+    fd: RawFd,
+    end: i64,
+    flags: u32,
+    wanted: impl FnMut(&Extent) -> bool,
+) -> Result<Vec<Range>> {
+    let cannot_tell =
+        |error: &Error| matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOTTY));
+    match extents(fd, 0, end, flags, wanted) {
         Err(error) if cannot_tell(&error) => Ok(Vec::new()),
         found => found,
     }
-}
-
-fn cannot_tell(error: &Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOTTY))
 }
 
 fn data_ranges(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {

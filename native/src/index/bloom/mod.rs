@@ -224,8 +224,6 @@ impl Suggest for Bloom {
         if buffer.len() == PAGE_ROWS { self.flush(partition) } else { Ok(()) }
     }
 
-    fn settle(&mut self) {}
-
     fn len(&self) -> usize {
         self.len
     }
