@@ -2,26 +2,25 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from .tree import Identity
+
+Recipe = tuple[int, bytes, bool]
+"""Of a file: id, digest, and whether it is a chunk."""
+
 class PlainRequests:
-    """Plain files to be committed: path, identity, and recipe (id, digest, direct) of each."""
+    """Plain files to be committed: path, identity, and recipe of each."""
 
     def __len__(self) -> int: ...
-    def __getitem__(
-        self, at: int, /
-    ) -> tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]:
+    def __getitem__(self, at: int, /) -> tuple[bytes, Identity, Recipe]:
         """Raises IndexError."""
-    def __iter__(
-        self,
-    ) -> Iterator[tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]]: ...
+    def __iter__(self) -> Iterator[tuple[bytes, Identity, Recipe]]: ...
     @property
     def size_bytes(self) -> int:
         """Of all files together."""
     @property
     def paths(self) -> bytes:
         """Each with a NUL byte after it."""
-    def add(
-        self, path: bytes, identity: tuple[int, int, int, int], recipe: tuple[int, bytes, bool]
-    ) -> None:
+    def add(self, path: bytes, identity: Identity, recipe: Recipe) -> None:
         """Raises ValueError where a path has a NUL byte in it, or a digest not 16 bytes."""
     def take(self, source: PlainRequests) -> None:
         """Add what ``source`` has, which has nothing afterwards."""
@@ -73,11 +72,11 @@ class CommitBatch:
         files have given up. A file that failed from its punch
         on has not begun any more: it is not to be taken back, and is settled when it is opened.
         """
-    def begun(self, at: int) -> tuple[int, tuple[int, int, int, int]] | None:
+    def begun(self, at: int) -> tuple[int, Identity] | None:
         """Descriptor, and identity with the attribute set, of a file that has begun and is not
         finished; None for others. The descriptor is good until :meth:`close`.
         """
-    def take(self, at: int) -> tuple[int, tuple[int, int, int, int]] | None:
+    def take(self, at: int) -> tuple[int, Identity] | None:
         """As :meth:`begun`; the descriptor is the caller's from now on, and so is the commit."""
     def revert(self) -> bytes:
         """Take back all that has begun and is not finished, and close the files.
@@ -88,12 +87,12 @@ class CommitBatch:
 
 def exchange_attribute(
     fd: int,
-    identity: tuple[int, int, int, int],
+    identity: Identity,
     name: bytes,
     previous: bytes | None,
     value: bytes,
     door: Callable[..., int] | None,
-) -> tuple[int, int, int, int] | None:
+) -> Identity | None:
     """Set an extended attribute on a file that is ``identity`` and has ``previous`` (None: none).
 
     Inode, size, mtime and ctime in ns; returns what they are then. None, and nothing done, where

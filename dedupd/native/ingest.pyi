@@ -8,6 +8,7 @@ from typing_extensions import Buffer
 from .admission import Ledger, Recall
 from .chunker import Chunks
 from .commit import PlainRequests
+from .tree import Identity
 
 class NewChunks:
     """Chunks to be stored alike: parallel arrays, one element per chunk."""
@@ -114,15 +115,15 @@ class FileList:
         such files.
         """
     def __len__(self) -> int: ...
-    def __getitem__(self, at: int, /) -> tuple[bytes, tuple[int, int, int, int], bool]:
+    def __getitem__(self, at: int, /) -> tuple[bytes, Identity, bool]:
         """Path, identity, and whether it is not to be compressed. Raises IndexError."""
-    def __iter__(self) -> Iterator[tuple[bytes, tuple[int, int, int, int], bool]]: ...
+    def __iter__(self) -> Iterator[tuple[bytes, Identity, bool]]: ...
     @property
     def size_bytes(self) -> int: ...
     @property
     def as_is(self) -> bytes:
         """1 for each file that is not to be compressed, else 0."""
-    def add(self, path: bytes, identity: tuple[int, int, int, int], as_is: bool) -> None: ...
+    def add(self, path: bytes, identity: Identity, as_is: bool) -> None: ...
     def take(self, source: FileList, at: int, size_max: int, room: int, count_max: int) -> int:
         """Add files of ``source`` from ``at`` on, up to the first of more than ``size_max`` bytes:
         at most ``count_max`` files, of at most ``room`` bytes together. Returns how many."""
@@ -133,7 +134,7 @@ class FileList:
         out: Buffer,
         offset: int,
         threads: int = 1,
-    ) -> list[tuple[bytes, tuple[int, int, int, int], bool]]:
+    ) -> list[tuple[bytes, Identity, bool]]:
         """Read each as a whole, one after the other, into ``out`` from ``offset`` on, bypassing the
         page cache. They must have no holes.
 

@@ -80,14 +80,15 @@ mod exported {
         use crate::python::store::chunk_cache::ChunkCache;
         #[pymodule_export]
         use crate::python::store::records::{
-            BlocksAhead, CheckedRecords, PassedRecords, check_records, dead_payloads, frame_chunks,
-            headers_agree, pass_records, places_digest, read_chunks, seal, table_states,
-            weigh_table,
+            BlocksAhead, CheckedRecords, check_records, dead_payloads, frame_chunks, headers_agree,
+            pass_records, places_digest, read_chunks, seal, table_states, weigh_table,
         };
         #[pymodule_export]
         use crate::python::store::table_map::TableMap;
         #[pymodule_export]
         use crate::python::upkeep::refine::Bases;
+        #[pymodule_export]
+        use crate::store::table_check::PassedRecords;
         #[pymodule_export]
         use crate::store::table_states::Weight;
     }

@@ -43,8 +43,10 @@ pub struct Position {
 }
 
 /// The end of the records that were as the table says, and their sums.
-pub struct Passed {
-    pub to: Position,
+#[cfg_attr(feature = "python", pyo3::pyclass(frozen, get_all, module = "dedupd.native.store"))]
+pub struct PassedRecords {
+    pub ordinal: usize,
+    pub offset: u64,
     pub records: u64,
     pub raw_bytes: u64,
     /// Including portions after the first that did not pass.
@@ -75,7 +77,7 @@ impl Container<'_> {
         bytes: u64,
         algorithm: Algorithm,
         threads: usize,
-    ) -> Passed {
+    ) -> PassedRecords {
         let mut portions = self.plan(from, end, bytes);
         let begun = Instant::now();
         let tasks = portions
@@ -88,10 +90,11 @@ impl Container<'_> {
         });
         let read = portions.iter().filter(|portion| portion.is_read);
         let read_bytes = read.map(|portion| portion.to.offset - portion.from.offset).sum();
-        let mut passed = Passed { to: from, records: 0, raw_bytes: 0, read_bytes };
+        let Position { ordinal, offset } = from;
+        let mut passed = PassedRecords { ordinal, offset, records: 0, raw_bytes: 0, read_bytes };
         for portion in &portions {
             let Some((records, raw_bytes)) = portion.sound else { break };
-            passed.to = portion.to;
+            (passed.ordinal, passed.offset) = (portion.to.ordinal, portion.to.offset);
             passed.records += records;
             passed.raw_bytes += raw_bytes;
         }

@@ -19,8 +19,6 @@ pub struct Request {
     unique: u64,
     node: u64,
     uid: u32,
-    gid: u32,
-    pid: u32,
     offset: u64,
     size: u32,
     flags: u32,
@@ -76,23 +74,18 @@ impl Request {
                 flags = part.flags & FSYNC_DATA;
             }
         }
-        let (unique, node) = (header.unique, header.node);
-        let data = PyBytes::new(py, data).unbind();
-        let (uid, gid, pid) = (header.uid, header.gid, header.pid);
         Ok(Request {
             opcode: header.opcode,
-            unique,
-            node,
-            uid,
-            gid,
-            pid,
+            unique: header.unique,
+            node: header.node,
+            uid: header.uid,
             offset,
             size,
             flags,
             length,
             node_to,
             offset_to,
-            data,
+            data: PyBytes::new(py, data).unbind(),
         })
     }
 }

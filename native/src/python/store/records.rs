@@ -16,7 +16,7 @@ use crate::store::record_check::Place as CheckPlace;
 use crate::store::record_reader::{BaseBytes, Files, Reads, Row, Wanted};
 use crate::store::record_writer::{Columns, Place};
 use crate::store::stream_frames;
-use crate::store::table_check::{Container, Passed, Position};
+use crate::store::table_check::{Container, PassedRecords, Position};
 use crate::store::table_states::{self as of_tables, Weight, states, weigh};
 
 #[pyfunction]
@@ -178,15 +178,6 @@ pub fn check_records(
     })
 }
 
-#[pyclass(frozen, get_all, module = "dedupd.native.store")]
-pub struct PassedRecords {
-    ordinal: usize,
-    offset: u64,
-    records: u64,
-    raw_bytes: u64,
-    read_bytes: u64,
-}
-
 #[pyfunction]
 #[pyo3(signature = (
     fd, table, *, seed, ordinal, offset, end, bytes_max, algorithm, threads, bases = None
@@ -209,9 +200,7 @@ pub fn pass_records(
     let bases = bases.map(|bases| &*bases.get().0);
     let container = Container { data: fd, entries: &table.entries("table")?, seed, bases };
     let from = Position { ordinal, offset };
-    let Passed { to: Position { ordinal, offset }, records, raw_bytes, read_bytes } =
-        py.detach(|| container.pass(from, end, bytes_max, algorithm, threads));
-    Ok(PassedRecords { ordinal, offset, records, raw_bytes, read_bytes })
+    Ok(py.detach(|| container.pass(from, end, bytes_max, algorithm, threads)))
 }
 
 #[pyfunction]
