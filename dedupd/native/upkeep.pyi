@@ -1,7 +1,7 @@
 """The memory of the jobs that look after a store: marks, needs, references."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Self
 
 from typing_extensions import Buffer
 
@@ -71,19 +71,24 @@ class NamedByLeaves:
 class MarkSet:
     """A bit for each record of some containers: see ``dedupd/store/mark_set.py``."""
 
-    def add_container(self, number: int, count: int) -> None:
+    def __new__(cls, counts: dict[int, int]) -> Self:
+        """``counts``: container → how many records it has, none of them marked."""
+    def know(self, number: int, count: int) -> None:
         """Add a container of ``count`` records, none of them marked."""
     def numbers(self) -> list[int]: ...
-    def knows(self, record_id: int) -> bool: ...
+    def knows(self, record_id: int) -> bool:
+        """Whether there is such a record, marked or not."""
     def __contains__(self, record_id: int) -> bool: ...
-    def add(self, ids: Buffer) -> bytes:
+    def mark(self, ids: Buffer) -> bytes:
         """Mark records (u64); 0 is ignored. Returns the ids that belong to no record."""
     def merge(self, number: int, bits: Buffer) -> bool:
         """Mark the records whose bit is set in ``bits``, in the form of :meth:`bits`. False, and
         nothing marked, where a bit is set that belongs to no record."""
-    def discard(self, ids: Buffer) -> None: ...
-    def bits(self, number: int) -> bytes: ...
-    def count(self) -> int: ...
+    def unmark(self, ids: Buffer) -> None: ...
+    def bits(self, number: int) -> bytes:
+        """The bits of a container, the lowest ordinal in the lowest bit."""
+    def count(self) -> int:
+        """How many are marked."""
     def follow(self, first_id: int, table: Buffer) -> Followed:
         """Mark the targets of marked merged entries of a table, and live entries that repeat a
         record which is marked or unknown.
@@ -114,8 +119,8 @@ class MarkSet:
 class NeedSet:
     """How many bytes of each recipe node are needed: see ``dedupd/store/mark_set.py``."""
 
-    def add_container(self, number: int, count: int) -> None:
-        """Add a container of ``count`` nodes, none of them needed."""
+    def __new__(cls, counts: dict[int, int]) -> NeedSet:
+        """``counts``: container → how many nodes it has, none of them needed."""
     def need(self, ids: Buffer, lengths: Buffer) -> None:
         """Note that at least the first ``lengths`` bytes of nodes (u64 each) are needed. Ids of no
         node are ignored."""

@@ -9,17 +9,11 @@ from dedupd.format.ids import make_id
 STRAYS_MAX = 100
 
 
-class Marks:
-    """One bit for each ordinal of each container. ``strays``: some ids of no record.
-
-    ``native`` is where the bits are.
-    """
+class Marks(native.upkeep.MarkSet):
+    """One bit for each ordinal of each container. ``strays``: some ids of no record."""
 
     def __init__(self, counts: dict[int, int]) -> None:
         """``counts``: container → how many ordinals it has."""
-        self.native = native.upkeep.MarkSet()
-        for number, count in counts.items():
-            self.native.add_container(number, count)
         self.strays: set[int] = set()
 
     def add(self, ids: Iterable[int]) -> None:
@@ -28,7 +22,7 @@ class Marks:
 
     def add_packed(self, ids: "bytes | array[int]") -> None:
         """The same of an array of u64."""
-        self.note_strays(self.native.add(ids))
+        self.note_strays(self.mark(ids))
 
     def note_strays(self, ids: bytes) -> None:
         """Keep some of the ids (u64) that were to be marked and are of no record."""
@@ -38,49 +32,34 @@ class Marks:
 
     def include(self, other: "Marks") -> None:
         """Mark the records that are marked in another set, which has no other containers."""
-        for number in other.native.numbers():
-            self.native.merge(number, other.bits(number))
+        for number in other.numbers():
+            self.merge(number, other.bits(number))
         self.strays |= other.strays
 
     def discard(self, ids: Iterable[int]) -> None:
         """Take marks back."""
-        self.native.discard(array("Q", ids))
+        self.unmark(array("Q", ids))
 
     def __bool__(self) -> bool:
         """Whether there is any container."""
-        return bool(self.native.numbers())
+        return bool(self.numbers())
 
     def add_container(self, number: int, marked: Iterable[int], count: int) -> None:
         """Know one container more, with ``count`` ordinals, some of them marked."""
-        self.native.add_container(number, count)
+        self.know(number, count)
         self.add(make_id(number, ordinal) for ordinal in marked)
-
-    def __contains__(self, record_id: int) -> bool:
-        return record_id in self.native
-
-    def knows(self, record_id: int) -> bool:
-        """Whether there is such a record, marked or not."""
-        return self.native.knows(record_id)
-
-    def bits(self, container: int) -> bytes:
-        """The bits of a container, the lowest ordinal in the lowest bit."""
-        return self.native.bits(container)
 
     def digest(self) -> bytes:
         """The same for the same marks."""
-        return self._digest(self.native.bits)
+        return self._digest(self.bits)
 
     def _digest(self, column: Callable[[int], bytes]) -> bytes:
         """Of what ``column`` gives for each container, one in memory at a time."""
         parts = (
             b"%d:%s" % (number, native.hashing.fingerprint(column(number)))
-            for number in self.native.numbers()
+            for number in self.numbers()
         )
         return native.hashing.fingerprint(b"".join(parts))
-
-    def count(self) -> int:
-        """How many are marked."""
-        return self.native.count()
 
 
 class Needs(Marks):
@@ -93,9 +72,7 @@ class Needs(Marks):
 
     def __init__(self, counts: dict[int, int]) -> None:
         super().__init__(counts)
-        self._needs = native.upkeep.NeedSet()
-        for number, count in counts.items():
-            self._needs.add_container(number, count)
+        self._needs = native.upkeep.NeedSet(counts)
 
     def need(self, record_id: int, length: int) -> None:
         """Mark a node, of which the first ``length`` bytes, at least, are needed."""
@@ -117,7 +94,7 @@ class Needs(Marks):
     def put(self, container: int, lengths: bytes, fresh: bytes) -> None:
         """Put lengths (u64), and the bits of nodes that are fresh, in place of a container's."""
         self._needs.put(container, lengths, fresh)
-        self.native.merge(container, native.upkeep.more_than(lengths, b""))
+        self.merge(container, native.upkeep.more_than(lengths, b""))
 
     def digest(self) -> bytes:
         return native.hashing.fingerprint(super().digest() + self._digest(self.lengths))

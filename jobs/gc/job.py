@@ -250,7 +250,7 @@ class Gc(Job[GcReport]):
         while found_any:
             found_any = False
             for block in self._tables[kind].blocks():
-                followed = marks.native.follow(block.first_id, block.entries)
+                followed = marks.follow(block.first_id, block.entries)
                 marks.note_strays(followed.strays)
                 self._epoch = max(self._epoch, followed.epoch + 1)
                 found_any |= followed.found_any
@@ -274,7 +274,7 @@ class Gc(Job[GcReport]):
         found_any = False
         directory = self._tables[kind].directory
         for block in self._tables[kind].blocks():
-            leaned = marks.native.lean(block.first_id, block.entries)
+            leaned = marks.lean(block.first_id, block.entries)
             marks.note_strays(leaned.strays)
             found_any |= leaned.found_any
             for at in memoryview(leaned.unknown).cast("I"):
@@ -321,7 +321,7 @@ class Gc(Job[GcReport]):
         """Mark the second copies of marked records, and of lost records: whether a lost one is
         needed is unknown, and its copy may be the only one."""
         for block in self._tables[kind].blocks():
-            epoch = copies.native.add_copies(block.first_id, block.entries, marks.native)
+            epoch = copies.add_copies(block.first_id, block.entries, marks)
             self._epoch = max(self._epoch, epoch + 1)
 
     # --- sweeping -----------------------------------------------------------------------------

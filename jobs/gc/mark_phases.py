@@ -53,7 +53,7 @@ def resumed(volume: Volume, tables: Tables, wanted: Needs) -> RecipeMarks | None
         with closing(SavedMarks(volume.store.base_fd, volume.space.volume_id)) as saved:
             for section in saved.sections():
                 if isinstance(section, ChunkSection):
-                    is_taken = marks.chunks.native.merge(section.container, section.named)
+                    is_taken = marks.chunks.merge(section.container, section.named)
                 else:
                     is_taken = _take_nodes(section, marks, tables)
                 if not is_taken:

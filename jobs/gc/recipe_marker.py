@@ -112,7 +112,7 @@ class RecipeReading:
         """Mark the chunks of leaves, natively: most nodes are sound leaves. Returns the ordinals of
         the other nodes, of which nothing is marked."""
         chunks = self._marks.chunks
-        named = chunks.native.add_named(
+        named = chunks.add_named(
             reader.fd,
             block.entries,
             seed=seed_of(block.header),

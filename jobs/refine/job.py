@@ -172,7 +172,7 @@ class Refine(Job[RefineReport]):
         while found_any:
             found_any = False
             for block in self._tables.blocks():
-                found_any |= marks.native.follow(block.first_id, block.entries).found_any
+                found_any |= marks.follow(block.first_id, block.entries).found_any
         return marks
 
     def _prepared(self, waiting: list[int]) -> native.upkeep.Refiner:
@@ -180,7 +180,7 @@ class Refine(Job[RefineReport]):
         NoSpace."""
         is_full = self._mode is RefineMode.FULL
         refiner = native.upkeep.Refiner(
-            self._leaned.native,
+            self._leaned,
             self._directory.bases.native,
             level=self._policy.refine_level if is_full else None,
             saving_min=self._policy.refine_min_saving,

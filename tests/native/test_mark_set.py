@@ -50,12 +50,12 @@ def test_bits_are_taken_over_only_where_there_are_records(
     marks.add(make_id(1, at) for at in own if at < count)
     before = marks.bits(1)
     bits = sum(1 << at for at in others).to_bytes(6, "little")
-    is_taken = marks.native.merge(1, bits)
+    is_taken = marks.merge(1, bits)
     assert is_taken == all(at < count for at in others)
     expected = {at for at in own if at < count} | (others if is_taken else set())
     assert {at for at in range(count) if make_id(1, at) in marks} == expected
     assert is_taken or marks.bits(1) == before
-    assert marks.native.merge(2, bits) == (not others)
+    assert marks.merge(2, bits) == (not others)
 
 
 # --- what tables say of marked records ----------------------------------------------------------
@@ -94,7 +94,7 @@ def test_what_marked_records_lead_to_is_marked(
     rows: list[tuple[State, int]], some: set[int]
 ) -> None:
     marks = marked(some)
-    followed = marks.native.follow(make_id(1, 0), table_of(rows))
+    followed = marks.follow(make_id(1, 0), table_of(rows))
     needed = {make_id(1, at) for at in some}
     unknown = []
     for at, (state, target) in enumerate(rows):
@@ -117,7 +117,7 @@ def test_copies_are_needed_as_what_they_repeat(
     rows: list[tuple[State, int]], some: set[int], before: set[int]
 ) -> None:
     copies, of = marked(before), marked(some)
-    epoch = copies.native.add_copies(make_id(1, 0), table_of(rows), of.native)
+    epoch = copies.add_copies(make_id(1, 0), table_of(rows), of)
     needed = {make_id(1, at) for at in some}
     assert ordinals(copies) == before | {
         at

@@ -49,10 +49,11 @@ struct Column {
 pub struct Needs(BTreeMap<ContainerNumber, Column>);
 
 impl Needs {
-    /// Add a container with `count` nodes, none of them needed.
-    pub fn add_container(&mut self, number: ContainerNumber, count: usize) {
-        let fresh = vec![0; count.div_ceil(8)];
-        self.0.insert(number, Column { lengths: vec![0; count], fresh });
+    /// Containers with so many nodes each, none of them needed.
+    pub fn of(counts: impl IntoIterator<Item = (ContainerNumber, usize)>) -> Needs {
+        let column =
+            |count: usize| Column { lengths: vec![0; count], fresh: vec![0; count.div_ceil(8)] };
+        Needs(counts.into_iter().map(|(number, count)| (number, column(count))).collect())
     }
 
     /// Note that at least the first `length` bytes of a node are needed. Ids of no node are

@@ -358,7 +358,7 @@ def test_leaves_are_marked_as_far_as_they_are_needed(
     state = store.recover_one()
     marks = Marks({1: 30})
     with opened(os.open(store.data(), os.O_RDONLY)) as fd:
-        marked = marks.native.add_named(
+        marked = marks.add_named(
             fd,
             state.entries.data,
             seed=seed_of(state.header),
@@ -385,7 +385,7 @@ def test_a_recipe_with_any_bit_flipped_is_not_marked_by(tmp_path: Path) -> None:
         flip_bit(store.data(), bit // 8, bit % 8)
         marks = Marks({1: 30})
         with opened(os.open(store.data(), os.O_RDONLY)) as fd:
-            named = marks.native.add_named(
+            named = marks.add_named(
                 fd,
                 state.entries.data,
                 seed=seed_of(state.header),

@@ -1,5 +1,6 @@
 //! `MarkSet`, `misfits`, `scan_stubs`.
 
+use std::collections::HashMap;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pyo3::prelude::*;
@@ -16,7 +17,7 @@ use crate::threads::lock::{read, write};
 use crate::upkeep::mark_set::{Marks, Needed, Recipes, mark_named};
 
 /// Nobody waits for the GIL while holding the lock.
-#[pyclass(frozen, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, subclass, module = "dedupd.native.upkeep")]
 pub struct MarkSet(RwLock<Marks>);
 
 #[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
@@ -54,11 +55,15 @@ pub struct NamedByLeaves {
 #[pymethods]
 impl MarkSet {
     #[new]
-    fn new() -> MarkSet {
-        MarkSet(RwLock::default())
+    fn new(counts: HashMap<u32, usize>) -> MarkSet {
+        let mut marks = Marks::default();
+        for (number, count) in counts {
+            marks.add_container(ContainerNumber(number), count);
+        }
+        MarkSet(RwLock::new(marks))
     }
 
-    fn add_container(&self, number: u32, count: usize) {
+    fn know(&self, number: u32, count: usize) {
         write(&self.0).add_container(ContainerNumber(number), count);
     }
 
@@ -74,7 +79,7 @@ impl MarkSet {
         read(&self.0).contains(RecordId(record_id))
     }
 
-    fn add(&self, py: Python<'_>, ids: Input) -> PyResult<Vec<u8>> {
+    fn mark(&self, py: Python<'_>, ids: Input) -> PyResult<Vec<u8>> {
         let ids = ids.ids("ids")?;
         let strays: Vec<RecordId> = py.detach(|| {
             let mut marks = write(&self.0);
@@ -87,7 +92,7 @@ impl MarkSet {
         write(&self.0).merge(ContainerNumber(number), bits.bytes())
     }
 
-    fn discard(&self, ids: Input) -> PyResult<()> {
+    fn unmark(&self, ids: Input) -> PyResult<()> {
         let mut marks = write(&self.0);
         for id in ids.ids("ids")? {
             marks.set(id, false);

@@ -1,5 +1,6 @@
 //! `NeedSet`, `more_than`, `longest`, `digest_needed`, `Join`, `KnownRecords`.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, RwLock, RwLockReadGuard};
 
 use pyo3::exceptions::PyValueError;
@@ -20,12 +21,9 @@ pub struct NeedSet(RwLock<Needs>);
 #[pymethods]
 impl NeedSet {
     #[new]
-    fn new() -> NeedSet {
-        NeedSet(RwLock::default())
-    }
-
-    fn add_container(&self, number: u32, count: usize) {
-        write(&self.0).add_container(ContainerNumber(number), count);
+    fn new(counts: HashMap<u32, usize>) -> NeedSet {
+        let counts = counts.into_iter().map(|(number, count)| (ContainerNumber(number), count));
+        NeedSet(RwLock::new(Needs::of(counts)))
     }
 
     fn need(&self, ids: Input, lengths: Input) -> PyResult<()> {
