@@ -15,6 +15,7 @@ use crate::format::ids::{ContainerNumber, Fingerprint, FingerprintCheck, RecordI
 use crate::format::table_entry::{
     FORWARDS_MAX, State, TableEntry, checksum_seed, data_name, generation_in, header, table_name,
 };
+use crate::store::bounded::Bounded;
 use crate::store::record_reader::{BaseBytes, Files, Reads, Wanted, with_scratch};
 use crate::system::files::{duplicate, open_in};
 use crate::threads::lock::locked;
@@ -32,43 +33,17 @@ struct Opened {
     seed: u64,
 }
 
-/// What was decoded last. Those that were used since the young ones were last let go of are young:
-/// so none is looked through for the oldest, which took longer than decoding a short one.
-#[derive(Default)]
-struct Decoded {
-    young: HashMap<RecordId, Arc<Vec<u8>>>,
-    young_bytes: usize,
-    old: HashMap<RecordId, Arc<Vec<u8>>>,
-}
-
-impl Decoded {
-    fn get(&mut self, id: RecordId, bytes_max: usize) -> Option<Arc<Vec<u8>>> {
-        if let Some(raw) = self.young.get(&id) {
-            return Some(Arc::clone(raw));
-        }
-        let raw = self.old.remove(&id)?;
-        self.keep(id, &raw, bytes_max);
-        Some(raw)
-    }
-
-    /// Both generations together have `bytes_max` and one base more at most.
-    fn keep(&mut self, id: RecordId, raw: &Arc<Vec<u8>>, bytes_max: usize) {
-        self.young_bytes += raw.len();
-        if let Some(before) = self.young.insert(id, Arc::clone(raw)) {
-            self.young_bytes -= before.len();
-        }
-        if self.young_bytes > bytes_max / 2 {
-            self.old = std::mem::take(&mut self.young);
-            self.young_bytes = 0;
-        }
-    }
-}
-
-#[derive(Default)]
 struct Kept {
     containers: HashMap<ContainerNumber, Arc<Opened>>,
-    decoded: Decoded,
+    decoded: Bounded<RecordId, Arc<Vec<u8>>>,
     dictionaries: HashMap<RecordId, Arc<Dictionary>>,
+}
+
+impl Kept {
+    fn new(bytes_max: usize) -> Kept {
+        let (containers, dictionaries) = (HashMap::new(), HashMap::new());
+        Kept { containers, decoded: Bounded::new(bytes_max), dictionaries }
+    }
 }
 
 /// Reads bases from the containers of a directory, and keeps those that were decoded last: what one
@@ -86,13 +61,13 @@ impl Bases {
     /// The descriptor stays the caller's. Fails where there is none left.
     pub fn new(directory: RawFd, volume_id: [u8; 16], bytes_max: usize) -> io::Result<Bases> {
         let directory = Mutex::new(Some(Arc::new(duplicate(directory)?)));
-        Ok(Bases { directory, volume_id, bytes_max, kept: Mutex::default() })
+        Ok(Bases { directory, volume_id, bytes_max, kept: Mutex::new(Kept::new(bytes_max)) })
     }
 
     /// Let go of every file: nothing is found any more.
     pub fn close(&self) {
         *locked(&self.directory) = None;
-        *locked(&self.kept) = Kept::default();
+        *locked(&self.kept) = Kept::new(self.bytes_max);
     }
 
     /// As [`Bases::raw`], with the fingerprint that the record states.
@@ -134,7 +109,7 @@ impl Bases {
         fingerprint_check: FingerprintCheck,
         out: &mut [u8],
     ) -> Option<()> {
-        if !self.has_open(id) {
+        if !locked(&self.kept).containers.contains_key(&id.container()) {
             let bases = Arc::clone(self);
             // Without a thread it is opened another time.
             let _ = std::thread::Builder::new()
@@ -143,11 +118,6 @@ impl Bases {
             return None;
         }
         self.fill_from_memory(id, fingerprint_check, out)
-    }
-
-    /// Whether the container of a record is open.
-    fn has_open(&self, id: RecordId) -> bool {
-        locked(&self.kept).containers.contains_key(&id.container())
     }
 
     /// As [`Bases::fill`]; None also where anything would have to be read or opened.
@@ -160,7 +130,7 @@ impl Bases {
         let opened = locked(&self.kept).containers.get(&id.container()).map(Arc::clone)?;
         let files = Files { bases: Some(self), ..opened.files(Reads::CachedOnly) };
         let mut wanted = Wanted { ordinal: id.ordinal(), fingerprint_check, out };
-        with_scratch(|scratch| files.read(&mut wanted, scratch)).then_some(())
+        with_scratch(|scratch| files.read(&mut wanted, scratch))
     }
 
     /// Fills `out`, of its raw length, with a live record, or the one that it was merged into, whether
@@ -292,11 +262,12 @@ impl Bases {
 impl BaseBytes for Bases {
     /// Whatever the record was merged into.
     fn raw(&self, id: RecordId, reads: Reads) -> Option<Arc<Vec<u8>>> {
-        if let Some(raw) = locked(&self.kept).decoded.get(id, self.bytes_max) {
+        if let Some(raw) = locked(&self.kept).decoded.get(&id) {
             return Some(raw);
         }
         let raw = Arc::new(self.read(id, reads)?);
-        locked(&self.kept).decoded.keep(id, &raw, self.bytes_max);
+        let gone = locked(&self.kept).decoded.keep(id, Arc::clone(&raw), raw.len());
+        drop(gone);
         Some(raw)
     }
 

@@ -2,8 +2,6 @@
 //!
 //! `dedupd/format` does the same record by record in Python; a test compares the two.
 
-use std::cell::RefCell;
-
 use crate::codec::encode;
 use crate::fingerprint::Algorithm;
 use crate::format::ids::RecordId;
@@ -11,7 +9,7 @@ use crate::format::record_header::{
     CODEC_DICTIONARY, CODEC_RAW, RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES, RecordHeader,
 };
 use crate::store::bases::Bases;
-use crate::store::record_reader::{BaseBytes, Reads, Undecoded, decode_with};
+use crate::store::record_reader::{BaseBytes, Reads, Undecoded, decode_with, with_scratch};
 use crate::threads::pool;
 
 /// Records that a thread takes at once: about a MiB at the default chunk size.
@@ -105,11 +103,6 @@ pub fn check(data: &[u8], place: &Place<'_>) -> Checked {
     out
 }
 
-thread_local! {
-    // For decompressed payloads: one buffer per thread, as long as its longest record so far.
-    static RAW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
 fn judge(record: &Found<'_>, algorithm: Algorithm, bases: Option<&Bases>) -> Status {
     let Found { header, payload } = record;
     if !header.kind.has_bytes() {
@@ -126,7 +119,7 @@ fn judge(record: &Found<'_>, algorithm: Algorithm, bases: Option<&Bases>) -> Sta
     } else {
         let bases = bases.map(|bases| bases as &dyn BaseBytes);
         let other = bases.zip(header.leans_on().map(RecordId));
-        let decoded = RAW.with_borrow_mut(|raw| {
+        let decoded = with_scratch(|raw| {
             raw.resize(raw_length.max(raw.len()), 0);
             let out = &mut raw[..raw_length];
             decode_with(payload, codec, other, Reads::Uncached, out).map(|()| algorithm.digest(out))

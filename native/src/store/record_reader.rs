@@ -24,7 +24,8 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Memory for stored payloads, which each thread keeps.
+/// Memory for payloads, as they are stored or decoded, which each thread keeps: as long as its longest
+/// so far.
 pub fn with_scratch<R>(work: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     SCRATCH.with_borrow_mut(work)
 }
@@ -108,17 +109,13 @@ impl Files<'_> {
     pub fn read_all(&self, wanted: Vec<Wanted<'_>>, threads: usize) -> Vec<bool> {
         let slots: Vec<_> = wanted.into_iter().map(Mutex::new).collect();
         pool::map(slots.len(), threads.saturating_sub(1), |at| {
-            with_scratch(|scratch| self.read(&mut locked(&slots[at]), scratch))
+            with_scratch(|scratch| self.read(&mut locked(&slots[at]), scratch)).is_some()
         })
     }
 
-    /// Fills `wanted.out`. False, with undefined bytes in it, where anything is not as expected.
+    /// Fills `wanted.out`. None, with undefined bytes in it, where anything is not as expected.
     /// `scratch` is reused by the next call.
-    pub fn read(&self, wanted: &mut Wanted<'_>, scratch: &mut Vec<u8>) -> bool {
-        self.try_read(wanted, scratch).is_some()
-    }
-
-    fn try_read(&self, wanted: &mut Wanted<'_>, scratch: &mut Vec<u8>) -> Option<()> {
+    pub fn read(&self, wanted: &mut Wanted<'_>, scratch: &mut Vec<u8>) -> Option<()> {
         let entry = self.entry(wanted.ordinal)?;
         if entry.raw_length as usize != wanted.out.len()
             || entry.fingerprint_check() != wanted.fingerprint_check

@@ -83,36 +83,32 @@ impl Store<'_> {
         if stub.flags & !DIRECT != 0 {
             return false;
         }
-        if stub.flags == DIRECT {
-            return match self.tables {
-                None => self.count_chunk(stub),
-                Some(tables) => self.count_chunk_exactly(stub, tables, scratch),
-            };
+        if stub.flags != DIRECT {
+            return self.count_recipe(stub, scratch).is_some();
         }
-        self.count_recipe(stub, scratch).is_some()
-    }
-
-    fn count_chunk(&self, stub: &StubHead) -> bool {
-        let known = self.chunks.known(self.chunks.resolve(stub.recipe));
-        let is_there = known.is_there()
-            && known.fingerprint_check == stub.fingerprint_check()
-            && u64::from(known.raw_length) >= stub.covered;
+        let is_there = match self.tables {
+            None => self.has_chunk(stub),
+            Some(tables) => self.has_chunk_exactly(stub, tables, scratch),
+        };
         if is_there {
             self.chunks.refer(stub.recipe);
         }
         is_there
     }
 
-    fn count_chunk_exactly(&self, stub: &StubHead, tables: &Tables, scratch: &mut Scratch) -> bool {
+    fn has_chunk(&self, stub: &StubHead) -> bool {
+        let known = self.chunks.known(self.chunks.resolve(stub.recipe));
+        known.is_there()
+            && known.fingerprint_check == stub.fingerprint_check()
+            && u64::from(known.raw_length) >= stub.covered
+    }
+
+    fn has_chunk_exactly(&self, stub: &StubHead, tables: &Tables, scratch: &mut Scratch) -> bool {
         let Some(entry) = scratch.entry(tables, stub.recipe) else { return false };
-        let is_there = self.chunks.resolve(stub.recipe) == stub.recipe
+        self.chunks.resolve(stub.recipe) == stub.recipe
             && self.chunks.own(stub.recipe) == KnownBytes::of(&entry)
             && entry.fingerprint[..stub.digest.len()] == stub.digest
-            && u64::from(entry.raw_length) >= stub.covered;
-        if is_there {
-            self.chunks.refer(stub.recipe);
-        }
-        is_there
+            && u64::from(entry.raw_length) >= stub.covered
     }
 
     fn count_recipe(&self, stub: &StubHead, scratch: &mut Scratch) -> Option<()> {

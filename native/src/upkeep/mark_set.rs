@@ -222,7 +222,7 @@ impl Reader {
         let end = offset.checked_add(length as u64)?;
         let is_there = offset >= self.base && end <= self.base + self.buffer.len() as u64;
         if !is_there {
-            let size = file_size(self.data)?;
+            let size = u64::try_from(status_of(self.data).ok()?.st_size).ok()?;
             let wanted = WINDOW_BYTES.min(self.end.saturating_sub(offset)).max(length as u64);
             let window = wanted.min(size.checked_sub(offset)?);
             if window < length as u64 {
@@ -238,8 +238,4 @@ impl Reader {
         let at = usize::try_from(offset - self.base).ok()?;
         self.buffer.get(at..at + length)
     }
-}
-
-fn file_size(fd: RawFd) -> Option<u64> {
-    u64::try_from(status_of(fd).ok()?.st_size).ok()
 }

@@ -12,7 +12,7 @@ use crate::format::recipe::Leaf;
 use crate::format::table_entry::{EntryBytes, FORWARDS_MAX, State, TableEntry};
 use crate::threads::lock::locked;
 
-/// Length and check of the bytes of a record.
+/// Length and check of the bytes of a record. The default is for one whose bytes are not there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KnownBytes {
     /// 0 where the bytes are not there: no record is empty.
@@ -21,15 +21,12 @@ pub struct KnownBytes {
 }
 
 impl KnownBytes {
-    /// Of a record whose bytes are not there.
-    const NONE: KnownBytes = KnownBytes { raw_length: 0, fingerprint_check: FingerprintCheck(0) };
-
     pub fn of(entry: &TableEntry) -> KnownBytes {
         KnownBytes { raw_length: entry.raw_length, fingerprint_check: entry.fingerprint_check() }
     }
 
     pub fn is_there(self) -> bool {
-        self != KnownBytes::NONE
+        self != KnownBytes::default()
     }
 }
 
@@ -42,7 +39,7 @@ struct Container {
 impl Container {
     fn grow(&mut self, count: usize) {
         if count > self.known.len() {
-            self.known.resize(count, KnownBytes::NONE);
+            self.known.resize(count, KnownBytes::default());
             self.references.resize_with(count, AtomicU8::default);
         }
     }
@@ -118,7 +115,7 @@ impl Known {
     /// The known bytes of the record itself.
     pub fn own(&self, id: RecordId) -> KnownBytes {
         let known = self.containers.get(&id.container()).map(|container| &container.known);
-        known.and_then(|known| known.get(id.place())).copied().unwrap_or(KnownBytes::NONE)
+        known.and_then(|known| known.get(id.place())).copied().unwrap_or_default()
     }
 
     /// As [`Known::own`], or where its bytes are not there, of its second copy, which is then noted
@@ -128,7 +125,7 @@ impl Known {
         if own.is_there() {
             return own;
         }
-        let Some(&second) = self.second.get(&id) else { return KnownBytes::NONE };
+        let Some(&second) = self.second.get(&id) else { return KnownBytes::default() };
         locked(&self.relied_on).insert(id);
         second
     }
