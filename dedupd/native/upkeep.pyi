@@ -73,8 +73,6 @@ class MarkSet:
 
     def __new__(cls, counts: dict[int, int]) -> Self:
         """``counts``: container → how many records it has, none of them marked."""
-    def know(self, number: int, count: int) -> None:
-        """Add a container of ``count`` records, none of them marked."""
     def numbers(self) -> list[int]: ...
     def knows(self, record_id: int) -> bool:
         """Whether there is such a record, marked or not."""
@@ -84,7 +82,6 @@ class MarkSet:
     def merge(self, number: int, bits: Buffer) -> bool:
         """Mark the records whose bit is set in ``bits``, in the form of :meth:`bits`. False, and
         nothing marked, where a bit is set that belongs to no record."""
-    def unmark(self, ids: Buffer) -> None: ...
     def bits(self, number: int) -> bytes:
         """The bits of a container, the lowest ordinal in the lowest bit."""
     def count(self) -> int:

@@ -4,7 +4,6 @@ from array import array
 from collections.abc import Callable, Iterable
 
 from dedupd import native
-from dedupd.format.ids import make_id
 
 STRAYS_MAX = 100
 
@@ -35,19 +34,6 @@ class Marks(native.upkeep.MarkSet):
         for number in other.numbers():
             self.merge(number, other.bits(number))
         self.strays |= other.strays
-
-    def discard(self, ids: Iterable[int]) -> None:
-        """Take marks back."""
-        self.unmark(array("Q", ids))
-
-    def __bool__(self) -> bool:
-        """Whether there is any container."""
-        return bool(self.numbers())
-
-    def add_container(self, number: int, marked: Iterable[int], count: int) -> None:
-        """Know one container more, with ``count`` ordinals, some of them marked."""
-        self.know(number, count)
-        self.add(make_id(number, ordinal) for ordinal in marked)
 
     def digest(self) -> bytes:
         """The same for the same marks."""

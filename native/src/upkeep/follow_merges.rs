@@ -54,7 +54,7 @@ impl Marks {
                 _ if target.is_hole() => {}
                 State::ORPHANED => found.epoch = found.epoch.max(target.0),
                 State::MERGED if self.contains(own) && !self.contains(target) => {
-                    if self.set(target, true) {
+                    if self.set(target) {
                         found.any = true;
                     } else {
                         found.strays.push(target);
@@ -62,7 +62,7 @@ impl Marks {
                 }
                 State::LIVE if entry.leans() => {} // the target is its base
                 State::LIVE if !self.contains(own) && self.is_repeated(target) => {
-                    found.any |= self.set(own, true);
+                    found.any |= self.set(own);
                 }
                 _ => {}
             }
@@ -82,7 +82,7 @@ impl Marks {
             if entry.state != State::LIVE || entry.target.is_hole() {
                 found.unknown.push(place);
             } else if !self.contains(entry.target) {
-                if self.set(entry.target, true) {
+                if self.set(entry.target) {
                     found.any = true;
                 } else {
                     found.strays.push(entry.target);
@@ -101,7 +101,7 @@ impl Marks {
             if state == State::ORPHANED {
                 epoch = epoch.max(target.0);
             } else if of.is_repeated(target) {
-                self.set(own, true);
+                self.set(own);
             }
         }
         epoch

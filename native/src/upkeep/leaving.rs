@@ -70,7 +70,7 @@ impl Tools<'_> {
         if others.is_empty()
             && let Some((new, stored)) =
                 self.best_delta(piece, &bases, own, join.groups, trial, out)
-            && join.leaned.set(new, true)
+            && join.leaned.set(new)
         {
             join.groups.keep(new);
             join.similar.chosen(new);
@@ -88,7 +88,7 @@ impl Tools<'_> {
         if after as f64 > (1.0 - LEAVING_SAVING_MIN) * before as f64 {
             return None;
         }
-        if !others.is_empty() && !join.leaned.set(piece.id, true) {
+        if !others.is_empty() && !join.leaned.set(piece.id) {
             return None;
         }
         trial.given = Some(given);

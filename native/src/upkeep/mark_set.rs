@@ -44,18 +44,13 @@ impl Marks {
         own.is_some_and(|own| own.bits[ordinal / 8] >> (ordinal % 8) & 1 == 1)
     }
 
-    /// False, and nothing marked, where there is no such record.
-    pub fn set(&mut self, id: RecordId, marked: bool) -> bool {
+    /// Marks a record. False, and nothing marked, where there is none.
+    pub fn set(&mut self, id: RecordId) -> bool {
         let (number, ordinal) = (id.container(), id.place());
         let Some(own) = self.0.get_mut(&number).filter(|own| ordinal < own.count) else {
             return false;
         };
-        let (byte, bit) = (&mut own.bits[ordinal / 8], 1 << (ordinal % 8));
-        if marked {
-            *byte |= bit;
-        } else {
-            *byte &= !bit;
-        }
+        own.bits[ordinal / 8] |= 1 << (ordinal % 8);
         true
     }
 
@@ -133,7 +128,7 @@ pub fn mark_named(recipes: &Recipes<'_>, needed: &[Needed], chunks: &mut Marks) 
         marked.recipes += 1;
         marked.rows += rows.len() as u64;
         for id in rows {
-            if !id.is_hole() && !chunks.set(id, true) {
+            if !id.is_hole() && !chunks.set(id) {
                 marked.strays.push(id);
             }
         }

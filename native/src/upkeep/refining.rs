@@ -243,7 +243,7 @@ impl Tools<'_> {
             found = found.filter(|_| stored <= self.options.delta_max(other));
         }
         match found {
-            Some((base, stored)) if join.leaned.set(base, true) => {
+            Some((base, stored)) if join.leaned.set(base) => {
                 join.groups.keep(base);
                 join.similar.chosen(base);
                 trial.delta = Some((base, stored));

@@ -63,10 +63,6 @@ impl MarkSet {
         MarkSet(RwLock::new(marks))
     }
 
-    fn know(&self, number: u32, count: usize) {
-        write(&self.0).add_container(ContainerNumber(number), count);
-    }
-
     fn numbers(&self) -> Vec<u32> {
         read(&self.0).numbers().into_iter().map(|number| number.0).collect()
     }
@@ -83,21 +79,13 @@ impl MarkSet {
         let ids = ids.ids("ids")?;
         let strays: Vec<RecordId> = py.detach(|| {
             let mut marks = write(&self.0);
-            ids.into_iter().filter(|&id| !id.is_hole() && !marks.set(id, true)).collect()
+            ids.into_iter().filter(|&id| !id.is_hole() && !marks.set(id)).collect()
         });
         Ok(pack_ids(strays))
     }
 
     fn merge(&self, number: u32, bits: Input) -> bool {
         write(&self.0).merge(ContainerNumber(number), bits.bytes())
-    }
-
-    fn unmark(&self, ids: Input) -> PyResult<()> {
-        let mut marks = write(&self.0);
-        for id in ids.ids("ids")? {
-            marks.set(id, false);
-        }
-        Ok(())
     }
 
     fn bits<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
