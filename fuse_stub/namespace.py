@@ -74,11 +74,11 @@ class NamespaceOperations(pyfuse3.Operations):
         except OSError:
             os.close(fd)
             raise
-        ino = self._inodes.number(status)
+        ino = self._inodes.number(status.st_ino)
         if ino == pyfuse3.ROOT_INODE:
             os.close(fd)
             return entry(status, ino)
-        return entry(status, ino, self._inodes.remember(fd, status))
+        return entry(status, ino, self._inodes.remember(status.st_ino, fd))
 
     def _attributes(self, inode: InodeT) -> EntryAttributes:
         file = self._files.get(inode)

@@ -188,7 +188,7 @@ async def run(
         mount.line = line
         tell_by(line)
 
-    pump = Pump(mount.inodes.native, operations.serve, use, mount.mountpoint)
+    pump = Pump(mount.inodes, operations.serve, use, mount.mountpoint)
     async with trio.open_nursery() as nursery:
         if not mount.is_snapshot:
             await nursery.start(ControlServer(mount).serve)

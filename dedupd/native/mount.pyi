@@ -1,5 +1,7 @@
 """The mount's native loop: requests of the kernel, answered below the interpreter."""
 
+from typing import Self
+
 from dedupd.native.rados import ClusterContent
 from dedupd.native.store import Bases, ChunkCache
 
@@ -32,11 +34,11 @@ class Inodes:
     """Whether inodes can be opened by their handles, so that none has to stay open."""
     device: int
     descriptors: int
-    """How many inodes have a descriptor here."""
+    """How many descriptors of inodes are held."""
 
     def __new__(
         cls, root_fd: int, reserved: bytes, secret: bytes, descriptors_max: int, pins_max: int
-    ) -> Inodes:
+    ) -> Self:
         """``root_fd`` stays the caller's. ``reserved``: an extended attribute that does not exist
         to users. ``secret``: 32 bytes. ``pins_max``: most inodes without a name. Raises OSError."""
 
@@ -45,10 +47,13 @@ class Inodes:
         """The number by which the kernel knows an inode."""
 
     def fd(self, ino: int) -> int:
-        """An ``O_PATH`` descriptor, the table's. Raises OSError (ESTALE)."""
+        """An ``O_PATH`` descriptor of a known inode, the table's, valid until the next await, or
+        until a few others were asked for. Raises OSError (ESTALE) where it is not known or gone."""
 
     def remember(self, ino: int, fd: int) -> int:
-        """Count a lookup of the inode of ``fd`` (taken over); its generation. Raises OSError."""
+        """Count a lookup of the inode that ``fd`` (``O_PATH``, taken over) is open on. Returns the
+        generation to tell the kernel, which tells it from an earlier inode of the same number.
+        Raises OSError."""
 
     def may_keep_open(self, uid: int) -> bool:
         """Whether a user may remove one more last name of a known inode."""
@@ -57,10 +62,14 @@ class Inodes:
         """Hold ``fd`` (taken over) until the inode is forgotten: a user removes its last name."""
 
     def pinned(self) -> list[int]:
-        """Inodes that are held by a descriptor."""
+        """Inodes that are held by a descriptor: among them all known ones without a name."""
 
-    def knows(self, ino: int) -> bool: ...
-    def forget(self, ino: int, lookups: int) -> None: ...
+    def knows(self, ino: int) -> bool:
+        """Whether the kernel may still refer to the inode."""
+
+    def forget(self, ino: int, lookups: int) -> None:
+        """The kernel takes so many lookups back."""
+
     def read_stubs(
         self,
         chunks: Bases,
@@ -103,8 +112,8 @@ class Inodes:
     def delay_files(self, are_delayed: bool) -> None:
         """Whether requests are handed over that make regular files."""
 
-    def allow_writes(self, size_bytes: int) -> None:
-        """From now on writes are handed over after those of so many bytes."""
+    def allow_writes(self, size_bytes: int | None) -> None:
+        """From now on writes are handed over after those of so many bytes; None: no bound."""
 
     def note_names(self, are_noted: bool) -> None:
         """Whether requests are handed over that add or remove names of files."""
@@ -113,7 +122,8 @@ class Inodes:
         """Have native code note there what it writes to files."""
 
     def close(self) -> None:
-        """Close all that is open below. Nothing may be asked any more."""
+        """Close all that is open below, so that the file system below can be unmounted before this
+        process has ended. Nothing may be asked any more."""
 
 GRAIN_BYTES: int
 """The parts of files whose writes are told apart."""

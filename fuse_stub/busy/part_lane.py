@@ -49,7 +49,7 @@ class PartLane:
         self.is_committing: Callable[[int], bool] = lambda _: False
         """Whether a commit of a file as a whole is under way: there is no offer beside it."""
         self.times = native.mount.WriteTimes()
-        inodes.native.note_writes(self.times)
+        inodes.note_writes(self.times)
         self._volume = volume
         self._inodes = inodes
         self._files = files

@@ -173,8 +173,7 @@ class OpenFiles:
             self._close(file)
             return
         stub = file.stub
-        may_lend = self._inodes.are_stubs_read and file.losses == file.losses_told
-        if may_lend and stub is not None and stub.is_at_rest:
+        if file.losses == file.losses_told and stub is not None and stub.is_at_rest:
             self._lend(file, stub)
         if len(self._idle) > self._idle_max:
             self._close(next(iter(self._idle.values())))

@@ -25,7 +25,7 @@ use crate::system::calls::name_to_handle;
 use crate::threads::lock::locked;
 
 /// The inodes that the kernel knows, and what belongs to them. None once it is closed.
-#[pyclass(frozen, module = "dedupd.native.mount")]
+#[pyclass(frozen, subclass, module = "dedupd.native.mount")]
 pub struct Inodes(Mutex<Option<Arc<Tree>>>);
 
 impl Inodes {
@@ -214,8 +214,9 @@ impl Inodes {
         Ok(())
     }
 
-    fn allow_writes(&self, py: Python<'_>, size_bytes: i64) -> PyResult<()> {
-        self.tree(py)?.allowed_bytes.store(size_bytes, Ordering::Relaxed);
+    fn allow_writes(&self, py: Python<'_>, size_bytes: Option<i64>) -> PyResult<()> {
+        let bound = size_bytes.unwrap_or(i64::MAX);
+        self.tree(py)?.allowed_bytes.store(bound, Ordering::Relaxed);
         Ok(())
     }
 
