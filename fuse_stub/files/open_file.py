@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import trio
 
@@ -14,6 +15,7 @@ READERS_MAX = 4
 """Sequential readers of one stub that are told apart by where they read."""
 
 
+@dataclass(slots=True, eq=False)
 class OpenFile:
     """A regular file that is open, for requests, for a commit, or for requests to come.
 
@@ -21,48 +23,26 @@ class OpenFile:
     ``lock`` alone; the others change between two awaits (docs/mount-locks.md).
     """
 
-    __slots__ = (
-        "changes",
-        "fd",
-        "idle_since_s",
-        "ino",
-        "is_filled",
-        "is_lent",
-        "keeps_times",
-        "lock",
-        "losses",
-        "losses_told",
-        "on_write",
-        "privileged",
-        "protected",
-        "readers",
-        "settled",
-        "stub",
-        "unsettled",
-        "users",
-        "writable",
-    )
-
-    def __init__(self, ino: int, fd: int, writable: bool, privileged: bool) -> None:
-        self.ino = ino
-        self.fd = fd  # lock
-        self.writable = writable  # lock: whether ``fd`` is open for writing too
-        self.stub: SparseStub | None = None  # lock: None of a plain file
-        self.settled: trio.Event | None = None  # while the file is settled, before its first use
-        self.unsettled = False  # read as a crash left it, since nothing can be changed
-        self.lock = SharedLock()  # shared: use of ``fd``; alone: what the bytes lie in changes
-        self.users = 0  # requests and commits that keep the file open
-        self.idle_since_s = 0.0  # when the last of them has gone
-        self.readers: list[Reader] = []  # of a stub; the last one to read is the last
-        self.changes = 0  # counts attempts to change the file: a commit compares it
-        self.losses = 0  # counts syncs that failed
-        self.losses_told = 0  # as many of them as users have been told of
-        self.is_lent = False  # whether native code uses it, while it has no users here
-        self.is_filled = False  # whether it is being made plain: a commit keeps out of its way
-        self.keeps_times = False  # lock: whether its times are put back when the lock is given back
-        self.on_write: Callable[[int, int], None] | None = None  # told of each, under the lock
-        self.protected = False  # whether it became immutable, or append-only, while it was open
-        self.privileged = privileged  # whether a write has set-user-id or set-group-id to clear
+    ino: int
+    fd: int  # lock
+    writable: bool  # lock: whether ``fd`` is open for writing too
+    privileged: bool  # whether a write has set-user-id or set-group-id to clear
+    stub: SparseStub | None = None  # lock: None of a plain file
+    settled: trio.Event | None = None  # while the file is settled, before its first use
+    unsettled: bool = False  # read as a crash left it, since nothing can be changed
+    # Shared: use of ``fd``; alone: what the bytes lie in changes.
+    lock: SharedLock = field(default_factory=SharedLock)
+    users: int = 0  # requests and commits that keep the file open
+    idle_since_s: float = 0.0  # when the last of them has gone
+    readers: list["Reader"] = field(default_factory=list)  # of a stub; the last to read is the last
+    changes: int = 0  # counts attempts to change the file: a commit compares it
+    losses: int = 0  # counts syncs that failed
+    losses_told: int = 0  # as many of them as users have been told of
+    is_lent: bool = False  # whether native code uses it, while it has no users here
+    is_filled: bool = False  # whether it is being made plain: a commit keeps out of its way
+    keeps_times: bool = False  # lock: whether its times are put back when the lock is given back
+    on_write: Callable[[int, int], None] | None = None  # told of each, under the lock
+    protected: bool = False  # whether it became immutable, or append-only, while it was open
 
     @contextmanager
     def noting_losses(self) -> Iterator[None]:
