@@ -32,7 +32,6 @@ from fuse_stub.deleted.noting import Deletions
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.files.slow_calls import SlowCalls
-from fuse_stub.files.truncation import Truncation
 
 log = logging.getLogger("dedupd.mount")
 
@@ -217,8 +216,12 @@ class CommitLane:
         file.changes += 1
         async with self.reshaping(file):
             self._deletions.changing(file, Cause.CUT, size)
-            cut = Truncation(file, size)
-            cut.note(await self._slow_calls.run(uid, cut.make) if cut.is_slow else cut.make())
+            if file.is_slow_to_cut(size):
+                is_plain = await self._slow_calls.run(uid, file.cut, size)
+            else:
+                is_plain = file.cut(size)
+            if is_plain:
+                file.stub = None
 
     @asynccontextmanager
     async def uncommitted(self, file: OpenFile) -> AsyncIterator[None]:

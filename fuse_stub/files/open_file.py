@@ -1,5 +1,6 @@
 """One file that is open, and those who read it in sequence."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from dedupd.format.stub import Flag
 from dedupd.stub.stub_file import SparseStub
 from dedupd.system.paths import path_in_tree, show_path
 from fuse_stub.files.shared_lock import SharedLock
+from fuse_stub.files.slow_closes import is_slow_to_free
 
 READERS_MAX = 4
 """Sequential readers of one stub that are told apart by where they read."""
@@ -68,6 +70,25 @@ class OpenFile:
         reader.uid = uid
         self.readers.append(reader)
         return reader
+
+    def is_slow_to_cut(self, size: int) -> bool:
+        """Whether :meth:`cut` may keep the calling thread waiting."""
+        status = os.fstat(self.fd)
+        freed_bytes = min(status.st_size - size, status.st_blocks * 512)
+        # A stub that grows may need a chunk, from the disk.
+        grows = self.stub is not None and size > status.st_size
+        return grows or is_slow_to_free(freed_bytes)
+
+    def cut(self, size: int) -> bool:
+        """Change the length, in whatever thread; whether the file is plain from now on.
+
+        It is open for writing, the caller has its lock alone, and no commit of it is under way: see
+        :meth:`fuse_stub.commit_lane.CommitLane.truncate`. Raises OSError.
+        """
+        if self.stub is None:
+            os.ftruncate(self.fd, size)
+            return True
+        return self.stub.truncate(size)
 
     @property
     def is_native(self) -> bool:
