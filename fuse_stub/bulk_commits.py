@@ -22,8 +22,8 @@ from dedupd.volume.commit import Outcome, Result
 from dedupd.volume.commit_requests import CommitRequests
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
-from fuse_stub.attributes import forget_attributes
 from fuse_stub.commit_lane import CommitLane
+from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.held_files import HeldFiles, HeldGroup
 from fuse_stub.files.open_files import OpenFiles
 

@@ -26,9 +26,9 @@ from dedupd.volume.commit import Outcome, Result, open_failure, step_failure
 from dedupd.volume.commit_requests import CommitRequest
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
-from fuse_stub.attributes import forget_attributes
 from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.deleted.noting import Deletions
+from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.files.slow_calls import SlowCalls

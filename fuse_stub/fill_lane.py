@@ -20,8 +20,8 @@ from dedupd.system.paths import open_beneath, path_in_tree
 from dedupd.volume.restore import filling_of
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
-from fuse_stub.attributes import forget_attributes
 from fuse_stub.commit_lane import CommitLane
+from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
 

@@ -9,7 +9,6 @@ import trio
 from dedupd import native
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
-from fuse_stub.attributes import forget_attributes
 from fuse_stub.bulk_commits import BulkCommits
 from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.commit_lane import CommitLane
@@ -79,7 +78,7 @@ class MountedVolume:
         policy = WatchedPolicy(volume, is_read_only=transitions.is_read_only)
         self.deletions = Deletions(volume, policy)
         self.brake = Brake(volume, policy)
-        self.parts = PartLane(volume, self.inodes, self.files, forget_attributes)
+        self.parts = PartLane(volume, self.inodes, self.files)
         self.commit_lane = CommitLane(
             volume, transitions, self.files, self.slow_calls, self.deletions, self.parts
         )

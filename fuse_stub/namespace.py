@@ -21,9 +21,9 @@ from dedupd.deleted.undelete import UNDELETE
 from dedupd.format.deletion import Cause
 from dedupd.stub.transition import CAPABILITY
 from dedupd.system.files import opened
-from fuse_stub.attributes import POSIX_ACL_ACCESS, entry, forget_attributes
 from fuse_stub.deleted import attributes as deleted
 from fuse_stub.errors import answers
+from fuse_stub.files.attributes import POSIX_ACL_ACCESS, entry, forget_attributes
 from fuse_stub.files.content_attribute import CONTENT_ATTRIBUTE, content_of
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.kernel.caller_rights import keeps_set_ids

@@ -21,8 +21,8 @@ from dedupd import native
 from dedupd.format.deletion import Cause
 from dedupd.system.files import opened
 from dedupd.units import MIB
-from fuse_stub.attributes import forget_attributes
 from fuse_stub.errors import answers
+from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.inode_flags import PROTECTING, read_flags, set_flags
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.kernel.caller_rights import keeps_set_ids

@@ -30,8 +30,8 @@ from dedupd.volume.commit import settle_noted
 from dedupd.volume.probe import require_suitable
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
-from fuse_stub.attributes import forget_attributes, tell_by
 from fuse_stub.control import ControlServer
+from fuse_stub.files.attributes import tell_by
 from fuse_stub.files.sealing import seal_at_the_end, seal_closed
 from fuse_stub.kernel.request_pump import Pump
 from fuse_stub.mounted_volume import MountedVolume
@@ -118,7 +118,7 @@ def serve(
             mount.close()
             if not own.is_read_only:
                 own.disk.sync_file_system(own.data_fd)
-                seal_at_the_end(own, mount.files.unsealed)
+                seal_at_the_end(own, mount.files)
 
 
 @contextmanager
@@ -198,8 +198,7 @@ async def run(
         nursery.start_soon(mount.watch_policy)
         nursery.start_soon(_watch_group)
         if not mount.volume.is_read_only:
-            unsealed = mount.files.unsealed
-            nursery.start_soon(seal_closed, mount.volume, mount.files, unsealed, forget_attributes)
+            nursery.start_soon(seal_closed, mount.volume, mount.files)
             nursery.start_soon(mount.deletions.sync)
         await pump.run()
         mount.fill_lane.end()

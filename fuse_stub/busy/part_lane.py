@@ -20,6 +20,7 @@ from dedupd.units import GIB, MIB
 from dedupd.volume.commit_requests import CommitRequest
 from dedupd.volume.volume import Volume
 from fuse_stub.busy.quiet_parts import GRAIN_BYTES, QuietParts, present_quiet
+from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.inodes import Inodes
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
@@ -41,11 +42,7 @@ class _Offer(NamedTuple):
 class PartLane:
     """The offers that are open. Used by the thread of the event loop."""
 
-    def __init__(
-        self, volume: Volume, inodes: Inodes, files: OpenFiles, forget: Callable[[int], None]
-    ) -> None:
-        """``forget`` has the kernel ask for the attributes of an inode again."""
-        self._forget = forget
+    def __init__(self, volume: Volume, inodes: Inodes, files: OpenFiles) -> None:
         self.is_committing: Callable[[int], bool] = lambda _: False
         """Whether a commit of a file as a whole is under way: there is no offer beside it."""
         self.times = native.mount.WriteTimes()
@@ -172,7 +169,7 @@ class PartLane:
                 await trio.lowlevel.checkpoint()
         finally:
             self.end(ino)
-            self._forget(ino)
+            forget_attributes(ino)
         return freed_bytes
 
 

@@ -3,7 +3,6 @@
 import logging
 import os
 import time
-from collections.abc import Callable
 
 import trio
 
@@ -12,8 +11,9 @@ from dedupd.stub.local_blocks import checked_stub, seal
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
 from dedupd.volume.volume import Volume
+from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.open_files import OpenFiles
-from fuse_stub.files.unsealed_stubs import UnsealedStubs, is_still
+from fuse_stub.files.unsealed_stubs import is_still
 
 log = logging.getLogger("dedupd.mount")
 
@@ -25,25 +25,20 @@ STUBS_PER_TURN = 64
 _FLAGS = os.O_RDWR | os.O_NONBLOCK
 
 
-async def seal_closed(
-    volume: Volume, files: OpenFiles, unsealed: UnsealedStubs, forget: Callable[[int], None]
-) -> None:
-    """Seal stubs as long as the mount lasts, some at a time; ``forget`` has the kernel ask for the
-    attributes of each again."""
+async def seal_closed(volume: Volume, files: OpenFiles) -> None:
+    """Seal stubs as long as the mount lasts, some at a time."""
     while True:
         await trio.sleep(TURN_S)
-        for ino, stub in unsealed.take_due(time.monotonic(), STUBS_PER_TURN):
+        for ino, stub in files.unsealed.take_due(time.monotonic(), STUBS_PER_TURN):
             try:
-                if await _sealed(volume, files, ino, stub.path, forget):
-                    unsealed.forget(ino)
+                if await _sealed(volume, files, ino, stub.path):
+                    files.unsealed.forget(ino)
             except (DedupdError, OSError) as error:
                 log.debug("inode %d is not sealed: %s", ino, error)
             await trio.lowlevel.checkpoint()
 
 
-async def _sealed(
-    volume: Volume, files: OpenFiles, ino: int, path: bytes, forget: Callable[[int], None]
-) -> bool:
+async def _sealed(volume: Volume, files: OpenFiles, ino: int, path: bytes) -> bool:
     """Seal a stub, unless it is in use: then its next close brings it back. False where its blocks
     are still on their way to the disk."""
     fd = open_beneath(volume.data_fd, path, _FLAGS)
@@ -56,13 +51,13 @@ async def _sealed(
             if file.users > 1 or file.stub is None:
                 return True
             done = await trio.to_thread.run_sync(file.stub.seal)
-    forget(ino)
+    forget_attributes(ino)
     return done
 
 
-def seal_at_the_end(volume: Volume, unsealed: UnsealedStubs) -> None:
+def seal_at_the_end(volume: Volume, files: OpenFiles) -> None:
     """Seal all that is left, after the last write and a sync of the file system."""
-    for ino, path in unsealed.take_all():
+    for ino, path in files.unsealed.take_all():
         try:
             with opened(open_beneath(volume.data_fd, path, _FLAGS)) as fd:
                 stub = checked_stub(fd, volume.stub_files, "") if is_still(fd, ino) else None
