@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Protocol
 
 import trio
 
@@ -36,10 +35,10 @@ from fuse_stub.files.sealing import seal_at_the_end, seal_closed
 from fuse_stub.kernel.request_pump import Pump
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
-from fuse_stub.mounts.mount_process import CACHE_BYTES
+from fuse_stub.mounts.mount_process import Serving
 from fuse_stub.mounts.private_mount import private_mount
 from fuse_stub.operations import StubOperations
-from fuse_stub.session import options_for, session
+from fuse_stub.session import session
 
 log = logging.getLogger("dedupd.mount")
 
@@ -61,35 +60,12 @@ LOCK_WAIT_S = 60.0
 LOCK_POLL_S = 0.02
 
 
-class Serve(Protocol):
-    """Serves a volume until it is unmounted."""
+def serve(volume: Volume, asked: Serving) -> None:
+    """Mount ``volume`` as ``asked`` and serve it until it is unmounted or SIGTERM comes.
 
-    def __call__(
-        self,
-        volume: Volume,
-        mountpoint: str,
-        *,
-        ready: Callable[[], None] | None,
-        cache_bytes: int = CACHE_BYTES,
-        options: MountOptions = NO_OPTIONS,
-        debug: bool = False,
-    ) -> None: ...
-
-
-def serve(
-    volume: Volume,
-    mountpoint: str,
-    *,
-    ready: Callable[[], None] | None,
-    cache_bytes: int = CACHE_BYTES,
-    options: MountOptions = NO_OPTIONS,
-    debug: bool = False,
-) -> None:
-    """Mount ``volume`` at ``mountpoint`` and serve it until it is unmounted or SIGTERM comes.
-
-    Where the file system below is read-only, or ``options`` say so, so is the mount, and nothing at
-    all is written. ``ready`` is called once the mount answers. Raises Busy where it, or a copy of
-    it, is mounted already, UsageError, UnsuitableFileSystem, OSError.
+    Where the file system below is read-only, or the options say so, so is the mount, and nothing at
+    all is written. Raises Busy where it, or a copy of it, is mounted already, UsageError,
+    UnsuitableFileSystem, OSError.
     """
     allow_descriptors()
     # Quotas count for the users whose files these are, not for root.
@@ -99,7 +75,7 @@ def serve(
     # Its own mount will cover the volume: then this descriptor is the only way to it.
     below_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with (
-        private_mount(below_fd, options) as private,
+        private_mount(below_fd, asked.options) as private,
         Volume.at(volume.root, os.dup(private.base_fd), volume.disk) as own,
         _mount_lock(own) as transitions,
     ):
@@ -107,13 +83,10 @@ def serve(
         if not transitions.is_read_only:
             require_suitable(own)
             settle_noted(own, transitions)
-        threads = cores()
-        mount = MountedVolume(own, transitions, mountpoint, cache_bytes, threads, private=private)
+        at, cache_bytes = asked.mountpoint, asked.cache_bytes
+        mount = MountedVolume(own, transitions, at, cache_bytes, cores(), private=private)
         try:
-            operations = StubOperations(mount)
-            passed = options_for(own, mount, options, debug)
-            with session(operations, mountpoint, passed, options, below_fd):
-                trio.run(run, mount, operations, ready)
+            answer(mount, asked, below_fd)
         finally:
             mount.close()
             if not own.is_read_only:
@@ -179,10 +152,16 @@ def keep_memory() -> None:
             libc.mallopt(option, value)
 
 
-async def run(
+def answer(mount: MountedVolume, asked: Serving, below_fd: int) -> None:
+    """Answer requests until the mount ends. Raises as :func:`session`."""
+    operations = StubOperations(mount)
+    with session(operations, mount, asked, below_fd):
+        trio.run(_run, mount, operations, asked.ready)
+
+
+async def _run(
     mount: MountedVolume, operations: StubOperations, ready: Callable[[], None] | None
 ) -> None:
-    """Answer requests until the mount ends."""
 
     def use(line: native.mount.Line | None) -> None:
         mount.line = line
@@ -266,7 +245,7 @@ def serve_for_parent(
     mountpoint: str,
     cache_bytes: int,
     answer_fd: int,
-    served: Serve = serve,
+    served: Callable[[Volume, Serving], None] = serve,
     options: MountOptions = NO_OPTIONS,
 ) -> None:
     """The child's side of ``mount_process.served_in_background``. ``served``: :func:`serve`, or its
@@ -292,13 +271,7 @@ def serve_for_parent(
     _log_to_system()
     try:
         with Volume.at(path, base_fd) as volume:
-            served(
-                volume,
-                mountpoint,
-                ready=lambda: tell({}),
-                cache_bytes=cache_bytes,
-                options=options,
-            )
+            served(volume, Serving(mountpoint, cache_bytes, options, ready=lambda: tell({})))
     except BaseException as error:
         log.exception("the mount at %s ends", mountpoint)
         tell({"error": _reason(error), "kind": type(error).__name__})

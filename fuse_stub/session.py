@@ -11,18 +11,19 @@ from dedupd.errors import UsageError
 from dedupd.replica.replica import is_replica
 from dedupd.system import mount_table
 from dedupd.system.files import opened
-from dedupd.volume.volume import Volume
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_options import MountOptions
 from fuse_stub.mounts.mount_points import clear_dead_mount, is_dead_mount
+from fuse_stub.mounts.mount_process import Serving
 from fuse_stub.mounts.private_mount import show
 from fuse_stub.operations import StubOperations
 
 
-def options_for(volume: Volume, mount: MountedVolume, asked: MountOptions, debug: bool) -> set[str]:
+def _options_for(mount: MountedVolume, asked: MountOptions) -> set[str]:
     """Options for libfuse; those that concern users are taken from the file system below where
     nothing was asked for. Raises UsageError."""
+    volume = mount.volume
     below = os.fstatvfs(volume.data_fd).f_flag
     kind = mount_table.SNAPSHOT_FS_TYPE if mount.is_snapshot else mount_table.FS_TYPE
     options = {
@@ -46,8 +47,6 @@ def options_for(volume: Volume, mount: MountedVolume, asked: MountOptions, debug
         options.add("sync")
     if mount.is_read_only or is_replica(volume.base_fd):
         options.add("ro")
-    if debug:
-        options.add("debug")
     return options
 
 
@@ -57,16 +56,15 @@ def _either(asked: bool | None, below: bool) -> bool:
 
 @contextmanager
 def session(
-    operations: StubOperations,
-    mountpoint: str,
-    options: set[str],
-    asked: MountOptions,
-    below_fd: int,
+    operations: StubOperations, mount: MountedVolume, asked: Serving, below_fd: int
 ) -> Iterator[None]:
-    """The mount, with ``options`` for libfuse and what it has no words for of ``asked``.
+    """The mount as it was asked for, of a volume that is open as ``below_fd`` for others.
 
-    It replaces a dead one: users see errors until then, and then their files.
+    It replaces a dead one: users see errors until then, and then their files. Raises UsageError.
     """
+    mountpoint, options = asked.mountpoint, _options_for(mount, asked.options)
+    if asked.debug:
+        options.add("debug")
     takes_over = is_dead_mount(mountpoint) and os.geteuid() == 0
     try:
         if takes_over:
@@ -80,7 +78,7 @@ def session(
             " user open /dev/fuse and write to the directory?"
         ) from error
     try:
-        show(mountpoint, asked, below_fd)
+        show(mountpoint, asked.options, below_fd)
         yield
     finally:
         pyfuse3.close(unmount=True)

@@ -2,10 +2,8 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-
-import trio
 
 from dedupd.errors import Busy, UsageError
 from dedupd.system.files import opened
@@ -14,23 +12,12 @@ from dedupd.system.processes import cores
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.mounted_volume import MountedVolume
-from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
-from fuse_stub.mounts.mount_process import CACHE_BYTES
-from fuse_stub.operations import StubOperations
-from fuse_stub.process import allow_descriptors, keep_memory, run
-from fuse_stub.session import options_for, session
+from fuse_stub.mounts.mount_process import Serving
+from fuse_stub.process import allow_descriptors, answer, keep_memory
 
 
-def serve_snapshot(
-    volume: Volume,
-    mountpoint: str,
-    *,
-    ready: Callable[[], None] | None,
-    cache_bytes: int = CACHE_BYTES,
-    options: MountOptions = NO_OPTIONS,
-    debug: bool = False,
-) -> None:
-    """Show a snapshot of a volume at ``mountpoint`` until it is unmounted or SIGTERM comes.
+def serve_snapshot(volume: Volume, asked: Serving) -> None:
+    """Show a snapshot of a volume as ``asked`` until it is unmounted or SIGTERM comes.
 
     Beside the volume and other snapshots of it: it answers no job, and nothing is written. Raises
     UsageError where the snapshot takes changes, Busy where somebody makes some, OSError.
@@ -38,13 +25,10 @@ def serve_snapshot(
     allow_descriptors()
     keep_memory()
     with _snapshot_lock(volume) as transitions:
-        threads = cores()
-        mount = MountedVolume(volume, transitions, mountpoint, cache_bytes, threads)
+        at, cache_bytes = asked.mountpoint, asked.cache_bytes
+        mount = MountedVolume(volume, transitions, at, cache_bytes, cores())
         try:
-            operations = StubOperations(mount)
-            passed = options_for(volume, mount, options, debug)
-            with session(operations, mountpoint, passed, options, volume.base_fd):
-                trio.run(run, mount, operations, ready)
+            answer(mount, asked, volume.base_fd)
         finally:
             mount.close()
 

@@ -1,9 +1,7 @@
 """Mounting a volume, for ``dedupd mount`` and for mount(8)."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from dedupd.cli.umount import mounted_point
@@ -15,6 +13,7 @@ from dedupd.volume.probe import accept
 from fuse_stub.mounts.mount_options import MountOptions
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 from fuse_stub.mounts.mount_process import (
+    Serving,
     mount_in_background,
     mount_snapshot_in_background,
     open_snapshot,
@@ -88,7 +87,7 @@ def bring_up(asked: Mounting) -> Mounted | None:
         from fuse_stub.process import serve
 
         with open_volume(path) as volume:
-            _serve_here(asked, point, partial(serve, volume))
+            serve(volume, _serving(asked, point))
         return None
     over_itself = point == os.path.realpath(path) and not mount_table.is_automount(point)
     hidden = covered(point) if over_itself else ""
@@ -166,7 +165,7 @@ def _mount_snapshot(asked: Mounting) -> Mounted | None:
         from fuse_stub.snapshot import serve_snapshot
 
         with open_snapshot(asked.path) as volume:
-            _serve_here(asked, point, partial(serve_snapshot, volume))
+            serve_snapshot(volume, _serving(asked, point))
         return None
     pid = mount_snapshot_in_background(
         os.path.realpath(asked.path), point, cache_bytes=asked.cache_bytes, options=asked.options
@@ -174,6 +173,5 @@ def _mount_snapshot(asked: Mounting) -> Mounted | None:
     return Mounted(point, pid, is_read_only=True, is_snapshot=True)
 
 
-def _serve_here(asked: Mounting, point: str, serve: Callable[..., None]) -> None:
-    cache_bytes, options = asked.cache_bytes, asked.options
-    serve(point, ready=None, cache_bytes=cache_bytes, options=options, debug=asked.debug)
+def _serving(asked: Mounting, point: str) -> Serving:
+    return Serving(point, asked.cache_bytes, asked.options, debug=asked.debug)

@@ -5,6 +5,8 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
 from dedupd.system import mount_table
@@ -21,6 +23,17 @@ CACHE_BYTES = 64 * MIB
 
 EXIT_WAIT_MS = 60_000
 """How long an unmount may take to sync written data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a mount is to be served. ``ready`` is called once it answers."""
+
+    mountpoint: str
+    cache_bytes: int = CACHE_BYTES
+    options: MountOptions = NO_OPTIONS
+    ready: Callable[[], None] | None = None
+    debug: bool = False
 
 
 def mount_in_background(
