@@ -16,7 +16,7 @@ from dedupd.service.systemd.journal import Event, report
 from dedupd.system import mount_table
 from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, fetch_base, socket_path
 from fuse_stub.mounts.mount_points import covered, is_dead
-from fuse_stub.mounts.mount_process import mount_again_in_background, open_volume, unmount
+from fuse_stub.mounts.mount_process import Serving, open_volume, served_in_background, unmount
 
 log = logging.getLogger("dedupd.service")
 
@@ -149,13 +149,8 @@ class MountKeeper:
         hidden = covered(point) if point == path else ""
         if hidden:
             log.warning("%s; unmount it to move them away", hidden)
-        return mount_again_in_background(
-            path,
-            self._base_fd,
-            point,
-            cache_bytes=self.config.cache_bytes,
-            options=self.config.options,
-        )
+        asked = Serving(point, self.config.cache_bytes, self.config.options)
+        return served_in_background(path, self._base_fd, asked)
 
     def _adopt(self, mounted: mount_table.Mount) -> int:
         """Take over a mount that runs already: the service was restarted."""

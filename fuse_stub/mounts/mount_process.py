@@ -49,41 +49,19 @@ def mount_in_background(
     Busy, Damaged and so on, as in :func:`fuse_stub.process.serve`.
     """
     with open_volume(path) as volume:
-        return mount_again_in_background(
-            volume.root, volume.base_fd, mountpoint, cache_bytes=cache_bytes, options=options
-        )
-
-
-def mount_again_in_background(
-    path: str,
-    base_fd: int,
-    mountpoint: str,
-    *,
-    cache_bytes: int = CACHE_BYTES,
-    options: MountOptions = NO_OPTIONS,
-) -> int:
-    """Mount a volume whose ``.dedupd`` is open already, as :func:`mount_in_background` does.
-
-    ``base_fd`` stays the caller's.
-    """
-    return served_in_background(path, base_fd, mountpoint, cache_bytes, options, is_snapshot=False)
+        asked = Serving(mountpoint, cache_bytes, options)
+        return served_in_background(volume.root, volume.base_fd, asked)
 
 
 def served_in_background(
-    path: str,
-    base_fd: int,
-    mountpoint: str,
-    cache_bytes: int,
-    options: MountOptions,
-    *,
-    is_snapshot: bool,
+    path: str, base_fd: int, asked: Serving, *, is_snapshot: bool = False
 ) -> int:
     """Serve a volume whose ``.dedupd`` is open in a process of its own; returns its pid once it
     answers. ``base_fd`` stays the caller's."""
     read_fd, write_fd = os.pipe()
     command = [
-        *(sys.executable, "-P", "-m", "fuse_stub"),
-        *(path, str(base_fd), mountpoint, str(cache_bytes), options.text, str(write_fd)),
+        *(sys.executable, "-P", "-m", "fuse_stub", path, str(base_fd)),
+        *(asked.mountpoint, str(asked.cache_bytes), asked.options.text, str(write_fd)),
         *(["snapshot"] if is_snapshot else []),
     ]
     with os.fdopen(read_fd, "rb") as answer:
@@ -106,7 +84,7 @@ def served_in_background(
             reason = stderr.read().decode("utf-8", "replace").strip().splitlines()
             process.wait()
             raise ServiceUnreachable(
-                f"{mountpoint}: the process that was to serve the mount died:"
+                f"{asked.mountpoint}: the process that was to serve the mount died:"
                 f" {reason[-1] if reason else f'status {process.returncode}'}"
             )
     reply = json.loads(text)
@@ -128,9 +106,8 @@ def mount_snapshot_in_background(
     """As :func:`mount_in_background`, of a snapshot: see
     :func:`fuse_stub.snapshot.serve_snapshot`."""
     with open_snapshot(path) as volume:
-        return served_in_background(
-            volume.root, volume.base_fd, mountpoint, cache_bytes, options, is_snapshot=True
-        )
+        asked = Serving(mountpoint, cache_bytes, options)
+        return served_in_background(volume.root, volume.base_fd, asked, is_snapshot=True)
 
 
 def open_snapshot(path: str) -> Volume:
