@@ -94,7 +94,7 @@ def show(point: str, options: MountOptions, below_fd: int) -> None:
     knows no words for these. Raises UsageError."""
     attributes, mask = times_of(options)
     if not mask & over_mount.ANY_TIMES:
-        attributes |= _times_below(below_fd)
+        attributes |= _TIMES[times_shown(os.fstatvfs(below_fd).f_flag)]
         mask |= over_mount.ANY_TIMES
     if options.symfollow is not None:
         attributes |= 0 if options.symfollow else over_mount.NO_LINKS
@@ -109,8 +109,8 @@ def show(point: str, options: MountOptions, below_fd: int) -> None:
             ) from error
 
 
-def _times_below(fd: int) -> int:
-    flags = os.fstatvfs(fd).f_flag
+def times_shown(flags: int) -> AccessTimes:
+    """Those of a mount, by its flags as statvfs(3) shows them."""
     if flags & os.ST_NOATIME:
-        return over_mount.NO_TIMES
-    return over_mount.RELATIVE_TIMES if flags & os.ST_RELATIME else over_mount.ALL_TIMES
+        return AccessTimes.NEVER
+    return AccessTimes.RELATIVE if flags & os.ST_RELATIME else AccessTimes.ALWAYS

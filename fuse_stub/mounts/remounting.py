@@ -10,6 +10,7 @@ from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, sock
 from dedupd.system.files import opened
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_options import AccessTimes, MountOptions
+from fuse_stub.mounts.private_mount import times_shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def _set_flags(point: str, options: MountOptions, otherwise: int) -> None:
     for flag, value in asked.items():
         if value or (value is None and otherwise & flag.shown):
             flags |= flag.set
-    flags |= _TIMES[options.access_times or _times_shown(otherwise)].set
+    flags |= _TIMES[options.access_times or times_shown(otherwise)].set
     try:
         over_mount.remount(point, flags)
     except OSError as error:
@@ -111,9 +112,3 @@ def _set_flags(point: str, options: MountOptions, otherwise: int) -> None:
 
 def _not(value: bool | None) -> bool | None:
     return None if value is None else not value
-
-
-def _times_shown(shown: int) -> AccessTimes:
-    if shown & os.ST_NOATIME:
-        return AccessTimes.NEVER
-    return AccessTimes.RELATIVE if shown & os.ST_RELATIME else AccessTimes.ALWAYS
