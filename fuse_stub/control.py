@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -57,10 +58,8 @@ class ControlServer:
         if os.stat(directory).st_uid != os.geteuid():
             raise PermissionError(f"{directory} belongs to another user")
         os.chmod(directory, 0o700)
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(self._path)
-        except FileNotFoundError:
-            pass
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             await listener.bind(self._path)
@@ -78,10 +77,8 @@ class ControlServer:
                     nursery.start_soon(self._converse, connection)
         finally:
             listener.close()
-            try:
+            with suppress(FileNotFoundError):
                 os.unlink(self._path)
-            except FileNotFoundError:
-                pass
 
     async def _converse(self, connection: trio.socket.SocketType) -> None:
         """Answer one client until it hangs up; then take back the commits that it left open."""

@@ -18,6 +18,7 @@ import trio
 from dedupd import native
 from dedupd.errors import DamagedStub
 from dedupd.format.stub import Flag, StubAttribute, decode_stub
+from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.inodes import PATH_FLAGS, Inodes
@@ -225,10 +226,8 @@ class MarkingSessions:
             fd = os.open(name, PATH_FLAGS, dir_fd=dir_fd)
         except FileNotFoundError:
             return
-        try:
+        with opened(fd):
             self.changed(fd)
-        finally:
-            os.close(fd)
 
     def changed(self, fd: int) -> None:
         """Names of the inode that ``fd`` (``O_PATH``) is open on come or go."""

@@ -81,11 +81,9 @@ class FileRanges:
         if whence not in (os.SEEK_DATA, os.SEEK_HOLE):
             raise FUSEError(errno.EINVAL)
         file = await self._files.acquire(ino, write=False)
-        try:
+        with self._files.using(file):
             async with file.lock.shared():
                 return await self._mount.in_thread(uid, _seek, file, offset, whence)
-        finally:
-            self._files.release(file)
 
     async def copy(
         self, ino: int, offset: int, to: int, offset_to: int, length: int, ctx: RequestContext
@@ -100,7 +98,7 @@ class FileRanges:
             raise FUSEError(errno.EOPNOTSUPP)
         await self._lane.touch(to)
         source = await self._files.acquire(ino, write=False)
-        try:
+        with self._files.using(source):
             file = await self._files.acquire(to, write=True)
             with self._files.using(file):
                 if file.privileged and not keeps_set_ids(ctx):
@@ -119,8 +117,6 @@ class FileRanges:
                         return await self._mount.in_thread(ctx.uid, os.copy_file_range, *what)
                     finally:
                         source.lock.unshare()
-        finally:
-            self._files.release(source)
 
     def _share(
         self, source: OpenFile, stub: SparseStub, file: OpenFile, start: int, length: int

@@ -18,7 +18,7 @@ from dedupd.deleted.log import DeletionWriter
 from dedupd.errors import DamagedStub, DedupdError
 from dedupd.format.deletion import Cause, Deletion
 from dedupd.format.stub import Flag, StubAttribute, decode_stub
-from dedupd.system.files import attributes_of
+from dedupd.system.files import attributes_of, opened
 from dedupd.system.paths import path_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.files.inodes import PATH_FLAGS
@@ -63,12 +63,9 @@ class Deletions:
 
     def _removing(self, dir_fd: int, name: bytes, value: bytes, cause: Cause) -> None:
         stub = decode_stub(value, self._volume.space.volume_id, "")
-        fd = os.open(name, PATH_FLAGS, dir_fd=dir_fd)
-        try:
+        with opened(os.open(name, PATH_FLAGS, dir_fd=dir_fd)) as fd:
             path = path_in_tree(dir_fd)
             self._note(fd, path + b"/" + name if path else name, stub, cause)
-        finally:
-            os.close(fd)
 
     def changing(self, file: OpenFile, cause: Cause, size: int | None = None) -> None:
         """A stub is about to be written to, or cut to ``size``: noted where that loses something

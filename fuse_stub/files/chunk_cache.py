@@ -36,7 +36,6 @@ class ChunkCache:
     def __init__(self, records: RecordReader, bytes_max: int, threads: int) -> None:
         self.native = native.store.ChunkCache(bytes_max)
         self._records = records
-        self._bytes_max = bytes_max
         self._threads = threads
         self._lock = threading.Lock()
         self._loading: dict[_Key, threading.Event] = {}  # _lock: chunks that a thread is reading
@@ -45,10 +44,6 @@ class ChunkCache:
     def close(self) -> None:
         """Stop loading ahead."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-    @property
-    def bytes_max(self) -> int:
-        return self._bytes_max
 
     @property
     def used_bytes(self) -> int:

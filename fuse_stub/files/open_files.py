@@ -87,11 +87,9 @@ class OpenFiles:
 
     async def acquire_by_fd(self, fd: int) -> OpenFile:
         """The open file that ``fd`` (open for reading and writing, taken over) is open on."""
-        try:
+        with opened(fd):
             ino = os.fstat(fd).st_ino
             return await self._acquire(ino, lambda: b"/proc/self/fd/%d" % fd, True, False)
-        finally:
-            os.close(fd)
 
     async def _acquire(
         self, ino: int, path: Callable[[], bytes], write: bool, trunc: bool

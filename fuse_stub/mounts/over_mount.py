@@ -13,6 +13,8 @@ import os
 import struct
 from collections.abc import Mapping
 
+from dedupd.system.files import opened
+
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _MOUNT_SETATTR = 442
 """System calls; the numbers are the same on all architectures of Python 3.11 but Alpha."""
@@ -46,11 +48,9 @@ def uncovered(path: str) -> int:
     """
     parent, name = os.path.split(os.path.abspath(path))
     # A copy of the mount that the parent lies in, without those upon it.
-    tree = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(parent), _OPEN_TREE_CLONE | os.O_CLOEXEC)
-    try:
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    with opened(_call(_OPEN_TREE, _AT_FDCWD, os.fsencode(parent), flags)) as tree:
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
-    finally:
-        os.close(tree)
 
 
 def private_mount(fd: int) -> int:
@@ -85,8 +85,7 @@ def new_mount(device_fd: int, options: Mapping[str, str]) -> int:
     ``options``: those of fuse(4), and those in ``ATTRIBUTES``; an empty value is that of a flag.
     Raises OSError.
     """
-    context = _call(_FSOPEN, b"fuse", _CLOEXEC)
-    try:
+    with opened(_call(_FSOPEN, b"fuse", _CLOEXEC)) as context:
         attributes = 0
         for name, value in {**options, "fd": str(device_fd)}.items():
             if name in ATTRIBUTES:
@@ -97,8 +96,6 @@ def new_mount(device_fd: int, options: Mapping[str, str]) -> int:
                 _call(_FSCONFIG, context, _SET_FLAG, name.encode(), None, 0)
         _call(_FSCONFIG, context, _CREATE, None, None, 0)
         return _call(_FSMOUNT, context, _CLOEXEC, attributes)
-    finally:
-        os.close(context)
 
 
 def replace(mount_fd: int, point: str) -> None:
