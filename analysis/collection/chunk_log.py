@@ -45,8 +45,8 @@ compress: a few that occur a hundred times are in a small sample or not, and mak
 Columns = Mapping[str, NDArray[Any]]
 """A table: texts and bytes are objects."""
 
-_MEMORY_MB = 64
-"""Of the database that writes parts, some rows at a time."""
+_MEMORY_MB = 128
+"""Of the database that writes parts, and reads them meanwhile, some rows at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ def write_part(log: str, table: Sequence[str], number: int, columns: Columns) ->
     # Paths have no type of their own where there are none.
     rows = "* REPLACE (path::BLOB AS path)" if "path" in columns else "*"
     try:
-        with _database().cursor() as database:
+        with part_database().cursor() as database:
             database.register("part", dict(columns))
             database.execute(
                 f"COPY (SELECT {rows} FROM part) TO '{quoted(part_path(log, table, number))}'"
@@ -242,8 +242,9 @@ def write_part(log: str, table: Sequence[str], number: int, columns: Columns) ->
 
 
 @cache
-def _database() -> duckdb.DuckDBPyConnection:
-    """To start one takes as long as to write ten thousand rows."""
+def part_database() -> duckdb.DuckDBPyConnection:
+    """For parts: each thread has a cursor of it. To start one takes as long as to write ten
+    thousand rows."""
     return connect(_MEMORY_MB, threads=1)
 
 

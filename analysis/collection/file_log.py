@@ -4,17 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.collection.chunk_log import Columns, Log
-from analysis.collection.connection import connect
+from analysis.collection.chunk_log import Columns, Log, part_database
 
 _FETCHED = 50_000
 """At once; 10 MB."""
-
-_MEMORY_MB = 64
 
 _STATUS = {
     "inode": np.uint64,
@@ -100,28 +96,13 @@ def files_of(table: Columns) -> Files:
 
 def logged_files(log: Log, first: int) -> Iterator[Files]:
     """Those of a log whose scan is complete, from number ``first`` on."""
-    with PartReader() as reader:
-        for part in log.file_parts():
-            yield from reader.files(part, first)
+    for part in log.file_parts():
+        yield from part_files(part, first)
 
 
-class PartReader:
-    """Reads parts of the table of files."""
-
-    def __init__(self) -> None:
-        self._database: duckdb.DuckDBPyConnection | None = None
-
-    def __enter__(self) -> "PartReader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._database is not None:
-            self._database.close()
-
-    def files(self, part: str, first: int) -> Iterator[Files]:
-        """Those of a part, which may have all files of a log, from number ``first`` on."""
-        # Only when it is needed: to start it takes as long as to read a thousand files.
-        database = self._database = self._database or connect(_MEMORY_MB, threads=1)
+def part_files(part: str, first: int) -> Iterator[Files]:
+    """Those of a part, which may have all files of a log, from number ``first`` on."""
+    with part_database().cursor() as database:
         ((begin, last),) = database.execute(
             "SELECT coalesce(min(file), 0), coalesce(max(file), 0) FROM read_parquet(?)", [part]
         ).fetchall()

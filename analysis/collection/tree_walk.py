@@ -11,7 +11,7 @@ from itertools import count
 import numpy as np
 
 from analysis.collection.chunk_log import Columns, Dataset, Log, ScanState, part_path, write_part
-from analysis.collection.file_log import Files, PartReader, files_of, table_of
+from analysis.collection.file_log import Files, files_of, part_files, table_of
 from dedupd import native
 from dedupd.errors import UsageError
 from dedupd.units import MIB
@@ -102,20 +102,19 @@ class Scan:
 
         Raises what the scan has failed with.
         """
-        with PartReader() as reader:
-            for part in count(1):
-                with self._changed:
-                    while self._progress.state.parts < part and not self._ended:
-                        self._changed.wait()
-                    if self._error is not None:
-                        raise self._error
-                    if self._progress.state.parts < part:
-                        return
-                    files = self._ahead.pop(part, None)
-                if files is not None:
-                    yield files
-                else:
-                    yield from reader.files(part_path(self._log.path, ("files",), part), first)
+        for part in count(1):
+            with self._changed:
+                while self._progress.state.parts < part and not self._ended:
+                    self._changed.wait()
+                if self._error is not None:
+                    raise self._error
+                if self._progress.state.parts < part:
+                    return
+                files = self._ahead.pop(part, None)
+            if files is not None:
+                yield files
+            else:
+                yield from part_files(part_path(self._log.path, ("files",), part), first)
 
     def close(self) -> None:
         """Stop finding files; safe at any time."""
