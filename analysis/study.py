@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from analysis.collection.chunk_log import Log, Timing, logged_share
 from analysis.collection.chunkings import BASIC_SUFFIX, DEFAULT, SIZES
-from analysis.database import EVERYTHING, Database
+from analysis.database import EVERYTHING, Database, Row
 from analysis.figures import (
     AcrossRow,
     AgeRow,
@@ -209,7 +209,9 @@ class _Queries:
             table3_partitions=self._partitions(),
             table4_across=self._across(),
             figure7_chunk_sizes=self._chunk_sizes() if both else [],
-            table7_regression=self._regression() if both else [],
+            table7_regression=(
+                self._of("table7_regression", RegressionRow, "regression") if both else []
+            ),
             frequency=frequency,
             frequency_based=(
                 self._frequency_based() if full and default == DEFAULT and FINE in names else []
@@ -220,8 +222,8 @@ class _Queries:
         )
         return replace(study, recommended=self._recommended(study))
 
-    def _of(self, query: str, row: type) -> list:  # type: ignore[type-arg]
-        self._step(query)
+    def _of(self, query: str, row: type[Row], step: str | None = None) -> list[Row]:
+        self._step(step or query)
         return self._database.rows(query, row)
 
     def _every_chunking(self, names: Sequence[str]) -> list[FrequencyRow]:
@@ -250,10 +252,6 @@ class _Queries:
         self._database.set(step_bytes=largest // 32, types_max=TYPES_MAX)
         self._database.choose_both()
         return self._database.rows("figure7_chunk_sizes", ChunkSizeRow)
-
-    def _regression(self) -> list[RegressionRow]:
-        self._step("regression")
-        return self._database.rows("table7_regression", RegressionRow)
 
     def _frequency_based(self) -> list[FrequencyBasedRow]:
         self._step("frequency-based chunking")

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,14 +49,6 @@ class Cuts:
     counts: NDArray[np.uint32]
     fingerprints: NDArray[np.uint64]
     zero: NDArray[np.bool_]
-
-
-class Cutter(Protocol):
-    """Cuts and fingerprints segments of a buffer. Only the last segment may be unfinished."""
-
-    max_bytes: int
-
-    def process(self, data: memoryview, segments: Segments) -> Cuts: ...
 
 
 class RabinCutter:
@@ -110,6 +101,10 @@ class FixedCutter:
             start = ends[tail - 1] if tail else base
             zero[tail] = data[start] == 0 and native.hashing.is_zero(data[start : ends[tail]])
         return Cuts(np.array(ends, np.uint32), np.array(counts, np.uint32), fingerprints, zero)
+
+
+Cutter = RabinCutter | FixedCutter
+"""Cuts and fingerprints segments of a buffer. Only the last segment may be unfinished."""
 
 
 def cutter(name: str) -> Cutter:

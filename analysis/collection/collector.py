@@ -164,9 +164,9 @@ class _Collection:
         path = self._log.path
         for stream in self._streams:
             if (rows := stream.take_rows()) is not None:
-                write_part(path, ("chunks", f"chunking={stream.name}"), number, rows.columns)
+                write_part(path, ("chunks", f"chunking={stream.name}"), number, rows)
             if stream.whole is not None and (rows := stream.whole.take_rows()) is not None:
-                write_part(path, ("whole",), number, rows.columns)
+                write_part(path, ("whole",), number, rows)
         if self._failures:
             write_failures(path, number, self._failures)
             self._failures = []

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.collection.chunk_log import HOLE_MARK, NOT_MEASURED, Timing, logged_share
+from analysis.collection.chunk_log import (
+    HOLE_MARK,
+    NOT_MEASURED,
+    Columns,
+    Timing,
+    logged_share,
+)
 from analysis.collection.chunkings import Cuts, Cutter, Segments, cutter
 from analysis.collection.compression_trial import CompressedSizes
 from analysis.collection.file_batches import Batch, Segment, SegmentRows
@@ -53,14 +59,6 @@ class Selection:
         place = (low * _factor(self.salt)) >> np.uint64(32)
         chosen: NDArray[np.bool_] = place < np.uint64(round(share * (1 << 32)))
         return chosen
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of one table, column by column."""
-
-    columns: dict[str, NDArray[Any]]
-    count: int
 
 
 class WholeFiles:
@@ -153,7 +151,7 @@ class WholeFiles:
             }
         )
 
-    def take_rows(self) -> Rows | None:
+    def take_rows(self) -> Columns | None:
         parts, self._single = self._single, []
         rows, self._rows = self._rows, []
         if rows:
@@ -172,11 +170,10 @@ class WholeFiles:
         return _joined(parts)
 
 
-def _joined(parts: list[dict[str, NDArray[Any]]]) -> Rows | None:
+def _joined(parts: list[dict[str, NDArray[Any]]]) -> Columns | None:
     if not parts:
         return None
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Rows(columns, len(columns["file"]))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 @dataclass(slots=True)
@@ -190,7 +187,7 @@ class Stream:
     parts: list[dict[str, NDArray[Any]]] = field(default_factory=list)
     rows: int = 0
 
-    def take_rows(self) -> Rows | None:
+    def take_rows(self) -> Columns | None:
         parts, self.parts = self.parts, []
         self.rows = 0
         return _joined(parts)
