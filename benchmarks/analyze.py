@@ -26,6 +26,7 @@ from analysis.collection.collector import collect
 from analysis.database import EVERYTHING, Database
 from analysis.figures import SavingsRow
 from analysis.study import run_study
+from benchmarks.measure import read_through
 from benchmarks.resample import resample
 from dedupd import native
 from dedupd.format.volume_parameters import PRESETS
@@ -59,9 +60,11 @@ def speed(work: str | None, directory: str, rounds: int) -> None:
     others do not use, nearly two. ``native/examples/small_files.rs`` measures what a tree of small
     files costs at the least.
     """
+    # Not whole: the programs that are measured begin with a copy of this process, and the largest
+    # that it ever was counts as theirs.
     for path in Path(directory).rglob("*"):
         if path.is_file() and not path.is_symlink():
-            _read(path)
+            read_through(path)
     steps = ("kernel", "joined", "collect", "one-core")
     best = dict.fromkeys(steps, 0.0)
     peak = missed = 0.0
@@ -93,15 +96,6 @@ def speed(work: str | None, directory: str, rounds: int) -> None:
     )
     print(f"in each round {each}; median {median(ratios):.2f}")
     print(f"peak memory {peak:.0f} MB; up to {missed:.0f} MB were not in the page cache")
-
-
-def _read(path: Path) -> None:
-    """Have a file in the page cache. Not whole: the programs that are measured begin with a copy of
-    this process, and the largest that it ever was counts as theirs."""
-    buffer = bytearray(MIB)
-    with open(path, "rb", buffering=0) as file:
-        while file.readinto(buffer):
-            pass
 
 
 @main.command(hidden=True)

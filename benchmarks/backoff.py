@@ -20,12 +20,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from dedupd.system.disk import Disk
-from dedupd.volume.enable import enable
-from dedupd.volume.volume import Volume
-from fuse_stub.mounts.mount_process import mount_in_background, unmount
-from jobs.frame.run import JobRun
-from jobs.optimize.job import Optimize
+from benchmarks.measure import DEDUPD, processor_s
+from benchmarks.volumes import mounted, new_volume, optimize
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -47,12 +43,10 @@ def prepare(base: Path) -> None:
     (root / "pile").mkdir()
     for number in range(STUBS):
         (root / f"stubs/{number}").write_bytes(twice(rng, STUB_BYTES))
-    values = {"min_age": "0s"}
-    enable(str(root), policy_values=values, force=True, disk=Disk())
-    with Volume.open(str(root)) as volume, volume.job_lock():
-        Optimize(volume, JobRun("optimize")).run()
+    data = new_volume(root)
+    optimize(root)
     for number in range(PILE):
-        (root / f".dedupd/data/pile/{number}").write_bytes(twice(rng, PILE_BYTES))
+        (data / f"pile/{number}").write_bytes(twice(rng, PILE_BYTES))
     os.sync()
 
 
@@ -100,7 +94,7 @@ def percentiles(latencies: list[float]) -> dict[str, float]:
 
 
 def start_job(root: Path, *job: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "dedupd.cli.main", "run", "--gentle", *job, str(root)]
+    command = [*DEDUPD, "run", "--gentle", *job, str(root)]
     return subprocess.Popen(
         command,
         cwd=REPOSITORY,
@@ -108,12 +102,6 @@ def start_job(root: Path, *job: str) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(
@@ -139,14 +127,14 @@ def _measure(
         alone += reader.read_for(seconds)
         job = start_job(root, "optimize")
         try:
-            while cpu_s(job.pid) < 1.0 and job.poll() is None:
+            while processor_s(job.pid) < 1.0 and job.poll() is None:
                 time.sleep(0.05)
             arriving += reader.read_for(SETTLE_S)
             if job.poll() is not None:
                 raise SystemExit("the pile is used up: remove DIR, and begin again")
-            before_s = cpu_s(job.pid)
+            before_s = processor_s(job.pid)
             beside += reader.read_for(seconds)
-            gave_way.append((cpu_s(job.pid) - before_s) / seconds)
+            gave_way.append((processor_s(job.pid) - before_s) / seconds)
         finally:
             job.send_signal(signal.SIGTERM)
             job.wait()
@@ -175,14 +163,11 @@ def main() -> None:
         view.mkdir()
         print("prepared; call it again to measure", file=sys.stderr)
         return
-    mount_in_background(str(root), str(view))
-    try:
+    with mounted(root, view):
         results = [
             measure(root, view, pause_s, arguments.rounds, arguments.seconds)
             for pause_s in arguments.pause_s
         ]
-    finally:
-        unmount(str(view))
     print(json.dumps(results, indent=2))
 
 

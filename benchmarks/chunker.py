@@ -9,12 +9,13 @@ machine can only make a round slower, so the best of several runs is what the co
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from benchmarks.measure import processor
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 CARGO = ("cargo", "run", "--quiet", "--release", "--locked", "--no-default-features", "--example")
@@ -55,13 +56,6 @@ def table(cases: list[Case]) -> str:
         mean = f"{case.mean_bytes:,}" if case.mean_bytes else ""
         lines.append(f"| {case.name} | {case.mb_s:,} | {case.mb_s / reference:.2f} | {mean} |")
     return "\n".join(lines)
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.cluster import CHUNK_BYTES, ceph_bench
-from benchmarks.measure import drop_caches, machine
+from benchmarks.measure import drop_caches, machine, read_through
 from dedupd.rados.cluster.address import StoreAddress
 from dedupd.rados.reading.volume_store import CACHE_BYTES, CACHE_DIR, bind
 from dedupd.rados.store import RadosStore
@@ -29,17 +29,12 @@ from jobs.frame.run import JobRun
 from tests.support.ceph import mini_ceph
 from tests.support.mounts import MountedLab, mounted_lab
 
-READ_BYTES = 1 << 20
-
 
 def read(path: Path) -> float:
     """MB/s of a reader from end to end, with no page of it in memory before."""
     drop_caches()
-    begun_s, length = time.monotonic(), 0
-    with path.open("rb", buffering=0) as file:
-        while data := file.read(READ_BYTES):
-            length += len(data)
-    return length / 1e6 / (time.monotonic() - begun_s)
+    begun_s = time.monotonic()
+    return read_through(path) / 1e6 / (time.monotonic() - begun_s)
 
 
 def make_file(path: Path, megabytes: int) -> None:

@@ -13,7 +13,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -21,18 +20,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks.measure import drop_caches
+from benchmarks.measure import DEDUPD, drop_caches, drop_pages
 from benchmarks.mount import fio, write_mixed
+from benchmarks.volumes import mounted, new_volume, optimize
 from dedupd.format.container import Kind
-from dedupd.system.disk import Disk
 from dedupd.units import KIB, MIB
-from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
-from fuse_stub.mounts.mount_process import mount_in_background, unmount
 from jobs.compact.job import Compact
 from jobs.frame.run import JobRun
 from jobs.gc.job import Gc
-from jobs.optimize.job import Optimize
 
 FILE_MIB = 64
 """Each file of the set; every second one is deleted."""
@@ -51,29 +47,9 @@ class Row(NamedTuple):
     unit: str
 
 
-def new_volume(root: Path, chunk_size: str) -> Path:
-    """A volume that takes every file at once; returns its tree."""
-    root.mkdir()
-    policy = {"min_age": "0s", "min_size": "1"}
-    enable(
-        str(root),
-        chunk_size=chunk_size,
-        fingerprint="blake3",
-        policy_values=policy,
-        force=True,
-        disk=Disk(),
-    )
-    return root / ".dedupd/data"
-
-
 def text(seed: int, length: int) -> bytes:
     """New content that compresses to a half: noise alone would stay in its file."""
     return random.Random(seed).randbytes(length // 2).hex().encode()
-
-
-def optimize(root: Path) -> None:
-    with Volume.open(str(root)) as volume, volume.job_lock():
-        Optimize(volume, JobRun("optimize")).run()
 
 
 def collect(root: Path, *, full: bool = True) -> dict[str, Any]:
@@ -130,7 +106,7 @@ def read_mb_s(paths: list[Path], *, cached: bool) -> float:
 def measure_gc(base: Path, mib: int) -> list[Row]:
     """Recipes with very many entries: the same blocks in a different order in each file."""
     root = base / "entries"
-    data = new_volume(root, "4k")
+    data = new_volume(root, "4k", min_size="1")
     rng = random.Random(1)
     blocks = [rng.randbytes(MIB) for _ in range(16)]
     for number in range(max(1, mib // FILE_MIB)):
@@ -152,7 +128,7 @@ def measure_gc(base: Path, mib: int) -> list[Row]:
 def measure_recipes(base: Path, files: int) -> list[Row]:
     """Very many recipes of a few entries each."""
     root = base / "recipes"
-    data = new_volume(root, "4k")
+    data = new_volume(root, "4k", min_size="1")
     rng = random.Random(2)
     blocks = [rng.randbytes(6000) for _ in range(4096)]
     for number in range(files):
@@ -174,7 +150,7 @@ def measure_recipes(base: Path, files: int) -> list[Row]:
 def measure_walk(base: Path, files: int) -> list[Row]:
     """Very many stubs of one chunk: what the walk costs."""
     root = base / "files"
-    data = new_volume(root, "64k")
+    data = new_volume(root, "64k", min_size="1")
     for number in range(files):
         directory = data / f"d{number // 500}"
         directory.mkdir(exist_ok=True)
@@ -189,7 +165,7 @@ def make_half_dead(base: Path, name: str, mib: int) -> Path:
     """An optimized volume, half of whose bytes are garbage that cannot be given back in place: its
     records are smaller than two blocks."""
     root = base / name
-    data = new_volume(root, "4k")
+    data = new_volume(root, "4k", min_size="1")
     for number in range(mib // FILE_MIB):
         (data / f"file{number}").write_bytes(text(number, FILE_MIB * MIB))
     write_mixed(data / "mixed", FILE_MIB * MIB)
@@ -203,7 +179,7 @@ def make_half_dead(base: Path, name: str, mib: int) -> Path:
 def measure_in_place(base: Path, mib: int) -> list[Row]:
     """Half of the files of a volume, at random, are deleted: what gc gives back by itself."""
     root = base / "in-place"
-    data = new_volume(root, "64k")
+    data = new_volume(root, "64k", min_size="1")
     rng = random.Random(3)
     for number in range(mib * MIB // SMALL_BYTES):
         directory = data / f"d{number // 500}"
@@ -243,8 +219,7 @@ def measure_compaction(base: Path, mib: int) -> list[Row]:
     written = write_mb_s(base / "written", mib // 2)
     disk, cache = read_mb_s(paths, cached=False), read_mb_s(paths, cached=True)
     for path in paths:
-        with open(path, "rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_pages(path)
     report = compact(root)
     seconds = report["resources"]["wall_s"]
     copied, freed = report["copied_bytes"], report["freed_bytes"]
@@ -282,22 +257,17 @@ def measure_readers(base: Path, mib: int, rounds: int) -> list[Row]:
     alone: list[dict[str, Any]] = []
     beside: list[dict[str, Any]] = []
     for root in roots[1:]:
-        mount_in_background(str(root), str(view))
-        try:
+        with mounted(root, view):
             read_at_random(view, READERS_WARM_S)
             alone.append(read_at_random(view, seconds))
-            job = subprocess.Popen(
-                [sys.executable, "-m", "dedupd.cli.main", "run", "compact", "--json", root],
-                stdout=subprocess.PIPE,
-            )
+            command = [*DEDUPD, "run", "compact", "--json", root]
+            job = subprocess.Popen(command, stdout=subprocess.PIPE)
             time.sleep(START_S)
             beside.append(read_at_random(view, seconds))
             report = json.loads(job.communicate()[0])
             assert report["rewritten"] and job.returncode == 0, report
             took_s = report["resources"]["wall_s"]
             rows.append(Row("the compaction beside fio took", took_s, "s"))
-        finally:
-            unmount(str(view))
     for name, found in (("alone", alone), ("beside a compaction", beside)):
         p99 = median(p99_us(one) for one in found)
         rows.append(Row(f"fio, random 4 KiB, 99th percentile, {name}", p99, "µs"))

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mounted import dedupd
+from benchmarks.measure import DEDUPD, dedupd
 from dedupd.units import MIB
 from tests.support.crash import ext4
 
@@ -59,7 +59,7 @@ def volume(base: Path, name: str, mib: int, min_age: str, busy_files: str) -> It
 def unmount(share: Path) -> None:
     """Waits for those that have just closed their files."""
     for _ in range(UMOUNT_TRIES):
-        command = [sys.executable, "-m", "dedupd.cli.main", "umount", str(share)]
+        command = [*DEDUPD, "umount", str(share)]
         if subprocess.run(command, capture_output=True, check=False).returncode == 0:
             return
         time.sleep(1)

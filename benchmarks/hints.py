@@ -29,14 +29,10 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks.locality import files
+from benchmarks.volumes import new_volume, optimize
 from dedupd import native
 from dedupd.format.volume_parameters import PRESETS, Parameters, new_parameters
-from dedupd.system.disk import Disk
-from dedupd.volume.enable import enable
-from dedupd.volume.volume import Volume
-from jobs.frame.run import JobRun
 from jobs.optimize import store_session
-from jobs.optimize.job import Optimize, OptimizeReport
 
 WINDOW_BYTES = 64
 FILE_BYTES_MIN = 32 << 10
@@ -171,11 +167,6 @@ def measure(
     }
 
 
-def optimize(root: Path) -> OptimizeReport:
-    with Volume.open(str(root)) as volume, volume.job_lock():
-        return Optimize(volume, JobRun("optimize")).run()
-
-
 @contextmanager
 def cut_by(path: str | None, *, with_hints: bool) -> Iterator[None]:
     """Jobs cut by this code path, and try the ends that known chunks suggest, or do not."""
@@ -190,13 +181,12 @@ def cut_by(path: str | None, *, with_hints: bool) -> Iterator[None]:
 
 def whole_run(tree: Path, work: Path) -> dict[str, float]:
     """An optimize run over copies of files that are stored: its CPU time for each gigabyte."""
-    root = Path(tempfile.mkdtemp(dir=work, prefix="hints-"))
-    try:
+    with tempfile.TemporaryDirectory(dir=work, prefix="hints-") as name:
+        root = Path(name)
         shutil.copytree(tree, root / "first", symlinks=True)
-        values = {"min_age": "0s", "min_size": "32k"}
-        enable(str(root), policy_values=values, force=True, disk=Disk())
+        data = new_volume(root, min_size="32k")
         optimize(root)
-        shutil.copytree(tree, root / ".dedupd/data/again", symlinks=True)
+        shutil.copytree(tree, data / "again", symlinks=True)
         began = time.process_time()
         report = optimize(root)
         spent = time.process_time() - began
@@ -206,8 +196,6 @@ def whole_run(tree: Path, work: Path) -> dict[str, float]:
             "run_cpu_s_per_GB": round(spent / gigabytes, 3),
             "of_it_cutting_wall_s_per_GB": round(report.sums["chunk_s"] / gigabytes, 3),
         }
-    finally:
-        shutil.rmtree(root)
 
 
 def main() -> None:

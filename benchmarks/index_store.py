@@ -16,13 +16,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.volumes import new_volume, optimize
 from dedupd.config.policy import IndexChoice
 from dedupd.format.volume_parameters import PRESETS
-from dedupd.system.disk import Disk
-from dedupd.volume.enable import enable
-from dedupd.volume.volume import Volume
-from jobs.frame.run import JobRun
-from jobs.optimize.job import Optimize
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +34,10 @@ class Run:
     index_bytes_per_chunk: float
 
 
-def optimize(root: Path) -> Run:
+def measured(root: Path) -> Run:
     os.sync()
     cpu, wall = time.process_time(), time.perf_counter()
-    with Volume.open(str(root)) as volume, volume.job_lock():
-        report = Optimize(volume, JobRun("optimize")).run()
+    report = optimize(root)
     sums, index = report.sums, report.index
     return Run(
         megabytes=round(sums["raw_bytes"] / 1e6, 1),
@@ -57,23 +52,13 @@ def optimize(root: Path) -> Run:
 
 def runs(choice: IndexChoice, preset: str, work: Path, first: Path, later: Path) -> list[Run]:
     """The first run over a tree, and the second one."""
-    root = Path(tempfile.mkdtemp(dir=work, prefix="index-store-"))
-    try:
+    with tempfile.TemporaryDirectory(dir=work, prefix="index-store-") as name:
+        root = Path(name)
         shutil.copytree(first, root / "first", symlinks=True)
-        values = {"min_age": "0s", "min_size": "1", "index": choice.value}
-        enable(
-            str(root),
-            chunk_size=preset,
-            fingerprint="blake3",
-            policy_values=values,
-            force=True,
-            disk=Disk(),
-        )
-        found = [optimize(root)]
-        shutil.copytree(later, root / ".dedupd/data/later", symlinks=True)
-        return [*found, optimize(root)]
-    finally:
-        shutil.rmtree(root)
+        data = new_volume(root, preset, min_size="1", index=choice.value)
+        found = [measured(root)]
+        shutil.copytree(later, data / "later", symlinks=True)
+        return [*found, measured(root)]
 
 
 def main() -> None:
@@ -89,15 +74,14 @@ def main() -> None:
             trees = options.trees[0], options.trees[-1]
             found.append(runs(choice, options.preset, options.work, *trees))
     result = {}
-    for choice, found in taken.items():
-        best = [min(rounds, key=lambda run: run.cpu_s) for rounds in zip(*found, strict=True)]
-        table = [
-            min(rounds, key=lambda run: run.cpu_s)
-            for rounds in zip(*taken[IndexChoice.TABLE], strict=True)
-        ]
+    best = {
+        choice: [min(rounds, key=lambda run: run.cpu_s) for rounds in zip(*found, strict=True)]
+        for choice, found in taken.items()
+    }
+    for choice, runs_of in best.items():
         result[choice.value] = [
             {**asdict(run), "rate_of_the_table": round(other.cpu_s / run.cpu_s, 3)}
-            for run, other in zip(best, table, strict=True)
+            for run, other in zip(runs_of, best[IndexChoice.TABLE], strict=True)
         ]
     print(json.dumps(result, indent=2))
 

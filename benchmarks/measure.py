@@ -1,16 +1,21 @@
 """Running a command as a benchmark: what it took, and what it found on the disk."""
 
+import json
 import os
 import platform
 import stat
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dedupd.units import MIB
+
+DEDUPD = (sys.executable, "-m", "dedupd.cli.main")
 
 STOLEN_MAX = 0.03
 """Of the processors' time: where a host gave more to others, a run says little."""
@@ -65,6 +70,36 @@ def measure(command: list[str], environment: Mapping[str, str], log: Path) -> Me
     return Measured(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, stolen)
 
 
+def dedupd(*arguments: str | Path) -> str:
+    """The output of a command. Raises subprocess.CalledProcessError."""
+    command = [*DEDUPD, *map(str, arguments)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def report_of(*arguments: str | Path) -> dict[str, Any]:
+    """The report of a run; what it has found is shown. Raises Failed."""
+    command = [*DEDUPD, *map(str, arguments), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise Failed(done.stderr)
+    report: dict[str, Any] = json.loads(done.stdout)
+    if done.returncode:
+        print(report.get("messages"), report.get("findings"), file=sys.stderr)
+    return report
+
+
+def enabling(root: Path) -> list[str]:
+    """The command that makes a volume that takes every file, however young and small."""
+    options = ("--force", "--no-mount", "--min-age", "0s", "--min-size", "1")
+    return [*DEDUPD, "enable", str(root), *options]
+
+
+def processor_s(pid: int) -> float:
+    """The processor time that a process has used so far, with its threads that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def drop_caches() -> None:
     """Nothing waits to be written, and the next reads come from the disk. Needs root."""
     os.sync()
@@ -77,12 +112,24 @@ def prepare(tree: Path, cold: bool) -> None:
         drop_caches()
         return
     os.sync()
-    buffer = bytearray(4 * MIB)
     for path in paths_of(tree):
         if stat.S_ISREG(os.lstat(path).st_mode):
-            with open(path, "rb", buffering=0) as file:
-                while file.readinto(buffer):
-                    pass
+            read_through(path)
+
+
+def read_through(path: str | Path, step_bytes: int = MIB) -> int:
+    """Read a file into memory that is used again; its bytes."""
+    buffer, total = bytearray(step_bytes), 0
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            total += count
+    return total
+
+
+def drop_pages(path: Path) -> None:
+    """Have no page of a file in memory."""
+    with open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def logical_bytes(tree: Path) -> int:
@@ -109,19 +156,18 @@ def copy(dataset: Path, to: Path) -> None:
     subprocess.run(["cp", "-a", "--reflink=never", str(dataset), str(to)], check=True)
 
 
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
 def machine(work: Path) -> str:
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
     kind = subprocess.run(
         ["findmnt", "-no", "FSTYPE", "-T", str(work)], capture_output=True, text=True, check=False
     )
-    return f"{os.cpu_count()} × {model}, Linux {platform.release()}, {kind.stdout.strip()}"
+    return f"{os.cpu_count()} × {processor()}, Linux {platform.release()}, {kind.stdout.strip()}"
 
 
 def typical(measured: list[Measured]) -> Measured:

@@ -27,14 +27,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import drop_pages
 from benchmarks.mount_sides import Below, OwnMount, Peer, Side
-from dedupd.system.disk import Disk
-from dedupd.volume.enable import enable
-from dedupd.volume.volume import Volume
-from jobs.frame.run import JobRun
-from jobs.optimize.job import Optimize
+from benchmarks.volumes import new_volume, optimize
+from dedupd.units import MIB
 
-MIB = 1 << 20
 FILES = 10_000
 CREATED = 2_000
 WARM_BYTES = 24 * MIB
@@ -65,9 +62,9 @@ class Bench:
         self.bytes = mib * MIB
         self.rounds = rounds
         self.data = self.volume / ".dedupd" / "data"
-        for name in ("volume", "view", "peer"):
+        for name in ("view", "peer"):
             (directory / name).mkdir()
-        enable(str(self.volume), policy_values={"min_age": "0s"}, force=True, disk=Disk())
+        new_volume(self.volume)
         self.below = Below(self.data)
         self.own = OwnMount(self.volume, directory / "view")
         self.peer = Peer(peer, self.data, directory / "peer") if peer else None
@@ -84,8 +81,7 @@ class Bench:
 
     def optimize(self) -> None:
         """Make the one file that is new a stub."""
-        with Volume.open(str(self.volume)) as volume, volume.job_lock():
-            report = Optimize(volume, JobRun("optimize")).run()
+        report = optimize(self.volume)
         assert report.files_optimized == 1, report
 
     def store_files(self) -> list[Path]:
@@ -95,8 +91,7 @@ class Bench:
         """Drop the store's pages, and no others."""
         os.sync()
         for path in self.store_files():
-            with open(path, "rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            drop_pages(path)
 
     def read_store(self, _root: Path) -> None:
         """Have the store's pages in memory."""
@@ -336,17 +331,14 @@ def main() -> None:
     parser.add_argument("--peer", metavar="PROGRAM")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    base = Path(tempfile.mkdtemp(prefix="dedupd-bench-", dir=options.directory))
     rows = []
-    try:
-        bench = Bench(base, options.mib, options.rounds, options.peer)
+    with tempfile.TemporaryDirectory(prefix="dedupd-bench-", dir=options.directory) as base:
+        bench = Bench(Path(base), options.mib, options.rounds, options.peer)
         bench.fill()
         for part in options.only or PARTS:
             for row in getattr(bench, part)():
                 print(table([row]).splitlines()[-1], file=sys.stderr, flush=True)
                 rows.append(row)
-    finally:
-        shutil.rmtree(base)
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")

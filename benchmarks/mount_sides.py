@@ -1,6 +1,5 @@
 """The ways to the same files that the benchmarks of the mount compare."""
 
-import os
 import shlex
 import subprocess
 import time
@@ -8,8 +7,6 @@ from pathlib import Path
 from typing import Protocol
 
 from fuse_stub.mounts.mount_process import mount_in_background, unmount
-
-CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Side(Protocol):
@@ -80,9 +77,3 @@ class Peer:
         assert self._process is not None
         self._process.wait()
         self._process = None
-
-
-def processor_s(pid: int) -> float:
-    """The processor time that a process has used so far, with its threads that have ended."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S

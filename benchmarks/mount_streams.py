@@ -210,17 +210,14 @@ def main() -> None:
     parser.add_argument("--turns", default=7, type=int)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    base = Path(tempfile.mkdtemp(prefix="dedupd-bench-", dir=options.directory))
     turns: list[Turn] = []
-    try:
-        bench = Bench(base, options.mib, options.turns, None)
+    with tempfile.TemporaryDirectory(prefix="dedupd-bench-", dir=options.directory) as base:
+        bench = Bench(Path(base), options.mib, options.turns, None)
         fill(bench)
         for number in range(options.turns):
             for file in FILES:
                 turns.append(turn(bench, file, number))
                 print(show(turns[-1]), file=sys.stderr, flush=True)
-    finally:
-        shutil.rmtree(base)
     print(HEADER)
     for file in FILES:
         print(show(typical([one for one in turns if one.file == file])))

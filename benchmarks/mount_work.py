@@ -16,7 +16,6 @@ files, and the requests that the kernel sent, which a turn of their own counts.
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -29,13 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.fuse_requests import RequestCounter, request_counter
-from benchmarks.measure import drop_caches, machine
-from benchmarks.mount_sides import Below, OwnMount, Peer, Side, processor_s
-from dedupd.system.disk import Disk
-from dedupd.volume.enable import enable
-from dedupd.volume.volume import Volume
-from jobs.frame.run import JobRun
-from jobs.optimize.job import Optimize
+from benchmarks.measure import drop_caches, machine, processor_s
+from benchmarks.mount_sides import Below, OwnMount, Peer, Side
+from benchmarks.volumes import new_volume, optimize
 
 _SQLITE = """
 import sqlite3
@@ -100,19 +95,12 @@ def _below(base: Path) -> Side:
 
 
 def _own(base: Path) -> Side:
-    enable(
-        str(_made(base / "volume")),
-        policy_values={"min_age": "0s", "min_size": "1"},
-        force=True,
-        disk=Disk(),
-    )
+    new_volume(base / "volume", min_size="1")
     return OwnMount(base / "volume", _made(base / "view"))
 
 
 def _optimize(base: Path) -> None:
-    with Volume.open(str(base / "volume")) as volume, volume.job_lock():
-        report = Optimize(volume, JobRun("optimize")).run()
-    if not report.files_optimized:
+    if not optimize(base / "volume").files_optimized:
         raise RuntimeError("nothing was optimized")
 
 
@@ -162,17 +150,14 @@ class Turns:
 
     @contextmanager
     def _started(self, way: Way) -> Iterator[tuple[Path, Side]]:
-        base = Path(tempfile.mkdtemp(dir=self._directory))
-        try:
-            side = way.begin(base)
+        with tempfile.TemporaryDirectory(dir=self._directory) as name:
+            side = way.begin(Path(name))
             side.start()
             try:
-                yield base, side
+                yield Path(name), side
             finally:
                 side.stop()
-        finally:
-            shutil.rmtree(base)
-            os.sync()
+        os.sync()
 
     def _run(
         self,
@@ -243,14 +228,11 @@ def main() -> None:
     options = parser.parse_args()
     ways = [Way("below", _below), Way("plain", _own), Way("stubs", _own, _optimize)]
     ways += [_peer(*peer.split("=", 1)) for peer in options.peer]
-    base = Path(tempfile.mkdtemp(prefix="dedupd-bench-", dir=options.directory))
-    try:
-        turns = Turns(base, options.tree, ways, options.only or list(ROWS))
+    with tempfile.TemporaryDirectory(prefix="dedupd-bench-", dir=options.directory) as base:
+        turns = Turns(Path(base), options.tree, ways, options.only or list(ROWS))
         turns.count()
         for number in range(options.rounds):
             turns.round(number)
-    finally:
-        shutil.rmtree(base)
     print(f"{machine(options.directory)}; {options.rounds} rounds\n")
     print(report(turns, ways))
     if options.json:

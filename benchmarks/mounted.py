@@ -9,7 +9,6 @@ root, and three times the data in space.
 """
 
 import argparse
-import json
 import random
 import shutil
 import statistics
@@ -18,17 +17,11 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.measure import copy, logical_bytes, machine
+from benchmarks.measure import copy, dedupd, logical_bytes, machine, report_of
+from benchmarks.volumes import new_volume
 
 FILE_BYTES = 4096
 DIRECTORY_FILES = 1000
-POLICY = 'min_age = "0s"\nmin_size = 1\n'
-
-
-def dedupd(*arguments: str | Path) -> str:
-    """The output of a command. Raises subprocess.CalledProcessError."""
-    command = [sys.executable, "-m", "dedupd.cli.main", *map(str, arguments)]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def make_small_files(root: Path, count: int) -> None:
@@ -42,13 +35,12 @@ def make_small_files(root: Path, count: int) -> None:
 def optimized(root: Path, is_mounted: bool) -> tuple[float, dict[str, float]]:
     """Seconds that a run took, and its sums."""
     subprocess.run(["sync", "--file-system", root], check=True)
-    dedupd("enable", "--no-mount", "--force", root)
-    (root / ".dedupd/policy.toml").write_text(POLICY)
+    new_volume(root, min_size="1")
     if is_mounted:
         dedupd("mount", root)
     try:
         began = time.perf_counter()
-        report = json.loads(dedupd("run", "optimize", root, "--json"))
+        report = report_of("run", "optimize", root)
         return time.perf_counter() - began, report["sums"]
     finally:
         if is_mounted:

@@ -13,19 +13,17 @@ to measure.
 """
 
 import argparse
-import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.measure import STOLEN_MAX, processor_ticks, stolen_since
+from benchmarks.measure import STOLEN_MAX, processor_ticks, report_of, stolen_since
+from benchmarks.volumes import new_volume
+from dedupd.config.profiles import PROFILES
 
 CONFIGURATIONS = (("table", 1), ("bloom", 1), ("table", 3), ("bloom", 3))
 
@@ -58,20 +56,6 @@ class Figures:
         return self.logical_bytes / self.cpu_s / 1e6
 
 
-def dedupd(*arguments: str | Path) -> dict[str, Any]:
-    """Run the program; its JSON report."""
-    result = subprocess.run(
-        [sys.executable, "-m", "dedupd.cli.main", *map(str, arguments), "--json"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if result.returncode not in (0, 1):
-        raise RuntimeError(result.stderr)
-    report: dict[str, Any] = json.loads(result.stdout) if result.stdout else {}
-    return report
-
-
 def files_of(dataset: Path) -> list[Path]:
     return sorted(p for p in dataset.rglob("*") if p.is_file() and not p.is_symlink())
 
@@ -87,52 +71,27 @@ def put(files: list[Path], dataset: Path, target: Path) -> None:
         shutil.copyfile(path, place)
 
 
-def new_volume(root: Path, chunk_size: str, policy: dict[str, str]) -> Path:
-    """An empty volume that takes every file; returns where its files are put."""
-    root.mkdir()
-    command = [sys.executable, "-m", "dedupd.cli.main"]
-    subprocess.run(
-        [
-            *command,
-            "enable",
-            "--force",
-            "--no-mount",
-            root,
-            "--min-age",
-            "0s",
-            "--chunk-size",
-            chunk_size,
-        ],
-        check=True,
-        capture_output=True,
-    )
-    lines = [f"{key} = {value}\n" for key, value in {"min_size": '"1"', **policy}.items()]
-    with open(root / ".dedupd/policy.toml", "a") as file:
-        file.writelines(lines)
-    return root / ".dedupd/data"
-
-
 def measure(dataset: Path, work: Path, chunk_size: str, index: str, partitions: int) -> Figures:
     """Fill a store, then measure an ingest into it."""
     root = work / "volume"
-    policy = {"index": f'"{index}"', "partitions": str(partitions)}
-    data = new_volume(root, chunk_size, policy)
+    policy = {**PROFILES["general"], "min_size": "1", "index": index, "partitions": partitions}
+    data = new_volume(root, chunk_size, **policy)
     files = files_of(dataset)
     first = [path for path in files if is_first_half(path.relative_to(dataset))]
     second = [path for path in files if not is_first_half(path.relative_to(dataset))]
     put(first, dataset, data / "first")
-    dedupd("run", "optimize", root)
+    report_of("run", "optimize", root)
     put(first, dataset, data / "again")
     put(second, dataset, data / "second")
     os.sync()
     ticks = processor_ticks()
-    optimized = dedupd("run", "optimize", root)
+    optimized = report_of("run", "optimize", root)
     before = stored_bytes(root)
-    reconciled = dedupd("run", "reconcile", root) if partitions > 1 else None
+    reconciled = report_of("run", "reconcile", root) if partitions > 1 else None
     stolen = stolen_since(ticks)
     if reconciled is not None:
-        dedupd("run", "gc", root)
-        dedupd("run", "compact", root)
+        report_of("run", "gc", root)
+        report_of("run", "compact", root)
     stored = stored_bytes(root)
     shutil.rmtree(root)
     reports = [optimized, *([reconciled] if reconciled else [])]

@@ -7,14 +7,21 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Measured, allocated_bytes, copy, measure, prepare
+from benchmarks.measure import (
+    DEDUPD,
+    Measured,
+    allocated_bytes,
+    copy,
+    enabling,
+    measure,
+    prepare,
+)
 
 BORG_OPTIONS = ("--compression", "zstd,3", "--chunker-params", "buzhash,15,17,16,4095")
 """Chunks of 32 to 128 KiB and zstd 3, as dedupd's default."""
@@ -54,27 +61,15 @@ class Setting:
 
 
 def dedupd(setting: Setting) -> Ingest:
-    program = [sys.executable, "-m", "dedupd.cli.main"]
     compiled = {"PYTHONDONTWRITEBYTECODE": ""}  # as it is where it is installed
     volume = setting.work / "volume"
     volume.mkdir()
     for which in (FIRST, SECOND):
         copy(setting.sources / which, volume / which)
-    setup = [
-        *program,
-        "enable",
-        "--force",
-        "--no-mount",
-        str(volume),
-        "--min-age",
-        "0s",
-        "--min-size",
-        "1",
-    ]
-    measure(setup, compiled, setting.work / "enable.log")
+    measure(enabling(volume), compiled, setting.work / "enable.log")
 
     def run(which: str) -> tuple[Measured, dict[str, Any]]:
-        command = [*program, "run", "optimize", str(volume / which), "--json"]
+        command = [*DEDUPD, "run", "optimize", str(volume / which), "--json"]
         measured = setting.take_in(which, command, compiled, volume / ".dedupd/data" / which)
         return measured, json.loads((setting.work / f"{which}.log").read_text())
 
@@ -224,7 +219,7 @@ class Program:
 
 
 PROGRAMS = {
-    "dedupd": Program(dedupd, (sys.executable, "-m", "dedupd.cli.main", "--version")),
+    "dedupd": Program(dedupd, (*DEDUPD, "--version")),
     "borg": Program(borg, ("borg", "--version")),
     "restic": Program(restic, ("restic", "version")),
     "rustic": Program(rustic, ("rustic", "--version")),

@@ -18,19 +18,15 @@ import os
 import random
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.measure import copy, files_of, machine, paths_of
+from benchmarks.measure import copy, files_of, machine, paths_of, read_through, report_of
 from benchmarks.programs import FIRST, PROGRAMS, SECOND, Setting
-from dedupd.system.disk import Disk
-from dedupd.volume.enable import enable
+from benchmarks.volumes import mounted, new_volume
 
 PEERS = ("borg", "restic")
 
@@ -67,29 +63,9 @@ class Figures:
         return self.cpu_s / self.raw_bytes_looked * 1e9
 
 
-def dedupd(*arguments: str | Path) -> dict[str, object]:
-    """The report of a command."""
-    command = [sys.executable, "-m", "dedupd.cli.main", *map(str, arguments), "--json"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert done.returncode in (0, 1), done.stderr
-    report: dict[str, object] = json.loads(done.stdout)
-    if done.returncode:
-        print(report.get("messages"), report.get("findings"), file=sys.stderr)
-    return report
-
-
 def measure(dataset: Path, work: Path, mode: str, turns: int, level: int) -> Figures:
-    root = Path(tempfile.mkdtemp(dir=work, prefix="refine-"))
-    try:
-        return _measure(dataset, root, mode, turns, level)
-    finally:
-        shutil.rmtree(root)
-
-
-def cpu_s_of(report: dict[str, object]) -> float:
-    resources = report["resources"]
-    assert isinstance(resources, dict)
-    return float(resources["cpu_s"])
+    with tempfile.TemporaryDirectory(dir=work, prefix="refine-") as root:
+        return _measure(dataset, Path(root), mode, turns, level)
 
 
 def _measure(dataset: Path, work: Path, mode: str, turns: int, level: int) -> Figures:
@@ -97,26 +73,25 @@ def _measure(dataset: Path, work: Path, mode: str, turns: int, level: int) -> Fi
     for one in (plain, root) if turns else (root,):
         optimized = _optimized(dataset, one, mode, level)
     before_bytes = _store_bytes(root)
-    refined = dedupd("run", "--here", "refine", root)
-    dedupd("run", "--here", "scrub", root)
+    refined = report_of("run", "--here", "refine", root)
+    report_of("run", "--here", "scrub", root)
     _compare(dataset, root)
     taken: list[tuple[float, float, float, float]] = []
     for _ in range(turns):
         taken.append((*_read(plain, dataset), *_read(root, dataset)))
     reads = [statistics.median(column) for column in zip(*taken, strict=True)] or [0.0] * 4
     resources = refined["resources"]
-    assert isinstance(resources, dict)
     return Figures(
         len(files_of(dataset)),
         sum(os.lstat(path).st_size for path in paths_of(dataset)),
         before_bytes,
         _store_bytes(root),
-        int(str(optimized.get("new_bytes", 0))) or _raw_bytes(root),
-        float(resources["cpu_s"]),
-        cpu_s_of(optimized),
-        int(resources["memory_bytes_peak"]),
-        int(str(refined["new_deltas"])),
-        int(str(refined["looked_records"])),
+        optimized.get("new_bytes", 0) or _raw_bytes(root),
+        resources["cpu_s"],
+        optimized["resources"]["cpu_s"],
+        resources["memory_bytes_peak"],
+        refined["new_deltas"],
+        refined["looked_records"],
         reads[0],
         reads[2],
         reads[1],
@@ -124,15 +99,14 @@ def _measure(dataset: Path, work: Path, mode: str, turns: int, level: int) -> Fi
     )
 
 
-def _optimized(dataset: Path, root: Path, mode: str, level: int = 3) -> dict[str, object]:
+def _optimized(dataset: Path, root: Path, mode: str, level: int = 3) -> dict[str, Any]:
     """A volume of all files of a set, with second copies where there are any."""
     root.mkdir()
     copy(dataset, root / "set")
-    values = {"min_age": "0s", "min_size": "1", "refine": mode, "refine_age": "0s"}
-    values |= {"min_file_saving": "0", "compression_level": str(level)}
-    enable(str(root), policy_values=values, force=True, disk=Disk())
-    optimized = dedupd("run", "--here", "optimize", root)
-    dedupd("run", "--here", "scrub", root)
+    values = {"min_size": "1", "refine": mode, "refine_age": "0s", "min_file_saving": "0"}
+    new_volume(root, **values, compression_level=str(level))
+    optimized = report_of("run", "--here", "optimize", root)
+    report_of("run", "--here", "scrub", root)
     return optimized
 
 
@@ -153,16 +127,6 @@ def _store_bytes(root: Path) -> int:
     return sum(os.lstat(path).st_size for path in paths_of(root / ".dedupd/store"))
 
 
-@contextmanager
-def mounted(root: Path) -> Iterator[None]:
-    command = [sys.executable, "-m", "dedupd.cli.main"]
-    subprocess.run([*command, "mount", str(root)], check=True, capture_output=True)
-    try:
-        yield
-    finally:
-        subprocess.run([*command, "umount", str(root)], check=True, capture_output=True)
-
-
 def _compare(dataset: Path, root: Path) -> None:
     with mounted(root):
         for path in paths_of(dataset):
@@ -179,9 +143,7 @@ def _read(root: Path, dataset: Path) -> tuple[float, float]:
         total, began = 0, time.perf_counter()
         for path in paths_of(tree):
             if not os.path.islink(path) and os.path.isfile(path):
-                with open(path, "rb", buffering=0) as file:
-                    while part := file.read(1 << 20):
-                        total += len(part)
+                total += read_through(path)
         sequential = total / (time.perf_counter() - began) / 1e6
     with mounted(root):
         random_ = random.Random(4)
@@ -205,13 +167,11 @@ def peers(dataset: Path, work: Path) -> dict[str, int]:
     """The bytes that backup programs hold of a set."""
     found: dict[str, int] = {}
     for name in (name for name in PEERS if shutil.which(name)):
-        root = Path(tempfile.mkdtemp(dir=work, prefix="refine-peer-"))
-        try:
+        with tempfile.TemporaryDirectory(dir=work, prefix="refine-peer-") as place:
+            root = Path(place)
             (root / SECOND).mkdir()  # they take in a second tree: an empty one
             copy(dataset, root / FIRST)
             found[name] = PROGRAMS[name].ingest(Setting(root, root, cold=False)).stored_bytes
-        finally:
-            shutil.rmtree(root)
     return found
 
 

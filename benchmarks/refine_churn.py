@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import files_of, machine
+from benchmarks.volumes import new_volume
 from dedupd.config.policy import RefineMode
 from dedupd.format.container import FILE_HEADER_BYTES, Codec, Kind, record_size
 from dedupd.format.ids import make_id
 from dedupd.format.table import COLLECTED, ENTRY_BYTES, HEADER_BYTES, State, TableEntry
 from dedupd.shared.fellows import all_held
 from dedupd.store.container.directory import ContainerDirectory
-from dedupd.system.disk import Disk
+from dedupd.system.files import opened
 from dedupd.units import MIB
-from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
 from jobs.check.verify import Verify
 from jobs.compact.job import Compact
@@ -116,12 +116,10 @@ def contents_of(dataset: Path, megabytes: int, seed: int) -> list[bytes]:
     return list(found)
 
 
-def new_volume(root: Path, mode: str) -> Path:
-    root.mkdir()
-    values = {"min_age": "0s", "min_size": "1", "min_file_saving": "0", "keep_deleted": "0s"}
-    values |= {"refine": mode, "refine_age": "0s", "partitions": "2", "compaction_min_dead": "0"}
-    enable(str(root), policy_values=values, force=True, disk=Disk())
-    return root / ".dedupd/data"
+def volume_in(root: Path, mode: str) -> Path:
+    values = {"min_size": "1", "min_file_saving": "0", "keep_deleted": "0s", "refine": mode}
+    values |= {"refine_age": "0s", "partitions": "2", "compaction_min_dead": "0"}
+    return new_volume(root, **values)
 
 
 def run_jobs(root: Path) -> str:
@@ -250,11 +248,8 @@ def _named(root: Path, volume: Volume) -> set[int]:
     for path in (root / ".dedupd/data").rglob("*"):
         if not path.is_file():
             continue
-        fd = os.open(path, os.O_RDONLY)
-        try:
+        with opened(os.open(path, os.O_RDONLY)) as fd:
             stub = volume.space.read(fd, str(path))
-        finally:
-            os.close(fd)
         if stub is not None:
             content = volume.content(stub, str(path))
             found |= {one.chunk for one in content.recipe.spans(0, stub.covered)}
@@ -289,7 +284,7 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(dir=arguments.work, prefix="churn-"))
     try:
         old = work / "old"
-        data = new_volume(old, arguments.mode)
+        data = volume_in(old, arguments.mode)
         for week in range(arguments.weeks):
             tree.write(data)
             print(f"week {week + 1}: {len(tree.files)} files; {run_jobs(old)}", flush=True)
@@ -297,7 +292,7 @@ def main() -> None:
                 tree.week()
         old_bytes, old_parts = ended(old)
         new = work / "new"
-        data = new_volume(new, arguments.mode)
+        data = volume_in(new, arguments.mode)
         tree.changed = set(tree.files)
         tree.write(data)
         print(f"at once: {run_jobs(new)}")

@@ -10,17 +10,14 @@ ended after each round, and the next one goes on where it stopped. Prints JSON.
 
 import argparse
 import json
-import shutil
 import signal
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.backoff import READ_BYTES, Reader, cpu_s, percentiles, start_job
-from benchmarks.measure import copy, files_of
-from benchmarks.refine import dedupd, mounted
-from dedupd.system.disk import Disk
-from dedupd.volume.enable import enable
+from benchmarks.backoff import READ_BYTES, Reader, percentiles, start_job
+from benchmarks.measure import copy, files_of, processor_s, report_of
+from benchmarks.volumes import mounted, new_volume
 
 PAUSE_S = 0.005
 FILES_MAX = 500
@@ -41,13 +38,13 @@ def measure(root: Path, mode: str, rounds: int, seconds: float) -> dict[str, obj
     for _ in range(rounds):
         alone += reader.read_for(seconds)
         job = start_job(root, "refine", "--mode", mode)
-        while cpu_s(job.pid) < AT_WORK_CPU_S:
+        while processor_s(job.pid) < AT_WORK_CPU_S:
             assert job.poll() is None, "the set is too small: nothing is left to be refined"
             time.sleep(0.05)
-        before_s = cpu_s(job.pid)
+        before_s = processor_s(job.pid)
         beside += reader.read_for(seconds)
         assert job.poll() is None, "the set is too small: the run has ended"
-        shares.append(round((cpu_s(job.pid) - before_s) / seconds, 3))
+        shares.append(round((processor_s(job.pid) - before_s) / seconds, 3))
         job.send_signal(signal.SIGTERM)
         job.wait()
     reader.close()
@@ -68,16 +65,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("set", type=Path, metavar="SET")
     arguments = parser.parse_args()
-    root = Path(tempfile.mkdtemp(dir=arguments.work, prefix="refine-users-"))
-    try:
+    with tempfile.TemporaryDirectory(dir=arguments.work, prefix="refine-users-") as name:
+        root = Path(name)
         copy(arguments.set, root / "set")
-        values = {"min_age": "0s", "refine": arguments.mode, "refine_age": "0s"}
-        enable(str(root), policy_values=values, force=True, disk=Disk())
-        dedupd("run", "--here", "optimize", root)
+        new_volume(root, refine=arguments.mode, refine_age="0s")
+        report_of("run", "--here", "optimize", root)
         with mounted(root):
             found = measure(root, arguments.mode, arguments.rounds, arguments.seconds)
-    finally:
-        shutil.rmtree(root)
     print(json.dumps(found, indent=2))
 
 

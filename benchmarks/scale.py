@@ -17,7 +17,16 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.measure import Measured, allocated_bytes, logical_bytes, measure, paths_of, prepare
+from benchmarks.measure import (
+    DEDUPD,
+    Measured,
+    allocated_bytes,
+    enabling,
+    logical_bytes,
+    measure,
+    paths_of,
+    prepare,
+)
 
 FILES_PER_DIRECTORY = 1000
 
@@ -50,25 +59,13 @@ def small_files(root: Path, count: int) -> None:
 def step(directory: Path, make: list[str]) -> Step:
     """Make a data set with the module ``make``, take it in, and clear it away."""
     volume, log = directory / "volume", directory / "log"
-    program = [sys.executable, "-m", "dedupd.cli.main"]
     try:
         volume.mkdir()
         subprocess.run([sys.executable, "-m", *make, str(volume / "tree")], check=True)
         size_bytes, files = logical_bytes(volume), sum(1 for _ in paths_of(volume))
-        setup = [
-            *program,
-            "enable",
-            "--force",
-            "--no-mount",
-            str(volume),
-            "--min-age",
-            "0s",
-            "--min-size",
-            "1",
-        ]
-        subprocess.run(setup, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(enabling(volume), check=True, stdout=subprocess.DEVNULL)
         prepare(volume / ".dedupd/data", cold=False)
-        command = [*program, "run", "optimize", str(volume), "--json"]
+        command = [*DEDUPD, "run", "optimize", str(volume), "--json"]
         first = measure(command, {}, log)
         stored = allocated_bytes(volume / ".dedupd/store")
         return Step(size_bytes, files, stored, first, measure(command, {}, log))
@@ -117,12 +114,12 @@ def main() -> None:
         return
     # In processes of their own: what this one takes would count as memory of those it starts.
     makers = [
-        *(("dataset", "--size", f"{size * 10**9}") for size in options.gigabytes),
-        *(("scale", "--make", f"{count}") for count in options.files),
+        *(["analysis.dataset", "--size", f"{size * 10**9}"] for size in options.gigabytes),
+        *(["benchmarks.scale", "--make", f"{count}"] for count in options.files),
     ]
     steps = []
-    for module, *arguments in makers:
-        steps.append(step(options.directory, [f"benchmarks.{module}", *arguments]))
+    for make in makers:
+        steps.append(step(options.directory, make))
         print(table(steps[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     print(table(steps))
     if options.json:

@@ -12,21 +12,15 @@ root.
 import argparse
 import json
 import os
-import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.measure import copy, prepare
-from dedupd.system.disk import Disk
+from benchmarks.measure import DEDUPD, copy, prepare
+from benchmarks.volumes import new_volume, optimize
 from dedupd.units import MIB, format_size, parse_size
-from dedupd.volume.enable import enable
-from dedupd.volume.volume import Volume
-from jobs.frame.run import JobRun
-from jobs.optimize.job import Optimize
 
 NOISE_FILE_BYTES = 64 * MIB
 
@@ -39,10 +33,8 @@ def build(what: str, root: Path) -> None:
         (root / "data").mkdir()
         for number in range(max(1, parse_size(what) // NOISE_FILE_BYTES)):
             (root / f"data/{number}").write_bytes(os.urandom(NOISE_FILE_BYTES))
-    values: dict[str, str | int] = {"min_age": "0s", "min_size": "1", "min_file_saving": 0}
-    enable(str(root), policy_values=values, force=True, disk=Disk())
-    with Volume.open(str(root)) as volume, volume.job_lock():
-        Optimize(volume, JobRun("optimize")).run()
+    new_volume(root, min_size="1", min_file_saving=0)
+    optimize(root)
 
 
 def through_pipe(command: list[str]) -> tuple[float, int]:
@@ -62,7 +54,7 @@ def measure(root: Path, rounds: int, *, is_cold: bool) -> dict[str, list[tuple[f
     containers = sorted(map(str, (root / ".dedupd/store/chunks").glob("*.dat")))
     commands = {
         "cat": ["cat", *containers],
-        "send": [sys.executable, "-m", "dedupd.cli.main", "send", str(root)],
+        "send": [*DEDUPD, "send", str(root)],
     }
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in commands}
     for _ in range(rounds):
@@ -100,12 +92,9 @@ def main() -> None:
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    root = Path(tempfile.mkdtemp(dir=options.work, prefix="send-"))
-    try:
-        build(options.what, root)
-        found = measure(root, options.rounds, is_cold=not options.warm)
-    finally:
-        shutil.rmtree(root)
+    with tempfile.TemporaryDirectory(dir=options.work, prefix="send-") as root:
+        build(options.what, Path(root))
+        found = measure(Path(root), options.rounds, is_cold=not options.warm)
     print(table(found))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=2) + "\n")

@@ -21,18 +21,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.measure import drop_pages, read_through
+from benchmarks.volumes import new_volume, optimize
 from dedupd import native
 from dedupd.format import container as fmt
 from dedupd.format.container import Codec
 from dedupd.store.container.container import ScannedRecord, scan
-from dedupd.system.disk import Disk
 from dedupd.system.processes import cores
 from dedupd.units import MIB, format_size
-from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
 from jobs.check.verify import Verify
 from jobs.frame.run import JobRun
-from jobs.optimize.job import Optimize
 from jobs.scrub.job import Depth, Scrub
 
 SAMPLE_BYTES = 256 * MIB
@@ -67,12 +66,9 @@ class Measured:
 
 def measure(dataset: Path, work: Path, rounds: int) -> Measured:
     """Build the volume, and measure. Removes it again."""
-    root = Path(tempfile.mkdtemp(dir=work, prefix="upkeep-"))
-    try:
-        _build(dataset, root)
-        return _measure(root, rounds)
-    finally:
-        shutil.rmtree(root)
+    with tempfile.TemporaryDirectory(dir=work, prefix="upkeep-") as root:
+        _build(dataset, Path(root))
+        return _measure(Path(root), rounds)
 
 
 def _build(dataset: Path, root: Path) -> None:
@@ -80,10 +76,8 @@ def _build(dataset: Path, root: Path) -> None:
         shutil.copytree(dataset, root / "data", symlinks=True)
     else:
         shutil.copyfile(dataset, root / "data")
-    values = {"min_age": "0s", "min_size": "1"}
-    enable(str(root), policy_values=values, force=True, disk=Disk())
-    with Volume.open(str(root)) as volume, volume.job_lock():
-        Optimize(volume, JobRun("optimize")).run()
+    new_volume(root, min_size="1")
+    optimize(root)
     scrub(root, Depth.QUICK)  # writes the second copies that are missing
     os.sync()
 
@@ -104,7 +98,7 @@ def _measure(root: Path, rounds: int) -> Measured:
     with Volume.open(str(root)) as volume, volume.job_lock():
         report = Scrub(volume, JobRun("scrub"), Depth.FULL).run()
     steps: dict[str, Callable[[], object]] = {
-        "read_s": lambda: any(_read(path) < 0 for path in containers),
+        "read_s": lambda: any(read_through(path, 8 * MIB) < 0 for path in containers),
         "quick_s": lambda: scrub(root, Depth.QUICK),
         "full_s": lambda: scrub(root, Depth.FULL),
         "verify_s": lambda: verify(root),
@@ -114,7 +108,7 @@ def _measure(root: Path, rounds: int) -> Measured:
     for _ in range(rounds):
         for name, step in steps.items():
             for path in containers:
-                _drop(path)
+                drop_pages(path)
             began = time.perf_counter()
             step()
             best[name] = min(best[name], time.perf_counter() - began)
@@ -128,21 +122,6 @@ def _measure(root: Path, rounds: int) -> Measured:
         stubs=report.stubs,
         **best,
     )
-
-
-def _drop(path: Path) -> None:
-    """Have no page of a file in memory."""
-    with open(path, "rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _read(path: Path) -> int:
-    """The bytes of a file, read into memory that is used again."""
-    buffer, total = bytearray(8 * MIB), 0
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            total += count
-    return total
 
 
 def _fingerprint_rate() -> float:

@@ -22,7 +22,8 @@ from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from benchmarks.mounted import POLICY, dedupd
+from benchmarks.measure import DEDUPD, dedupd
+from benchmarks.volumes import new_volume
 
 LOOPS = 128
 STUBS, STUB_BYTES = 16, 8 << 20
@@ -40,8 +41,7 @@ def prepare(root: Path) -> None:
     for number in range(STUBS):
         half = rng.randbytes(STUB_BYTES // 2)
         (root / f"stubs/{number}").write_bytes(half + half)
-    dedupd("enable", "--no-mount", "--force", root)
-    (root / ".dedupd/policy.toml").write_text(POLICY)
+    new_volume(root, min_size="1")
     dedupd("run", "--here", "optimize", root)
 
 
@@ -84,7 +84,7 @@ def syncing(view: Path) -> Iterator[None]:
 def optimizing(root: Path, view: Path) -> Iterator[None]:
     """A run that takes new files in; it is stopped at the end."""
     pile(view, f"pile {time.time_ns()}")
-    command = [sys.executable, "-m", "dedupd.cli.main", "run", "--here", "optimize", str(root)]
+    command = [*DEDUPD, "run", "--here", "optimize", str(root)]
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         time.sleep(2)
