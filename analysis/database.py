@@ -62,10 +62,11 @@ class Database:
             self._connection.execute(f"SET VARIABLE {name} = ?", [value])
 
     def choose(self, chunking: str) -> None:
-        """Let the views ``chunks`` and ``blank_rows`` show that chunking."""
+        """Let the views ``chunks`` and ``files_in_chunks`` show that chunking."""
         self.set(chunking=chunking)
         self._view_chunks("chunks", [chunking], blank=False)
         self._view_chunks("blank_rows", [chunking], blank=True)
+        self.run("files_in_chunks")
 
     def choose_fine(self, chunking: str) -> None:
         """Let the view ``fine_chunks`` show that chunking."""

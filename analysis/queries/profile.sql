@@ -62,11 +62,8 @@ WITH asked AS (
     WHERE chunks > 1
 ), totals AS (
     SELECT count(*) AS files, coalesce(sum(length_bytes), 0) AS data_bytes,
-           coalesce(sum(length_bytes + hole_bytes - coalesce(blank_bytes, 0)) FILTER (first), 0)
-               AS firsts
-    FROM eligible LEFT JOIN (
-        SELECT file, sum(length_bytes) AS blank_bytes FROM blank_rows GROUP BY file
-    ) USING (file)
+           coalesce(sum(chunk_bytes) FILTER (first), 0) AS firsts
+    FROM eligible JOIN (SELECT file, chunk_bytes FROM files_in_chunks) USING (file)
 )
 SELECT files, data_bytes::DOUBLE AS data_bytes,
        scaled(u.n) AS distinct_chunks,

@@ -14,21 +14,11 @@ WITH per_dataset AS (
     SELECT sum(copies) AS copies, any_value(length) AS length, any_value(stored) AS stored,
            sum(first_overall) AS first_overall
     FROM per_dataset GROUP BY fp_high, fp_low
-), blank AS (
-    SELECT f.dataset,
-           coalesce(sum(b.length_bytes) FILTER (first_in_dataset), 0) AS first_in_dataset,
-           coalesce(sum(b.length_bytes) FILTER (first_overall), 0) AS first_overall
-    FROM files AS f LEFT JOIN blank_rows AS b USING (file) GROUP BY f.dataset
-), file_sums AS (
-    SELECT dataset, sum(length_bytes) AS data_bytes,
-           coalesce(sum(length_bytes + hole_bytes) FILTER (first_in_dataset), 0) AS first_in_dataset,
-           coalesce(sum(length_bytes + hole_bytes) FILTER (first_overall), 0) AS first_overall
-    FROM files GROUP BY dataset
 ), totals AS (
-    SELECT dataset, data_bytes,
-           s.first_in_dataset - b.first_in_dataset AS first_in_dataset,
-           s.first_overall - b.first_overall AS first_overall
-    FROM file_sums AS s JOIN blank AS b USING (dataset)
+    SELECT dataset, sum(length_bytes) AS data_bytes,
+           coalesce(sum(chunk_bytes) FILTER (first_in_dataset), 0) AS first_in_dataset,
+           coalesce(sum(chunk_bytes) FILTER (first_overall), 0) AS first_overall
+    FROM files_in_chunks GROUP BY dataset
 ), sums AS (
     SELECT dataset, sum(copies) AS copies,
            moments(length, length * first_in_dataset) AS u,

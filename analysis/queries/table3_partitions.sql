@@ -20,15 +20,9 @@ WITH per_chunk AS (
     SELECT f.dataset, count(DISTINCT by_type) AS types, count(DISTINCT by_path) AS paths
     FROM files AS f JOIN file_partitions USING (file) GROUP BY f.dataset
 ), totals AS (
-    SELECT f.dataset, any_value(data_bytes) AS data_bytes,
-           any_value(first_bytes) - coalesce(sum(b.length_bytes), 0) AS firsts
-    FROM (SELECT dataset, sum(length_bytes) AS data_bytes,
-                 sum(length_bytes + hole_bytes) FILTER (first_in_dataset) AS first_bytes
-          FROM files GROUP BY dataset) AS f
-    LEFT JOIN (SELECT dataset, b.length_bytes FROM blank_rows AS b
-               JOIN (SELECT file, first_in_dataset FROM files) USING (file)
-               WHERE first_in_dataset) AS b USING (dataset)
-    GROUP BY f.dataset
+    SELECT dataset, sum(length_bytes) AS data_bytes,
+           sum(chunk_bytes) FILTER (first_in_dataset) AS firsts
+    FROM files_in_chunks GROUP BY dataset
 )
 SELECT label AS dataset, data_bytes::DOUBLE AS data_bytes,
        1 - estimate(overall, firsts) / data_bytes AS overall,

@@ -16,16 +16,11 @@ WITH per_dataset AS (
            moments(length * (in_datasets - 1), length * firsts) AS benefit
     FROM per_group GROUP BY name
 ), totals AS (
-    SELECT g.name, sum(d.data_bytes) AS data_bytes, sum(d.first_bytes - d.blank_bytes) AS firsts,
-           count(*) AS datasets
+    SELECT g.name, sum(d.data_bytes) AS data_bytes, sum(d.firsts) AS firsts, count(*) AS datasets
     FROM dataset_groups AS g JOIN (
-        SELECT f.dataset, sum(length_bytes) AS data_bytes,
-               sum(length_bytes + hole_bytes) FILTER (first_in_dataset) AS first_bytes,
-               coalesce(sum(blank_bytes) FILTER (first_in_dataset), 0) AS blank_bytes
-        FROM files AS f LEFT JOIN (
-            SELECT file, sum(length_bytes) AS blank_bytes FROM blank_rows GROUP BY file
-        ) USING (file)
-        GROUP BY f.dataset) AS d USING (dataset)
+        SELECT dataset, sum(length_bytes) AS data_bytes,
+               sum(chunk_bytes) FILTER (first_in_dataset) AS firsts
+        FROM files_in_chunks GROUP BY dataset) AS d USING (dataset)
     GROUP BY g.name
 )
 SELECT name, datasets, data_bytes::DOUBLE AS data_bytes,

@@ -9,13 +9,9 @@ WITH per_chunk AS (
     SELECT chunking, type, moments(length, length * firsts) AS m
     FROM per_chunk GROUP BY chunking, type
 ), totals AS (
-    SELECT f.type, sum(length_bytes) AS data_bytes,
-           coalesce(sum(length_bytes + hole_bytes - coalesce(blank_bytes, 0))
-               FILTER (first_overall), 0) AS firsts
-    FROM files AS f LEFT JOIN (
-        SELECT file, sum(length_bytes) AS blank_bytes FROM blank_rows GROUP BY file
-    ) USING (file)
-    GROUP BY f.type
+    SELECT type, sum(length_bytes) AS data_bytes,
+           coalesce(sum(chunk_bytes) FILTER (first_overall), 0) AS firsts
+    FROM files_in_chunks GROUP BY type
 )
 SELECT t.type, any_value(data_bytes)::DOUBLE AS data_bytes,
        1 - max(estimate(m, firsts)) FILTER (chunking LIKE '%-basic') / any_value(data_bytes) AS basic,

@@ -11,13 +11,9 @@ WITH per_chunk AS (
            moments_measured(stored, length, length * firsts) AS s
     FROM per_chunk GROUP BY type
 ), totals AS (
-    SELECT f.type, count(*) AS files, sum(length_bytes) AS data_bytes,
-           coalesce(sum(length_bytes + hole_bytes - coalesce(blank_bytes, 0))
-               FILTER (first_overall), 0) AS firsts
-    FROM files AS f LEFT JOIN (
-        SELECT file, sum(length_bytes) AS blank_bytes FROM blank_rows GROUP BY file
-    ) USING (file)
-    GROUP BY f.type
+    SELECT type, count(*) AS files, sum(length_bytes) AS data_bytes,
+           coalesce(sum(chunk_bytes) FILTER (first_overall), 0) AS firsts
+    FROM files_in_chunks GROUP BY type
 )
 SELECT t.type, files, data_bytes::DOUBLE AS data_bytes,
        estimate(u, firsts) AS unique_bytes, estimate_measured(s, u, firsts) AS stored_bytes,
