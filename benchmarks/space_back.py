@@ -14,7 +14,6 @@ root, and DIR twice the size.
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -30,7 +29,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks.waits import CALLER, STUB_BYTES, STUBS, call
+from benchmarks.waits import CALLER, STUB_BYTES, STUBS, Waits, timed
 from dedupd.service.space import LOOK_S
 from dedupd.units import KIB
 from tests.support.crash import ext4
@@ -48,8 +47,6 @@ FILE_BYTES = 512 * KIB
 
 EVERY_CALL = "every call"
 BEFORE, MEANWHILE, AFTER = "before", "meanwhile", "after"
-
-Waits = dict[str, list[float]]
 
 
 @contextmanager
@@ -94,22 +91,6 @@ def is_idle(machine: ServiceLab) -> bool:
     return True
 
 
-@contextmanager
-def timed(view: Path, waits: Waits) -> Iterator[None]:
-    """Adds to ``waits`` the milliseconds of the calls that a user makes during the block."""
-    stop = multiprocessing.Event()
-    queue: multiprocessing.Queue[Waits] = multiprocessing.Queue()
-    caller = multiprocessing.Process(target=call, args=(view, stop, queue, PAUSE_S))
-    caller.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for name, found in queue.get(timeout=60).items():
-            waits.setdefault(name, []).extend(found)
-        caller.join()
-
-
 def ask_for_space(view: Path, longest_s: float, wanted: int | None = None) -> None:
     """Until so many bytes are free; in the quiet times too, since it is work for the mount."""
     end = time.monotonic() + longest_s
@@ -127,9 +108,9 @@ def measure(base: Path, mib: int, quiet_s: float) -> tuple[float, dict[str, Wait
         view = stack.enter_context(ext4(base, mib, ("-m", "0")))
         machine = stack.enter_context(service_lab(view))
         root = stack.enter_context(volume(view, machine))
-        with timed(root, {}):
+        with timed(root, {}, PAUSE_S):
             time.sleep(WARM_S)  # what a user reads all the time is in memory
-        with timed(root, waits[BEFORE]):
+        with timed(root, waits[BEFORE], PAUSE_S):
             ask_for_space(root, quiet_s)
         free = free_bytes(root)
         folder = sum(len(names) for _, _, names in os.walk(root / "folder")) * FILE_BYTES
@@ -138,11 +119,11 @@ def measure(base: Path, mib: int, quiet_s: float) -> tuple[float, dict[str, Wait
         wanted = free + int(BACK * folder)
         if free_bytes(root) >= wanted:
             raise RuntimeError("the folder was not in the store")
-        with timed(root, waits[MEANWHILE]):
+        with timed(root, waits[MEANWHILE], PAUSE_S):
             ask_for_space(root, GIVE_UP_S, wanted)
             seconds = time.monotonic() - began
         eventually(lambda: is_idle(machine), "an idle service")
-        with timed(root, waits[AFTER]):
+        with timed(root, waits[AFTER], PAUSE_S):
             ask_for_space(root, quiet_s)
     return seconds, waits
 

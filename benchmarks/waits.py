@@ -32,6 +32,9 @@ CALL_BYTES = 4096
 PAUSE_S = 0.02
 WRITER, CALLER = 65533, 65534
 
+Waits = dict[str, list[float]]
+"""Milliseconds of each call."""
+
 
 def prepare(root: Path) -> None:
     """Stubs to read, and a pile of files that is to become stubs later."""
@@ -100,12 +103,7 @@ def alone() -> Iterator[None]:
     yield
 
 
-def call(
-    view: Path,
-    stop: Event,
-    queue: "multiprocessing.Queue[dict[str, list[float]]]",
-    pause_s: float = PAUSE_S,
-) -> None:
+def call(view: Path, stop: Event, queue: "multiprocessing.Queue[Waits]", pause_s: float) -> None:
     """The user whose calls are timed."""
     os.setgid(CALLER)
     os.setuid(CALLER)
@@ -128,7 +126,7 @@ def call(
         os.pwrite(plain, rng.randbytes(CALL_BYTES), offset)
 
     calls: dict[str, Callable[[], None]] = {"stat": look_up, "read": read, "write": write}
-    waits: dict[str, list[float]] = {name: [] for name in calls}
+    waits: Waits = {name: [] for name in calls}
     while not stop.is_set():
         for name, one in calls.items():
             began = time.perf_counter()
@@ -138,15 +136,26 @@ def call(
     queue.put(waits)
 
 
-def measure(view: Path, seconds: float) -> dict[str, dict[str, float]]:
+@contextmanager
+def timed(view: Path, waits: Waits, pause_s: float = PAUSE_S) -> Iterator[None]:
+    """Adds to ``waits`` the milliseconds of the calls that a user makes during the block."""
     stop = multiprocessing.Event()
-    queue: multiprocessing.Queue[dict[str, list[float]]] = multiprocessing.Queue()
-    caller = multiprocessing.Process(target=call, args=(view, stop, queue))
+    queue: multiprocessing.Queue[Waits] = multiprocessing.Queue()
+    caller = multiprocessing.Process(target=call, args=(view, stop, queue, pause_s))
     caller.start()
-    time.sleep(seconds)
-    stop.set()
-    waits = queue.get(timeout=60)
-    caller.join()
+    try:
+        yield
+    finally:
+        stop.set()
+        for name, found in queue.get(timeout=60).items():
+            waits.setdefault(name, []).extend(found)
+        caller.join()
+
+
+def measure(view: Path, seconds: float) -> dict[str, dict[str, float]]:
+    waits: Waits = {}
+    with timed(view, waits):
+        time.sleep(seconds)
     return {name: percentiles(found) for name, found in waits.items()}
 
 
