@@ -22,7 +22,6 @@ from dedupd.format.deletion import Cause
 from dedupd.system.files import opened
 from dedupd.units import MIB
 from fuse_stub.errors import answers
-from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.inode_flags import PROTECTING, read_flags, set_flags
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.kernel.caller_rights import keeps_set_ids
@@ -44,7 +43,7 @@ class StubOperations(NamespaceOperations):
     def __init__(self, mount: MountedVolume) -> None:
         super().__init__(mount)
         self._stub_reader = mount.stub_reader
-        self._ranges = FileRanges(mount, self._drop_privileges)
+        self._ranges = FileRanges(mount)
         # A reply is copied to the kernel before any other task runs, so one buffer serves all.
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
 
@@ -212,7 +211,7 @@ class StubOperations(NamespaceOperations):
         if file.on_write is not None:
             file.on_write(start, start + length)
         if file.privileged and clears:
-            self._drop_privileges(file)
+            file.drop_set_ids()
 
     async def _write_stub(self, file: OpenFile, uid: int, start: int, data: bytes) -> int:
         stub = file.stub
@@ -238,24 +237,7 @@ class StubOperations(NamespaceOperations):
         if told < file.losses:
             raise FUSEError(errno.EIO)
 
-    def _drop_privileges(self, file: OpenFile) -> None:
-        """A write clears set-user-id, and set-group-id where the group may execute."""
-        mode = stat.S_IMODE(os.fstat(file.fd).st_mode)
-        kept = mode & ~stat.S_ISUID
-        if mode & stat.S_IXGRP:
-            kept &= ~stat.S_ISGID
-        if kept != mode:
-            os.fchmod(file.fd, kept)
-            # The kernel leaves this to the mount (``handshake.rs``), and has the old mode cached.
-            forget_attributes(file.ino)
-        file.privileged = False
-
     # --- attributes ---------------------------------------------------------------------------
-
-    async def _truncate(self, file: OpenFile, size: int, ctx: RequestContext) -> None:
-        if file.privileged and not keeps_set_ids(ctx):
-            self._drop_privileges(file)
-        await self._commit_lane.truncate(file, size, ctx.uid)
 
     @answers
     async def setattr(
@@ -270,7 +252,9 @@ class StubOperations(NamespaceOperations):
         if fields.update_size:
             file = await self._files.acquire(inode, write=True, trunc=attr.st_size == 0)
             with self._files.using(file):
-                await self._truncate(file, attr.st_size, ctx)
+                if file.privileged and not keeps_set_ids(ctx):
+                    file.drop_set_ids()
+                await self._commit_lane.truncate(file, attr.st_size, ctx.uid)
         changes_times = fields.update_atime or fields.update_mtime
         if changes_times or fields.update_uid or fields.update_gid:
             # A settled or filled file gets its times back, and capabilities that a new owner must

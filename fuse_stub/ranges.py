@@ -34,12 +34,10 @@ class FileRanges:
     A change takes the file's lock alone for one step of it, so that other users come in between.
     """
 
-    def __init__(self, mount: MountedVolume, drop_privileges: Callable[[OpenFile], None]) -> None:
-        """``drop_privileges`` clears set-user-id and set-group-id, as a write does."""
+    def __init__(self, mount: MountedVolume) -> None:
         self._mount = mount
         self._files = mount.files
         self._lane: CommitLane = mount.commit_lane
-        self._drop_privileges = drop_privileges
 
     async def allocate(
         self, ino: int, start: int, length: int, mode: int, ctx: RequestContext
@@ -52,7 +50,7 @@ class FileRanges:
         file = await self._files.acquire(ino, write=True)
         with self._files.using(file):
             if file.privileged and not keeps_set_ids(ctx):
-                self._drop_privileges(file)
+                file.drop_set_ids()
             end = start + length
             if kind:
                 await self._in_steps(file, start, end, ctx.uid, _zero, mode)
@@ -102,7 +100,7 @@ class FileRanges:
             file = await self._files.acquire(to, write=True)
             with self._files.using(file):
                 if file.privileged and not keeps_set_ids(ctx):
-                    self._drop_privileges(file)
+                    file.drop_set_ids()
                 file.changes += 1
                 async with self._lane.reshaping(file):
                     # The lock of a second file is never waited for.

@@ -1,6 +1,7 @@
 """One file that is open, and those who read it in sequence."""
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import trio
 from dedupd.format.stub import Flag
 from dedupd.stub.stub_file import SparseStub
 from dedupd.system.paths import path_in_tree, show_path
+from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.shared_lock import SharedLock
 from fuse_stub.files.slow_closes import is_slow_to_free
 
@@ -89,6 +91,18 @@ class OpenFile:
             os.ftruncate(self.fd, size)
             return True
         return self.stub.truncate(size)
+
+    def drop_set_ids(self) -> None:
+        """A write clears set-user-id, and set-group-id where the group may execute."""
+        mode = stat.S_IMODE(os.fstat(self.fd).st_mode)
+        kept = mode & ~stat.S_ISUID
+        if mode & stat.S_IXGRP:
+            kept &= ~stat.S_ISGID
+        if kept != mode:
+            os.fchmod(self.fd, kept)
+            # The kernel leaves this to the mount (``handshake.rs``), and has the old mode cached.
+            forget_attributes(self.ino)
+        self.privileged = False
 
     @property
     def is_native(self) -> bool:
