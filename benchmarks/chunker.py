@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.measure import processor
+from benchmarks.measure import keep, processor
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 CARGO = ("cargo", "run", "--quiet", "--release", "--locked", "--no-default-features", "--example")
@@ -67,9 +67,8 @@ def main() -> int:
     cases = best_of(arguments.runs, arguments.mib)
     print(f"{processor()}, one core, {arguments.mib} MiB of noise, best of {arguments.runs}\n")
     print(table(cases))
-    if arguments.json:
-        figures = {"processor": processor(), "cases": [asdict(case) for case in cases]}
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    figures = {"processor": processor(), "cases": [asdict(case) for case in cases]}
+    keep(figures, arguments.json)
     return 0
 
 

@@ -10,7 +10,6 @@ benchmark runs before and after each of ours, so what else the machine does mean
 """
 
 import argparse
-import json
 import os
 import random
 import re
@@ -25,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.measure import machine
+from benchmarks.measure import keep, machine
 from dedupd import native
 from dedupd.format.cluster.objects import FRAME_BYTES, FileId, frame_of
 from dedupd.format.recipe import fingerprint_check
@@ -230,8 +229,7 @@ def main() -> None:
             **measure(replace(address, name=name), options.chunks, options.rounds),
         }
     print("\n".join(lines(found)))
-    if options.output:
-        options.output.write_text(json.dumps(found, indent=2))
+    keep(found, options.output)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.cluster import CHUNK_BYTES, ceph_bench
-from benchmarks.measure import drop_caches, machine, read_through
+from benchmarks.measure import drop_caches, keep, machine, read_through
 from dedupd.rados.cluster.address import StoreAddress
 from dedupd.rados.reading.volume_store import CACHE_BYTES, CACHE_DIR, bind
 from dedupd.rados.store import RadosStore
@@ -101,8 +101,7 @@ def main() -> None:
             **measure(address, directory / "volume", options.megabytes, options.rounds),
         }
     print(json.dumps(found, indent=2))
-    if options.output:
-        options.output.write_text(json.dumps(found, indent=2))
+    keep(found, options.output)
 
 
 if __name__ == "__main__":

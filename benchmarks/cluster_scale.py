@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.measure import machine
+from benchmarks.measure import keep, machine
 from dedupd.rados.chunks import PIN_SAMPLE, TAGS_MAX, NewChunk
 from dedupd.rados.cluster.address import StoreAddress
 from dedupd.rados.collection import Collection
@@ -222,8 +222,7 @@ def main() -> None:
             with mini_ceph(work / "ceph", sockets=True) as ceph:
                 found[part] = act(ceph, ceph.address(part, 120), work, sizes[part])
     print(json.dumps(found, indent=2))
-    if options.output:
-        options.output.write_text(json.dumps(found, indent=2))
+    keep(found, options.output)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks.measure import DEDUPD, drop_caches, drop_pages
+from benchmarks.measure import DEDUPD, drop_caches, drop_pages, keep
 from benchmarks.mount import fio, write_mixed
 from benchmarks.volumes import mounted, new_volume, optimize
 from dedupd.format.container import Kind
@@ -260,7 +260,7 @@ def measure_readers(base: Path, mib: int, rounds: int) -> list[Row]:
         with mounted(root, view):
             read_at_random(view, READERS_WARM_S)
             alone.append(read_at_random(view, seconds))
-            command = [*DEDUPD, "run", "compact", "--json", root]
+            command = [*DEDUPD, "run", "compact", "--json", str(root)]
             job = subprocess.Popen(command, stdout=subprocess.PIPE)
             time.sleep(START_S)
             beside.append(read_at_random(view, seconds))
@@ -313,8 +313,7 @@ def main() -> None:
     print("| | |\n| --- | --- |")
     for row in rows:
         print(f"| {row.name} | {row.value:,.2f} {row.unit} |")
-    if arguments.json:
-        arguments.json.write_text(json.dumps([row._asdict() for row in rows], indent=2))
+    keep([row._asdict() for row in rows], arguments.json)
 
 
 if __name__ == "__main__":

@@ -170,6 +170,12 @@ def machine(work: Path) -> str:
     return f"{os.cpu_count()} × {processor()}, Linux {platform.release()}, {kind.stdout.strip()}"
 
 
+def keep(found: object, path: Path | None) -> None:
+    """Write figures to a file, where one was named for them."""
+    if path is not None:
+        path.write_text(json.dumps(found, indent=2) + "\n")
+
+
 def typical(measured: list[Measured]) -> Measured:
     """The median of each figure."""
     return Measured(

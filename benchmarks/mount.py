@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import drop_pages
+from benchmarks.measure import drop_pages, keep
 from benchmarks.mount_sides import Below, OwnMount, Peer, Side
 from benchmarks.volumes import new_volume, optimize
 from dedupd.units import MIB
@@ -340,8 +340,7 @@ def main() -> None:
                 print(table([row]).splitlines()[-1], file=sys.stderr, flush=True)
                 rows.append(row)
     print(table(rows))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    keep([asdict(row) for row in rows], options.json)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ All in MB/s, medians of the turns of which the host of a virtual machine took 3 
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import shutil
@@ -28,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from analysis.dataset import TEXT_SUFFIXES, programs
-from benchmarks.measure import STOLEN_MAX, processor_ticks, stolen_since
+from benchmarks.measure import STOLEN_MAX, keep, processor_ticks, stolen_since
 from benchmarks.mount import Bench
 from dedupd import native
 from dedupd.system.files import opened
@@ -221,8 +220,7 @@ def main() -> None:
     print(HEADER)
     for file in FILES:
         print(show(typical([one for one in turns if one.file == file])))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(one) for one in turns], indent=2) + "\n")
+    keep([asdict(one) for one in turns], options.json)
 
 
 if __name__ == "__main__":

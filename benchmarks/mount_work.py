@@ -14,7 +14,6 @@ files, and the requests that the kernel sent, which a turn of their own counts.
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.fuse_requests import RequestCounter, request_counter
-from benchmarks.measure import drop_caches, machine, processor_s
+from benchmarks.measure import drop_caches, keep, machine, processor_s
 from benchmarks.mount_sides import Below, OwnMount, Peer, Side
 from benchmarks.volumes import new_volume, optimize
 
@@ -235,15 +234,14 @@ def main() -> None:
             turns.round(number)
     print(f"{machine(options.directory)}; {options.rounds} rounds\n")
     print(report(turns, ways))
-    if options.json:
-        found = {
-            row: {
-                way: {"wall_s": one.wall_s, "server_s": one.server_s, "requests": one.requests}
-                for way, one in ways_found.items()
-            }
-            for row, ways_found in turns.figures.items()
+    found = {
+        row: {
+            way: {"wall_s": one.wall_s, "server_s": one.server_s, "requests": one.requests}
+            for way, one in ways_found.items()
         }
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        for row, ways_found in turns.figures.items()
+    }
+    keep(found, options.json)
 
 
 if __name__ == "__main__":

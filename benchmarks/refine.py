@@ -13,7 +13,6 @@ where they are installed, take in each set, too: what their repositories hold th
 
 import argparse
 import filecmp
-import json
 import os
 import random
 import shutil
@@ -24,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import copy, files_of, machine, paths_of, read_through, report_of
+from benchmarks.measure import copy, files_of, keep, machine, paths_of, read_through, report_of
 from benchmarks.programs import FIRST, PROGRAMS, SECOND, Setting
 from benchmarks.volumes import mounted, new_volume
 
@@ -216,9 +215,8 @@ def main() -> None:
         held[one.name] = peers(one, arguments.work) if arguments.peers else {}
     for name, sizes in held.items():
         show_peers(name, figures[name], sizes)
-    if arguments.json is not None:
-        found = {name: asdict(one) | {"peers_bytes": held[name]} for name, one in figures.items()}
-        arguments.json.write_text(json.dumps(found, indent=1))
+    found = {name: asdict(one) | {"peers_bytes": held[name]} for name, one in figures.items()}
+    keep(found, arguments.json)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ clock would on a machine that has other things to do.
 """
 
 import argparse
-import json
 import random
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from benchmarks.measure import (
     Measured,
     allocated_bytes,
     enabling,
+    keep,
     logical_bytes,
     measure,
     paths_of,
@@ -122,8 +122,7 @@ def main() -> None:
         steps.append(step(options.directory, make))
         print(table(steps[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     print(table(steps))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(one) for one in steps], indent=2) + "\n")
+    keep([asdict(one) for one in steps], options.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ root.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import tempfile
@@ -18,7 +17,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.measure import DEDUPD, copy, prepare
+from benchmarks.measure import DEDUPD, copy, keep, prepare
 from benchmarks.volumes import new_volume, optimize
 from dedupd.units import MIB, format_size, parse_size
 
@@ -96,8 +95,7 @@ def main() -> None:
         build(options.what, Path(root))
         found = measure(Path(root), options.rounds, is_cold=not options.warm)
     print(table(found))
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    keep(found, options.json)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ The steps take turns; best of the rounds.
 """
 
 import argparse
-import json
 import os
 import shutil
 import tempfile
@@ -21,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.measure import drop_pages, read_through
+from benchmarks.measure import drop_pages, keep, read_through
 from benchmarks.volumes import new_volume, optimize
 from dedupd import native
 from dedupd.format import container as fmt
@@ -206,8 +205,7 @@ def main() -> None:
     options = parser.parse_args()
     found = measure(options.dataset, options.work, options.rounds)
     print(table(found))
-    if options.json is not None:
-        options.json.write_text(json.dumps(asdict(found), indent=2) + "\n")
+    keep(asdict(found), options.json)
 
 
 if __name__ == "__main__":
