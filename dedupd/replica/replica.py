@@ -5,12 +5,11 @@ put together.
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass
 
 from dedupd.errors import Busy, Damaged
 from dedupd.system.disk import Disk
-from dedupd.system.files import opened, read_at
+from dedupd.system.files import is_there, read_if_there
 
 REPLICA_FILE = b"replica.json"
 RECEIVE_DIR = b"receive"
@@ -27,21 +26,14 @@ class Replica:
 
 def is_replica(base_fd: int) -> bool:
     """Whether users may only read."""
-    try:
-        os.stat(REPLICA_FILE, dir_fd=base_fd)
-    except FileNotFoundError:
-        return False
-    return True
+    return is_there(base_fd, REPLICA_FILE)
 
 
 def replica_of(base_fd: int, where: str) -> Replica | None:
     """What the volume is a replica of; None where it is none. Raises Damaged."""
-    try:
-        fd = os.open(REPLICA_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)
-    except FileNotFoundError:
+    data = read_if_there(base_fd, REPLICA_FILE)
+    if data is None:
         return None
-    with opened(fd):
-        data = read_at(fd, os.fstat(fd).st_size, 0)
     try:
         return Replica(**json.loads(data))
     except (ValueError, TypeError) as error:
@@ -65,11 +57,8 @@ def end_replica(base_fd: int, disk: Disk) -> None:
 def refuse_unfinished(base_fd: int, root: str) -> None:
     """Raises Busy while a stream is received in parts: the files that need its chunks are not in
     the tree yet."""
-    try:
-        os.stat(RECEIVE_DIR, dir_fd=base_fd)
-    except FileNotFoundError:
-        return
-    raise Busy(
-        f"{root}: a stream was received in part, and its chunks would be garbage; receive the rest,"
-        f" or give it up by `dedupd receive --drop {root}`"
-    )
+    if is_there(base_fd, RECEIVE_DIR):
+        raise Busy(
+            f"{root}: a stream was received in part, and its chunks would be garbage; receive the"
+            f" rest, or give it up by `dedupd receive --drop {root}`"
+        )

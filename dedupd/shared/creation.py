@@ -1,6 +1,7 @@
 """Making a shared store."""
 
 import os
+from contextlib import suppress
 
 from dedupd.errors import UnsuitableFileSystem, UsageError
 from dedupd.failpoint import define, reach
@@ -65,15 +66,11 @@ def create_store(
 
 def _fill(fd: int, disk: Disk) -> None:
     make_store_dirs(fd, disk)
-    try:
+    with suppress(FileExistsError):
         disk.make_dir(fd, b"catalog")
-    except FileExistsError:
-        pass
     for lock in (LOCK, MEMBERS_LOCK):
-        try:
+        with suppress(FileExistsError):
             os.close(disk.create(fd, lock.encode()))
-        except FileExistsError:
-            continue
     disk.replace_file(fd, MEMBERS_FILE, MemberList([]).to_json())
 
 

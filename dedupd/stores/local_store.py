@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, partial
 
 from dedupd.config.room import MakeRoom
@@ -34,10 +35,8 @@ def make_store_dirs(base_fd: int, disk: Disk) -> None:
     when this returns, but for the first one."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
     for name in MADE_DIRS:
-        try:
+        with suppress(FileExistsError):
             disk.make_dir(base_fd, name)
-        except FileExistsError:
-            continue
     for name in (b"store/copies", b"store"):
         with opened(os.open(name, flags, dir_fd=base_fd)) as fd:
             disk.sync_dir(fd)
@@ -104,10 +103,8 @@ class LocalStore:
             return os.open(os.path.join(self.base, directory), flags)
         except FileNotFoundError:
             for name in parents(directory):
-                try:
+                with suppress(FileExistsError):
                     self._disk.make_dir(self.base_fd, name.encode())
-                except FileExistsError:
-                    pass
             return os.open(os.path.join(self.base, directory), flags)
 
     @cached_property

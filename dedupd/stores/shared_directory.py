@@ -20,7 +20,7 @@ from dedupd.store.beside.neighbours import GATE, LockedNeighbours, Neighbours
 from dedupd.stores.membership import Member, MemberList, Membership, new_token
 from dedupd.stores.ownership import refuse_strangers
 from dedupd.system.disk import Disk
-from dedupd.system.files import lock_range, locked, opened, read_at, unlock_range
+from dedupd.system.files import lock_range, locked, open_to_read, opened, read_file, unlock_range
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class SharedDirectory:
             try:
                 self.fd = os.open(path, flags)
                 on_failure.callback(os.close, self.fd)
-                data = _read(self.fd, STORE_FILE)
+                data = read_file(self.fd, STORE_FILE)
             except (FileNotFoundError, NotADirectoryError):
                 raise StoreUnreachable(
                     f"{path}: there is no store; mount the file system that it lies on, or move it"
@@ -126,7 +126,7 @@ class SharedDirectory:
             if error.errno != errno.EROFS:
                 raise
         if reads_only:
-            return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
+            return open_to_read(self.fd, name)
         raise ReadOnlyVolume(f"{self.path}: the file system is read-only, and takes no changes now")
 
     # --- members ------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class SharedDirectory:
         """Its volumes, by uuid. Raises Damaged."""
         where = os.path.join(self.path, MEMBERS_FILE.decode())
         try:
-            found = MemberList.from_json(_read(self.fd, MEMBERS_FILE), where)
+            found = MemberList.from_json(read_file(self.fd, MEMBERS_FILE), where)
         except FileNotFoundError:
             raise Damaged(
                 f"{where} is missing: it says which volumes are on the store; restore it from a"
@@ -199,8 +199,3 @@ class SharedDirectory:
 
     def _write(self, members: dict[str, Member]) -> None:
         self.disk.replace_file(self.fd, MEMBERS_FILE, MemberList([*members.values()]).to_json())
-
-
-def _read(dir_fd: int, name: bytes) -> bytes:
-    with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-        return read_at(fd, os.fstat(fd).st_size, 0)

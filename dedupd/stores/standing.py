@@ -15,7 +15,7 @@ from dedupd.format.instance import Instance
 from dedupd.stores.membership import Member, Membership
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
-from dedupd.system.files import opened, read_at
+from dedupd.system.files import read_file
 
 MEMBERSHIP_FILE = b"membership.json"
 MOVING_FILE = b"moving"
@@ -92,8 +92,8 @@ def membership_at(base_fd: int) -> Membership | None:
 
 
 def _membership(base_fd: int) -> Membership:
-    with opened(os.open(MEMBERSHIP_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)) as fd:
-        data, where = read_at(fd, os.fstat(fd).st_size, 0), os.readlink(f"/proc/self/fd/{base_fd}")
+    where = os.readlink(f"/proc/self/fd/{base_fd}")
+    data = read_file(base_fd, MEMBERSHIP_FILE)
     return Membership.from_json(data, f"{where}/{MEMBERSHIP_FILE.decode()}")
 
 

@@ -7,7 +7,7 @@ from dedupd.errors import CopiedVolume, Damaged
 from dedupd.format.instance import Instance
 from dedupd.system.disk import Disk
 from dedupd.system.file_system import file_system_id
-from dedupd.system.files import opened, read_at
+from dedupd.system.files import read_if_there
 
 INSTANCE_FILE = b"instance.json"
 
@@ -23,13 +23,9 @@ def recorded_instance(base_fd: int, where: str) -> Instance | None:
 
     Raises Damaged.
     """
-    try:
-        fd = os.open(INSTANCE_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)
-    except FileNotFoundError:
-        return None
-    with opened(fd):
-        data = read_at(fd, os.fstat(fd).st_size, 0)
-    return Instance.from_json(data, os.path.join(where, INSTANCE_FILE.decode()))
+    data = read_if_there(base_fd, INSTANCE_FILE)
+    where = os.path.join(where, INSTANCE_FILE.decode())
+    return None if data is None else Instance.from_json(data, where)
 
 
 def record_instance(base_fd: int, instance: Instance, disk: Disk) -> None:

@@ -148,6 +148,34 @@ def opened(fd: int) -> Iterator[int]:
         os.close(fd)
 
 
+def open_to_read(dir_fd: int, name: bytes | str) -> int:
+    """A descriptor of a file in a directory. Raises OSError."""
+    return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+
+
+def read_file(dir_fd: int, name: bytes | str) -> bytes:
+    """All of a small file in a directory. Raises OSError."""
+    with opened(open_to_read(dir_fd, name)) as fd:
+        return read_at(fd, os.fstat(fd).st_size, 0)
+
+
+def read_if_there(dir_fd: int, name: bytes | str) -> bytes | None:
+    """As :func:`read_file`; None where there is no such file."""
+    try:
+        return read_file(dir_fd, name)
+    except FileNotFoundError:
+        return None
+
+
+def is_there(dir_fd: int, name: bytes | str) -> bool:
+    """Whether a directory has a name, whatever it stands for."""
+    try:
+        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 @contextmanager
 def locked(fd: int, what: str, *, wait: bool = False, alone: bool = True) -> Iterator[None]:
     """Hold the ``flock`` of ``fd``, ``alone`` or beside others that do not need it alone.

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from dedupd.config.policy_file import policy_text
 from dedupd.errors import Busy, DedupdError, NotAVolume, UnsuitableFileSystem, UsageError
@@ -23,7 +23,7 @@ from dedupd.stores.standing import MEMBERSHIP_FILE, put_membership
 from dedupd.stub.instance import instance_of, record_instance
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
-from dedupd.system.files import locked, opened, read_at
+from dedupd.system.files import is_there, locked, opened, read_if_there
 from dedupd.system.paths import explain, named, show_path
 from dedupd.volume.place import (
     LEFT_IN_PLACE,
@@ -108,7 +108,7 @@ def enable(
             # Users may write here so far: one of them could own the store.
             if not is_own(base_fd):
                 raise UsageError(f"{base} exists and is not ours; move it away")
-            if _read_optional(base_fd, ENABLING) is None:
+            if read_if_there(base_fd, ENABLING) is None:
                 try:
                     attribute = probe(base_fd, root, disk)
                 except UnsuitableFileSystem as error:
@@ -149,13 +149,15 @@ def _prepare(
 ) -> None:
     """Fill ``.dedupd``; it is complete once the marker is there, with the directory's times."""
     for name in (b"data", b"catalog"):
-        _ensure_dir(base_fd, name, disk)
+        with suppress(FileExistsError):
+            disk.make_dir(base_fd, name)
     if shared is None:
         make_store_dirs(base_fd, disk)
     else:
         put_membership(base_fd, shared.new_membership(), disk)
     for name in LOCK_FILES:
-        _ensure_file(base_fd, name, disk)
+        with suppress(FileExistsError):
+            os.close(disk.create(base_fd, name))
     disk.replace_file(base_fd, POLICY_FILE, policy.encode())
     with opened(_open_dir(base_fd, b"data")) as data_fd:
         _copy_directory_metadata(root_fd, data_fd, disk)
@@ -167,7 +169,7 @@ def _prepare(
 
 def _move_in(root: str, root_fd: int, base_fd: int, disk: Disk) -> Parameters:
     """From the marker to the volume file; or back to the plain directory, where that fails."""
-    marker = _read_optional(base_fd, ENABLING)
+    marker = read_if_there(base_fd, ENABLING)
     assert marker is not None
     parameters = Parameters.from_json(marker, f"{root}/{BASE_NAME}/enabling")
     times = os.stat(ENABLING, dir_fd=base_fd)
@@ -232,7 +234,7 @@ def begin_disable(base_fd: int, disk: Disk) -> None:
     The caller holds the volume's locks, and has made sure that no stub is left. Raises
     FileNotFoundError where there is no volume.
     """
-    if _read_optional(base_fd, VOLUME_FILE) is not None:
+    if read_if_there(base_fd, VOLUME_FILE) is not None:
         # The marker's own times keep those of the directory, which moving changes.
         times = os.stat(b"data", dir_fd=base_fd)
         with opened(disk.open_write(base_fd, VOLUME_FILE)) as fd:
@@ -261,7 +263,7 @@ def disable(path: str, *, disk: Disk) -> None:
             _remove_base(root_fd, base_fd, os.stat(root_fd), disk)
             return
         with _both_locks(base_fd, path):
-            if _read_optional(base_fd, DISABLING) is None:
+            if read_if_there(base_fd, DISABLING) is None:
                 try:
                     begin_disable(base_fd, disk)
                 except FileNotFoundError:
@@ -273,7 +275,7 @@ def disable(path: str, *, disk: Disk) -> None:
 def _move_out(root: str, root_fd: int, base_fd: int, disk: Disk) -> None:
     """From the marker to the plain directory."""
     times = os.stat(DISABLING, dir_fd=base_fd)
-    if _exists(base_fd, b"data"):
+    if is_there(base_fd, b"data"):
         _refuse_collisions(root, os.path.join(root, BASE_NAME, "data"))
         with opened(_open_dir(base_fd, b"data")) as data_fd:
             _move_entries(data_fd, root_fd, _MOVED_BACK, root, disk)
@@ -289,7 +291,7 @@ def _move_out(root: str, root_fd: int, base_fd: int, disk: Disk) -> None:
 
 def _remove_base(root_fd: int, base_fd: int, times: os.stat_result, disk: Disk) -> None:
     """Remove all of ``.dedupd``, the marker last, and make the directory look untouched."""
-    if (marker := _read_optional(base_fd, DISABLING)) is not None:
+    if (marker := read_if_there(base_fd, DISABLING)) is not None:
         leave(base_fd, Parameters.from_json(marker, DISABLING.decode()).uuid, disk)
     names = [os.fsencode(name) for name in os.listdir(base_fd)]
     for name in sorted(names, key=lambda name: (name == DISABLING, name)):
@@ -340,37 +342,6 @@ def _is_fresh_base(base: str) -> bool:
 def _open_dir(dir_fd: int, name: bytes) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(name, flags, dir_fd=dir_fd)
-
-
-def _exists(dir_fd: int, name: bytes) -> bool:
-    try:
-        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _ensure_dir(base_fd: int, name: bytes, disk: Disk) -> None:
-    try:
-        disk.make_dir(base_fd, name)
-    except FileExistsError:
-        pass
-
-
-def _ensure_file(base_fd: int, name: bytes, disk: Disk) -> None:
-    try:
-        os.close(disk.create(base_fd, name))
-    except FileExistsError:
-        pass
-
-
-def _read_optional(dir_fd: int, name: bytes) -> bytes | None:
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
-    except FileNotFoundError:
-        return None
-    with opened(fd):
-        return read_at(fd, os.fstat(fd).st_size, 0)
 
 
 def _move_entries(from_fd: int, to_fd: int, point: str, root: str, disk: Disk) -> int:

@@ -7,12 +7,13 @@ What is known may change with each mount of it, so it is looked at for each moun
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from dedupd.errors import UnsuitableFileSystem
 from dedupd.system.disk import Disk
 from dedupd.system.file_system import block_bytes_of, file_system_of
-from dedupd.system.files import data_ranges, opened, read_at
+from dedupd.system.files import data_ranges, opened, read_file
 from dedupd.volume.volume import Volume
 
 ACCEPTED_FILE = b"accepted.json"
@@ -86,8 +87,7 @@ def accepted_by(base_fd: int) -> list[str]:
     """The names of the obstacles that were accepted for a volume; none where the file is damaged:
     then the administrator is asked again."""
     try:
-        with opened(os.open(ACCEPTED_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)) as fd:
-            value = json.loads(read_at(fd, os.fstat(fd).st_size, 0))
+        value = json.loads(read_file(base_fd, ACCEPTED_FILE))
         return [name for name in value["file_system"] if isinstance(name, str)]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return []
@@ -117,10 +117,8 @@ def probe(base_fd: int, where: str, disk: Disk) -> str:
     written blocks (zeros as well) as data and punched ones as holes, before and after a sync.
     """
     name = b"probe"
-    try:
+    with suppress(FileNotFoundError):
         disk.unlink(base_fd, name)
-    except FileNotFoundError:
-        pass
     fd = disk.create(base_fd, name)
     try:
         with opened(fd):

@@ -32,7 +32,14 @@ from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient, fetch_base, socket_path
 from dedupd.system.disk import Disk
 from dedupd.system.file_system import block_bytes_of
-from dedupd.system.files import locked, opened, read_at, takes_no_changes
+from dedupd.system.files import (
+    is_there,
+    locked,
+    open_to_read,
+    opened,
+    read_file,
+    takes_no_changes,
+)
 from dedupd.system.paths import named, open_beneath, resolved
 from dedupd.volume.catalog import catalogue_of
 from dedupd.volume.hints import Hints
@@ -67,7 +74,7 @@ class Volume(StoreSide):
             on_failure.callback(os.close, base_fd)
             refuse_strangers(base_fd, os.path.join(root, BASE_NAME))
             self.parameters = Parameters.from_json(
-                self._read_file(VOLUME_FILE), os.path.join(root, BASE_NAME, "volume.json")
+                read_file(base_fd, VOLUME_FILE), os.path.join(root, BASE_NAME, "volume.json")
             )
             self.data_fd = os.open(
                 os.path.join(base, "data"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -174,16 +181,12 @@ class Volume(StoreSide):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read_file(self, name: bytes) -> bytes:
-        with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.base_fd)) as fd:
-            return read_at(fd, os.fstat(fd).st_size, 0)
-
     @property
     def policy_where(self) -> str:
         return os.path.join(self.root, BASE_NAME, "policy.toml")
 
     def policy_text(self) -> str:
-        return self._read_file(POLICY_FILE).decode("utf-8", "replace")
+        return read_file(self.base_fd, POLICY_FILE).decode("utf-8", "replace")
 
     def policy(self) -> Policy:
         """The policy as it is now on disk, within the limits of this run. Raises PolicyError."""
@@ -331,10 +334,8 @@ class Volume(StoreSide):
 
     def _require_enabled(self) -> None:
         """Disabling may have begun between the opening of the volume and that of the lock."""
-        try:
-            os.stat(VOLUME_FILE, dir_fd=self.base_fd)
-        except FileNotFoundError:
-            raise NotAVolume(f"{self.root}: the volume is being disabled") from None
+        if not is_there(self.base_fd, VOLUME_FILE):
+            raise NotAVolume(f"{self.root}: the volume is being disabled")
         if os.path.lexists(os.path.join(self.base, SWITCHING)):
             finish = f"`dedupd receive --finish {self.root}` goes on"
             raise Busy(f"{self.root}: half received; {finish}", passes=False)
@@ -348,7 +349,7 @@ class Volume(StoreSide):
                 if error.errno != errno.EROFS:
                     raise
             if reads_only:
-                return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.base_fd)
+                return open_to_read(self.base_fd, name)
         raise ReadOnlyVolume(
             f"{self.root}: the file system is read-only, and nothing can be changed there; `dedupd"
             f" mount {self.root}` shows the files, and `mount -o remount,rw` may end that"

@@ -11,7 +11,7 @@ from dedupd.format.volume_parameters import Parameters
 from dedupd.stub.instance import instance_of
 from dedupd.system.disk import Disk
 from dedupd.system.file_system import block_bytes_of
-from dedupd.system.files import opened
+from dedupd.system.files import opened, read_file
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.system.processes import sees_trusted_attributes
 from dedupd.volume.volume import BASE_NAME, VOLUME_FILE
@@ -37,7 +37,7 @@ class BackupSource(VolumeCopy):
             self.base_fd = os.open(base, _DIRECTORY)
             on_failure.callback(os.close, self.base_fd)
             self.parameters = Parameters.from_json(
-                self._read_file(VOLUME_FILE), os.path.join(base, VOLUME_FILE.decode())
+                read_file(self.base_fd, VOLUME_FILE), os.path.join(base, VOLUME_FILE.decode())
             )
             # Not a link: it could lead anywhere, in a directory that another user made.
             self.data_fd = os.open(b"data", _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.base_fd)

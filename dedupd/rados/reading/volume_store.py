@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextlib import suppress
 from typing import cast
 from uuid import UUID
 
@@ -56,10 +57,8 @@ class VolumeStore:
             return None
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            try:
+            with suppress(FileExistsError):
                 disk.make_dir(base_fd, CACHE_DIR)
-            except FileExistsError:
-                pass
             dir_fd = os.open(CACHE_DIR, flags, dir_fd=base_fd)
         except OSError:
             return None  # a volume that is read-only is read without
