@@ -74,6 +74,24 @@ class TableHeader:
     punches: int = 0
     map_lines: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        container: FileHeader,
+        synced_bytes: int,
+        synced_count: int,
+        reconciled: int = 0,
+        *,
+        map_lines: int = 0,
+    ) -> "TableHeader":
+        """That of the table of a container."""
+        return cls(
+            *(container.kind, container.container, container.generation, container.partition),
+            *(container.volume_id, synced_bytes, synced_count, reconciled),
+            punches=container.punches,
+            map_lines=map_lines,
+        )
+
 
 class TableEntry(NamedTuple):
     """One chunk: where its record begins in the container, and its state."""
@@ -176,16 +194,7 @@ def belongs(table: TableHeader, container: FileHeader) -> bool:
 
 
 def encode_entry(entry: TableEntry, seed: int) -> bytes:
-    body = _ENTRY.pack(
-        entry.fingerprint,
-        entry.offset,
-        entry.target,
-        entry.stored_length,
-        entry.raw_length,
-        entry.hint,
-        entry.state,
-        entry.codec,
-    )
+    body = _ENTRY.pack(*entry)
     return body + _U16.pack(xxhash.xxh3_64_intdigest(body, seed=seed) & 0xFFFF)
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.format import container as fmt
-from dedupd.format.container import Kind
-from dedupd.store.container.container import data_name
+from dedupd.store.container.container import data_name, header_of
 from dedupd.store.container.files import container_numbers
 from dedupd.store.container.punching import allocated_bytes
 from dedupd.store.container.table_file import load_packed_table
-from dedupd.system.files import opened, read_readable
+from dedupd.system.files import open_to_read, opened
 
 GAIN_BYTES_MIN = 4096
 """A rewrite that frees less than a block frees nothing."""
@@ -94,8 +93,8 @@ def garbage_of(weights: Iterator[Weight], dead_min: float) -> Garbage:
     return Garbage(orphaned, orphaned_bytes, dead_bytes, freed_bytes, quarantined)
 
 
-def weights(directory: str, kind: Kind, volume_id: bytes) -> Iterator[Weight]:
-    """Every container of a kind that can be read, as it is at this moment; nothing is changed.
+def weights(directory: str) -> Iterator[Weight]:
+    """Every container that can be read, as it is at this moment; nothing is changed.
 
     Containers that cannot be read are left out: scrub reports them.
     """
@@ -106,15 +105,15 @@ def weights(directory: str, kind: Kind, volume_id: bytes) -> Iterator[Weight]:
     with opened(fd):
         for number in container_numbers(fd):
             try:
-                yield _weight(fd, number, kind, volume_id)
+                yield _weight(fd, number)
             except (Damaged, OSError):
                 continue
 
 
-def _weight(dir_fd: int, number: int, kind: Kind, volume_id: bytes) -> Weight:
+def _weight(dir_fd: int, number: int) -> Weight:
     name = data_name(number)
-    with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-        header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
+    with opened(open_to_read(dir_fd, name)) as fd:
+        header = header_of(fd, name.decode())
         size = allocated_bytes(os.fstat(fd))
         _, entries = load_packed_table(dir_fd, header)
     return weigh(entries, fmt.seed_of(header), size)

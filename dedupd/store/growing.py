@@ -37,17 +37,7 @@ class Growing:
 
     def mark(self) -> tbl.TableHeader:
         """The header of its table after the latest append; the reconciled set is left out."""
-        return tbl.TableHeader(
-            self.header.kind,
-            self.number,
-            self.header.generation,
-            self.header.partition,
-            self.header.volume_id,
-            self.end,
-            self.count,
-            punches=self.header.punches,
-            map_lines=self.map_lines,
-        )
+        return tbl.TableHeader.of(self.header, self.end, self.count, map_lines=self.map_lines)
 
     def reconciled(self) -> int:
         """How much of it is in the reconciled set, as its table says."""

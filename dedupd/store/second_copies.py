@@ -11,12 +11,18 @@ from dedupd.errors import Damaged, DamagedTable, NoSpace
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.store.container.container import Container, ScannedRecord, data_name, scan
+from dedupd.store.container.container import (
+    Container,
+    ScannedRecord,
+    data_name,
+    header_of,
+    scan,
+)
 from dedupd.store.container.files import container_numbers
 from dedupd.store.container.recovery import entry_of
 from dedupd.store.container.table_file import load_table
 from dedupd.store.writer import ContainerWriter
-from dedupd.system.files import opened, read_readable
+from dedupd.system.files import open_to_read, opened
 from dedupd.units import MIB
 
 GROUP_BYTES = 8 * MIB
@@ -50,8 +56,8 @@ def _entries(
 ) -> Sequence[tbl.TableEntry | None]:
     """A container's entries, by ordinal. Raises Damaged, OSError."""
     name = data_name(number)
-    with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-        header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
+    with opened(open_to_read(dir_fd, name)) as fd:
+        header = header_of(fd, name.decode())
         if not fmt.belongs_to(header, kind, number, volume_id):
             return []
         try:

@@ -37,8 +37,8 @@ def store_figures(shared: SharedDirectory) -> dict[str, Any]:
             }
         )
     directories = {kind: os.path.join(shared.base, STORE_DIRS[kind]) for kind in Kind}
-    store_id, dead_min = shared.parameters.uuid_bytes, Policy().compaction_min_dead
-    kinds = (weights(directories[kind], kind, store_id) for kind in Kind)
+    dead_min = Policy().compaction_min_dead
+    kinds = map(weights, directories.values())
     space = os.fstatvfs(shared.fd)
     return {
         "path": shared.path,

@@ -53,8 +53,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     if volume.cluster is not None:
         named = files.optimized_bytes  # with their holes, of which recipes elsewhere tell
     plain = files.own_bytes - files.stubs_own_bytes + files.direct_bytes + named
-    uuid = volume.space.volume_id
-    weighed = {kind: list(weights(volume.directory(kind), kind, uuid)) for kind in Kind}
+    weighed = {kind: list(weights(volume.directory(kind))) for kind in Kind}
     dead_min, left = volume.policy().compaction_min_dead, backlog(volume, run).to_json()
     errors = run.findings.messages
     if (alarm := read_state(volume.base_fd).alarm) is not None:

@@ -16,7 +16,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
 from dedupd.format.table_columns import PackedEntries
-from dedupd.store.container.container import NEW, ScannedRecord, data_name, table_name
+from dedupd.store.container.container import NEW, ScannedRecord, data_name, forward, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import remains
 from dedupd.store.container.punching import count_punch
@@ -178,7 +178,7 @@ def _kept(fd: int, state: Recovered) -> Kept:
                 run = 0
             before, run = run, 0
             if entry.state == tbl.State.MERGED:
-                yield _forward(ordinal, entry, before), nothing
+                yield forward(ordinal, entry, before), nothing
                 continue
             found = source.read(ordinal, entry) if entry.state == tbl.State.LIVE else None
             if found is None:
@@ -195,21 +195,6 @@ def _kept(fd: int, state: Recovered) -> Kept:
             )
     if run:
         yield fmt.tombstone(len(state.entries) - run, run), nothing
-
-
-def _forward(ordinal: int, entry: tbl.TableEntry, collected: int) -> fmt.Record:
-    return fmt.Record(
-        ordinal,
-        fmt.RecordKind.FORWARD,
-        fmt.Codec.RAW,
-        entry.raw_length,
-        0,
-        entry.hint,
-        entry.fingerprint,
-        entry.target,
-        fmt.EMPTY_CHECKSUM,
-        collected,
-    )
 
 
 class _Copy:
@@ -270,17 +255,9 @@ class _Copy:
 
     def table(self) -> list[bytes | bytearray]:
         """The table of all records that were added, all of them marked."""
-        header = self._header
         lines = native.store.TableMap.without(self._without_entry, self._seed).lines()
-        mark = tbl.TableHeader(
-            header.kind,
-            header.container,
-            header.generation,
-            header.partition,
-            header.volume_id,
-            self.end,
-            self._count,
-            self._reconciled,
-            map_lines=len(lines) // tbl.MAP_LINE_BYTES,
+        map_lines = len(lines) // tbl.MAP_LINE_BYTES
+        mark = tbl.TableHeader.of(
+            self._header, self.end, self._count, self._reconciled, map_lines=map_lines
         )
         return [tbl.encode_header(mark), lines, self._entries]

@@ -16,7 +16,7 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
 from dedupd.format.volume_parameters import FINGERPRINTS
 from dedupd.store.container.bases import Bases, raw_bytes
-from dedupd.system.files import read_at, read_readable
+from dedupd.system.files import open_to_read, read_at, read_readable
 
 _MAGIC = fmt.RECORD_MAGIC.to_bytes(4, "little")
 _SCAN_BYTES = 4 << 20
@@ -62,6 +62,11 @@ mean that its table is damaged, and that it is replaced all the time."""
 
 def data_name(container: int) -> bytes:
     return b"%08d.dat" % container
+
+
+def header_of(fd: int, where: str) -> fmt.FileHeader:
+    """The header of an open container, called ``where``. Raises DamagedContainer, UnknownFormat."""
+    return fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), where)
 
 
 def container_name(kind: fmt.Kind, number: int) -> str:
@@ -155,17 +160,12 @@ _BYTES_GONE = "its bytes are not there"
 _WITHOUT_BYTES = frozenset((fmt.RecordKind.FORWARD, fmt.RecordKind.TOMBSTONE))
 
 
-def _forward(ordinal: int, entry: tbl.TableEntry) -> fmt.Record:
-    """The record that a compaction will make of a merged one."""
-    kind = fmt.RecordKind.FORWARD
+def forward(ordinal: int, entry: tbl.TableEntry, collected: int = 0) -> fmt.Record:
+    """The record that a compaction makes of a merged one, behind so many collected ones."""
     return fmt.Record(
-        ordinal, kind, 0, entry.raw_length, 0, entry.hint, entry.fingerprint, entry.target, 0
+        *(ordinal, fmt.RecordKind.FORWARD, fmt.Codec.RAW, entry.raw_length, 0, entry.hint),
+        *(entry.fingerprint, entry.target, fmt.EMPTY_CHECKSUM, collected),
     )
-
-
-def _tombstone(ordinal: int, entry: tbl.TableEntry) -> fmt.Record:
-    """The record that a compaction will make of a collected one."""
-    return fmt.tombstone(ordinal, 1, entry.fingerprint)
 
 
 def _is_right(record: fmt.Record, raw: bytes) -> bool:
@@ -218,11 +218,10 @@ class Container:
 
     def _open_data(self, dir_fd: int, kind: fmt.Kind, volume_id: bytes) -> fmt.FileHeader:
         try:
-            self.fd = os.open(data_name(self.number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+            self.fd = open_to_read(dir_fd, data_name(self.number))
         except FileNotFoundError:
             raise DamagedContainer(f"{self._where}: the container is missing") from None
-        data = read_readable(self.fd, fmt.FILE_HEADER_BYTES, 0)
-        header = fmt.decode_file_header(data, self._where)
+        header = header_of(self.fd, self._where)
         if not fmt.belongs_to(header, kind, self.number, volume_id):
             raise DamagedContainer(f"{self._where}: this file is another container, misplaced")
         return header
@@ -259,7 +258,7 @@ class Container:
         own = table_name(self.number)
         for name in (own, own + NEW, own):
             try:
-                fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+                fd = open_to_read(dir_fd, name)
             except FileNotFoundError:
                 continue
             if self._is_own_table(fd):
@@ -300,7 +299,7 @@ class Container:
         """
         entry = self.entry(ordinal)
         if entry is not None and entry.state == tbl.State.MERGED:
-            return _forward(ordinal, entry), b""
+            return forward(ordinal, entry), b""
         if entry is not None and entry.state == tbl.State.QUARANTINED:
             return self.read_own(ordinal)
         return self._read(ordinal, entry)
@@ -334,7 +333,7 @@ class Container:
             if result is not None:
                 return result
             if entry.state == tbl.State.TOMBSTONE and self._is_at(entry, ordinal):
-                return _tombstone(ordinal, entry), b""  # its payload was punched
+                return fmt.tombstone(ordinal, 1, entry.fingerprint), b""  # its payload was punched
         found = self._find(ordinal)
         if found is not None:
             if found.record.kind in _WITHOUT_BYTES:
@@ -348,7 +347,7 @@ class Container:
         """The header of the record ``ordinal``, without its bytes. Raises DamagedChunk."""
         entry = self.entry(ordinal)
         if entry is not None and entry.state == tbl.State.MERGED:
-            return _forward(ordinal, entry)
+            return forward(ordinal, entry)
         return self._describe(ordinal, entry)
 
     def describe_own(self, ordinal: int) -> fmt.Record:
@@ -357,8 +356,7 @@ class Container:
 
     def _describe(self, ordinal: int, entry: tbl.TableEntry | None) -> fmt.Record:
         if entry is not None:
-            data = read_at(self.fd, fmt.RECORD_HEADER_BYTES, entry.offset)
-            record = fmt.unpack_record(data, 0, self.seed)
+            record = self._header_at(entry.offset)
             if record is not None and record.ordinal == ordinal:
                 return record
         found = self._find(ordinal)
@@ -442,7 +440,6 @@ class Container:
         last = self._last_scanned
         if last is None:
             return
-        data = read_at(self.fd, fmt.RECORD_HEADER_BYTES, last.offset)
-        if fmt.unpack_record(data, 0, self.seed) != last.record:
+        if self._header_at(last.offset) != last.record:
             self._scanned.clear()
             self._scanned_to, self._last_scanned = fmt.FILE_HEADER_BYTES, None

@@ -12,12 +12,11 @@ from dedupd.errors import NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.format.container import decode_file_header
-from dedupd.store.container.container import data_name, table_name
+from dedupd.store.container.container import data_name, header_of, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import last_number
 from dedupd.store.container.table_file import map_of, table_header
-from dedupd.system.files import opened, read_readable
+from dedupd.system.files import opened
 
 _LOWERED = define("cut.lowered", "the mark of a table is back where it was, the records are there")
 _CUT = define("cut.cut", "records are cut from a container, their entries are in its table")
@@ -41,8 +40,7 @@ def cut_back(
         opened(disk.open_write(directory.fd, name)) as table_fd,
     ):
         size = os.fstat(data_fd).st_size
-        head = read_readable(data_fd, fmt.FILE_HEADER_BYTES, 0)
-        mark = table_header(table_fd, name, decode_file_header(head, directory.where(number)))
+        mark = table_header(table_fd, name, header_of(data_fd, directory.where(number)))
         table_end = map_of(table_fd, mark).offset_below(count)
         if size > max(end, mark.synced_bytes):
             disk.truncate(data_fd, max(end, mark.synced_bytes))

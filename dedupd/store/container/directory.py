@@ -20,12 +20,13 @@ from dedupd.store.container.container import (
     Container,
     container_name,
     data_name,
+    header_of,
     table_name,
 )
 from dedupd.store.container.files import container_numbers
 from dedupd.store.container.table_file import load_table
 from dedupd.system.disk import Disk
-from dedupd.system.files import opened, read_readable
+from dedupd.system.files import open_to_read, opened
 from dedupd.units import MIB
 
 _REBUILT = define("recovery.table-written", "a rebuilt table is in place")
@@ -109,12 +110,11 @@ class ContainerDirectory:
     def header(self, number: int) -> fmt.FileHeader:
         """Raises DamagedContainer, OSError."""
         with opened(self.open_data(number)) as fd:
-            data = read_readable(fd, fmt.FILE_HEADER_BYTES, 0)
-        return fmt.decode_file_header(data, self.where(number))
+            return header_of(fd, self.where(number))
 
     def open_data(self, number: int) -> int:
         """A descriptor of a container's file, to read. Raises OSError."""
-        return os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
+        return open_to_read(self.fd, data_name(number))
 
     def stat(self, number: int) -> os.stat_result:
         """That of a container's file. Raises OSError."""

@@ -10,7 +10,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.store.container.container import table_name
 from dedupd.store.container.table_file import read_entries
-from dedupd.system.files import opened, read_readable
+from dedupd.system.files import open_to_read, opened, read_readable
 
 _FILE_NAME = re.compile(r"([0-9]{8,10})\.(dat|dir)")
 
@@ -45,7 +45,7 @@ def remains(dir_fd: int) -> list[int]:
 def _is_all_collected(dir_fd: int, number: int) -> bool:
     name = table_name(number)
     try:
-        with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+        with opened(open_to_read(dir_fd, name)) as fd:
             table = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), name.decode())
             entries = read_entries(fd, table)
     except DamagedTable:

@@ -6,6 +6,7 @@ referenced. Everything else stays for scrub to judge.
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from dedupd.errors import DamagedContainer, DamagedTable
@@ -19,15 +20,21 @@ from dedupd.store.container.container import (
     ScannedRecord,
     data_name,
     has_hole,
+    header_of,
     payload_is_intact,
     scan,
     scan_inside,
     table_name,
 )
 from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.table_file import LOST, Recovered, load_packed_table
+from dedupd.store.container.table_file import (
+    LOST,
+    Recovered,
+    load_packed_table,
+    table_header_at,
+)
 from dedupd.system.disk import Disk
-from dedupd.system.files import is_readable, opened, read_readable
+from dedupd.system.files import is_readable, is_there, open_to_read, opened, read_readable
 
 _CUT = define("recovery.cut", "a torn tail was cut from a container, its table not yet")
 _SWITCHED = define("recovery.switched", "the table of an interrupted compaction is in place")
@@ -61,7 +68,7 @@ def recover(directory: ContainerDirectory, number: int) -> Recovered:
     name = data_name(number)
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     with opened(os.open(name, flags, dir_fd=directory.fd)) as fd:
-        header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
+        header = header_of(fd, name.decode())
         if not directory.owns(header, number):
             raise DamagedContainer(f"{name.decode()}: this file is another container, misplaced")
         _settle_switch(directory.fd, header, directory.disk)
@@ -80,33 +87,20 @@ def _settle_switch(dir_fd: int, header: fmt.FileHeader, disk: Disk) -> None:
     """
     number = header.container
     table = table_name(number)
-    if _exists(dir_fd, table + NEW):
+    if is_there(dir_fd, table + NEW):
         if not _is_table_of(dir_fd, table, header) and _is_table_of(dir_fd, table + NEW, header):
             disk.rename(dir_fd, table + NEW, dir_fd, table)
             disk.sync_dir(dir_fd)
             reach(_SWITCHED)
         else:
             disk.unlink(dir_fd, table + NEW)
-    if _exists(dir_fd, data_name(number) + NEW):
+    if is_there(dir_fd, data_name(number) + NEW):
         disk.unlink(dir_fd, data_name(number) + NEW)
 
 
-def _exists(dir_fd: int, name: bytes) -> bool:
-    try:
-        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def _is_table_of(dir_fd: int, name: bytes, header: fmt.FileHeader) -> bool:
-    try:
-        with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-            return tbl.belongs(
-                tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), ""), header
-            )
-    except (FileNotFoundError, DamagedTable):
-        return False
+    found = table_header_at(dir_fd, name)
+    return found is not None and tbl.belongs(found, header)
 
 
 def is_unfinished(dir_fd: int, number: int) -> bool:
@@ -116,13 +110,11 @@ def is_unfinished(dir_fd: int, number: int) -> bool:
     So it was never finished where it has no valid table and no room for a record, or where a valid
     table says that none was ever synced and yet there is no valid header.
     """
-    with opened(os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+    with opened(open_to_read(dir_fd, data_name(number))) as fd:
         is_empty = os.fstat(fd).st_size <= fmt.FILE_HEADER_BYTES
         head = read_readable(fd, fmt.FILE_HEADER_BYTES, 0)
-    try:
-        with opened(os.open(table_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-            mark = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), "the table")
-    except (FileNotFoundError, DamagedTable):
+    mark = table_header_at(dir_fd, table_name(number))
+    if mark is None:
         return is_empty
     try:
         fmt.decode_file_header(head, "the container")
@@ -141,10 +133,8 @@ def recover_or_discard(directory: ContainerDirectory, number: int) -> Recovered 
     except DamagedContainer:
         if not is_unfinished(dir_fd, number):
             raise
-    try:
+    with suppress(FileNotFoundError):
         disk.unlink(dir_fd, table_name(number))
-    except FileNotFoundError:
-        pass
     disk.unlink(dir_fd, data_name(number))
     disk.sync_dir(dir_fd)
     return None
@@ -163,7 +153,7 @@ def recover_sound(directory: ContainerDirectory) -> Iterator[Recovered]:
         except DamagedContainer:
             continue
         except FileNotFoundError:
-            if _exists(directory.fd, data_name(number)):
+            if is_there(directory.fd, data_name(number)):
                 raise
             continue  # a neighbour has just removed it: it was empty
         if state is not None:
@@ -262,16 +252,7 @@ def _rebuild(directory: ContainerDirectory, fd: int, header: fmt.FileHeader) -> 
     if not _may_grow(entries, size):
         known = [entry.offset for entry in entries]
         _must_be_readable(fd, header, max(known, default=0), size)
-    mark = tbl.TableHeader(
-        header.kind,
-        header.container,
-        header.generation,
-        header.partition,
-        header.volume_id,
-        size,
-        len(entries),
-        punches=header.punches,
-    )
+    mark = tbl.TableHeader.of(header, size, len(entries))
     packed = directory.write_table(header, mark, entries)
     return Recovered(header, size, packed, _may_grow(entries, size), 0)
 

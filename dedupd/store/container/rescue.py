@@ -13,10 +13,16 @@ from dedupd.errors import DamagedContainer, DamagedTable
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.store.container.container import ScannedRecord, data_name, scan, table_name
+from dedupd.store.container.container import (
+    ScannedRecord,
+    data_name,
+    header_of,
+    scan,
+    table_name,
+)
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.recovery import completed, is_unfinished
-from dedupd.store.container.table_file import LOST, load_table
+from dedupd.store.container.table_file import LOST, load_table, table_header_at
 from dedupd.system.disk import Disk
 from dedupd.system.files import BLOCK_BYTES, is_readable, opened, read_readable
 
@@ -50,9 +56,7 @@ def mend(directory: ContainerDirectory, number: int, count_min: int = 0) -> list
     name = data_name(number)
     with opened(os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)) as fd:
         try:
-            header = fmt.decode_file_header(
-                read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode()
-            )
+            header = header_of(fd, name.decode())
         except DamagedContainer:
             wrong.append("the container has no valid header")
             generation = _generation(fd, dir_fd, number, directory.volume_id)
@@ -96,9 +100,7 @@ def _create(directory: ContainerDirectory, number: int) -> None:
     header = _new_header(directory, number, mark.generation if mark is not None else 1)
     if mark is None:
         # First of all, so that the new file is not taken for one that was never finished.
-        blank = tbl.TableHeader(
-            header.kind, number, 1, 0, header.volume_id, fmt.FILE_HEADER_BYTES, 1
-        )
+        blank = tbl.TableHeader.of(header, fmt.FILE_HEADER_BYTES, 1)
         directory.write_table(header, blank, [LOST])
     data = fmt.encode_file_header(header)
     directory.room.require(len(data), directory.where(number))
@@ -114,13 +116,8 @@ def _new_header(directory: ContainerDirectory, number: int, generation: int) -> 
 
 
 def _table_header(dir_fd: int, number: int) -> tbl.TableHeader | None:
-    try:
-        fd = os.open(table_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
-        with opened(fd):
-            mark = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), "")
-    except (FileNotFoundError, DamagedTable):
-        return None
-    return mark if mark.container == number else None
+    mark = table_header_at(dir_fd, table_name(number))
+    return mark if mark is not None and mark.container == number else None
 
 
 def _generation(fd: int, dir_fd: int, number: int, volume_id: bytes) -> int:

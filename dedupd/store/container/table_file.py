@@ -8,11 +8,8 @@ from dedupd.errors import DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.table_columns import PackedEntries, UncheckedEntries
-from dedupd.store.container.container import (
-    NEW,
-    table_name,
-)
-from dedupd.system.files import opened, read_readable
+from dedupd.store.container.container import NEW, table_name
+from dedupd.system.files import open_to_read, opened, read_readable
 
 _ORDINALS = (1 << 32) - 1
 """More than a table has."""
@@ -63,7 +60,7 @@ def load_packed_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHea
 
 def _load_table(dir_fd: int, name: bytes, header: fmt.FileHeader) -> tuple[tbl.TableHeader, bytes]:
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+        fd = open_to_read(dir_fd, name)
     except FileNotFoundError:
         raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
     with opened(fd):
@@ -83,7 +80,7 @@ def read_entries(fd: int, table: tbl.TableHeader) -> bytes:
 def synced_count(dir_fd: int, header: fmt.FileHeader) -> int:
     """How many records of a container are durable, by its table. Raises DamagedTable, OSError."""
     name = table_name(header.container)
-    with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+    with opened(open_to_read(dir_fd, name)) as fd:
         return table_header(fd, name, header).synced_count
 
 
@@ -91,6 +88,16 @@ def map_of(fd: int, table: tbl.TableHeader) -> native.store.TableMap:
     """Which entries an open table with this header has. Raises DamagedTable."""
     lines = read_readable(fd, table.map_lines * tbl.MAP_LINE_BYTES, tbl.HEADER_BYTES)
     return tbl.decode_map(lines, table, table_name(table.container).decode())
+
+
+def table_header_at(dir_fd: int, name: bytes) -> tbl.TableHeader | None:
+    """The header of a redirection table, of whichever container; None where there is no valid
+    one. Raises OSError."""
+    try:
+        with opened(open_to_read(dir_fd, name)) as fd:
+            return tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), name.decode())
+    except (FileNotFoundError, DamagedTable):
+        return None
 
 
 def table_header(fd: int, name: bytes, header: fmt.FileHeader) -> tbl.TableHeader:

@@ -1,6 +1,5 @@
 """The redirection tables of a directory, read in blocks."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from dedupd.store.container.container import table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.recovery import recover_sound
 from dedupd.store.container.table_file import Recovered, load_packed_table, map_of, table_header
-from dedupd.system.files import opened, read_into
+from dedupd.system.files import open_to_read, opened, read_into
 
 BLOCK_ENTRIES = 1 << 16
 """Entries of a table in one block: 4 MiB, however long the table is."""
@@ -115,8 +114,8 @@ class TableScan:
         """As :meth:`blocks`, of one range and without safe points."""
         header = self.shapes[one.container].header
         buffer = bytearray(min(BLOCK_ENTRIES, one.end - one.first) * tbl.ENTRY_BYTES)
-        name, flags = table_name(one.container), os.O_RDONLY | os.O_CLOEXEC
-        with opened(os.open(name, flags, dir_fd=self.directory.fd)) as fd:
+        name = table_name(one.container)
+        with opened(open_to_read(self.directory.fd, name)) as fd:
             table_map = map_of(fd, table_header(fd, name, header))
             for first in range(one.first, one.end, BLOCK_ENTRIES):
                 end = min(first + BLOCK_ENTRIES, one.end)

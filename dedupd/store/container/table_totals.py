@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dedupd.errors import DamagedContainer, UnknownFormat
-from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.store.container.container import data_name, table_name
+from dedupd.store.container.container import data_name, header_of, table_name
 from dedupd.store.container.files import container_numbers
-from dedupd.system.files import opened, read_readable
+from dedupd.system.files import open_to_read, opened
 
 
 class Counted(NamedTuple):
@@ -25,9 +24,8 @@ def census(dir_fd: int) -> Iterator[Counted]:
     for number in container_numbers(dir_fd):
         try:
             name = data_name(number)
-            with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-                data = read_readable(fd, fmt.FILE_HEADER_BYTES, 0)
-            header = fmt.decode_file_header(data, name.decode())
+            with opened(open_to_read(dir_fd, name)) as fd:
+                header = header_of(fd, name.decode())
         except (FileNotFoundError, DamagedContainer, UnknownFormat):
             continue
         yield Counted(number, header.partition, entries_in(dir_fd, number))

@@ -34,7 +34,7 @@ from tests.support.lab import (
     stop_at,
     write_out,
 )
-from tests.support.stores import VOLUME, FullDisk, LazyDisk, Records
+from tests.support.stores import FullDisk, LazyDisk, Records
 
 STEPS = ["compact.copied", "compact.written", "compact.data-switched", "compact.switched"]
 
@@ -87,18 +87,18 @@ def test_the_garbage_of_a_store_is_what_compaction_gives_back(tmp_path: Path) ->
     size = store.data().stat().st_size
     half_dead(store, ids)
     directory = str(store.directory)
-    garbage = garbage_of(weights(directory, store.kind, VOLUME), 0.2)
+    garbage = garbage_of(weights(directory), 0.2)
     assert (garbage.orphaned_records, garbage.quarantined_records) == (1, 0)
     assert garbage.orphaned_bytes == fmt.record_size(3001)
     assert garbage.dead_bytes == garbage.compaction_frees_bytes == size - run_compact(store)
-    after = garbage_of(weights(directory, store.kind, VOLUME), 0.2)
+    after = garbage_of(weights(directory), 0.2)
     assert (after.orphaned_records, after.dead_bytes) == (0, 0)
 
 
 def test_what_is_below_the_threshold_is_garbage_that_stays(tmp_path: Path) -> None:
     store, ids = filled(tmp_path / "s")
     half_dead(store, ids)
-    garbage = garbage_of(weights(str(store.directory), store.kind, VOLUME), 0.99)
+    garbage = garbage_of(weights(str(store.directory)), 0.99)
     assert garbage.dead_bytes > 0 == garbage.compaction_frees_bytes
 
 
