@@ -1,12 +1,12 @@
 """Where a volume was made: what tells it from every copy (docs/format.md, "Instance")."""
 
-import json
 import struct
 from dataclasses import asdict, dataclass
 
 import xxhash
 
 from dedupd.errors import Damaged
+from dedupd.format.checked_json import NOT_VALID, decoded, encoded
 
 _DIRECTORY = struct.Struct("<QI")
 
@@ -29,22 +29,14 @@ class Instance:
         return xxhash.xxh3_64_intdigest(volume_id + place)
 
     def to_json(self) -> bytes:
-        fields = asdict(self)
-        return json.dumps({**fields, "check": _check_of(fields)}, indent=2).encode() + b"\n"
+        return encoded(asdict(self))
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Instance":
         """Raises Damaged."""
         try:
-            fields = json.loads(data)
-            if fields.pop("check") != _check_of(fields):
-                raise ValueError("it fails its checksum")
-            instance = cls(**fields)
+            instance = cls(**decoded(data))
             _DIRECTORY.pack(instance.inode, instance.generation)
-        except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        except (*NOT_VALID, struct.error) as error:
             raise Damaged(f"{where}: not a valid record of the volume's place ({error})") from error
         return instance
-
-
-def _check_of(fields: dict[str, object]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(fields, sort_keys=True).encode())

@@ -3,12 +3,10 @@
 import json
 import uuid as uuidlib
 from dataclasses import asdict, dataclass, replace
-from typing import Any
-
-import xxhash
 
 from dedupd import native
 from dedupd.errors import Damaged, UnknownFormat, UsageError
+from dedupd.format.checked_json import NOT_VALID, encoded, take_check
 
 FORMAT = 3
 
@@ -78,8 +76,7 @@ class Parameters:
         )
 
     def to_json(self) -> bytes:
-        fields = asdict(self)
-        return json.dumps({**fields, "check": check_of(fields)}, indent=2).encode() + b"\n"
+        return encoded(asdict(self))
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Parameters":
@@ -92,8 +89,7 @@ class Parameters:
                     f"{where}: volume format {version}; this program reads {FORMAT}. Use the"
                     " version of dedupd that wrote it, or a newer one"
                 )
-            if fields.pop("check") != check_of(fields):
-                raise ValueError("it fails its checksum")
+            take_check(fields)
             chunking = Chunking(**fields.pop("chunking"))
             parameters = cls(chunking=chunking, **fields)
             uuidlib.UUID(parameters.uuid)
@@ -101,19 +97,11 @@ class Parameters:
                 raise ValueError(f"fingerprint {parameters.fingerprint!r}")
             if parameters.attribute not in ATTRIBUTES:
                 raise ValueError(f"attribute {parameters.attribute!r}")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except NOT_VALID as error:
             raise Damaged(
                 f"{where}: not a valid volume file ({error}); restore it from a backup"
             ) from error
         return parameters
-
-
-def check_of(fields: dict[str, Any]) -> str:
-    """The checksum of a volume file's other fields.
-
-    Were the name of the attribute read wrongly, every stub would look like a plain file of zeros.
-    """
-    return xxhash.xxh3_64_hexdigest(json.dumps(fields, sort_keys=True).encode())
 
 
 def new_parameters(chunk_size: str, fingerprint: str, attribute: str) -> Parameters:

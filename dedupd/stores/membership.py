@@ -1,14 +1,13 @@
 """What ties a volume and a shared store together: a record on each side (docs/format.md, "Shared
 stores")."""
 
-import json
 import uuid as uuidlib
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
 
 from dedupd.errors import Damaged
+from dedupd.format.checked_json import NOT_VALID, decoded, encoded
 from dedupd.format.instance import Instance
-from dedupd.format.volume_parameters import check_of
 
 
 def new_token() -> str:
@@ -29,15 +28,15 @@ class Membership:
         return uuidlib.UUID(self.store).bytes
 
     def to_json(self) -> bytes:
-        return _encoded(self)
+        return encoded(asdict(self))
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
         """Raises Damaged."""
         try:
-            membership = cls(**_decoded(data))
+            membership = cls(**decoded(data))
             uuidlib.UUID(membership.store)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except NOT_VALID as error:
             raise Damaged(
                 f"{where}: says which store the volume is on, and is damaged ({error}); restore it"
                 " from a backup"
@@ -78,27 +77,15 @@ class MemberList:
     members: list[Member]
 
     def to_json(self) -> bytes:
-        return _encoded(self)
+        return encoded(asdict(self))
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
         """Raises Damaged."""
         try:
-            return cls([Member(**fields) for fields in _decoded(data)["members"]])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return cls([Member(**fields) for fields in decoded(data)["members"]])
+        except NOT_VALID as error:
             raise Damaged(
                 f"{where}: says which volumes are on the store, and is damaged ({error}); restore"
                 " it from a backup: without it nothing can be collected"
             ) from error
-
-
-def _encoded(record: Membership | MemberList) -> bytes:
-    fields = asdict(record)
-    return json.dumps({**fields, "check": check_of(fields)}, indent=2).encode() + b"\n"
-
-
-def _decoded(data: bytes) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(data)
-    if fields.pop("check") != check_of(fields):
-        raise ValueError("it fails its checksum")
-    return fields

@@ -8,7 +8,7 @@ import pytest
 
 from dedupd.config.policy import Policy
 from dedupd.errors import Busy, Damaged, NotAVolume, UnknownFormat
-from dedupd.format.volume_parameters import check_of
+from dedupd.format.checked_json import check_of
 from dedupd.system import mount_table
 from dedupd.system.mount_table import parse_mountinfo
 from dedupd.system.paths import show_path

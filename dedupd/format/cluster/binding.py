@@ -1,10 +1,9 @@
 """What ties a volume to a store in a cluster: ``cluster.json`` of its ``.dedupd``."""
 
-import json
 from dataclasses import asdict, dataclass
 
 from dedupd.errors import Damaged
-from dedupd.format.volume_parameters import check_of
+from dedupd.format.checked_json import NOT_VALID, decoded, encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,18 +16,14 @@ class StoreBinding:
     cache_bytes: int
 
     def to_json(self) -> bytes:
-        fields = asdict(self)
-        return json.dumps({**fields, "check": check_of(fields)}, indent=2).encode() + b"\n"
+        return encoded(asdict(self))
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "StoreBinding":
         """Raises Damaged."""
         try:
-            fields = json.loads(data)
-            if fields.pop("check") != check_of(fields):
-                raise ValueError("it fails its checksum")
-            return cls(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return cls(**decoded(data))
+        except NOT_VALID as error:
             raise Damaged(
                 f"{where}: says in which store the volume's chunks are, and is damaged ({error});"
                 " restore it from a backup"

@@ -7,7 +7,7 @@ import enum
 import json
 import struct
 import uuid as uuidlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ import xxhash
 
 from dedupd import native
 from dedupd.errors import Damaged, DamagedRecipe, UnknownFormat
-from dedupd.format.volume_parameters import FINGERPRINTS, check_of
+from dedupd.format.checked_json import NOT_VALID, take_check, with_check
+from dedupd.format.volume_parameters import FINGERPRINTS
 
 FORMAT = 1
 STORE_OBJECT = "store"
@@ -354,8 +355,7 @@ class StoreParameters:
     format: int = FORMAT
 
     def to_json(self) -> bytes:
-        fields = asdict(self)
-        return json.dumps({**fields, "check": check_of(fields)}, sort_keys=True).encode()
+        return json.dumps(with_check(asdict(self)), sort_keys=True).encode()
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "StoreParameters":
@@ -377,8 +377,7 @@ class VolumeEntry:
     format: int = FORMAT
 
     def to_json(self) -> bytes:
-        fields = asdict(self)
-        return json.dumps({**fields, "check": check_of(fields)}, sort_keys=True).encode()
+        return json.dumps(with_check(asdict(self)), sort_keys=True).encode()
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "VolumeEntry":
@@ -394,9 +393,8 @@ def _checked(data: bytes, where: str) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads(data)
         if fields["format"] != FORMAT:
             raise UnknownFormat(f"{where}: format {fields['format']}; this program reads {FORMAT}")
-        if fields.pop("check") != check_of(fields):
-            raise ValueError("it fails its checksum")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        take_check(fields)
+    except NOT_VALID as error:
         raise Damaged(f"{where}: not valid ({error})") from error
     return fields
 
@@ -404,7 +402,3 @@ def _checked(data: bytes, where: str) -> dict[str, Any]:
 def tag_key(version: str) -> str:
     """The key of a file version's reference in a chunk's object."""
     return f"{TAG_PREFIX}{version}"
-
-
-def versions_in_tags(keys: Iterable[str]) -> list[str]:
-    return [key[len(TAG_PREFIX) :] for key in keys if key.startswith(TAG_PREFIX)]

@@ -1,7 +1,7 @@
 """Saved marks: the records that recipes name, kept for the next collection (docs/format.md)."""
 
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 from dedupd.errors import DamagedTable
@@ -41,17 +41,7 @@ class SectionHead(NamedTuple):
 
 
 def encode_header(header: MarksHeader) -> bytes:
-    return seal(
-        _HEADER.pack(
-            MAGIC,
-            FORMAT,
-            header.chunk_containers,
-            header.recipe_containers,
-            header.volume_id,
-            header.body_bytes,
-            header.body_checksum,
-        )
-    )
+    return seal(_HEADER.pack(MAGIC, FORMAT, *astuple(header)))
 
 
 def decode_header(data: bytes, where: str) -> MarksHeader:
@@ -59,10 +49,10 @@ def decode_header(data: bytes, where: str) -> MarksHeader:
     body = unseal(data, MAGIC)
     if body is None:
         raise DamagedTable(f"{where}: the saved marks have no valid header")
-    _, version, chunks, recipes, volume_id, body_bytes, checksum = _HEADER.unpack_from(body)
+    _, version, *fields = _HEADER.unpack_from(body)
     if version != FORMAT:
         raise DamagedTable(f"{where}: saved marks of an unknown format {version}")
-    return MarksHeader(chunks, recipes, volume_id, body_bytes, checksum)
+    return MarksHeader(*fields)
 
 
 def encode_section(head: SectionHead) -> bytes:
