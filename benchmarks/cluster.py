@@ -96,7 +96,7 @@ def read_all(store: RadosStore, versions: list[str]) -> int:
     chunks = ClusterChunks(lambda: store)
     recipes = store.cluster.each(store.recipes.read, versions)
     entries = [entry for one in recipes if one is not None for entry in one.entries]
-    numbers = chunks.numbers.take([entry.fingerprint for entry in entries])
+    numbers = chunks.numbers.take(b"".join(entry.fingerprint for entry in entries))
     wanted = [
         (number, entry.length, fingerprint_check(entry.fingerprint))
         for number, entry in zip(numbers, entries, strict=True)

@@ -17,6 +17,7 @@ from dedupd import native
 from dedupd.errors import Damaged, StoreUnreachable
 from dedupd.format.cluster.objects import (
     FLAG_KEY,
+    TAG_PREFIX,
     ChunkState,
     chunk_object,
     decode_frame,
@@ -214,8 +215,7 @@ class Chunks:
             Change(
                 points.CHUNK_CHECKED if is_good else points.CHUNK_REPAIRED,
                 oid,
-                equal={} if state is None else {FLAG_KEY: state},
-                absent=(FLAG_KEY,) if state is None else (),
+                equal={FLAG_KEY: state},
                 data=None if is_good else chunk.frame(),
                 put={FLAG_KEY: flag.value, **tags},
             )
@@ -244,7 +244,7 @@ class Chunks:
         return native.hashing.xxh3_64(fingerprint + tag.encode()) % self.pin_sample == 0
 
     def _pin_if_hot(self, oid: str) -> None:
-        tags = sum(1 for _ in self.cluster.each_key(oid, "r."))
+        tags = sum(1 for _ in self.cluster.each_key(oid, TAG_PREFIX))
         if tags > self.tags_max:
             self.cluster.apply(
                 Change(
@@ -288,7 +288,7 @@ class Chunks:
                 return
             DamageList(self.cluster).add(fingerprint)
             change = Change(
-                points.CHUNK_MARKED, oid, equal={FLAG_KEY: state or ""}, put={FLAG_KEY: damaged}
+                points.CHUNK_MARKED, oid, equal={FLAG_KEY: state}, put={FLAG_KEY: damaged}
             )
             if self.cluster.apply(change) is not Outcome.REFUSED:
                 return
@@ -326,7 +326,7 @@ class Chunks:
         page = self.cluster.page(oid, count=2)
         if page is None:
             return None
-        has_tags = any(key.startswith("r.") for key in page.items)
+        has_tags = any(key.startswith(TAG_PREFIX) for key in page.items)
         return _Row(page.version, page.items.get(FLAG_KEY, ""), has_tags)
 
     def drop_references(self, fingerprint: bytes, versions: Iterable[str]) -> Unreferenced | None:

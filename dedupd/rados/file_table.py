@@ -65,13 +65,8 @@ class FileTable:
 
         Raises FileChanged where the file's version is not ``old``, WriterFenced.
         """
-        both = FileVersions(new, old or NO_VERSION)
-        self._change(
-            points.COMMITTED,
-            file,
-            None if old is None else FileVersions(old),
-            both,
-        )
+        before = None if old is None else FileVersions(old)
+        self._change(points.COMMITTED, file, before, FileVersions(new, old or NO_VERSION))
 
     def finish(self, file: FileId, both: FileVersions) -> None:
         """Let the new version be the only one, once the stub durably names it."""
@@ -108,17 +103,13 @@ class FileTable:
         after: FileVersions | None,
         retired: dict[str, str] | None = None,
     ) -> None:
-        equal = {SESSION_KEY: self.session}
         put = dict(retired or {})
-        if before is not None:
-            equal[file.key] = before.value
         if after is not None:
             put[file.key] = after.value
         change = Change(
             point,
             self._object(file),
-            equal=equal,
-            absent=(file.key,) if before is None else (),
+            equal={SESSION_KEY: self.session, file.key: None if before is None else before.value},
             put=put,
             drop=(file.key,) if after is None else (),
         )

@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
 
 from dedupd.errors import Busy, Damaged, DedupdError, WriterFenced
 from dedupd.format.cluster.objects import SESSION_KEY, files_object, intents_object, lease_object
@@ -57,9 +56,8 @@ class LeaseState:
 def lease_state(cluster: Cluster, volume: str) -> LeaseState:
     """The state of a volume's lease now."""
     oid = lease_object(volume)
-    page = cluster.keys(oid)
+    items = cluster.keys(oid)
     answer = cluster.call(oid, "lock", "get_info", info_request())
-    items = page.items if page is not None else {}
     return LeaseState(
         items.get(SESSION_KEY),
         items.get(HOST_KEY, ""),
@@ -72,8 +70,7 @@ def lease_state(cluster: Cluster, volume: str) -> LeaseState:
 
 def counters(cluster: Cluster, volume: str) -> dict[str, int]:
     """What the sessions of a volume have counted that were closed."""
-    page = cluster.keys(lease_object(volume), _COUNTER_PREFIX)
-    items = page.items if page is not None else {}
+    items = cluster.keys(lease_object(volume), _COUNTER_PREFIX)
     return {key.removeprefix(_COUNTER_PREFIX): int(value) for key, value in items.items()}
 
 
@@ -89,12 +86,6 @@ class Lease:
     _lost: threading.Event = field(default_factory=threading.Event)
     _closing: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def check(self) -> None:
         """Raises WriterFenced where the lease may be over."""
@@ -162,9 +153,6 @@ class Lease:
                 drop=(_ADDRESS_KEY,) if is_quiet else (),
             )
         )
-        self._end()
-
-    def _end(self) -> None:
         self._lost.set()
         self.cluster.permit = permitted
 
@@ -225,8 +213,7 @@ def _taking(
     return Change(
         points.LEASE_TAKEN,
         lease_object(volume),
-        equal={} if state.session is None else {SESSION_KEY: state.session},
-        absent=(SESSION_KEY,) if state.session is None else (),
+        equal={SESSION_KEY: state.session},
         calls=[("lock", "lock", request.encode())],
         put=put,
     )

@@ -37,7 +37,6 @@ from dedupd.rados.writer import Writer
 SHARDS = 64
 """Objects of a volume's table of files by default: for 12 million files, with at most 200,000 keys
 each (``osd_deep_scrub_large_omap_object_key_threshold``)."""
-FILES_A_SHARD = 200_000
 
 
 class RadosStore:
@@ -99,11 +98,9 @@ class RadosStore:
 
     def volumes(self) -> dict[str, VolumeEntry]:
         """The volumes that have joined, by their uuids in hex."""
-        page = self.cluster.keys(VOLUMES_OBJECT)
-        items = page.items if page is not None else {}
         return {
             volume: VolumeEntry.from_json(value.encode(), f"{self.cluster.address}: {volume}")
-            for volume, value in items.items()
+            for volume, value in self.cluster.keys(VOLUMES_OBJECT).items()
         }
 
     def entry(self, volume: str) -> VolumeEntry:
@@ -121,7 +118,7 @@ class RadosStore:
         put = {volume: entry.to_json().decode()}
         exclusive = Change(points.VOLUME_JOINED, VOLUMES_OBJECT, exclusive=True, put=put)
         if self.cluster.apply(exclusive) is not Outcome.DONE:
-            joining = Change(points.VOLUME_JOINED, VOLUMES_OBJECT, absent=(volume,), put=put)
+            joining = Change(points.VOLUME_JOINED, VOLUMES_OBJECT, equal={volume: None}, put=put)
             self.cluster.apply(joining)
         return self.entry(volume)
 

@@ -77,9 +77,7 @@ class Rows:
 
     def _fingerprint(self, chunk: int) -> bytes:
         cluster = self._volume.cluster
-        return (
-            b"" if cluster is None or chunk == HOLE else cluster.chunks.numbers.fingerprint(chunk)
-        )
+        return b"" if cluster is None or chunk == HOLE else cluster.chunks.fingerprint(chunk)
 
     def _own(self, fd: int, start: int, end: int) -> Iterator[Row]:
         """A range that has nothing of the store."""

@@ -21,8 +21,7 @@ def state_of(site: Site) -> str | None:
 
 
 def tags(site: Site) -> set[str]:
-    page = site.cluster.keys(OID, "r.")
-    return set() if page is None else {key.removeprefix("r.") for key in page.items}
+    return {key.removeprefix("r.") for key in site.cluster.keys(OID, "r.")}
 
 
 def plant(site: Site, state: ChunkState, data: bytes) -> None:

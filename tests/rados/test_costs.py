@@ -163,9 +163,7 @@ def stored_bytes(site: Site) -> tuple[int, int]:
     chunks = metadata = 0
     for name in site.cluster.names():
         data = len(site.cluster.read(name) or b"")
-        keys = site.cluster.keys(name)
-        items = keys.items if keys is not None else {}
-        metadata += sum(len(key) + len(value) for key, value in items.items())
+        metadata += sum(len(key) + len(value) for key, value in site.cluster.keys(name).items())
         if name.startswith("c."):
             chunks += data - FRAME_BYTES
             metadata += FRAME_BYTES

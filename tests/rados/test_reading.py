@@ -13,7 +13,7 @@ from dedupd.format.ids import HOLE
 from dedupd.format.recipe import RecipeRef
 from dedupd.rados.cluster.changes import Change
 from dedupd.rados.reading import content
-from dedupd.rados.reading.content import ChunkNumbers, ClusterChunks, ClusterRecipes, reference
+from dedupd.rados.reading.content import ClusterChunks, ClusterRecipes, reference
 from dedupd.rados.reading.disk_cache import DiskCache
 from dedupd.rados.store import RadosStore
 from dedupd.store.recipe.recipe_reader import Span
@@ -137,16 +137,17 @@ def test_a_version_that_is_gone_is_an_error(site: Site) -> None:
 
 def test_numbers_are_never_another_chunk_s(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "IDLE_NUMBERS_MAX", 2)
-    numbers = ChunkNumbers()
+    chunks = ClusterChunks(lambda: site.store)
+    numbers = chunks.numbers
     a, b, c = (bytes([n]) * 32 for n in range(3))
-    first = numbers.take([a, b, a, c])
+    first = numbers.take(a + b + a + c)
     assert first == [1, 2, 1, 3]
     numbers.give_back(first[:1])
-    assert numbers.fingerprint(1) == a
+    assert chunks.fingerprint(1) == a
     numbers.give_back(first[1:])
     with pytest.raises(DamagedChunk):
-        numbers.fingerprint(2)  # the one that has been idle for longest
-    assert numbers.take([a, b, c]) == [1, 4, 3] and len(numbers) == 3
+        chunks.fingerprint(2)  # the one that has been idle for longest
+    assert numbers.take(a + b + c) == [1, 4, 3] and len(numbers) == 3
 
 
 def test_what_a_recipe_took_is_given_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,16 +39,15 @@ OUTCOMES = {
 class Change:
     """One atomic change of one object: every condition holds and all is done, or nothing is.
 
-    Conditions: ``exclusive``, the object is new; ``equal``, keys have these values; ``absent``,
-    keys are not there; ``below``, a key is there and is less than its value; ``version``, the
-    object is as it was read. ``point`` is the fail point that follows.
+    Conditions: ``exclusive``, the object is new; ``equal``, keys have these values, or are not
+    there (None); ``below``, a key is there and is less than its value; ``version``, the object is
+    as it was read. ``point`` is the fail point that follows.
     """
 
     point: str
     oid: str
     exclusive: bool = False
-    equal: Mapping[str, str] = field(default_factory=dict)
-    absent: Sequence[str] = ()
+    equal: Mapping[str, str | None] = field(default_factory=dict)
     below: Mapping[str, str] = field(default_factory=dict)
     version: int | None = None
     calls: Sequence[tuple[str, str, bytes]] = ()
@@ -77,12 +76,14 @@ def _conditions(op: WriteOp, change: Change) -> None:
         op.new(library.LIBRADOS_CREATE_EXCLUSIVE)
     if change.version is not None:
         op.assert_version(change.version)
-    for key, value in change.equal.items():
-        op.omap_cmp(key, value, library.LIBRADOS_CMPXATTR_OP_EQ)
+    for key, wanted in change.equal.items():
+        if wanted is not None:
+            op.omap_cmp(key, wanted, library.LIBRADOS_CMPXATTR_OP_EQ)
     for key, value in change.below.items():
         op.omap_cmp(key, value, library.LIBRADOS_CMPXATTR_OP_LT)
-    if change.absent:
-        op.execute("cmpomap", "cmp_vals", AbsentKeys(change.absent).encode())
+    absent = [key for key, wanted in change.equal.items() if wanted is None]
+    if absent:
+        op.execute("cmpomap", "cmp_vals", AbsentKeys(absent).encode())
     for cls, method, data in change.calls:
         op.execute(cls, method, data)
 

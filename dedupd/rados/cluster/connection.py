@@ -311,26 +311,27 @@ class Cluster:
         found = self.page(oid, key, count=1)
         return None if found is None else found.items.get(key)
 
-    def keys(self, oid: str, prefix: str = "") -> Page | None:
-        """All keys that begin with a prefix, as they were at one time; None where there is no such
+    def keys(self, oid: str, prefix: str = "") -> dict[str, str]:
+        """All keys that begin with a prefix, as they were at one time; none where there is no such
         object. Raises StoreUnreachable where the object changes all the time."""
         for _ in range(_PAGING_ROUNDS_MAX):
             found = self._keys_at_once(oid, prefix)
-            if found is not _CHANGED:
+            if found is not None:
                 return found
         raise StoreUnreachable(f"{self.address}: {oid} changes while it is read; try again")
 
-    def _keys_at_once(self, oid: str, prefix: str) -> Page | None:
+    def _keys_at_once(self, oid: str, prefix: str) -> dict[str, str] | None:
+        """None where the object changes meanwhile."""
         page = self.page(oid, prefix)
         if page is None:
-            return None
+            return {}
         items, version = dict(page.items), page.version
         while len(page.items) == PAGE_KEYS:
             page = self.page(oid, prefix, after=max(page.items))
             if page is None or page.version != version:
-                return _CHANGED
+                return None
             items.update(page.items)
-        return Page(version, items)
+        return items
 
     def each_key(self, oid: str, prefix: str = "") -> Iterator[tuple[str, str]]:
         """The keys of an object that may change meanwhile: those that stay are all among them."""
@@ -387,9 +388,6 @@ class Cluster:
         if errors:
             raise errors[min(errors)]
         return results  # type: ignore[return-value]
-
-
-_CHANGED = Page(-1, {})
 
 
 def permitted() -> None:

@@ -50,36 +50,12 @@ def version_in(number: int, digest: bytes) -> str | None:
     return digest.hex() if number == RECIPE_NUMBER else None
 
 
-class ChunkNumbers:
-    """Fingerprint ↔ number, for the chunks of recipes that are open, and of some that were lately.
-
-    A number is never given to another chunk: caches outlive the recipes. Thread-safe. A face of
-    native code, which gives numbers out for the recipes that it opens.
-    """
-
-    def __init__(self) -> None:
-        self.native = native.rados.ChunkNumbers(IDLE_NUMBERS_MAX)
-
-    def take(self, fingerprints: Sequence[bytes]) -> list[int]:
-        """A number for each, the same one for equal ones, until :meth:`give_back`."""
-        return self.native.take(b"".join(fingerprints))
-
-    def give_back(self, numbers: Sequence[int]) -> None:
-        self.native.give_back(numbers)
-
-    def fingerprint(self, number: int) -> bytes:
-        """Raises DamagedChunk where no open recipe has it."""
-        found = self.native.fingerprint(number)
-        if found is None:
-            raise DamagedChunk(f"chunk {number:x}: no open recipe names it", number)
-        return found
-
-    def __len__(self) -> int:
-        return len(self.native)
-
-
 class ClusterChunks:
     """Reads chunks by their numbers, from the host's disk or the cluster, each verified.
+
+    ``numbers`` are those of the recipes that are open, and of some that were lately. None is ever
+    given to another chunk: caches outlive the recipes. Native code takes some, too, for the recipes
+    that it opens.
 
     Many at once are fetched in a train. Safe to use from several threads. What is ordinary a
     mount has native code read (``content``), once the store was opened here.
@@ -93,11 +69,18 @@ class ClusterChunks:
         algorithm: str = FINGERPRINTS[0],
     ) -> None:
         self._store, self._cache, self._on_damage = store, cache, on_damage
-        self.numbers = ChunkNumbers()
+        self.numbers = native.rados.ChunkNumbers(IDLE_NUMBERS_MAX)
         self.content = native.rados.ClusterContent(
-            self.numbers.native, None if cache is None else cache.native, algorithm
+            self.numbers, None if cache is None else cache.native, algorithm
         )
         self._is_connected = False
+
+    def fingerprint(self, number: int) -> bytes:
+        """That of a chunk. Raises DamagedChunk where no open recipe has it."""
+        found = self.numbers.fingerprint(number)
+        if found is None:
+            raise DamagedChunk(f"chunk {number:x}: no open recipe names it", number)
+        return found
 
     def raw(self, fingerprint: bytes) -> bytes:
         """The raw bytes of a chunk. Raises Damaged, StoreUnreachable, UsageError."""
@@ -125,7 +108,7 @@ class ClusterChunks:
 
     def read(self, record_id: int) -> tuple[Record, bytes]:
         """As :meth:`dedupd.store.reader.RecordReader.read`. Raises DamagedChunk."""
-        fingerprint = self.numbers.fingerprint(record_id)
+        fingerprint = self.fingerprint(record_id)
         try:
             raw = self.raw(fingerprint)
         except Damaged as error:
@@ -134,7 +117,7 @@ class ClusterChunks:
 
     def read_alone(self, record_id: int) -> tuple[Record, bytes]:
         """As :meth:`dedupd.store.reader.RecordReader.read_alone`: with the payload as stored."""
-        fingerprint = self.numbers.fingerprint(record_id)
+        fingerprint = self.fingerprint(record_id)
         chunks = self._store().chunks
         try:
             frame = chunks.stored(fingerprint)
@@ -179,11 +162,9 @@ class ClusterChunks:
     def _named(self, one: tuple[int, int, int]) -> bytes | None:
         """The fingerprint of a chunk that a recipe names; None of one that it does not."""
         number, _, check = one
-        try:
-            fingerprint = self.numbers.fingerprint(number)
-        except DamagedChunk:
-            return None  # :meth:`read` will say so
-        return fingerprint if fingerprint_check(fingerprint) == check else None
+        fingerprint = self.numbers.fingerprint(number)
+        is_meant = fingerprint is not None and fingerprint_check(fingerprint) == check
+        return fingerprint if is_meant else None  # :meth:`read` will say why
 
     def _fetched(self, wanted: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
         """Chunks from the store, in one train."""
@@ -263,7 +244,7 @@ class ClusterRecipes:
 
     def _root(self, found: FileRecipe) -> tuple[node_format.Node, list[int]]:
         """All of a recipe as one leaf, however long, and the numbers that were taken for it."""
-        taken = self._chunks.numbers.take([entry.fingerprint for entry in found.entries])
+        taken = self._chunks.numbers.take(b"".join(entry.fingerprint for entry in found.entries))
         rows: list[tuple[int, int, int, bytes]] = []
         end = 0
         for number, entry in zip(taken, found.entries, strict=True):

@@ -98,9 +98,9 @@ def test_a_host_that_is_gone_is_recovered_by_a_run(site: Site, tmp_path: Path) -
 def age(site: Site, by_s: float) -> None:
     """As if the note of what is left was so much older."""
     oid = "h.upkeep.recover"
-    page = site.cluster.keys(oid, "left.")
-    assert page is not None
-    for key, value in page.items.items():
+    notes = site.cluster.keys(oid, "left.")
+    assert notes
+    for key, value in notes.items():
         session, _, since = value.partition(" ")
         older = {key: f"{session} {float(since) - by_s:.3f}"}
         site.cluster.apply(Change("rados.absence-noted", oid, put=older))
