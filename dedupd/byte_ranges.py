@@ -35,7 +35,7 @@ def intersections(
             other = next(rest, None)
 
 
-def joined(ranges: Iterable[tuple[int, int]], gap_max: int) -> Iterator[tuple[int, int]]:
+def joined(ranges: Iterable[tuple[int, int]], gap_max: int = 0) -> Iterator[tuple[int, int]]:
     """Ranges that ascend, as one where no more than a gap of so many bytes is between two."""
     start = end = -1
     for low, high in ranges:

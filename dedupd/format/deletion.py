@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dedupd import native
 from dedupd.errors import Damaged, UnknownFormat
 from dedupd.format.sealed_header import seal, unseal
-from dedupd.format.stream import decode_attributes, encode_attributes
+from dedupd.format.stream import checksum_of, decode_attributes, encode_attributes
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.units import align_up
 
@@ -110,7 +110,7 @@ def encode_deletion(one: Deletion, seed: int) -> bytes:
         *(one.stub.recipe, one.stub.digest, one.stub.covered, one.stub.local_bytes),
     )
     tail = one.path + attributes
-    data = head + _U64.pack(_checksum(head, tail, seed)) + tail
+    data = head + _U64.pack(checksum_of(head, tail, seed)) + tail
     return data.ljust(align_up(len(data), ALIGN_BYTES), b"\0")
 
 
@@ -121,7 +121,7 @@ def decode_deletion(data: bytes, at: int, seed: int) -> tuple[Deletion, int]:
         (checksum,) = _U64.unpack_from(data, at + _HEAD.size)
         start = at + HEAD_BYTES
         tail = data[start : start + paths + size]
-        if magic != MAGIC or checksum != _checksum(data[at : at + _HEAD.size], tail, seed):
+        if magic != MAGIC or checksum != checksum_of(data[at : at + _HEAD.size], tail, seed):
             raise ValueError("its checksum fails")
         path = tail[:paths]
         if path.startswith(b"/") or b".." in path.split(b"/") or b"\0" in path:
@@ -157,7 +157,3 @@ def _next_head(data: bytes, at: int) -> int:
     while (at := data.find(MAGIC, at)) >= 0 and at % ALIGN_BYTES:
         at += 1
     return at
-
-
-def _checksum(head: bytes, tail: bytes, seed: int) -> int:
-    return native.hashing.xxh3_64(head, native.hashing.xxh3_64(tail, seed))

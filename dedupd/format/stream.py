@@ -17,8 +17,6 @@ PAYLOAD_BYTES_MAX = 16 << 20
 """Of one frame: a frame that says it has more is damage, and nobody waits for it."""
 TREE_BYTES = 256 << 10
 """Nodes are gathered up to so many bytes."""
-ROWS_MAX = 4096
-"""In one frame of a recipe, of known chunks, or of an offer."""
 
 _HEADER = struct.Struct("<IBBHIIII")
 _U64 = struct.Struct("<Q")
@@ -120,10 +118,11 @@ def encode_frame(frame: Frame, sequence: int, seed: int) -> bytes:
     head = _HEADER.pack(
         MAGIC, frame.kind, frame.codec, 0, sequence, frame.raw_length, frame.stored_length, 0
     )
-    return b"".join((head, _U64.pack(_checksum(head, frame.payload, seed)), frame.payload))
+    return b"".join((head, _U64.pack(checksum_of(head, frame.payload, seed)), frame.payload))
 
 
-def _checksum(head: bytes, payload: bytes, seed: int) -> int:
+def checksum_of(head: bytes, payload: bytes, seed: int) -> int:
+    """Of a header and what follows it."""
     return native.hashing.xxh3_64(head, native.hashing.xxh3_64(payload, seed))
 
 
@@ -145,7 +144,7 @@ def decode_frame(head: FrameHead, data: bytes, payload: bytes, seed: int, where:
     """The frame with this header (``data``) and payload. Raises Damaged."""
     if len(payload) != head.stored_length:
         raise Damaged(f"{where}: the stream ends within a frame")
-    if _checksum(data[:24], payload, seed) != head.checksum:
+    if checksum_of(data[:24], payload, seed) != head.checksum:
         raise Damaged(f"{where}: frame {head.sequence} fails its checksum")
     return Frame(FrameKind(head.kind), head.codec, head.raw_length, payload)
 

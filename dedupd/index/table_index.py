@@ -18,7 +18,6 @@ from dedupd.index.saved_index import (
 )
 from dedupd.store.container.container import NEW
 from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.table_totals import entries_in
 from dedupd.system.files import opened
 
 _SAVED_NEWS = 16
@@ -28,7 +27,7 @@ _SAVED_NEWS = 16
 class TableIndex(LoggedIndex[native.index.TableIndex]):
     """A ``StoreIndex`` over ``native.index.TableIndex``; borrows ``directory``.
 
-    ``capacity``: entries that are about to be loaded; without it, as many as all tables there have.
+    ``capacity``: entries that are about to be loaded.
     A container must be recovered before it is loaded, and only this job changes it afterwards.
     Raises OSError where a redirection table cannot be read.
     """
@@ -38,13 +37,11 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
         directory: ContainerDirectory,
         saved: SavedFile | None = None,
         *,
-        capacity: int | None = None,
+        capacity: int,
         page_entries: int = PAGE_ENTRIES,
         cache_entries: int = CACHE_ENTRIES,
         saved_entries_min: int = SAVED_ENTRIES_MIN,
     ) -> None:
-        if capacity is None:
-            capacity = _entries_in(directory)
         self._native = native.index.TableIndex(
             directory.fd,
             directory.volume_id,
@@ -102,12 +99,6 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
             if part is None:
                 return
             yield part
-
-
-def _entries_in(directory: ContainerDirectory) -> int:
-    """How many entries the containers' tables have, as far as their sizes tell."""
-    total = sum(entries_in(directory.fd, number) for number in directory.numbers())
-    return min(total, 0xFFFF_FFFF)
 
 
 def _temporary(saved: SavedFile) -> SavedFile:

@@ -139,8 +139,11 @@ class RecordReader:
 
     def is_live(self, record_id: int) -> bool:
         """Whether the table says that a record is there and needed. Raises DamagedContainer."""
-        entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
+        entry = self._entry(record_id)
         return entry is not None and entry.state == State.LIVE
+
+    def _entry(self, record_id: int) -> TableEntry | None:
+        return self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
 
     def _read_base(self, record_id: int) -> bytes:
         """The raw bytes of a record that others lean on. Raises DamagedContainer, OSError."""
@@ -180,16 +183,15 @@ class RecordReader:
         As far as tables can tell, like the index that is loaded from them; but an orphan, which
         the index offers too, must be revived first. Raises DamagedContainer.
         """
-        entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
-        return (
-            self._is_offered(entry)
-            and entry is not None
-            and (entry.raw_length, fingerprint_check(entry.fingerprint)) == (length, check)
+        entry = self._entry(record_id)
+        is_same = entry is not None and (
+            (entry.raw_length, fingerprint_check(entry.fingerprint)) == (length, check)
         )
+        return is_same and self._is_offered(entry)
 
     def offers_all(self, record_id: int, fingerprint: bytes) -> bool:
         """As :meth:`offers`, with the whole fingerprint. Raises DamagedContainer."""
-        entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
+        entry = self._entry(record_id)
         is_same = entry is not None and entry.fingerprint == fingerprint
         return is_same and self._is_offered(entry)
 
@@ -230,7 +232,7 @@ class RecordReader:
 
     def _is_merged(self, record_id: int) -> bool:
         try:
-            entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
+            entry = self._entry(record_id)
         except (DamagedContainer, OSError):
             return False
         return entry is not None and entry.state == State.MERGED

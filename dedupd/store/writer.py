@@ -15,12 +15,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.store.container.container import (
-    ScannedRecord,
-    container_name,
-    data_name,
-    table_name,
-)
+from dedupd.store.container.container import ScannedRecord, data_name, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import last_number
 from dedupd.store.container.record_states import revive
@@ -82,7 +77,8 @@ class ContainerWriter:
         self._bytes_max = container_bytes_max
         self._current: Growing | None = None
         self._unsynced: list[Growing] = []
-        self._last_number = self._given_number = given_number
+        self.last_number = self._given_number = given_number
+        """The highest number that was given out, as far as that is known."""
         self._growing: dict[int, tuple[int, int]] = {}
         self.position = BEGINNING
         """Behind the record that was appended last in the partition in use."""
@@ -96,7 +92,7 @@ class ContainerWriter:
         together. Containers that cannot be opened at all are left for scrub, unless a crash
         interrupted their creation. Must be called first.
         """
-        self._last_number = max(self._given_number, last_number(self._directory.fd))
+        self.last_number = max(self._given_number, last_number(self._directory.fd))
         for state in recover_sound(self._directory):
             visit(state)
             if state.is_theirs:
@@ -106,11 +102,6 @@ class ContainerWriter:
                 last = state.header.container, len(state.entries)
                 self._growing[state.header.partition] = last
         self._reopen()
-
-    @property
-    def last_number(self) -> int:
-        """The highest number that was given out, as far as that is known."""
-        return self._last_number
 
     def use_partition(self, partition: int) -> None:
         """Append to containers of this partition from here on. Nothing may be reserved."""
@@ -227,7 +218,7 @@ class ContainerWriter:
 
     def _made_container(self) -> Growing:
         """A new container, durable, and its table. Needs a turn: neighbours take numbers, too."""
-        number = max(self._last_number, last_number(self._directory.fd)) + 1
+        number = max(self.last_number, last_number(self._directory.fd)) + 1
         kind, volume_id = self._directory.kind, self._directory.volume_id
         header = fmt.FileHeader(kind, number, 1, self._partition, volume_id, time.time_ns())
         need_bytes = fmt.FILE_HEADER_BYTES + tbl.HEADER_BYTES
@@ -235,7 +226,7 @@ class ContainerWriter:
         with ExitStack() as on_failure:
             data_fd = self._disk.create(self._directory.fd, data_name(number))
             on_failure.callback(os.close, data_fd)
-            self._last_number = number
+            self.last_number = number
             self._disk.write_at(data_fd, [fmt.encode_file_header(header)], 0)
             reach(_CREATED)
             table_fd = self._disk.create(self._directory.fd, table_name(number))
@@ -306,7 +297,8 @@ class ContainerWriter:
         """Write sealed records and their entries; ``saved_bytes`` were reserved and not needed."""
         table_offset = target.table_map.offset_below(target.count)
         need_bytes = len(data) + len(entries)
-        self._directory.room.require(need_bytes, f"new records of {self._where(target)}")
+        where = self._directory.where(target.number)
+        self._directory.room.require(need_bytes, f"new records of {where}")
         self._unkept.note(target.position)
         try:
             self._disk.write_out(target.data_fd, data, target.end)
@@ -326,9 +318,6 @@ class ContainerWriter:
         if target not in self._unsynced:
             self._unsynced.append(target)
         return size
-
-    def _where(self, target: Growing) -> str:
-        return container_name(self._directory.kind, target.number)
 
     def _reserved(self, first_id: int) -> Growing:
         """The container that a reservation lies in, checked for order."""

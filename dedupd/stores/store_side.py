@@ -1,7 +1,7 @@
 """What a volume has of its store: its own, or one that it shares; opened when first asked for."""
 
 import os
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from dedupd.config.room import NO_RESERVE, Room
@@ -20,7 +20,7 @@ from dedupd.stores.local_store import LocalStore
 from dedupd.stores.membership import Membership
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.stores.standing import MOVING_FILE, Standing, membership_at
-from dedupd.stub.content import ReadChunk, StoreContent, chunk_reader, open_content
+from dedupd.stub.content import ReadChunk, StoreContent, open_content, read_chunk
 from dedupd.stub.transition import AttributeSpace
 from dedupd.system.disk import Disk
 
@@ -133,7 +133,8 @@ class StoreSide:
 
     @property
     def read_chunk(self) -> ReadChunk:
-        return chunk_reader(self.chunk_records)
+        """Reads chunks without a cache."""
+        return partial(read_chunk, self.chunk_records)
 
     def content(self, stub: StubAttribute, where: str) -> StoreContent:
         """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""

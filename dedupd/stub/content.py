@@ -1,7 +1,6 @@
 """The bytes of a stub, put together from its own blocks and from the store."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from dedupd import native
 from dedupd.byte_ranges import missing_ranges
@@ -17,11 +16,6 @@ from dedupd.system.files import read_into
 
 ReadChunk = Callable[[Span], bytes]
 """The raw bytes of a chunk, verified, and to be the ones that the recipe means."""
-
-
-def chunk_reader(records: RecordReader) -> ReadChunk:
-    """Read chunks without a cache."""
-    return partial(read_chunk, records)
 
 
 def read_chunk(records: RecordReader, span: Span) -> bytes:

@@ -10,7 +10,7 @@ import os
 
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.stub.stub_file import SparseStub
-from dedupd.stub.transition import StubFiles
+from dedupd.stub.transition import StubFiles, put_back
 
 
 def can_share(source: SparseStub) -> bool:
@@ -42,9 +42,6 @@ def share(fd: int, source: StubAttribute, end: int, files: StubFiles) -> StubAtt
     try:
         files.disk.truncate(fd, end)
     except OSError:
-        if before is None:
-            files.disk.remove_attribute(fd, files.space.name)
-        else:
-            files.disk.set_attribute(fd, files.space.name, before)
+        put_back(fd, before, files)
         raise
     return made

@@ -137,15 +137,6 @@ class SparseStub:
         span = self.content.recipe.span_of(start, end)
         return None if span is None or span.chunk == HOLE else span
 
-    def chunks_alone(self, start: int, end: int) -> list[Span] | None:
-        """The chunks that have all of [start, end), in order; None where anything else has a part,
-        or there is nothing. Raises Damaged."""
-        attribute = self.attribute
-        if self._may_be_local or not start < end <= attribute.covered:
-            return None
-        spans = list(self.content.recipe.spans(start, end))
-        return None if HOLE in [span.chunk for span in spans] else spans
-
     def chunks(self, start: int, end: int) -> list[Span]:
         """The chunks that a read of [start, end) needs, in order. Raises Damaged."""
         content = self.content

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dedupd import native
+from dedupd.byte_ranges import joined
 from dedupd.errors import CopiedStub, Damaged, FileChanged
 from dedupd.failpoint import define
 from dedupd.format.recipe import RecipeRef
@@ -175,7 +176,7 @@ def begin_commit(
     begun = FileIdentity(*after)
     if (begun.size, begun.mtime_ns) != (expected.size, expected.mtime_ns):
         # Setting the attribute has moved the ctime on; this is what still tells of a writer.
-        _put_back(fd, previous, files)
+        put_back(fd, previous, files)
         raise FileChanged("it changed while it was being committed")
     return Begun(begun, stub, previous)
 
@@ -204,10 +205,11 @@ def finish_commit(fd: int, begun: "Begun", files: StubFiles) -> int:
 
 def revert_commit(fd: int, begun: "Begun", files: StubFiles) -> None:
     """Take back a commit that has begun but not finished: all blocks are there."""
-    _put_back(fd, begun.previous, files)
+    put_back(fd, begun.previous, files)
 
 
-def _put_back(fd: int, previous: bytes | None, files: StubFiles) -> None:
+def put_back(fd: int, previous: bytes | None, files: StubFiles) -> None:
+    """Give a file the attribute that it had before; None where it had none."""
     if previous is None:
         files.disk.remove_attribute(fd, files.space.name)
     else:
@@ -304,13 +306,7 @@ def punch_equal(fd: int, start: int, end: int, content: "RecipeBytes", files: St
 
 def local_ranges(fd: int, size: int) -> list[tuple[int, int]]:
     """(start, end) ranges of a stub that lie in the file itself."""
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(written_ranges(fd, size)):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        elif start < end:
-            merged.append((start, end))
-    return merged
+    return list(joined(sorted(written_ranges(fd, size))))
 
 
 class RecipeBytes:

@@ -407,11 +407,7 @@ def step_failure(error: DedupdError | OSError) -> Result:
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
-    return {
-        "outcome": result.outcome.value,
-        "reason": result.reason,
-        "freed_bytes": result.freed_bytes,
-    }
+    return result._asdict()
 
 
 def result_from_json(row: dict[str, Any]) -> Result:

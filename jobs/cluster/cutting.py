@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from dedupd import native
-from dedupd.byte_ranges import missing_ranges
+from dedupd.byte_ranges import joined, missing_ranges
 from dedupd.errors import FileChanged
 from dedupd.format.cluster.objects import FileId, frame_of
 from dedupd.rados.chunks import NewChunk
@@ -43,18 +43,8 @@ def reader_of(volume: Volume, fd: int, where: str) -> tuple[ReadRange, list[tupl
     def read(start: int, end: int) -> bytearray:
         return read_stub(fd, local, covered, content, start, end)
 
-    return read, _joined(ranges)
-
-
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges that touch, as one: a chunk may lie across a block of the stub's own."""
-    joined: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((start, end))
-    return joined
+    # A chunk may lie across a block of the stub's own.
+    return read, list(joined(sorted(ranges)))
 
 
 def cut_file(

@@ -36,8 +36,6 @@ OF_NO_GAIN = "sketches, which the next run makes again where they are wanted"
 
 OF_NO_USE = "what nothing needs any more, in any order (tests/shared/test_move.py)"
 
-NO_ROOM = "a copy that could not have its length, as it was before"
-
 ELSEWHERE = {
     "dedupd.store.sketches.remove_sketches unlink": OF_NO_GAIN,
     "dedupd.rados.reading.disk_cache.__init__ door": CACHED,
@@ -63,8 +61,6 @@ ELSEWHERE = {
     "fuse_stub.namespace.rename rename_new": "what a user asks for, one system call",
     "fuse_stub.namespace.rename exchange": "what a user asks for, one system call",
     "fuse_stub.namespace.rename rename_leaving": "what a user asks for, one system call",
-    "dedupd.stub.copying.share set_attribute": NO_ROOM,
-    "dedupd.stub.copying.share remove_attribute": NO_ROOM,
 }
 """Places that no scenario comes by, each for a reason."""
 

@@ -144,7 +144,7 @@ def test_a_record_found_damaged_is_never_taken_for_a_duplicate(tmp_path: Path) -
         native.hashing.fingerprint(store.contents[one]) for one in (broken, whole)
     )
     with store.opened() as directory:
-        index = TableIndex(directory)
+        index = TableIndex(directory, capacity=2)
         for state in states:
             index.load(state)
         assert list(index.lookup(fingerprints)) == [0, whole]
