@@ -177,9 +177,9 @@ class RadosStore:
             lease.leave()
             raise
 
-    def recover(self, volume: str, *, lease_s: float = LEASE_S) -> Recovery:
+    def recover(self, volume: str) -> Recovery:
         """Take over from a volume's host that is gone: its lease has run out. Raises Busy."""
-        writer, recovery = self.writer(volume, None, lease_s=lease_s)
+        writer, recovery = self.writer(volume, None)
         writer.close()
         return recovery
 

@@ -139,7 +139,7 @@ class Volume(StoreSide):
         return cls(root, f"/proc/self/fd/{base_fd}", base_fd, disk or Disk())
 
     @classmethod
-    def locate(cls, path: str, disk: Disk | None = None) -> tuple["Volume", bytes]:
+    def locate(cls, path: str) -> tuple["Volume", bytes]:
         """The volume that ``path`` lies in, mounted or not, and the path within its tree.
 
         Raises what :meth:`open` raises.
@@ -155,7 +155,7 @@ class Volume(StoreSide):
                 )
             root = os.path.dirname(root)
         below = os.path.relpath(absolute, root)
-        volume = cls.open(root, disk)
+        volume = cls.open(root)
         return volume, b"" if below == "." else os.fsencode(below)
 
     @classmethod
@@ -271,7 +271,7 @@ class Volume(StoreSide):
             yield
 
     @contextmanager
-    def mount_lock(self, *, wait: bool = False, reads_only: bool = False) -> Iterator[Transitions]:
+    def mount_lock(self, *, reads_only: bool = False) -> Iterator[Transitions]:
         """Hold the right to make transitions, as a mount process does.
 
         ``reads_only``: also where the volume is read-only, to keep out others in case that ends.
@@ -279,7 +279,7 @@ class Volume(StoreSide):
         """
         with (
             opened(self._open_lock("mount.lock", reads_only)) as fd,
-            locked(fd, f"{self.root}: {self._mounted_where()}", wait=wait),
+            locked(fd, f"{self.root}: {self._mounted_where()}"),
         ):
             self._require_enabled()
             self.refuse_half_moved()

@@ -32,7 +32,7 @@ GARBAGE_SHARDS = 256
 
 LEVEL = 3
 SAVING_MIN = 0.05
-"""How a chunk is compressed by default, and what that must save of it."""
+"""How a chunk is compressed by default, and what compression must save of it."""
 
 FRAME_MAGIC = 0x4652_4444  # "DDRF" in the object
 FRAME_BYTES = 32
@@ -187,16 +187,14 @@ def encode_frame(payload: bytes, codec: int, raw_length: int, fingerprint: bytes
     return head + _U64.pack(_frame_check(head, fingerprint)) + payload
 
 
-def frame_of(
-    raw: bytes, fingerprint: bytes, *, level: int = LEVEL, saving_min: float = SAVING_MIN
-) -> bytes:
+def frame_of(raw: bytes, fingerprint: bytes, *, level: int = LEVEL) -> bytes:
     """The frame of a chunk, compressed where that pays."""
     encoded = native.codec.encode(
         raw,
         _U32.pack(0),
         _U32.pack(len(raw)),
         level=level,
-        saving_min=saving_min,
+        saving_min=SAVING_MIN,
         header_bytes=0,
         align_bytes=1,
     )

@@ -65,10 +65,9 @@ class ClusterChunks:
         self,
         store: Callable[[], RadosStore],
         cache: DiskCache | None = None,
-        on_damage: Callable[[bytes], None] | None = None,
         algorithm: str = FINGERPRINTS[0],
     ) -> None:
-        self._store, self._cache, self._on_damage = store, cache, on_damage
+        self._store, self._cache = store, cache
         self.numbers = native.rados.ChunkNumbers(IDLE_NUMBERS_MAX)
         self.content = native.rados.ClusterContent(
             self.numbers, None if cache is None else cache.native, algorithm
@@ -93,8 +92,6 @@ class ClusterChunks:
             raw = chunks.decoded(fingerprint, frame, proves=True)
         except Damaged:
             chunks.mark_damaged(fingerprint)
-            if self._on_damage is not None:
-                self._on_damage(fingerprint)
             raise
         if self._cache is not None:
             self._cache.put(fingerprint, frame)
