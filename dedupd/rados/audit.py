@@ -112,9 +112,7 @@ class Audit:
         for fingerprint in self._leaked_chunks:
             left = chunks.drop_references(fingerprint, ())
             chunks.condemn([left] if left is not None else [])
-        self.report.repaired = (
-            len(self._leaked_versions) + len(self._leaked_tags) + len(self._leaked_chunks)
-        )
+        self.report.repaired = len(self.report.leaked)
 
     # --- what is there ------------------------------------------------------------------------
 

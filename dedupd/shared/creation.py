@@ -14,7 +14,7 @@ from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.paths import named
 from dedupd.volume.place import refuse_inside_volume, refuse_place
-from dedupd.volume.probe import obstacle_of, probe, refuse_unsuitable
+from dedupd.volume.probe import probe, refuse_unsuitable
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _LEFTOVERS = frozenset((b"store", b"catalog", b"probe", LOCK.encode(), MEMBERS_LOCK.encode())) | {
@@ -48,8 +48,7 @@ def create_store(
             raise UsageError(f"{path}: already a store; see `dedupd store status {path}`")
         if left - _LEFTOVERS - {b"lost+found"}:
             raise UsageError(f"{path}: not empty; a store needs a directory of its own")
-        obstacle = obstacle_of(fd)
-        refuse_unsuitable(fd, path, [obstacle.name] if obstacle and force else [])
+        refuse_unsuitable(fd, path, force=force)
         disk.set_mode(fd, 0o700)
         if not is_own(fd):
             raise UsageError(f"{path}: belongs to another user; use a directory of your own")

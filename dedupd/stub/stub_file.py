@@ -35,7 +35,7 @@ from dedupd.stub.content import StoreContent
 from dedupd.stub.local_blocks import seal
 from dedupd.stub.transition import LENGTH_BYTES_MAX, StubFiles
 from dedupd.system.extents import extent_size_hint, written_ranges
-from dedupd.system.files import data_ranges, read_at, read_into
+from dedupd.system.files import data_ranges, free_space, read_at, read_into
 from dedupd.units import GIB, align_down, align_up
 
 LOW_SPACE_BYTES = 1 * GIB
@@ -58,7 +58,8 @@ class SparseStub:
         self.attribute = attribute
         self._files = files
         self._disk = files.disk
-        self._block = files.block_bytes
+        self.block_bytes = files.block_bytes
+        """A block of the file that is missing is filled as a whole."""
         self._load = load
         self._content: StoreContent | None = None
         self._attribute_is_stale = False
@@ -67,12 +68,8 @@ class SparseStub:
         """Whether blocks may have been left that are allocated and were never written."""
         self.watch: Callable[[int, int], None] | None = None
         """Told of each write, before it is made: its start and its end."""
-        self._may_be_local = next(data_ranges(fd, 0, os.fstat(fd).st_size), None) is not None
-
-    @property
-    def block_bytes(self) -> int:
-        """A block of the file that is missing is filled as a whole."""
-        return self._block
+        self.may_be_local = next(data_ranges(fd, 0, os.fstat(fd).st_size), None) is not None
+        """Whether blocks of the file's own may have been there since it was opened."""
 
     @property
     def content(self) -> StoreContent:
@@ -89,9 +86,8 @@ class SparseStub:
     @property
     def is_sealed(self) -> bool:
         """Whether the attribute counts the blocks of the stub's own, or a change is under way."""
-        return (
-            self.attribute.flags & (Flag.WRITTEN | Flag.COMMITTING | Flag.RESTORING) != Flag.WRITTEN
-        )
+        flags = self.attribute.flags
+        return bool(flags.transient) or not flags & Flag.WRITTEN
 
     @property
     def is_at_rest(self) -> bool:
@@ -105,24 +101,19 @@ class SparseStub:
         """Whether no more blocks come to be than those that are written."""
         if self._extent_bytes is None:
             self._extent_bytes = extent_size_hint(self.fd)
-        return self._extent_bytes <= self._block
+        return self._extent_bytes <= self.block_bytes
 
     def note_local(self) -> None:
         """Others may have added blocks to those that are there, if the attribute allows for it."""
         if self.attribute.flags & Flag.WRITTEN:
-            self._may_be_local = True
-
-    @property
-    def may_be_local(self) -> bool:
-        """Whether blocks of the file's own may have been there since it was opened."""
-        return self._may_be_local
+            self.may_be_local = True
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """The parts of [start, end) that are the recipe's: covered, and without a block."""
         end = min(end, self.attribute.covered)
         if start >= end:
             return []
-        if not self._may_be_local:
+        if not self.may_be_local:
             return [(start, end)]
         return list(missing_ranges(self._local(start, end), start, end))
 
@@ -132,7 +123,7 @@ class SparseStub:
         Most small reads are this. Raises Damaged.
         """
         attribute = self.attribute
-        if self._may_be_local or end > attribute.covered:
+        if self.may_be_local or end > attribute.covered:
             return None
         span = self.content.recipe.span_of(start, end)
         return None if span is None or span.chunk == HOLE else span
@@ -174,7 +165,7 @@ class SparseStub:
         size = os.fstat(self.fd).st_size
         if start > size:
             return True
-        low, high = align_down(start, self._block), align_up(end, self._block)
+        low, high = align_down(start, self.block_bytes), align_up(end, self.block_bytes)
         ends_within = end != high and end < size
         return (start != low or ends_within) and bool(self.missing(low, high))
 
@@ -194,8 +185,8 @@ class SparseStub:
         if end > size:
             self._store_attribute()
         if offset > size:
-            self._fill_end(size, align_down(offset, self._block))
-        low, high = align_down(offset, self._block), align_up(end, self._block)
+            self._fill_end(size, align_down(offset, self.block_bytes))
+        low, high = align_down(offset, self.block_bytes), align_up(end, self.block_bytes)
         missing = self.missing(low, high)
         if not missing:
             if high > self.attribute.covered:
@@ -203,12 +194,12 @@ class SparseStub:
             with self._nothing_beside(low, high):
                 return self._disk.write_some(self.fd, [data], offset)
         head: bytes | bytearray = b""
-        if low < offset and missing[0][0] < low + self._block:
+        if low < offset and missing[0][0] < low + self.block_bytes:
             head = bytes(self.read(low, offset - low)).ljust(offset - low, b"\0")
         tail: bytes | bytearray = b""
-        if end < min(high, size) and missing[-1][1] > high - self._block:
+        if end < min(high, size) and missing[-1][1] > high - self.block_bytes:
             tail = self.read(end, high - end)
-        self._may_be_local = True
+        self.may_be_local = True
         return self._write_blocks(offset, head, data, tail, size, missing)
 
     def _write_blocks(
@@ -227,13 +218,13 @@ class SparseStub:
         self._unseal()
         try:
             with self._nothing_beside(
-                align_down(start, self._block), align_up(start + total, self._block)
+                align_down(start, self.block_bytes), align_up(start + total, self.block_bytes)
             ):
                 self._allocate(missing)
                 written = self._disk.write_some(self.fd, [head, data, tail], start)
         finally:
             if written < total:
-                kept = max(start, align_down(start + written, self._block))
+                kept = max(start, align_down(start + written, self.block_bytes))
                 self._undo(kept, size, missing)
         if written < total:
             if kept <= offset:
@@ -249,12 +240,11 @@ class SparseStub:
         current until :meth:`_undo`. Allocated blocks that are not written are holes for
         SEEK_DATA, and for ``settle``, should we be killed.
         """
-        info = os.fstatvfs(self.fd)
-        if info.f_bavail * info.f_frsize >= LOW_SPACE_BYTES:
+        if free_space(self.fd).free_bytes >= LOW_SPACE_BYTES:
             return
         for start, end in missing:
-            start = align_down(start, self._block)
-            self._disk.allocate(self.fd, start, align_up(end, self._block) - start)
+            start = align_down(start, self.block_bytes)
+            self._disk.allocate(self.fd, start, align_up(end, self.block_bytes) - start)
 
     @contextmanager
     def _nothing_beside(self, low: int, high: int) -> Iterator[None]:
@@ -279,7 +269,7 @@ class SparseStub:
         area_start, area_end = max(0, align_down(low, unit) - unit), align_up(high, unit) + unit
         there = [*native.system.present_ranges(self.fd, area_start, low), (low, high)]
         there += native.system.present_ranges(self.fd, high, area_end)
-        covered = align_up(self.attribute.covered, self._block)
+        covered = align_up(self.attribute.covered, self.block_bytes)
         return [
             (start, min(end, covered))
             for start, end in missing_ranges(there, area_start, area_end)
@@ -374,19 +364,19 @@ class SparseStub:
 
         btrfs clears the rest of that block then, and in doing so gives a missing one zeros.
         """
-        low = align_down(size, self._block)
+        low = align_down(size, self.block_bytes)
         missing = self.missing(low, size) if grows_from > low else []
         if not missing:
             return
         data = self.read(low, size - low)
-        self._may_be_local = True
+        self.may_be_local = True
         if self._write_blocks(low, b"", data, b"", size, missing) < len(data):
             raise NoSpace("no space left to write")
 
     def _unseal_end(self, size: int) -> None:
         """For a file that is about to grow, and ends within a block: btrfs makes one of zeros where
         that is a hole behind ``covered``."""
-        if size % self._block:
+        if size % self.block_bytes:
             self._unseal()
 
     def _unseal(self) -> None:

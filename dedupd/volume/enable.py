@@ -32,13 +32,7 @@ from dedupd.volume.place import (
     refuse_occupants,
     refuse_place,
 )
-from dedupd.volume.probe import (
-    ACCEPTED_FILE,
-    accepted_text,
-    obstacle_of,
-    probe,
-    refuse_unsuitable,
-)
+from dedupd.volume.probe import ACCEPTED_FILE, note_accepted, probe, refuse_unsuitable
 from dedupd.volume.volume import BASE_NAME, LOCK_FILES, POLICY_FILE, VOLUME_FILE
 
 ENABLING = b"enabling"
@@ -86,23 +80,21 @@ def enable(
     with opened(root_fd):
         before = os.stat(root_fd)
         base = os.path.join(root, BASE_NAME)
-        if os.path.exists(os.path.join(base, "volume.json")) and not os.path.exists(
-            os.path.join(base, "enabling")
-        ):
+        is_begun = os.path.exists(os.path.join(base, "enabling"))
+        if os.path.exists(os.path.join(base, "volume.json")) and not is_begun:
             raise UsageError(f"{path}: already a volume; see `dedupd status {path}`")
         if os.path.exists(os.path.join(base, "disabling")):
             raise UsageError(
                 f"{path}: disabling was interrupted; run `dedupd disable {path}` to finish it first"
             )
         if not os.path.lexists(base):
-            obstacle = obstacle_of(root_fd)
-            refuse_unsuitable(root_fd, path, [obstacle.name] if obstacle and force else [])
+            refuse_unsuitable(root_fd, path, force=force)
             refuse_content(root, root_fd, path)
             with named(base):
                 disk.make_dir(root_fd, _BASE)
             # So that a resumed call, too, finds the time that is to be kept.
             disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
-        elif not os.path.exists(os.path.join(base, "enabling")) and not _is_fresh_base(base):
+        elif not is_begun and not _is_fresh_base(base):
             raise UsageError(f"{base} exists and is not ours; move it away")
         with opened(_open_dir(root_fd, _BASE)) as base_fd:
             # Users may write here so far: one of them could own the store.
@@ -117,7 +109,8 @@ def enable(
                 parameters = new_parameters(chunk_size, fingerprint, attribute)
                 if shared is not None:
                     parameters = parameters.like(shared.parameters)
-                _note_accepted(base_fd, force, disk)
+                if force:
+                    note_accepted(base_fd, disk)
                 values = policy_text(policy_values)
                 _prepare(root_fd, base_fd, before, parameters, values, shared, disk)
             refuse_other_store(base_fd, shared, path)
@@ -130,12 +123,6 @@ def _leave_untouched(root_fd: int, base_fd: int, before: os.stat_result, disk: D
     if not os.listdir(base_fd):
         disk.remove_dir(root_fd, _BASE)
         disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
-
-
-def _note_accepted(base_fd: int, force: bool, disk: Disk) -> None:
-    found = obstacle_of(base_fd)
-    if found is not None and force:
-        disk.replace_file(base_fd, ACCEPTED_FILE, accepted_text(found))
 
 
 def _prepare(

@@ -70,17 +70,15 @@ def obstacle_of(fd: int) -> Obstacle | None:
     return None
 
 
-def refuse_unsuitable(fd: int, where: str, accepted: Iterable[str] = ()) -> None:
-    """Raises UnsuitableFileSystem where the file system of ``fd`` is refused."""
+def refuse_unsuitable(
+    fd: int, where: str, accepted: Iterable[str] = (), *, force: bool = False
+) -> None:
+    """Raises UnsuitableFileSystem where the file system of ``fd`` is refused; ``force`` accepts
+    what an administrator can accept."""
     found = obstacle_of(fd)
-    if found is not None and (found.is_final or found.name not in accepted):
+    if found is not None and (found.is_final or not (force or found.name in accepted)):
         remedy = "use ext4, XFS or btrfs" if found.is_final else _ACCEPT
         raise UnsuitableFileSystem(f"{where}: {found.name} {found.why}; {remedy}")
-
-
-def accepted_text(found: Obstacle) -> bytes:
-    """The content of ``ACCEPTED_FILE``."""
-    return json.dumps({"file_system": [found.name]}, indent=2).encode() + b"\n"
 
 
 def accepted_by(base_fd: int) -> list[str]:
@@ -98,10 +96,16 @@ def accept(volume: Volume) -> None:
 
     Raises UnsuitableFileSystem where it cannot be accepted.
     """
-    found = obstacle_of(volume.base_fd)
+    refuse_unsuitable(volume.base_fd, volume.root, force=True)
+    note_accepted(volume.base_fd, volume.disk)
+
+
+def note_accepted(base_fd: int, disk: Disk) -> None:
+    """Note that what there is against the file system of a volume is accepted."""
+    found = obstacle_of(base_fd)
     if found is not None:
-        refuse_unsuitable(volume.base_fd, volume.root, [found.name])
-        volume.disk.replace_file(volume.base_fd, ACCEPTED_FILE, accepted_text(found))
+        text = json.dumps({"file_system": [found.name]}, indent=2)
+        disk.replace_file(base_fd, ACCEPTED_FILE, text.encode() + b"\n")
 
 
 def require_suitable(volume: Volume) -> None:

@@ -52,7 +52,6 @@ ELSEWHERE = {
     "jobs.move._drop_derived remove_all": OF_NO_USE,
     "fuse_stub.bulk_commits._group door": BY_A_THREAD,
     "dedupd.cli.policy.saved replace_file": ONE_CALL,
-    "dedupd.volume.probe.accept replace_file": ONE_CALL,
     "fuse_stub.commit_lane._take_back sync_file": BY_A_THREAD,
     "fuse_stub.bulk_commits._take_back sync_file_system": BY_A_THREAD,
     "fuse_stub.deleted.noting._sync_once sync_file": BY_A_THREAD,

@@ -21,7 +21,7 @@ from dedupd.config.reserve import Reserve
 from dedupd.errors import Damaged, NoSpace
 from dedupd.format.cluster.kept_frames import ROW_BYTES, frames_name, rows_name
 from dedupd.system.disk import Disk
-from dedupd.system.files import opened, read_at
+from dedupd.system.files import free_space, opened, read_at
 from dedupd.units import MIB
 
 T = TypeVar("T")
@@ -183,9 +183,8 @@ class DiskCache:
         return True
 
     def _leaves_reserve(self, need_bytes: int) -> bool:
-        space = os.statvfs(self._dir_fd)
-        reserve_bytes = self.reserve.bytes_of(space.f_blocks * space.f_frsize)
-        return space.f_bavail * space.f_frsize - need_bytes >= reserve_bytes
+        space = free_space(self._dir_fd)
+        return space.free_bytes - need_bytes >= self.reserve.bytes_of(space.total_bytes)
 
     # --- segments -----------------------------------------------------------------------------
 
