@@ -19,9 +19,9 @@ from dedupd.rados.cluster.connection import Cluster, permitted
 from dedupd.rados.cluster.wire import (
     LOCK_XATTR,
     Holder,
-    LockRequest,
     decode_holder,
     info_request,
+    lock_request,
     unlock_request,
 )
 
@@ -114,13 +114,13 @@ class Lease:
     def renew(self) -> bool:
         """Prolong the lease; False where it is lost."""
         begun_s = now_s()
-        request = LockRequest(self.session, "", self.duration_s, renews=True)
+        request = lock_request(self.session, "", self.duration_s, renews=True)
         outcome = self.cluster.apply(
             Change(
                 points.LEASE_RENEWED,
                 lease_object(self.volume),
                 equal={SESSION_KEY: self.session},
-                calls=[("lock", "lock", request.encode())],
+                calls=[("lock", "lock", request)],
             )
         )
         if outcome is Outcome.DONE:
@@ -209,12 +209,11 @@ def _taking(
     put = {SESSION_KEY: session, HOST_KEY: host, _ADDRESS_KEY: own}
     if state.address is not None and state.address != own:
         put[f"{_FENCE_PREFIX}{state.address}"] = ""
-    request = LockRequest(session, host, duration_s)
     return Change(
         points.LEASE_TAKEN,
         lease_object(volume),
         equal={SESSION_KEY: state.session},
-        calls=[("lock", "lock", request.encode())],
+        calls=[("lock", "lock", lock_request(session, host, duration_s))],
         put=put,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dedupd.rados.cluster.binding import Ioctx, WriteOp, binding
-from dedupd.rados.cluster.wire import AbsentKeys
+from dedupd.rados.cluster.wire import absent_keys
 
 
 class Outcome(Enum):
@@ -83,7 +83,7 @@ def _conditions(op: WriteOp, change: Change) -> None:
         op.omap_cmp(key, value, library.LIBRADOS_CMPXATTR_OP_LT)
     absent = [key for key, wanted in change.equal.items() if wanted is None]
     if absent:
-        op.execute("cmpomap", "cmp_vals", AbsentKeys(absent).encode())
+        op.execute("cmpomap", "cmp_vals", absent_keys(absent))
     for cls, method, data in change.calls:
         op.execute(cls, method, data)
 

@@ -33,28 +33,22 @@ def _duration(seconds: float) -> bytes:
     return struct.pack("<II", whole, int((seconds - whole) * 1e9))
 
 
-@dataclass(frozen=True, slots=True)
-class LockRequest:
+def lock_request(
+    cookie: str, description: str, duration_s: float, *, renews: bool = False
+) -> bytes:
     """``lock.lock``: the lease for ``duration_s`` by the clock of the OSD.
 
     ``renews``: only where this ``cookie`` holds it still.
     """
-
-    cookie: str
-    description: str
-    duration_s: float
-    renews: bool = False
-
-    def encode(self) -> bytes:
-        return _struct(
-            _string(LOCK_NAME)
-            + bytes([_EXCLUSIVE])
-            + _string(self.cookie)
-            + _string("")
-            + _string(self.description)
-            + _duration(self.duration_s)
-            + bytes([_MUST_RENEW if self.renews else 0])
-        )
+    return _struct(
+        _string(LOCK_NAME)
+        + bytes([_EXCLUSIVE])
+        + _string(cookie)
+        + _string("")
+        + _string(description)
+        + _duration(duration_s)
+        + bytes([_MUST_RENEW if renews else 0])
+    )
 
 
 def unlock_request(cookie: str) -> bytes:
@@ -89,15 +83,8 @@ def decode_holder(answer: bytes) -> Holder | None:
     return Holder(cookie, seconds + nanoseconds / 1e9)
 
 
-@dataclass(frozen=True, slots=True)
-class AbsentKeys:
+def absent_keys(keys: Sequence[str]) -> bytes:
     """``cmpomap.cmp_vals``: no key has a value. (An absent one counts as empty.)"""
-
-    keys: Sequence[str]
-
-    def encode(self) -> bytes:
-        pairs = b"".join(_string(key) + _U32.pack(0) for key in sorted(self.keys))
-        default = b"\1" + _U32.pack(0)
-        return _struct(
-            bytes([_COMPARE_STRINGS, _EQUAL]) + _U32.pack(len(self.keys)) + pairs + default
-        )
+    pairs = b"".join(_string(key) + _U32.pack(0) for key in sorted(keys))
+    default = b"\1" + _U32.pack(0)
+    return _struct(bytes([_COMPARE_STRINGS, _EQUAL]) + _U32.pack(len(keys)) + pairs + default)

@@ -16,7 +16,7 @@ from dedupd.format.cluster.objects import SESSION_KEY, lease_object
 from dedupd.rados.cluster import points
 from dedupd.rados.cluster.changes import Change, Outcome
 from dedupd.rados.cluster.connection import Cluster
-from dedupd.rados.cluster.wire import LockRequest
+from dedupd.rados.cluster.wire import lock_request
 from dedupd.rados.lease import HOST_KEY, LEASE_S, Lease, lease_state, now_s
 
 TurnJob = Literal["audit", "recover"]
@@ -111,12 +111,11 @@ def take_turn(
     """Take the turn to do a job for all hosts; None where it is another host's now."""
     name, session = turn_name(job), uuid.uuid4().hex
     begun_s = now_s()
-    request = LockRequest(session, host, duration_s)
     outcome = cluster.apply(
         Change(
             points.TURN_TAKEN,
             lease_object(name),
-            calls=[("lock", "lock", request.encode())],
+            calls=[("lock", "lock", lock_request(session, host, duration_s))],
             put={SESSION_KEY: session, HOST_KEY: host},
         )
     )
