@@ -15,7 +15,6 @@ from dedupd.store.beside.neighbours import ALONE
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import RecipeReader
-from dedupd.store.second_copies import CopyReader
 from dedupd.stores.local_store import LocalStore
 from dedupd.stores.membership import Membership
 from dedupd.stores.shared_directory import SharedDirectory
@@ -122,10 +121,6 @@ class StoreSide:
     @property
     def recipe_records(self) -> RecordReader:
         return self.store.recipe_records
-
-    def copies(self, kind: Kind) -> CopyReader:
-        """The second copies of the records of a kind."""
-        return self.store.copies(kind)
 
     @property
     def recipes(self) -> RecipeReader:

@@ -65,7 +65,7 @@ class Repair:
         self._known = known
         self._expected = expected
         self._directory = volume.containers(kind)
-        self._copies = volume.copies(kind)
+        self._copies = volume.store.copies(kind)
         self._reader = volume.records(kind)
         self._algorithm = volume.parameters.fingerprint
         self._group = _Group()
