@@ -27,6 +27,7 @@ from dedupd.format.cluster.objects import (
 )
 from dedupd.rados.cluster import points
 from dedupd.rados.cluster.changes import Change, Outcome
+from dedupd.rados.cluster.chunk_trains import Keep
 from dedupd.rados.cluster.connection import Cluster, required
 from dedupd.rados.damage import DamageList
 
@@ -233,7 +234,7 @@ class Chunks:
     def is_good(self, fingerprint: bytes, data: bytes | None) -> bool:
         """Whether the content of a chunk's object is the chunk."""
         try:
-            self.decoded(fingerprint, required(data, chunk_object(fingerprint)), proves=True)
+            self.decoded(fingerprint, required(data, chunk_object(fingerprint)))
         except Damaged:
             return False
         return True
@@ -262,19 +263,25 @@ class Chunks:
         oid = chunk_object(fingerprint)
         return required(self.cluster.read(oid), oid)
 
-    def read(self, fingerprint: bytes) -> bytes:
-        """The raw bytes of a chunk, verified. Raises Damaged, once the chunk is marked so."""
-        data = self.stored(fingerprint)
+    def read(self, fingerprint: bytes, keep: Keep | None = None) -> bytes:
+        """The raw bytes of a chunk, proved by its fingerprint; what is good is given to ``keep``.
+
+        Raises Damaged, once the chunk is marked so.
+        """
+        frame = self.stored(fingerprint)
         try:
-            return self.decoded(fingerprint, data)
+            raw = self.decoded(fingerprint, frame)
         except Damaged:
             self.mark_damaged(fingerprint)
             raise
+        if keep is not None:
+            keep(fingerprint, frame)
+        return raw
 
-    def decoded(self, fingerprint: bytes, data: bytes, *, proves: bool = False) -> bytes:
-        """The raw bytes of a frame; ``proves``: their fingerprint, too. Raises Damaged."""
+    def decoded(self, fingerprint: bytes, data: bytes) -> bytes:
+        """The raw bytes of a frame, proved by their fingerprint. Raises Damaged."""
         raw = decode_frame(data, fingerprint)
-        if proves and native.hashing.fingerprint(raw, self.algorithm) != fingerprint:
+        if native.hashing.fingerprint(raw, self.algorithm) != fingerprint:
             raise Damaged(f"{chunk_object(fingerprint)}: its bytes have another fingerprint")
         return raw
 

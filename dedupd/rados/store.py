@@ -26,7 +26,6 @@ from dedupd.rados.lease import (
     LEASE_S,
     LeaseState,
     give_up_tables,
-    lease_state,
     take_lease,
     volume_objects,
 )
@@ -182,6 +181,3 @@ class RadosStore:
         writer, recovery = self.writer(volume, None)
         writer.close()
         return recovery
-
-    def lease(self, volume: str) -> LeaseState:
-        return lease_state(self.cluster, volume)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from dedupd.rados.cluster.address import StoreAddress
-from dedupd.rados.lease import LeaseState
+from dedupd.rados.lease import LeaseState, lease_state
 from dedupd.rados.store import RadosStore
 from tests.support.ceph import REPOSITORY, MiniCeph, mini_ceph, wait_for
 from tests.support.networks import Network, network
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     def lease(self, name: str) -> LeaseState:
         volume = self.volume(name)
         assert volume is not None
-        return self.site.store.lease(volume)
+        return lease_state(self.site.cluster, volume)
 
     def recover_from(self, name: str, volume: str) -> "subprocess.CompletedProcess[str]":
         """By the command that people have, on another host."""

@@ -16,7 +16,7 @@ from dedupd.config.reserve import Reserve
 from dedupd.errors import Damaged
 from dedupd.rados.reading.disk_cache import DiskCache
 from dedupd.system.disk import Disk
-from tests.support.disk_caches import cache_in
+from tests.support.disk_caches import cache_in, flush
 
 FRAME_BYTES = 100
 
@@ -32,7 +32,7 @@ def frame_of(number: int, length: int = FRAME_BYTES) -> bytes:
 def put(cache: DiskCache, *numbers: int) -> None:
     for number in numbers:
         cache.put(name_of(number), frame_of(number))
-    cache.flush()
+    flush(cache)
 
 
 def kept(cache: DiskCache, numbers: Sequence[int]) -> list[int]:
@@ -71,13 +71,13 @@ def test_the_cache_is_bounded_and_what_is_used_stays(tmp_path: Path) -> None:
         for number in range(300):
             put(cache, number)
             assert cache.get(name_of(0)) is not None
-            cache.flush()  # it may be written again
+            flush(cache)  # it may be written again
             assert size_of(directory) <= 10_000
             assert cache.used_bytes == size_of(directory)
         assert kept(cache, [1, 298, 299]) == [298, 299]
         assert len(kept(cache, range(300))) > 10_000 // (FRAME_BYTES + 48) * 3 // 4
         cache.put(b"x" * 32, bytes(20_000))
-        cache.flush()
+        flush(cache)
         assert cache.get(b"x" * 32) is None
     (directory / "half.new").write_bytes(b"a crash has left it")
     (directory / ("ab" * 32)).write_bytes(b"of an older version")
@@ -105,7 +105,7 @@ def test_one_frame_takes_all_of_a_small_cache(tmp_path: Path) -> None:
     with closing(cache_in(tmp_path / "cache", 1000)) as cache:
         for number in range(5):
             cache.put(name_of(number), frame_of(number, 900))
-            cache.flush()
+            flush(cache)
             assert cache.get(name_of(number)) == frame_of(number, 900)
             assert cache.used_bytes <= 1000
 
@@ -164,7 +164,7 @@ def test_two_processes_keep_what_each_has_read(tmp_path: Path) -> None:
     with closing(cache_in(directory)) as one, closing(cache_in(directory)) as other:
         put(one, *range(10))
         other.put(name_of(9), frame_of(9))  # it finds that the number is taken
-        other.flush()
+        flush(other)
         put(other, *range(10, 20))
         assert segments(directory) == ["00000001.frames", "00000002.frames"]
         with closing(cache_in(directory)) as third:
@@ -210,7 +210,7 @@ def test_a_slow_disk_holds_nobody_up(tmp_path: Path) -> None:
         assert time.monotonic() - begun_s < 5
         assert cache.native.expected <= 18  # the others are not kept
         go_on.set()
-        cache.flush()
+        flush(cache)
         assert cache.get(name_of(0)) == frame
         assert 16 <= len(cache.native) <= 18
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from dedupd.errors import StoreUnreachable, WriterFenced
 from dedupd.format.cluster.objects import FileId
 from dedupd.rados.cluster.address import parse_address
+from dedupd.rados.lease import lease_state
 from tests.support.ceph import REPOSITORY, wait_for
 from tests.support.rados_hosts import Host, Site, new_file, random_content
 
@@ -67,7 +68,7 @@ def test_a_host_that_comes_back_late_is_refused(site: Site) -> None:
     with late_host(site) as process:
         process.send_signal(signal.SIGSTOP)
         volume = next(iter(site.store.volumes()))
-        wait_for(lambda: site.store.lease(volume).holder is None, "end of the lease", 10)
+        wait_for(lambda: lease_state(site.cluster, volume).holder is None, "end of the lease", 10)
         recovery = site.store.recover(volume)
         assert (recovery.retired, recovery.left) == (1, 0)
         assert site.assert_whole().candidates == 3

@@ -31,7 +31,7 @@ from dedupd.rados.cluster.changes import Change
 from dedupd.rados.cluster.connection import Cluster
 from dedupd.rados.cluster.wire import LOCK_XATTR
 from dedupd.rados.collection import GRACE_S
-from dedupd.rados.lease import Lease
+from dedupd.rados.lease import Lease, lease_state
 from dedupd.rados.store import RadosStore
 from dedupd.rados.upkeep.recovery import AbsentHosts
 from dedupd.rados.upkeep.turn import Turn, last_turn, take_turn, turn_name
@@ -76,7 +76,7 @@ def dead_host(site: Site, lease_s: float = LEASE_S) -> Host:
 
 
 def wait_for_the_end_of_its_lease(site: Site, host: Host) -> None:
-    wait_for(lambda: site.store.lease(host.volume).holder is None, "end of the lease", 10)
+    wait_for(lambda: lease_state(site.cluster, host.volume).holder is None, "end of the lease", 10)
 
 
 # --- turns --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dedupd.format.cluster.objects import FileId
 from dedupd.rados.audit import Audit
 from dedupd.rados.chunks import Arrival
 from dedupd.rados.cluster.changes import Change
+from dedupd.rados.lease import lease_state
 from dedupd.rados.store import RadosStore
 from dedupd.rados.upkeep.status import status_of
 from tests.support.ceph import wait_for
@@ -109,9 +110,9 @@ def test_one_session_a_volume(site: Site) -> None:
     with site.host("a"):
         with pytest.raises(Busy, match="written by a"):
             site.host("a", breaks_lease=False)
-        state = site.store.lease(next(iter(site.store.volumes())))
+        state = lease_state(site.cluster, next(iter(site.store.volumes())))
         assert (state.host, state.holder is not None) == ("a", True)
-    state = site.store.lease(next(iter(site.store.volumes())))
+    state = lease_state(site.cluster, next(iter(site.store.volumes())))
     assert (state.holder, state.address, state.unfenced) == (None, None, [])
 
 
@@ -157,10 +158,10 @@ def test_a_lease_runs_out_by_the_cluster_s_clock(site: Site) -> None:
     with pytest.raises(Busy, match="until its lease has run out"):
         site.host("a", breaks_lease=False)
     volume = next(iter(site.store.volumes()))
-    wait_for(lambda: site.store.lease(volume).holder is None, "free lease", 5)
+    wait_for(lambda: lease_state(site.cluster, volume).holder is None, "free lease", 5)
     with site.host("a", breaks_lease=False, lease_s=0.6) as host:
-        first = site.store.lease(volume).holder
-        wait_for(lambda: site.store.lease(volume).holder != first, "renewal", 5)
+        first = lease_state(site.cluster, volume).holder
+        wait_for(lambda: lease_state(site.cluster, volume).holder != first, "renewal", 5)
         host.put({1: A})
 
 
@@ -179,7 +180,7 @@ def test_the_status_of_a_store(site: Site) -> None:
     late = site.host("a", lease_s=0.5)
     late.writer.prepare([new_file(FileId(7, 1), B)])
     late.die()
-    wait_for(lambda: site.store.lease(late.volume).holder is None, "free lease", 5)
+    wait_for(lambda: lease_state(site.cluster, late.volume).holder is None, "free lease", 5)
     status = status_of(site.store)
     assert sum("1 file version left by a session" in line for line in status.lines) == 1
     assert status.to_json()["volumes"][0].keys() >= {"volume", "host", "bytes", "new_bytes"}

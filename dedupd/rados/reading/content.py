@@ -68,6 +68,7 @@ class ClusterChunks:
         algorithm: str = FINGERPRINTS[0],
     ) -> None:
         self._store, self._cache = store, cache
+        self._keep = None if cache is None else cache.put
         self.numbers = native.rados.ChunkNumbers(IDLE_NUMBERS_MAX)
         self.content = native.rados.ClusterContent(
             self.numbers, None if cache is None else cache.native, algorithm
@@ -86,16 +87,7 @@ class ClusterChunks:
         kept = self._kept(fingerprint)
         if kept is not None:
             return kept
-        chunks = self._store().chunks
-        frame = chunks.stored(fingerprint)
-        try:
-            raw = chunks.decoded(fingerprint, frame, proves=True)
-        except Damaged:
-            chunks.mark_damaged(fingerprint)
-            raise
-        if self._cache is not None:
-            self._cache.put(fingerprint, frame)
-        return raw
+        return self._store().chunks.read(fingerprint, self._keep)
 
     def _kept(self, fingerprint: bytes) -> bytes | None:
         """A chunk from this host's disk: the store need not answer."""
@@ -118,7 +110,7 @@ class ClusterChunks:
         chunks = self._store().chunks
         try:
             frame = chunks.stored(fingerprint)
-            chunks.decoded(fingerprint, frame, proves=True)
+            chunks.decoded(fingerprint, frame)
         except Damaged as error:
             raise DamagedChunk(str(error), record_id) from error
         codec, length, payload = stored_in(frame)
@@ -166,12 +158,11 @@ class ClusterChunks:
     def _fetched(self, wanted: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
         """Chunks from the store, in one train."""
         named = [(at, own) for at, one in enumerate(wanted) if (own := self._named(one))]
-        keep = None if self._cache is None else self._cache.put
         train = [WantedChunk(own, wanted[at][1]) for at, own in named]
         found: list[bytes | None] = [None] * len(wanted)
         store = self._store()
         _raise_failure(store, self.content.take_failure([own for _, own in named]))
-        for (at, _), raw in zip(named, store.trains.read(train, keep), strict=True):
+        for (at, _), raw in zip(named, store.trains.read(train, self._keep), strict=True):
             found[at] = raw
         self._connect(store)
         return found

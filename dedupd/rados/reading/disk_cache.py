@@ -11,7 +11,6 @@ import fcntl
 import os
 import re
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
@@ -124,11 +123,6 @@ class DiskCache:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._write_all, name="cluster-cache")
                     self._thread.start()
-
-    def flush(self) -> None:
-        """Wait until what was kept is written."""
-        while self.native.expected:
-            time.sleep(0.001)
 
     # --- writing ------------------------------------------------------------------------------
 
