@@ -213,7 +213,7 @@ def measure(
     for name, stream in asked.items():
         result[name] = look_up(index, stream, chunks)
     result["rss_bytes_per_chunk"] = (rss_bytes() - base) / chunks
-    result["counted_bytes_per_chunk"] = index.memory_bytes / chunks
+    result["counted_bytes_per_chunk"] = index.counters().memory_bytes / chunks
     if isinstance(index, TableIndex):
         result["load_factor"] = native.testing.load_factor(index._native)
     began = time.process_time()

@@ -69,11 +69,6 @@ class LoggedIndex(Generic[_Native]):
     def take_found_orphans(self) -> set[int]:
         return set(memoryview(self._native.take_found_orphans()).cast("Q"))
 
-    @property
-    def memory_bytes(self) -> int:
-        """RAM of all that the index keeps there, cache and buffers included."""
-        return self._native.figures().memory_bytes
-
     def counters(self) -> IndexCounters:
         of = self._native.figures()
         counts = of.lookups, of.hits, of.false_positives, of.disk_reads

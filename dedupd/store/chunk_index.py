@@ -13,7 +13,7 @@ class IndexCounters:
 
     ``hits_of_others`` are those of the hits that other partitions have. ``false_positives`` are
     entries that were looked at on disk, or in the cache, for nothing.
-    ``memory_bytes`` is 0 where it is not known.
+    ``memory_bytes``, cache and buffers included, is 0 where it is not known.
     """
 
     lookups: int = 0

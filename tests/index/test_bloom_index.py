@@ -57,7 +57,7 @@ def test_every_chunk_is_found_in_the_chains(lab: Indexed) -> None:
     index = index_of(lab)
     assert lab.file.stat().st_size > 16 * CHAIN_UNITS * UNIT_BYTES // 2
     lab.expect_all(index)
-    assert index.memory_bytes < 2_000_000
+    assert index.counters().memory_bytes < 2_000_000
 
 
 def test_saved_chains_are_used_by_the_next_job(lab: Indexed) -> None:

@@ -199,13 +199,14 @@ class Container:
         self.bases = bases
         self._native_bases = None if bases is None else bases.native
         self.fd = -1
-        self._table_fd: int | None = None
+        self.table_fd: int | None = None
+        """The table's descriptor; None where there is no usable one. Both go with :meth:`close`."""
         self._table_map: native.store.TableMap | None = None
         self._where = container_name(kind, number)
         for _ in range(_OPENS_MAX):
             self.header = self._open_data(dir_fd, kind, volume_id)
-            self._table_fd = self._open_table(dir_fd)
-            if self._table_fd is not None or not self.is_replaced(dir_fd):
+            self.table_fd = self._open_table(dir_fd)
+            if self.table_fd is not None or not self.is_replaced(dir_fd):
                 break
             # A compaction put both files in the place of the old ones, one before the table was
             # opened and one after the data was.
@@ -231,9 +232,9 @@ class Container:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        if self._table_fd is not None:
-            os.close(self._table_fd)
-            self._table_fd = None
+        if self.table_fd is not None:
+            os.close(self.table_fd)
+            self.table_fd = None
 
     def __del__(self) -> None:
         self.close()
@@ -246,7 +247,7 @@ class Container:
         """Whether there may be more to know by now than when this was opened: the container was
         replaced, or a recovery or a scrub has written a new table."""
         return self.is_replaced(dir_fd) or _is_another(
-            self._table_fd, dir_fd, table_name(self.number)
+            self.table_fd, dir_fd, table_name(self.number)
         )
 
     def _open_table(self, dir_fd: int) -> int | None:
@@ -277,19 +278,14 @@ class Container:
             return False
         return True
 
-    @property
-    def table_fd(self) -> int | None:
-        """The table's descriptor; None where there is no usable one. Both go with :meth:`close`."""
-        return self._table_fd
-
     def entry(self, ordinal: int) -> tbl.TableEntry | None:
         """The table's entry, or None where the table has no valid one."""
-        if self._table_fd is None or self._table_map is None:
+        if self.table_fd is None or self._table_map is None:
             return None
         offset = self._table_map.offset(ordinal)
         if offset is None:
             return tbl.COLLECTED
-        data = read_readable(self._table_fd, tbl.ENTRY_BYTES, offset)
+        data = read_readable(self.table_fd, tbl.ENTRY_BYTES, offset)
         return tbl.decode_entry(data, self.seed)
 
     def read(self, ordinal: int) -> tuple[fmt.Record, bytes]:
@@ -313,10 +309,10 @@ class Container:
         ``cached_only`` also where the disk would have to be waited for. Up to ``threads`` threads
         share the work.
         """
-        if self._table_fd is None:
+        if self.table_fd is None:
             return [None] * len(wanted)
         return native.store.read_chunks(
-            self.fd, self._table_fd, self.seed, wanted, cached_only, threads, self._native_bases
+            self.fd, self.table_fd, self.seed, wanted, cached_only, threads, self._native_bases
         )
 
     def read_own(self, ordinal: int) -> tuple[fmt.Record, bytes]:
