@@ -36,7 +36,7 @@ from dedupd.stores.standing import (
 )
 from dedupd.stub.content import described_record, proved_record
 from dedupd.stub.local_blocks import checked_stub
-from dedupd.system.files import opened, read_at
+from dedupd.system.files import opened, read_if_there
 from dedupd.system.paths import explain, open_beneath, show_path
 from dedupd.units import MIB
 from dedupd.volume.commit import settle_noted, settle_stub
@@ -154,12 +154,10 @@ class Move(Job[MoveReport]):
     def _is_begun(self) -> bool:
         """Whether an earlier run was stopped half way. Raises UsageError where it led elsewhere."""
         volume = self._volume
-        try:
-            fd = os.open(MOVING_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=volume.base_fd)
-        except FileNotFoundError:
+        found = read_if_there(volume.base_fd, MOVING_FILE)
+        if found is None:
             return False
-        with opened(fd):
-            self._route = _Route(**json.loads(read_at(fd, os.fstat(fd).st_size, 0)))
+        self._route = _Route(**json.loads(found))
         if self._route.to != self._target_uuid:
             raise UsageError(
                 f"{volume.root}: half moved to {self._route.where}; go on with that one"

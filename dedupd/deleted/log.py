@@ -21,7 +21,7 @@ from dedupd.format.deletion import (
     seed_of,
 )
 from dedupd.system.disk import Disk
-from dedupd.system.files import opened, read_at
+from dedupd.system.files import opened, read_at, read_file
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
 
@@ -92,8 +92,7 @@ class DeletionLogs:
         What is damaged in it is passed over. Raises OSError.
         """
         try:
-            with opened(self._open(number)) as fd:
-                data = read_at(fd, os.fstat(fd).st_size, 0)
+            data = read_file(self._base_fd, _path(number))
             self._require(data, number)
         except (FileNotFoundError, Damaged, UnknownFormat):
             return []

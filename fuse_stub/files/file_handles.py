@@ -19,7 +19,7 @@ import struct
 
 from dedupd import native
 from dedupd.errors import NoSpace
-from dedupd.system.files import opened
+from dedupd.system.files import read_if_there
 from dedupd.volume.volume import Volume
 
 log = logging.getLogger("dedupd.mount")
@@ -45,13 +45,9 @@ def load_secret(volume: Volume) -> bytes:
     Where it cannot be kept (a file system that is full, or takes no changes), it is one for this
     mount: clients have to open their files again after the next one.
     """
-    try:
-        with opened(os.open(SECRET_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=volume.base_fd)) as fd:
-            secret = os.read(fd, SECRET_BYTES + 1)
-        if len(secret) == SECRET_BYTES:
-            return secret
-    except FileNotFoundError:
-        pass
+    secret = read_if_there(volume.base_fd, SECRET_FILE)
+    if secret is not None and len(secret) == SECRET_BYTES:
+        return secret
     secret = os.urandom(SECRET_BYTES)
     try:
         volume.disk.replace_file(volume.base_fd, SECRET_FILE, secret)

@@ -18,7 +18,7 @@ from dedupd.format.recipe import RecipeRef
 from dedupd.format.stream import StreamNode, decode_nodes
 from dedupd.replica.replica import RECEIVE_DIR, Replica
 from dedupd.system.disk import Disk
-from dedupd.system.files import opened, read_at
+from dedupd.system.files import opened, read_at, read_file
 
 STATE_FILE, CHUNKS_FILE, RECIPES_FILE, PLAN_FILE = b"stream.json", b"chunks", b"recipes", b"plan"
 ROWS_FILE, HELD_FILE = b"rows", b"held"
@@ -223,9 +223,8 @@ def _held(fd: int, count: int) -> list[str]:
 
 def _state_at(fd: int) -> dict[str, Any]:
     try:
-        with opened(os.open(STATE_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=fd)) as file:
-            state: dict[str, Any] = json.loads(read_at(file, os.fstat(file).st_size, 0))
-            return state
+        state: dict[str, Any] = json.loads(read_file(fd, STATE_FILE))
+        return state
     except (FileNotFoundError, ValueError):
         return {}
 

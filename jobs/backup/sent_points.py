@@ -21,7 +21,7 @@ import xxhash
 
 from dedupd.errors import UsageError
 from dedupd.format.ids import container_of, ordinal_of
-from dedupd.system.files import opened, read_at
+from dedupd.system.files import opened, read_at, read_file
 from dedupd.volume.volume import Volume
 
 SENT_DIR = b"sent"
@@ -203,9 +203,7 @@ class SentPoints:
     def load(self, point: str) -> Point:
         """Raises UsageError where it is not known any more."""
         try:
-            fd = os.open(_name(point, _POINT), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-            with opened(fd):
-                return Point.decode(read_at(fd, os.fstat(fd).st_size, 0))
+            return Point.decode(read_file(self._fd, _name(point, _POINT)))
         except (FileNotFoundError, ValueError) as error:
             raise UsageError(
                 f"{self._root}: what was sent as {point} is not known here any more ({error});"
