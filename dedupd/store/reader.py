@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, takewhile
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from dedupd import native
 from dedupd.errors import DamagedChunk, DamagedContainer
@@ -31,6 +31,22 @@ _OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about the record that was to be read."""
 
 T = TypeVar("T")
+
+
+class _Asked(NamedTuple, Generic[T]):
+    """What is asked of a record: of the one in force, of itself whatever its state, and of its
+    second copy; and the record in an answer."""
+
+    get: Callable[[Container, int], T]
+    get_own: Callable[[Container, int], T]
+    get_copy: Callable[[CopyReader, int], T | None]
+    record_of: Callable[[T], Record]
+
+
+_BYTES = _Asked(Container.read, Container.read_own, CopyReader.read, lambda found: found[0])
+_HEADER = _Asked(
+    Container.describe, Container.describe_own, CopyReader.describe, lambda found: found
+)
 
 
 class RecordReader:
@@ -76,13 +92,7 @@ class RecordReader:
 
     def read(self, record_id: int) -> tuple[Record, bytes]:
         """The record and its raw bytes, verified and forwarded. Raises DamagedContainer."""
-        return self._forwarded(
-            record_id,
-            Container.read,
-            Container.read_own,
-            CopyReader.read,
-            lambda found: found[0],
-        )
+        return self._forwarded(record_id, _BYTES)
 
     def read_chunks(
         self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
@@ -129,13 +139,7 @@ class RecordReader:
 
     def describe(self, record_id: int) -> Record:
         """The record's header, forwarded, without its bytes. Raises DamagedContainer."""
-        return self._forwarded(
-            record_id,
-            Container.describe,
-            Container.describe_own,
-            CopyReader.describe,
-            lambda found: found,
-        )
+        return self._forwarded(record_id, _HEADER)
 
     def is_live(self, record_id: int) -> bool:
         """Whether the table says that a record is there and needed. Raises DamagedContainer."""
@@ -201,31 +205,25 @@ class RecordReader:
             return False
         return not entry.leans or (entry.base > 0 and self._bases.native.is_live(entry.base))
 
-    def _forwarded(
-        self,
-        record_id: int,
-        get: Callable[[Container, int], T],
-        get_own: Callable[[Container, int], T],
-        get_copy: Callable[[CopyReader, int], T | None],
-        record_of: Callable[[T], Record],
-    ) -> T:
-        """The result of ``get`` at the end of a chain of forwards.
+    def _forwarded(self, record_id: int, asked: _Asked[T]) -> T:
+        """The answer at the end of a chain of forwards.
 
         Where the chain leads to nothing, the record's own bytes: a record that was merged keeps
         them until it is compacted, and an entry may be wrong.
         """
         try:
-            return self._follow(record_id, get, get_copy, record_of)
+            return self._follow(record_id, asked)
         except DamagedContainer:
             if not self._is_merged(record_id):
                 raise
             try:
-                own = self._get(record_id, get_own)
+                own = self._get(record_id, asked.get_own)
             except (DamagedContainer, OSError):
                 own = None
-            if own is None or record_of(own).kind in (RecordKind.FORWARD, RecordKind.TOMBSTONE):
+            kind = None if own is None else asked.record_of(own).kind
+            if kind in (None, RecordKind.FORWARD, RecordKind.TOMBSTONE):
                 # Its second copy is older than the merge, and is kept as long as it is referred to.
-                own = None if self._copies is None else get_copy(self._copies, record_id)
+                own = None if self._copies is None else asked.get_copy(self._copies, record_id)
             if own is None:
                 raise
             return own
@@ -237,21 +235,15 @@ class RecordReader:
             return False
         return entry is not None and entry.state == State.MERGED
 
-    def _follow(
-        self,
-        record_id: int,
-        get: Callable[[Container, int], T],
-        get_copy: Callable[[CopyReader, int], T | None],
-        record_of: Callable[[T], Record],
-    ) -> T:
+    def _follow(self, record_id: int, asked: _Asked[T]) -> T:
         target = record_id
         for _ in range(FORWARDS_MAX + 1):
             try:
-                found = self._get(target, get)
+                found = self._get(target, asked.get)
             except (DamagedContainer, OSError) as error:
                 if isinstance(error, OSError) and error.errno in _OF_THE_PROCESS:
                     raise
-                copy = self._second(target, get_copy)
+                copy = self._second(target, asked.get_copy)
                 if copy is not None:
                     return copy
                 if isinstance(error, DamagedContainer):
@@ -259,7 +251,7 @@ class RecordReader:
                 raise DamagedChunk(
                     f"record {show_id(target)}: the disk reports {error.strerror}", record_id
                 ) from error
-            record = record_of(found)
+            record = asked.record_of(found)
             if record.kind == RecordKind.TOMBSTONE:
                 raise DamagedChunk(f"record {show_id(target)} was collected", record_id)
             if record.kind != RecordKind.FORWARD:

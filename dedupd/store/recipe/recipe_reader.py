@@ -138,13 +138,10 @@ class Recipe:
 
     def node_ids(self) -> Iterator[int]:
         """Ids of all nodes below the root."""
-        yield from self._node_ids(self._root)
-
-    def _node_ids(self, node: recipe.Node) -> Iterator[int]:
-        if node.level > 0:
-            for at, node_id in enumerate(node.ids):
+        if self._root.level > 0:
+            for at, node_id in enumerate(self._root.ids):
                 yield node_id
-                yield from self._node_ids(self._nodes.child(node, at))
+                yield from Recipe(self._nodes, self._nodes.child(self._root, at)).node_ids()
 
 
 class RecipeReader:
