@@ -66,7 +66,8 @@ class Peer:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self._command)
+        # As services begin: the scheduler treats each session as a group.
+        self._process = subprocess.Popen(self._command, start_new_session=True)
         while not self.root.is_mount():
             if self._process.poll() is not None:
                 raise RuntimeError(f"{shlex.join(self._command)} ended")
