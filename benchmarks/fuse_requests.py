@@ -12,7 +12,7 @@ _TRACING = Path("/sys/kernel/tracing")
 _BUFFER_KIB = 32 << 10
 """For each processor: half a million requests between two looks."""
 
-_REQUEST = re.compile(r"\(FUSE_(\w+)\) len")
+_REQUEST = re.compile(r" opcode \d+ \((?:FUSE_)?(\w+)\) len ")
 
 
 class LostRequests(Exception):
@@ -49,6 +49,8 @@ class RequestCounter:
 
     def take(self) -> Counter[str]:
         """The requests by their kinds, as the kernel's header names them without ``FUSE_``.
+
+        Those for which its trace has no name have their numbers (``0x35``).
 
         Raises LostRequests.
         """
