@@ -7,7 +7,14 @@ import pytest
 from tests.support.ways import DEVICE, RING, WAY, has_ring
 from tests.support.ways import way as default_way
 
-ON_BOTH_WAYS = {"test_line", "test_native_stubs", "test_stand_ins", "test_ranges"}
+ON_BOTH_WAYS = {
+    "test_line",
+    "test_namespace",
+    "test_native_stubs",
+    "test_plain_files",
+    "test_ranges",
+    "test_stand_ins",
+}
 """Modules whose tests take both, whatever was asked for."""
 
 

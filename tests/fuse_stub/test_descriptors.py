@@ -85,6 +85,22 @@ def test_others_go_on_while_one_user_holds_all_that_a_user_may(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.root
+def test_more_files_are_open_than_the_mount_has_descriptors(lab: MountedLab) -> None:
+    opened: list[int] = []
+    for number in range(LIMIT + 100):
+        path = lab.view / f"{number}"
+        path.write_bytes(b"%d" % number)
+        opened.append(os.open(path, os.O_RDWR))
+    for number, fd in enumerate(opened):
+        # So that nothing comes from the cache of the kernel.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.read(fd, 100) == b"%d" % number
+        os.write(fd, b"+")
+        os.close(fd)
+    assert (lab.data / "7").read_bytes() == b"7+"
+
+
 def pipe() -> tuple[TextIO, TextIO]:
     reader, writer = os.pipe()
     return open(reader), open(writer, "w")

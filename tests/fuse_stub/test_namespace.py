@@ -40,7 +40,7 @@ GETDENTS64 = 61 if os.uname().machine == "aarch64" else 217
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
+def lab(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
     with mounted_lab(tmp_path_factory.mktemp("names")) as lab:
         yield lab
 

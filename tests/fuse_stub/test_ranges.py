@@ -349,8 +349,9 @@ def born(path: Path) -> str:
 
 def test_the_time_of_birth_is_that_below(lab: MountedLab) -> None:
     lab.make_stub("stub", CONTENT)
+    (lab.view / "plain").touch()
     (lab.view / "folder").mkdir()
-    for name in ("stub", "folder", "."):
+    for name in ("stub", "plain", "folder", "."):
         assert born(lab.view / name) == born(lab.data / name) != "0 -\n"
 
 
@@ -359,13 +360,17 @@ def flags(path: Path) -> str:
     return subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()[0]
 
 
-def test_flags_are_shown_and_set(lab: MountedLab) -> None:
-    path = lab.make_stub("stub", CONTENT)
+@pytest.mark.parametrize("is_stub", [False, True])
+def test_flags_are_shown_and_set(lab: MountedLab, is_stub: bool) -> None:
+    path = lab.view / "f"
+    path.write_bytes(CONTENT)
+    if is_stub:
+        lab.make_stub("f", CONTENT)
     subprocess.run(["chattr", "+dA", path], check=True)
-    assert flags(path) == flags(lab.data / "stub")
+    assert flags(path) == flags(lab.data / "f")
     assert {"d", "A"} <= set(flags(path))
     subprocess.run(["chattr", "-d", path], check=True)
-    assert "d" not in flags(lab.data / "stub")
+    assert "d" not in flags(lab.data / "f")
     assert flags(lab.view) == flags(lab.data)
     as_user(ALICE, lambda: refused(lambda: set_flag(path, 0x40), errno.EPERM))
     refused(lambda: set_flag(path, 0x4000), errno.EOPNOTSUPP)
