@@ -258,23 +258,3 @@ class Line:
 
     def handed_over(self) -> dict[str, int]:
         """Of these, those that native code has not answered."""
-
-class Loop:
-    """A session that native threads serve until the mount ends."""
-
-    def requests(self) -> dict[str, int]:
-        """How many requests of each kind have come, by the kernel's name of the kind."""
-
-    def inodes_known(self) -> int:
-        """How many inodes the kernel may ask for."""
-
-def serve_tree(
-    device_fd: int, root_fd: int, reserved: bytes | None, ring: bool, descriptors_max: int
-) -> Loop:
-    """Serve the directory ``root_fd`` to the session of ``device_fd``, plain files only.
-
-    Both descriptors stay the caller's. ``reserved``: an extended attribute that does not exist to
-    users. ``ring``: by io_uring, where the kernel offers it. ``descriptors_max``: most inodes at a
-    time that have open descriptors, those without a name apart. Returns once the session has begun.
-    Raises OSError.
-    """

@@ -143,8 +143,6 @@ mod exported {
         #[pymodule_export]
         use crate::python::mount::request::Request;
         #[pymodule_export]
-        use crate::python::mount::serve::{Loop, serve_tree};
-        #[pymodule_export]
         use crate::python::mount::write_times::WriteTimes;
         #[pymodule_export]
         const GRAIN_BYTES: u64 = crate::mount::write_times::GRAIN_BYTES;

@@ -258,19 +258,9 @@ pub struct RingHeader {
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
-    pub const EXPORT_SUPPORT: u64 = 1 << 4;
-    pub const BIG_WRITES: u64 = 1 << 5;
     pub const DONT_MASK: u64 = 1 << 6;
     pub const AUTO_INVAL_DATA: u64 = 1 << 12;
-    pub const DO_READDIRPLUS: u64 = 1 << 13;
-    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
-    pub const ASYNC_DIO: u64 = 1 << 15;
-    pub const NO_OPEN_SUPPORT: u64 = 1 << 17;
-    pub const PARALLEL_DIROPS: u64 = 1 << 18;
-    pub const POSIX_ACL: u64 = 1 << 20;
-    pub const MAX_PAGES: u64 = 1 << 22;
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
-    pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const SETXATTR_EXT: u64 = 1 << 29;
@@ -308,14 +298,9 @@ pub const WRITE_CACHE: u32 = 1 << 0;
 /// The writer has no right to keep set-user-id and set-group-id.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const FSYNC_DATA: u32 = 1 << 0;
-/// A new ACL takes the set-group-id bit away.
-pub const SETXATTR_KILL_SGID: u32 = 1 << 0;
 
 /// In place of an error, in what the kernel is told without having asked.
 pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
 
 pub const RING_REGISTER: u32 = 1;
 pub const RING_COMMIT_AND_FETCH: u32 = 2;
-
-/// A second descriptor of a session (`FUSE_DEV_IOC_CLONE`).
-pub const DEVICE_CLONE: u32 = 0x8004_e500;

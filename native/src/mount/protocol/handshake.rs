@@ -5,44 +5,12 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::mount::protocol::abi::{InitIn, InitOut, OutHeader, init};
 use crate::mount::protocol::message::{Answer, Request};
 
-/// The longest read and write, and the memory for one request: 1 MiB, as many pages as the kernel
-/// allows by default (`fs.fuse.max_pages_limit`).
-pub const MESSAGE_PAGES_MAX: u16 = 256;
-pub const PAGE_BYTES: usize = 4096;
-pub const MESSAGE_BYTES_MAX: usize = MESSAGE_PAGES_MAX as usize * PAGE_BYTES;
-
 /// Requests for which no program waits, or of which a program has several (reading ahead, direct
 /// reads and writes), that the kernel sends at a time. All users share them, and with the kernel's
 /// default of 12 a dozen readers of one slow file would keep all others from reading.
 pub const BACKGROUND_MAX: u16 = 128;
 /// With so many the kernel ceases to read ahead.
 pub const CONGESTED_FROM: u16 = BACKGROUND_MAX / 4 * 3;
-
-/// What the kernel should do, where it can.
-///
-/// Not among it: `ATOMIC_O_TRUNC`. An open without a message would lose the truncation.
-/// `WRITEBACK_CACHE`: on a full disk the write must fail, not the close after it.
-/// `AUTO_INVAL_DATA`: a new time of modification would drop all pages of a file, also that of the
-/// write that has just put them there. All writes come through the mount, so the pages are right.
-/// `READDIRPLUS_AUTO`: a listing comes with all attributes at once, and is kept with them.
-const WANTED: u64 = init::ASYNC_READ
-    | init::EXPORT_SUPPORT
-    | init::BIG_WRITES
-    | init::DONT_MASK
-    | init::DO_READDIRPLUS
-    | init::ASYNC_DIO
-    | init::NO_OPEN_SUPPORT
-    | init::PARALLEL_DIROPS
-    | init::POSIX_ACL
-    | init::MAX_PAGES
-    | init::CACHE_SYMLINKS
-    | init::NO_OPENDIR_SUPPORT
-    | init::EXPLICIT_INVAL_DATA
-    | init::HANDLE_KILLPRIV_V2
-    | init::SETXATTR_EXT
-    | init::INIT_EXT;
-
-const MINOR: u32 = 45;
 
 /// The first request of a session as libfuse gets it: without offers that are none by a socket.
 pub fn for_libfuse(mut given: InitIn) -> InitIn {
@@ -51,6 +19,12 @@ pub fn for_libfuse(mut given: InitIn) -> InitIn {
 }
 
 /// What the kernel should do where libfuse has answered it, beyond what libfuse promises.
+///
+/// Not among what is promised: `ATOMIC_O_TRUNC`. An open without a message would lose the truncation.
+/// `WRITEBACK_CACHE`: on a full disk the write must fail, not the close after it.
+/// `AUTO_INVAL_DATA`: a new time of modification would drop all pages of a file, also that of the
+/// write that has just put them there. All writes come through the mount, so the pages are right.
+/// `READDIRPLUS_AUTO`: a listing comes with all attributes at once, and is kept with them.
 const ADDED: u64 =
     init::DONT_MASK | init::CACHE_SYMLINKS | init::EXPLICIT_INVAL_DATA | init::HANDLE_KILLPRIV_V2;
 
@@ -63,8 +37,6 @@ const SPLICE: u64 = 0b111 << 7;
 /// What the kernel offers.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
-    minor: u32,
-    max_readahead: u32,
     flags: u64,
 }
 
@@ -74,12 +46,7 @@ impl Offer {
         let given: InitIn = request.part()?;
         let flags = u64::from(given.flags);
         let more = if flags & init::INIT_EXT != 0 { u64::from(given.flags2) << 32 } else { 0 };
-        Ok(Offer { minor: given.minor, max_readahead: given.max_readahead, flags: flags | more })
-    }
-
-    /// What is taken of the offer; `ring`: io_uring too.
-    pub fn taken(&self, ring: bool) -> u64 {
-        self.flags & (WANTED | if ring { init::OVER_IO_URING } else { 0 })
+        Ok(Offer { flags: flags | more })
     }
 
     pub fn has(&self, flags: u64) -> bool {
@@ -124,22 +91,6 @@ impl Offer {
         let more = if has_more { u64::from(extended.flags2) << 32 } else { 0 };
         u64::from(extended.flags) | more
     }
-
-    pub fn answer(&self, taken: u64) -> InitOut {
-        InitOut {
-            major: 7,
-            minor: self.minor.min(MINOR),
-            max_readahead: self.max_readahead.max(MESSAGE_BYTES_MAX as u32),
-            flags: taken as u32,
-            flags2: (taken >> 32) as u32,
-            max_background: BACKGROUND_MAX,
-            congestion_threshold: CONGESTED_FROM,
-            max_write: MESSAGE_BYTES_MAX as u32,
-            time_granularity: 1,
-            max_pages: MESSAGE_PAGES_MAX,
-            ..InitOut::default()
-        }
-    }
 }
 
 #[cfg(test)]
@@ -149,7 +100,7 @@ mod tests {
     const KERNEL: u64 = init::ASYNC_READ | init::DONT_MASK | init::INIT_EXT | init::OVER_IO_URING;
 
     fn offer(flags: u64) -> Offer {
-        Offer { minor: 45, max_readahead: 1 << 17, flags }
+        Offer { flags }
     }
 
     #[test]
@@ -188,12 +139,5 @@ mod tests {
         assert_eq!(agreed(KERNEL, false), (false, 1));
         assert_eq!(agreed(KERNEL & !init::OVER_IO_URING, true), (false, 1));
         assert_eq!(agreed(KERNEL & !init::INIT_EXT, true), (false, 1));
-    }
-
-    #[test]
-    fn nothing_is_taken_that_was_not_offered() {
-        assert_eq!(offer(init::BIG_WRITES).taken(true), init::BIG_WRITES);
-        assert_eq!(offer(u64::MAX).taken(true) & init::ATOMIC_O_TRUNC, 0);
-        assert_eq!(offer(u64::MAX).taken(false) & init::OVER_IO_URING, 0);
     }
 }

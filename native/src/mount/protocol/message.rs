@@ -6,7 +6,21 @@ use std::io::Error;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::mount::protocol::abi::InHeader;
+use crate::mount::protocol::abi::{InHeader, OutHeader};
+use crate::mount::protocol::opcode::fixed_bytes;
+
+const IN_HEADER_BYTES: usize = size_of::<InHeader>();
+pub const OUT_HEADER_BYTES: usize = size_of::<OutHeader>();
+
+/// The longest read and write, and the memory for one request: 1 MiB, as many pages as the kernel
+/// allows by default (`fs.fuse.max_pages_limit`).
+pub const MESSAGE_BYTES_MAX: usize = 256 * PAGE_BYTES;
+const PAGE_BYTES: usize = 4096;
+
+/// A request, header included, is at most so long: the kernel wants room for the longest write.
+pub const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX + PAGE_BYTES;
+/// Room for the longest answer.
+pub const ANSWER_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
 
 /// One request. Its numbers are the kernel's, and its lengths are checked as they are read.
 pub struct Request<'a> {
@@ -47,6 +61,38 @@ impl From<Error> for Failure {
 pub type Answer<T> = Result<T, Failure>;
 
 const INVALID: Failure = Failure(libc::EINVAL);
+
+/// A message as `/dev/fuse` gives it, of a session that has agreed on these flags. Fails with EIO
+/// where it is too short.
+pub fn divided(message: &[u8], agreed: u64) -> Answer<Request<'_>> {
+    let malformed = Failure(libc::EIO);
+    let (header, rest) = InHeader::read_from_prefix(message).map_err(|_| malformed)?;
+    let fixed = fixed_bytes(header.opcode, agreed).unwrap_or(0);
+    let (fixed, rest) = rest.split_at_checked(fixed).ok_or(malformed)?;
+    Ok(Request { header, fixed, rest })
+}
+
+/// A request in one piece, as `/dev/fuse` gives it to libfuse.
+pub fn whole(request: &Request) -> Vec<u8> {
+    let mut header = request.header;
+    let fixed = request.fixed;
+    let length = IN_HEADER_BYTES + fixed.len() + request.rest.len();
+    header.length = length as u32;
+    let mut message = Vec::with_capacity(length);
+    message.extend_from_slice(header.as_bytes());
+    message.extend_from_slice(fixed);
+    message.extend_from_slice(request.rest);
+    message
+}
+
+/// The header of an answer with so many bytes, or with an error.
+pub fn out_header(unique: u64, answer: &Answer<usize>) -> OutHeader {
+    let (bytes, error) = match answer {
+        Ok(length) => (*length, 0),
+        Err(Failure(number)) => (0, -number),
+    };
+    OutHeader { length: (OUT_HEADER_BYTES + bytes) as u32, error, unique }
+}
 
 impl<'a> Request<'a> {
     /// The fixed part. Fails with EINVAL where the request has less.

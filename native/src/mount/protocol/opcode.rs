@@ -82,9 +82,3 @@ opcodes! {
 
 /// One more than the highest number.
 pub const COUNT: usize = 54;
-
-/// Whether the answer may be as long as the largest message, and nothing follows the fixed part of
-/// the request: both may lie in the same memory.
-pub fn is_bulk(opcode: u32) -> bool {
-    matches!(opcode, READ | READDIR | READDIRPLUS)
-}

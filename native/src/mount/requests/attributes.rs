@@ -123,7 +123,7 @@ impl Tree {
     }
 }
 
-pub fn change_mode(inode: &Inode, mode: Mode) -> Answer<()> {
+fn change_mode(inode: &Inode, mode: Mode) -> Answer<()> {
     match inode {
         Inode::Open(file) => effects::change_mode_of_open(&**file, mode),
         Inode::Named(path) => effects::change_mode(&**path, mode),
@@ -138,7 +138,7 @@ fn shown(status: &Status, valid_s: u64, out: &mut [u8]) -> Answer<Outcome> {
 
 /// A write by a user without the right to keep them clears set-user-id, and set-group-id where the
 /// group may execute.
-pub fn drop_set_ids(file: impl AsFd) -> Answer<()> {
+fn drop_set_ids(file: impl AsFd) -> Answer<()> {
     let mode = u32::from(status_of(&file)?.stx_mode);
     let group = if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
     let kept = mode & !(libc::S_ISUID | group);

@@ -4,16 +4,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{OFlags, SeekFrom, fgetxattr};
+use rustix::fs::{SeekFrom, fgetxattr};
 use rustix::io::Errno;
 
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::protocol::abi::{
-    CopyFileRangeIn, CopyFileRangeOut, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, IoctlOut,
-    LseekIn, LseekOut, ReadIn, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteIn, WriteOut, control, init,
+    CopyFileRangeIn, CopyFileRangeOut, LseekIn, LseekOut, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteIn,
+    WriteOut, init,
 };
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
-use crate::mount::requests::attributes::{drop_set_ids, has_set_ids};
+use crate::mount::requests::attributes::has_set_ids;
 use crate::mount::requests::entries::status_of;
 use crate::mount::requests::stub_writes::{StubWrite, Written};
 use crate::mount::requests::stubs::VALUE_BYTES;
@@ -57,10 +57,7 @@ impl Tree {
 
     /// The length of the value of the attribute that makes a file a stub.
     pub fn attribute_of(&self, file: &DataFile, value: &mut [u8]) -> Result<usize, Errno> {
-        match &self.reserved {
-            None => Err(Errno::NODATA),
-            Some(reserved) => fgetxattr(file, reserved.as_c_str(), value),
-        }
+        fgetxattr(file, self.reserved.as_c_str(), value)
     }
 
     /// Writes to a plain file, and whole blocks to a stub; hands over while writes wait for the disk or
@@ -175,40 +172,7 @@ impl Tree {
         })
     }
 
-    pub fn read(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
-        let given: ReadIn = request.part()?;
-        let file = self.inodes.data(request.header.node, false)?;
-        let room = out.get_mut(..given.size as usize).ok_or(Failure(libc::EINVAL))?;
-        Ok(Outcome::Answered(file.read_all(given.offset, room)?))
-    }
-
-    pub fn write(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
-        let given: WriteIn = request.part()?;
-        let data = request.rest.get(..given.size as usize).ok_or(Failure(libc::EINVAL))?;
-        let file = self.inodes.data(request.header.node, true)?;
-        if given.write_flags & WRITE_KILL_SUIDGID != 0 {
-            drop_set_ids(&*file)?;
-        }
-        let size = effects::write(&*file, data, given.offset)? as u32;
-        Ok(Outcome::Answered(put(out, &WriteOut { size, unused: 0 })?))
-    }
-
-    /// Of a file or of a directory.
-    pub fn sync(&self, request: &Request) -> Answer<Outcome> {
-        let given: FsyncIn = request.part()?;
-        let file = self.inodes.data(request.header.node, false)?;
-        effects::sync(&*file, given.flags & FSYNC_DATA != 0)?;
-        Ok(Outcome::Answered(0))
-    }
-
-    pub fn allocate(&self, request: &Request) -> Answer<Outcome> {
-        let given: FallocateIn = request.part()?;
-        let file = self.inodes.data(request.header.node, true)?;
-        effects::allocate(&*file, given.mode, given.offset, given.length)?;
-        Ok(Outcome::Answered(0))
-    }
-
-    pub fn seek(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
+    fn seek(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let given: LseekIn = request.part()?;
         let to = match given.whence as i32 {
             libc::SEEK_DATA => SeekFrom::Data(given.offset),
@@ -220,21 +184,8 @@ impl Tree {
         Ok(Outcome::Answered(put(out, &LseekOut { offset })?))
     }
 
-    /// Programs ask whether a file is a terminal (Python does whenever it opens one); `lsattr` asks
-    /// for the flags of an inode. Nothing else is known.
-    pub fn control(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
-        let given: IoctlIn = request.part()?;
-        if given.command != control::GET_FLAGS || given.out_bytes as usize != size_of::<u32>() {
-            return Err(Failure(libc::ENOTTY));
-        }
-        let file = self.inodes.open(request.header.node, OFlags::RDONLY | OFlags::NONBLOCK)?;
-        let flags = rustix::fs::ioctl_getflags(&file)?.bits();
-        let length = put(out, &IoctlOut::default())?;
-        Ok(Outcome::Answered(length + put(&mut out[length..], &flags)?))
-    }
-
     /// `wide`: the answer has 64 bits for the number of bytes.
-    pub fn copy_range(&self, request: &Request, out: &mut [u8], wide: bool) -> Answer<Outcome> {
+    fn copy_range(&self, request: &Request, out: &mut [u8], wide: bool) -> Answer<Outcome> {
         let given: CopyFileRangeIn = request.part()?;
         let from = self.inodes.data(request.header.node, false)?;
         let to = self.inodes.data(given.node_out, true)?;

@@ -32,21 +32,8 @@ impl Counts {
 }
 
 impl Tree {
-    /// Answers a request into `out`, which has room for the longest answer.
-    pub fn answer(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
-        match request.header.opcode {
-            op::READ => self.read(request, out),
-            op::WRITE => self.write(request, out),
-            op::FSYNC | op::FSYNCDIR => self.sync(request),
-            op::FALLOCATE => self.allocate(request),
-            op::LSEEK => self.seek(request, out),
-            op::COPY_FILE_RANGE => self.copy_range(request, out, false),
-            op::COPY_FILE_RANGE_64 => self.copy_range(request, out, true),
-            _ => self.answer_but_data(request, out),
-        }
-    }
-
-    /// Answers a request that is not about the bytes of a file.
+    /// Answers a request into `out`, which has room for the longest answer, or hands it over: for one
+    /// that is about the bytes of a file, or about its flags.
     pub fn answer_but_data(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         match request.header.opcode {
             op::SETATTR => self.set_attributes(request, out),
@@ -62,21 +49,13 @@ impl Tree {
             op::RENAME2 => self.rename_with(request),
             op::SETXATTR => self.set_attribute(request),
             op::REMOVEXATTR => self.remove_attribute(request),
-            _ => self.answer_known(request, out),
+            _ => self.answer_beside(request, out),
         }
     }
 
-    /// Answers a request in any thread, or hands it over: for one that needs state of Python's, or
-    /// changes anything below.
+    /// Answers a request in any thread, or hands it over: for one that needs more than the table of
+    /// inodes, or changes anything below.
     pub fn answer_beside(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
-        match request.header.opcode {
-            op::IOCTL => Ok(Outcome::HandedOver),
-            _ => self.answer_known(request, out),
-        }
-    }
-
-    /// Answers a request that needs no more than the table of inodes, and changes nothing below.
-    fn answer_known(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         match request.header.opcode {
             op::LOOKUP => self.look_up(request, out),
             op::FORGET => self.forget(request),
@@ -88,7 +67,6 @@ impl Tree {
             op::READDIRPLUS => self.list(request, out, true),
             op::GETXATTR => self.get_attribute(request, out),
             op::LISTXATTR => self.list_attributes(request, out),
-            op::IOCTL => self.control(request, out),
             op::STATFS => self.get_free_space(out),
             // The kernel sends no more of them. It has opened the file by itself, keeps what it reads
             // there, and tells nobody.

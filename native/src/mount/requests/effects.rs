@@ -108,10 +108,6 @@ pub fn sync(file: impl AsFd, data_only: bool) -> Answer<()> {
     Ok(done?)
 }
 
-pub fn allocate(file: impl AsFd, mode: u32, offset: u64, length: u64) -> Answer<()> {
-    Ok(rustix::fs::fallocate(file, FallocateFlags::from_bits_retain(mode), offset, length)?)
-}
-
 /// Makes blocks holes.
 pub fn punch(file: impl AsFd, offset: u64, length: u64) -> Answer<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

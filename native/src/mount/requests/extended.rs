@@ -3,14 +3,13 @@
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
 
-use rustix::fs::{Mode, fgetxattr, flistxattr, getxattr, listxattr};
+use rustix::fs::{fgetxattr, flistxattr, getxattr, listxattr};
 use rustix::io::Errno;
 
 use crate::mount::inodes::table::proc_path;
-use crate::mount::protocol::abi::{GetxattrIn, GetxattrOut, SETXATTR_KILL_SGID, SetxattrIn};
+use crate::mount::protocol::abi::{GetxattrIn, GetxattrOut, SetxattrIn};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
-use crate::mount::requests::attributes::{Inode, change_mode};
-use crate::mount::requests::entries::status_of;
+use crate::mount::requests::attributes::Inode;
 use crate::mount::requests::{effects, tree::Tree};
 
 /// The longest value or list of names that Linux has.
@@ -106,13 +105,6 @@ impl Tree {
         match &inode {
             Inode::Open(file) => effects::set_attribute_of_open(&**file, name, value, given.flags)?,
             Inode::Named(path) => effects::set_attribute(&**path, name, value, given.flags)?,
-        }
-        if given.setxattr_flags & SETXATTR_KILL_SGID != 0 {
-            let mode = u32::from(status_of(&inode)?.stx_mode);
-            if mode & libc::S_ISGID != 0 {
-                let kept = Mode::from_raw_mode(mode & 0o7777 & !libc::S_ISGID);
-                change_mode(&inode, kept)?;
-            }
         }
         Ok(Outcome::Answered(0))
     }

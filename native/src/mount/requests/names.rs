@@ -235,8 +235,7 @@ impl Tree {
 
     /// Whether a name leads to a stub, as far as that can be told.
     fn is_stub(&self, parent: impl AsFd, name: &CStr) -> bool {
-        let Some(reserved) = &self.reserved else { return false };
-        let found = getxattr_at(parent.as_fd(), name, reserved, &mut []);
+        let found = getxattr_at(parent.as_fd(), name, &self.reserved, &mut []);
         !matches!(found, Err(Errno::NODATA | Errno::NOENT | Errno::OPNOTSUPP))
     }
 

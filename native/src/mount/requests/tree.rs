@@ -16,7 +16,7 @@ use crate::threads::lock::locked;
 pub struct Tree {
     pub inodes: Inodes,
     /// An extended attribute that does not exist to users.
-    pub reserved: Option<CString>,
+    pub reserved: CString,
     /// Whether the kernel gives `security.*` attributes to inodes by itself.
     pub has_labels: bool,
     /// Whether what this process makes is root's at first.
@@ -38,7 +38,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    pub fn new(inodes: Inodes, reserved: Option<CString>) -> Tree {
+    pub fn new(inodes: Inodes, reserved: CString) -> Tree {
         Tree {
             inodes,
             reserved,
@@ -69,7 +69,7 @@ impl Tree {
     }
 
     pub fn is_reserved(&self, name: &CStr) -> bool {
-        self.reserved.as_deref() == Some(name)
+        self.reserved.as_c_str() == name
     }
 }
 

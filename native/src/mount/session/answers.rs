@@ -8,10 +8,9 @@ use rustix::io::writev;
 use zerocopy::IntoBytes;
 
 use crate::mount::protocol::abi::OutHeader;
-use crate::mount::protocol::message::{Answer, Failure};
+use crate::mount::protocol::message::{Answer, Failure, out_header};
 use crate::mount::session::device::given;
 use crate::mount::session::rings::seat::Seats;
-use crate::mount::session::service::out_header;
 
 /// Parts of an answer that the kernel takes at once, its limit being 1,024.
 const PARTS_MAX: usize = 1000;

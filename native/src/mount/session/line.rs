@@ -25,16 +25,16 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::mount::protocol::abi::{InHeader, OutHeader, init};
 use crate::mount::protocol::handshake::{Offer, for_libfuse};
-use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
+use crate::mount::protocol::message::{
+    ANSWER_BYTES_MAX, Answer, Failure, OUT_HEADER_BYTES, Outcome, Request, divided, whole,
+};
 use crate::mount::protocol::opcode as op;
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::touched::Touched;
 use crate::mount::requests::tree::Tree;
-use crate::mount::session::device::{Received, receive};
+use crate::mount::session::device::{Received, forget_attributes, receive};
 use crate::mount::session::helpers::Helpers;
 use crate::mount::session::returns::{Back, Returns};
-use crate::mount::session::serve::forget_attributes;
-use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, divided, whole};
 use crate::mount::session::shared::{Shared, Taken};
 use crate::mount::session::turn::Turn;
 
@@ -394,7 +394,7 @@ impl Line {
     pub fn make_file(&mut self, message: &[u8]) -> Answer<()> {
         let request = divided(message, self.agreed)?;
         let body = &mut self.output[OUT_HEADER_BYTES..];
-        let answer = match self.tree.answer(&request, body) {
+        let answer = match self.tree.answer_but_data(&request, body) {
             Ok(Outcome::Answered(length)) => Ok(length),
             Ok(_) => Err(Failure(libc::EIO)),
             Err(failure) => Err(failure),

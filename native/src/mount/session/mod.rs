@@ -9,8 +9,6 @@ pub mod pace;
 pub mod reads;
 pub mod returns;
 pub mod rings;
-pub mod serve;
-pub mod service;
 pub mod shared;
 pub mod stand_ins;
 pub mod syncs;

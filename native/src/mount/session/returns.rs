@@ -8,8 +8,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
 
-use crate::mount::protocol::message::Answer;
-use crate::mount::session::device::REQUEST_BYTES_MAX;
+use crate::mount::protocol::message::{Answer, REQUEST_BYTES_MAX};
 use crate::threads::lock::locked;
 
 /// What may wait of requests that nobody has looked at: more is better left with the kernel, where

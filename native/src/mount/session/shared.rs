@@ -16,10 +16,10 @@ use crate::mount::requests::reading::Reading;
 use crate::mount::requests::touched::Touched;
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::answers::Answers;
+use crate::mount::session::device::forget_attributes;
 use crate::mount::session::pace::{Pace, Seen};
 use crate::mount::session::reads::{FileRead, FileReads, Work};
 use crate::mount::session::returns::Returns;
-use crate::mount::session::serve::forget_attributes;
 use crate::mount::session::syncs::{FileSync, Syncs};
 
 /// What becomes of a request that native code takes.

@@ -21,10 +21,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, p
 use rustix::io::{Errno, write};
 use zerocopy::IntoBytes;
 
-use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
+use crate::mount::protocol::message::{
+    ANSWER_BYTES_MAX, Answer, Failure, OUT_HEADER_BYTES, Outcome, Request, divided, out_header,
+};
 use crate::mount::session::device::{Received, give, receive};
 use crate::mount::session::pace::{Judgement, Seen};
-use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, divided, out_header};
 use crate::mount::session::shared::Shared;
 use crate::threads::lock::locked;
 

@@ -69,7 +69,7 @@ impl Inodes {
             secret.try_into().map_err(|_| PyValueError::new_err("the secret has 32 bytes"))?;
         let root = duplicate(py, root_fd)?;
         let table = table::Inodes::new(root, descriptors_max, pins_max, Generations::new(secret));
-        let tree = Tree::new(ready(py, table)?, Some(c_string("reserved", reserved)?));
+        let tree = Tree::new(ready(py, table)?, c_string("reserved", reserved)?);
         Ok(Inodes(Mutex::new(Some(Arc::new(tree)))))
     }
 

@@ -3,7 +3,6 @@
 pub mod inodes;
 pub mod line;
 pub mod request;
-pub mod serve;
 pub mod write_times;
 
 use std::os::fd::{OwnedFd, RawFd};

@@ -24,11 +24,10 @@ use rustix::io::write;
 use zerocopy::FromBytes;
 
 use crate::mount::protocol::abi::EntryOut;
-use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
+use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, whole};
 use crate::mount::protocol::opcode as op;
 use crate::mount::session::rings::entry::{Entry, Found, SHORT_BYTES_MAX, queues};
 use crate::mount::session::rings::seat::{Desk, Seat};
-use crate::mount::session::service::whole;
 use crate::mount::session::shared::{Shared, Taken};
 use crate::mount::session::turn::Turn;
 use crate::threads::lock::locked;

@@ -11,10 +11,8 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::mount::protocol::abi::{
     InHeader, OutHeader, RING_COMMIT_AND_FETCH, RING_REGISTER, RingCommand, RingHeader,
 };
-use crate::mount::protocol::handshake::MESSAGE_BYTES_MAX;
-use crate::mount::protocol::message::{Answer, Failure, Request};
+use crate::mount::protocol::message::{Answer, Failure, MESSAGE_BYTES_MAX, Request, out_header};
 use crate::mount::protocol::opcode::fixed_bytes;
-use crate::mount::session::service::out_header;
 
 /// Answers that are not as long as the longest message; the longest of them is a list of extended
 /// attributes.

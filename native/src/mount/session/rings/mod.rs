@@ -2,5 +2,4 @@
 
 pub mod crew;
 pub mod entry;
-pub mod ring;
 pub mod seat;
