@@ -1,6 +1,7 @@
 """Volumes that are mounted, seen from both sides: as users see them, and from below."""
 
 import ctypes
+import errno
 import json
 import logging
 import os
@@ -33,6 +34,9 @@ from tests.support.lab import Lab, let_others_pass
 from tests.support.ways import RING, ring_is_offered, way
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+DEAD = {errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED}
+"""What users are told by a mount whose process has ended; the last two by io_uring."""
+
 DEATH_WAIT_MS = 120_000
 """A death takes milliseconds, on a machine that has time for it."""
 

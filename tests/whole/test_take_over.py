@@ -1,6 +1,5 @@
 """A mount takes the place of one whose process was killed, and users never see what is below."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -18,14 +17,12 @@ from dedupd.system.files import opened
 from fuse_stub.mounts import mount_process, over_mount
 from fuse_stub.mounts.mount_points import is_dead_mount
 from tests.support.lab import Lab, new_lab, noise
-from tests.support.mounts import MountedLab, end, mounted_lab
+from tests.support.mounts import DEAD, MountedLab, end, mounted_lab
 from tests.support.service import eventually
 
 pytestmark = pytest.mark.root
 
 CONTENT = noise(200_000)
-TAKEN_OVER = {errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED}
-"""What programs may be told while nobody serves the mount."""
 
 
 class Watcher:
@@ -64,7 +61,7 @@ class Watcher:
                 (self.view / name).write_text(name)
                 self.written.append(name)
             except OSError as error:
-                if error.errno not in TAKEN_OVER:
+                if error.errno not in DEAD:
                     self.seen.add(str(error))
 
 
