@@ -241,6 +241,7 @@ def verify_with_fio(plan: Plan, seed: int) -> None:
             "--verify_fatal=1",
             f"--randseed={seed + counts['runs']}",
             "--fallocate=none",
+            "--verify_state_save=0",  # a file in the directory that this runs in
         ]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         counts["runs"] += 1
