@@ -13,7 +13,7 @@ from dedupd.config.config_values import whole
 from dedupd.config.policy import Policy, RestoreMode
 from dedupd.config.run_limits import RunLimits
 from dedupd.errors import PolicyError, UsageError
-from dedupd.system.processes import give_way
+from dedupd.system.processes import give_way, give_way_as_group
 from dedupd.units import parse_duration, parse_size
 from dedupd.volume.volume import Volume
 from jobs.frame.run import Cancelled, JobRun
@@ -114,6 +114,8 @@ def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
         give_way(policy.io_priority)  # else users wait for it
     _keep_to_cores(policy.cores)
     told = conduct()
+    if told.gentle:
+        give_way_as_group()
     with job_run(job, unit) as run, run.limited(asked.length_s, asked.bytes_per_s or 0):
         if not told.here and not told.gentle:
             yield run

@@ -28,14 +28,22 @@ def give_way(io_priority: IoPriority = IoPriority.IDLE) -> None:
     }[io_priority]
     process = psutil.Process()
     process.nice(19)
-    if has_group_of_its_own():
-        # There the value above counts among its own threads only.
-        with suppress(OSError), open("/proc/self/autogroup", "w") as group:
-            group.write("19")
     try:
         process.ionice(io_class, level)
     except (OSError, psutil.Error):
         pass  # a kernel without I/O classes
+
+
+def give_way_as_group() -> None:
+    """Have the scheduler serve all other sessions first, if this process has a group of its own
+    (:func:`has_group_of_its_own`).
+
+    There the nice value of :func:`give_way` counts among the process's own threads only. On a
+    machine that is busy all the time next to nothing is left then: it is for work that can wait.
+    """
+    if has_group_of_its_own():
+        with suppress(OSError), open("/proc/self/autogroup", "w") as group:
+            group.write("19")
 
 
 _FIRST_CGROUP_NAMESPACE = 0xEFFF_FFFB

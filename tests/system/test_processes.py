@@ -71,7 +71,9 @@ def test_a_process_that_shares_its_group_stays_as_it_is() -> None:
     assert [line.split()[0] for line in classes] == ["False"] * 3
 
 
-GROUP = "processes.give_way(); print(open('/proc/self/autogroup').read().split('nice ')[1])"
+GROUP = (
+    "processes.give_way_as_group(); print(open('/proc/self/autogroup').read().split('nice ')[1])"
+)
 
 
 def test_a_job_with_a_group_of_its_own_comes_last_with_all_of_it() -> None:
