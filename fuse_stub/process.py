@@ -175,7 +175,6 @@ async def _run(
         nursery.start_soon(_announce, mount, ready)
         nursery.start_soon(mount.files.sweep)
         nursery.start_soon(mount.watch_policy)
-        nursery.start_soon(_watch_group)
         if not mount.volume.is_read_only:
             nursery.start_soon(seal_closed, mount.volume, mount.files)
             nursery.start_soon(mount.deletions.sync)
@@ -200,14 +199,20 @@ async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> N
         log.warning("%s: io_uring is offered, and cannot be used: %s", mount.mountpoint, why)
     if ready is not None:
         ready()
+    if line is not None and line.is_by_ring:
+        await _keep_callers_in_place()
 
 
-async def _watch_group() -> None:
-    """Follow the groups of the scheduler, which change while programs run (by systemd, for one)."""
+async def _keep_callers_in_place() -> None:
+    """As the groups of the scheduler are, which change while programs run (by systemd, for one).
+
+    By ``/dev/fuse`` another processor has to be woken in any case: ``tar c`` of stubs took a tenth
+    longer with it.
+    """
     while True:
-        await trio.sleep(GROUP_POLL_S)
         if os.getsid(0) == os.getpid():  # set up already
             leave_callers_in_place()
+        await trio.sleep(GROUP_POLL_S)
 
 
 def _read_ahead_more(mountpoint: str) -> None:
@@ -261,7 +266,6 @@ def serve_for_parent(
             # of its own group.
             with suppress(PermissionError):  # it leads its group already
                 os.setsid()
-            leave_callers_in_place()
             os.write(answer_fd, json.dumps(reply).encode())
             os.close(answer_fd)
             answered = True
