@@ -156,6 +156,10 @@ fn name_of(version: &Version) -> Name {
 }
 
 impl Content for ClusterContent {
+    fn source(&self) -> &dyn ChunkSource {
+        self
+    }
+
     /// No stub of a cluster names a chunk.
     fn read_opened(&self, _: RecordId, _: FingerprintCheck, _: &mut [u8]) -> Option<()> {
         None

@@ -14,6 +14,9 @@ use crate::threads::pool;
 
 /// What stubs are made of. Answers only where everything is exactly as expected.
 pub trait Content: ChunkSource + Send + Sync {
+    /// This, where chunks are loaded.
+    fn source(&self) -> &dyn ChunkSource;
+
     /// Fills `out`, of its raw length, with a chunk that a stub names, if that needs no wait.
     fn read_opened(&self, id: RecordId, check: FingerprintCheck, out: &mut [u8]) -> Option<()>;
 
@@ -41,6 +44,10 @@ impl Containers {
 }
 
 impl Content for Containers {
+    fn source(&self) -> &dyn ChunkSource {
+        self
+    }
+
     fn read_opened(&self, id: RecordId, check: FingerprintCheck, out: &mut [u8]) -> Option<()> {
         self.chunks.read_opened(id, check, out)
     }

@@ -67,11 +67,11 @@ impl Tools<'_> {
         before += RECORD_HEADER_BYTES; // that of the base
         let given = self.whole(piece, trial)?;
         let (bases, own) = (join.similar.choose(piece.id, &sketch), given.payload.len());
-        if others.is_empty()
-            && let Some((new, stored)) =
-                self.best_delta(piece, &bases, own, join.groups, trial, out)
-            && join.leaned.set(new)
-        {
+        let found = match others {
+            [] => self.best_delta(piece, &bases, own, join.groups, trial, out),
+            _ => None,
+        };
+        if let Some((new, stored)) = found.filter(|&(new, _)| join.leaned.set(new)) {
             join.groups.keep(new);
             join.similar.chosen(new);
             trial.delta = Some((new, stored));

@@ -92,9 +92,8 @@ impl Tools<'_> {
         }
         let stored_max = (own as f64 * (1.0 - DICTIONARY_SAVING_MIN)) as usize;
         let found = dictionary.filter(|(_, stored)| *stored <= own);
-        if let Some((place, _)) = found
-            && let Some(given) = self.with_dictionary(raw, &self.dictionaries[place], stored_max)
-        {
+        let with = |(place, _)| self.with_dictionary(raw, &self.dictionaries[place], stored_max);
+        if let Some(given) = found.and_then(with) {
             return Some(given);
         }
         let mut out = vec![0; own.saturating_sub(1)];

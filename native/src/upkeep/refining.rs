@@ -235,9 +235,8 @@ impl Tools<'_> {
         let bases = if is_base { Vec::new() } else { join.similar.choose(piece.id, &piece.sketch) };
         let own = piece.payload.stored.len();
         let mut found = self.best_delta(piece, &bases, own, join.groups, trial, out);
-        if let Some((_, stored)) = found
-            && stored as f64 >= CLEAR_OF_PLAIN * own as f64
-        {
+        let in_doubt = found.filter(|&(_, stored)| stored as f64 >= CLEAR_OF_PLAIN * own as f64);
+        if let Some((_, stored)) = in_doubt {
             trial.dictionary = Some(self.dictionary(piece, trial));
             let other = trial.dictionary.flatten().map_or(own, |(_, other)| other);
             found = found.filter(|_| stored <= self.options.delta_max(other));

@@ -106,9 +106,8 @@ impl Similar {
     pub fn stand(&mut self, id: RecordId, sketch: &Sketch) {
         let is_avoided = self.avoided.contains(&id);
         for &feature in sketch {
-            if let Some(slot) = self.slot(feature)
-                && (!is_avoided || slot.stands.is_hole())
-            {
+            let slot = self.slot(feature).filter(|slot| !is_avoided || slot.stands.is_hole());
+            if let Some(slot) = slot {
                 slot.stands = id;
             }
         }

@@ -80,7 +80,7 @@ struct Largest {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn largest_avx2(raw: &[u8]) -> Largest {
+unsafe fn largest_avx2(raw: &[u8]) -> Largest {
     largest(raw)
 }
 

@@ -103,10 +103,9 @@ impl Records {
 
     /// Adds second copies of these records, by the table of their container.
     pub fn add_copies(&mut self, table: &[u8], seed: u64) {
-        for entry in entries(table).filter_map(|entry| TableEntry::sound(entry, seed)) {
-            if entry.state == State::LIVE
-                && let Some(record) = self.get_mut(entry.target)
-            {
+        let sound = entries(table).filter_map(|entry| TableEntry::sound(entry, seed));
+        for entry in sound.filter(|entry| entry.state == State::LIVE) {
+            if let Some(record) = self.get_mut(entry.target) {
                 record.bytes += record_bytes(u64::from(entry.stored_length)) as u32;
             }
         }

@@ -203,7 +203,7 @@ impl Store {
             };
             keys.iter().map(at_hand).collect()
         } else {
-            self.cache.load(&keys, &*self.content)
+            self.cache.load(&keys, self.content.source())
         }
         .into_iter();
         for span in spans {
@@ -220,7 +220,7 @@ impl Store {
     pub fn load_ahead(&self, stub: &StubHead, range: &Range<u64>) {
         let Some(spans) = self.content.spans(stub, range, Reads::Any) else { return };
         let absent = spans.iter().filter_map(|span| span.chunk).filter(|key| !self.cache.has(key));
-        self.cache.load(&absent.collect::<Vec<_>>(), &*self.content);
+        self.cache.load(&absent.collect::<Vec<_>>(), self.content.source());
     }
 }
 
