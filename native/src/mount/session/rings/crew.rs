@@ -101,7 +101,7 @@ impl Rings {
             shared: Arc::clone(shared),
             turn: Arc::clone(turn),
             agreed,
-            queues: (0..queues()).map(|_| Queue::default()).collect(),
+            queues: (0..queues()?).map(|_| Queue::default()).collect(),
             more: AtomicUsize::new(0),
             failed: Mutex::default(),
             threads: Mutex::default(),

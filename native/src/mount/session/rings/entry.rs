@@ -25,11 +25,15 @@ const COMMAND_BYTES: usize = 80;
 const OF_COMMAND: u64 = 0;
 const OF_END: u64 = 1;
 
-/// How many queues the kernel has: one for each processor that there may ever be.
-pub fn queues() -> usize {
-    let text = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
-    let last = text.trim().rsplit(['-', ',']).next().and_then(|last| last.parse::<usize>().ok());
-    last.map_or(1, |last| last + 1)
+/// How many queues the kernel has: one for each processor that there may ever be. Fails where that
+/// cannot be told, as without `/sys`: a kernel that has too few of them waits for the rest.
+pub fn queues() -> Answer<usize> {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/possible");
+    last_processor(&text.unwrap_or_default()).map(|last| last + 1).ok_or(Failure(libc::ENOENT))
+}
+
+fn last_processor(possible: &str) -> Option<usize> {
+    possible.trim().rsplit(['-', ',']).next()?.parse().ok()
 }
 
 /// The memory of an entry. The kernel writes to it from a submission to its completion.
@@ -133,6 +137,7 @@ impl Entry {
 
     /// One that need not be registered: whether rings can be made and used here.
     pub fn trial(device: Arc<OwnedFd>) -> Answer<Entry> {
+        queues()?;
         let mut entry = Entry::new(device, 0)?;
         // Where rules of a container let a ring be made, and not be used, this says so in time.
         entry.push(&opcode::Nop::new().build().into())?;
@@ -244,4 +249,15 @@ fn set_length(submission: &mut squeue::Entry128, length: u32) {
     let start = (&raw mut *submission).cast::<u8>();
     // SAFETY: within the 128 bytes of the submission; four bytes of any value are valid there.
     unsafe { start.add(LENGTH_AT).cast::<u32>().write_unaligned(length) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_processor_is_told_or_none() {
+        let told = ["0\n", "0-1\n", "0-3,8-11\n", ""].map(last_processor);
+        assert_eq!(told, [Some(0), Some(1), Some(11), None]);
+    }
 }
