@@ -61,6 +61,8 @@ def has_group_of_its_own() -> bool:
             return False
         if Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() != "1":
             return False
+        if not Path("/proc/self/autogroup").read_text():  # that of the whole machine
+            return False
         groups = Path("/proc/self/cgroup").read_text()
     except OSError:  # a kernel without
         return False

@@ -1,6 +1,5 @@
 """The priority of processes: in the scheduler's groups, and among their own threads."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,5 +80,28 @@ def test_a_job_with_a_group_of_its_own_comes_last_with_all_of_it() -> None:
 
 
 def test_a_job_of_a_shell_leaves_the_group_of_the_shell_alone() -> None:
-    own = Path(f"/proc/{os.getpid()}/autogroup").read_text().split("nice ")[1].strip()
-    assert said(GROUP, leads_session=False)[0] == own
+    shell = ["sh", "-c", '"$0" -c "$1"; cat /proc/$$/autogroup']
+    program = f"from dedupd.system import processes\n{GROUP}"
+    lines = subprocess.run(
+        [*shell, sys.executable, program],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert lines[0] == "0"
+    assert lines[-1].endswith("nice 0")
+
+
+WITHOUT = """
+from pathlib import Path
+said = Path.read_text
+Path.read_text = lambda path: "" if path.name == "autogroup" else said(path)
+print(processes.has_group_of_its_own())
+"""
+
+
+def test_a_leader_in_the_group_of_the_whole_machine_has_none_of_its_own() -> None:
+    """That of the first processes; the kernel's file says nothing of it."""
+    assert said("print(processes.has_group_of_its_own())", leads_session=True) == ["True"]
+    assert said(WITHOUT, leads_session=True) == ["False"]
