@@ -209,6 +209,7 @@ class Line:
         stand_ins: int,
         always: bool,
         ring_at: str | None,
+        absent: int,
     ) -> tuple[Line, int]:
         """The line, and libfuse's end of it, the caller's. ``device_fd`` stays the caller's, which
         reads nothing from it any more. Raises OSError.
@@ -219,6 +220,8 @@ class Line:
         Requests come by io_uring where the kernel offers it and ``ring_at`` says where the mount
         shows. Their threads answer by themselves whatever native code answers, with the ``turn``
         where more than the table of inodes is concerned.
+
+        ``absent``: flags of the kernel's offer (``FUSE_INIT``) that count as not offered.
         """
 
     def next(self, count: int, linger_ns: int) -> Request | bool | None:

@@ -45,6 +45,9 @@ ALWAYS_BESIDE = False
 BY_RING = True
 """Whether requests come by io_uring where the kernel offers it."""
 
+ABSENT = 0
+"""Flags of the kernel's offer (``FUSE_INIT``) that count as not offered: for tests."""
+
 
 def stand_ins(cores: int) -> int:
     """How many threads take requests beside that of the loop, where it does not keep up. On one
@@ -86,7 +89,7 @@ class Pump:
         fd = _fuse_descriptor()
         turn = native.mount.Turn(self._inodes)
         self._line, libfuse_fd = native.mount.Line.between(
-            fd, self._inodes, turn, stand_ins(cores()), ALWAYS_BESIDE, self._ring_at
+            fd, self._inodes, turn, stand_ins(cores()), ALWAYS_BESIDE, self._ring_at, ABSENT
         )
         # It has what the loop calls, and is native.
         instrument = cast(trio.abc.Instrument, turn)

@@ -1,9 +1,10 @@
 //! The mount: the kernel's requests, answered below the interpreter.
 //!
 //! `protocol` has the messages, `inodes` the inodes that the kernel knows, `requests` an answer for
-//! each kind of request, `session` the ways on which requests come and answers go, and
-//! `write_times` what users have written to of late.
+//! each kind of request, `session` the ways on which requests come and answers go, `callers` the
+//! users who make them, and `write_times` what users have written to of late.
 
+pub mod callers;
 pub mod counted;
 pub mod inodes;
 pub mod protocol;

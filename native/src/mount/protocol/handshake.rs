@@ -13,8 +13,10 @@ pub const BACKGROUND_MAX: u16 = 128;
 pub const CONGESTED_FROM: u16 = BACKGROUND_MAX / 4 * 3;
 
 /// The first request of a session as libfuse gets it: without offers that are none by a socket.
-pub fn for_libfuse(mut given: InitIn) -> InitIn {
-    given.flags &= !(SPLICE as u32);
+/// `absent`: what counts as not offered.
+pub fn for_libfuse(mut given: InitIn, absent: u64) -> InitIn {
+    given.flags &= !((SPLICE | absent) as u32);
+    given.flags2 &= !((absent >> 32) as u32);
     given
 }
 
@@ -27,6 +29,9 @@ pub fn for_libfuse(mut given: InitIn) -> InitIn {
 /// `READDIRPLUS_AUTO`: a listing comes with all attributes at once, and is kept with them.
 const ADDED: u64 =
     init::DONT_MASK | init::CACHE_SYMLINKS | init::EXPLICIT_INVAL_DATA | init::HANDLE_KILLPRIV_V2;
+
+/// What libfuse promises by itself, and this mount does not.
+const WITHDRAWN: u32 = init::ATOMIC_O_TRUNC as u32;
 
 /// What is agreed on where requests come by io_uring.
 pub const BY_RING: u64 = init::INIT_EXT | init::OVER_IO_URING;
@@ -41,12 +46,12 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Reads the first request of a session.
-    pub fn of(request: &Request) -> Answer<Offer> {
+    /// Reads the first request of a session. `absent`: what counts as not offered.
+    pub fn of(request: &Request, absent: u64) -> Answer<Offer> {
         let given: InitIn = request.part()?;
         let flags = u64::from(given.flags);
         let more = if flags & init::INIT_EXT != 0 { u64::from(given.flags2) << 32 } else { 0 };
-        Ok(Offer { flags: flags | more })
+        Ok(Offer { flags: (flags | more) & !absent })
     }
 
     pub fn has(&self, flags: u64) -> bool {
@@ -54,37 +59,36 @@ impl Offer {
     }
 
     /// libfuse's answer with what it does not promise, and with room for as many requests as are
-    /// served at a time. `ring`: requests are to come by io_uring.
-    pub fn extended(&self, mut answer: InitOut, ring: bool) -> InitOut {
-        let added = (self.flags & ADDED) as u32;
+    /// served at a time. `wanted`: what this mount promises beside [`ADDED`].
+    pub fn extended(&self, mut answer: InitOut, wanted: u64) -> InitOut {
+        let added = self.flags & (ADDED | wanted);
         if self.flags & init::EXPLICIT_INVAL_DATA != 0 {
             answer.flags &= !(init::AUTO_INVAL_DATA as u32);
         }
-        // An opening without a message would lose the truncation.
-        answer.flags &= !(init::ATOMIC_O_TRUNC as u32);
-        answer.flags |= added;
+        answer.flags &= !WITHDRAWN;
+        answer.flags |= added as u32;
         answer.max_background = BACKGROUND_MAX;
         answer.congestion_threshold = CONGESTED_FROM;
-        if ring && self.has(BY_RING) {
+        if added >> 32 != 0 {
             // What libfuse has there counts only with the flag that says so.
             if u64::from(answer.flags) & init::INIT_EXT == 0 {
                 answer.flags2 = 0;
             }
-            answer.flags |= BY_RING as u32;
-            answer.flags2 |= (BY_RING >> 32) as u32;
+            answer.flags |= init::INIT_EXT as u32;
+            answer.flags2 |= (added >> 32) as u32;
         }
         answer
     }
 
     /// As [`Offer::extended`], of a whole message. Returns the flags that are agreed on: none where
     /// libfuse has refused.
-    pub fn extend(&self, message: &mut [u8], ring: bool) -> u64 {
+    pub fn extend(&self, message: &mut [u8], wanted: u64) -> u64 {
         let Ok((header, body)) = OutHeader::read_from_prefix(message) else { return 0 };
         let Ok((answer, _)) = InitOut::read_from_prefix(body) else { return 0 };
         if header.error != 0 {
             return 0;
         }
-        let extended = self.extended(answer, ring);
+        let extended = self.extended(answer, wanted);
         let place = &mut message[size_of::<OutHeader>()..];
         place[..size_of::<InitOut>()].copy_from_slice(extended.as_bytes());
         let has_more = u64::from(extended.flags) & init::INIT_EXT != 0;
@@ -96,7 +100,11 @@ impl Offer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mount::protocol::abi::InHeader;
+    use crate::mount::protocol::message::divided;
+    use crate::mount::protocol::opcode as op;
 
+    const RING: u64 = init::OVER_IO_URING;
     const KERNEL: u64 = init::ASYNC_READ | init::DONT_MASK | init::INIT_EXT | init::OVER_IO_URING;
 
     fn offer(flags: u64) -> Offer {
@@ -106,17 +114,32 @@ mod tests {
     #[test]
     fn libfuse_is_offered_no_way_that_a_socket_lacks() {
         let given = InitIn { flags: u32::MAX, ..InitIn::default() };
-        assert_eq!(for_libfuse(given).flags, !(SPLICE as u32));
+        assert_eq!(for_libfuse(given, 0).flags, !(SPLICE as u32));
+    }
+
+    #[test]
+    fn what_counts_as_absent_is_offered_to_nobody() {
+        let mut message = InHeader { opcode: op::INIT, ..InHeader::default() }.as_bytes().to_vec();
+        let given = InitIn { flags: KERNEL as u32, flags2: u32::MAX, ..InitIn::default() };
+        message.extend(given.as_bytes());
+        let request = divided(&message, 0).unwrap();
+        let absent = init::ASYNC_READ | init::OVER_IO_URING;
+        let (all, some) = (Offer::of(&request, 0).unwrap(), Offer::of(&request, absent).unwrap());
+        assert!(all.has(absent) && !some.has(init::ASYNC_READ) && !some.has(BY_RING));
+        assert!(some.has(KERNEL & !absent));
+        let told = for_libfuse(given, absent);
+        assert_eq!(u64::from(told.flags), KERNEL & !absent & 0xffff_ffff);
+        assert_eq!(told.flags2, !((absent >> 32) as u32));
     }
 
     #[test]
     fn what_libfuse_does_not_promise_is_added_where_the_kernel_offers_it() {
         let answer = InitOut { flags: init::ASYNC_READ as u32, ..InitOut::default() };
-        let cuts = answer.flags | init::ATOMIC_O_TRUNC as u32;
-        assert_eq!(offer(0).extended(InitOut { flags: cuts, ..answer }, true).flags, answer.flags);
-        let extended = offer(KERNEL).extended(answer, false);
+        let cuts = answer.flags | WITHDRAWN;
+        assert_eq!(offer(0).extended(InitOut { flags: cuts, ..answer }, RING).flags, answer.flags);
+        let extended = offer(KERNEL).extended(answer, 0);
         assert_eq!(u64::from(extended.flags), init::ASYNC_READ | init::DONT_MASK);
-        assert_eq!(offer(init::ASYNC_READ).extended(answer, false).flags, answer.flags);
+        assert_eq!(offer(init::ASYNC_READ).extended(answer, 0).flags, answer.flags);
         assert_eq!(extended.max_background, BACKGROUND_MAX);
     }
 
@@ -124,20 +147,22 @@ mod tests {
     fn times_tell_of_no_new_content_where_the_kernel_can_be_told_of_it() {
         let answer = InitOut { flags: init::AUTO_INVAL_DATA as u32, ..InitOut::default() };
         let explicit = init::EXPLICIT_INVAL_DATA;
-        assert_eq!(u64::from(offer(explicit).extended(answer, false).flags), explicit);
-        assert_eq!(offer(init::ASYNC_READ).extended(answer, false).flags, answer.flags);
+        assert_eq!(u64::from(offer(explicit).extended(answer, 0).flags), explicit);
+        assert_eq!(offer(init::ASYNC_READ).extended(answer, 0).flags, answer.flags);
     }
 
     #[test]
-    fn rings_are_agreed_on_where_both_sides_have_them() {
+    fn what_only_some_mounts_want_is_agreed_on_where_both_sides_have_it() {
         let answer = InitOut { flags: init::ASYNC_READ as u32, flags2: 1, ..InitOut::default() };
-        let agreed = |flags, ring| {
-            let extended = offer(flags).extended(answer, ring);
+        let agreed = |flags, wanted| {
+            let extended = offer(flags).extended(answer, wanted);
             (u64::from(extended.flags) & init::INIT_EXT != 0, extended.flags2)
         };
-        assert_eq!(agreed(KERNEL, true), (true, (init::OVER_IO_URING >> 32) as u32));
-        assert_eq!(agreed(KERNEL, false), (false, 1));
-        assert_eq!(agreed(KERNEL & !init::OVER_IO_URING, true), (false, 1));
-        assert_eq!(agreed(KERNEL & !init::INIT_EXT, true), (false, 1));
+        assert_eq!(agreed(KERNEL, RING), (true, (RING >> 32) as u32));
+        assert_eq!(agreed(KERNEL, RING | init::ALLOW_IDMAP), (true, (RING >> 32) as u32));
+        let both = RING | init::ALLOW_IDMAP;
+        assert_eq!(agreed(KERNEL | both, both), (true, (both >> 32) as u32));
+        assert_eq!(agreed(KERNEL, 0), (false, 1));
+        assert_eq!(agreed(KERNEL & !RING, RING), (false, 1));
     }
 }

@@ -2,5 +2,6 @@
 
 pub mod abi;
 pub mod handshake;
+pub mod labels;
 pub mod message;
 pub mod opcode;

@@ -6,6 +6,8 @@ use std::os::fd::AsRawFd;
 use rustix::fs::{fgetxattr, flistxattr, getxattr, listxattr};
 use rustix::io::Errno;
 
+use crate::mount::callers::Caller;
+use crate::mount::inodes::pins::SUPERUSER;
 use crate::mount::inodes::table::proc_path;
 use crate::mount::protocol::abi::{GetxattrIn, GetxattrOut, SetxattrIn};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
@@ -81,7 +83,7 @@ impl Tree {
         for name in names[..length].split_inclusive(|byte| *byte == 0) {
             let is_hidden = CStr::from_bytes_with_nul(name)
                 .is_ok_and(|name| self.is_reserved(name) || name == CONTENT)
-                || request.header.uid != 0 && name.starts_with(TRUSTED);
+                || name.starts_with(TRUSTED) && Caller::of(&request.header).uid != SUPERUSER;
             if !is_hidden {
                 out[end..end + name.len()].copy_from_slice(name);
                 end += name.len();

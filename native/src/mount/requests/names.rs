@@ -12,6 +12,7 @@ use crate::mount::inodes::table::PATH_FLAGS;
 use crate::mount::protocol::abi::{
     CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, OPEN_KEEP_CACHE, OpenOut, Rename2In, RenameIn,
 };
+use crate::mount::protocol::labels::{Label, labels};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
 use crate::mount::requests::attributes::SET_IDS;
 use crate::mount::requests::entries::{absent, status_at, status_of};
@@ -68,7 +69,7 @@ impl Tree {
         self.made(request, &parent, name, libc::S_IFLNK, out)
     }
 
-    /// Gives a new inode its owner, and tells the kernel of it. `mode`: as was asked for.
+    /// Completes a new inode, and tells the kernel of it. `mode`: as was asked for.
     fn made(
         &self,
         request: &Request,
@@ -79,9 +80,7 @@ impl Tree {
     ) -> Answer<Outcome> {
         let owned = || {
             let inode = openat(parent, name, PATH_FLAGS, Mode::empty())?;
-            if let Some(owner) = self.owner(request, parent)? {
-                give(&inode, owner, mode)?;
-            }
+            self.complete(request, parent, &inode, mode)?;
             self.found_open(inode)
         };
         match owned() {
@@ -95,6 +94,27 @@ impl Tree {
                 Err(failure)
             }
         }
+    }
+
+    /// Gives an inode that was just made its owner, and the labels of the security module: it has
+    /// those of this process, or none, where the file system below has them at all.
+    fn complete(
+        &self,
+        request: &Request,
+        parent: &OwnedFd,
+        inode: impl AsFd,
+        mode: u32,
+    ) -> Answer<()> {
+        if let Some(owner) = self.owner(request, parent)? {
+            give(&inode, owner, mode)?;
+        }
+        for Label { name, value } in labels(request)? {
+            match effects::set_attribute(&inode, name, value, 0) {
+                Err(Failure(libc::EOPNOTSUPP)) => {}
+                result => result?,
+            }
+        }
+        Ok(())
     }
 
     /// Tells the kernel of a name that there is by now.
@@ -130,11 +150,9 @@ impl Tree {
             }
             result => result?,
         };
-        if let Some(owner) = self.owner(request, &parent)? {
-            if let Err(failure) = give(&fd, owner, given.mode) {
-                let _ = effects::remove_name(&*parent, name);
-                return Err(failure);
-            }
+        if let Err(failure) = self.complete(request, &parent, &fd, given.mode) {
+            let _ = effects::remove_name(&*parent, name);
+            return Err(failure);
         }
         let entry = self.remembered(self.found(&fd)?);
         self.inodes.keep_data(entry.node, DataFile { fd, is_writable: true });
@@ -143,18 +161,17 @@ impl Tree {
 
     pub fn create_nameless(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let given: CreateIn = request.part()?;
-        if !self.inodes.may_pin(request.header.uid) {
+        let user = self.callers.share_of(&request.header);
+        if !self.inodes.may_pin(user) {
             return Err(Failure(libc::EMFILE));
         }
         let parent = self.inodes.path(request.header.node)?;
         let mode = inherited_mode(&parent, given.mode & PERMISSIONS, given.umask);
         let fd = effects::create_nameless(&*parent, Mode::from_raw_mode(mode))?;
-        if let Some(owner) = self.owner(request, &parent)? {
-            give(&fd, owner, given.mode)?;
-        }
+        self.complete(request, &parent, &fd, given.mode)?;
         let entry = self.remembered(self.found(&fd)?);
         // A descriptor for reading would do as well: what counts is that the inode stays.
-        self.inodes.pin(entry.node, fd.try_clone()?, request.header.uid);
+        self.inodes.pin(entry.node, fd.try_clone()?, user);
         self.inodes.keep_data(entry.node, DataFile { fd, is_writable: true });
         opened(out, &entry)
     }
@@ -215,7 +232,7 @@ impl Tree {
             if self.inodes.watched.has(inode) || self.is_stub(&parent, name) {
                 return Ok(Outcome::HandedOver);
             }
-            pinned = self.pin_last(request.header.uid, parent, name, inode)?;
+            pinned = self.pin_last(self.callers.share_of(&request.header), parent, name, inode)?;
         }
         if let Err(error) = remove() {
             if let Some(inode) = pinned {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::mount::callers::Callers;
 use crate::mount::inodes::table::Inodes;
 use crate::mount::requests::readers::Readers;
 use crate::mount::requests::stubs::Store;
@@ -21,6 +22,7 @@ pub struct Tree {
     pub has_labels: bool,
     /// Whether what this process makes is root's at first.
     pub is_root: bool,
+    pub callers: Callers,
     /// Where the content of stubs is, once it is known.
     pub store: OnceLock<Arc<Store>>,
     /// Those who read stubs in sequence.
@@ -44,6 +46,7 @@ impl Tree {
             reserved,
             has_labels: Path::new("/sys/fs/selinux/enforce").exists(),
             is_root: rustix::process::geteuid().is_root(),
+            callers: Callers::default(),
             store: OnceLock::new(),
             readers: Readers::default(),
             writes_wait: SlowTime::default(),

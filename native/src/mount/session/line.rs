@@ -9,7 +9,6 @@
 //! to decode much (`syncs.rs`, `reads.rs`). Where it does not keep up, others answer beside it what
 //! they may (`stand_ins.rs`).
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,29 +29,13 @@ use crate::mount::protocol::message::{
 };
 use crate::mount::protocol::opcode as op;
 use crate::mount::requests::dispatch::Counts;
-use crate::mount::requests::touched::Touched;
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::device::{Received, forget_attributes, receive};
+use crate::mount::session::handed_over::{HandedOver, is_callers};
 use crate::mount::session::helpers::Helpers;
 use crate::mount::session::returns::{Back, Returns};
 use crate::mount::session::shared::{Shared, Taken};
 use crate::mount::session::turn::Turn;
-
-/// Requests that the caller answers, where native code does not: a file's data passes no socket, a new
-/// file that had to wait is made here all the same, and pyfuse3 does not know the others.
-const OF_CALLER: [u32; 11] = [
-    op::READ,
-    op::WRITE,
-    op::FSYNC,
-    op::FSYNCDIR,
-    op::CREATE,
-    op::TMPFILE,
-    op::FALLOCATE,
-    op::LSEEK,
-    op::COPY_FILE_RANGE,
-    op::COPY_FILE_RANGE_64,
-    op::IOCTL,
-];
 
 /// How long the thread goes on looking for the next request before it sleeps: a program that reads one
 /// small file after the other has it after 10 to 30 microseconds. To sleep and to be woken takes as long,
@@ -81,13 +64,13 @@ pub struct Line {
     ours: OwnedFd,
     tree: Arc<Tree>,
     /// Requests that native code has not answered.
-    handed_over: Counts,
+    handed_over: HandedOver,
     /// Requests that libfuse has not answered.
     awaited: usize,
-    /// What those change that were handed over, until they are answered.
-    touched: HashMap<u64, Touched>,
     /// What the threads give back.
     returns: Arc<Returns>,
+    /// Flags of the kernel's offer that count as not offered.
+    absent: u64,
     /// The flags that kernel and mount have agreed on.
     agreed: u64,
     /// What the kernel offers in the first request, until libfuse has answered it.
@@ -101,12 +84,14 @@ pub struct Line {
 
 impl Line {
     /// Also returns libfuse's end of the socket. `device` is read from by nobody else.
-    /// The thread that makes it has the `turn`.
+    /// The thread that makes it has the `turn`. `absent`: flags of the kernel's offer that count as not
+    /// offered.
     pub fn new(
         device: OwnedFd,
         tree: Arc<Tree>,
         turn: Arc<Turn>,
         helpers: Helpers,
+        absent: u64,
     ) -> Answer<(Line, OwnedFd)> {
         fcntl_setfl(&device, fcntl_getfl(&device)? | OFlags::NONBLOCK)?;
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
@@ -127,9 +112,9 @@ impl Line {
             device,
             ours,
             tree,
-            handed_over: Counts::default(),
+            handed_over: HandedOver::default(),
             awaited: 0,
-            touched: HashMap::new(),
+            absent,
             agreed: 0,
             greeting: None,
             input: returns.buffer(),
@@ -150,7 +135,7 @@ impl Line {
     }
 
     pub fn handed_over(&self) -> &Counts {
-        &self.handed_over
+        &self.handed_over.counts
     }
 
     /// A descriptor that is readable while [`Line::next`] may find something.
@@ -249,10 +234,10 @@ impl Line {
         let request = divided(&self.input[..self.length], self.agreed)?;
         self.shared.counts.add(request.header.opcode);
         if request.header.opcode == op::INIT {
-            let offer = Offer::of(&request)?;
+            let offer = Offer::of(&request, self.absent)?;
             self.helpers.try_ring(&offer, &self.device);
             self.greeting = Some(offer);
-            let given = for_libfuse(request.part()?);
+            let given = for_libfuse(request.part()?, self.absent);
             let message = whole(&Request { fixed: given.as_bytes(), ..request });
             tell(&self.ours, &message)?;
             self.awaited += 1;
@@ -288,12 +273,12 @@ impl Line {
 
     /// Has Python answer the message that was read: the caller, or libfuse.
     fn hand_over(&mut self) -> Answer<Next> {
+        self.tree.callers.tell(&mut self.input[..self.length]);
         let request = divided(&self.input[..self.length], self.agreed)?;
         let InHeader { opcode, unique, .. } = request.header;
-        self.handed_over.add(opcode);
+        self.handed_over.add(&request);
         self.shared.answers.seats.note_with_loop(unique);
-        self.touched.extend(Touched::of(&request).map(|touched| (unique, touched)));
-        if OF_CALLER.contains(&opcode) {
+        if is_callers(opcode) {
             return Ok(Next::ForCaller);
         }
         tell(&self.ours, &self.input[..self.length])?;
@@ -343,16 +328,17 @@ impl Line {
         }
     }
 
-    /// What a request changes that was handed over is changed by now: it is answered.
-    fn note_answered(&mut self, unique: u64) {
-        if let Some(touched) = self.touched.remove(&unique) {
-            touched.note(&self.tree.inodes.changes);
-        }
-    }
-
     /// The request that was found last.
     pub fn request(&self) -> Answer<Request<'_>> {
         divided(&self.input[..self.length], self.agreed)
+    }
+
+    /// What this mount promises where the kernel offers it.
+    fn wanted(&self) -> u64 {
+        let ring = if self.helpers.have_ring() { init::OVER_IO_URING } else { 0 };
+        let idmaps = if self.tree.is_root { init::ALLOW_IDMAP } else { 0 };
+        let labels = if self.tree.has_labels { init::SECURITY_CONTEXT } else { 0 };
+        ring | idmaps | labels
     }
 
     /// Gives the kernel the answers that libfuse has given.
@@ -372,11 +358,12 @@ impl Line {
             };
             // What libfuse says by itself has no number.
             self.awaited = self.awaited.saturating_sub(usize::from(header.unique != 0));
-            self.note_answered(header.unique);
+            self.handed_over.answered(header.unique, &self.tree.inodes.changes);
             // The first request: the kernel sends no other one before it has the answer.
             let greeting = self.greeting.take();
             if let Some(offer) = &greeting {
-                self.agreed = offer.extend(&mut self.output[..length], self.helpers.have_ring());
+                let wanted = self.wanted();
+                self.agreed = offer.extend(&mut self.output[..length], wanted);
             }
             self.shared.answers.give_under(&header, &[&self.output[OUT_HEADER_BYTES..length]])?;
             if greeting.is_some() {
@@ -400,19 +387,19 @@ impl Line {
             Err(failure) => Err(failure),
         };
         let unique = request.header.unique;
-        self.note_answered(unique);
+        self.handed_over.answered(unique, &self.tree.inodes.changes);
         self.give(unique, &answer)
     }
 
     /// Answers a request with some bytes.
     pub fn answer(&mut self, unique: u64, body: &[u8]) -> Answer<()> {
-        self.note_answered(unique);
+        self.handed_over.answered(unique, &self.tree.inodes.changes);
         self.shared.answers.give(unique, &[body])
     }
 
     /// Answers a request with an error number.
     pub fn refuse(&mut self, unique: u64, number: i32) -> Answer<()> {
-        self.note_answered(unique);
+        self.handed_over.answered(unique, &self.tree.inodes.changes);
         self.shared.answers.refuse(unique, number)
     }
 }

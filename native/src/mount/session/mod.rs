@@ -3,6 +3,7 @@
 
 pub mod answers;
 pub mod device;
+pub mod handed_over;
 pub mod helpers;
 pub mod line;
 pub mod pace;

@@ -159,7 +159,7 @@ impl Shared {
             answers: Arc::clone(&self.answers),
             work,
             unique: header.unique,
-            uid: header.uid,
+            uid: self.tree.callers.share_of(header),
             message: message(),
         })
     }
@@ -176,7 +176,7 @@ impl Shared {
         let given: FsyncIn = request.part().ok()?;
         let file = self.tree.inodes.data(node, false).ok()?;
         Some(FileSync {
-            share: self.syncs.share(request.header.uid)?,
+            share: self.syncs.share(self.tree.callers.share_of(&request.header))?,
             answers: Arc::clone(&self.answers),
             file,
             data_only: given.flags & FSYNC_DATA != 0,

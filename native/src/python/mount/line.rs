@@ -86,12 +86,13 @@ impl Line {
         stand_ins: usize,
         always: bool,
         ring_at: Option<PathBuf>,
+        absent: u64,
     ) -> PyResult<(Line, RawFd)> {
         let device = duplicate(py, device_fd)?;
         let beside = Beside { threads: stand_ins, always };
         let turn = Arc::clone(&turn.turn);
         let helpers = Helpers::new(beside, ring_at);
-        let line = line::Line::new(device, inodes.tree(py)?, turn, helpers);
+        let line = line::Line::new(device, inodes.tree(py)?, turn, helpers, absent);
         let (line, theirs) = ready(py, line)?;
         Ok((Line(Mutex::new(Some(line))), theirs.into_raw_fd()))
     }

@@ -1,0 +1,54 @@
+//! Requests that Python answers, until it has.
+
+use std::collections::HashMap;
+
+use crate::mount::inodes::changes::Changes;
+use crate::mount::protocol::message::Request;
+use crate::mount::protocol::opcode as op;
+use crate::mount::requests::dispatch::Counts;
+use crate::mount::requests::touched::Touched;
+
+/// Requests that the caller answers, where native code does not: a file's data passes no socket, a new
+/// file that had to wait is made here all the same, and pyfuse3 does not know the others.
+const OF_CALLER: [u32; 11] = [
+    op::READ,
+    op::WRITE,
+    op::FSYNC,
+    op::FSYNCDIR,
+    op::CREATE,
+    op::TMPFILE,
+    op::FALLOCATE,
+    op::LSEEK,
+    op::COPY_FILE_RANGE,
+    op::COPY_FILE_RANGE_64,
+    op::IOCTL,
+];
+
+pub fn is_callers(opcode: u32) -> bool {
+    OF_CALLER.contains(&opcode)
+}
+
+/// The requests of a mount that were handed over.
+#[derive(Default)]
+pub struct HandedOver {
+    /// Of all of them.
+    pub counts: Counts,
+    /// What those change that are not answered yet.
+    touched: HashMap<u64, Touched>,
+}
+
+impl HandedOver {
+    pub fn add(&mut self, request: &Request) {
+        self.counts.add(request.header.opcode);
+        if let Some(touched) = Touched::of(request) {
+            self.touched.insert(request.header.unique, touched);
+        }
+    }
+
+    /// What a request changes is changed by now: it is answered.
+    pub fn answered(&mut self, unique: u64, changes: &Changes) {
+        if let Some(touched) = self.touched.remove(&unique) {
+            touched.note(changes);
+        }
+    }
+}
