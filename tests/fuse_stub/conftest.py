@@ -8,6 +8,7 @@ from tests.support.ways import DEVICE, RING, WAY, has_ring
 from tests.support.ways import way as default_way
 
 ON_BOTH_WAYS = {
+    "test_direct_writes",
     "test_idmapped_mounts",
     "test_line",
     "test_namespace",

@@ -265,6 +265,7 @@ pub mod init {
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub const DONT_MASK: u64 = 1 << 6;
     pub const AUTO_INVAL_DATA: u64 = 1 << 12;
+    pub const ASYNC_DIO: u64 = 1 << 15;
     pub const CACHE_SYMLINKS: u64 = 1 << 23;
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;

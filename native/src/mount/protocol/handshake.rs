@@ -23,6 +23,8 @@ pub fn for_libfuse(mut given: InitIn, absent: u64) -> InitIn {
 /// What the kernel should do where libfuse has answered it, beyond what libfuse promises.
 ///
 /// Not among what is promised: `ATOMIC_O_TRUNC`. An open without a message would lose the truncation.
+/// `ASYNC_DIO`: the kernel does not drop pages once a direct write is answered that nobody waits for,
+/// and a reader who came between would keep what was there before.
 /// `WRITEBACK_CACHE`: on a full disk the write must fail, not the close after it.
 /// `AUTO_INVAL_DATA`: a new time of modification would drop all pages of a file, also that of the
 /// write that has just put them there. All writes come through the mount, so the pages are right.
@@ -31,7 +33,7 @@ const ADDED: u64 =
     init::DONT_MASK | init::CACHE_SYMLINKS | init::EXPLICIT_INVAL_DATA | init::HANDLE_KILLPRIV_V2;
 
 /// What libfuse promises by itself, and this mount does not.
-const WITHDRAWN: u32 = init::ATOMIC_O_TRUNC as u32;
+const WITHDRAWN: u32 = (init::ATOMIC_O_TRUNC | init::ASYNC_DIO) as u32;
 
 /// What is agreed on where requests come by io_uring.
 pub const BY_RING: u64 = init::INIT_EXT | init::OVER_IO_URING;
