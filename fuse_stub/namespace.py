@@ -17,16 +17,16 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
+from dedupd import native
 from dedupd.deleted.undelete import UNDELETE
 from dedupd.format.deletion import Cause
 from dedupd.stub.transition import CAPABILITY
 from dedupd.system.files import opened
 from fuse_stub.deleted import attributes as deleted
 from fuse_stub.errors import answers
-from fuse_stub.files.attributes import POSIX_ACL_ACCESS, entry, forget_attributes
+from fuse_stub.files.attributes import entry, forget_attributes
 from fuse_stub.files.content_attribute import CONTENT_ATTRIBUTE, content_of
 from fuse_stub.files.inodes import PATH_FLAGS
-from fuse_stub.kernel.caller_rights import keeps_set_ids
 from fuse_stub.mounted_volume import MountedVolume
 
 RENAME_WHITEOUT = 4
@@ -195,10 +195,7 @@ class NamespaceOperations(pyfuse3.Operations):
 
     @answers
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """pyfuse3 asks so before a change that is for new attributes only, or for present ones.
-
-        Native code answers the kernel, but for the digest of the content.
-        """
+        """Of the content's digest, and of what was deleted; native code answers for all others."""
         if name == self._reserved:
             raise FUSEError(pyfuse3.ENOATTR)
         if name == CONTENT_ATTRIBUTE:
@@ -223,25 +220,26 @@ class NamespaceOperations(pyfuse3.Operations):
         return found
 
     @answers
-    async def setxattr(
-        self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext
-    ) -> None:
+    async def set_attribute(self, request: native.mount.Request) -> None:
+        inode, name = request.node, request.name
         if name in (self._reserved, CONTENT_ATTRIBUTE) or deleted.is_listing(name):
             raise FUSEError(errno.EPERM)
         if name == UNDELETE:
-            await self._undelete(inode, value, ctx)
+            await self._undelete(inode, request.data, request.uid)
             return
         await self._commit_lane.touch(inode)
         if name == CAPABILITY:
             await self._files.wait_for_times(inode)
         path = self._inodes.path(inode)
-        os.setxattr(path, name, value)
-        if name == POSIX_ACL_ACCESS and not keeps_set_ids(ctx):
-            self._drop_set_group(path, ctx)
+        os.setxattr(path, name, request.data, request.flags)
+        takes_set_group = bool(request.size)
+        mode = os.stat(path).st_mode
+        if takes_set_group and mode & stat.S_ISGID:
+            os.chmod(path, stat.S_IMODE(mode) & ~stat.S_ISGID)
 
-    async def _undelete(self, inode: InodeT, value: bytes, ctx: RequestContext) -> None:
+    async def _undelete(self, inode: int, value: bytes, uid: int) -> None:
         volume, alone = self._mount.volume, self._commit_lane.reshaping
-        await deleted.undelete(volume, self._files, alone, inode, value, ctx.uid)
+        await deleted.undelete(volume, self._files, alone, inode, value, uid)
         forget_attributes(inode)
 
     @answers
@@ -252,11 +250,3 @@ class NamespaceOperations(pyfuse3.Operations):
         if name == CAPABILITY:
             await self._files.wait_for_times(inode)
         os.removexattr(self._inodes.path(inode), name)
-
-    def _drop_set_group(self, path: bytes, ctx: RequestContext) -> None:
-        """Clear set-group-id after a change of the ACL by a caller outside of the group."""
-        status = os.stat(path)
-        if not status.st_mode & stat.S_ISGID or stat.S_ISDIR(status.st_mode):
-            return
-        if status.st_gid != ctx.gid and status.st_gid not in pyfuse3.get_sup_groups(ctx.pid):
-            os.chmod(path, stat.S_IMODE(status.st_mode) & ~stat.S_ISGID)

@@ -82,6 +82,9 @@ class StubOperations(NamespaceOperations):
                     line.answer_offset(unique, await self.copy_range(request))
                 case native.mount.IOCTL:
                     line.answer_control(unique, await self.control(request))
+                case native.mount.SETXATTR:
+                    await self.set_attribute(request)
+                    line.answer(unique, b"")
         except FUSEError as error:
             line.refuse(unique, error.errno)
 

@@ -20,6 +20,7 @@ COPY_FILE_RANGE: int
 COPY_FILE_RANGE_64: int
 TMPFILE: int
 IOCTL: int
+SETXATTR: int
 CREATE: int
 """Kinds of requests, by the kernel's numbers."""
 
@@ -159,6 +160,9 @@ class Request:
     command, with room for ``size`` bytes. ``offset`` and ``length``: of a copy those of the source,
     which goes to ``offset_to`` of ``node_to``; of a write how much of it waits where room is short:
     nothing of what a mapping has changed. ``data``: of a write; of a new file the whole message.
+
+    Of an attribute that is set: ``name`` and ``data``; ``flags`` as of ``os.setxattr``; ``size``,
+    whether it is an ACL that takes the set-group-id bit.
     """
 
     opcode: int
@@ -171,6 +175,7 @@ class Request:
     length: int
     node_to: int
     offset_to: int
+    name: bytes
     data: bytes
 
 class Turn:

@@ -14,7 +14,6 @@ reported to the kernel (commits and restores), so it could keep them for ever.""
 
 _line: native.mount.Line | None = None
 """There is one FUSE session in a process."""
-POSIX_ACL_ACCESS = b"system.posix_acl_access"
 
 
 def shown_blocks(mode: int, size: int, blocks: int) -> int:

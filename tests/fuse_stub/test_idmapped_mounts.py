@@ -51,7 +51,7 @@ def as_they_are(root: Path) -> dict[str, tuple[int, int, int, str]]:
     for path in (root, *root.rglob("*")):
         status, acl = path.lstat(), ""
         if not path.is_symlink():
-            command = ["getfacl", "--omit-header", "--numeric", "--absolute-names", path]
+            command = ["getfacl", "--omit-header", "--numeric", "--absolute-names", str(path)]
             acl = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         key = str(path.relative_to(root))
         found[key] = (status.st_uid, status.st_gid, status.st_mode, acl)
@@ -102,6 +102,11 @@ def make_all(here: Path) -> None:
     os.chmod(here / "program", 0o6777)
     subprocess.run(["setfacl", "-m", f"u:{DAVE}:rw", here / "private"], check=True)
     subprocess.run(["setfacl", "-d", "-m", f"u:{DAVE}:rwx", here / "directory"], check=True)
+    # An ACL takes the set-group-id bit of those that are not in the group.
+    for name in ("of the crew", "of others"):
+        (here / name).write_bytes(b"")
+        os.chown(here / name, -1, CREW)
+        os.chmod(here / name, 0o2775)
     (here / "directory" / "inherits").write_bytes(b"")
     (here / "gone").write_bytes(b"")
     (here / "gone").unlink()
@@ -115,6 +120,9 @@ def use(here: Path) -> list[str]:
         return here / f"{prefix}-{os.getuid()}"
 
     as_user(CAROL, partial(make_all, here), groups=[CREW])
+    for groups, names in {CREW: ["of the crew", "group"], DAVE: ["of others", "program"]}.items():
+        command = ["setfacl", "-m", f"u:{DAVE}:rw", *(here / name for name in names)]
+        as_user(CAROL, partial(subprocess.run, command, check=True), groups=[groups])
     actions: dict[str, Callable[[], object]] = {
         "read": (here / "private").read_bytes,
         "write": lambda: (here / "program").write_bytes(b"new"),

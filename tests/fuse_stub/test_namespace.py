@@ -8,11 +8,14 @@ import stat
 import struct
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dedupd.system.files import opened
+from tests.support.lab import let_others_pass, noise
 from tests.support.mounts import (
     ALICE,
     BOB,
@@ -682,3 +685,38 @@ def test_another_file_system_over_a_directory_below_hides_nothing(
     finally:
         subprocess.run(["umount", below], check=True)
     assert (below / "covered").read_text() == "changed"
+
+
+@pytest.mark.parametrize("is_stub", [False, True])
+def test_an_acl_of_somebody_outside_of_the_group_takes_the_set_group_bit(
+    lab: MountedLab, here: Path, tmp_path: Path, is_stub: bool
+) -> None:
+    """As on the file system below, of files and of directories, and of no other's."""
+    let_others_pass(tmp_path)
+    name = here.relative_to(lab.view) / "stub"
+    modes = []
+    for directory in (here, tmp_path):
+        (directory / "directory").mkdir()
+        (directory / "file").write_bytes(b"")
+        (directory / "stub").write_bytes(noise(100_000))
+        for path in directory.iterdir():
+            os.chown(path, ALICE, TEAM)
+            os.chmod(path, 0o2775)
+        if is_stub and directory == here:
+            lab.optimize()
+            assert lab.stub(os.fsencode(name)) is not None
+        found = []
+        for groups in ([TEAM], []):
+            paths = [directory / one for one in ("directory", "file", "stub")]
+            command = ["setfacl", "-m", f"u:{BOB}:rw", *paths]
+            with ExitStack() as opened_files:
+                # What is open for writing, of a stub in particular, is Python's.
+                if is_stub:
+                    file = opened_files.enter_context(open(directory / "stub", "r+b"))
+                    file.write(b"new")
+                    file.flush()
+                as_user(ALICE, partial(subprocess.run, command, check=True), ALICE, groups)
+            found += [stat.S_IMODE(path.stat().st_mode) for path in paths]
+        modes.append(found)
+    assert modes[0] == modes[1]
+    assert modes[0][:3] == [0o2775] * 3

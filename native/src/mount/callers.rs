@@ -15,7 +15,7 @@ use crate::mount::protocol::abi::InHeader;
 use crate::mount::protocol::opcode as op;
 use crate::threads::lock::locked;
 
-/// In the place of a user and a group that the kernel does not tell.
+/// In the place of a user whom the kernel does not tell.
 const UNTOLD: u32 = u32::MAX;
 
 /// Requests that Python answers according to the rights of the caller. Of all others the user counts
@@ -29,39 +29,26 @@ const KNOWN_FOR: Duration = Duration::from_secs(1);
 /// Threads that are remembered, by the last bits of their numbers.
 const PLACES: usize = 64;
 
-/// The ids by which a caller uses file systems, as the mount's process sees them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caller {
-    pub uid: u32,
-    pub gid: u32,
+/// The user by whose rights a request is made: UNTOLD where neither the kernel nor `/proc` tells.
+pub fn user_of(header: &InHeader) -> u32 {
+    if header.uid != UNTOLD {
+        return header.uid;
+    }
+    user_of_thread(header.pid).unwrap_or(UNTOLD)
 }
 
-impl Caller {
-    /// Who makes a request: UNTOLD where neither the kernel nor `/proc` tells.
-    pub fn of(header: &InHeader) -> Caller {
-        let told = Caller { uid: header.uid, gid: header.gid };
-        if told.uid != UNTOLD {
-            return told;
-        }
-        Caller::of_thread(header.pid).unwrap_or(told)
-    }
+fn user_of_thread(number: u32) -> Option<u32> {
+    // The user comes before 512 bytes, whatever the thread is called: 64 bytes at most.
+    let mut status = Vec::with_capacity(512);
+    let file = File::open(format!("/proc/{number}/status")).ok()?;
+    file.take(512).read_to_end(&mut status).ok()?;
+    user_in(&String::from_utf8_lossy(&status))
+}
 
-    fn of_thread(number: u32) -> Option<Caller> {
-        // The ids come before 512 bytes, whatever the thread is called: 64 bytes at most.
-        let mut status = Vec::with_capacity(512);
-        let file = File::open(format!("/proc/{number}/status")).ok()?;
-        file.take(512).read_to_end(&mut status).ok()?;
-        Caller::from_status(&String::from_utf8_lossy(&status))
-    }
-
-    /// From the text of `/proc/PID/status`: the last of four numbers each is that for file systems.
-    fn from_status(status: &str) -> Option<Caller> {
-        let id = |name| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-            line.split_whitespace().nth(3)?.parse().ok()
-        };
-        Some(Caller { uid: id("Uid:")?, gid: id("Gid:")? })
-    }
+/// From the text of `/proc/PID/status`: the last of four numbers is that for file systems.
+fn user_in(status: &str) -> Option<u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_whitespace().nth(3)?.parse().ok()
 }
 
 struct Known {
@@ -90,7 +77,7 @@ impl Callers {
         match &*place {
             Some(known) if known.thread == header.pid && now < known.end => known.uid,
             _ => {
-                let uid = Caller::of(header).uid;
+                let uid = user_of(header);
                 *place = Some(Known { thread: header.pid, uid, end: now + KNOWN_FOR });
                 uid
             }
@@ -100,12 +87,8 @@ impl Callers {
     /// Puts into a message for Python whose it is, where the kernel has not.
     pub fn tell(&self, message: &mut [u8]) {
         let Ok((header, _)) = InHeader::mut_from_prefix(message) else { return };
-        if BY_RIGHTS.contains(&header.opcode) {
-            let Caller { uid, gid } = Caller::of(header);
-            (header.uid, header.gid) = (uid, gid);
-        } else {
-            header.uid = self.share_of(header);
-        }
+        let by_rights = BY_RIGHTS.contains(&header.opcode);
+        header.uid = if by_rights { user_of(header) } else { self.share_of(header) };
     }
 }
 
@@ -120,28 +103,26 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_has_the_ids_for_file_systems() {
-        let status = "Name:\tUid:\\n1\nPid:\t7\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9\n";
-        assert_eq!(Caller::from_status(status), Some(Caller { uid: 4, gid: 8 }));
-        for cut in ["", "Uid:\t1\t2\t3\nGid:\t5\t6\t7\t8", "Uid:\t1\t2\t3\t4\n"] {
-            assert_eq!(Caller::from_status(cut), None);
+    fn a_thread_uses_files_as_one_user() {
+        let status = "Name:\tUid:\\n1\nPid:\t7\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\n";
+        assert_eq!(user_in(status), Some(4));
+        for cut in ["", "Uid:\t1\t2\t3", "Gid:\t1\t2\t3\t4\n"] {
+            assert_eq!(user_in(cut), None);
         }
     }
 
     #[test]
     fn who_is_not_told_is_looked_up() {
-        assert_eq!(Caller::of(&header(1000, 1)), Caller { uid: 1000, gid: 1000 });
+        assert_eq!(user_of(&header(1000, 1)), 1000);
         let own = rustix::process::getpid().as_raw_nonzero().get() as u32;
         let uid = rustix::process::getuid().as_raw();
-        assert_eq!(Caller::of(&header(UNTOLD, own)).uid, uid);
-        assert_eq!(Caller::of(&header(UNTOLD, 0)).uid, UNTOLD);
+        assert_eq!(user_of(&header(UNTOLD, own)), uid);
+        assert_eq!(user_of(&header(UNTOLD, 0)), UNTOLD);
         let callers = Callers::default();
-        let gid = rustix::process::getgid().as_raw();
-        for (opcode, group) in [(op::SETATTR, gid), (op::WRITE, UNTOLD)] {
+        for opcode in [op::SETATTR, op::WRITE] {
             let mut message = InHeader { opcode, ..header(UNTOLD, own) }.as_bytes().to_vec();
             callers.tell(&mut message);
-            let told = InHeader::read_from_bytes(&message).unwrap();
-            assert_eq!((told.uid, told.gid), (uid, group));
+            assert_eq!(InHeader::read_from_bytes(&message).unwrap().uid, uid);
         }
         assert_eq!(callers.share_of(&header(1000, own)), 1000);
         for _ in 0..2 {

@@ -169,6 +169,8 @@ mod exported {
         #[pymodule_export]
         const IOCTL: u32 = crate::mount::protocol::opcode::IOCTL;
         #[pymodule_export]
+        const SETXATTR: u32 = crate::mount::protocol::opcode::SETXATTR;
+        #[pymodule_export]
         const GET_FLAGS: u32 = crate::mount::protocol::abi::control::GET_FLAGS;
         #[pymodule_export]
         const SET_FLAGS: u32 = crate::mount::protocol::abi::control::SET_FLAGS;

@@ -299,6 +299,8 @@ pub mod setattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// In [`SetxattrIn`]: a new ACL takes the set-group-id bit, since the caller is not in the group.
+pub const SETXATTR_KILL_SET_GROUP: u32 = 1 << 0;
 /// Pages of a file outlive its closing.
 pub const OPEN_KEEP_CACHE: u32 = 1 << 1;
 /// The kernel writes pages back that a mapping has changed; nobody waits for it.

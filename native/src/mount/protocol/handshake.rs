@@ -29,8 +29,11 @@ pub fn for_libfuse(mut given: InitIn, absent: u64) -> InitIn {
 /// `AUTO_INVAL_DATA`: a new time of modification would drop all pages of a file, also that of the
 /// write that has just put them there. All writes come through the mount, so the pages are right.
 /// `READDIRPLUS_AUTO`: a listing comes with all attributes at once, and is kept with them.
-const ADDED: u64 =
-    init::DONT_MASK | init::CACHE_SYMLINKS | init::EXPLICIT_INVAL_DATA | init::HANDLE_KILLPRIV_V2;
+const ADDED: u64 = init::DONT_MASK
+    | init::CACHE_SYMLINKS
+    | init::EXPLICIT_INVAL_DATA
+    | init::HANDLE_KILLPRIV_V2
+    | init::SETXATTR_EXT;
 
 /// What libfuse promises by itself, and this mount does not.
 const WITHDRAWN: u32 = (init::ATOMIC_O_TRUNC | init::ASYNC_DIO) as u32;

@@ -2,7 +2,7 @@
 
 use crate::mount::protocol::abi::{self, init};
 
-/// `fuse_setxattr_in` without flags of its own, as libfuse knows it.
+/// `fuse_setxattr_in` without flags of its own, as older kernels send it.
 pub const SHORT_SETXATTR_BYTES: usize = 8;
 
 macro_rules! opcodes {

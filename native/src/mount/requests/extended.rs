@@ -3,15 +3,17 @@
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
 
-use rustix::fs::{fgetxattr, flistxattr, getxattr, listxattr};
+use rustix::fs::{Mode, fgetxattr, flistxattr, getxattr, listxattr};
 use rustix::io::Errno;
 
-use crate::mount::callers::Caller;
+use crate::mount::callers::user_of;
 use crate::mount::inodes::pins::SUPERUSER;
 use crate::mount::inodes::table::proc_path;
-use crate::mount::protocol::abi::{GetxattrIn, GetxattrOut, SetxattrIn};
+use crate::mount::protocol::abi::{GetxattrIn, GetxattrOut, SETXATTR_KILL_SET_GROUP, SetxattrIn};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
+use crate::mount::protocol::opcode::SHORT_SETXATTR_BYTES;
 use crate::mount::requests::attributes::Inode;
+use crate::mount::requests::entries::status_of;
 use crate::mount::requests::{effects, tree::Tree};
 
 /// The longest value or list of names that Linux has.
@@ -24,7 +26,7 @@ const MADE: &[u8] = b"user.dedupd.";
 /// A digest of a file that the store vouches for. It is in no list of attributes.
 const CONTENT: &CStr = c"user.dedupd.content";
 /// Who may use a file beside owner, group and others.
-pub const ACCESS_ACL: &CStr = c"system.posix_acl_access";
+const ACCESS_ACL: &CStr = c"system.posix_acl_access";
 const CAPABILITY: &CStr = c"security.capability";
 const SECURITY: &[u8] = b"security.";
 const TRUSTED: &[u8] = b"trusted.";
@@ -83,7 +85,7 @@ impl Tree {
         for name in names[..length].split_inclusive(|byte| *byte == 0) {
             let is_hidden = CStr::from_bytes_with_nul(name)
                 .is_ok_and(|name| self.is_reserved(name) || name == CONTENT)
-                || name.starts_with(TRUSTED) && Caller::of(&request.header).uid != SUPERUSER;
+                || name.starts_with(TRUSTED) && user_of(&request.header) != SUPERUSER;
             if !is_hidden {
                 out[end..end + name.len()].copy_from_slice(name);
                 end += name.len();
@@ -93,20 +95,25 @@ impl Tree {
     }
 
     pub fn set_attribute(&self, request: &Request) -> Answer<Outcome> {
-        let (given, name): (SetxattrIn, _) = (request.part_or_older(), request.name()?);
+        let (given, (name, value)) =
+            (request.part_or_older::<SetxattrIn>(), given_attribute(request)?);
         if self.is_reserved(name) {
             return Err(Failure(libc::EPERM));
         }
         if is_made(name) {
             return Ok(Outcome::HandedOver);
         }
-        let start = name.count_bytes() + 1;
-        let value = request.rest.get(start..start + given.size as usize);
-        let value = value.ok_or(Failure(libc::EINVAL))?;
         let inode = self.inode(request.header.node)?;
         match &inode {
             Inode::Open(file) => effects::set_attribute_of_open(&**file, name, value, given.flags)?,
             Inode::Named(path) => effects::set_attribute(&**path, name, value, given.flags)?,
+        }
+        if takes_set_group(request)? {
+            let inode = self.inodes.path(request.header.node)?;
+            let mode = u32::from(status_of(&*inode)?.stx_mode);
+            if mode & libc::S_ISGID != 0 {
+                effects::change_mode(&*inode, Mode::from_raw_mode(mode & 0o7777 & !libc::S_ISGID))?;
+            }
         }
         Ok(Outcome::Answered(0))
     }
@@ -123,6 +130,26 @@ impl Tree {
         effects::remove_attribute(&*inode, name)?;
         Ok(Outcome::Answered(0))
     }
+}
+
+/// Whether a new attribute is an ACL that takes the set-group-id bit: set by somebody who is not in the
+/// group. An older kernel does not say so; then it stays for root only.
+pub fn takes_set_group(request: &Request) -> Answer<bool> {
+    if request.name()? != ACCESS_ACL {
+        return Ok(false);
+    }
+    let says_so = request.fixed.len() > SHORT_SETXATTR_BYTES;
+    let given: SetxattrIn = request.part_or_older();
+    let said = given.setxattr_flags & SETXATTR_KILL_SET_GROUP != 0;
+    Ok(if says_so { said } else { user_of(&request.header) != SUPERUSER })
+}
+
+/// The name and the value of a new attribute.
+pub fn given_attribute<'a>(request: &Request<'a>) -> Answer<(&'a CStr, &'a [u8])> {
+    let (given, name): (SetxattrIn, _) = (request.part_or_older(), request.name()?);
+    let value = request.rest.get(name.count_bytes() + 1..);
+    let value = value.and_then(|rest| rest.get(..given.size as usize));
+    Ok((name, value.ok_or(Failure(libc::EINVAL))?))
 }
 
 fn value_of(inode: &Inode, name: &CStr, room: &mut [u8]) -> Result<usize, Errno> {

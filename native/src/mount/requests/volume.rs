@@ -15,7 +15,6 @@ use crate::mount::protocol::abi::{IoctlIn, Rename2In, SetattrIn, control, init, 
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode as op;
 use crate::mount::requests::entries::status_of;
-use crate::mount::requests::extended::ACCESS_ACL;
 use crate::mount::requests::tree::Tree;
 
 /// What a rename may be asked for; the kernel tells the caller that there is nothing else.
@@ -59,8 +58,7 @@ impl Tree {
                     || given.valid & setattr::SIZE != 0
                         && !self.cuts_at_once(node, &given, agreed)?
             }
-            op::SETXATTR => self.inodes.watched.has(node) || self.clears_set_group(request)?,
-            op::REMOVEXATTR | op::WRITE | op::LSEEK => self.inodes.watched.has(node),
+            op::SETXATTR | op::REMOVEXATTR | op::WRITE | op::LSEEK => self.inodes.watched.has(node),
             op::IOCTL => control::FLAGS.contains(&request.part::<IoctlIn>()?.command),
             // The line begins those that it answers.
             op::READ | op::FSYNC | op::FSYNCDIR | op::FALLOCATE => true,
@@ -78,14 +76,5 @@ impl Tree {
         let status = status_of(&*file)?;
         let cut_bytes = status.stx_size.saturating_sub(given.size);
         Ok(cut_bytes.min(status.stx_blocks * STATUS_BLOCK_BYTES) <= FREED_BYTES_MAX)
-    }
-
-    /// Whether a new ACL may take the set-group-id bit, which depends on the caller's groups.
-    fn clears_set_group(&self, request: &Request) -> Answer<bool> {
-        if request.name()? != ACCESS_ACL {
-            return Ok(false);
-        }
-        let inode = self.inodes.path(request.header.node)?;
-        Ok(u32::from(status_of(&*inode)?.stx_mode) & libc::S_ISGID != 0)
     }
 }

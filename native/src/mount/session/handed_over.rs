@@ -10,7 +10,7 @@ use crate::mount::requests::touched::Touched;
 
 /// Requests that the caller answers, where native code does not: a file's data passes no socket, a new
 /// file that had to wait is made here all the same, and pyfuse3 does not know the others.
-const OF_CALLER: [u32; 11] = [
+const OF_CALLER: [u32; 12] = [
     op::READ,
     op::WRITE,
     op::FSYNC,
@@ -22,6 +22,7 @@ const OF_CALLER: [u32; 11] = [
     op::COPY_FILE_RANGE,
     op::COPY_FILE_RANGE_64,
     op::IOCTL,
+    op::SETXATTR,
 ];
 
 pub fn is_callers(opcode: u32) -> bool {

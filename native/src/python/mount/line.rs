@@ -78,6 +78,7 @@ impl Line {
 impl Line {
     /// Also returns libfuse's end.
     #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "how requests are taken, in its parts")]
     fn between(
         py: Python<'_>,
         device_fd: RawFd,

@@ -5,11 +5,12 @@ use pyo3::types::PyBytes;
 
 use super::ready;
 use crate::mount::protocol::abi::{
-    CopyFileRangeIn, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, LseekIn, ReadIn, WRITE_CACHE,
-    WRITE_KILL_SUIDGID, WriteIn,
+    CopyFileRangeIn, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, LseekIn, ReadIn, SetxattrIn,
+    WRITE_CACHE, WRITE_KILL_SUIDGID, WriteIn,
 };
 use crate::mount::protocol::message::Failure;
 use crate::mount::protocol::opcode as op;
+use crate::mount::requests::extended::{given_attribute, takes_set_group};
 use crate::mount::session::line;
 
 /// A request of the kernel that the mount's own operations answer.
@@ -25,6 +26,7 @@ pub struct Request {
     length: u64,
     node_to: u64,
     offset_to: u64,
+    name: Py<PyBytes>,
     data: Py<PyBytes>,
 }
 
@@ -34,7 +36,7 @@ impl Request {
         let header = given.header;
         let (mut offset, mut size, mut flags) = (0, 0, 0);
         let (mut length, mut node_to, mut offset_to) = (0, 0, 0);
-        let mut data: &[u8] = &[];
+        let (mut name, mut data): (&[u8], &[u8]) = (&[], &[]);
         match header.opcode {
             op::READ => {
                 let part: ReadIn = ready(py, given.part())?;
@@ -68,6 +70,13 @@ impl Request {
                 let there = given.rest.get(..part.in_bytes as usize).ok_or(Failure(libc::EIO));
                 data = ready(py, there)?;
             }
+            op::SETXATTR => {
+                let part: SetxattrIn = given.part_or_older();
+                let attribute = ready(py, given_attribute(&given))?;
+                (name, data) = (attribute.0.to_bytes(), attribute.1);
+                flags = part.flags;
+                size = ready(py, takes_set_group(&given))?.into();
+            }
             op::CREATE | op::TMPFILE => data = line.message(),
             _ => {
                 let part: FsyncIn = ready(py, given.part())?;
@@ -85,6 +94,7 @@ impl Request {
             length,
             node_to,
             offset_to,
+            name: PyBytes::new(py, name).unbind(),
             data: PyBytes::new(py, data).unbind(),
         })
     }
