@@ -3,13 +3,28 @@
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial, reduce
+from multiprocessing.connection import Connection
+from operator import or_
 from pathlib import Path
 
 import pytest
 
 from dedupd.native.mount import BACKGROUND_MAX, CONGESTED_FROM
+from fuse_stub.kernel import request_pump
 from fuse_stub.kernel.request_pump import TASKS
-from tests.support.mounts import ALICE, BOB, MountedLab, as_user, mounted_lab
+from tests.support.lab import noise
+from tests.support.mounts import (
+    ALICE,
+    BOB,
+    TEAM,
+    MountedLab,
+    Nursery,
+    as_user,
+    mounted_lab,
+    serve_for_test,
+)
+from tests.support.ways import DEVICE, RING
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +132,67 @@ def test_what_root_opened_keeps_set_user_id_as_long_as_root_writes(lab: MountedL
     with open(path, "ab") as file:
         file.write(b"more")
     assert path.stat().st_mode & 0o7777 == 0o4755
+
+
+OFFERS = {
+    "umasks": 1 << 6,
+    "cached links": 1 << 23,
+    "explicit invalidation": 1 << 25,
+    "set-user-id": 1 << 28,
+    "longer setxattr": 1 << 29,
+    "flags beyond 32": 1 << 30 | 0xFFFF_FFFF << 32,
+    "idmapped mounts": 1 << 40,
+    "io_uring": 1 << 41,
+}
+"""What a kernel may offer to a mount (``FUSE_INIT``), and older ones do not."""
+
+
+def serve_without(
+    absent: int, path: str, mountpoint: str, cache_bytes: int, answer: Connection
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_pump, "ABSENT", absent)
+        serve_for_test(path, mountpoint, cache_bytes, answer)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("way", [DEVICE, RING], indirect=True)
+@pytest.mark.parametrize("name", [*OFFERS, "all"])
+def test_a_mount_works_without_what_an_older_kernel_lacks(
+    way: str, name: str, tmp_path: Path
+) -> None:
+    content = noise(300_000)
+    absent = OFFERS.get(name) or reduce(or_, OFFERS.values())
+    with mounted_lab(tmp_path, nursery=Nursery(partial(serve_without, absent))) as lab:
+        by_ring = way == RING and name not in ("io_uring", "flags beyond 32", "all")
+        assert lab.status()["by_ring"] == by_ring
+        stub = lab.make_stub("stub", content)
+        os.chmod(lab.view, 0o777)
+        os.chmod(stub, 0o666)
+
+        def acts() -> None:
+            os.umask(0o027)
+            new = lab.view / "new"
+            new.write_bytes(content)
+            assert new.stat().st_mode & 0o777 == 0o640
+            os.chown(new, -1, TEAM)
+            os.chmod(new, 0o6775)
+            # As long as the bit of the group stays the caller is in it.
+            subprocess.run(["setfacl", "-m", f"u:{BOB}:rw", new], check=True)
+            with open(new, "r+b") as file:
+                file.write(b"new")
+            assert new.stat().st_mode & 0o7000 == 0
+            (lab.view / "link").symlink_to("new")
+            with open(stub, "r+b") as file:
+                file.seek(1000)
+                file.write(b"new")
+            os.setxattr(new, "user.name", b"value", os.XATTR_CREATE)
+
+        as_user(ALICE, acts, groups=[TEAM])
+        assert stub.read_bytes() == content[:1000] + b"new" + content[1003:]
+        assert (lab.view / "link").read_bytes() == b"new" + content[3:]
+        assert os.getxattr(lab.data / "new", "user.name") == b"value"
+        (lab.view / "new").unlink()
+        assert sorted(os.listdir(lab.view)) == ["link", "stub"]
+        lab.unmount()
+        lab.verify_clean()
