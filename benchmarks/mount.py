@@ -64,7 +64,8 @@ class Bench:
         self.data = self.volume / ".dedupd" / "data"
         for name in ("view", "peer"):
             (directory / name).mkdir()
-        new_volume(self.volume)
+        # What nothing compresses becomes a stub as well.
+        new_volume(self.volume, min_file_saving=0)
         self.below = Below(self.data)
         self.own = OwnMount(self.volume, directory / "view")
         self.peer = Peer(peer, self.data, directory / "peer") if peer else None
