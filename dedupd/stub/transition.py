@@ -10,9 +10,10 @@ content; a hole below ``covered`` stands for what the recipe says.* So it never 
 blocks a crash has left behind: they are read where they are present, and else from the store.
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -121,6 +122,19 @@ class AttributeSpace:
                 " docs/backup.md for `dedupd adopt`"
             )
         return stub
+
+    def decode_met(self, value: bytes, fd: int, where: str) -> StubAttribute:
+        """As :meth:`decode`, of a value that a walk has met before ``fd`` was opened by name.
+
+        Raises FileNotFoundError where the name leads to another file by now.
+        """
+        try:
+            return self.decode(value, fd, where)
+        except CopiedStub:
+            with suppress(OSError):  # it is plain
+                if os.getxattr(b"/proc/self/fd/%d" % fd, self.name) == value:
+                    raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where) from None
 
     def encode(self, stub: StubAttribute, fd: int) -> bytes:
         """The value that makes the open file this stub."""

@@ -186,10 +186,10 @@ class _Walk:
             with opened(
                 open_beneath(self._volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)
             ) as fd:
-                stub = self._volume.space.decode(attribute, fd, where)
+                stub = self._volume.space.decode_met(attribute, fd, where)
                 refuse_tampered(fd, stub, self._volume.stub_files, where)
         except FileNotFoundError:
-            return  # removed meanwhile, where the volume is in use
+            return  # removed or replaced meanwhile, where the volume is in use
         except (DamagedStub, OSError) as error:
             invariant = _INVARIANTS.get(type(error), Invariant.STUB_ATTRIBUTE)
             self._find(invariant, where, explain(error))

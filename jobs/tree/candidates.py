@@ -322,7 +322,7 @@ class _Search:
         if not attribute:
             return decode_stub(attribute, volume.space.volume_id, where)
         with opened(open_beneath(volume.data_fd, path, os.O_PATH)) as fd:
-            return volume.space.decode(attribute, fd, where)
+            return volume.space.decode_met(attribute, fd, where)
 
 
 def _has_capabilities(volume: Volume, path: bytes) -> bool:

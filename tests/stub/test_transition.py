@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dedupd.byte_ranges import missing_ranges
-from dedupd.errors import Damaged, FileChanged
+from dedupd.errors import CopiedStub, Damaged, FileChanged
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, encode_stub
@@ -53,6 +53,28 @@ def file(tmp_path: Path) -> Iterator[int]:
 
 def identity(fd: int) -> FileIdentity:
     return FileIdentity.of(os.fstat(fd))
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_PATH])
+def test_a_file_that_was_replaced_since_it_was_met_is_no_copy(tmp_path: Path, flags: int) -> None:
+    values = {}
+    for name in ("met", "other", "copy", "plain"):
+        with opened(os.open(tmp_path / name, os.O_RDWR | os.O_CREAT)) as fd:
+            if name != "plain":
+                FILES.write(fd, StubAttribute(1 << 32, bytes(16), 10 * BLOCK, OLD_NS, Flag(0)))
+                values[name] = os.getxattr(fd, SPACE.name)
+    os.setxattr(tmp_path / "copy", SPACE.name, values["met"])
+
+    def decoded(name: str, value: bytes) -> StubAttribute:
+        with opened(os.open(tmp_path / name, flags)) as fd:
+            return SPACE.decode_met(value, fd, name)
+
+    assert decoded("met", values["met"]).recipe == 1 << 32
+    with pytest.raises(CopiedStub):
+        decoded("copy", values["met"])
+    for name in ("other", "plain"):
+        with pytest.raises(FileNotFoundError):
+            decoded(name, values["met"])
 
 
 # --- the commit, step by step -----------------------------------------------------------------
