@@ -4,6 +4,7 @@ Each way makes new bytes of a file, or leaves it without a name: what is read af
 kernel's cache, is the new content and never what the store has.
 """
 
+import itertools
 import mmap
 import os
 import random
@@ -333,15 +334,60 @@ def test_whole_blocks_are_written_to_a_stub_without_python(lab: MountedLab) -> N
             assert read_anew(path) == expected
 
         wait_for(lambda: handed_over(lab, write_blocks) == 0)
-        assert handed_over(lab, lambda: write(200, FRESH)) > 0  # the rest is the store's
         os.fsync(fd)
+    crash_and_compare(lab, path, expected)
+
+
+def crash_and_compare(lab: MountedLab, path: Path, expected: bytes | bytearray) -> None:
     assert read_anew(path) == expected
-    assert lab.stub("blocks") is not None
+    assert lab.stub(path.name) is not None
     lab.kill()
     lab.mount()
     assert read_anew(path) == expected
     lab.optimize()
     assert read_anew(path) == expected
+
+
+def test_small_writes_and_what_is_appended_go_to_a_stub_without_python(lab: MountedLab) -> None:
+    """The rest of a block that is the store's comes from the cache."""
+    (path,) = stubs(lab, {"small-writes": LARGE})
+    expected = bytearray(LARGE)
+    numbers = itertools.count(100)
+    with opened(os.open(path, os.O_RDWR)) as fd:
+
+        def write(at: int, length: int) -> None:
+            data = noise(length, next(numbers))
+            assert os.pwrite(fd, data, at) == length
+            expected[at : at + length] = data
+
+        def write_around() -> None:
+            """Within a block, over borders, to whole blocks, and in the block of the end."""
+            os.pread(fd, len(LARGE), 0)
+            at = 4096 * next(numbers)
+            for offset, length in (
+                (10, 50),
+                (4000, 200),
+                (8192 + 4000, 4096 + 200),
+                (24_576, 9000),
+            ):
+                write(at % 600_000 + offset, length)
+            assert read_anew(path) == expected
+
+        def append() -> None:
+            for length in (1, 100, 4096, 9000):
+                write(len(expected), length)
+            assert read_anew(path) == expected
+
+        write(0, 100)
+        wait_for(lambda: read_anew(path) == expected and handed_over(lab, write_around) == 0)
+        write(len(expected), 100)  # fills the block that the file ends in
+        wait_for(lambda: read_anew(path) == expected and handed_over(lab, append) == 0)
+        os.ftruncate(fd, len(expected) + 6000)
+        expected.extend(bytes(6000))
+        wait_for(lambda: read_anew(path) == expected and handed_over(lab, append) == 0)
+        os.fsync(fd)
+    assert path.stat().st_size == len(expected)
+    crash_and_compare(lab, path, expected)
 
 
 def test_readers_see_what_was_written_before_they_began(lab: MountedLab) -> None:

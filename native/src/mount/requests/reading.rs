@@ -174,7 +174,7 @@ impl Tree {
         let (store, length) = (Arc::clone(store), end - given.offset);
         let mut read = StubRead { store, stub: look.stub, pieces, length, ahead: None };
         if length <= AT_ONCE_BYTES {
-            if let Some(length) = read.fill(out) {
+            if let Some(length) = read.store.fill(&read.stub, &read.pieces, out) {
                 return Some(Reading::Answered(length));
             }
         }
@@ -184,25 +184,6 @@ impl Tree {
             read.ahead = self.readers.follow(node, &range, read.stub.covered, ahead, bytes_max);
         }
         Some(Reading::OfStore(read))
-    }
-}
-
-impl StubRead {
-    /// Fills the start of `out` if memory has all.
-    fn fill(&self, out: &mut [u8]) -> Option<usize> {
-        let parts = self.store.parts(&self.stub, &self.pieces, Reads::CachedOnly)?;
-        let mut done = 0;
-        for part in &parts {
-            let length = part.length();
-            let room = out.get_mut(done..done + length)?;
-            match part {
-                Part::Own(bytes) => room.copy_from_slice(bytes),
-                Part::Chunk(chunk, range) => room.copy_from_slice(chunk.get(range.clone())?),
-                Part::Zeros(_) => room.fill(0),
-            }
-            done += length;
-        }
-        Some(done)
     }
 }
 

@@ -1,10 +1,12 @@
-//! Writes of whole blocks to a stub, and to blocks that it has of its own already.
+//! Writes to a stub: to blocks that it has of its own already, or behind all that the recipe stands
+//! for, and to missing blocks whose rest the write covers, or the cache has.
 //!
 //! The rules are those of `dedupd/stub/stub_file.py`: a block that is missing is only ever written
 //! whole, and what a failed write leaves in one is punched out again. Python has all other cases: a
-//! block that has to be filled from the store, the first block of a stub's own, which the attribute
-//! has to allow for, a file that grows, and a disk that is nearly full.
+//! chunk that has to be read, the first block of a stub's own, which the attribute has to allow for, a
+//! file that grows from a block of the recipe's, and a disk that is nearly full.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
@@ -20,6 +22,9 @@ use crate::system::extents::present;
 /// With less than this free, blocks are allocated before they are written.
 const LOW_SPACE_BYTES: u64 = 1 << 30;
 
+/// No stub is longer (`LENGTH_BYTES_MAX` in `dedupd/stub/transition.py`).
+const LENGTH_BYTES_MAX: u64 = (1 << 63) - (64 << 10);
+
 /// What became of a write.
 pub enum Written {
     Bytes(usize),
@@ -27,9 +32,12 @@ pub enum Written {
     Torn(Failure),
 }
 
-/// A write to a stub that needs nothing of the store.
+/// A write to a stub that needs nothing but what is in memory.
 pub struct StubWrite {
     start: u64,
+    /// What missing blocks have before the write, and behind it.
+    head: Vec<u8>,
+    tail: Vec<u8>,
     /// The parts of the blocks it touches that have been the recipe's until now.
     missing: Vec<Range<u64>>,
     block_bytes: u64,
@@ -44,40 +52,58 @@ impl StubWrite {
         range: &Range<u64>,
     ) -> Option<StubWrite> {
         let block_bytes = store.block_bytes;
-        let is_within = range.start < range.end && range.end <= look.size;
-        if !is_within || look.stub.flags & WRITTEN == 0 {
+        let is_possible = range.start < range.end
+            && range.start <= look.size
+            && range.end <= LENGTH_BYTES_MAX
+            && look.stub.flags & WRITTEN != 0;
+        if !is_possible {
             return None;
         }
         let low = range.start - range.start % block_bytes;
         let high = range.end.checked_next_multiple_of(block_bytes)?;
         let missing = missing(file, low..high.min(look.stub.covered))?;
+        let (mut head, mut tail) = (Vec::new(), Vec::new());
         if let (Some(first), Some(last)) = (missing.first(), missing.last()) {
-            let has_head = low < range.start && first.start < low + block_bytes;
-            let has_tail = range.end < high.min(look.size) && last.end > high - block_bytes;
             let below = fstatvfs(file).ok()?;
             let is_low = below.f_bavail.saturating_mul(below.f_frsize) < LOW_SPACE_BYTES;
-            if has_head || has_tail || is_low {
+            if is_low || range.end > look.size {
                 return None;
             }
+            if low < range.start && first.start < low + block_bytes {
+                head = store.bytes_at_hand(file, look, low..range.start)?;
+            }
+            let end = high.min(look.size);
+            if range.end < end && last.end > high - block_bytes {
+                tail = store.bytes_at_hand(file, look, range.end..end)?;
+            }
         }
-        Some(StubWrite { start: range.start, missing, block_bytes })
+        Some(StubWrite { start: range.start, head, tail, missing, block_bytes })
     }
 
     pub fn perform(&self, file: &DataFile, data: &[u8]) -> Answer<Written> {
-        let written = effects::write(file, data, self.start);
+        let start = self.start - self.head.len() as u64;
+        let end = self.start + data.len() as u64;
+        let whole = match (&self.head[..], &self.tail[..]) {
+            ([], []) => Cow::Borrowed(data),
+            (head, tail) => Cow::Owned([head, data, tail].concat()),
+        };
+        let written = effects::write(file, &whole, start);
         let done = *written.as_ref().unwrap_or(&0);
-        if done == data.len() || self.missing.is_empty() {
+        if done == whole.len() {
+            return Ok(Written::Bytes(data.len()));
+        }
+        if self.missing.is_empty() {
             return Ok(Written::Bytes(written?));
         }
-        let end = self.start + done as u64;
-        let kept = (end - end % self.block_bytes).max(self.start);
+        let reached = start + done as u64;
+        let kept = (reached - reached % self.block_bytes).max(start);
         if let Err(failure) = self.undo(file, kept) {
             return Ok(Written::Torn(failure));
         }
         if kept <= self.start {
             return Err(written.err().unwrap_or(Failure(libc::ENOSPC)));
         }
-        Ok(Written::Bytes((kept - self.start) as usize))
+        Ok(Written::Bytes((kept.min(end) - self.start) as usize))
     }
 
     /// Makes what was missing from `kept` on missing again.
@@ -130,7 +156,37 @@ mod tests {
 
     fn write_from(file: &DataFile, start: u64) -> Answer<Written> {
         let missing = missing(file, start..4 * BLOCK).unwrap();
-        StubWrite { start, missing, block_bytes: BLOCK }.perform(file, &[1; 3 * BLOCK as usize])
+        let (head, tail) = (Vec::new(), Vec::new());
+        StubWrite { start, head, tail, missing, block_bytes: BLOCK }
+            .perform(file, &[1; 3 * BLOCK as usize])
+    }
+
+    /// A write from the middle of block to the middle of another one, both missing.
+    fn write_between(file: &DataFile, first: u64, length: usize) -> Answer<Written> {
+        let missing = missing(file, first..first + 2 * BLOCK).unwrap();
+        let (head, tail) = (vec![2; 1000], vec![3; 2 * BLOCK as usize - 1000 - length]);
+        StubWrite { start: first + 1000, head, tail, missing, block_bytes: BLOCK }
+            .perform(file, &vec![1; length])
+    }
+
+    #[test]
+    fn missing_blocks_are_filled_in_the_same_call() {
+        let file = file();
+        assert!(matches!(write_between(&file, 0, 5000), Ok(Written::Bytes(5000))));
+        let mut bytes = vec![0; 2 * BLOCK as usize];
+        assert_eq!(file.read_all(0, &mut bytes).unwrap(), bytes.len());
+        assert_eq!(bytes, [vec![2; 1000], vec![1; 5000], vec![3; 2192]].concat());
+    }
+
+    #[test]
+    fn of_a_write_that_ends_in_the_middle_only_its_own_bytes_count() {
+        // The second block cannot be had: the file does not grow.
+        for (length, counted) in [(5000, 3096), (3096, 3096), (500, 500)] {
+            let file = file();
+            let written = write_between(&file, BLOCK, length);
+            assert!(matches!(written, Ok(Written::Bytes(count)) if count == counted));
+            assert_eq!(missing(&file, 0..2 * BLOCK).unwrap().as_slice(), &[0..BLOCK]);
+        }
     }
 
     #[test]

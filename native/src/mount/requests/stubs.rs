@@ -216,6 +216,35 @@ impl Store {
         Some(())
     }
 
+    /// The bytes of a range of a stub, before its end, if memory has all.
+    pub fn bytes_at_hand(
+        &self,
+        file: &DataFile,
+        look: &Look,
+        range: Range<u64>,
+    ) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let Pieces::Known(pieces) = self.pieces(file, look, range)? else { return None };
+        let length = self.fill(&look.stub, &pieces, &mut bytes)?;
+        (length == bytes.len()).then_some(bytes)
+    }
+
+    /// Fills the start of `out` with `pieces` if memory has all; how many bytes.
+    pub fn fill(&self, stub: &StubHead, pieces: &[Piece], out: &mut [u8]) -> Option<usize> {
+        let mut done = 0;
+        for part in &self.parts(stub, pieces, Reads::CachedOnly)? {
+            let length = part.length();
+            let room = out.get_mut(done..done + length)?;
+            match part {
+                Part::Own(bytes) => room.copy_from_slice(bytes),
+                Part::Chunk(chunk, range) => room.copy_from_slice(chunk.get(range.clone())?),
+                Part::Zeros(_) => room.fill(0),
+            }
+            done += length;
+        }
+        Some(done)
+    }
+
     /// Has the chunks of a range in memory soon after, for a reader who is expected there.
     pub fn load_ahead(&self, stub: &StubHead, range: &Range<u64>) {
         let Some(spans) = self.content.spans(stub, range, Reads::Any) else { return };
