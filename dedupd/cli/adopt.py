@@ -22,7 +22,7 @@ def command(path: str, trust_holes: bool, as_json: bool) -> None:
     volume itself, stubs are taken over that were copied into it.
     """
     with VolumeCopy.open(path) as volume:
-        refuse_mounted(volume.base, path)
+        refuse_mounted(volume.is_mounted, path)
         with volume.tree_lock(), volume.mount_lock(), job_run("adopt", unit="stubs") as run:
             report = Adopt(volume, run, trust_holes=trust_holes).recorded()
     finish_files(report, as_json, _show)

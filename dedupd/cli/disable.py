@@ -86,7 +86,7 @@ def _begin(path: str, first: bool) -> str:
     Returns the volume's uuid.
     """
     with Volume.open(path) as volume, volume.tree_lock():
-        if volume.base.startswith("/proc/"):
+        if volume.is_mounted:
             raise UsageError(f"{path}: unmount the volume first: `dedupd umount {path}`")
         if first:
             _refuse_mounts(volume, path)

@@ -384,7 +384,7 @@ def open_failure(error: OSError) -> Result:
     """What it means that a file could not be opened for its commit."""
     if error.errno in _NOT_THE_FILE:
         return Result(Outcome.GONE, "it was moved or removed meanwhile")
-    if error.errno in (errno.ETXTBSY, errno.EBUSY):
+    if error.errno in (errno.ETXTBSY, errno.EBUSY, errno.EAGAIN):  # the last one: a lease
         return Result(Outcome.IN_USE, "it is in use")
     if error.errno == errno.EPERM:
         return Result(Outcome.PROTECTED, "it may not be changed")

@@ -57,10 +57,9 @@ def refuse_inside_volume(root: str, path: str) -> None:
             raise UsageError(f"{path}: lies in the volume {parent}; volumes cannot be nested")
 
 
-def refuse_mounted(base: str, path: str) -> None:
-    """Raises Busy where a mount covers the volume that was found at ``path``, with its ``.dedupd``
-    at ``base``."""
-    if base.startswith("/proc/"):
+def refuse_mounted(is_mounted: bool, path: str) -> None:
+    """Raises Busy where a mount covers the volume that was found at ``path``."""
+    if is_mounted:
         raise Busy(f"{path}: it is mounted; unmount it first: `dedupd umount {path}`")
 
 

@@ -60,16 +60,19 @@ _CONNECT_POLL_S = 0.05
 class Volume(StoreSide):
     """An enabled volume; closes ``base_fd``, also where it cannot be opened.
 
-    ``base`` is the path of its ``.dedupd``: where a mount covers the volume, it is reached through
-    a descriptor that the mount process hands out.
+    ``base`` is a path of its ``.dedupd`` that stays right when a mount covers the volume, or goes:
+    it leads through ``base_fd``. ``is_mounted``: a mount covered it when it was opened, or its
+    process has opened it.
     """
 
     limits = RunLimits()  # of this run alone
     fellows: Sequence["Volume"] = ()
     """The other volumes of its store, where a job holds all of them (``dedupd/shared``)."""
 
-    def __init__(self, root: str, base: str, base_fd: int, disk: Disk) -> None:
+    def __init__(self, root: str, base_fd: int, disk: Disk, *, is_mounted: bool) -> None:
+        base = f"/proc/self/fd/{base_fd}"
         self.root, self.base, self.base_fd, self.disk = root, base, base_fd, disk
+        self.is_mounted = is_mounted
         with ExitStack() as on_failure:
             on_failure.callback(os.close, base_fd)
             refuse_strangers(base_fd, os.path.join(root, BASE_NAME))
@@ -128,7 +131,7 @@ class Volume(StoreSide):
             text = f"{path}: not a volume; `dedupd enable {path}` makes it one{_meant(root)}"
             raise NotAVolume(text) from None
         base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return cls(root, base, base_fd, disk)
+        return cls(root, base_fd, disk, is_mounted=False)
 
     @classmethod
     def at(cls, root: str, base_fd: int, disk: Disk | None = None) -> Self:
@@ -136,7 +139,7 @@ class Volume(StoreSide):
 
         ``base_fd`` is the volume's from here on, also where this fails. Raises as :meth:`open`.
         """
-        return cls(root, f"/proc/self/fd/{base_fd}", base_fd, disk or Disk())
+        return cls(root, base_fd, disk or Disk(), is_mounted=True)
 
     @classmethod
     def locate(cls, path: str) -> tuple["Volume", bytes]:

@@ -16,6 +16,7 @@ import pytest
 
 from dedupd import native
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
+from dedupd.format.container import Kind
 from dedupd.system import control_socket, mount_table
 from dedupd.system.control_socket import ControlClient, runtime_dir
 from dedupd.system.files import opened
@@ -25,6 +26,7 @@ from dedupd.volume.volume import Volume
 from fuse_stub.kernel.request_pump import REQUESTS_PER_TURN
 from fuse_stub.mounts import mount_process
 from jobs.frame.run import Cancelled, JobRun
+from jobs.optimize.job import Optimize
 from tests.conftest import MakeFileSystem
 from tests.support.copies import belong_here
 from tests.support.lab import noise, run_cli
@@ -75,6 +77,22 @@ def test_mounting_over_the_volume_itself_shows_its_files(tmp_path: Path) -> None
         assert run_cli("umount", root).returncode == 0
     assert os.listdir(root) == [".dedupd"]
     assert stat.S_IMODE((root / ".dedupd").stat().st_mode) == 0o700
+
+
+def test_a_job_goes_on_when_a_mount_begins_over_its_volume_and_when_it_ends(tmp_path: Path) -> None:
+    root = tmp_path / "volume"
+    root.mkdir()
+    (root / "f").write_bytes(CONTENT)
+    assert run_cli("enable", root, "--min-age", "0s", "--force").returncode == 0
+    assert run_cli("umount", root).returncode == 0
+    with Volume.open(str(root)) as volume:
+        assert not volume.is_mounted
+        for command in ("mount", "umount"):
+            assert run_cli(command, root).returncode == 0
+            for kind in Kind:
+                volume.containers(kind).close()
+            with volume.job_lock():
+                Optimize(volume, JobRun("optimize")).run()
 
 
 def test_unmounted_users_see_no_stub(lab: MountedLab) -> None:

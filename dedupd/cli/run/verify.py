@@ -19,7 +19,7 @@ from jobs.check.verify import Verify, VerifyReport
 def command(path: str, as_json: bool) -> None:
     """Read everything and check every invariant. The volume must not be mounted."""
     with Volume.open(path) as volume:
-        if volume.base.startswith("/proc/"):
+        if volume.is_mounted:
             raise Busy(
                 f"{path}: verify works offline; unmount the volume first: `dedupd umount {path}`"
             )

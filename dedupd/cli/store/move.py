@@ -40,7 +40,7 @@ def command(path: str, store: str | None, own: bool, as_json: bool) -> None:
         volume = files.enter_context(MovingVolume.open(path))
         if volume.cluster is not None:
             raise _through_a_stream(path, volume.cluster.binding.address, store)
-        refuse_mounted(volume.base, path)
+        refuse_mounted(volume.is_mounted, path)
         run = files.enter_context(job_run("move", unit="stubs"))
         report = Move(volume, run, shared).recorded()
     finish(report, as_json, partial(_show, path=path), findings=report.errors)
