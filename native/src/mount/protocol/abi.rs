@@ -40,11 +40,6 @@ messages! {
         unique: u64,
     }
 
-    /// Of what may follow a request's names. `length`: with this header, and padded.
-    ExtensionHeader: 8 { length: u32, kind: u32, }
-    /// Before the name and the value of a label.
-    SecurityContext: 8 { bytes: u32, padding: u32, }
-
     InitIn: 64 {
         major: u32,
         minor: u32,
@@ -271,7 +266,6 @@ pub mod init {
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
-    pub const SECURITY_CONTEXT: u64 = 1 << 32;
     pub const ALLOW_IDMAP: u64 = 1 << 40;
     pub const OVER_IO_URING: u64 = 1 << 41;
 }

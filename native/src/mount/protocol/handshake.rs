@@ -28,6 +28,8 @@ pub fn for_libfuse(mut given: InitIn, absent: u64) -> InitIn {
 /// `WRITEBACK_CACHE`: on a full disk the write must fail, not the close after it.
 /// `AUTO_INVAL_DATA`: a new time of modification would drop all pages of a file, also that of the
 /// write that has just put them there. All writes come through the mount, so the pages are right.
+/// `SECURITY_CTX`: to SELinux all directories of the mount have the label of the mount, and so would all
+/// that is made in them.
 /// `READDIRPLUS_AUTO`: a listing comes with all attributes at once, and is kept with them.
 const ADDED: u64 = init::DONT_MASK
     | init::CACHE_SYMLINKS

@@ -2,6 +2,5 @@
 
 pub mod abi;
 pub mod handshake;
-pub mod labels;
 pub mod message;
 pub mod opcode;

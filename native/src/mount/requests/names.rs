@@ -12,7 +12,6 @@ use crate::mount::inodes::table::PATH_FLAGS;
 use crate::mount::protocol::abi::{
     CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, OPEN_KEEP_CACHE, OpenOut, Rename2In, RenameIn,
 };
-use crate::mount::protocol::labels::{Label, labels};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
 use crate::mount::requests::attributes::SET_IDS;
 use crate::mount::requests::entries::{absent, status_at, status_of};
@@ -80,7 +79,7 @@ impl Tree {
     ) -> Answer<Outcome> {
         let owned = || {
             let inode = openat(parent, name, PATH_FLAGS, Mode::empty())?;
-            self.complete(request, parent, &inode, mode)?;
+            self.give_owner(request, parent, &inode, mode)?;
             self.found_open(inode)
         };
         match owned() {
@@ -96,9 +95,8 @@ impl Tree {
         }
     }
 
-    /// Gives an inode that was just made its owner, and the labels of the security module: it has
-    /// those of this process, or none, where the file system below has them at all.
-    fn complete(
+    /// Gives an inode that was just made its owner.
+    fn give_owner(
         &self,
         request: &Request,
         parent: &OwnedFd,
@@ -107,12 +105,6 @@ impl Tree {
     ) -> Answer<()> {
         if let Some(owner) = self.owner(request, parent)? {
             give(&inode, owner, mode)?;
-        }
-        for Label { name, value } in labels(request)? {
-            match effects::set_attribute(&inode, name, value, 0) {
-                Err(Failure(libc::EOPNOTSUPP)) => {}
-                result => result?,
-            }
         }
         Ok(())
     }
@@ -150,7 +142,7 @@ impl Tree {
             }
             result => result?,
         };
-        if let Err(failure) = self.complete(request, &parent, &fd, given.mode) {
+        if let Err(failure) = self.give_owner(request, &parent, &fd, given.mode) {
             let _ = effects::remove_name(&*parent, name);
             return Err(failure);
         }
@@ -168,7 +160,7 @@ impl Tree {
         let parent = self.inodes.path(request.header.node)?;
         let mode = inherited_mode(&parent, given.mode & PERMISSIONS, given.umask);
         let fd = effects::create_nameless(&*parent, Mode::from_raw_mode(mode))?;
-        self.complete(request, &parent, &fd, given.mode)?;
+        self.give_owner(request, &parent, &fd, given.mode)?;
         let entry = self.remembered(self.found(&fd)?);
         // A descriptor for reading would do as well: what counts is that the inode stays.
         self.inodes.pin(entry.node, fd.try_clone()?, user);

@@ -353,8 +353,7 @@ impl Line {
     fn wanted(&self) -> u64 {
         let ring = if self.helpers.have_ring() { init::OVER_IO_URING } else { 0 };
         let idmaps = if self.tree.is_root { init::ALLOW_IDMAP } else { 0 };
-        let labels = if self.tree.has_labels { init::SECURITY_CONTEXT } else { 0 };
-        ring | idmaps | labels
+        ring | idmaps
     }
 
     /// Gives the kernel the answers that libfuse has given.
