@@ -62,6 +62,7 @@ impl Seeds {
 }
 
 /// The fields of an attribute.
+#[derive(Clone)]
 pub struct StubHead {
     pub flags: u8,
     pub recipe: RecordId,

@@ -1,5 +1,5 @@
 //! Writes to a stub: to blocks that it has of its own already, or behind all that the recipe stands
-//! for, and to missing blocks whose rest the write covers, or the cache has.
+//! for, and to missing blocks whose rest the write covers, or memory has.
 //!
 //! The rules are those of `dedupd/stub/stub_file.py`: a block that is missing is only ever written
 //! whole, and what a failed write leaves in one is punched out again. Python has all other cases: a
@@ -9,6 +9,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use rustix::fs::fstatvfs;
 
@@ -46,7 +47,7 @@ pub struct StubWrite {
 impl StubWrite {
     /// None where the write is not one of these.
     pub fn of(
-        store: &Store,
+        store: &Arc<Store>,
         file: &DataFile,
         look: &Look,
         range: &Range<u64>,

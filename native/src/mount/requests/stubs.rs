@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FileType, Stat, fstat};
 
@@ -34,6 +35,8 @@ pub struct Store {
     pub seeds: Seeds,
     /// A block of a file that is missing is filled as a whole.
     pub block_bytes: u64,
+    /// Whether a thread brings into memory what a write has lacked.
+    pub is_fetching: AtomicBool,
 }
 
 /// A stub as it is while nobody changes it.
@@ -173,12 +176,25 @@ impl Store {
     /// What is to be told of `pieces`, in their order. None where anything is not as expected, and with
     /// [`Reads::CachedOnly`] also where not all of it is in memory.
     pub fn parts(&self, stub: &StubHead, pieces: &[Piece], reads: Reads) -> Option<Vec<Part>> {
+        self.parts_decoded(stub, pieces, reads, stub.covered <= AT_ONCE_BYTES)
+    }
+
+    /// As [`Store::parts`]. `decodes`: of what is in memory also chunks that have to be decoded.
+    fn parts_decoded(
+        &self,
+        stub: &StubHead,
+        pieces: &[Piece],
+        reads: Reads,
+        decodes: bool,
+    ) -> Option<Vec<Part>> {
         let mut parts = Vec::with_capacity(pieces.len());
         for piece in pieces {
             match piece {
                 Piece::Own(bytes) => parts.push(Part::Own(Arc::clone(bytes))),
                 Piece::Zeros(length) => parts.push(Part::Zeros(*length)),
-                Piece::OfRecipe(range) => self.add_parts(stub, range, reads, &mut parts)?,
+                Piece::OfRecipe(range) => {
+                    self.add_parts(stub, range, reads, decodes, &mut parts)?;
+                }
             }
         }
         Some(parts)
@@ -189,13 +205,13 @@ impl Store {
         stub: &StubHead,
         range: &Range<u64>,
         reads: Reads,
+        decodes: bool,
         parts: &mut Vec<Part>,
     ) -> Option<()> {
         let spans = self.content.spans(stub, range, reads)?;
         let keys: Vec<_> = spans.iter().filter_map(|span| span.chunk).collect();
         let mut chunks = if reads == Reads::CachedOnly {
-            let is_short = stub.covered <= AT_ONCE_BYTES;
-            let at_hand = |key: &ChunkKey| match is_short {
+            let at_hand = |key: &ChunkKey| match decodes {
                 true => {
                     self.cache.at_hand(key, |raw| self.content.read_opened(key.id, key.check, raw))
                 }
@@ -216,33 +232,42 @@ impl Store {
         Some(())
     }
 
-    /// The bytes of a range of a stub, before its end, if memory has all.
+    /// Less than a block of a stub, before its end, if memory has all: a chunk or two are decoded for
+    /// that. Where it has not, it has soon after.
     pub fn bytes_at_hand(
-        &self,
+        self: &Arc<Store>,
         file: &DataFile,
         look: &Look,
         range: Range<u64>,
     ) -> Option<Vec<u8>> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        let Pieces::Known(pieces) = self.pieces(file, look, range)? else { return None };
-        let length = self.fill(&look.stub, &pieces, &mut bytes)?;
-        (length == bytes.len()).then_some(bytes)
+        let Pieces::Known(pieces) = self.pieces(file, look, range.clone())? else { return None };
+        let Some(parts) = self.parts_decoded(&look.stub, &pieces, Reads::CachedOnly, true) else {
+            self.fetch(look.stub.clone(), range.start..range.end.min(look.stub.covered));
+            return None;
+        };
+        (filled(&parts, &mut bytes)? == bytes.len()).then_some(bytes)
+    }
+
+    /// Has a thread bring the chunks of a range into memory, unless one is at that already.
+    fn fetch(self: &Arc<Store>, stub: StubHead, range: Range<u64>) {
+        if self.is_fetching.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let store = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("fetches".into());
+        let fetch = move || {
+            store.load_ahead(&stub, &range);
+            store.is_fetching.store(false, Ordering::Relaxed);
+        };
+        if thread.spawn(fetch).is_err() {
+            self.is_fetching.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Fills the start of `out` with `pieces` if memory has all; how many bytes.
     pub fn fill(&self, stub: &StubHead, pieces: &[Piece], out: &mut [u8]) -> Option<usize> {
-        let mut done = 0;
-        for part in &self.parts(stub, pieces, Reads::CachedOnly)? {
-            let length = part.length();
-            let room = out.get_mut(done..done + length)?;
-            match part {
-                Part::Own(bytes) => room.copy_from_slice(bytes),
-                Part::Chunk(chunk, range) => room.copy_from_slice(chunk.get(range.clone())?),
-                Part::Zeros(_) => room.fill(0),
-            }
-            done += length;
-        }
-        Some(done)
+        filled(&self.parts(stub, pieces, Reads::CachedOnly)?, out)
     }
 
     /// Has the chunks of a range in memory soon after, for a reader who is expected there.
@@ -251,6 +276,22 @@ impl Store {
         let absent = spans.iter().filter_map(|span| span.chunk).filter(|key| !self.cache.has(key));
         self.cache.load(&absent.collect::<Vec<_>>(), self.content.source());
     }
+}
+
+/// Fills the start of `out`; how many bytes.
+fn filled(parts: &[Part], out: &mut [u8]) -> Option<usize> {
+    let mut done = 0;
+    for part in parts {
+        let length = part.length();
+        let room = out.get_mut(done..done + length)?;
+        match part {
+            Part::Own(bytes) => room.copy_from_slice(bytes),
+            Part::Chunk(chunk, range) => room.copy_from_slice(chunk.get(range.clone())?),
+            Part::Zeros(_) => room.fill(0),
+        }
+        done += length;
+    }
+    Some(done)
 }
 
 /// Where the bytes of a range are in a span.

@@ -1,7 +1,7 @@
 //! The inodes that the kernel knows.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyValueError;
@@ -47,6 +47,7 @@ impl Inodes {
             cache: Arc::clone(&cache.get().0),
             seeds: Seeds { attribute: seeds.0, instance: seeds.1 },
             block_bytes: block_bytes.max(1),
+            is_fetching: AtomicBool::new(false),
         };
         // It stays as it was said first.
         let _ = self.tree(py)?.store.set(Arc::new(store));
