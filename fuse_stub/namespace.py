@@ -196,8 +196,6 @@ class NamespaceOperations(pyfuse3.Operations):
     @answers
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """Of the content's digest, and of what was deleted; native code answers for all others."""
-        if name == self._reserved:
-            raise FUSEError(pyfuse3.ENOATTR)
         if name == CONTENT_ATTRIBUTE:
             return await self._content(inode, ctx)
         if deleted.is_listing(name):
@@ -233,8 +231,7 @@ class NamespaceOperations(pyfuse3.Operations):
         path = self._inodes.path(inode)
         os.setxattr(path, name, request.data, request.flags)
         takes_set_group = bool(request.size)
-        mode = os.stat(path).st_mode
-        if takes_set_group and mode & stat.S_ISGID:
+        if takes_set_group and (mode := os.stat(path).st_mode) & stat.S_ISGID:
             os.chmod(path, stat.S_IMODE(mode) & ~stat.S_ISGID)
 
     async def _undelete(self, inode: int, value: bytes, uid: int) -> None:

@@ -10,13 +10,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from dedupd.system.files import opened
+from tests.support.idmaps import system_call
 from tests.support.lab import noise
-from tests.support.mounts import MountedLab, mounted_lab
+from tests.support.mounts import MountedLab, connection, mounted_lab
 from tests.support.service import eventually
 
 pytestmark = pytest.mark.root
@@ -27,23 +27,13 @@ IO_SETUP, IO_GETEVENTS, IO_SUBMIT = {"x86_64": (206, 208, 209), "aarch64": (0, 4
 )
 READ, WRITE = 0, 1
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-CONNECTIONS = Path("/sys/fs/fuse/connections")
-
-
-def call(number: int, *arguments: object) -> int:
-    result = int(_LIBC.syscall(number, *arguments))
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return result
-
 
 class Queue:
     """Reads and writes past the page cache that nobody waits for (``io_submit``)."""
 
     def __init__(self) -> None:
         self._context = ctypes.c_ulong(0)
-        call(IO_SETUP, ctypes.c_long(64), ctypes.byref(self._context))
+        system_call(IO_SETUP, ctypes.c_long(64), ctypes.byref(self._context))
         self._kept: list[object] = []  # the kernel reads and writes there
 
     def begin(self, kind: int, fd: int, block: mmap.mmap, offset: int) -> None:
@@ -53,13 +43,13 @@ class Queue:
         )
         controls = (ctypes.c_void_p * 1)(ctypes.addressof(control))
         self._kept += [control, block]
-        assert call(IO_SUBMIT, self._context, ctypes.c_long(1), ctypes.byref(controls)) == 1
+        assert system_call(IO_SUBMIT, self._context, ctypes.c_long(1), ctypes.byref(controls)) == 1
 
     def results(self, count: int) -> list[int]:
         """Waits for as many."""
         events = ctypes.create_string_buffer(32 * count)
         room = ctypes.c_long(count)
-        call(IO_GETEVENTS, self._context, room, room, ctypes.byref(events), None)
+        system_call(IO_GETEVENTS, self._context, room, room, ctypes.byref(events), None)
         return [struct.unpack_from("=qq", events, 32 * n + 16)[0] for n in range(count)]
 
 
@@ -73,13 +63,7 @@ def lab(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedL
 
 def one_at_a_time(lab: MountedLab) -> None:
     """Have the kernel keep back all but one of the requests that no program waits for."""
-    subprocess.run(
-        ["mount", "-t", "fusectl", "none", CONNECTIONS], capture_output=True, check=False
-    )
-    connection = CONNECTIONS / str(os.minor(os.stat(lab.view).st_dev))
-    if not connection.exists():
-        pytest.skip("there is no fusectl")
-    (connection / "max_background").write_text("1")
+    (connection(lab.view) / "max_background").write_text("1")
 
 
 def aligned(content: bytes) -> mmap.mmap:

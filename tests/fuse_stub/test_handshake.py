@@ -4,14 +4,12 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
-from multiprocessing.connection import Connection
 from operator import or_
 from pathlib import Path
 
 import pytest
 
 from dedupd.native.mount import BACKGROUND_MAX, CONGESTED_FROM
-from fuse_stub.kernel import request_pump
 from fuse_stub.kernel.request_pump import TASKS
 from tests.support.lab import noise
 from tests.support.mounts import (
@@ -21,8 +19,9 @@ from tests.support.mounts import (
     MountedLab,
     Nursery,
     as_user,
+    connection,
     mounted_lab,
-    serve_for_test,
+    serve_without,
 )
 from tests.support.ways import DEVICE, RING
 
@@ -37,13 +36,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
 def test_the_kernel_sends_more_in_the_background_than_one_user_fills(lab: MountedLab) -> None:
     """And fewer than are served at a time, which it says in the file system for control."""
     assert CONGESTED_FROM < BACKGROUND_MAX < TASKS
-    control = Path("/sys/fs/fuse/connections")
-    subprocess.run(["mount", "-t", "fusectl", "none", control], capture_output=True, check=False)
-    connection = control / str(os.minor(os.stat(lab.view).st_dev))
-    if not connection.exists():
-        pytest.skip("there is no fusectl")
-    assert int((connection / "max_background").read_text()) == BACKGROUND_MAX
-    assert int((connection / "congestion_threshold").read_text()) == CONGESTED_FROM
+    control = connection(lab.view)
+    assert int((control / "max_background").read_text()) == BACKGROUND_MAX
+    assert int((control / "congestion_threshold").read_text()) == CONGESTED_FROM
 
 
 @pytest.mark.root
@@ -145,14 +140,6 @@ OFFERS = {
     "io_uring": 1 << 41,
 }
 """What a kernel may offer to a mount (``FUSE_INIT``), and older ones do not."""
-
-
-def serve_without(
-    absent: int, path: str, mountpoint: str, cache_bytes: int, answer: Connection
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_pump, "ABSENT", absent)
-        serve_for_test(path, mountpoint, cache_bytes, answer)
 
 
 @pytest.mark.root

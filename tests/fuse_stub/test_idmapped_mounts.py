@@ -6,16 +6,14 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from dedupd.system.files import opened
-from fuse_stub.kernel import request_pump
 from tests.support.idmaps import idmapped
 from tests.support.lab import let_others_pass, noise
-from tests.support.mounts import MountedLab, Nursery, as_user, mounted_lab, serve_for_test
+from tests.support.mounts import MountedLab, Nursery, as_user, mounted_lab, serve_without
 
 pytestmark = pytest.mark.root
 
@@ -200,15 +198,8 @@ def test_whose_a_request_is_counts_without_an_idmapped_mount_too(lab: MountedLab
     as_user(CAROL, acts)
 
 
-def serve_without(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
-    """Serve a mount as a kernel has it that does not know of idmapped mounts of FUSE."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_pump, "ABSENT", ALLOW_IDMAP)
-        serve_for_test(path, mountpoint, cache_bytes, answer)
-
-
 def test_a_kernel_that_has_none_refuses_them(way: str, tmp_path: Path) -> None:
-    with mounted_lab(tmp_path, nursery=Nursery(serve_without)) as lab:
+    with mounted_lab(tmp_path, nursery=Nursery(partial(serve_without, ALLOW_IDMAP))) as lab:
         with (
             pytest.raises(OSError) as caught,
             seen_otherwise(lab.view / "here", tmp_path / "seen"),

@@ -25,7 +25,8 @@ class _MountAttributes(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns_fd")]
 
 
-def _call(number: int, *arguments: object) -> int:
+def system_call(number: int, *arguments: object) -> int:
+    """Make a system call by its number. Raises OSError."""
     result = int(_LIBC.syscall(number, *arguments))
     if result < 0:
         code = ctypes.get_errno()
@@ -57,13 +58,13 @@ def idmapped(source: Path, target: Path, below: int, seen: int, count: int) -> I
     the file system, are those from ``seen`` on there. Raises OSError (EINVAL where the file system
     does not allow it)."""
     with _user_namespace(below, seen, count) as userns_fd:
-        fd = _call(OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+        fd = system_call(OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
         with opened(fd):
             attributes = _MountAttributes(set=_MOUNT_ATTR_IDMAP, userns_fd=userns_fd)
             size = ctypes.c_size_t(ctypes.sizeof(attributes))
-            _call(MOUNT_SETATTR, fd, b"", _AT_EMPTY_PATH, ctypes.byref(attributes), size)
+            system_call(MOUNT_SETATTR, fd, b"", _AT_EMPTY_PATH, ctypes.byref(attributes), size)
             at = (_AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
-            _call(MOVE_MOUNT, fd, b"", *at)
+            system_call(MOVE_MOUNT, fd, b"", *at)
     try:
         yield target
     finally:

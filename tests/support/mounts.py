@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import struct
+import subprocess
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -214,6 +215,15 @@ def serve_alone(path: str, mountpoint: str, cache_bytes: int, answer: Connection
         serve_for_test(path, mountpoint, cache_bytes, answer)
 
 
+def serve_without(
+    absent: int, path: str, mountpoint: str, cache_bytes: int, answer: Connection
+) -> None:
+    """Serve a mount as a kernel has it that does not offer some things (flags of ``FUSE_INIT``)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_pump, "ABSENT", absent)
+        serve_for_test(path, mountpoint, cache_bytes, answer)
+
+
 def serve_until(
     point: str, path: str, mountpoint: str, cache_bytes: int, answer: Connection
 ) -> None:
@@ -232,6 +242,16 @@ def end(pid: int, number: int) -> None:
     with opened_pid(pid) as pid_fd:
         os.kill(pid, number)
         assert mount_process.exits(os.dup(pid_fd), DEATH_WAIT_MS)
+
+
+def connection(mountpoint: Path) -> Path:
+    """Where the kernel says how it deals with a mount. Skips the test where it does not."""
+    control = Path("/sys/fs/fuse/connections")
+    subprocess.run(["mount", "-t", "fusectl", "none", control], capture_output=True, check=False)
+    found = control / str(os.minor(os.stat(mountpoint).st_dev))
+    if not found.exists():
+        pytest.skip("there is no fusectl")
+    return found
 
 
 @contextmanager

@@ -30,6 +30,8 @@ layout! {
 }
 
 pub const STUB_BYTES: usize = fields::BYTES;
+/// No stub is longer (as in `dedupd/stub/transition.py`).
+pub const LENGTH_BYTES_MAX: u64 = (1 << 63) - (64 << 10);
 const FORMAT: u8 = 2;
 
 pub const COMMITTING: u8 = 1;

@@ -5,12 +5,9 @@ use std::ffi::{CStr, CString};
 use std::sync::Arc;
 
 use crate::admission::ledger::Ledger;
-use crate::format::stub::is_settled_stub;
+use crate::format::stub::{LENGTH_BYTES_MAX, is_settled_stub};
 use crate::system::files::{Entry, Identity};
 use crate::tree::stub_sizes::BySuffix;
-
-/// No stub is longer (`LENGTH_BYTES_MAX` in `dedupd/stub.py`).
-const LENGTH_MAX: i64 = i64::MAX & !0xFFFF;
 
 /// What the policy asks of a file, and what a chunk is.
 pub struct Rules {
@@ -116,7 +113,7 @@ impl Candidates {
                     attribute: None,
                     is_capable: false,
                     ..
-                } if identity.size <= LENGTH_MAX => match rules.reason(&identity) {
+                } if identity.size <= LENGTH_BYTES_MAX as i64 => match rules.reason(&identity) {
                     None => self.plain.push((identity, name)),
                     Some(reason) => self.pass(reason, identity.size),
                 },

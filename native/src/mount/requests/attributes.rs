@@ -123,7 +123,7 @@ impl Tree {
     }
 }
 
-fn change_mode(inode: &Inode, mode: Mode) -> Answer<()> {
+pub fn change_mode(inode: &Inode, mode: Mode) -> Answer<()> {
     match inode {
         Inode::Open(file) => effects::change_mode_of_open(&**file, mode),
         Inode::Named(path) => effects::change_mode(&**path, mode),

@@ -12,7 +12,7 @@ use crate::mount::inodes::table::proc_path;
 use crate::mount::protocol::abi::{GetxattrIn, GetxattrOut, SETXATTR_KILL_SET_GROUP, SetxattrIn};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
 use crate::mount::protocol::opcode::SHORT_SETXATTR_BYTES;
-use crate::mount::requests::attributes::Inode;
+use crate::mount::requests::attributes::{Inode, change_mode};
 use crate::mount::requests::entries::status_of;
 use crate::mount::requests::{effects, tree::Tree};
 
@@ -95,8 +95,7 @@ impl Tree {
     }
 
     pub fn set_attribute(&self, request: &Request) -> Answer<Outcome> {
-        let (given, (name, value)) =
-            (request.part_or_older::<SetxattrIn>(), given_attribute(request)?);
+        let NewAttribute { name, value, flags, takes_set_group } = NewAttribute::of(request)?;
         if self.is_reserved(name) {
             return Err(Failure(libc::EPERM));
         }
@@ -105,14 +104,13 @@ impl Tree {
         }
         let inode = self.inode(request.header.node)?;
         match &inode {
-            Inode::Open(file) => effects::set_attribute_of_open(&**file, name, value, given.flags)?,
-            Inode::Named(path) => effects::set_attribute(&**path, name, value, given.flags)?,
+            Inode::Open(file) => effects::set_attribute_of_open(&**file, name, value, flags)?,
+            Inode::Named(path) => effects::set_attribute(&**path, name, value, flags)?,
         }
-        if takes_set_group(request)? {
-            let inode = self.inodes.path(request.header.node)?;
-            let mode = u32::from(status_of(&*inode)?.stx_mode);
+        if takes_set_group {
+            let mode = u32::from(status_of(&inode)?.stx_mode);
             if mode & libc::S_ISGID != 0 {
-                effects::change_mode(&*inode, Mode::from_raw_mode(mode & 0o7777 & !libc::S_ISGID))?;
+                change_mode(&inode, Mode::from_raw_mode(mode & 0o7777 & !libc::S_ISGID))?;
             }
         }
         Ok(Outcome::Answered(0))
@@ -132,24 +130,33 @@ impl Tree {
     }
 }
 
-/// Whether a new attribute is an ACL that takes the set-group-id bit: set by somebody who is not in the
-/// group. An older kernel does not say so; then it stays for root only.
-pub fn takes_set_group(request: &Request) -> Answer<bool> {
-    if request.name()? != ACCESS_ACL {
-        return Ok(false);
-    }
-    let says_so = request.fixed.len() > SHORT_SETXATTR_BYTES;
-    let given: SetxattrIn = request.part_or_older();
-    let said = given.setxattr_flags & SETXATTR_KILL_SET_GROUP != 0;
-    Ok(if says_so { said } else { user_of(&request.header) != SUPERUSER })
+/// What a request gives an inode.
+pub struct NewAttribute<'a> {
+    pub name: &'a CStr,
+    pub value: &'a [u8],
+    pub flags: u32,
+    /// It is an ACL that takes the set-group-id bit: set by somebody who is not in the group. An older
+    /// kernel does not say so; then the bit stays for root only.
+    pub takes_set_group: bool,
 }
 
-/// The name and the value of a new attribute.
-pub fn given_attribute<'a>(request: &Request<'a>) -> Answer<(&'a CStr, &'a [u8])> {
-    let (given, name): (SetxattrIn, _) = (request.part_or_older(), request.name()?);
-    let value = request.rest.get(name.count_bytes() + 1..);
-    let value = value.and_then(|rest| rest.get(..given.size as usize));
-    Ok((name, value.ok_or(Failure(libc::EINVAL))?))
+impl<'a> NewAttribute<'a> {
+    pub fn of(request: &Request<'a>) -> Answer<NewAttribute<'a>> {
+        let (given, name): (SetxattrIn, _) = (request.part_or_older(), request.name()?);
+        let value = request.rest.get(name.count_bytes() + 1..);
+        let value = value.and_then(|rest| rest.get(..given.size as usize));
+        let says_so = request.fixed.len() > SHORT_SETXATTR_BYTES;
+        let takes_it = || match says_so {
+            true => given.setxattr_flags & SETXATTR_KILL_SET_GROUP != 0,
+            false => user_of(&request.header) != SUPERUSER,
+        };
+        Ok(NewAttribute {
+            name,
+            value: value.ok_or(Failure(libc::EINVAL))?,
+            flags: given.flags,
+            takes_set_group: name == ACCESS_ACL && takes_it(),
+        })
+    }
 }
 
 fn value_of(inode: &Inode, name: &CStr, room: &mut [u8]) -> Result<usize, Errno> {

@@ -224,7 +224,7 @@ impl Tree {
             if self.inodes.watched.has(inode) || self.is_stub(&parent, name) {
                 return Ok(Outcome::HandedOver);
             }
-            pinned = self.pin_last(self.callers.share_of(&request.header), parent, name, inode)?;
+            pinned = self.pin_last(request, parent, name, inode)?;
         }
         if let Err(error) = remove() {
             if let Some(inode) = pinned {
@@ -251,7 +251,7 @@ impl Tree {
     /// Pins an inode by its last name, if the kernel knows the inode.
     fn pin_last(
         &self,
-        uid: u32,
+        request: &Request,
         parent: impl AsFd,
         name: &CStr,
         inode: u64,
@@ -259,11 +259,12 @@ impl Tree {
         if !self.inodes.knows(inode) {
             return Ok(None);
         }
-        if !self.inodes.may_pin(uid) {
+        let user = self.callers.share_of(&request.header);
+        if !self.inodes.may_pin(user) {
             return Err(Failure(libc::EMFILE));
         }
         let path = openat(parent, name, PATH_FLAGS, Mode::empty())?;
-        self.inodes.pin(inode, path, uid);
+        self.inodes.pin(inode, path, user);
         Ok(Some(inode))
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rustix::fs::fstatvfs;
 
-use crate::format::stub::WRITTEN;
+use crate::format::stub::{LENGTH_BYTES_MAX, WRITTEN};
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::mount::requests::effects;
@@ -22,9 +22,6 @@ use crate::system::extents::present;
 
 /// With less than this free, blocks are allocated before they are written.
 const LOW_SPACE_BYTES: u64 = 1 << 30;
-
-/// No stub is longer (`LENGTH_BYTES_MAX` in `dedupd/stub/transition.py`).
-const LENGTH_BYTES_MAX: u64 = (1 << 63) - (64 << 10);
 
 /// What became of a write.
 pub enum Written {

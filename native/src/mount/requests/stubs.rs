@@ -36,7 +36,7 @@ pub struct Store {
     /// A block of a file that is missing is filled as a whole.
     pub block_bytes: u64,
     /// Whether a thread brings into memory what a write has lacked.
-    pub is_fetching: AtomicBool,
+    is_fetching: AtomicBool,
 }
 
 /// A stub as it is while nobody changes it.
@@ -71,6 +71,15 @@ pub enum Part {
 }
 
 impl Store {
+    pub fn new(
+        content: Arc<dyn Content>,
+        cache: Arc<ChunkCache>,
+        seeds: Seeds,
+        block_bytes: u64,
+    ) -> Store {
+        Store { content, cache, seeds, block_bytes, is_fetching: AtomicBool::new(false) }
+    }
+
     /// Fills the start of `out` with the whole content of a stub of one chunk; how many bytes. `value`:
     /// its attribute.
     pub fn read_whole(

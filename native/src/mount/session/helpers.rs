@@ -46,7 +46,7 @@ impl Helpers {
     /// Whether the loop's thread has the next request from the device, and a program runs while it
     /// looks for it.
     pub fn leave_the_device(&self) -> bool {
-        self.beside.threads > 0 && self.rings.is_none()
+        self.beside.threads > 0
     }
 
     /// Makes a ring, if the kernel `offer`s it.

@@ -163,7 +163,7 @@ impl Line {
     }
 
     /// Answers up to `count` requests in a row, until one comes that is not to be answered here.
-    /// Waits for the next one for `linger_ns`.
+    /// Waits for the next one for `linger_ns`, or as long as it pays where requests come by io_uring.
     pub fn next(&mut self, count: u32, linger_ns: i64) -> Answer<Next> {
         self.tree.inodes.given.clear();
         for _ in 0..count {

@@ -1,7 +1,7 @@
 //! The inodes that the kernel knows.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyValueError;
@@ -42,13 +42,8 @@ impl Inodes {
         seeds: (u64, u64),
         block_bytes: u64,
     ) -> PyResult<()> {
-        let store = Store {
-            content,
-            cache: Arc::clone(&cache.get().0),
-            seeds: Seeds { attribute: seeds.0, instance: seeds.1 },
-            block_bytes: block_bytes.max(1),
-            is_fetching: AtomicBool::new(false),
-        };
+        let seeds = Seeds { attribute: seeds.0, instance: seeds.1 };
+        let store = Store::new(content, Arc::clone(&cache.get().0), seeds, block_bytes.max(1));
         // It stays as it was said first.
         let _ = self.tree(py)?.store.set(Arc::new(store));
         Ok(())

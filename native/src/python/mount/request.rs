@@ -5,12 +5,12 @@ use pyo3::types::PyBytes;
 
 use super::ready;
 use crate::mount::protocol::abi::{
-    CopyFileRangeIn, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, LseekIn, ReadIn, SetxattrIn,
-    WRITE_CACHE, WRITE_KILL_SUIDGID, WriteIn,
+    CopyFileRangeIn, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, LseekIn, ReadIn, WRITE_CACHE,
+    WRITE_KILL_SUIDGID, WriteIn,
 };
 use crate::mount::protocol::message::Failure;
 use crate::mount::protocol::opcode as op;
-use crate::mount::requests::extended::{given_attribute, takes_set_group};
+use crate::mount::requests::extended::NewAttribute;
 use crate::mount::session::line;
 
 /// A request of the kernel that the mount's own operations answer.
@@ -71,11 +71,9 @@ impl Request {
                 data = ready(py, there)?;
             }
             op::SETXATTR => {
-                let part: SetxattrIn = given.part_or_older();
-                let attribute = ready(py, given_attribute(&given))?;
-                (name, data) = (attribute.0.to_bytes(), attribute.1);
-                flags = part.flags;
-                size = ready(py, takes_set_group(&given))?.into();
+                let new = ready(py, NewAttribute::of(&given))?;
+                (name, data) = (new.name.to_bytes(), new.value);
+                (flags, size) = (new.flags, new.takes_set_group.into());
             }
             op::CREATE | op::TMPFILE => data = line.message(),
             _ => {
