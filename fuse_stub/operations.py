@@ -6,7 +6,6 @@ The kernel tells of no opening and no closing: each operation names its file by 
 import errno
 import os
 import stat
-from typing import cast
 
 from pyfuse3 import (
     EntryAttributes,
@@ -92,11 +91,10 @@ class StubOperations(NamespaceOperations):
 
     @answers
     async def allocate(self, request: native.mount.Request) -> None:
-        caller = cast(RequestContext, request)
         start, length, mode = request.offset, request.length, request.flags
         if not mode & PUNCH_HOLE:
             await self._wait_to_write(length)
-        await self._ranges.allocate(request.node, start, length, mode, caller)
+        await self._ranges.allocate(request.node, start, length, mode, request)
 
     @answers
     async def seek(self, request: native.mount.Request) -> int:
@@ -104,7 +102,6 @@ class StubOperations(NamespaceOperations):
 
     @answers
     async def copy_range(self, request: native.mount.Request) -> int:
-        caller = cast(RequestContext, request)
         length = request.length
         if request.opcode == native.mount.COPY_FILE_RANGE:
             length = min(length, COPY_BYTES_MAX)
@@ -112,7 +109,7 @@ class StubOperations(NamespaceOperations):
             left_bytes = os.stat(self._inodes.path(request.node)).st_size - request.offset
             await self._wait_to_write(max(0, min(length, left_bytes, COPY_BYTES)))
         return await self._ranges.copy(
-            request.node, request.offset, request.node_to, request.offset_to, length, caller
+            request.node, request.offset, request.node_to, request.offset_to, length, request
         )
 
     @answers

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 
-from pyfuse3 import FUSEError, RequestContext
+from pyfuse3 import FUSEError
 
 from dedupd.format.deletion import Cause
 from dedupd.stub import ranges
@@ -16,7 +16,7 @@ from dedupd.stub.stub_file import SparseStub
 from dedupd.units import MIB
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.open_file import OpenFile
-from fuse_stub.kernel.caller_rights import keeps_set_ids
+from fuse_stub.kernel.caller_rights import Caller, keeps_set_ids
 from fuse_stub.mounted_volume import MountedVolume
 
 KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 0x01, 0x02, 0x10
@@ -39,9 +39,7 @@ class FileRanges:
         self._files = mount.files
         self._lane: CommitLane = mount.commit_lane
 
-    async def allocate(
-        self, ino: int, start: int, length: int, mode: int, ctx: RequestContext
-    ) -> None:
+    async def allocate(self, ino: int, start: int, length: int, mode: int, caller: Caller) -> None:
         """Allocate a range, or have it be zeros. Raises OSError, NoSpace, Damaged."""
         kind = mode & ~KEEP_SIZE
         if kind not in (0, PUNCH_HOLE, ZERO_RANGE) or (kind == PUNCH_HOLE and mode == kind):
@@ -49,13 +47,13 @@ class FileRanges:
         await self._lane.touch(ino)
         file = await self._files.acquire(ino, write=True)
         with self._files.using(file):
-            if file.privileged and not keeps_set_ids(ctx):
+            if file.privileged and not keeps_set_ids(caller):
                 file.drop_set_ids()
             end = start + length
             if kind:
-                await self._in_steps(file, start, end, ctx.uid, _zero, mode)
+                await self._in_steps(file, start, end, caller.uid, _zero, mode)
             if kind != PUNCH_HOLE:
-                await self._in_steps(file, start, end, ctx.uid, _allocate, mode & KEEP_SIZE)
+                await self._in_steps(file, start, end, caller.uid, _allocate, mode & KEEP_SIZE)
 
     async def _in_steps(
         self,
@@ -84,7 +82,7 @@ class FileRanges:
                 return await self._mount.in_thread(uid, _seek, file, offset, whence)
 
     async def copy(
-        self, ino: int, offset: int, to: int, offset_to: int, length: int, ctx: RequestContext
+        self, ino: int, offset: int, to: int, offset_to: int, length: int, caller: Caller
     ) -> int:
         """Copy a range of a plain file to another one, or have an empty file share the recipe of a
         stub; returns how many bytes, perhaps fewer.
@@ -99,7 +97,7 @@ class FileRanges:
         with self._files.using(source):
             file = await self._files.acquire(to, write=True)
             with self._files.using(file):
-                if file.privileged and not keeps_set_ids(ctx):
+                if file.privileged and not keeps_set_ids(caller):
                     file.drop_set_ids()
                 file.changes += 1
                 async with self._lane.reshaping(file):
@@ -112,7 +110,7 @@ class FileRanges:
                         if source.stub is not None or file.stub is not None:
                             raise FUSEError(errno.EOPNOTSUPP)
                         what = (source.fd, file.fd, min(length, COPY_BYTES), offset, offset_to)
-                        return await self._mount.in_thread(ctx.uid, os.copy_file_range, *what)
+                        return await self._mount.in_thread(caller.uid, os.copy_file_range, *what)
                     finally:
                         source.lock.unshare()
 

@@ -155,6 +155,9 @@ class WriteTimes:
 class Request:
     """A request of the kernel that the mount's operations answer.
 
+    ``uid`` and ``pid``: the user and the thread that made it. The thread is 0 in a PID namespace
+    that this process cannot see.
+
     ``flags``: of a write, whether it clears set-user-id and set-group-id; of a sync, whether it is
     of the data alone; of an allocation its mode; of a search what is looked for; of an ioctl its
     command, with room for ``size`` bytes. ``offset`` and ``length``: of a copy those of the source,
@@ -169,6 +172,7 @@ class Request:
     unique: int
     node: int
     uid: int
+    pid: int
     offset: int
     size: int
     flags: int

@@ -1,21 +1,37 @@
 """Rights of a calling program that the kernel does not pass with a request."""
 
-from pyfuse3 import RequestContext
+import os
+from typing import Protocol
 
 _CAP_FSETID = 1 << 4
 _EFFECTIVE = b"\nCapEff:\t"
 
 
-def keeps_set_ids(ctx: RequestContext) -> bool:
-    """Whether a change by the caller leaves set-user-id and set-group-id alone (``CAP_FSETID``).
+class Caller(Protocol):
+    """The part of a request that identifies its caller: of libfuse's requests and of native ones.
 
-    True of root with that right, which root in a container may lack. Other users count as without
-    it, even where they have it.
+    ``pid`` is the number of the calling thread; 0 in a PID namespace that is not visible here.
     """
-    if ctx.uid != 0:
+
+    @property
+    def uid(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+
+
+def keeps_set_ids(caller: Caller) -> bool:
+    """Return whether a change by the caller keeps set-user-id and set-group-id (``CAP_FSETID``).
+
+    True for root with that right in the user namespace of this process. Root in a container may
+    lack the right, or have it in another namespace only. Other users count as without it, even if
+    they have it.
+    """
+    if caller.uid != 0:
         return False
     try:
-        with open(f"/proc/{ctx.pid}/status", "rb") as file:
+        if os.readlink(f"/proc/{caller.pid}/ns/user") != os.readlink("/proc/self/ns/user"):
+            return False
+        with open(f"/proc/{caller.pid}/status", "rb") as file:
             status = file.read()
         start = status.index(_EFFECTIVE) + len(_EFFECTIVE)
         return bool(int(status[start : start + 16], 16) & _CAP_FSETID)

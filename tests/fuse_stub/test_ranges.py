@@ -10,11 +10,13 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dedupd.system.files import opened
+from dedupd.system.processes import give_up_capability
 from dedupd.units import KIB, MIB
 from tests.conftest import MakeFileSystem
 from tests.support.lab import noise
@@ -42,6 +44,7 @@ CONTENT = noise(40 * BLOCK) + bytes(20 * BLOCK) + noise(30 * BLOCK + 1000, 1)
 
 KEEP_SIZE, PUNCH, ZERO = 0x01, 0x03, 0x10
 MODES = (0, KEEP_SIZE, PUNCH, ZERO, ZERO | KEEP_SIZE)
+CAP_FSETID = 4
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -148,21 +151,107 @@ def test_a_stub_that_is_emptied_by_punching_gives_its_blocks_and_its_recipe_up(
     assert path.read_bytes() == bytes(len(CONTENT))
 
 
-def test_a_user_s_change_of_a_range_clears_set_user_id(lab: MountedLab, tmp_path: Path) -> None:
-    below, through = tmp_path / "below", lab.view / "f"
-    for path in (below, through):
-        path.write_bytes(CONTENT)
-        os.chown(path, ALICE, ALICE)
-        os.chmod(path, 0o6777)
+# --- set-user-id and set-group-id -------------------------------------------------------------
 
-    def change() -> None:
-        for path in (below, through):
-            with opened(os.open(path, os.O_RDWR)) as fd:
-                fallocate(fd, PUNCH, 0, BLOCK)
+
+def at_fd(change: Callable[[int], object]) -> Callable[[Path], None]:
+    def work(path: Path) -> None:
+        with opened(os.open(path, os.O_RDWR)) as fd:
+            change(fd)
+
+    return work
+
+
+def copy_part(path: Path) -> None:
+    with (
+        opened(os.open(path.parent / "source", os.O_RDONLY)) as source,
+        opened(os.open(path, os.O_RDWR)) as fd,
+    ):
+        assert os.copy_file_range(source, fd, 3 * BLOCK, 0, BLOCK) == 3 * BLOCK
+
+
+def copy_over(path: Path) -> None:
+    subprocess.run(["cp", path.parent / "source", path], check=True, stderr=subprocess.DEVNULL)
+
+
+CHANGES: dict[str, Callable[[Path], None]] = {
+    "allocate": at_fd(lambda fd: fallocate(fd, 0, len(CONTENT), BLOCK)),
+    "allocate-keep": at_fd(lambda fd: fallocate(fd, KEEP_SIZE, 0, BLOCK)),
+    "punch": at_fd(lambda fd: fallocate(fd, PUNCH, 0, 2 * BLOCK)),
+    "zero": at_fd(lambda fd: fallocate(fd, ZERO, BLOCK, BLOCK + 100)),
+    "copy_file_range": copy_part,
+    "cp": copy_over,
+    "shorten": lambda path: os.truncate(path, 5000),
+    "lengthen": lambda path: os.truncate(path, len(CONTENT) + 5000),
+    "write": at_fd(lambda fd: os.pwrite(fd, b"new", 7000)),
+}
+
+
+def changed_files(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """Permissions and content of each file."""
+    return {
+        path.name: (stat.S_IMODE(path.stat().st_mode), path.read_bytes())
+        for path in sorted(directory.iterdir())
+    }
+
+
+@pytest.mark.parametrize("uid", [0, ALICE])
+@pytest.mark.parametrize("is_stub", [False, True], ids=["plain", "stub"])
+def test_a_change_treats_set_ids_as_the_file_system_below_does(
+    lab: MountedLab, tmp_path: Path, uid: int, is_stub: bool
+) -> None:
+    """Root keeps set-user-id and set-group-id of a program that it changes, a user clears them."""
+    directories = below, through = tmp_path / "below", lab.view / "d"
+    files = {f"{name}-{mode:o}": mode for name in CHANGES for mode in (0o4755, 0o2755, 0o6777)}
+    for directory in directories:
+        directory.mkdir()
+        for name in files:
+            (directory / name).write_bytes(CONTENT)
+        (directory / "source").write_bytes(noise(5 * BLOCK + 1, 7))
+    if is_stub:
+        lab.optimize()
+        assert all(lab.stub(f"d/{name}") is not None for name in files)
+    for directory in directories:
+        for name, mode in files.items():
+            os.chown(directory / name, uid, uid)
+            os.chmod(directory / name, mode)
+
+    def change_all() -> None:
+        for directory in directories:
+            for name in files:
+                CHANGES[name.rpartition("-")[0]](directory / name)
 
     os.chmod(tmp_path, 0o755)
-    as_user(ALICE, change)
-    assert stat.S_IMODE(through.stat().st_mode) == stat.S_IMODE(below.stat().st_mode)
+    as_user(uid, change_all)
+    expected = changed_files(below)
+    assert changed_files(through) == expected
+    kept = [name for name, mode in files.items() if expected[name][0] == mode]
+    assert kept == (list(files) if uid == 0 else [])
+
+
+def in_a_user_namespace(path: Path) -> None:
+    """Its root is the owner of root's files, and has rights over that namespace only."""
+    punching = ["fallocate", "--punch-hole", "--offset", "0", "--length", str(BLOCK), path]
+    subprocess.run(["unshare", "--user", "--map-root-user", *punching], check=True)
+
+
+def in_a_container(path: Path) -> None:
+    """Whose root lacks ``CAP_FSETID``."""
+    give_up_capability(CAP_FSETID)
+    CHANGES["punch"](path)
+
+
+@pytest.mark.parametrize("change", [in_a_container, in_a_user_namespace])
+def test_root_without_the_right_to_keep_set_ids_clears_them(
+    lab: MountedLab, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    paths = below, through = tmp_path / "below", lab.view / "program"
+    for path in paths:
+        path.write_bytes(CONTENT)
+        os.chmod(path, 0o6755)
+        as_user(0, partial(change, path))
+    assert stat.S_IMODE(below.stat().st_mode) == 0o755
+    assert stat.S_IMODE(through.stat().st_mode) == 0o755
 
 
 # --- SEEK_DATA, SEEK_HOLE ---------------------------------------------------------------------

@@ -20,7 +20,14 @@ const UNTOLD: u32 = u32::MAX;
 
 /// Requests that Python answers according to the rights of the caller. Of all others the user counts
 /// for shares only.
-const BY_RIGHTS: [u32; 3] = [op::SETATTR, op::SETXATTR, op::GETXATTR];
+const BY_RIGHTS: [u32; 6] = [
+    op::SETATTR,
+    op::SETXATTR,
+    op::GETXATTR,
+    op::FALLOCATE,
+    op::COPY_FILE_RANGE,
+    op::COPY_FILE_RANGE_64,
+];
 
 /// Which share of what users have in common is a thread's, is looked up so often at most: it takes
 /// some 10 microseconds. A server that acts for many users in a thread (setfsuid) may so have a
