@@ -61,9 +61,16 @@ class Snapshot:
         """Of the rows, and of the notes of the run."""
     def join(self, saved: Saved | None, entries_max: int) -> Recall:
         """Find the files that have chunks in common. Raises OSError where notes cannot be read."""
-    def notes(self, saved: Saved | None, joined: bool) -> Iterator[bytes]:
+    def notes(self, saved: Saved | None, joined: bool) -> Notes:
         """All notes that count, in pieces, as they are to be saved; with ``joined`` none is new.
         Raises OSError."""
+
+class Notes:
+    """The notes of a run in pieces, as they are to be saved."""
+
+    def __iter__(self) -> Iterator[bytes]: ...
+    def __next__(self) -> bytes:
+        """The next piece. Raises StopIteration, OSError."""
 
 class Recall:
     """Files to be read again, and chunks that cost them nothing."""

@@ -68,12 +68,13 @@ class StubCounter:
         """
     def look_at(
         self,
-        root_fd: int,
+        root: int,
         directories: Sequence[bytes],
         threads: int,
         safe_point: Callable[[], None],
     ) -> list[CountedStubs | Unreadable]:
-        """Look at directories: paths below ``root_fd``, over no link and into no other file system.
+        """Look at directories: paths below the descriptor ``root``, over no link and into no other
+        file system.
 
         Left are files of several names, and stubs of which anything is out of the ordinary: blocks
         of their own, an attribute that is bound to another inode, a transition, a recipe of

@@ -204,13 +204,13 @@ pub fn punch_and_settle(
     py: Python<'_>,
     fd: i32,
     length: i64,
-    times: Times,
+    times_ns: Times,
     name: &[u8],
     value: &[u8],
     door: Option<Py<PyAny>>,
 ) -> PyResult<i64> {
     let (name, door) = (c_string("name", name)?, Door::new(door));
-    let ((atime_ns, mtime_ns), effects) = (times, &*door.effects);
+    let ((atime_ns, mtime_ns), effects) = (times_ns, &*door.effects);
     let done =
         call(py, || steps::punch_and_settle(effects, fd, length, atime_ns, mtime_ns, &name, value));
     door.check()?;
