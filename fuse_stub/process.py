@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import trio
 
 from dedupd import native
-from dedupd.errors import Busy
+from dedupd.errors import Busy, DedupdError
 from dedupd.system import mount_table
 from dedupd.system.files import opened
 from dedupd.system.log_queue import Datagrams, LogQueue, syslog_line
@@ -277,7 +277,10 @@ def serve_for_parent(
         with Volume.at(path, base_fd) as volume:
             served(volume, Serving(mountpoint, cache_bytes, options, ready=lambda: tell({})))
     except BaseException as error:
-        log.exception("the mount at %s ends", mountpoint)
+        if isinstance(error, DedupdError):  # a refusal, with its remedy
+            log.error("the mount at %s ends: %s", mountpoint, error)
+        else:
+            log.exception("the mount at %s ends", mountpoint)
         tell({"error": _reason(error), "kind": type(error).__name__})
         raise SystemExit(1) from error
 

@@ -25,6 +25,7 @@ from dedupd.units import parse_size
 from dedupd.volume.probe import IN_MEMORY
 from tests.hostile.scenarios import SCENARIOS, scenario_of
 from tests.support.lab import let_others_pass
+from tests.support.mount_logs import new_tracebacks
 
 # A service of this machine has nothing to do with the volumes of the tests.
 os.environ["DEDUPD_CONFIG"] = "/nonexistent/dedupd.toml"
@@ -112,6 +113,15 @@ def _keeps_its_priority() -> Iterator[None]:
         for name in ("nice", "ionice"):
             patch.setattr(psutil.Process, name, lambda process, *values: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _mounts_log_no_traceback(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A bug in an operation is ``EIO`` for users, and a test that expects an error passes."""
+    yield
+    tracebacks = [*new_tracebacks()]
+    if not request.node.get_closest_marker("logs_traceback"):
+        assert not tracebacks, "\n".join(["a mount has logged", *tracebacks])
 
 
 _MAKE = {

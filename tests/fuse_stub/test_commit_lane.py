@@ -338,6 +338,7 @@ def test_a_file_that_is_named_twice_is_committed_once(lab: MountedLab) -> None:
     assert (lab.view / "f").read_bytes() == CONTENT
 
 
+@pytest.mark.logs_traceback
 def test_a_second_batch_takes_the_first_one_back(lab: MountedLab) -> None:
     first = Committing(lab, ["f"], many=True)
     assert first.begin() == ["done"]

@@ -16,6 +16,7 @@ import pytest
 
 from tests.fuse_stub.test_rings import threads
 from tests.support.lab import noise
+from tests.support.mount_logs import log_of
 from tests.support.mounts import Nursery, mounted_lab, serve_for_test
 from tests.support.service import eventually
 from tests.support.ways import RING
@@ -106,7 +107,7 @@ def test_all_goes_on_by_the_device(
         assert (lab.view / "f").read_bytes() == b"new" + content[3:]
         assert os.listdir(lab.view) == ["f"]
         lab.unmount()
-        log = Path(f"{lab.view}.log").read_text()
+        log = log_of(str(lab.view)).read_text()
         assert f"io_uring is offered, and cannot be used: {os.strerror(number)}" in log
         assert "by /dev/fuse" in log
         lab.verify_clean()

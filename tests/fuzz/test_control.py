@@ -14,7 +14,7 @@ from tests.support.fuzzing import SECONDS_SLOW, damaged, fuzz
 from tests.support.lab import noise, prose
 from tests.support.mounts import MountedLab, mounted_lab
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.logs_traceback]
 
 CONTENTS = {"noise": noise(300_000), "prose": prose(200_000), "plain": noise(70_000, 3)}
 ANSWER_S = 20

@@ -32,6 +32,7 @@ from fuse_stub.mounts.mount_points import is_dead
 from jobs.optimize.job import OptimizeReport
 from tests.support.forks import CONTEXT, take_over
 from tests.support.lab import Lab, let_others_pass
+from tests.support.mount_logs import expect_log, log_of
 from tests.support.ways import RING, ring_is_offered, way
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -138,6 +139,7 @@ class Nursery:
         return self._start(root, mountpoint, cache_bytes)
 
     def _start(self, root: str, mountpoint: str, cache_bytes: int) -> int:
+        expect_log(mountpoint)
         receiver, sender = CONTEXT.Pipe(duplex=False)
         served = CONTEXT.Process(
             target=_serve,
@@ -181,7 +183,7 @@ def serve_for_test(path: str, mountpoint: str, cache_bytes: int, answer: Connect
     answer.close()
     with suppress(OSError):  # beside a mount on a file system that takes no changes
         logging.basicConfig(
-            filename=f"{mountpoint}.log", format="%(asctime)s %(process)d %(message)s"
+            filename=log_of(mountpoint), format="%(asctime)s %(process)d %(message)s"
         )
     with mount_process.open_volume(path) as volume:
         root, base_fd = volume.root, os.dup(volume.base_fd)
