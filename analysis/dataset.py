@@ -28,6 +28,7 @@ from io import BytesIO
 from pathlib import Path
 
 from dedupd.errors import UsageError
+from dedupd.system.inherited import open_standard_streams
 from dedupd.units import MIB, format_size, parse_size
 
 SHARES = {"software": 0.36, "images": 0.30, "documents": 0.20, "media": 0.14}
@@ -357,6 +358,7 @@ def describe(root: Path) -> list[tuple[str, int, int]]:
 
 
 def main() -> None:
+    open_standard_streams()
     parser = argparse.ArgumentParser(description="Build a data set of real files.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--size", type=parse_size, default=6 << 30, help="about (default 6G)")

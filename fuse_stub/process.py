@@ -16,6 +16,7 @@ from dedupd import native
 from dedupd.errors import Busy, DedupdError
 from dedupd.system import mount_table
 from dedupd.system.files import opened
+from dedupd.system.inherited import lift_limits, take_normal_priority
 from dedupd.system.log_queue import Datagrams, LogQueue, syslog_line
 from dedupd.system.paths import explain
 from dedupd.system.processes import (
@@ -67,10 +68,9 @@ def serve(volume: Volume, asked: Serving) -> None:
     all is written. Raises Busy where it, or a copy of it, is mounted already, UsageError,
     UnsuitableFileSystem, OSError.
     """
-    allow_descriptors()
+    set_up_process()
     # Quotas count for the users whose files these are, not for root.
     give_up_capability(CAP_SYS_RESOURCE)
-    keep_memory()
     os.umask(0)
     # Its own mount will cover the volume: then this descriptor is the only way to it.
     below_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -132,6 +132,17 @@ def _refuse_copy(volume: Volume) -> None:
     if client is not None:
         client.close()
         raise Busy(f"{volume.root}: another process answers for this volume; unmount it first")
+
+
+def set_up_process() -> None:
+    """Be a server for all users, whatever the process inherits from the shell that mounts.
+
+    Raises UsageError if a resource limit cannot be removed.
+    """
+    lift_limits()
+    take_normal_priority()
+    allow_descriptors()
+    keep_memory()
 
 
 def allow_descriptors() -> None:

@@ -13,7 +13,7 @@ from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts.mount_process import Serving
-from fuse_stub.process import allow_descriptors, answer, keep_memory
+from fuse_stub.process import answer, set_up_process
 
 
 def serve_snapshot(volume: Volume, asked: Serving) -> None:
@@ -22,8 +22,7 @@ def serve_snapshot(volume: Volume, asked: Serving) -> None:
     Beside the volume and other snapshots of it: it answers no job, and nothing is written. Raises
     UsageError where the snapshot takes changes, Busy where somebody makes some, OSError.
     """
-    allow_descriptors()
-    keep_memory()
+    set_up_process()
     with _snapshot_lock(volume) as transitions:
         at, cache_bytes = asked.mountpoint, asked.cache_bytes
         mount = MountedVolume(volume, transitions, at, cache_bytes, cores())

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import click
 
 from dedupd.errors import EXIT_FINDINGS, EXIT_USAGE, DedupdError, ReadOnlyVolume
+from dedupd.system.inherited import lift_limits
 from dedupd.system.paths import explain, show_text
 from jobs.frame.channel import Channel
 from jobs.frame.run import JobRun
@@ -121,7 +122,8 @@ def answer(as_json: bool, value: Any, text: str) -> None:
 @contextmanager
 def job_run(job: str, unit: str = "bytes") -> Iterator[JobRun]:
     """A run whose progress the service hears, or shows on standard error where that is a
-    terminal."""
+    terminal. Raises UsageError if a resource limit of the caller cannot be removed."""
+    lift_limits()
     channel = Channel.from_environment()
     if channel is not None:
         run = JobRun(job, lambda _: channel.tell(run))

@@ -13,6 +13,7 @@ from dedupd.config.policy_file import keep_plain
 from dedupd.config.rules import pattern_of
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
 from dedupd.system.files import opened
+from dedupd.system.inherited import lift_limits
 from dedupd.system.paths import named, open_beneath, show_text
 from dedupd.volume.restore import require_room, restore_file
 from dedupd.volume.volume import Volume
@@ -25,6 +26,7 @@ from dedupd.volume.volume import Volume
 @exits
 def command(files: tuple[str, ...], once: bool, as_json: bool) -> None:
     """Make FILES plain again now, and keep them so, by a rule in the policy."""
+    lift_limits()
     rows: list[dict[str, Any]] = []
     for path in files:
         try:

@@ -9,6 +9,7 @@ from click.shell_completion import CompletionItem
 
 from dedupd import __version__
 from dedupd.cli.lazy_command import LazyGroup
+from dedupd.system.inherited import open_standard_streams
 
 GROUPS = {
     "Begin": {
@@ -60,6 +61,10 @@ COMMANDS = {name: summary for group in GROUPS.values() for name, summary in grou
 
 class _Commands(LazyGroup):
     """Has a line of help for each command, without importing any."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        open_standard_streams()
+        return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         is_json = "--json" in ctx.args

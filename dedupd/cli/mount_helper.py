@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dedupd.cli.common import message_of
 from dedupd.cli.mounting import Mounting, bring_up
 from dedupd.errors import DedupdError, UsageError
+from dedupd.system.inherited import open_standard_streams
 from dedupd.system.paths import show_text
 from fuse_stub.mounts.mount_options import MountOptions, parse_options
 from fuse_stub.mounts.mount_process import CACHE_BYTES, open_volume
@@ -27,6 +28,7 @@ _TYPES = ("dedupd", "fuse.dedupd")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Mount a volume. Returns the exit status."""
+    open_standard_streams()
     try:
         _run(sys.argv[1:] if arguments is None else list(arguments))
     except (DedupdError, OSError) as error:

@@ -8,6 +8,7 @@ import click
 from dedupd.cli.common import PATH, answer, exits, job_run, json_option, print_json
 from dedupd.cli.report import show_messages
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
+from dedupd.system.inherited import require_standard_stream
 from dedupd.units import counted, format_size
 from jobs.backup.intake import LocalReception, Reception
 from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume, drop, end, finish, token
@@ -39,6 +40,10 @@ def command(
     """
     if sum((is_finish, is_drop, is_end, is_token)) > 1:
         raise UsageError("--finish, --drop, --end and --token exclude each other")
+    if not (is_finish or is_drop or is_end or is_token):
+        require_standard_stream(0, "the stream")
+        if negotiate:
+            require_standard_stream(1, "the answers to `dedupd send`")
     with ReplicaVolume.open(path) as volume, volume.job_lock(), job_run("receive") as run:
         reception = _reception(volume, run)
         if is_token:

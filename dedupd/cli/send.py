@@ -11,6 +11,7 @@ import click
 from dedupd.cli.common import PATH, exits, job_run, json_option
 from dedupd.cli.report import show_messages
 from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
+from dedupd.system.inherited import require_standard_stream
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
 from jobs.backup.sender import Resume, Sender, SendReport
@@ -45,6 +46,10 @@ def command(
     The id of the state that was sent is told on standard error, and in the report of --json there.
     """
     token = Resume.parse(resume) if resume else None
+    if through is None:
+        require_standard_stream(1, "the stream")
+    if negotiate and through is None:
+        require_standard_stream(0, "the answers of `dedupd receive`")
     if through is None and sys.stdout.isatty():
         raise UsageError("the stream goes to standard output, and that is a terminal; use a pipe")
     with Volume.open(path) as volume, volume.tree_lock(reads_only=True), job_run("send") as run:

@@ -6,6 +6,7 @@ import click
 
 from dedupd.cli.common import PATH, exits
 from dedupd.service.config import CONFIG_PATH, config_path
+from dedupd.system.inherited import lift_limits
 
 
 @click.command("serve")
@@ -21,6 +22,7 @@ def command(path: str | None) -> None:
     from dedupd.service.systemd.notify import Notifier
     from dedupd.service.web.server import ControlSocket
 
+    lift_limits()
     journal.set_up()
     service = Service(path or config_path(), Notifier())
     asyncio.run(service.run(ControlSocket(service)))

@@ -15,6 +15,7 @@ from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
+from dedupd.system.inherited import lift_limits
 from dedupd.system.paths import resolved, show_path, show_text
 from dedupd.volume.volume import Volume
 
@@ -41,6 +42,7 @@ def command(
     once: nothing is copied. Nothing is overwritten: where the name is taken, the file comes back
     beside it. Everybody has back what was theirs, on a mounted volume; root everything.
     """
+    lift_limits()
     rows, failed = list[dict[str, Any]](), False
     for path in files:
         found = _chosen(path, one_id, since)

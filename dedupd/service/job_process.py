@@ -13,7 +13,7 @@ from typing import Any
 from dedupd.errors import EXIT_BUSY, EXIT_DAMAGED, EXIT_FINDINGS
 from dedupd.service.scheduler import TaskName, Urgency
 from dedupd.service.systemd.slice import command_in_slice
-from dedupd.system.processes import child_environment
+from dedupd.system.processes import server_environment
 from jobs.frame.channel import CHANNEL_VARIABLE
 from jobs.frame.time_to_go import TimeToGo
 
@@ -172,7 +172,7 @@ class JobProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env={**child_environment(), CHANNEL_VARIABLE: str(theirs.fileno())},
+                env={**server_environment(), CHANNEL_VARIABLE: str(theirs.fileno())},
                 start_new_session=True,
                 cwd="/",
             )

@@ -177,3 +177,24 @@ def child_environment() -> dict[str, str]:
     """The environment of a child process that runs this program in another directory."""
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path}
+
+
+_KEPT = {
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TZDIR"),
+    *("LD_LIBRARY_PATH", "PYTHONHOME"),  # without these the interpreter may not start
+    *("INVOCATION_ID", "JOURNAL_STREAM"),
+}
+_KEPT_PREFIXES = ("LC_", "XDG_", "DEDUPD_", "CEPH_")
+
+
+def server_environment() -> dict[str, str]:
+    """Return the environment of a child process that works for all users.
+
+    A shell's variables do not reach it: a library of ``LD_PRELOAD`` could ignore syncs, options of
+    Python change how the program runs, and secrets would stay in memory.
+    """
+    return {
+        name: value
+        for name, value in child_environment().items()
+        if name in _KEPT or name.startswith(_KEPT_PREFIXES) or name == "PYTHONPATH"
+    }

@@ -12,7 +12,7 @@ from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, erro
 from dedupd.system import mount_table
 from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
 from dedupd.system.files import opened
-from dedupd.system.processes import child_environment
+from dedupd.system.processes import server_environment
 from dedupd.units import MIB
 from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.mounts import over_mount
@@ -73,7 +73,7 @@ def served_in_background(
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 cwd="/",
-                env=child_environment(),
+                env=server_environment(),
             )
         finally:
             os.close(write_fd)

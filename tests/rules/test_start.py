@@ -1,12 +1,15 @@
-"""A command begins at once: it imports nothing heavy that it does without."""
+"""How programs start: at once, with no costly import, and with all standard streams."""
 
+import ast
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 from dedupd.cli.main import COMMANDS
 from tests.support.forks import REPOSITORY
+from tests.support.sources import ROOT, all_modules, called
 
 COSTLY = {
     *("aiohttp", "asyncio", "duckdb", "email", "http", "jinja2", "matplotlib", "multiprocessing"),
@@ -38,3 +41,18 @@ def test_a_command_imports_nothing_costly_that_it_does_without(command: str) -> 
     )
     imported = set(done.stdout.split())
     assert imported & COSTLY - NEEDED.get(command, set()) == set()
+
+
+def test_every_entry_point_opens_its_streams_first() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    entries = {target.partition(":")[0] for target in project["scripts"].values()}
+    for module in all_modules():
+        if module.path.name == "__main__.py" or '__name__ == "__main__"' in module.path.read_text():
+            entries.add(module.name)
+    calls = {
+        module.name
+        for module in all_modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and called(node.func) == "open_standard_streams"
+    }
+    assert entries <= calls, "these leave standard streams closed"

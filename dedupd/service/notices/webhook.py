@@ -3,11 +3,14 @@
 import sys
 import urllib.request
 
+from dedupd.system.inherited import open_standard_streams
+
 ANSWER_S_MAX = 30.0
 
 
 def main() -> int:
     """0 where the server has taken it; else the reason is on standard error."""
+    open_standard_streams()
     request = urllib.request.Request(
         sys.argv[1],
         data=sys.stdin.buffer.read(),
