@@ -305,6 +305,7 @@ class ControlServer:
             "volume": mount.volume.parameters.uuid,
             "root": mount.volume.root,
             "mountpoint": mount.mountpoint,
+            "mount_device": mount.device,
             "read_only": mount.is_read_only or is_replica(mount.volume.base_fd),
             "options": mount.private.options.text if mount.private is not None else "",
             "by_ring": line is not None and line.is_by_ring,

@@ -60,6 +60,7 @@ class MountedVolume:
         self.private = private
         self.mountpoint = mountpoint
         self.line: native.mount.Line | None = None  # to the kernel, once the mount is served
+        self.device = ""  # ``major:minor`` of the mount, once it answers
         self.is_read_only = transitions.is_read_only
         self.slow_calls = SlowCalls()
         self._closes = SlowCloses()

@@ -27,6 +27,7 @@ from dedupd.system.processes import (
 )
 from dedupd.units import MIB
 from dedupd.volume.commit import settle_noted
+from dedupd.volume.detached_mount import detached_mount
 from dedupd.volume.probe import require_suitable
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
@@ -59,6 +60,10 @@ GROUP_POLL_S = 5.0
 
 LOCK_WAIT_S = 60.0
 LOCK_POLL_S = 0.02
+DETACHED_WAIT_S = 1.0
+"""An ordinary unmount has ended by then, unless the kernel has much to write."""
+DETACHED_POLL_S = 5.0
+"""A search for the users of a detached mount examines all processes."""
 
 
 def serve(volume: Volume, asked: Serving) -> None:
@@ -99,9 +104,10 @@ def _mount_lock(volume: Volume) -> Iterator[Transitions]:
     """Hold the volume for this mount. Raises Busy where another mount serves it.
 
     A job that commits without a mount holds the lock for a batch, and a process that was unmounted
-    until all is synced: this waits for them.
+    until all is synced: this waits for them. It does not wait for users of a detached mount.
     """
     end = time.monotonic() + LOCK_WAIT_S
+    next_search = time.monotonic() + DETACHED_WAIT_S
     with ExitStack() as stack:
         while True:
             try:
@@ -115,7 +121,14 @@ def _mount_lock(volume: Volume) -> Iterator[Transitions]:
                     client.close()
                 # A process that answers after umount(8) is syncing what users have written.
                 is_mounted = client is not None and mount_table.points_of(volume.parameters.uuid)
-                if is_mounted or not busy.passes or time.monotonic() > end:
+                if is_mounted or not busy.passes:
+                    raise
+                if time.monotonic() > next_search:
+                    next_search = time.monotonic() + DETACHED_POLL_S
+                    detached = detached_mount(volume)
+                    if detached is not None and (detached.users or time.monotonic() > end):
+                        raise Busy(detached.message) from None
+                if time.monotonic() > end:
                     raise
                 time.sleep(LOCK_POLL_S)
         yield transitions
@@ -199,7 +212,8 @@ async def _run(
 async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> None:
     """Call ``ready`` as soon as the mount answers."""
     await trio.to_thread.run_sync(os.statvfs, mount.mountpoint)
-    await trio.to_thread.run_sync(_read_ahead_more, mount.mountpoint)
+    mount.device = await trio.to_thread.run_sync(_device_of, mount.mountpoint)
+    await trio.to_thread.run_sync(_read_ahead_more, mount.device)
     if not mount.volume.is_read_only:
         await trio.to_thread.run_sync(_open_once, mount.mountpoint)
     line = mount.line
@@ -226,9 +240,13 @@ async def _keep_callers_in_place() -> None:
         await trio.sleep(GROUP_POLL_S)
 
 
-def _read_ahead_more(mountpoint: str) -> None:
+def _device_of(mountpoint: str) -> str:
     device = os.stat(mountpoint).st_dev
-    path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+    return f"{os.major(device)}:{os.minor(device)}"
+
+
+def _read_ahead_more(device: str) -> None:
+    path = f"/sys/class/bdi/{device}/read_ahead_kb"
     with suppress(OSError), open(path, "w") as file:  # not root: the default will do
         file.write(str(READ_AHEAD_KIB))
 

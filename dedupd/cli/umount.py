@@ -5,10 +5,11 @@ import os
 import click
 
 from dedupd.cli.common import PATH, answer, exits, json_option
-from dedupd.errors import UsageError
+from dedupd.errors import Busy, UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
 from dedupd.system.paths import refuse_part
+from dedupd.volume.detached_mount import detached_mount
 from dedupd.volume.volume import Volume
 from fuse_stub.mounts.mount_process import unmount
 
@@ -44,6 +45,8 @@ def mounted_point(path: str, what: str) -> str:
         return mount.point
     with Volume.open(path) as volume:
         points = mount_table.points_of(volume.parameters.uuid)
+        if (detached := detached_mount(volume)) is not None:
+            raise Busy(detached.message)
     if not points:
         raise UsageError(f"{path}: not mounted")
     return points[0]

@@ -1,10 +1,14 @@
-"""Processes and mounts that would go on using the files of a directory below a mount over it.
+"""Processes and mounts that use files of a directory or of a file system.
+
+Those of a directory would go on using the files below a mount over it.
 
 A process that has a directory in it open, or a mount of it elsewhere, shows the files below the
 mount: stubs as zeros. The links of ``/proc`` name them; those of other users may not be visible.
 """
 
+import ctypes
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -45,10 +49,63 @@ def _in_use(pid: str, directory: str) -> Iterator[str]:
     below = directory + "/"
     for path in (*_opened(pid), *_mapped(pid, below)):
         if path.startswith(below) and not path.endswith(_REMOVED):
-            with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                name = file.read().strip()
-            yield f"{path} is in use by process {pid} ({name})"
+            yield f"{path} is in use by process {pid} ({_name(pid)})"
             return
+
+
+def users_of_device(device: str) -> Iterator[str]:
+    """Yield the processes, by number and name, that use a file system (``major:minor``), and mounts
+    of it in other mount namespaces.
+
+    A file system that is mounted nowhere is found as well. It is asked nothing: it may not answer.
+    """
+    namespaces = {os.readlink("/proc/self/ns/mnt")}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if int(pid) != os.getpid() and _uses_device(pid, device):
+                yield f"process {pid} ({_name(pid)})"
+        with suppress(OSError):
+            namespace = os.readlink(f"/proc/{pid}/ns/mnt")
+            if namespace not in namespaces:
+                namespaces.add(namespace)
+                for row in mount_table.all_mounts(pid):
+                    if row.device == device:
+                        yield f"a mount at {row.point} that process {pid} ({_name(pid)}) sees"
+
+
+def _uses_device(pid: str, device: str) -> bool:
+    links = [f"/proc/{pid}/{link}" for link in _LINKS]
+    with suppress(OSError):
+        links += [f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]
+    if any(_device_of(link) == device for link in links):
+        return True
+    major, minor = map(int, device.split(":"))
+    mapped = f" {major:02x}:{minor:02x} ".encode()
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        return mapped in file.read()
+
+
+_AT_FDCWD, _AT_STATX_DONT_SYNC = -100, 0x4000
+_STATX_BYTES = 256
+_STATX_DEVICE = struct.Struct("=2I")
+_STATX_DEVICE_AT = 136
+
+
+def _device_of(path: str) -> str | None:
+    """The device that a file is on; None if there is no such file.
+
+    Its file system is not asked, unlike by ``os.stat``.
+    """
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    if ctypes.CDLL(None).statx(_AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, 0, found):
+        return None
+    major, minor = _STATX_DEVICE.unpack_from(found, _STATX_DEVICE_AT)
+    return f"{major}:{minor}"
+
+
+def _name(pid: str) -> str:
+    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        return file.read().strip()
 
 
 def _opened(pid: str) -> Iterator[str]:

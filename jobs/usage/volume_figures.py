@@ -10,6 +10,7 @@ from dedupd.errors import CatalogUnusable
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.store.garbage import Weight, garbage_of, weights
 from dedupd.system import mount_table
+from dedupd.volume.detached_mount import detached_mount
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
@@ -60,6 +61,8 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         errors.append(alarm.message(volume.root))
     space = os.fstatvfs(volume.data_fd)
     points = mount_table.points_of(volume.parameters.uuid)
+    if (detached := detached_mount(volume)) is not None:
+        errors.append(detached.message)
     try:
         runs = volume.hints.runs(RUNS)
     except CatalogUnusable as error:
