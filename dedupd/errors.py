@@ -1,5 +1,7 @@
 """Every error that the program raises on purpose, with its exit status."""
 
+from typing import Self
+
 EXIT_DONE = 0
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
@@ -39,8 +41,20 @@ class ConfigurationError(UsageError):
     """The configuration of the service is not valid."""
 
 
+_ANEW = "run `dedupd disable` of the version that wrote it, then `dedupd enable` of this version"
+"""What to do about a volume in an old format."""
+
+
 class UnknownFormat(UsageError):
-    """The volume was written by a newer version of the program."""
+    """Another version of the program wrote this, in a format that this version does not read."""
+
+    @classmethod
+    def of(cls, where: str, name: str, found: object, known: int, remedy: str = _ANEW) -> Self:
+        """``name``: of the format. ``remedy``: for a format that is older than the known one."""
+        text = f"{where}: {name} {found}; this program reads {known}"
+        if isinstance(found, int) and found < known:
+            return cls(f"{text} and no longer {found}; {remedy}")
+        return cls(f"{text}; use the version of dedupd that wrote it, or a newer one")
 
 
 class Busy(DedupdError):

@@ -153,8 +153,8 @@ class Log:
         try:
             fields = _read_json(where)
             if fields.get("format") != FORMAT:
-                raise UnknownFormat(
-                    f"{where}: log format {fields.get('format')}; this program reads {FORMAT}"
+                raise UnknownFormat.of(
+                    where, "log format", fields.get("format"), FORMAT, "collect it again"
                 )
             fields["datasets"] = tuple(Dataset(**one) for one in fields["datasets"])
             fields["chunkings"] = tuple(fields["chunkings"])

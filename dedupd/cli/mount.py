@@ -73,7 +73,9 @@ def command(
     how = ""
     if mounted.is_read_only:
         how = ", read-only"
-        if not (asked.read_only or snapshot):
+        if mounted.is_replica:
+            how += ": it is a replica, and only `dedupd receive` changes it"
+        elif not (asked.read_only or snapshot):
             how += ": its file system takes no changes"
     what = f"{path}, a snapshot," if mounted.is_snapshot else path
     answer(as_json, mounted.to_json(path), f"{what} is mounted at {mounted.point}{how}.")

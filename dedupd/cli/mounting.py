@@ -6,10 +6,12 @@ from typing import Any
 
 from dedupd.cli.umount import mounted_point
 from dedupd.errors import Busy, ServiceUnreachable, UsageError
+from dedupd.replica.replica import is_replica
 from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
 from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
 from dedupd.volume.probe import accept
+from dedupd.volume.volume import Volume
 from fuse_stub.mounts.mount_options import MountOptions
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 from fuse_stub.mounts.mount_process import (
@@ -46,6 +48,7 @@ class Mounted:
     pid: int | None
     is_read_only: bool
     is_snapshot: bool = False
+    is_replica: bool = False
     hidden: str = ""
     """A message about files that it hides; empty where there are none."""
 
@@ -98,7 +101,12 @@ def bring_up(asked: Mounting) -> Mounted | None:
 
 
 def _mounted(point: str, pid: int | None, *, hidden: str = "") -> Mounted:
-    return Mounted(point, pid, bool(os.statvfs(point).f_flag & os.ST_RDONLY), hidden=hidden)
+    is_read_only = bool(os.statvfs(point).f_flag & os.ST_RDONLY)
+    replica = False
+    if is_read_only:
+        with Volume.open(point) as volume:
+            replica = is_replica(volume.base_fd)
+    return Mounted(point, pid, is_read_only, is_replica=replica, hidden=hidden)
 
 
 def _mounted_already(asked: Mounting, mounted: mount_table.Mount, point: str) -> Mounted:

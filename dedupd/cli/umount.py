@@ -5,12 +5,13 @@ import os
 import click
 
 from dedupd.cli.common import PATH, answer, exits, json_option
-from dedupd.errors import Busy, UsageError
+from dedupd.errors import Busy, UnknownFormat, UsageError
+from dedupd.format.volume_parameters import uuid_of
 from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
 from dedupd.system.paths import refuse_part
 from dedupd.volume.detached_mount import detached_mount
-from dedupd.volume.volume import Volume
+from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.mounts.mount_process import unmount
 
 
@@ -43,10 +44,25 @@ def mounted_point(path: str, what: str) -> str:
     if mount is not None:
         refuse_part(path, (mount.point,), what)
         return mount.point
-    with Volume.open(path) as volume:
-        points = mount_table.points_of(volume.parameters.uuid)
-        if (detached := detached_mount(volume)) is not None:
-            raise Busy(detached.message)
+    try:
+        with Volume.open(path) as volume:
+            points = mount_table.points_of(volume.parameters.uuid)
+            if (detached := detached_mount(volume)) is not None:
+                raise Busy(detached.message)
+    except UnknownFormat:
+        # A process of the version that wrote it serves the mount, and ends by itself.
+        points = mount_table.points_of(_uuid_of(path))
     if not points:
         raise UsageError(f"{path}: not mounted")
     return points[0]
+
+
+def _uuid_of(path: str) -> str:
+    """The uuid of a volume of any version. Raises UnknownFormat, OSError."""
+    where = os.path.join(os.path.realpath(path), BASE_NAME, "volume.json")
+    with open(where, "rb") as file:
+        data = file.read()
+    try:
+        return uuid_of(data)
+    except ValueError:
+        raise UnknownFormat(f"{where}: not a volume file of any version of dedupd") from None

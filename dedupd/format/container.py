@@ -165,7 +165,7 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def decode_file_header(data: bytes, where: str) -> FileHeader:
-    """Raises DamagedContainer, or UnknownFormat for a newer version's file."""
+    """Raises DamagedContainer, or UnknownFormat for a file of another version."""
     if len(data) < FILE_HEADER_BYTES or data[:8] != FILE_MAGIC:
         raise DamagedContainer(f"{where}: no container header; run scrub")
     body = unseal(data, FILE_MAGIC, FILE_HEADER_BYTES)
@@ -174,7 +174,7 @@ def decode_file_header(data: bytes, where: str) -> FileHeader:
     _, version, kind, punches, *fields = _FILE.unpack_from(body)
     container, generation, partition, volume_id, created_ns = fields
     if version != FORMAT:
-        raise UnknownFormat(f"{where}: container format {version}; this program reads {FORMAT}")
+        raise UnknownFormat.of(where, "container format", version, FORMAT)
     if kind not in _KINDS:
         raise UnknownFormat(
             f"{where}: a container of kind {kind}, which this program does not know"

@@ -96,7 +96,7 @@ def decode_header(data: bytes, where: str) -> LogHeader:
         raise Damaged(f"{where}: not a valid log of deletions")
     _, version, number, volume_id, created_ns = _LOG.unpack_from(body)
     if version != FORMAT:
-        raise UnknownFormat(f"{where}: log format {version}; this program knows {FORMAT}")
+        raise UnknownFormat.of(where, "log format", version, FORMAT)
     return LogHeader(number, volume_id, created_ns)
 
 

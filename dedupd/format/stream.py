@@ -155,6 +155,9 @@ def told(kind: FrameKind, fields: dict[str, Any]) -> Frame:
     return Frame(kind, 0, len(data), data)
 
 
+_SEND_AGAIN = "send the volume again, by `dedupd send` of this version"
+
+
 def fields_of(frame: Frame, where: str) -> dict[str, Any]:
     """Raises Damaged, UnknownFormat."""
     try:
@@ -163,7 +166,7 @@ def fields_of(frame: Frame, where: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{where}: not a valid frame of text ({error})") from error
     if version != FORMAT:
-        raise UnknownFormat(f"{where}: stream format {version}; this program knows {FORMAT}")
+        raise UnknownFormat.of(where, "stream format", version, FORMAT, _SEND_AGAIN)
     return fields
 
 

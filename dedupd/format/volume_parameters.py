@@ -80,15 +80,12 @@ class Parameters:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Parameters":
-        """Raises Damaged, or UnknownFormat for a newer version's volume."""
+        """Raises Damaged, or UnknownFormat for a volume of another version."""
         try:
             fields = json.loads(data)
             version = fields["format"]
             if version != FORMAT:
-                raise UnknownFormat(
-                    f"{where}: volume format {version}; this program reads {FORMAT}. Use the"
-                    " version of dedupd that wrote it, or a newer one"
-                )
+                raise UnknownFormat.of(where, "volume format", version, FORMAT)
             take_check(fields)
             chunking = Chunking(**fields.pop("chunking"))
             parameters = cls(chunking=chunking, **fields)
@@ -102,6 +99,15 @@ class Parameters:
                 f"{where}: not a valid volume file ({error}); restore it from a backup"
             ) from error
         return parameters
+
+
+def uuid_of(data: bytes) -> str:
+    """Return the uuid in ``volume.json`` of any version: a mount is found by it. Raises ValueError
+    if there is none."""
+    try:
+        return str(uuidlib.UUID(json.loads(data)["uuid"]))
+    except NOT_VALID as error:
+        raise ValueError("no uuid") from error
 
 
 def new_parameters(chunk_size: str, fingerprint: str, attribute: str) -> Parameters:

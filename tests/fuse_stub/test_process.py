@@ -429,3 +429,18 @@ def test_no_thread_of_the_mount_may_write_beyond_the_quotas_of_users(lab: Mounte
     )
     assert len(held) == 2 * len(threads) > 2
     assert not any(int(one, 16) & 1 << CAP_SYS_RESOURCE for one in held)
+
+
+def test_a_mount_of_another_version_is_unmounted(lab: MountedLab) -> None:
+    """Its process ends by itself: the volume's format need not be known."""
+    path = lab.base / "volume.json"
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, "format": 2}))
+    status = run_cli("status", lab.root)
+    assert status.returncode == 2 and "volume format 2; this program reads 3" in status.stderr
+    unmounted = run_cli("umount", lab.root)
+    assert (unmounted.returncode, unmounted.stderr) == (0, "")
+    assert not mounted_at(lab.view)
+    path.write_text(json.dumps(fields))
+    again = run_cli("umount", lab.root)
+    assert again.returncode == 2 and "not mounted" in again.stderr

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from dedupd.format.stub import Flag
+from dedupd.replica.replica import Replica, note_replica
 from dedupd.system.extents import has_unwritten
 from dedupd.volume.volume import Volume
+from jobs.backup.receiver import ReplicaVolume
 from tests.conftest import MakeFileSystem
-from tests.support.lab import noise, run_cli, stop_at
+from tests.support.lab import new_lab, noise, run_cli, stop_at
 from tests.support.mounts import MountedLab, mounted_lab
 
 pytestmark = pytest.mark.root
@@ -169,3 +171,18 @@ def test_no_job_works_behind_a_mount_that_began_read_only(loop_fs: MakeFileSyste
         assert {name: (lab.view / name).read_bytes() for name in os.listdir(lab.view)} == contents
         lab.unmount()
         assert lab.optimize().files_optimized >= 1
+
+
+def test_a_replica_says_that_it_is_one(tmp_path: Path) -> None:
+    """Its file system takes changes; the replica takes none by users."""
+    lab = MountedLab(new_lab(tmp_path / "volume").root, tmp_path / "view")
+    lab.view.mkdir()
+    with ReplicaVolume.open(str(lab.root)) as volume:
+        note_replica(volume.base_fd, Replica(volume.parameters.uuid, "point", 1), volume.disk)
+    try:
+        for _ in ("mounted now", "mounted already"):
+            mounted = run_cli("mount", lab.root, lab.view)
+            assert mounted.returncode == 0, mounted.stderr
+            assert ", read-only: it is a replica, and only `dedupd receive`" in mounted.stdout
+    finally:
+        lab.unmount()

@@ -82,13 +82,20 @@ def damage_volume_file(lab: Lab, **changes: object) -> None:
     path.write_text(json.dumps({**fields, "check": check_of(fields)}))
 
 
-@pytest.mark.parametrize("found", [1, 4])
-def test_another_format_is_refused_by_name(tmp_path: Path, found: int) -> None:
+@pytest.mark.parametrize(
+    ("found", "remedy"),
+    [
+        (1, " and no longer 1; run `dedupd disable` of the version that wrote it, then"),
+        (4, "; use the version of dedupd that wrote it, or a newer one"),
+    ],
+)
+def test_another_format_is_refused_by_name(tmp_path: Path, found: int, remedy: str) -> None:
     lab = new_lab(tmp_path / "volume")
     damage_volume_file(lab, format=found)
     before = descriptors_to_begin_with()
     with pytest.raises(
-        UnknownFormat, match=rf"volume.json: volume format {found}; this program reads 3"
+        UnknownFormat,
+        match=rf"volume.json: volume format {found}; this program reads 3{remedy}",
     ):
         Volume.open(str(lab.root))
     assert descriptors() == before

@@ -223,7 +223,7 @@ def decode_frame(data: bytes, fingerprint: bytes) -> bytes:
     if magic != FRAME_MAGIC or check != _frame_check(head, fingerprint):
         raise Damaged(f"{where}: its object fails its checksum, or is another chunk's")
     if version != FORMAT or flags:
-        raise UnknownFormat(f"{where}: frame format {version}; this program reads {FORMAT}")
+        raise UnknownFormat.of(where, "frame format", version, FORMAT)
     if len(data) != FRAME_BYTES + stored or raw_length > CHUNK_BYTES_MAX:
         raise Damaged(f"{where}: its object has {len(data)} bytes, and states others")
     try:
@@ -313,7 +313,7 @@ def decode_part(data: bytes, version: str, part: int) -> RecipePart:
     if magic != RECIPE_MAGIC or checksum != native.hashing.xxh3_64(data[: RECIPE_BYTES - 8]):
         raise DamagedRecipe(f"{where}: its object fails its checksum, or is no recipe")
     if found_format != FORMAT:
-        raise UnknownFormat(f"{where}: format {found_format}; this program reads {FORMAT}")
+        raise UnknownFormat.of(where, "format", found_format, FORMAT)
     body = memoryview(data)[RECIPE_BYTES:]
     if mid.hex() != version or found != part or not part < parts:
         raise DamagedRecipe(f"{where}: its object is part {found} of another recipe")
@@ -390,7 +390,7 @@ def _checked(data: bytes, where: str) -> dict[str, Any]:
     try:
         fields: dict[str, Any] = json.loads(data)
         if fields["format"] != FORMAT:
-            raise UnknownFormat(f"{where}: format {fields['format']}; this program reads {FORMAT}")
+            raise UnknownFormat.of(where, "format", fields["format"], FORMAT)
         take_check(fields)
     except NOT_VALID as error:
         raise Damaged(f"{where}: not valid ({error})") from error
