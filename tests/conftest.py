@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 import pytest
@@ -111,7 +111,12 @@ def _keeps_its_priority() -> Iterator[None]:
     """Jobs that tests run in this process leave it its priority, for all the tests after them."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("nice", "ionice"):
-            patch.setattr(psutil.Process, name, lambda process, *values: None)
+            own = getattr(psutil.Process, name)
+
+            def asked(process: psutil.Process, *values: int, own: Any = own) -> object:
+                return None if values else own(process)
+
+            patch.setattr(psutil.Process, name, asked)
         yield
 
 

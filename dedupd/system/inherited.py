@@ -97,14 +97,17 @@ def lift_limits() -> None:
 
 
 def take_normal_priority() -> None:
-    """Give this process the priority of a new one, and unblock all signals.
+    """Give this process a normal priority if the caller's is lower, and unblock all signals.
 
-    A caller's lower priority stays if this process has no right to raise it.
+    A lower priority stays if this process has no right to raise it. A higher one stays as well: an
+    administrator has set it on purpose.
     """
     import psutil
 
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
+        if os.getpriority(os.PRIO_PROCESS, 0) > 0:
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
     with suppress(OSError, psutil.Error):  # a kernel without I/O classes
-        psutil.Process().ionice(psutil.IOPRIO_CLASS_NONE, 0)
+        if psutil.Process().ionice().ioclass != psutil.IOPRIO_CLASS_RT:
+            psutil.Process().ionice(psutil.IOPRIO_CLASS_NONE, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -181,7 +181,7 @@ def child_environment() -> dict[str, str]:
 
 _KEPT = {
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TZDIR"),
-    *("LD_LIBRARY_PATH", "PYTHONHOME"),  # without these the interpreter may not start
+    "LD_LIBRARY_PATH",  # without it the interpreter may not start
     *("INVOCATION_ID", "JOURNAL_STREAM"),
 }
 _KEPT_PREFIXES = ("LC_", "XDG_", "DEDUPD_", "CEPH_")
@@ -193,8 +193,11 @@ def server_environment() -> dict[str, str]:
     A shell's variables do not reach it: a library of ``LD_PRELOAD`` could ignore syncs, options of
     Python change how the program runs, and secrets would stay in memory.
     """
+    kept = {*_KEPT, "PYTHONPATH"}
+    if not sys.flags.ignore_environment:
+        kept.add("PYTHONHOME")
     return {
         name: value
         for name, value in child_environment().items()
-        if name in _KEPT or name.startswith(_KEPT_PREFIXES) or name == "PYTHONPATH"
+        if name in kept or name.startswith(_KEPT_PREFIXES)
     }

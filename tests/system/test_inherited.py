@@ -91,14 +91,23 @@ def test_a_limit_that_cannot_be_removed_is_refused(name: str) -> None:
 
 
 @pytest.mark.root
-def test_a_low_priority_and_blocked_signals_are_not_kept() -> None:
+@pytest.mark.parametrize(("nice", "expected"), [(10, 0), (-5, -5)])
+def test_only_a_lower_priority_is_not_kept(nice: int, expected: int) -> None:
     def action() -> str:
-        os.nice(10)
+        os.nice(nice)
+        take_normal_priority()
+        return str(os.nice(0))
+
+    assert in_child(action) == str(expected)
+
+
+def test_blocked_signals_are_not_kept() -> None:
+    def action() -> str:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         take_normal_priority()
-        return f"{os.nice(0)} {signal.pthread_sigmask(signal.SIG_BLOCK, ())}"
+        return str(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
-    assert in_child(action) == "0 set()"
+    assert in_child(action) == "set()"
 
 
 def test_a_shell_s_variables_do_not_reach_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
