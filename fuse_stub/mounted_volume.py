@@ -68,7 +68,7 @@ class MountedVolume:
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
         seeds, block = volume.space.seeds, volume.block_bytes
         if volume.cluster is None:
-            chunks, streams = volume.chunk_records, volume.recipe_records
+            chunks, streams = volume.store.chunk_records, volume.store.recipe_records
             readers = chunks.native_reader, streams.native_reader
             self.inodes.read_stubs(*readers, self.cache.native, seeds, block, threads)
         else:

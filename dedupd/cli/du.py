@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Iterator
 from dataclasses import asdict, fields
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
@@ -137,7 +137,7 @@ def _reckon(paths: tuple[str, ...], changes: tuple[str, ...], run: JobRun, as_js
     _tell(run.findings.messages)
 
 
-def _change(text: str) -> tuple[str, Any]:
+def _change(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
         raise UsageError(f"--what-if {text}: write it like exclude_types=mp4")

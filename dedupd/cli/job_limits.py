@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -37,6 +37,8 @@ class Limits:
     length_s: float | None = None
     bytes_per_s: int | None = None
 
+
+T = TypeVar("T")
 
 _LIMITS = "dedupd.limits"
 """Where the command that is running keeps its own."""
@@ -78,7 +80,7 @@ def take_limits(options: dict[str, Any]) -> None:
     )
 
 
-def _meant(option: str, text: str | None, parse: Callable[[str], Any]) -> Any:
+def _meant(option: str, text: str | None, parse: Callable[[str], T]) -> T | None:
     if text is None:
         return None
     try:

@@ -156,7 +156,7 @@ def _tell(volume: Volume, change: _Change, as_json: bool, always: str | None = N
     answer(as_json, value, "\n".join(lines))
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     return "nothing" if value is None else tomlkit.item(value).as_string()
 
 
@@ -174,7 +174,7 @@ def _show(policy: Policy, key: str | None, as_json: bool) -> None:
         click.echo(_line(name, value, "" if key else KEYS[name].help))
 
 
-def _line(name: str, value: Any, about: str) -> str:
+def _line(name: str, value: object, about: str) -> str:
     """A key as it is in the file; what it is for stands before it where the line is too long for
     the terminal."""
     key = f"{name} = {_written(value)}"

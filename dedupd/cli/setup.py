@@ -4,6 +4,7 @@ import os
 import stat
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -211,13 +212,15 @@ def _plan(path: str, policy: Policy, found: Found, *, now: bool) -> list[str]:
     return lines
 
 
-def _first_run(path: str, made: Made, policy: Policy, *, now: bool, say: Any) -> Any:
+def _first_run(
+    path: str, made: Made, policy: Policy, *, now: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Optimize once: here, or, where the service serves the volume, by the service."""
     client = ServiceClient.serving(path) if made.is_served else None
     if client is not None:
         options = {"min_age": "0s"} if now else {}
         body = {"job": "optimize", "path": resolved(path), "options": options}
-        queued = client.post("/v1/jobs", body)
+        queued: dict[str, Any] = client.post("/v1/jobs", body)
         say(f"The first run is queued as {queued['id']}; `dedupd jobs --watch` shows it.")
         return queued
     with job_run("optimize") as run:

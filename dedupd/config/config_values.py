@@ -18,7 +18,7 @@ from dedupd.units import (
     parse_size,
 )
 
-Parse = Callable[[Any], Any]
+Parse = Callable[[object], Any]
 
 _WHOLE = re.compile(r"-?[0-9]{1,10}")
 
@@ -31,14 +31,14 @@ def read_table(text: str, where: str, error: type[DedupdError]) -> dict[str, Any
         raise error(f"{where}: not valid TOML: {cut(str(reason))}") from reason
 
 
-def duration(value: Any) -> float:
+def duration(value: object) -> float:
     """Seconds meant by a text like ``"3d"``."""
     if not isinstance(value, str):
         raise UsageError('write a duration in quotes, like "3d" or "12h"')
     return parse_duration(value)
 
 
-def size(value: Any) -> int:
+def size(value: object) -> int:
     """Bytes meant by a number, or by a text like ``"32k"``."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SIZE_BYTES_MAX:
         return value
@@ -47,18 +47,18 @@ def size(value: Any) -> int:
     return parse_size(value)
 
 
-def fraction(value: Any) -> float:
+def fraction(value: object) -> float:
     """A number from 0 up to, not including, 1."""
     try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
+        number = float(value) if isinstance(value, str | int | float) else -1.0
+    except (ValueError, OverflowError):
         number = -1.0
     if isinstance(value, bool) or not 0 <= number < 1:
         raise UsageError("write a fraction from 0 up to, not including, 1")
     return number
 
 
-def yes_or_no(value: Any) -> bool:
+def yes_or_no(value: object) -> bool:
     """``true`` or ``false``, also as a text."""
     if isinstance(value, str) and value in ("true", "false"):
         return value == "true"
@@ -67,7 +67,7 @@ def yes_or_no(value: Any) -> bool:
     return value
 
 
-def strings(value: Any) -> tuple[str, ...]:
+def strings(value: object) -> tuple[str, ...]:
     """A list of texts, or one text: with commas, or a list as it stands in the file."""
     if isinstance(value, str) and value.startswith("[") and ('"' in value or "'" in value):
         try:
@@ -100,7 +100,7 @@ STRINGS = Form(strings, list)
 def whole(low: int, high: int) -> Form:
     """Whole numbers within bounds."""
 
-    def parse(value: Any) -> int:
+    def parse(value: object) -> int:
         if isinstance(value, str) and _WHOLE.fullmatch(value):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -113,10 +113,11 @@ def whole(low: int, high: int) -> Form:
 def choice(choices: type[StrEnum]) -> Form:
     """One of a few words."""
 
-    def parse(value: Any) -> StrEnum:
-        if value not in list(choices):
-            raise UsageError("write " + " or ".join(f'"{choice}"' for choice in choices))
-        return choices(value)
+    def parse(value: object) -> StrEnum:
+        for one in choices:
+            if one == value:
+                return one
+        raise UsageError("write " + " or ".join(f'"{choice}"' for choice in choices))
 
     return Form(parse)
 
@@ -147,7 +148,7 @@ def keys_of(table: type) -> dict[str, Key]:
 
 
 def parsed(
-    keys: Mapping[str, Key], name: str, value: Any, where: str, error: type[DedupdError]
+    keys: Mapping[str, Key], name: str, value: object, where: str, error: type[DedupdError]
 ) -> Any:
     """The value of a key. Raises ``error`` that names file, key, value and a valid one."""
     if name not in keys:

@@ -98,17 +98,17 @@ class SharedExtents(StrEnum):
     """They are taken like others: their blocks come back with the last snapshot."""
 
 
-def _schedule(value: Any) -> Schedule:
+def _schedule(value: object) -> Schedule:
     if not isinstance(value, str):
         raise UsageError('write a text in quotes, like "daily 01:00 for 5h"')
     return parse_schedule(value)
 
 
-def _types(value: Any) -> tuple[str, ...]:
+def _types(value: object) -> tuple[str, ...]:
     return tuple(item.lower().lstrip(".") for item in strings(plain(value)))
 
 
-def _markers(value: Any) -> tuple[Marker, ...]:
+def _markers(value: object) -> tuple[Marker, ...]:
     return tuple(choice(Marker).parse(name) for name in strings(value))
 
 

@@ -34,7 +34,7 @@ def policy_text(values: Mapping[str, Any]) -> str:
     return tomlkit.dumps(document)
 
 
-def _with_reasons(value: Any) -> Any:
+def _with_reasons(value: object) -> Any:
     """A value as it is written: lists of types a line each, with the reason behind it."""
     if not isinstance(value, list) or not all(isinstance(one, Types) for one in value):
         return value
@@ -54,7 +54,7 @@ def wrong_keys(text: str, where: str) -> list[str]:
     return [name for name, value in table.items() if not _is_valid(name, value, where)]
 
 
-def _is_valid(name: str, value: Any, where: str) -> bool:
+def _is_valid(name: str, value: object, where: str) -> bool:
     try:
         parsed(TABLES, name, value, where, PolicyError)
     except PolicyError:
@@ -67,7 +67,7 @@ def set_in_text(text: str, name: str, value: str, where: str) -> str:
     or wrong. Raises PolicyError."""
     meant = parsed(TABLES, name, value, where, PolicyError)
     document = _document(text, where)
-    written: Any = value
+    written: object = value
     if isinstance(meant, tuple):
         written = list(meant)
     elif isinstance(meant, (int, float)) and not KEYS[name].form.unit:

@@ -37,7 +37,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value of a profile without reasons."""
     if isinstance(value, list) and all(isinstance(one, Types) for one in value):
         return [name for group in value for name in group.types]

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from dedupd.config.config_values import size
 from dedupd.errors import UsageError
@@ -34,7 +33,7 @@ class Reserve:
         return min(wanted, int(total_bytes * DEFAULT_SHARE_MAX))
 
 
-def parse_reserve(value: Any) -> Reserve:
+def parse_reserve(value: object) -> Reserve:
     """The reserve meant by ``"auto"``, a size or a percentage. Raises UsageError."""
     if value == _AUTO:
         return Reserve()
@@ -47,7 +46,7 @@ def parse_reserve(value: Any) -> Reserve:
         raise UsageError(valid) from None
 
 
-def parse_threshold(value: Any) -> Reserve:
+def parse_threshold(value: object) -> Reserve:
     """As :func:`parse_reserve`, without ``"auto"``. Raises UsageError."""
     try:
         if value != _AUTO:

@@ -92,7 +92,7 @@ class Rule:
 RULE_KEYS = keys_of(Rule)
 
 
-def parse_rules(value: Any) -> tuple[Rule, ...]:
+def parse_rules(value: object) -> tuple[Rule, ...]:
     """The tables ``[[rule]]`` of a policy. Raises UsageError that names rule and key."""
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
         raise UsageError("write each rule as a table [[rule]]")

@@ -82,27 +82,27 @@ def config_path() -> str:
     return os.environ.get(CONFIG_VARIABLE) or CONFIG_PATH
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise UsageError("write a text in quotes")
     return value
 
 
-def _absolute(value: Any) -> str:
+def _absolute(value: object) -> str:
     path = _text(value)
     if not path.startswith("/"):
         raise UsageError('write an absolute path, like "/srv/share"')
     return os.path.normpath(path).replace("//", "/")
 
 
-def _socket(value: Any) -> str:
+def _socket(value: object) -> str:
     path = _absolute(value)
     if len(os.fsencode(path)) > 100:
         raise UsageError("a socket's path has at most 100 bytes; write a shorter one")
     return path
 
 
-def _group(value: Any) -> str:
+def _group(value: object) -> str:
     name = _text(value)
     try:
         if name:
@@ -114,7 +114,7 @@ def _group(value: Any) -> str:
     return name
 
 
-def _listen(value: Any) -> Listen | None:
+def _listen(value: object) -> Listen | None:
     text = _text(value)
     if not text:
         return None
@@ -129,7 +129,7 @@ def _listen(value: Any) -> Listen | None:
     return Listen(host.strip("[]"), number)
 
 
-def _command(value: Any) -> tuple[str, ...]:
+def _command(value: object) -> tuple[str, ...]:
     try:
         words = shlex.split(value) if isinstance(value, str) else value
     except ValueError:
@@ -141,21 +141,21 @@ def _command(value: Any) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _address(value: Any) -> str:
+def _address(value: object) -> str:
     text = _text(value)
     if not text.isprintable() or text.startswith("-"):
         raise UsageError('write addresses of mail, like "root" or "admins@example.org"')
     return text
 
 
-def _url(value: Any) -> str:
+def _url(value: object) -> str:
     text = _text(value)
     if text and (not text.startswith(("http://", "https://")) or not text.isprintable()):
         raise UsageError('write a URL, like "https://example.org/hooks/dedupd"')
     return text
 
 
-def _summary(value: Any) -> Calendar | None:
+def _summary(value: object) -> Calendar | None:
     schedule = parse_schedule(_text(value))
     if isinstance(schedule, Off):
         return None
@@ -164,21 +164,21 @@ def _summary(value: Any) -> Calendar | None:
     return schedule
 
 
-def _uuid(value: Any) -> str:
+def _uuid(value: object) -> str:
     text = _text(value)
     if not is_uuid(text):
         raise UsageError("write the uuid that is in the volume's volume.json")
     return text
 
 
-def _cache(value: Any) -> int:
+def _cache(value: object) -> int:
     cache_bytes = size(value)
     if cache_bytes < CACHE_BYTES_MIN:
         raise UsageError(f"write {exact_size(CACHE_BYTES_MIN)} at least")
     return cache_bytes
 
 
-def _options(value: Any) -> MountOptions:
+def _options(value: object) -> MountOptions:
     options = parse_options(_text(value))
     if options.remount or options.snapshot or options.force or options.cache_bytes is not None:
         raise UsageError('write options that a mount has, like "noatime,nodev"')

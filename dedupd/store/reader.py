@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, takewhile
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from dedupd import native
 from dedupd.errors import DamagedChunk, DamagedContainer
@@ -47,6 +47,26 @@ _BYTES = _Asked(Container.read, Container.read_own, CopyReader.read, lambda foun
 _HEADER = _Asked(
     Container.describe, Container.describe_own, CopyReader.describe, lambda found: found
 )
+
+
+class ChunkSource(Protocol):
+    """Reads chunks by their ids: of containers, or of a store in a cluster. Methods are those of
+    :class:`RecordReader`. Safe to use from several threads."""
+
+    def read(self, record_id: int) -> tuple[Record, bytes]: ...
+    def read_alone(self, record_id: int) -> tuple[Record, bytes]: ...
+    def read_chunks(
+        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
+    ) -> list[bytes | None]: ...
+    def frame_chunks(
+        self,
+        wanted: Sequence[tuple[int, int, int]],
+        sequence: int,
+        stream_seed: int,
+        ahead: native.store.BlocksAhead,
+        threads: int,
+    ) -> tuple[bytes, bytes, int]: ...
+    def describe(self, record_id: int) -> Record: ...
 
 
 class RecordReader:

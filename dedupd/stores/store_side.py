@@ -13,8 +13,8 @@ from dedupd.format.volume_parameters import Parameters
 from dedupd.rados.reading.binding import BINDING_FILE, binding_at
 from dedupd.store.beside.neighbours import ALONE
 from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.reader import RecordReader
-from dedupd.store.recipe.recipe_reader import RecipeReader
+from dedupd.store.reader import ChunkSource, RecordReader
+from dedupd.store.recipe.recipe_reader import RecipeSource
 from dedupd.stores.local_store import LocalStore
 from dedupd.stores.membership import Membership
 from dedupd.stores.shared_directory import SharedDirectory
@@ -101,8 +101,8 @@ class StoreSide:
         return self.store.containers(kind)
 
     def records(self, kind: Kind) -> RecordReader:
-        """The reader of the chunks, or of the recipes."""
-        return self.chunk_records if kind is Kind.CHUNKS else self.recipe_records
+        """The reader of containers of chunks, or of recipes."""
+        return self.store.chunk_records if kind is Kind.CHUNKS else self.store.recipe_records
 
     @cached_property
     def cluster(self) -> "VolumeStore | None":
@@ -115,16 +115,16 @@ class StoreSide:
         return VolumeStore(found, self.base_fd, self.parameters, self.disk)
 
     @property
-    def chunk_records(self) -> RecordReader:
-        return self.cluster.records if self.cluster else self.store.chunk_records
+    def chunk_records(self) -> ChunkSource:
+        return self.cluster.chunks if self.cluster else self.store.chunk_records
 
     @property
     def recipe_records(self) -> RecordReader:
         return self.store.recipe_records
 
     @property
-    def recipes(self) -> RecipeReader:
-        return self.cluster.recipe_reader if self.cluster else self.store.recipes
+    def recipes(self) -> RecipeSource:
+        return self.cluster.recipes if self.cluster else self.store.recipes
 
     @property
     def read_chunk(self) -> ReadChunk:

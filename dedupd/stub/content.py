@@ -9,8 +9,8 @@ from dedupd.format.container import Record
 from dedupd.format.ids import HOLE, show_id
 from dedupd.format.recipe import RecipeRef, fingerprint_check
 from dedupd.format.stub import Flag, StubAttribute
-from dedupd.store.reader import RecordReader
-from dedupd.store.recipe.recipe_reader import Recipe, RecipeReader, Span
+from dedupd.store.reader import ChunkSource
+from dedupd.store.recipe.recipe_reader import Recipe, RecipeSource, Span
 from dedupd.stub.transition import RecipeBytes
 from dedupd.system.files import read_into
 
@@ -18,7 +18,7 @@ ReadChunk = Callable[[Span], bytes]
 """The raw bytes of a chunk, verified, and to be the ones that the recipe means."""
 
 
-def read_chunk(records: RecordReader, span: Span) -> bytes:
+def read_chunk(records: ChunkSource, span: Span) -> bytes:
     """The raw bytes of a chunk, of the length and the fingerprint that the recipe states.
 
     Raises DamagedContainer.
@@ -26,14 +26,14 @@ def read_chunk(records: RecordReader, span: Span) -> bytes:
     return checked_record(records, span)[1]
 
 
-def checked_record(records: RecordReader, span: Span) -> tuple[Record, bytes]:
+def checked_record(records: ChunkSource, span: Span) -> tuple[Record, bytes]:
     """The same, with the record's header."""
     record, raw = records.read(span.chunk)
     _require_meant(span, len(raw), record.fingerprint)
     return record, raw
 
 
-def proved_record(records: RecordReader, span: Span, hash_name: str) -> tuple[Record, bytes]:
+def proved_record(records: ChunkSource, span: Span, hash_name: str) -> tuple[Record, bytes]:
     """The same; the bytes are hashed, and have the whole fingerprint that the header states."""
     record, raw = checked_record(records, span)
     if record.fingerprint != native.hashing.fingerprint(raw, hash_name):
@@ -43,7 +43,7 @@ def proved_record(records: RecordReader, span: Span, hash_name: str) -> tuple[Re
     return record, raw
 
 
-def described_record(records: RecordReader, span: Span) -> Record:
+def described_record(records: ChunkSource, span: Span) -> Record:
     """The header alone of the record that the recipe means. Raises DamagedContainer."""
     record = records.describe(span.chunk)
     _require_meant(span, record.raw_length, record.fingerprint)
@@ -99,7 +99,7 @@ class StoreContent(RecipeBytes):
 
 
 def open_content(
-    stub: StubAttribute, recipes: RecipeReader, read_chunk: ReadChunk, where: str
+    stub: StubAttribute, recipes: RecipeSource, read_chunk: ReadChunk, where: str
 ) -> StoreContent:
     """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""
     recipe = recipes.open(RecipeRef(stub.recipe, stub.digest, Flag.DIRECT in stub.flags), where)

@@ -23,7 +23,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from dedupd import native
 from dedupd.byte_ranges import missing_ranges
@@ -332,7 +331,9 @@ class SparseStub:
             self._disk.remove_attribute(self.fd, self._files.space.name)
         elif start < self.attribute.covered or self.attribute.local_bytes:
             flags, covered = self.attribute.flags | Flag.WRITTEN, min(start, self.attribute.covered)
-            self._change_attribute(flags=flags, covered=covered, local_bytes=0)
+            self._change_attribute(
+                replace(self.attribute, flags=flags, covered=covered, local_bytes=0)
+            )
         self._disk.sync_file(self.fd)
         self.punch([(start, end)])
         return start == 0
@@ -385,16 +386,16 @@ class SparseStub:
         It becomes durable before the first of them does: both are changes of one file's metadata.
         """
         if not self.attribute.flags & Flag.WRITTEN:
-            self._change_attribute(flags=self.attribute.flags | Flag.WRITTEN)
+            flags = self.attribute.flags | Flag.WRITTEN
+            self._change_attribute(replace(self.attribute, flags=flags))
 
     def uncount(self) -> None:
         """Say that blocks are about to come, and blocks to go that the attribute counts."""
         if self.attribute.local_bytes or not self.attribute.flags & Flag.WRITTEN:
             flags = self.attribute.flags | Flag.WRITTEN
-            self._change_attribute(flags=flags, local_bytes=0)
+            self._change_attribute(replace(self.attribute, flags=flags, local_bytes=0))
 
-    def _change_attribute(self, **changes: Any) -> None:
-        changed = replace(self.attribute, **changes)
+    def _change_attribute(self, changed: StubAttribute) -> None:
         self._files.write(self.fd, changed)
         self.attribute = changed
         self._attribute_is_stale = False

@@ -48,7 +48,7 @@ class Checkpoints:
         if checkpoint is None or checkpoint.identity != identity:
             return None
         growth = checkpoint.growth
-        chunks = self._volume.chunk_records
+        chunks = self._volume.store.chunk_records
         rows = [row for row in growth.rows if row.chunk != HOLE]
         try:
             if not all(chunks.offers_all(row.chunk, row.fingerprint) for row in rows):
@@ -63,8 +63,8 @@ class Checkpoints:
 
     def _is_whole(self, node: RecipeRow, level: int) -> bool:
         """Whether every chunk below a node is still there: its file has no other copy soon."""
-        part = self._volume.recipes.part(node, level)
-        chunks, streams = self._volume.chunk_records, self._volume.recipe_records
+        part = self._volume.store.recipes.part(node, level)
+        chunks, streams = self._volume.store.chunk_records, self._volume.store.recipe_records
         if not all(streams.is_live(one) for one in (node.chunk, *part.node_ids())):
             return False
         return all(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from dedupd import native
-from dedupd.store.reader import RecordReader
+from dedupd.store.reader import ChunkSource
 from dedupd.store.recipe.recipe_reader import Span
 from dedupd.stub.content import read_chunk
 
@@ -33,7 +33,7 @@ class ChunkCache:
     operations only, never for I/O.
     """
 
-    def __init__(self, records: RecordReader, bytes_max: int, threads: int) -> None:
+    def __init__(self, records: ChunkSource, bytes_max: int, threads: int) -> None:
         self.native = native.store.ChunkCache(bytes_max)
         self._records = records
         self._threads = threads

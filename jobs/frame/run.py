@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from dedupd.errors import DedupdError
 from dedupd.system.paths import explain, show_path
@@ -49,6 +49,16 @@ class Progress:
     detail: str = ""
 
 
+class _Changes(TypedDict, total=False):
+    """Fields of :class:`Progress`."""
+
+    phase: str
+    done: int
+    total: int
+    files: int
+    detail: str
+
+
 @dataclass(slots=True)
 class Findings:
     """Things that went wrong with single files; the job goes on."""
@@ -84,7 +94,7 @@ class JobRun:
         self._throttle: Throttle | None = None
         self._rated_done = 0
 
-    def update(self, **changes: Any) -> None:
+    def update(self, **changes: Unpack[_Changes]) -> None:
         """Change progress fields, and tell the watcher, a few times a second."""
         for name, value in changes.items():
             setattr(self.progress, name, value)

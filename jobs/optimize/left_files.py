@@ -1,7 +1,6 @@
 """The files that a run of optimize came to and left: how many for each reason, and their names."""
 
 import os
-from typing import Any
 
 from dedupd.system.paths import show_path
 from dedupd.volume.hints import HintKey
@@ -47,7 +46,7 @@ class LeftFiles:
 
 def named_left(volume: Volume, started_s: float) -> dict[bytes, str]:
     """The files that the run that began then has left, by path; empty where it was not the last."""
-    kept: Any = volume.hints.get(HintKey.LEFT)
+    kept = volume.hints.get(HintKey.LEFT)
     if not isinstance(kept, dict) or kept.get("started_s") != started_s:
         return {}
     return {os.fsencode(path): reason for path, reason in kept["files"]}

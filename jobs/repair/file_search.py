@@ -40,7 +40,7 @@ class FileSearch:
         self._threads = threads
         self._chunker = volume.parameters.chunker()
         self._algorithm = volume.parameters.fingerprint
-        self._proofs = Proofs(volume, volume.chunk_records, repair.lost)
+        self._proofs = Proofs(volume, volume.store.chunk_records, repair.lost)
 
     def search(self, suspects: list[bytes]) -> None:
         """Look in the stubs that need what is lost, then everywhere. Raises Cancelled, NoSpace."""

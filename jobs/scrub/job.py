@@ -362,7 +362,7 @@ class Scrub(Job[ScrubReport]):
 
     def _is_sound_again(self, record_id: int, entry: tbl.TableEntry) -> bool:
         try:
-            _, raw = self._volume.chunk_records.read_itself(record_id)
+            _, raw = self._volume.store.chunk_records.read_itself(record_id)
         except (Damaged, OSError):
             return False
         algorithm = self._volume.parameters.fingerprint

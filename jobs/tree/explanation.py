@@ -46,7 +46,7 @@ class Explanation:
         """The key, the rule or the file that leaves it alone; empty where nothing does."""
         return self.decision.excluded or self.marked
 
-    def _values(self) -> Iterator[tuple[str, Any]]:
+    def _values(self) -> Iterator[tuple[str, str | bool]]:
         decision = self.decision
         yield "min_age", exact_duration(decision.min_age_s)
         yield "min_size", exact_size(decision.min_size_bytes)

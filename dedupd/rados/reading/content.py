@@ -9,7 +9,6 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from dedupd import native
 from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe, DedupdError
@@ -175,7 +174,14 @@ class ClusterChunks:
                 self._cache.begin()
             self.content.connect(store.trains.reader)
 
-    def frame_chunks(self, *_: Any) -> tuple[bytes, bytes, int]:
+    def frame_chunks(
+        self,
+        wanted: Sequence[tuple[int, int, int]],
+        sequence: int,
+        stream_seed: int,
+        ahead: native.store.BlocksAhead,
+        threads: int,
+    ) -> tuple[bytes, bytes, int]:
         """None: each is read by :meth:`read_alone`."""
         return b"", b"", 0
 
@@ -210,9 +216,13 @@ class ClusterRecipes:
                 " what the store has of the file, as after the restore of an old copy"
             )
         root, numbers = self._root(found)
-        recipe = Recipe(self, root)  # type: ignore[arg-type]  # of one node: it asks for no other
+        recipe = Recipe(self, root)
         weakref.finalize(recipe, self._chunks.numbers.give_back, numbers)
         return recipe
+
+    def child(self, parent: node_format.Node, at: int) -> node_format.Node:
+        """The nodes of a :class:`Recipe`: here its root is a leaf, which has none."""
+        raise DamagedRecipe(f"recipe {parent.ids[at]:x}: not a node of a recipe in a cluster")
 
     def _kept(self, version: str) -> FileRecipe | None:
         if self._cache is None:

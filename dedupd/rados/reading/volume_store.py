@@ -3,7 +3,6 @@
 import os
 import threading
 from contextlib import suppress
-from typing import cast
 from uuid import UUID
 
 from dedupd.errors import StoreUnreachable
@@ -14,8 +13,6 @@ from dedupd.rados.reading.binding import BINDING_FILE
 from dedupd.rados.reading.content import ClusterChunks, ClusterRecipes
 from dedupd.rados.reading.disk_cache import DiskCache
 from dedupd.rados.store import RadosStore
-from dedupd.store.reader import RecordReader
-from dedupd.store.recipe.recipe_reader import RecipeReader
 from dedupd.system.disk import Disk
 from dedupd.units import GIB
 
@@ -81,16 +78,6 @@ class VolumeStore:
     def cached(self, fingerprint: bytes) -> bytes | None:
         """The frame of a chunk, where this host's disk has it: not verified."""
         return None if self._cache is None else self._cache.get(fingerprint)
-
-    @property
-    def records(self) -> RecordReader:
-        """The chunks, as the mount and the jobs read those of containers."""
-        return cast(RecordReader, self.chunks)
-
-    @property
-    def recipe_reader(self) -> RecipeReader:
-        """The recipes, as those of containers are read."""
-        return cast(RecipeReader, self.recipes)
 
     def close(self) -> None:
         self.chunks.close()

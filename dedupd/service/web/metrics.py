@@ -151,13 +151,12 @@ class _ServiceCollector(Collector):
         for one in MOUNT_GAUGES:
             yield self._of_mounts(GaugeMetricFamily(one.name, one.help, None, _PATH), one.key)
 
-    def _of_mounts(self, family: Any, key: str) -> Metric:
+    def _of_mounts(self, family: CounterMetricFamily | GaugeMetricFamily, key: str) -> Metric:
         for path, volume in self._volumes():
             status = self._statuses.get(volume.uuid or "")
             if status is not None and key in status:
                 family.add_metric(path, status[key])
-        metric: Metric = family
-        return metric
+        return family
 
     def _savings(self) -> Iterator[Metric]:
         for one in SAVINGS:

@@ -26,6 +26,7 @@ from dedupd.errors import (
     ServiceUnreachable,
     UsageError,
 )
+from dedupd.service.job_process import JobProcess
 from dedupd.service.served_volume import ServedVolume
 from dedupd.service.systemd.journal import Event, report
 from dedupd.service.web.connections import LOCAL, REQUEST_WAIT_S, Connections
@@ -360,7 +361,7 @@ class Api:
     def _volume(self, request: web.Request) -> ServedVolume:
         return self._service.by_uuid(request.match_info["uuid"])
 
-    def _job(self, request: web.Request) -> Any:
+    def _job(self, request: web.Request) -> JobProcess:
         try:
             return self._service.job(request.match_info["id"])
         except UsageError as error:

@@ -4,7 +4,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from dedupd import native
 from dedupd.errors import Damaged, DamagedRecipe
@@ -56,10 +56,16 @@ class Broken(NamedTuple):
     reason: str
 
 
+class Nodes(Protocol):
+    """Finds the nodes of a recipe below its root."""
+
+    def child(self, parent: recipe.Node, at: int) -> recipe.Node: ...
+
+
 class Recipe:
     """One file's recipe, read as far as it is asked for."""
 
-    def __init__(self, nodes: "RecipeReader", root: recipe.Node, root_id: int = 0) -> None:
+    def __init__(self, nodes: Nodes, root: recipe.Node, root_id: int = 0) -> None:
         self._nodes = nodes
         self._root = root
         self._root_id = root_id
@@ -142,6 +148,12 @@ class Recipe:
             for at, node_id in enumerate(self._root.ids):
                 yield node_id
                 yield from Recipe(self._nodes, self._nodes.child(self._root, at)).node_ids()
+
+
+class RecipeSource(Protocol):
+    """Opens the recipes that stubs name: of containers, or of a store in a cluster."""
+
+    def open(self, ref: RecipeRef, where: str) -> Recipe: ...
 
 
 class RecipeReader:
