@@ -16,7 +16,8 @@ import trio
 from dedupd.errors import Busy, DedupdError
 from dedupd.stub.filling import Filling
 from dedupd.stub.stub_file import SparseStub
-from dedupd.system.paths import open_beneath, path_in_tree
+from dedupd.system.paths import open_beneath
+from dedupd.system.tree_paths import path_in_tree
 from dedupd.volume.restore import filling_of
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
@@ -141,7 +142,8 @@ class FileFill:
                 return
             file.keeps_times = True
             try:
-                with lane.transitions.under_way([path_in_tree(file.fd)]):
+                path = path_in_tree(lane.volume.data_fd, file.fd)
+                with lane.transitions.under_way([path]):
                     yield True
             finally:
                 file.keeps_times = False

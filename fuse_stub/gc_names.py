@@ -19,10 +19,10 @@ from dedupd import native
 from dedupd.errors import DamagedStub
 from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.system.files import opened
+from dedupd.system.tree_paths import name_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.inodes import PATH_FLAGS, Inodes
-from fuse_stub.files.open_file import where
 from fuse_stub.files.open_files import OpenFiles
 
 REFERENCES_MAX = 1 << 20
@@ -243,9 +243,15 @@ class MarkingSessions:
         noted as damaged."""
         path, space = b"/proc/self/fd/%d" % fd, self._volume.space
         try:
-            log.add(decode_stub(os.getxattr(path, space.name), space.volume_id, where(fd)))
+            log.add(
+                decode_stub(
+                    os.getxattr(path, space.name),
+                    space.volume_id,
+                    name_in_tree(self._volume.data_fd, fd),
+                )
+            )
         except DamagedStub as error:
             log.add_damaged(ino, str(error))
         except OSError as error:
             if error.errno != errno.ENODATA:
-                log.add_damaged(ino, f"{where(fd)}: {error.strerror}")
+                log.add_damaged(ino, f"{name_in_tree(self._volume.data_fd, fd)}: {error.strerror}")

@@ -67,6 +67,8 @@ def lost(volume: Volume, policy: Policy, below: bytes, uid: int = 0) -> Iterator
 def is_lost(volume: Volume, one: Deletion) -> bool:
     """Whether the content is not where it was: a deletion is noted before it happens, and it may
     have been had back."""
+    if not one.has_path:
+        return True
     try:
         with opened(open_beneath(volume.data_fd, one.path, os.O_PATH | os.O_NOFOLLOW)) as fd:
             status = os.fstat(fd)

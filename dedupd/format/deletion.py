@@ -17,6 +17,7 @@ LOG_MAGIC = b"DEDUPDEL"
 LOG_HEADER_BYTES = 64
 MAGIC = b"DDDL"
 HEAD_BYTES = 128
+PATH_BYTES_MAX = 0xFFFF
 ALIGN_BYTES = 8
 """A deletion begins on a multiple of this, so a reader finds the next one behind damage."""
 
@@ -71,6 +72,11 @@ class Deletion(NamedTuple):
     mtime_ns: int
     stub: StubAttribute
     attributes: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def has_path(self) -> bool:
+        """Whether ``path`` is one: it is ``#`` and the inode's number if none was known."""
+        return self.path != b"#%d" % self.inode
 
     @property
     def lost_own_blocks(self) -> bool:

@@ -40,20 +40,6 @@ def open_beneath(dir_fd: int, path: bytes, flags: int) -> int:
             os.close(current)
 
 
-def path_in_tree(fd: int) -> bytes:
-    """The path that a descriptor has now, within the tree of its volume.
-
-    A mount process sees its ``.dedupd`` alone, by a mount of its own. A file that was opened by its
-    number, as NFS does, and that nobody has asked for by name since, is ``#`` and that number: no
-    name leads to it, so whatever goes by the path finds nothing. Raises OSError.
-    """
-    path = os.readlink(b"/proc/self/fd/%d" % fd) + b"/"
-    if path == b"//":
-        return b"#%d" % os.fstat(fd).st_ino
-    _, tree, below = path.rpartition(b"/.dedupd/data/")
-    return (below if tree else path.removeprefix(b"/data/")).removesuffix(b"/")
-
-
 class DirectoryOpener:
     """Opens directories below one, and keeps the last one open: files come by directory."""
 

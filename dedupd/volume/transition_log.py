@@ -38,14 +38,15 @@ class Transitions:
         """Forget the files of :meth:`interrupted`."""
         os.ftruncate(self._fd, 0)
 
-    def begin(self, paths: Iterable[bytes]) -> None:
+    def begin(self, paths: Iterable[bytes | None]) -> None:
         """Note files, once, before anything is done to them; :meth:`end` follows, once.
 
+        A file without a known path (None) is not noted: it is settled when it is opened next.
         Raises OSError, after which nothing follows.
         """
         if self.is_read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        data = b"".join(path + _END for path in paths)
+        data = b"".join(path + _END for path in paths if path is not None)
         try:
             os.pwrite(self._fd, data, os.fstat(self._fd).st_size)
         except OSError as error:
@@ -61,7 +62,7 @@ class Transitions:
             self.clear()
 
     @contextmanager
-    def under_way(self, paths: Iterable[bytes]) -> Iterator[None]:
+    def under_way(self, paths: Iterable[bytes | None]) -> Iterator[None]:
         """Note files for the time of the block."""
         self.begin(paths)
         try:

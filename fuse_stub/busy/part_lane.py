@@ -15,7 +15,8 @@ from dedupd import native
 from dedupd.errors import Busy, FileChanged
 from dedupd.stub.parts import begin_parts, punch_parts
 from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath, path_in_tree
+from dedupd.system.paths import open_beneath
+from dedupd.system.tree_paths import path_in_tree
 from dedupd.units import GIB, MIB
 from dedupd.volume.commit_requests import CommitRequest
 from dedupd.volume.volume import Volume
@@ -53,7 +54,10 @@ class PartLane:
         self._offers: dict[int, _Offer] = {}
 
     def written(self) -> Iterator[tuple[bytes, int]]:
-        """Paths and sizes of large files that were written to since the mount began."""
+        """Paths and sizes of large files that were written to since the mount began.
+
+        A job asks for a file by its path, so one without a known path is left until it is calm.
+        """
         for ino in self.times.files():
             try:
                 fd = self._inodes.fd(ino)
@@ -61,7 +65,9 @@ class PartLane:
                 if status.st_nlink != 1:
                     self.times.forget(ino)
                 elif status.st_size >= FILE_BYTES_MIN:
-                    yield path_in_tree(fd), status.st_size
+                    path = path_in_tree(self._volume.data_fd, fd)
+                    if path is not None:
+                        yield path, status.st_size
             except OSError:
                 self.times.forget(ino)
 

@@ -19,7 +19,7 @@ from dedupd.deleted.revival import revive, take_back
 from dedupd.errors import UsageError
 from dedupd.format.deletion import Deletion
 from dedupd.format.stub import StubAttribute
-from dedupd.system.paths import path_in_tree
+from dedupd.system.tree_paths import path_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
@@ -39,7 +39,9 @@ def listing(volume: Volume, directory_fd: int, name: bytes, uid: int) -> bytes:
 
     Raises OSError (ENODATA where nothing can be had back).
     """
-    below = path_in_tree(directory_fd)
+    below = path_in_tree(volume.data_fd, directory_fd)
+    if below is None:
+        raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
     older_than = name[len(DELETED) + 1 :]
     try:
         before = DeletionId.parse(older_than.decode()) if older_than else None

@@ -16,10 +16,10 @@ import trio
 from dedupd import native
 from dedupd.deleted.log import DeletionWriter
 from dedupd.errors import DamagedStub, DedupdError
-from dedupd.format.deletion import Cause, Deletion
+from dedupd.format.deletion import PATH_BYTES_MAX, Cause, Deletion
 from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.system.files import attributes_of, opened
-from dedupd.system.paths import path_in_tree
+from dedupd.system.tree_paths import numbered, path_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.files.open_file import OpenFile
@@ -64,8 +64,9 @@ class Deletions:
     def _removing(self, dir_fd: int, name: bytes, value: bytes, cause: Cause) -> None:
         stub = decode_stub(value, self._volume.space.volume_id, "")
         with opened(os.open(name, PATH_FLAGS, dir_fd=dir_fd)) as fd:
-            path = path_in_tree(dir_fd)
-            self._note(fd, path + b"/" + name if path else name, stub, cause)
+            above = path_in_tree(self._volume.data_fd, dir_fd)
+            path = None if above is None else os.path.join(above, name)
+            self._note(fd, path, stub, cause)
 
     def changing(self, file: OpenFile, cause: Cause, size: int | None = None) -> None:
         """A stub is about to be written to, or cut to ``size``: noted where that loses something
@@ -85,14 +86,16 @@ class Deletions:
         is_known = now_s < self._noted.get(key, -NOTED_S) + NOTED_S
         if is_known or os.fstat(file.fd).st_nlink == 0:
             return
-        self._note(file.fd, path_in_tree(file.fd), stub, cause)
+        self._note(file.fd, path_in_tree(self._volume.data_fd, file.fd), stub, cause)
         self._noted[key] = now_s
         if len(self._noted) > NOTED_MAX:
             self._noted.popitem(last=False)
 
-    def _note(self, fd: int, path: bytes, stub: StubAttribute, cause: Cause) -> None:
+    def _note(self, fd: int, path: bytes | None, stub: StubAttribute, cause: Cause) -> None:
         if stub.flags & Flag.PARTIAL:
             return  # its recipe is no version that anybody would want back
+        if path is None or len(path) > PATH_BYTES_MAX:
+            path = numbered(fd)
         keep_s = self._policy.now.keeps_deleted_s(path)
         status = os.fstat(fd)
         if keep_s <= 0 or not stat.S_ISREG(status.st_mode):

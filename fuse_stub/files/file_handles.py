@@ -14,12 +14,12 @@ import errno
 import fcntl
 import logging
 import os
-import stat
 import struct
 
 from dedupd import native
 from dedupd.errors import NoSpace
 from dedupd.system.files import read_if_there
+from dedupd.system.tree_paths import lies_elsewhere
 from dedupd.volume.volume import Volume
 
 log = logging.getLogger("dedupd.mount")
@@ -62,11 +62,7 @@ def require_below(root_fd: int, fd: int) -> None:
     The kernel knows the path of each directory, and of each other file that it was asked for by
     name lately. A file without a known path passes: then the generation alone tells.
     """
-    path = os.readlink(b"/proc/self/fd/%d" % fd)
-    if path == b"/" and not stat.S_ISDIR(os.fstat(fd).st_mode):
-        return
-    root = os.readlink(b"/proc/self/fd/%d" % root_fd)
-    if path != root and not path.startswith(root + b"/"):
+    if lies_elsewhere(root_fd, fd):
         raise _stale()
 
 

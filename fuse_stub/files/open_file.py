@@ -10,7 +10,7 @@ import trio
 
 from dedupd.format.stub import Flag
 from dedupd.stub.stub_file import SparseStub
-from dedupd.system.paths import path_in_tree, show_path
+from dedupd.system.tree_paths import name_in_tree
 from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.shared_lock import SharedLock
 from fuse_stub.files.slow_closes import is_slow_to_free
@@ -28,6 +28,7 @@ class OpenFile:
     """
 
     ino: int
+    tree_fd: int  # of the volume
     fd: int  # lock
     writable: bool  # lock: whether ``fd`` is open for writing too
     privileged: bool  # whether a write has set-user-id or set-group-id to clear
@@ -113,7 +114,7 @@ class OpenFile:
     @property
     def where(self) -> str:
         """The file's name as it is now, for messages."""
-        return where(self.fd)
+        return name_in_tree(self.tree_fd, self.fd)
 
 
 class Reader:
@@ -144,8 +145,3 @@ class Reader:
         else:
             self.run = 0
             self.next = self.ahead = end
-
-
-def where(fd: int) -> str:
-    """The path that a descriptor has now, for messages."""
-    return show_path(path_in_tree(fd))

@@ -24,13 +24,13 @@ from dedupd.stub.local_blocks import checked_stub
 from dedupd.stub.stub_file import SparseStub
 from dedupd.stub.transition import needs_settling, settle
 from dedupd.system.files import opened
-from dedupd.system.paths import path_in_tree
+from dedupd.system.tree_paths import name_in_tree, path_in_tree
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.held_files import HeldFiles
 from fuse_stub.files.inodes import Inodes, files_open_max
-from fuse_stub.files.open_file import OpenFile, where
+from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.slow_closes import SlowCloses
 from fuse_stub.files.unsealed_stubs import UnsealedStubs
 
@@ -126,7 +126,8 @@ class OpenFiles:
 
     def adopt(self, ino: int, fd: int) -> OpenFile:
         """The open file of one that is open as ``fd`` (taken over), with one user."""
-        file = OpenFile(ino, fd, True, bool(os.fstat(fd).st_mode & 0o6000))
+        is_privileged = bool(os.fstat(fd).st_mode & 0o6000)
+        file = OpenFile(ino, self._volume.data_fd, fd, True, is_privileged)
         file.users = 1
         self._enter(file)
         return file
@@ -241,15 +242,17 @@ class OpenFiles:
         self._idle.clear()
 
     def _note_unsealed(self, file: OpenFile) -> None:
-        if file.stub is not None and not file.stub.is_sealed:
-            self.unsealed.note(file.ino, path_in_tree(file.fd))
+        is_unsealed = file.stub is not None and not file.stub.is_sealed
+        if is_unsealed and os.fstat(file.fd).st_nlink:
+            self.unsealed.note(file.ino, path_in_tree(self._volume.data_fd, file.fd))
 
     def _open(self, ino: int, path: bytes, write: bool, trunc: bool) -> OpenFile:
         fd = _open_for(path, write)
         try:
             status = os.fstat(fd)
             stub = self._read_attribute(fd, trunc)
-            file = OpenFile(ino, fd, write, bool(status.st_mode & 0o6000))
+            is_privileged = bool(status.st_mode & 0o6000)
+            file = OpenFile(ino, self._volume.data_fd, fd, write, is_privileged)
             if stub is not None:
                 file.stub = self.sparse(file, stub)
                 if needs_settling(fd, stub):
@@ -277,7 +280,8 @@ class OpenFiles:
         assert stub is not None
         try:
             try:
-                with self._transitions.under_way([path_in_tree(file.fd)]):
+                path = path_in_tree(self._volume.data_fd, file.fd)
+                with self._transitions.under_way([path]):
                     settled = await trio.to_thread.run_sync(self._settle, file.fd, stub.attribute)
                 file.stub = self.sparse(file, settled)
             except OSError as error:
@@ -300,7 +304,7 @@ class OpenFiles:
                 self._volume.disk.truncate(fd, 0)
                 self._volume.disk.remove_attribute(fd, self._volume.space.name)
                 return None
-            raise type(error)(f"{where(fd)}{error}") from error
+            raise type(error)(f"{self._where(fd)}{error}") from error
 
     def _settle(self, fd: int, stub: StubAttribute) -> StubAttribute:
         """Settle a stub; ``fd`` may be open for reading only."""
@@ -319,8 +323,11 @@ class OpenFiles:
             lambda stub: self._load(file.fd, stub),
         )
 
+    def _where(self, fd: int) -> str:
+        return name_in_tree(self._volume.data_fd, fd)
+
     def _load(self, fd: int, stub: StubAttribute) -> StoreContent:
-        return open_content(stub, self._volume.recipes, self._cache.read, where(fd))
+        return open_content(stub, self._volume.recipes, self._cache.read, self._where(fd))
 
     async def _upgrade(self, file: OpenFile) -> None:
         """Open a file again, for writing too."""

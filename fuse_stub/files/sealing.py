@@ -12,6 +12,7 @@ from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
 from dedupd.volume.volume import Volume
 from fuse_stub.files.attributes import forget_attributes
+from fuse_stub.files.file_handles import open_number
 from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.files.unsealed_stubs import is_still
 
@@ -22,7 +23,7 @@ TURN_S = 5.0
 
 STUBS_PER_TURN = 64
 
-_FLAGS = os.O_RDWR | os.O_NONBLOCK
+_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 async def seal_closed(volume: Volume, files: OpenFiles) -> None:
@@ -38,10 +39,10 @@ async def seal_closed(volume: Volume, files: OpenFiles) -> None:
             await trio.lowlevel.checkpoint()
 
 
-async def _sealed(volume: Volume, files: OpenFiles, ino: int, path: bytes) -> bool:
+async def _sealed(volume: Volume, files: OpenFiles, ino: int, path: bytes | None) -> bool:
     """Seal a stub, unless it is in use: then its next close brings it back. False where its blocks
     are still on their way to the disk."""
-    fd = open_beneath(volume.data_fd, path, _FLAGS)
+    fd = _open(volume, ino, path)
     if not is_still(fd, ino):
         os.close(fd)
         return True  # it has another name now, by which it is noted when it is closed again
@@ -55,11 +56,18 @@ async def _sealed(volume: Volume, files: OpenFiles, ino: int, path: bytes) -> bo
     return done
 
 
+def _open(volume: Volume, ino: int, path: bytes | None) -> int:
+    """Open a stub by its path, or by its number if no path is known. Raises OSError."""
+    if path is None:
+        return open_number(volume.data_fd, ino, _FLAGS)
+    return open_beneath(volume.data_fd, path, _FLAGS)
+
+
 def seal_at_the_end(volume: Volume, files: OpenFiles) -> None:
     """Seal all that is left, after the last write and a sync of the file system."""
     for ino, path in files.unsealed.take_all():
         try:
-            with opened(open_beneath(volume.data_fd, path, _FLAGS)) as fd:
+            with opened(_open(volume, ino, path)) as fd:
                 stub = checked_stub(fd, volume.stub_files, "") if is_still(fd, ino) else None
                 if stub is not None:
                     seal(fd, stub, volume.stub_files)

@@ -17,9 +17,9 @@ STUBS_MAX = 1 << 16
 
 
 class Unsealed(NamedTuple):
-    """A closed stub: its path when it was closed, and when to look at it."""
+    """A closed stub: its path when it was closed, if one was known, and when to look at it."""
 
-    path: bytes
+    path: bytes | None
     due_s: float
     attempts: int
 
@@ -30,7 +30,7 @@ class UnsealedStubs:
     def __init__(self) -> None:
         self._stubs: dict[int, Unsealed] = {}
 
-    def note(self, ino: int, path: bytes) -> None:
+    def note(self, ino: int, path: bytes | None) -> None:
         """A stub that has been written to is closed."""
         known = self._stubs.get(ino)
         attempts = 0 if known is None else known.attempts
@@ -52,7 +52,7 @@ class UnsealedStubs:
         """A stub is sealed, or is none any more."""
         self._stubs.pop(ino, None)
 
-    def take_all(self) -> list[tuple[int, bytes]]:
+    def take_all(self) -> list[tuple[int, bytes | None]]:
         """All of them, at the end of the mount."""
         found = [(ino, stub.path) for ino, stub in self._stubs.items()]
         self._stubs.clear()

@@ -115,6 +115,8 @@ class _Look:
         """What users have written in the place of a file: into it, or, if it is gone, into one
         beside it whose name begins with its name (``plan.odt.locked``)."""
         path = one.path
+        if not one.has_path:
+            return None
         if one.cause is Cause.REMOVED:
             directory, _, name = path.rpartition(b"/")
             longer = [n for n in self._names(directory) if n.startswith(name) and n != name]

@@ -13,7 +13,8 @@ from dedupd.format.stub import Flag, attribute_seed, decode_stub
 from dedupd.store.mark_set import Marks, Needs
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient
-from dedupd.system.paths import path_in_tree, show_path
+from dedupd.system.paths import show_path
+from dedupd.system.tree_paths import numbered, path_in_tree
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.gc.inode_set import InodeSet
@@ -299,5 +300,8 @@ class TreeMarker:
             self._recipes.need(stub.recipe, stub.covered)
 
     def _problem(self, parent: int, name: bytes, reason: str | None) -> None:
-        where = show_path(os.path.join(path_in_tree(parent), name).strip(b"/")) or "."
+        above = path_in_tree(self._volume.data_fd, parent)
+        if above is None:
+            above = numbered(parent)
+        where = show_path(os.path.join(above, name).strip(b"/")) or "."
         self._roots.problems.append(f"{where}: {reason}")

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 
+from dedupd.system.files import opened
 from dedupd.units import MIB
 
 EPOCH_NS = 1_400_000_000 * 10**9
@@ -244,17 +245,28 @@ PARTS: dict[str, Callable[[bytes, random.Random], None]] = {
 """What fills a directory with them."""
 
 
-def deeper_than_a_path(root: bytes, levels: int = 300) -> None:
+FAR_DOWN = b"/".join([b"far-down-the-tree-%03d" % level for level in range(300)])
+"""A path that is longer than PATH_MAX."""
+
+
+def directory_made(root_fd: int, path: bytes) -> int:
+    """A descriptor of a directory, made with those above it, however long the path is."""
+    current = os.dup(root_fd)
+    for name in path.split(b"/"):
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=current)
+        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=current)
+        os.close(current)
+        current = below
+    return current
+
+
+def deeper_than_a_path(root: bytes) -> None:
     """A chain of directories whose path is longer than PATH_MAX, with a file at its end."""
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    for level in range(levels):
-        name = b"far-down-the-tree-%03d" % level
-        os.mkdir(name, dir_fd=fd)
-        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
-        os.close(fd)
-        fd = below
+    with opened(os.open(root, os.O_RDONLY | os.O_DIRECTORY)) as root_fd:
+        fd = directory_made(root_fd, FAR_DOWN)
     with open(os.open(b"file", os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=fd), "wb") as file:
-        file.write(text(random.Random(levels), 100_000))
+        file.write(text(random.Random(300), 100_000))
         file.flush()
         os.utime(file.fileno(), ns=(EPOCH_NS, EPOCH_NS))
     os.close(fd)
