@@ -28,6 +28,7 @@ from fuse_stub.fill_lane import FileFill
 from fuse_stub.gc_names import MarkLog
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts.mount_options import parse_options
+from fuse_stub.mounts.tasks import failures
 
 log = logging.getLogger("dedupd.mount")
 
@@ -74,15 +75,41 @@ class ControlServer:
                         log.error("no client can be answered on the control socket: %s", error)
                         await trio.sleep(ACCEPT_AGAIN_S)
                         continue
-                    nursery.start_soon(self._converse, connection)
+                    nursery.start_soon(self._talk, connection)
         finally:
             listener.close()
             with suppress(FileNotFoundError):
                 os.unlink(self._path)
 
-    async def _converse(self, connection: trio.socket.SocketType) -> None:
-        """Answer one client until it hangs up; then take back the commits that it left open."""
+    async def _talk(self, connection: trio.socket.SocketType) -> None:
+        """Answer one client, whatever it sends; then roll back the commits that it left open."""
         talk = _Conversation(connection)
+        try:
+            with failures.noted("a conversation on the control socket"):
+                await self._converse(talk)
+        finally:
+            await self._hang_up(talk)
+
+    async def _hang_up(self, talk: "_Conversation") -> None:
+        talk.connection.close()
+        if talk.marks is not None:
+            self._mount.marking_sessions.end(talk.marks)
+        with failures.noted("the end of a run"):
+            self._run_end(talk, None)
+        with trio.CancelScope(shield=True):
+            with failures.noted("rolling back commits"):
+                await talk.end_bulk(self._mount.bulk_commits)
+            with failures.noted("rolling back commits"):
+                await self._mount.commit_lane.abandon(list(talk.begun))
+            with failures.noted("rolling back an expansion"):
+                await talk.end_fill()
+            for inode in talk.offered:
+                with failures.noted("the end of an offer"):
+                    self._mount.parts.end(inode)
+
+    async def _converse(self, talk: "_Conversation") -> None:
+        """Answer one client until it hangs up."""
+        connection = talk.connection
         try:
             buffer = bytearray()
             while True:
@@ -110,19 +137,8 @@ class ControlServer:
                         os.close(fd)
                     talk.sending.clear()
         except OSError:
-            # The client has gone; its commits are taken back below.
+            # The client has gone.
             pass
-        finally:
-            connection.close()
-            if talk.marks is not None:
-                self._mount.marking_sessions.end(talk.marks)
-            self._run_end(talk, None)
-            with trio.CancelScope(shield=True):
-                await talk.end_bulk(self._mount.bulk_commits)
-                await self._mount.commit_lane.abandon(list(talk.begun))
-                await talk.end_fill()
-                for inode in talk.offered:
-                    self._mount.parts.end(inode)
 
     async def _answer(self, line: bytes, talk: "_Conversation") -> tuple[dict[str, Any], list[int]]:
         try:
@@ -169,8 +185,11 @@ class ControlServer:
             if operation == "status":
                 return self._status(), []
             return {"error": f"unknown operation {operation!r}", "kind": "UsageError"}, []
-        except Exception as error:
+        except (DedupdError, OSError) as error:
             log.exception("a request on the control socket failed")
+            return {"error": str(error), "kind": type(error).__name__}, []
+        except Exception as error:
+            failures.note("a request on the control socket", error)
             return {"error": str(error), "kind": type(error).__name__}, []
 
     def _run_begin(self, talk: "_Conversation") -> dict[str, Any]:
@@ -318,6 +337,7 @@ class ControlServer:
             "chunk_cache_bytes": mount.cache.used_bytes,
             "requests": 0 if line is None else sum(line.requests().values()),
             "handed_over": 0 if line is None else sum(line.handed_over().values()),
+            "failures": failures.counts,
             "busy_s": load.busy_s + (0.0 if line is None else line.busy_s()),
         }
 

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from pyfuse3 import FUSEError
 
 from dedupd.errors import Damaged, NoSpace, OverQuota, StoreUnreachable
+from fuse_stub.mounts.tasks import failures
 
 log = logging.getLogger("dedupd.mount")
 
@@ -50,8 +51,8 @@ def answers(
         except (Damaged, StoreUnreachable) as error:
             log.error("%s: %s", operation.__name__, error)
             raise FUSEError(errno.EIO) from None
-        except Exception:
-            log.exception("%s failed", operation.__name__)
+        except Exception as error:
+            failures.note(f"request {operation.__name__}", error)
             raise FUSEError(errno.EIO) from None
         finally:
             load.busy_s += time.perf_counter() - began

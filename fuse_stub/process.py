@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 import trio
 
@@ -39,6 +40,7 @@ from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
 from fuse_stub.mounts.mount_process import Serving
 from fuse_stub.mounts.private_mount import private_mount
+from fuse_stub.mounts.tasks import failures, kept_up
 from fuse_stub.operations import StubOperations
 from fuse_stub.session import session
 
@@ -197,11 +199,12 @@ async def _run(
             await nursery.start(ControlServer(mount).serve)
         await nursery.start(_stop_on_signal, pump)
         nursery.start_soon(_announce, mount, ready)
-        nursery.start_soon(mount.files.sweep)
-        nursery.start_soon(mount.watch_policy)
+        nursery.start_soon(kept_up, "closing idle files", mount.files.sweep)
+        nursery.start_soon(kept_up, "watching the policy", mount.watch_policy)
         if not mount.volume.is_read_only:
-            nursery.start_soon(seal_closed, mount.volume, mount.files)
-            nursery.start_soon(mount.deletions.sync)
+            seal = partial(seal_closed, mount.volume, mount.files)
+            nursery.start_soon(kept_up, "sealing stubs", seal)
+            nursery.start_soon(kept_up, "syncing deletions", mount.deletions.sync)
         await pump.run()
         mount.fill_lane.end()
         await mount.bulk_commits.abandon_all()
@@ -213,9 +216,10 @@ async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> N
     """Call ``ready`` as soon as the mount answers."""
     await trio.to_thread.run_sync(os.statvfs, mount.mountpoint)
     mount.device = await trio.to_thread.run_sync(_device_of, mount.mountpoint)
-    await trio.to_thread.run_sync(_read_ahead_more, mount.device)
-    if not mount.volume.is_read_only:
-        await trio.to_thread.run_sync(_open_once, mount.mountpoint)
+    with failures.noted("setting up the mount"):
+        await trio.to_thread.run_sync(_read_ahead_more, mount.device)
+        if not mount.volume.is_read_only:
+            await trio.to_thread.run_sync(_open_once, mount.mountpoint)
     line = mount.line
     way = "io_uring" if line is not None and line.is_by_ring else "/dev/fuse"
     log.info("%s is mounted at %s, by %s", mount.volume.root, mount.mountpoint, way)
@@ -225,7 +229,7 @@ async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> N
     if ready is not None:
         ready()
     if line is not None and line.is_by_ring:
-        await _keep_callers_in_place()
+        await kept_up("placing callers", _keep_callers_in_place)
 
 
 async def _keep_callers_in_place() -> None:

@@ -1,6 +1,9 @@
-"""Talking to the service, for the commands."""
+"""Talking to the service, for the commands; and being the only one."""
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -14,6 +17,7 @@ from dedupd.errors import (
 )
 from dedupd.service.config import config_path, default_socket, load_config
 from dedupd.system.control_socket import TIMEOUT_S, connected
+from dedupd.system.files import locked
 from dedupd.system.paths import refuse_part, resolved
 
 SYSTEM_SOCKET = "/run/dedupd.sock"
@@ -163,3 +167,15 @@ def _places() -> list[str]:
     except ConfigurationError:
         configured = ""  # not there, or not for this user
     return list(dict.fromkeys(filter(None, (configured, default_socket(), SYSTEM_SOCKET))))
+
+
+@contextmanager
+def only_service(socket_path: str) -> Iterator[None]:
+    """Hold the place of the service. Raises Busy where another one runs."""
+    os.makedirs(os.path.dirname(socket_path), mode=0o755, exist_ok=True)
+    fd = os.open(f"{socket_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with locked(fd, f"{socket_path}: another service runs already"):
+            yield
+    finally:
+        os.close(fd)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import sys
 import time
@@ -16,6 +17,8 @@ from dedupd.service.systemd.slice import command_in_slice
 from dedupd.system.processes import server_environment
 from jobs.frame.channel import CHANNEL_VARIABLE
 from jobs.frame.time_to_go import TimeToGo
+
+log = logging.getLogger("dedupd.service")
 
 LINE_BYTES_MAX = 16 << 20
 """A report names up to a hundred files, and damage names more."""
@@ -157,6 +160,10 @@ class JobProcess:
             await self._follow()
         except OSError as error:
             self.exit_status, self.errors = EXIT_FINDINGS, f"cannot be started: {error}"
+        except Exception as error:
+            # Its channel is closed by now, so the process ends at its next safe point.
+            self.exit_status, self.errors = EXIT_FINDINGS, f"cannot be followed: {error!r}"
+            log.exception("%s on %s cannot be followed", self.job, self.path)
         self.held, self.waits_for = False, ""
         self.finished_s = time.time()
         self.change()

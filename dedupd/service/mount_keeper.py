@@ -74,7 +74,9 @@ class MountKeeper:
             try:
                 async with self._transition:
                     self.pid = await asyncio.to_thread(self._bring_up)
-            except (DedupdError, OSError) as error:
+            except Exception as error:
+                if not isinstance(error, DedupdError | OSError):
+                    log.exception("%s cannot be mounted", self.config.path)
                 self._note_failure(error)
                 await self._wait_for_change(_delay_s(self._failures))
                 continue

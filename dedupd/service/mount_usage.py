@@ -7,9 +7,23 @@ import sys
 import time
 
 from dedupd.service.history import Savings
+from dedupd.service.job_process import JobProcess
 from dedupd.system.processes import child_environment
 
+MEASURE_S = 86400.0
+"""How old the figures of a volume may become; to measure them takes a walk through its tree."""
+
 log = logging.getLogger("dedupd.service")
+
+
+def is_worth_measuring(savings: Savings | None, job: JobProcess) -> bool:
+    """Whether a job may have changed the savings of a volume, or their figures are too old."""
+    if savings is None or savings.time_s < time.time() - MEASURE_S:
+        return True
+    report = job.report or {}
+    if job.found_damage or savings.quarantined_records:
+        return True
+    return bool(job.job in ("compact", "unoptimize") or report.get("files_optimized"))
 
 
 async def measure(path: str) -> Savings | None:

@@ -6,8 +6,9 @@ import os
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from dedupd.errors import (
     Busy,
@@ -18,10 +19,12 @@ from dedupd.errors import (
     ServiceUnreachable,
     UsageError,
 )
+from dedupd.failures import Failures
+from dedupd.service.client import only_service
 from dedupd.service.config import ServiceConfig, VolumeConfig, load_config
 from dedupd.service.job_process import JobProcess
 from dedupd.service.mount_keeper import MountState
-from dedupd.service.mount_usage import measure
+from dedupd.service.mount_usage import is_worth_measuring, measure
 from dedupd.service.planned_jobs import OF_A_SUBTREE, TASKS, job_arguments
 from dedupd.service.scheduler import (
     JobRequest,
@@ -30,6 +33,7 @@ from dedupd.service.scheduler import (
     StartTask,
     Stop,
     Urgency,
+    VolumeView,
     Wait,
     next_action,
 )
@@ -38,8 +42,10 @@ from dedupd.service.space import LOOK_S as SPACE_LOOK_S
 from dedupd.service.systemd.journal import Event, report
 from dedupd.service.systemd.notify import Notifier
 from dedupd.service.telling import Telling
-from dedupd.system.files import locked
 from dedupd.units import counted
+
+AGAIN_S = 5.0
+"""Delay before a task that failed starts again."""
 
 LOOK_S = 60.0
 """How long the schedule waits at most: a policy may have been edited, the clock been set."""
@@ -49,9 +55,6 @@ ENDED_KEPT = 200
 
 WAITING_MAX = 1000
 """Jobs that may be asked for before others have run."""
-
-MEASURE_S = 86400.0
-"""How old the figures of a volume may become; to measure them takes a walk through its tree."""
 
 DRAIN_S = 120.0
 """More time to stop than systemd would give: jobs save progress, mounts sync their files."""
@@ -77,6 +80,8 @@ class Service:
         self.listen_problem = ""
         """Why the page cannot be reached, to be shown; empty where nothing is wrong."""
         self.telling = Telling(self)
+        self.failures = Failures("dedupd.service")
+        """What failed unexpectedly in this process."""
         self._notifier = notifier
         self._keeping: dict[ServedVolume, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
@@ -95,20 +100,23 @@ class Service:
         ``control`` listens for requests for as long as it is entered.
         """
         loop = asyncio.get_running_loop()
-        with _only_service(self.config.socket_path):
+        with only_service(self.config.socket_path):
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop.set)
-            # A bug in one of the tasks ends them all: the mounts and users' files don't depend on
-            # this process, and systemd starts it again.
+            # No task ends the others by failing: each is contained, or kept up.
             async with self._group, control:
                 loop.add_signal_handler(signal.SIGHUP, self._reload_on_signal)
                 watch = self._group.create_task(self._watch())
                 self._apply(self.config)
                 for volume in list(self.volumes.values()):
                     await volume.keeper.settled.wait()
-                    await volume.view()
-                works = self._schedule(), self._watch_space(), self.telling.run()
-                tasks = [self._group.create_task(work) for work in works]
+                    await self._view_of(volume)
+                works = {
+                    "the schedule": self._schedule,
+                    "watching space": self._watch_space,
+                    "notifications": self.telling.run,
+                }
+                tasks = [self._keep_up(*work) for work in works.items()]
                 self._notifier.ready(self.status)
                 report(Event.SERVICE_READY, f"dedupd is ready: {self.status}", pid=os.getpid())
                 await self._stop.wait()
@@ -166,7 +174,7 @@ class Service:
             except (ConfigurationError, ServiceUnreachable):
                 pass  # it is in the log, or has no meaning any more
 
-        self._group.create_task(reload())
+        self._begin("a reload", reload)
 
     def _apply(self, config: ServiceConfig) -> None:
         """Serve the volumes of a configuration, and let the others go, which stay mounted."""
@@ -174,9 +182,10 @@ class Service:
         for one in config.volumes:
             if one not in self.volumes:
                 volume = self.volumes[one] = ServedVolume(one)
-                self._keeping[volume] = self._group.create_task(volume.keeper.run())
+                what = f"keeping {one.path} mounted"
+                self._keeping[volume] = self._keep_up(what, volume.keeper.run)
         for one in [one for one in self.volumes if one not in config.volumes]:
-            self._group.create_task(self._let_go(self.volumes.pop(one)))
+            self._begin("releasing a volume", partial(self._let_go, self.volumes.pop(one)))
         for volume in self.volumes.values():
             if volume.keeper.state is MountState.FAILED:
                 volume.keeper.mount()
@@ -219,10 +228,18 @@ class Service:
         """Have the schedule decide as soon as space is short, or files were removed while it is."""
         while True:
             for volume in list(self.volumes.values()):
-                if await volume.look_at_space():
-                    self.look_again()
-                await volume.look_for_damage()
+                with self.failures.noted(f"watching {volume.config.path}"):
+                    if await volume.look_at_space():
+                        self.look_again()
+                    await volume.look_for_damage()
             await asyncio.sleep(SPACE_LOOK_S)
+
+    def _begin(self, what: str, work: Callable[[], Awaitable[None]]) -> "asyncio.Task[None]":
+        return self._group.create_task(self.failures.contained(what, work))
+
+    def _keep_up(self, what: str, work: Callable[[], Awaitable[None]]) -> "asyncio.Task[None]":
+        again = partial(asyncio.sleep, AGAIN_S)
+        return self._group.create_task(self.failures.kept_up(what, work, again))
 
     # --- jobs -------------------------------------------------------------------------------------
 
@@ -243,7 +260,7 @@ class Service:
     async def _decide(self) -> None:
         """Carry out all actions for now."""
         while True:
-            seen = [(one, await one.view()) for one in list(self.volumes.values())]
+            seen = [(one, await self._view_of(one)) for one in list(self.volumes.values())]
             # A reload may have taken some away while others were looked at.
             served = self.volumes.get
             views = [view for one, view in seen if view and served(one.config) is one]
@@ -274,6 +291,13 @@ class Service:
                 self.waiting.remove(job)
                 self._start(job)
 
+    async def _view_of(self, volume: ServedVolume) -> VolumeView | None:
+        try:
+            return await volume.view()
+        except Exception as error:
+            self.failures.note(f"the view of {volume.config.path}", error)
+            return None
+
     def _scheduled(self, action: StartTask) -> JobProcess:
         task = TASKS[action.task]
         return JobProcess(
@@ -296,9 +320,22 @@ class Service:
 
     def _start(self, job: JobProcess) -> None:
         self.running[job.uuid] = job
-        self._group.create_task(self._run_job(job, self.by_uuid(job.uuid)))
+        run = partial(self._run_job, job, self.by_uuid(job.uuid))
+        self._begin(f"{job.job} on {job.path}", run)
 
     async def _run_job(self, job: JobProcess, volume: ServedVolume) -> None:
+        try:
+            await self._run_to_its_end(job, volume)
+        finally:
+            # Whatever failed: while it counts as running, no job of the volume starts.
+            if self.running.get(job.uuid) is job:
+                del self.running[job.uuid]
+            if job not in self.ended:
+                self.ended.append(job)
+            job.change()
+            self.look_again()
+
+    async def _run_to_its_end(self, job: JobProcess, volume: ServedVolume) -> None:
         report(Event.JOB_STARTED, f"{job.job} begins on {job.path}", job=job.id, path=job.path)
         job.paused = volume.paused
         await job.run()
@@ -312,12 +349,9 @@ class Service:
         how = "failed" if job.failed else "completed" if job.completed else "stopped"
         self.counts[job.job, how] += 1
         self.freed_bytes[job.job] += (job.report or {}).get("freed_bytes", 0)
-        del self.running[job.uuid]
-        self.ended.append(job)
-        job.change()
-        self.look_again()
-        if volume.is_mounted and not self.is_stopping and _is_worth_measuring(volume, job):
-            task = self._group.create_task(self._measure(volume))
+        if volume.is_mounted and not self.is_stopping and is_worth_measuring(volume.savings, job):
+            measure = partial(self._measure, volume)
+            task = self._begin(f"measuring {volume.config.path}", measure)
             self._measuring.add(task)
             task.add_done_callback(self._measuring.discard)
 
@@ -414,25 +448,3 @@ class Service:
             while volume.uuid in self.running:
                 await self.running[volume.uuid].changed.wait()
             await volume.keeper.unmount()
-
-
-def _is_worth_measuring(volume: ServedVolume, job: JobProcess) -> bool:
-    """Whether a job may have changed the savings of a volume, or their figures are too old."""
-    if volume.savings is None or volume.savings.time_s < time.time() - MEASURE_S:
-        return True
-    report = job.report or {}
-    if job.found_damage or volume.savings.quarantined_records:
-        return True
-    return bool(job.job in ("compact", "unoptimize") or report.get("files_optimized"))
-
-
-@contextmanager
-def _only_service(socket_path: str) -> Iterator[None]:
-    """Hold the place of the service. Raises Busy where another one runs."""
-    os.makedirs(os.path.dirname(socket_path), mode=0o755, exist_ok=True)
-    fd = os.open(f"{socket_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        with locked(fd, f"{socket_path}: another service runs already"):
-            yield
-    finally:
-        os.close(fd)

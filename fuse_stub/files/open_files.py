@@ -33,6 +33,7 @@ from fuse_stub.files.inodes import Inodes, files_open_max
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.slow_closes import SlowCloses
 from fuse_stub.files.unsealed_stubs import UnsealedStubs
+from fuse_stub.mounts.tasks import failures
 
 log = logging.getLogger("dedupd.mount")
 
@@ -184,11 +185,15 @@ class OpenFiles:
             self._inodes.close_idle()
             now_s = time.monotonic()
             for file in [*self._idle.values()]:
-                if file.is_lent and self._is_used(file, now_s):
-                    continue
-                idle_s = now_s - file.idle_since_s
-                if idle_s > (WRITABLE_IDLE_S if file.writable else IDLE_S):
-                    self._close(file)
+                with failures.noted("closing an idle file"):
+                    self._close_if_idle(file, now_s)
+
+    def _close_if_idle(self, file: OpenFile, now_s: float) -> None:
+        if file.is_lent and self._is_used(file, now_s):
+            return
+        idle_s = now_s - file.idle_since_s
+        if idle_s > (WRITABLE_IDLE_S if file.writable else IDLE_S):
+            self._close(file)
 
     def _is_used(self, file: OpenFile, now_s: float) -> bool:
         """Whether native code uses a file that is lent: then it stays, open for reading at most."""
@@ -223,7 +228,8 @@ class OpenFiles:
             return
         self._leave(file)
         del self._idle[file.ino]
-        self._note_unsealed(file)
+        with failures.noted("noting an unsealed stub"):
+            self._note_unsealed(file)
         self._closes.close(file.fd)
 
     @contextmanager
@@ -236,9 +242,10 @@ class OpenFiles:
 
     def close(self) -> None:
         for file in [*self._files.values()]:
-            self._note_unsealed(file)
-            self._leave(file)
-            os.close(file.fd)
+            with failures.noted("closing a file at the end"):
+                self._note_unsealed(file)
+                self._leave(file)
+                os.close(file.fd)
         self._idle.clear()
 
     def _note_unsealed(self, file: OpenFile) -> None:

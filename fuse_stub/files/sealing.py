@@ -15,6 +15,7 @@ from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.file_handles import open_number
 from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.files.unsealed_stubs import is_still
+from fuse_stub.mounts.tasks import failures
 
 log = logging.getLogger("dedupd.mount")
 
@@ -36,6 +37,8 @@ async def seal_closed(volume: Volume, files: OpenFiles) -> None:
                     files.unsealed.forget(ino)
             except (DedupdError, OSError) as error:
                 log.debug("inode %d is not sealed: %s", ino, error)
+            except Exception as error:
+                failures.note("sealing a stub", error)
             await trio.lowlevel.checkpoint()
 
 
@@ -73,3 +76,5 @@ def seal_at_the_end(volume: Volume, files: OpenFiles) -> None:
                     seal(fd, stub, volume.stub_files)
         except (DedupdError, OSError) as error:
             log.debug("inode %d is not sealed: %s", ino, error)
+        except Exception as error:
+            failures.note("sealing a stub", error)

@@ -9,8 +9,10 @@ the reply, so it pays to look for it, and to wait for an instant, before trio's 
 which takes most of the time of a small request. Other tasks get a turn after a few requests.
 """
 
+import errno
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import cast
 
 import pyfuse3
@@ -18,6 +20,7 @@ import trio
 
 from dedupd import native
 from dedupd.system.processes import cores
+from fuse_stub.mounts.tasks import failures
 
 REQUESTS_PER_TURN = 16
 """Requests that are answered in a row; then tasks that wait for threads or sockets get a turn."""
@@ -128,7 +131,12 @@ class Pump:
             found = await self._next()
             if found is None or isinstance(found, bool):
                 return bool(found)
-            await self._serve(self._line, found)
+            try:
+                await self._serve(self._line, found)
+            except Exception as error:
+                failures.note("a request", error)
+                with suppress(OSError):  # it has its answer, or the mount has gone
+                    self._line.refuse(found.unique, errno.EIO)
 
     async def _next(self) -> native.mount.Request | bool | None:
         """The next request, True for one that libfuse has at its end; None or False at the end."""

@@ -18,8 +18,11 @@ from typing import NamedTuple
 import psutil
 
 from dedupd.errors import ServiceUnreachable
+from dedupd.failures import Failures
 from dedupd.system.control_socket import ControlClient, socket_path
 from jobs.frame.pace import CRAWL_SHARE, Pace
+
+_FAILURES = Failures("dedupd.jobs")
 
 TICK_S = 0.5
 """Between two looks. A job gives way within a second, with the work that it has begun."""
@@ -301,11 +304,15 @@ def _watch(
 ) -> None:
     state = State()
     while not end.wait(TICK_S):
-        before, state = state, rule(state, meter.read(), time.monotonic())
-        if state.gait is Gait.PAUSE:
-            pace.hold("back-off", state.reason)
-        else:
-            pace.slow(_SHARES[state.gait], state.reason)
-            pace.let_go("back-off")
-        if (before.gait, before.reason) != (state.gait, state.reason):
-            on_change()
+        try:
+            before, state = state, rule(state, meter.read(), time.monotonic())
+            if state.gait is Gait.PAUSE:
+                pace.hold("back-off", state.reason)
+            else:
+                pace.slow(_SHARES[state.gait], state.reason)
+                pace.let_go("back-off")
+            if (before.gait, before.reason) != (state.gait, state.reason):
+                on_change()
+        except Exception as error:
+            _FAILURES.note("measuring the load", error)
+            pace.let_go("back-off")  # a job that is held would wait for ever

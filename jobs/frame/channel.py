@@ -14,11 +14,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from dedupd.failures import Failures
 from jobs.frame.run import JobRun
 
 CHANNEL_VARIABLE = "DEDUPD_JOB_CHANNEL"
 
 _CONTROL = "pause"
+
+_FAILURES = Failures("dedupd.jobs")
 
 
 class Channel:
@@ -74,15 +77,18 @@ class Channel:
         with self._socket.makefile("rb") as lines:
             try:
                 for line in lines:
-                    order = json.loads(line)["order"]
-                    if order == "pause":
-                        run.pace.hold(_CONTROL, "paused by hand")
-                        self.tell(run)
-                    elif order == "resume":
-                        run.pace.let_go(_CONTROL)
-                        self.tell(run)
-                    elif order == "stop":
-                        run.cancel()
+                    with _FAILURES.noted("an order of the service"):
+                        self._obey_one(run, json.loads(line)["order"])
             except OSError:
                 pass  # the same as the end of the lines
         run.cancel()
+
+    def _obey_one(self, run: JobRun, order: str) -> None:
+        if order == "pause":
+            run.pace.hold(_CONTROL, "paused by hand")
+            self.tell(run)
+        elif order == "resume":
+            run.pace.let_go(_CONTROL)
+            self.tell(run)
+        elif order == "stop":
+            run.cancel()

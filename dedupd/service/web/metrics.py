@@ -148,6 +148,17 @@ class _ServiceCollector(Collector):
         yield from (mounted, paused, restarts)
         for one in MOUNT_COUNTERS:
             yield self._of_mounts(CounterMetricFamily(one.name, one.help, None, _PATH), one.key)
+        failures = CounterMetricFamily(
+            "dedupd_mount_failures",
+            "Unexpected failures of tasks and requests in the mount process.",
+            None,
+            [*_PATH, "what"],
+        )
+        for path, volume in self._volumes():
+            status = self._statuses.get(volume.uuid or "", {})
+            for what, count in status.get("failures", {}).items():
+                failures.add_metric([*path, what], count)
+        yield failures
         for one in MOUNT_GAUGES:
             yield self._of_mounts(GaugeMetricFamily(one.name, one.help, None, _PATH), one.key)
 
@@ -274,7 +285,15 @@ class _ServiceCollector(Collector):
         )
         for name, size_bytes in self._service.freed_bytes.items():
             freed.add_metric([name], size_bytes)
-        yield from (running, held, began, to_go, ended, freed)
+        failures = CounterMetricFamily(
+            "dedupd_service_failures",
+            "Unexpected failures of tasks of the service.",
+            None,
+            ["what"],
+        )
+        for what, count in self._service.failures.counts.items():
+            failures.add_metric([what], count)
+        yield from (running, held, began, to_go, ended, freed, failures)
 
 
 _PATH = ["path"]

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
@@ -153,7 +154,11 @@ impl Shared {
             let (container, number) = (Arc::clone(&block.container), block.number);
             let mut buffer = state.free.pop().unwrap_or_default();
             drop(state);
-            container.read_block(number, &mut buffer);
+            // Readers wait for the block, whatever happens here; without bytes they read themselves.
+            if catch_unwind(AssertUnwindSafe(|| container.read_block(number, &mut buffer))).is_err()
+            {
+                buffer = Buffer::default();
+            }
             state = locked(&self.state);
             // It is there: what is being read is not let go of.
             if let Some(block) = state.block(container.number, number) {

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -266,7 +267,8 @@ impl Store {
         let store = Arc::clone(self);
         let thread = std::thread::Builder::new().name("fetches".into());
         let fetch = move || {
-            store.load_ahead(&stub, &range);
+            // After a panic the next write may still fetch.
+            let _ = catch_unwind(AssertUnwindSafe(|| store.load_ahead(&stub, &range)));
             store.is_fetching.store(false, Ordering::Relaxed);
         };
         if thread.spawn(fetch).is_err() {

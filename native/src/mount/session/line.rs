@@ -10,6 +10,7 @@
 //! they may (`stand_ins.rs`).
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -269,7 +270,11 @@ impl Line {
         let request = divided(message, self.agreed)?;
         let unique = request.header.unique;
         let body = &mut self.output[OUT_HEADER_BYTES..];
-        match self.shared.take(&request, self.agreed, again, body, || message.to_vec()) {
+        let take = || self.shared.take(&request, self.agreed, again, body, || message.to_vec());
+        // A panic here would end the mount of all users.
+        let taken = catch_unwind(AssertUnwindSafe(take))
+            .unwrap_or(Taken::Answered(Err(Failure(libc::EIO))));
+        match taken {
             Taken::Answered(answer) => {
                 self.give(unique, &answer)?;
                 Ok(None)
@@ -396,7 +401,8 @@ impl Line {
     pub fn make_file(&mut self, message: &[u8]) -> Answer<()> {
         let request = divided(message, self.agreed)?;
         let body = &mut self.output[OUT_HEADER_BYTES..];
-        let answer = match self.tree.answer_but_data(&request, body) {
+        let make = || self.tree.answer_but_data(&request, body);
+        let answer = match catch_unwind(AssertUnwindSafe(make)).unwrap_or(Err(Failure(libc::EIO))) {
             Ok(Outcome::Answered(length)) => Ok(length),
             Ok(_) => Err(Failure(libc::EIO)),
             Err(failure) => Err(failure),

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -265,8 +266,12 @@ fn run(shared: &Shared) {
     loop {
         while let Some(next) = state.ready.pop_front() {
             drop(state);
-            let uid = next.uid;
-            next.perform(&shared.returns);
+            let (uid, unique, answers) = (next.uid, next.unique, Arc::downgrade(&next.answers));
+            let perform = || next.perform(&shared.returns);
+            if catch_unwind(AssertUnwindSafe(perform)).is_err() {
+                // If the program has its answer already, the kernel drops this one.
+                let _ = answers.upgrade().map(|answers| answers.refuse(unique, libc::EIO));
+            }
             state = locked(&shared.state);
             state.give_back(uid);
         }

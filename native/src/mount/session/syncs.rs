@@ -4,6 +4,7 @@
 //! Their number is bounded, and that of each user; what is beyond it waits its turn with the caller.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -117,7 +118,11 @@ fn work((state, ready): &(Mutex<State>, Condvar), first: FileSync) {
     spread();
     let mut next = Some(first);
     while let Some(sync) = next.take() {
-        sync.perform();
+        let (unique, answers) = (sync.unique, Arc::downgrade(&sync.answers));
+        if catch_unwind(AssertUnwindSafe(|| sync.perform())).is_err() {
+            // If the program has its answer already, the kernel drops this one.
+            let _ = answers.upgrade().map(|answers| answers.refuse(unique, libc::EIO));
+        }
         let mut now = locked(state);
         if now.idle >= IDLE_MAX {
             return;
