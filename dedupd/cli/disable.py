@@ -13,10 +13,13 @@ from dedupd.service.config import config_path
 from dedupd.service.volume_registry import forget, is_named, unnamed
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
+from dedupd.system.files import is_there
 from dedupd.system.paths import refuse_part, show_path
 from dedupd.units import counted
-from dedupd.volume.enable import begin_disable, disable
-from dedupd.volume.volume import BASE_NAME, Volume
+from dedupd.volume.base import RESERVED_NAME, Held, held_to_disable
+from dedupd.volume.enable import begin_disable, disable_held, refuse_collisions
+from dedupd.volume.place import reserved_entry
+from dedupd.volume.volume import BASE_NAME, VOLUME_FILE, Volume
 from jobs.tree.walk import walk
 from jobs.unoptimize import Unoptimize
 
@@ -39,10 +42,10 @@ def command(path: str, first: bool, unname: bool, as_json: bool) -> None:
         refuse_part(path, (mounted.point,), "disable")
     elif not os.path.lexists(path):
         raise UsageError(f"{path}: no such directory")
-    with _out_of_service(path, first, unname):
-        if os.path.exists(os.path.join(path, BASE_NAME, "volume.json")):
-            forget(_begin(path, first))
-        disable(path, disk=Disk())
+    with _out_of_service(path, first, unname), held_to_disable(path) as held:
+        if is_there(held.base_fd, VOLUME_FILE):
+            forget(_begin(held, first))
+        disable_held(held, disk=Disk())
         if unname:
             unnamed(os.path.realpath(path))
     answer(as_json, {"path": path, "disabled": True}, f"{path} is a plain directory again.")
@@ -67,9 +70,11 @@ def _out_of_service(path: str, first: bool, unname: bool) -> Iterator[None]:
             " it out there, too"
         )
     was_mounted = client.volume(path)["mount"]["state"] == "mounted"
-    if was_mounted and not first:
+    if was_mounted:
         with Volume.open(path) as volume:
-            _refuse_stubs(volume, path)
+            _refuse_reserved_name(volume, path)
+            if not first:
+                _refuse_stubs(volume, path)
     client.act(path, "unmount")
     try:
         yield
@@ -80,14 +85,16 @@ def _out_of_service(path: str, first: bool, unname: bool) -> Iterator[None]:
             client.act(path, "mount")
 
 
-def _begin(path: str, first: bool) -> str:
+def _begin(held: Held, first: bool) -> str:
     """Mark the volume as going; refuse while anything is still a stub, or make it plain first.
 
     Returns the volume's uuid.
     """
+    path = held.path
     with Volume.open(path) as volume, volume.tree_lock():
         if volume.is_mounted:
             raise UsageError(f"{path}: unmount the volume first: `dedupd umount {path}`")
+        refuse_collisions(held, disk=volume.disk)
         if first:
             _refuse_mounts(volume, path)
             with job_run("unoptimize") as run:
@@ -99,6 +106,7 @@ def _begin(path: str, first: bool) -> str:
                 )
         with volume.mount_lock():
             _refuse_stubs(volume, path)
+            refuse_collisions(held, disk=volume.disk)
             with job_run("disable") as run:
                 if volume.cluster is not None:
                     from jobs.cluster.leaving import leave_store
@@ -107,6 +115,12 @@ def _begin(path: str, first: bool) -> str:
             # Under the same locks: no job can make a stub between the check and the marker.
             begin_disable(volume.base_fd, volume.disk)
         return volume.parameters.uuid
+
+
+def _refuse_reserved_name(volume: Volume, path: str) -> None:
+    """Raises UsageError where the tree of a mounted volume has an entry that cannot move out."""
+    if is_there(volume.data_fd, RESERVED_NAME):
+        raise UsageError(f"{path}: {reserved_entry(volume.root, volume.data_fd)}")
 
 
 def _refuse_mounts(volume: Volume, path: str) -> None:

@@ -38,10 +38,17 @@ class Inodes:
     """How many descriptors of inodes are held."""
 
     def __new__(
-        cls, root_fd: int, reserved: bytes, secret: bytes, descriptors_max: int, pins_max: int
+        cls,
+        root_fd: int,
+        reserved: bytes,
+        base_name: bytes,
+        secret: bytes,
+        descriptors_max: int,
+        pins_max: int,
     ) -> Self:
         """``root_fd`` stays the caller's. ``reserved``: an extended attribute that does not exist
-        to users. ``secret``: 32 bytes. ``pins_max``: most inodes without a name. Raises OSError."""
+        to users. ``base_name``: a name that users cannot give to an entry of the root directory.
+        ``secret``: 32 bytes. ``pins_max``: most inodes without a name. Raises OSError."""
 
     def __len__(self) -> int: ...
     def number(self, ino: int) -> int:

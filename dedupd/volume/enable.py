@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from dedupd.config.policy_file import policy_text
 from dedupd.errors import Busy, DedupdError, NotAVolume, UnsuitableFileSystem, UsageError
@@ -17,16 +17,25 @@ from dedupd.failpoint import define, reach
 from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS, Parameters, new_parameters
 from dedupd.stores.joining import join, leave, refuse_other_store, refuse_overlap
 from dedupd.stores.local_store import make_store_dirs
-from dedupd.stores.ownership import is_own
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.stores.standing import MEMBERSHIP_FILE, put_membership
 from dedupd.stub.instance import instance_of, record_instance
-from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import is_there, locked, opened, read_if_there
 from dedupd.system.paths import explain, named, show_path
+from dedupd.volume.base import (
+    DISABLING,
+    ENABLING,
+    RESERVED_NAME,
+    Held,
+    base_lock,
+    held_to_disable,
+    left_in_place,
+)
 from dedupd.volume.place import (
-    LEFT_IN_PLACE,
+    collision,
+    in_the_way,
+    refuse_base_of_others,
     refuse_content,
     refuse_inside_volume,
     refuse_occupants,
@@ -34,10 +43,6 @@ from dedupd.volume.place import (
 )
 from dedupd.volume.probe import ACCEPTED_FILE, note_accepted, probe, refuse_unsuitable
 from dedupd.volume.volume import BASE_NAME, LOCK_FILES, POLICY_FILE, VOLUME_FILE
-
-ENABLING = b"enabling"
-DISABLING = b"disabling"
-_BASE = BASE_NAME.encode()
 
 CLOSED = 0o700
 """The mode of the directory itself for as long as it is a volume. Whatever users, and programs with
@@ -47,12 +52,14 @@ directory that can be read looks like one whose files were all deleted."""
 ROUNDS_MAX = 100
 """How often entries are looked for that appeared while others moved."""
 
+_BEGUN = define("enable.begun", "an empty .dedupd is there, and not yet locked")
 _PREPARED = define("enable.prepared", "the empty .dedupd is complete, nothing has moved yet")
 _CLOSED = define("enable.closed", "users can make no entries any more, nothing has moved yet")
 _MOVED = define("enable.moved", "one entry has moved into data/")
 _ALL_MOVED = define("enable.all-moved", "all entries have moved, the volume file is not yet there")
 _ENABLED = define("enable.enabled", "the volume file is there, the marker not yet removed")
 _DISABLING = define("disable.marked", "the volume file has become the disabling marker")
+_TAKEN_BACK = define("disable.taken-back", "the marker has become the volume file again")
 _MOVED_BACK = define("disable.moved", "one entry has moved back")
 _EMPTIED = define("disable.emptied", "all entries have moved back, .dedupd is still there")
 
@@ -78,34 +85,19 @@ def enable(
         refuse_overlap(root, shared.path)
     root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with opened(root_fd):
-        before = os.stat(root_fd)
-        base = os.path.join(root, BASE_NAME)
-        is_begun = os.path.exists(os.path.join(base, "enabling"))
-        if os.path.exists(os.path.join(base, "volume.json")) and not is_begun:
-            raise UsageError(f"{path}: already a volume; see `dedupd status {path}`")
-        if os.path.exists(os.path.join(base, "disabling")):
-            raise UsageError(
-                f"{path}: disabling was interrupted; run `dedupd disable {path}` to finish it first"
-            )
-        if not os.path.lexists(base):
+        if not is_there(root_fd, RESERVED_NAME):
             refuse_unsuitable(root_fd, path, force=force)
-            refuse_content(root, root_fd, path)
-            with named(base):
-                disk.make_dir(root_fd, _BASE)
-            # So that a resumed call, too, finds the time that is to be kept.
-            disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
-        elif not is_begun and not _is_fresh_base(base):
-            raise UsageError(f"{base} exists and is not ours; move it away")
-        with opened(_open_dir(root_fd, _BASE)) as base_fd:
-            # Users may write here so far: one of them could own the store.
-            if not is_own(base_fd):
-                raise UsageError(f"{base} exists and is not ours; move it away")
+        with _base_made(root, root_fd, path, disk) as (base_fd, before):
+            _refuse_state(base_fd, root, path)
             if read_if_there(base_fd, ENABLING) is None:
                 try:
+                    refuse_content(root, root_fd, path)
                     attribute = probe(base_fd, root, disk)
-                except UnsuitableFileSystem as error:
+                except BaseException as error:
                     _leave_untouched(root_fd, base_fd, before, disk)
-                    raise UnsuitableFileSystem(f"{error}; use ext4, XFS or btrfs") from error
+                    if isinstance(error, UnsuitableFileSystem):
+                        raise UnsuitableFileSystem(f"{error}; use ext4, XFS or btrfs") from error
+                    raise
                 parameters = new_parameters(chunk_size, fingerprint, attribute)
                 if shared is not None:
                     parameters = parameters.like(shared.parameters)
@@ -118,10 +110,52 @@ def enable(
             return _move_in(root, root_fd, base_fd, disk)
 
 
+@contextmanager
+def _base_made(
+    root: str, root_fd: int, path: str, disk: Disk
+) -> Iterator[tuple[int, os.stat_result]]:
+    """Make ``.dedupd``, unless it exists, and hold its lock. Yields it, open, and the status that
+    the directory had before.
+
+    Nothing else is looked at before, so of several calls one goes on. Raises Busy, UsageError.
+    """
+    for _ in range(ROUNDS_MAX):
+        with ExitStack() as held:
+            before = os.stat(root_fd)
+            try:
+                with named(os.path.join(root, BASE_NAME)):
+                    disk.make_dir(root_fd, RESERVED_NAME)
+                # So that a resumed call, too, finds the time that is to be kept.
+                disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
+                reach(_BEGUN)
+            except FileExistsError:
+                refuse_base_of_others(root, root_fd)
+            try:
+                base_fd = held.enter_context(base_lock(root_fd, path))
+            except FileNotFoundError:
+                continue  # another call has just removed it
+            yield base_fd, before
+            return
+    raise Busy(f"{path}: other calls keep making and removing {BASE_NAME}; stop them")
+
+
+def _refuse_state(base_fd: int, root: str, path: str) -> None:
+    """Raises UsageError unless enabling can begin, or go on. Needs the lock."""
+    is_begun = is_there(base_fd, ENABLING)
+    if is_there(base_fd, VOLUME_FILE) and not is_begun:
+        raise UsageError(f"{path}: already a volume; see `dedupd status {path}`")
+    if is_there(base_fd, DISABLING):
+        raise UsageError(
+            f"{path}: disabling was interrupted; run `dedupd disable {path}` to finish it first"
+        )
+    if not is_begun and not _is_fresh_base(base_fd):
+        raise UsageError(in_the_way(root, "was not made by dedupd"))
+
+
 def _leave_untouched(root_fd: int, base_fd: int, before: os.stat_result, disk: Disk) -> None:
     """Remove the ``.dedupd`` that was just made, unless an earlier call got further."""
     if not os.listdir(base_fd):
-        disk.remove_dir(root_fd, _BASE)
+        disk.remove_dir(root_fd, RESERVED_NAME)
         disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
 
 
@@ -196,8 +230,9 @@ def _close_to_users(root_fd: int, disk: Disk) -> None:
 
 def _move_all_in(root: str, root_fd: int, data_fd: int, disk: Disk) -> None:
     """Raises Busy where programs that no mode keeps out make entries all the time."""
+    left = left_in_place(root_fd)
     for _ in range(ROUNDS_MAX):
-        if not _move_entries(root_fd, data_fd, _MOVED, root, disk):
+        if not _move_entries(root_fd, data_fd, left, _MOVED, root, disk):
             return
     raise Busy(f"{root}: a program of root makes files in it all the time; end it, and try again")
 
@@ -205,6 +240,7 @@ def _move_all_in(root: str, root_fd: int, data_fd: int, disk: Disk) -> None:
 def _go_back(root: str, root_fd: int, base_fd: int, reason: BaseException, disk: Disk) -> None:
     """Undo an enabling that failed. Raises DedupdError where that fails too."""
     try:
+        refuse_collisions(Held(root, root, root_fd, base_fd), disk=disk)
         begin_disable(base_fd, disk)
         _move_out(root, root_fd, base_fd, disk)
     except (DedupdError, OSError) as error:
@@ -238,34 +274,56 @@ def disable(path: str, *, disk: Disk) -> None:
 
     Goes on where an interrupted call stopped. Raises NotAVolume, UsageError, Busy.
     """
-    root = os.path.realpath(path)
-    if mount_table.find(root) is not None:
-        raise Busy(f"{path}: unmount the volume first: `dedupd umount {path}`")
-    base = os.path.join(root, BASE_NAME)
-    if not os.path.isdir(base):
-        raise NotAVolume(f"{path}: not a volume")
-    root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with opened(root_fd), opened(_open_dir(root_fd, _BASE)) as base_fd:
-        if _is_last_remains(base):
-            _remove_base(root_fd, base_fd, os.stat(root_fd), disk)
-            return
-        with _both_locks(base_fd, path):
-            if read_if_there(base_fd, DISABLING) is None:
-                try:
-                    begin_disable(base_fd, disk)
-                except FileNotFoundError:
-                    raise NotAVolume(f"{path}: not a volume") from None
-            reach(_DISABLING)
-            _move_out(root, root_fd, base_fd, disk)
+    with held_to_disable(path) as held:
+        disable_held(held, disk=disk)
+
+
+def disable_held(held: Held, *, disk: Disk) -> None:
+    """As :func:`disable`."""
+    root_fd, base_fd = held.root_fd, held.base_fd
+    if _is_last_remains(base_fd):
+        _remove_base(root_fd, base_fd, os.stat(root_fd), disk)
+        return
+    with _both_locks(base_fd, held.path):
+        refuse_collisions(held, disk=disk)
+        if not is_there(base_fd, DISABLING):
+            try:
+                begin_disable(base_fd, disk)
+            except FileNotFoundError:
+                raise NotAVolume(f"{held.path}: not a volume") from None
+        reach(_DISABLING)
+        _move_out(held.root, root_fd, base_fd, disk)
+
+
+def refuse_collisions(held: Held, *, disk: Disk) -> None:
+    """Raise UsageError where an entry of the tree has no place in the plain directory.
+
+    Where disabling is marked all the same, and no entry has moved, the volume becomes one again, so
+    that it can be mounted: earlier versions looked at the names after the mark.
+    """
+    root_fd, base_fd = held.root_fd, held.base_fd
+    if not is_there(base_fd, b"data"):
+        return
+    is_marked = is_there(base_fd, DISABLING)
+    with opened(_open_dir(base_fd, b"data")) as data_fd:
+        beside = set(os.listdir(root_fd)) - set(map(os.fsdecode, left_in_place(root_fd)))
+        is_whole = is_marked and beside <= set(os.listdir(data_fd))
+        is_mountable = is_whole or is_there(base_fd, VOLUME_FILE)
+        message = collision(held.root, root_fd, data_fd, is_mountable=is_mountable)
+    if message and is_whole:
+        disk.rename(base_fd, DISABLING, base_fd, VOLUME_FILE)
+        disk.sync_dir(base_fd)
+        reach(_TAKEN_BACK)
+    if message:
+        raise UsageError(f"{held.path}: {message}")
 
 
 def _move_out(root: str, root_fd: int, base_fd: int, disk: Disk) -> None:
     """From the marker to the plain directory."""
     times = os.stat(DISABLING, dir_fd=base_fd)
     if is_there(base_fd, b"data"):
-        _refuse_collisions(root, os.path.join(root, BASE_NAME, "data"))
         with opened(_open_dir(base_fd, b"data")) as data_fd:
-            _move_entries(data_fd, root_fd, _MOVED_BACK, root, disk)
+            _move_entries(data_fd, root_fd, frozenset(), _MOVED_BACK, root, disk)
             disk.sync_dir(root_fd)
             disk.sync_dir(data_fd)
             reach(_EMPTIED)
@@ -283,7 +341,7 @@ def _remove_base(root_fd: int, base_fd: int, times: os.stat_result, disk: Disk) 
     names = [os.fsencode(name) for name in os.listdir(base_fd)]
     for name in sorted(names, key=lambda name: (name == DISABLING, name)):
         disk.remove_all(base_fd, name)
-    disk.remove_dir(root_fd, _BASE)
+    disk.remove_dir(root_fd, RESERVED_NAME)
     disk.set_times(root_fd, times.st_atime_ns, times.st_mtime_ns)
     disk.sync_file(root_fd)
 
@@ -301,9 +359,9 @@ def _both_locks(base_fd: int, path: str) -> Iterator[None]:
         yield
 
 
-def _is_last_remains(base: str) -> bool:
+def _is_last_remains(base_fd: int) -> bool:
     """Whether only what disabling removes last is left of a ``.dedupd``."""
-    return {os.fsencode(name) for name in os.listdir(base)} <= {*LOCK_FILES}
+    return {os.fsencode(name) for name in os.listdir(base_fd)} <= {*LOCK_FILES}
 
 
 def _check_root(path: str) -> str:
@@ -315,15 +373,18 @@ def _check_root(path: str) -> str:
     return root
 
 
-def _is_fresh_base(base: str) -> bool:
+def _is_fresh_base(base_fd: int) -> bool:
     """Whether a ``.dedupd`` without marker is what an interrupted enable leaves."""
     expected = {"data", "store", "catalog", "policy.toml", "policy.toml.new", "enabling.new"}
     optional = ACCEPTED_FILE.decode(), MEMBERSHIP_FILE.decode()
     expected |= {*optional, *(f"{name}.new" for name in optional), "probe"}
     expected |= {name.decode() for name in LOCK_FILES}
-    names = set(os.listdir(base))
-    data = os.path.join(base, "data")
-    return names <= expected and (not os.path.isdir(data) or not os.listdir(data))
+    if not set(os.listdir(base_fd)) <= expected:
+        return False
+    if not is_there(base_fd, b"data"):
+        return True
+    with opened(_open_dir(base_fd, b"data")) as data_fd:
+        return not os.listdir(data_fd)
 
 
 def _open_dir(dir_fd: int, name: bytes) -> int:
@@ -331,12 +392,13 @@ def _open_dir(dir_fd: int, name: bytes) -> int:
     return os.open(name, flags, dir_fd=dir_fd)
 
 
-def _move_entries(from_fd: int, to_fd: int, point: str, root: str, disk: Disk) -> int:
-    """Move what is there now; returns how many entries moved. One that is gone is passed over."""
+def _move_entries(
+    from_fd: int, to_fd: int, left: frozenset[bytes], point: str, root: str, disk: Disk
+) -> int:
+    """Move what is there now, but for ``left``; returns how many entries moved. One that is gone is
+    passed over."""
     count = 0
-    for name in sorted(os.fsencode(name) for name in os.listdir(from_fd)):
-        if name in LEFT_IN_PLACE:
-            continue
+    for name in sorted({os.fsencode(name) for name in os.listdir(from_fd)} - left):
         try:
             disk.rename_new(from_fd, name, to_fd, name)
         except FileNotFoundError:
@@ -347,6 +409,11 @@ def _move_entries(from_fd: int, to_fd: int, point: str, root: str, disk: Disk) -
                     f"{root}: {show_path(name)} is on another file system or in use as a mount"
                     " point; unmount it and run the command again"
                 ) from error
+            if error.errno == errno.EEXIST:
+                raise UsageError(
+                    f"{root}: another entry {show_path(name)} has just been made beside"
+                    f" {BASE_NAME}; move it away and run the command again"
+                ) from error
             if error.errno in (errno.EPERM, errno.EACCES):
                 raise UsageError(
                     f"{root}: {show_path(name)} cannot be moved ({os.strerror(error.errno)}): make"
@@ -356,15 +423,6 @@ def _move_entries(from_fd: int, to_fd: int, point: str, root: str, disk: Disk) -
         count += 1
         reach(point)
     return count
-
-
-def _refuse_collisions(root: str, data: str) -> None:
-    both = (set(os.listdir(root)) & set(os.listdir(data))) - {"lost+found"}
-    if both:
-        raise UsageError(
-            f"{root}: {sorted(both)[0]} exists in the unmounted directory and in the volume; move"
-            " the one in the unmounted directory away and run the command again"
-        )
 
 
 def _copy_directory_metadata(source: int, target: int, disk: Disk) -> None:

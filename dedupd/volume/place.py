@@ -2,22 +2,31 @@
 name moves."""
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain, count
 from typing import NamedTuple
 
 from dedupd.errors import Busy, UsageError
+from dedupd.stores.ownership import is_own
 from dedupd.system import mount_table
 from dedupd.system.file_system import is_protected
 from dedupd.system.files import opened
 from dedupd.system.path_users import occupants
 from dedupd.system.paths import show_path, show_text
+from dedupd.volume.base import (
+    is_no_directory,
+    is_volume,
+    left_in_place,
+    looks_like_volume,
+    open_base,
+)
 from dedupd.volume.volume import BASE_NAME
 
-LEFT_IN_PLACE = frozenset((BASE_NAME.encode(), b"lost+found"))
-"""``lost+found`` belongs to the file system's own checker."""
+_log = logging.getLogger("dedupd")
 
 ONE_FILE_SYSTEM = (
     "programs that stay on one file system (rsync -x, --one-file-system, onefs, find -xdev) pass"
@@ -35,12 +44,100 @@ _PROGRAMS = "/var/lib"
 would call files, like images of virtual machines."""
 
 
+MOUNT, SUBVOLUME, VOLUME = "a mount", "a subvolume", "a volume"
+
+
 class Inside(NamedTuple):
-    """Something below a directory that cannot be in a volume: another file system, or a volume."""
+    """Something below a directory that cannot be in a volume: another file system, or a volume.
+
+    ``is_harmless``: no volume, but another user's directory that looks like one. To dedupd it is a
+    directory like others.
+    """
 
     path: str
     kind: str
     remedy: str
+    is_harmless: bool = False
+
+
+def in_the_way(root: str, reason: str) -> str:
+    """A message about a ``.dedupd`` in a directory that is to be a volume."""
+    base = os.path.join(root, BASE_NAME)
+    return show_text(
+        f"{base}: {reason}, and a volume needs the name; rename the entry, for example"
+        f" `mv -T {base} {_free_name(root, BASE_NAME)}`, and run the command again"
+    )
+
+
+def _free_name(directory: str, name: str) -> str:
+    """A path for an entry of users whose name is needed."""
+    first = os.path.join(directory, f"{name.lstrip('.')}-of-a-user")
+    paths = chain([first], (f"{first}-{number}" for number in count(2)))
+    return next(path for path in paths if not os.path.lexists(path))
+
+
+def refuse_base_of_others(root: str, root_fd: int) -> None:
+    """Raises UsageError where an entry ``.dedupd`` is another user's, who may have forged it, or no
+    directory. Users may write to the directory so far."""
+    try:
+        with opened(open_base(root_fd)) as base_fd:
+            if not is_own(base_fd):
+                uid = os.fstat(base_fd).st_uid
+                raise UsageError(
+                    in_the_way(root, f"belongs to user {uid}, or others may write to it")
+                )
+    except FileNotFoundError:
+        pass  # it has just been removed
+    except OSError as error:
+        if not is_no_directory(error):
+            raise
+        raise UsageError(in_the_way(root, "is no directory")) from None
+
+
+def collision(root: str, root_fd: int, data_fd: int, *, is_mountable: bool) -> str:
+    """A message, with the way out, about an entry of the tree that has no place in the plain
+    directory; empty where each has one.
+
+    ``is_mountable``: the entry can be renamed in the mounted volume. Else no stub is left, and it
+    is renamed below.
+    """
+    kept, below = left_in_place(root_fd), set(os.listdir(data_fd))
+    both = sorted(below & set(os.listdir(root_fd)), key=lambda name: os.fsencode(name) not in kept)
+    if not both:
+        return ""
+    if os.fsencode(both[0]) not in kept:
+        names = shortened([show_text(name) for name in both])
+        return (
+            f"these names are in the volume, and also beside {BASE_NAME}, where no user sees them:"
+            f" {names}; move those in {root} away, and run the command again"
+        )
+    if is_mountable:
+        return (
+            f"{_taken(both[0])}: `dedupd mount {root}`, {_renaming(root, data_fd, both[0])},"
+            f" `dedupd umount {root}`; then run the command again"
+        )
+    tree = os.path.join(root, BASE_NAME, "data")
+    return f"{_taken(both[0])}: {_renaming(tree, data_fd, both[0])}; then run the command again"
+
+
+def reserved_entry(point: str, data_fd: int) -> str:
+    """A message about an entry ``.dedupd`` in a volume that is mounted at ``point``."""
+    renaming = _renaming(point, data_fd, BASE_NAME)
+    return f"{_taken(BASE_NAME)}: {renaming}; then run the command again"
+
+
+def _taken(name: str) -> str:
+    whose = "dedupd's store" if name == BASE_NAME else "the file system's checker"
+    return (
+        f"the volume has an entry {name}, and {whose} has that name in the directory itself; rename"
+        " the entry in the volume"
+    )
+
+
+def _renaming(top: str, data_fd: int, name: str) -> str:
+    """The command that gives another name to an entry of the tree, which is seen at ``top``."""
+    free = os.path.basename(_free_name(f"/proc/self/fd/{data_fd}", name))
+    return show_text(f"`mv -T {top}/{name} {top}/{free}`")
 
 
 def refuse_inside_volume(root: str, path: str) -> None:
@@ -53,7 +150,7 @@ def refuse_inside_volume(root: str, path: str) -> None:
         if os.path.basename(parent) == BASE_NAME:
             raise UsageError(f"{path}: lies inside the store of another volume")
         parent = os.path.dirname(parent)
-        if os.path.exists(os.path.join(parent, BASE_NAME, "volume.json")):
+        if is_volume(parent):
             raise UsageError(f"{path}: lies in the volume {parent}; volumes cannot be nested")
 
 
@@ -84,8 +181,10 @@ def refuse_content(root: str, root_fd: int, path: str) -> None:
     """Raises UsageError where anything below ``root`` could not be moved, or not be part of the
     volume; the message names each, and what to do."""
     found = list(things_inside(root))
+    if obstacles := [one for one in found if not one.is_harmless]:
+        raise UsageError(f"{path}: nothing was changed: {described(obstacles)}")
     if found:
-        raise UsageError(f"{path}: nothing was changed: {described(found)}")
+        _log.warning("%s: %s", path, strangers(found))
     protected = [show_path(name) for name in sorted(protected_entries(root_fd))]
     if protected:
         raise UsageError(
@@ -102,13 +201,14 @@ def things_inside(root: str, way: str | None = None) -> Iterator[Inside]:
     device = os.stat(way).st_dev
     mounts = set(mount_table.inside(root))
     for point in sorted(mounts):
-        yield Inside(point, "a mount", f"`umount {point}`")
+        yield Inside(point, MOUNT, f"`umount {point}`")
     for reached, names, _ in os.walk(way):
         directory = root + reached.removeprefix(way)
-        if BASE_NAME in names:
-            if os.path.exists(os.path.join(reached, BASE_NAME, "volume.json")):
-                yield Inside(directory, "a volume", f"`dedupd disable {directory}`")
+        if BASE_NAME in names and is_volume(reached):
+            yield Inside(directory, VOLUME, f"`dedupd disable {directory}`")
             names.remove(BASE_NAME)
+        elif BASE_NAME in names and looks_like_volume(reached):
+            yield Inside(directory, VOLUME, "", is_harmless=True)
         for name in tuple(names):
             path = os.path.join(directory, name)
             with suppress(OSError):  # gone meanwhile
@@ -118,13 +218,22 @@ def things_inside(root: str, way: str | None = None) -> Iterator[Inside]:
                     (status := os.lstat(os.path.join(reached, name))).st_mode
                 ) and (status.st_dev != device):
                     names.remove(name)
-                    yield Inside(path, "a subvolume", "make it a directory, or a volume of its own")
+                    yield Inside(path, SUBVOLUME, "make it a directory, or a volume of its own")
 
 
 def described(found: list[Inside]) -> str:
     """What there is below a directory, with the remedy of each."""
     parts = [show_text(f"{one.path} is {one.kind} ({one.remedy})") for one in found]
     return f"a volume has one file system and no other volume in it, but {shortened(parts)}"
+
+
+def strangers(found: list[Inside]) -> str:
+    """What to tell of directories that look like volumes of other users."""
+    paths = [show_text(one.path) for one in found if one.is_harmless]
+    return (
+        f"{shortened(paths)}: {BASE_NAME} in it belongs to another user, and is a directory like"
+        " others here; a volume of that user cannot be mounted any more"
+    )
 
 
 def shortened(names: list[str]) -> str:
@@ -135,9 +244,7 @@ def shortened(names: list[str]) -> str:
 
 def protected_entries(root_fd: int) -> Iterator[bytes]:
     """Entries of a directory that are immutable or append-only."""
-    for name in map(os.fsencode, os.listdir(root_fd)):
-        if name in LEFT_IN_PLACE:
-            continue
+    for name in {os.fsencode(name) for name in os.listdir(root_fd)} - left_in_place(root_fd):
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             mode = os.stat(name, dir_fd=root_fd, follow_symlinks=False).st_mode

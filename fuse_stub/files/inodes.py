@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from dedupd import native
+from dedupd.volume.base import RESERVED_NAME
 from fuse_stub.files.file_handles import open_number
 
 CACHED_MAX = 65_536
@@ -49,11 +50,16 @@ class Inodes(native.mount.Inodes):
 
     def __new__(cls, root_fd: int, reserved: bytes, secret: bytes) -> Self:
         """``reserved``: the extended attribute that does not exist to users. ``secret``: makes the
-        generations that the kernel is told (file_handles.py)."""
+        generations that the kernel is told (file_handles.py).
+
+        Native code refuses requests that would make an entry ``.dedupd`` at the top of the tree,
+        before any of them comes to Python."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         cached = max(1, min(CACHED_MAX, int(limit / CACHED_SHARE)))
         kept = min(KEPT_BACK, limit // 4) + cached + files_open_max(limit)
-        inodes = super().__new__(cls, root_fd, reserved, secret, cached, max(1, limit - kept))
+        inodes = super().__new__(
+            cls, root_fd, reserved, RESERVED_NAME, secret, cached, max(1, limit - kept)
+        )
         inodes.root_fd = root_fd
         return inodes
 

@@ -7,8 +7,9 @@ import time
 
 from dedupd.errors import Busy, UsageError
 from dedupd.system import mount_table
+from dedupd.system.files import opened
 from dedupd.system.paths import show_text
-from dedupd.volume.volume import BASE_NAME
+from dedupd.volume.base import left_in_place
 
 COVERED_SHOWN = 5
 """Names in a message: enough to recognise the files."""
@@ -66,7 +67,8 @@ def covered(point: str) -> str:
     """A message about files that were made beside ``.dedupd`` while the volume was not mounted,
     and that a mount over it hides; empty where there are none."""
     try:
-        names = sorted(set(os.listdir(point)) - {BASE_NAME})
+        with opened(os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            names = sorted(set(os.listdir(fd)) - set(map(os.fsdecode, left_in_place(fd))))
     except OSError:
         return ""  # a dead mount hides them already
     if not names:

@@ -15,6 +15,7 @@ ON_BOTH_WAYS = {
     "test_native_stubs",
     "test_plain_files",
     "test_ranges",
+    "test_reserved_name",
     "test_stand_ins",
 }
 """Modules whose tests take both, whatever was asked for."""

@@ -317,7 +317,7 @@ def test_a_descriptor_that_python_was_given_stays_open(tmp_path: Path) -> None:
     """The table closes its own when it likes: another file would have the number then."""
     (tmp_path / "f").write_bytes(b"content")
     with opened(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)) as root_fd:
-        inodes = native.mount.Inodes(root_fd, b"user.reserved", bytes(32), 16, 16)
+        inodes = native.mount.Inodes(root_fd, b"user.reserved", b".base", bytes(32), 16, 16)
         ino = os.stat(tmp_path / "f").st_ino
         inodes.remember(ino, os.open(tmp_path / "f", os.O_PATH))
         fd = inodes.fd(ino)

@@ -82,7 +82,7 @@ def test_the_volume_file_says_how_chunks_are_cut(tmp_path: Path) -> None:
 # --- interrupted ------------------------------------------------------------------------------
 
 ENABLE_POINTS = [
-    *("enable.prepared", "enable.closed", "enable.moved"),
+    *("enable.begun", "enable.prepared", "enable.closed", "enable.moved"),
     *("enable.all-moved", "enable.enabled"),
 ]
 DISABLE_POINTS = ["disable.marked", "disable.moved", "disable.emptied"]
@@ -90,7 +90,7 @@ DISABLE_POINTS = ["disable.marked", "disable.moved", "disable.emptied"]
 
 def test_every_fail_point_of_both_is_in_these_tests() -> None:
     ours = {name for name in POINTS if name.startswith(("enable.", "disable."))}
-    assert ours == {*ENABLE_POINTS, *DISABLE_POINTS}
+    assert ours == {*ENABLE_POINTS, *DISABLE_POINTS, "disable.taken-back"}
 
 
 @pytest.mark.parametrize("point", ENABLE_POINTS)
@@ -168,7 +168,7 @@ def test_a_dot_dedupd_of_a_user_is_not_taken_for_the_store(
     (planted / "store").mkdir(parents=True)
     planted.chmod(mode)
     os.chown(planted, uid, uid)
-    with pytest.raises(UsageError, match="exists and is not ours; move it away"):
+    with pytest.raises(UsageError, match="a volume needs the name; rename the entry"):
         enable_plainly(root)
     assert os.listdir(planted) == ["store"]
 
@@ -187,7 +187,7 @@ def test_a_dot_dedupd_of_another_user_is_not_touched(tmp_path: Path) -> None:
     root = make(tmp_path / "r")
     (root / ".dedupd").mkdir()
     (root / ".dedupd/precious").write_bytes(b"data")
-    with pytest.raises(UsageError, match="exists and is not ours; move it away"):
+    with pytest.raises(UsageError, match="a volume needs the name; rename the entry"):
         enable_plainly(root)
     assert (root / ".dedupd/precious").read_bytes() == b"data"
     assert (root / "file").exists()
@@ -332,7 +332,10 @@ def test_a_name_in_both_places_stops_disabling_and_overwrites_nothing(tmp_path: 
     lab = new_lab(tmp_path / "r")
     lab.put("file", b"the volume's")
     (lab.root / "file").write_bytes(b"put there while it was unmounted")
-    with pytest.raises(UsageError, match="file exists in the unmounted directory"):
+    with pytest.raises(
+        UsageError,
+        match=r"are in the volume, and also beside \.dedupd.*: file; move those in .*/r away",
+    ):
         disable(str(lab.root), disk=Disk())
     (lab.root / "file").rename(tmp_path / "moved away")
     disable(str(lab.root), disk=Disk())

@@ -197,7 +197,7 @@ mod tests {
         let root =
             openat(CWD, &directory, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let inodes = Inodes::new(root, 16, 16, Generations::new([0; SECRET_BYTES])).unwrap();
-        let tree = Tree::new(inodes, c"trusted.reserved".into());
+        let tree = Tree::new(inodes, c"trusted.reserved".into(), c".base".into());
         for name in ["a", "b"] {
             std::fs::write(directory.join(name), name).unwrap();
         }

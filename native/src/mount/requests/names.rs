@@ -10,15 +10,19 @@ use crate::mount::inodes::data_file::DataFile;
 use crate::mount::inodes::pins::SUPERUSER;
 use crate::mount::inodes::table::PATH_FLAGS;
 use crate::mount::protocol::abi::{
-    CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, OPEN_KEEP_CACHE, OpenOut, Rename2In, RenameIn,
+    CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, OPEN_KEEP_CACHE, OpenOut, ROOT, Rename2In,
+    RenameIn,
 };
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
+use crate::mount::protocol::opcode as op;
 use crate::mount::requests::attributes::SET_IDS;
 use crate::mount::requests::entries::{absent, status_at, status_of};
 use crate::mount::requests::{effects, tree::Tree};
 use crate::system::attributes::getxattr_at;
 
 const PERMISSIONS: u32 = 0o7777;
+/// Renames that give a new entry to the old name, too.
+const FILLING: u32 = libc::RENAME_EXCHANGE | libc::RENAME_WHITEOUT;
 const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
 
 fn answered(out: &mut [u8], entry: &EntryOut) -> Answer<Outcome> {
@@ -26,6 +30,34 @@ fn answered(out: &mut [u8], entry: &EntryOut) -> Answer<Outcome> {
 }
 
 impl Tree {
+    /// Refuses, with EPERM, a request that would make an entry at the top of the tree with the name of
+    /// the volume's own directory. `dedupd disable` needs that name. An entry that an older version
+    /// has made can be renamed and removed.
+    pub fn refuse_base_name(&self, request: &Request) -> Answer<()> {
+        let node = request.header.node;
+        let is_refused = match request.header.opcode {
+            op::SYMLINK | op::MKNOD | op::MKDIR | op::CREATE | op::LINK => {
+                self.is_base(node, request.name()?)
+            }
+            op::RENAME => {
+                let given: RenameIn = request.part()?;
+                self.is_base(given.new_parent, request.names()?.1)
+            }
+            op::RENAME2 => {
+                let given: Rename2In = request.part()?;
+                let (old, new) = request.names()?;
+                self.is_base(given.new_parent, new)
+                    || given.flags & FILLING != 0 && self.is_base(node, old)
+            }
+            _ => false,
+        };
+        if is_refused { Err(Failure(libc::EPERM)) } else { Ok(()) }
+    }
+
+    fn is_base(&self, parent: u64, name: &CStr) -> bool {
+        parent == ROOT && name == self.base_name.as_c_str()
+    }
+
     pub fn look_up(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let name = request.name()?;
         if name == c"." || name == c".." {

@@ -18,6 +18,8 @@ pub struct Tree {
     pub inodes: Inodes,
     /// An extended attribute that does not exist to users.
     pub reserved: CString,
+    /// A name that users cannot give to an entry at the top of the tree.
+    pub base_name: CString,
     /// Whether the kernel gives `security.*` attributes to inodes by itself.
     pub has_labels: bool,
     /// Whether what this process makes is root's at first.
@@ -40,10 +42,11 @@ pub struct Tree {
 }
 
 impl Tree {
-    pub fn new(inodes: Inodes, reserved: CString) -> Tree {
+    pub fn new(inodes: Inodes, reserved: CString, base_name: CString) -> Tree {
         Tree {
             inodes,
             reserved,
+            base_name,
             has_labels: Path::new("/sys/fs/selinux/enforce").exists(),
             is_root: rustix::process::geteuid().is_root(),
             callers: Callers::default(),

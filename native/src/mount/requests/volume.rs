@@ -28,6 +28,7 @@ impl Tree {
         agreed: u64,
         out: &mut [u8],
     ) -> Answer<Outcome> {
+        self.refuse_base_name(request)?;
         if self.is_pythons(request, agreed)? {
             return Ok(Outcome::HandedOver);
         }

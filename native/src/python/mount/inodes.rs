@@ -57,6 +57,7 @@ impl Inodes {
         py: Python<'_>,
         root_fd: RawFd,
         reserved: &[u8],
+        base_name: &[u8],
         secret: &[u8],
         descriptors_max: usize,
         pins_max: usize,
@@ -65,7 +66,9 @@ impl Inodes {
             secret.try_into().map_err(|_| PyValueError::new_err("the secret has 32 bytes"))?;
         let root = duplicate(py, root_fd)?;
         let table = table::Inodes::new(root, descriptors_max, pins_max, Generations::new(secret));
-        let tree = Tree::new(ready(py, table)?, c_string("reserved", reserved)?);
+        let (reserved, base_name) =
+            (c_string("reserved", reserved)?, c_string("base_name", base_name)?);
+        let tree = Tree::new(ready(py, table)?, reserved, base_name);
         Ok(Inodes(Mutex::new(Some(Arc::new(tree)))))
     }
 
