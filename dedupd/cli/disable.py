@@ -43,9 +43,10 @@ def command(path: str, first: bool, unname: bool, as_json: bool) -> None:
     elif not os.path.lexists(path):
         raise UsageError(f"{path}: no such directory")
     with _out_of_service(path, first, unname), held_to_disable(path) as held:
-        if is_there(held.base_fd, VOLUME_FILE):
-            forget(_begin(held, first))
+        uuid = _begin(held, first) if is_there(held.base_fd, VOLUME_FILE) else ""
+        forget(uuid)
         disable_held(held, disk=Disk())
+        forget(uuid)  # again: a call that has just enabled the volume may have registered it late
         if unname:
             unnamed(os.path.realpath(path))
     answer(as_json, {"path": path, "disabled": True}, f"{path} is a plain directory again.")

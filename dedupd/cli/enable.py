@@ -11,13 +11,14 @@ import click
 from dedupd.cli.common import PATH, answer, exits, force_option, json_option, message_of
 from dedupd.config.policy import Policy, apply_values
 from dedupd.config.profiles import PROFILES
-from dedupd.errors import DedupdError, ServiceUnreachable
+from dedupd.errors import Busy, DedupdError, ServiceUnreachable
 from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS
 from dedupd.rados.cluster.address import is_address, parse_address
 from dedupd.service.client import ServiceClient
-from dedupd.service.volume_registry import register
+from dedupd.service.volume_registry import forget, register
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
+from dedupd.volume.base import is_volume
 from dedupd.volume.enable import enable
 from dedupd.volume.place import ONE_FILE_SYSTEM
 from dedupd.volume.volume import Volume
@@ -169,6 +170,9 @@ def make_volume(
             _bind(path, cluster)
     root = os.path.realpath(path)
     is_registered = register(root, parameters.uuid)
+    if is_registered and not is_volume(root):
+        forget(parameters.uuid)  # another call has disabled it meanwhile
+        raise Busy(f"{path}: `dedupd disable` has just been run for the new volume; run this again")
     problem = ""
     is_served = not no_mount and is_registered and _have_it_mounted()
     if not no_mount and not is_served:

@@ -23,6 +23,7 @@ from dedupd.system import mount_table
 from dedupd.system.paths import resolved
 from dedupd.system.processes import give_way
 from dedupd.units import GIB, counted, exact_duration, exact_size, format_size
+from dedupd.volume.base import is_volume
 from dedupd.volume.volume import BASE_NAME, Volume
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize, OptimizeReport
@@ -131,7 +132,7 @@ def command(
 def _looked_at(path: str, force: bool) -> list[Check]:
     """What is not fine, the worst first. Raises UsageError where it is a volume already."""
     mounted = mount_table.find(os.path.realpath(path))
-    if mounted is not None or os.path.exists(os.path.join(path, BASE_NAME, "volume.json")):
+    if mounted is not None or is_volume(path):
         there = "is" if mounted is None or mounted.point == os.path.realpath(path) else "lies in"
         raise UsageError(f"{path}: {there} a volume already; `dedupd status {path}` shows it")
     found = [one for one in check_machine() + check_path(path) if one.verdict is not Verdict.FINE]

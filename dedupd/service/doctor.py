@@ -29,14 +29,19 @@ from dedupd.system.nfs_exports import exports, faults, in_the_way
 from dedupd.system.path_users import occupants
 from dedupd.system.paths import show_path
 from dedupd.units import GIB, counted, format_size
+from dedupd.volume.base import has_own_base, open_base
 from dedupd.volume.hints import HintKey
 from dedupd.volume.place import (
     ONE_FILE_SYSTEM,
     described,
     protected_entries,
+    refuse_base_of_others,
+    refuse_inside_volume,
     refuse_place,
     shortened,
+    strangers,
     things_inside,
+    unreachable_inside,
 )
 from dedupd.volume.probe import accepted_by, obstacle_of, probe
 from dedupd.volume.volume import BASE_NAME, Volume
@@ -157,7 +162,7 @@ def check_path(path: str) -> list[Check]:
         raise UsageError(f"{path}: no such directory")
     mounted = mount_table.find(root)
     checks = {"file system": _file_system, "free space": _free_space}
-    if mounted is not None or os.path.isdir(os.path.join(root, BASE_NAME)):
+    if mounted is not None or has_own_base(root):
         checks |= {
             "volume": _volume,
             "store": _store,
@@ -188,11 +193,10 @@ def _opened_below(root: str) -> Iterator[tuple[int, list[str]]]:
     that were accepted for it. Raises DedupdError, OSError."""
     if mount_table.find(root) is None:
         with opened(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-            base = os.path.join(root, BASE_NAME)
-            if not os.path.isdir(base):
+            if not has_own_base(root):
                 yield fd, []
                 return
-            with opened(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as base_fd:
+            with opened(open_base(fd)) as base_fd:
                 yield base_fd, accepted_by(base_fd)
         return
     with Volume.open(root) as volume:
@@ -296,7 +300,7 @@ def _within(root: str) -> Result:
     try:
         with Volume.open(root) as volume:
             data = f"/proc/self/fd/{volume.data_fd}"
-            found = list(things_inside(os.readlink(data), data))
+            found = list(unreachable_inside(os.readlink(data), data))
     except (DedupdError, OSError) as error:
         return _warning(f"not looked at: {error}", "")
     if found:
@@ -390,26 +394,27 @@ def _covered(root: str) -> Result:
 
 
 def _above(root: str) -> Result:
-    parent = os.path.dirname(root)
-    while True:
-        if os.path.exists(os.path.join(parent, BASE_NAME, "volume.json")):
-            return _bad(f"lies in the volume {parent}", "volumes cannot be nested")
-        if parent == "/":
-            return _fine("none")
-        parent = os.path.dirname(parent)
+    try:
+        refuse_inside_volume(root, root)
+    except UsageError as error:
+        return _bad(str(error), "volumes cannot be nested")
+    return _fine("none")
 
 
 def _below(root: str) -> Result:
     found = list(things_inside(root))
-    if found:
+    if any(not one.is_harmless for one in found):
         return _bad(described(found), "see to each, or choose a directory without them")
-    return _fine("none")
+    return _fine(strangers(found) or "none")
 
 
 def _protected(root: str) -> Result:
     try:
         with opened(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            refuse_base_of_others(root, fd)
             names = sorted(show_path(name) for name in protected_entries(fd))
+    except UsageError as error:
+        return _bad(str(error), "rename the entry")
     except OSError as error:
         return _warning(f"not looked at: {error.strerror}", "run this as root")
     if names:

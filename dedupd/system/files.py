@@ -176,6 +176,16 @@ def is_there(dir_fd: int, name: bytes | str) -> bool:
     return True
 
 
+def names_in(dir_fd: int) -> list[bytes]:
+    """The names in a directory as it is now.
+
+    On btrfs a descriptor lists no name that is newer than its own opening, or than the end of its
+    last listing. So the directory is opened again.
+    """
+    with opened(os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+        return [os.fsencode(name) for name in os.listdir(fd)]
+
+
 @contextmanager
 def locked(fd: int, what: str, *, wait: bool = False, alone: bool = True) -> Iterator[None]:
     """Hold the ``flock`` of ``fd``, ``alone`` or beside others that do not need it alone.

@@ -20,10 +20,11 @@ _MAPPED_FIELDS = 5
 """Of a line of ``maps``, before the path, which is as it stands but for newlines."""
 
 
-def occupants(directory: str) -> Iterator[str]:
+def occupants(directory: str, ignored: str = "") -> Iterator[str]:
     """Messages about uses of files below ``directory`` (absolute, no links).
 
     The directory itself may be open, or mounted elsewhere: ``enable`` moves all entries out of it.
+    So may the path ``ignored`` in it be open.
     """
     place = mount_table.place_of(directory)
     namespaces: set[str] = set()
@@ -42,13 +43,13 @@ def occupants(directory: str) -> Iterator[str]:
                     yield f"a part of it is also mounted at {point}, where process {pid} sees it"
         if int(pid) != os.getpid():
             with suppress(OSError):
-                yield from _in_use(pid, directory)
+                yield from _in_use(pid, directory, ignored)
 
 
-def _in_use(pid: str, directory: str) -> Iterator[str]:
+def _in_use(pid: str, directory: str, ignored: str) -> Iterator[str]:
     below = directory + "/"
     for path in (*_opened(pid), *_mapped(pid, below)):
-        if path.startswith(below) and not path.endswith(_REMOVED):
+        if path.startswith(below) and path != ignored and not path.endswith(_REMOVED):
             yield f"{path} is in use by process {pid} ({_name(pid)})"
             return
 

@@ -21,7 +21,7 @@ from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.stores.standing import MEMBERSHIP_FILE, put_membership
 from dedupd.stub.instance import instance_of, record_instance
 from dedupd.system.disk import Disk
-from dedupd.system.files import is_there, locked, opened, read_if_there
+from dedupd.system.files import is_there, locked, names_in, opened, read_if_there
 from dedupd.system.paths import explain, named, show_path
 from dedupd.volume.base import (
     DISABLING,
@@ -154,7 +154,7 @@ def _refuse_state(base_fd: int, root: str, path: str) -> None:
 
 def _leave_untouched(root_fd: int, base_fd: int, before: os.stat_result, disk: Disk) -> None:
     """Remove the ``.dedupd`` that was just made, unless an earlier call got further."""
-    if not os.listdir(base_fd):
+    if not names_in(base_fd):
         disk.remove_dir(root_fd, RESERVED_NAME)
         disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
 
@@ -306,8 +306,8 @@ def refuse_collisions(held: Held, *, disk: Disk) -> None:
         return
     is_marked = is_there(base_fd, DISABLING)
     with opened(_open_dir(base_fd, b"data")) as data_fd:
-        beside = set(os.listdir(root_fd)) - set(map(os.fsdecode, left_in_place(root_fd)))
-        is_whole = is_marked and beside <= set(os.listdir(data_fd))
+        beside = {*names_in(root_fd)} - left_in_place(root_fd)
+        is_whole = is_marked and beside <= {*names_in(data_fd)}
         is_mountable = is_whole or is_there(base_fd, VOLUME_FILE)
         message = collision(held.root, root_fd, data_fd, is_mountable=is_mountable)
     if message and is_whole:
@@ -338,8 +338,7 @@ def _remove_base(root_fd: int, base_fd: int, times: os.stat_result, disk: Disk) 
     """Remove all of ``.dedupd``, the marker last, and make the directory look untouched."""
     if (marker := read_if_there(base_fd, DISABLING)) is not None:
         leave(base_fd, Parameters.from_json(marker, DISABLING.decode()).uuid, disk)
-    names = [os.fsencode(name) for name in os.listdir(base_fd)]
-    for name in sorted(names, key=lambda name: (name == DISABLING, name)):
+    for name in sorted(names_in(base_fd), key=lambda name: (name == DISABLING, name)):
         disk.remove_all(base_fd, name)
     disk.remove_dir(root_fd, RESERVED_NAME)
     disk.set_times(root_fd, times.st_atime_ns, times.st_mtime_ns)
@@ -361,7 +360,7 @@ def _both_locks(base_fd: int, path: str) -> Iterator[None]:
 
 def _is_last_remains(base_fd: int) -> bool:
     """Whether only what disabling removes last is left of a ``.dedupd``."""
-    return {os.fsencode(name) for name in os.listdir(base_fd)} <= {*LOCK_FILES}
+    return {*names_in(base_fd)} <= {*LOCK_FILES}
 
 
 def _check_root(path: str) -> str:
@@ -379,12 +378,12 @@ def _is_fresh_base(base_fd: int) -> bool:
     optional = ACCEPTED_FILE.decode(), MEMBERSHIP_FILE.decode()
     expected |= {*optional, *(f"{name}.new" for name in optional), "probe"}
     expected |= {name.decode() for name in LOCK_FILES}
-    if not set(os.listdir(base_fd)) <= expected:
+    if not {*map(os.fsdecode, names_in(base_fd))} <= expected:
         return False
     if not is_there(base_fd, b"data"):
         return True
     with opened(_open_dir(base_fd, b"data")) as data_fd:
-        return not os.listdir(data_fd)
+        return not names_in(data_fd)
 
 
 def _open_dir(dir_fd: int, name: bytes) -> int:
@@ -398,7 +397,7 @@ def _move_entries(
     """Move what is there now, but for ``left``; returns how many entries moved. One that is gone is
     passed over."""
     count = 0
-    for name in sorted({os.fsencode(name) for name in os.listdir(from_fd)} - left):
+    for name in sorted({*names_in(from_fd)} - left):
         try:
             disk.rename_new(from_fd, name, to_fd, name)
         except FileNotFoundError:

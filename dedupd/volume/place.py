@@ -14,7 +14,7 @@ from dedupd.errors import Busy, UsageError
 from dedupd.stores.ownership import is_own
 from dedupd.system import mount_table
 from dedupd.system.file_system import is_protected
-from dedupd.system.files import opened
+from dedupd.system.files import names_in, opened
 from dedupd.system.path_users import occupants
 from dedupd.system.paths import show_path, show_text
 from dedupd.volume.base import (
@@ -101,23 +101,24 @@ def collision(root: str, root_fd: int, data_fd: int, *, is_mountable: bool) -> s
     ``is_mountable``: the entry can be renamed in the mounted volume. Else no stub is left, and it
     is renamed below.
     """
-    kept, below = left_in_place(root_fd), set(os.listdir(data_fd))
-    both = sorted(below & set(os.listdir(root_fd)), key=lambda name: os.fsencode(name) not in kept)
+    kept = left_in_place(root_fd)
+    both = sorted({*names_in(data_fd)} & {*names_in(root_fd)}, key=lambda name: name not in kept)
     if not both:
         return ""
-    if os.fsencode(both[0]) not in kept:
-        names = shortened([show_text(name) for name in both])
+    if both[0] not in kept:
+        names = shortened([show_path(name) for name in both])
         return (
             f"these names are in the volume, and also beside {BASE_NAME}, where no user sees them:"
             f" {names}; move those in {root} away, and run the command again"
         )
+    name = os.fsdecode(both[0])
     if is_mountable:
         return (
-            f"{_taken(both[0])}: `dedupd mount {root}`, {_renaming(root, data_fd, both[0])},"
+            f"{_taken(name)}: `dedupd mount {root}`, {_renaming(root, data_fd, name)},"
             f" `dedupd umount {root}`; then run the command again"
         )
     tree = os.path.join(root, BASE_NAME, "data")
-    return f"{_taken(both[0])}: {_renaming(tree, data_fd, both[0])}; then run the command again"
+    return f"{_taken(name)}: {_renaming(tree, data_fd, name)}; then run the command again"
 
 
 def reserved_entry(point: str, data_fd: int) -> str:
@@ -181,8 +182,8 @@ def refuse_content(root: str, root_fd: int, path: str) -> None:
     """Raises UsageError where anything below ``root`` could not be moved, or not be part of the
     volume; the message names each, and what to do."""
     found = list(things_inside(root))
-    if obstacles := [one for one in found if not one.is_harmless]:
-        raise UsageError(f"{path}: nothing was changed: {described(obstacles)}")
+    if any(not one.is_harmless for one in found):
+        raise UsageError(f"{path}: nothing was changed: {described(found)}")
     if found:
         _log.warning("%s: %s", path, strangers(found))
     protected = [show_path(name) for name in sorted(protected_entries(root_fd))]
@@ -221,15 +222,24 @@ def things_inside(root: str, way: str | None = None) -> Iterator[Inside]:
                     yield Inside(path, SUBVOLUME, "make it a directory, or a volume of its own")
 
 
+def unreachable_inside(root: str, way: str) -> Iterator[Inside]:
+    """As :func:`things_inside`, for the tree of a volume: what no user can reach there. A nested
+    ``.dedupd`` is a directory like others."""
+    return (one for one in things_inside(root, way) if one.kind != VOLUME)
+
+
 def described(found: list[Inside]) -> str:
     """What there is below a directory, with the remedy of each."""
-    parts = [show_text(f"{one.path} is {one.kind} ({one.remedy})") for one in found]
+    obstacles = [one for one in found if not one.is_harmless]
+    parts = [show_text(f"{one.path} is {one.kind} ({one.remedy})") for one in obstacles]
     return f"a volume has one file system and no other volume in it, but {shortened(parts)}"
 
 
 def strangers(found: list[Inside]) -> str:
-    """What to tell of directories that look like volumes of other users."""
-    paths = [show_text(one.path) for one in found if one.is_harmless]
+    """What to tell of directories that look like volumes of other users; empty without any."""
+    paths = sorted(show_text(one.path) for one in found if one.is_harmless)
+    if not paths:
+        return ""
     return (
         f"{shortened(paths)}: {BASE_NAME} in it belongs to another user, and is a directory like"
         " others here; a volume of that user cannot be mounted any more"
@@ -244,7 +254,7 @@ def shortened(names: list[str]) -> str:
 
 def protected_entries(root_fd: int) -> Iterator[bytes]:
     """Entries of a directory that are immutable or append-only."""
-    for name in {os.fsencode(name) for name in os.listdir(root_fd)} - left_in_place(root_fd):
+    for name in {*names_in(root_fd)} - left_in_place(root_fd):
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             mode = os.stat(name, dir_fd=root_fd, follow_symlinks=False).st_mode
@@ -260,8 +270,9 @@ def protected_entries(root_fd: int) -> Iterator[bytes]:
 
 
 def refuse_occupants(root: str) -> None:
-    """Processes that have a part of the directory open would see the stubs in it as zeros."""
-    for found in occupants(root):
+    """Processes that have a part of the directory open would see the stubs in it as zeros. Calls
+    that wait for its lock have ``.dedupd`` open for a moment."""
+    for found in occupants(root, ignored=os.path.join(root, BASE_NAME)):
         raise UsageError(
             f"{root}: {found}, and would see files without their content once they are stubs; end"
             " that, and run the command again"

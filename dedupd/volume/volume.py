@@ -120,17 +120,22 @@ class Volume(StoreSide):
         if not os.path.isdir(root):
             raise NotAVolume(f"{path}: no such directory{_meant(root)}")
         try:
-            # Not ``exists``, which does not tell a missing file from one that may not be seen.
-            os.stat(os.path.join(base, "volume.json"))
-        except FileNotFoundError:
-            if os.path.isdir(base):
+            # Not a link, by which any user could lead to another volume.
+            base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
+            text = f"{path}: not a volume; `dedupd enable {path}` makes it one{_meant(root)}"
+            raise NotAVolume(text) from None
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, base_fd)
+            refuse_strangers(base_fd, base)
+            if not is_there(base_fd, VOLUME_FILE):
                 raise NotAVolume(
                     f"{path}: enabling or disabling was interrupted; run `dedupd enable {path}` or"
                     f" `dedupd disable {path}` again to finish it"
-                ) from None
-            text = f"{path}: not a volume; `dedupd enable {path}` makes it one{_meant(root)}"
-            raise NotAVolume(text) from None
-        base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                )
+            on_failure.pop_all()
         return cls(root, base_fd, disk, is_mounted=False)
 
     @classmethod

@@ -22,6 +22,7 @@ from dedupd.replica.replica import (
     replica_of,
 )
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
+from dedupd.system.files import names_in
 from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.volume import VOLUME_FILE, Volume
@@ -157,7 +158,7 @@ class Receiver:
             )
         if own is not None and own.volume != fields["volume"]:
             raise UsageError(f"{volume.root}: is a replica of another volume, {own.volume}")
-        if own is None and os.listdir(volume.data_fd):
+        if own is None and names_in(volume.data_fd):
             raise UsageError(
                 f"{volume.root}: has files of its own, and a stream replaces all; receive into a"
                 " volume that is empty"

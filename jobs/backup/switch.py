@@ -19,7 +19,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format.stream import NodeFlag, StreamNode, decode_nodes, encode_node
 from dedupd.format.stub import NO_FLAGS, Flag, StubAttribute
 from dedupd.replica.replica import RECEIVE_DIR, Replica, note_replica
-from dedupd.system.files import opened
+from dedupd.system.files import names_in, opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.volume.volume import Volume
 from jobs.backup.nodes import Node
@@ -212,7 +212,7 @@ def finish_switch(volume: Volume, receive_fd: int) -> None:
         disk.make_dir(receive_fd, _OLD)
     if not is_cleared:
         with opened(os.open(_OLD, _DIRECTORY, dir_fd=receive_fd)) as old_fd:
-            for name in map(os.fsencode, os.listdir(data_fd)):
+            for name in names_in(data_fd):
                 disk.rename_new(data_fd, name, old_fd, name)
                 reach(_MOVED_OUT)
         disk.sync_file_system(receive_fd)

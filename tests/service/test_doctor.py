@@ -1,6 +1,7 @@
 """The doctor: what it finds, on real file systems, and that it leaves no trace."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -62,11 +63,17 @@ def test_a_volume_is_looked_at_below_its_own_mount(tmp_path: Path) -> None:
     with mounted_lab(tmp_path) as lab:
         (lab.view / "d/inner").mkdir(parents=True)
         assert found(lab.view, "other file systems in it").verdict is Verdict.FINE
-        inner = lab.data / "d/inner/.dedupd"
-        inner.mkdir()
-        (inner / "volume.json").touch()
+        inner = lab.data / "d/inner"
+        (inner / ".dedupd").mkdir()
+        (inner / ".dedupd/volume.json").touch()
         check = found(lab.view, "other file systems in it")
-        assert check.verdict is Verdict.BAD and f"{lab.data}/d/inner is a volume" in check.found
+        assert check.verdict is Verdict.FINE, "users reach it as any other directory"
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", inner], check=True)
+        try:
+            check = found(lab.view, "other file systems in it")
+        finally:
+            subprocess.run(["umount", inner], check=True)
+        assert check.verdict is Verdict.BAD and f"{inner} is a mount" in check.found
 
 
 def test_the_worst_comes_first_and_the_end_counts(tmp_path: Path) -> None:

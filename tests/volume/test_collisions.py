@@ -11,7 +11,7 @@ import pytest
 from dedupd.errors import NotAVolume, UsageError
 from dedupd.system.disk import Disk
 from dedupd.volume.base import DISABLING, left_in_place
-from dedupd.volume.enable import begin_disable, disable
+from dedupd.volume.enable import begin_disable, disable, enable
 from dedupd.volume.volume import Volume
 from fuse_stub.mounts.mount_points import covered
 from tests.conftest import MakeFileSystem
@@ -86,8 +86,9 @@ def test_where_entries_have_moved_the_name_is_changed_below(tmp_path: Path) -> N
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "begun"), [("ext4", False), ("ext4", True), ("xfs", True), ("btrfs", True)]
+)
 def test_the_commands_of_the_message_lead_out(
     loop_fs: MakeFileSystem, kind: str, begun: bool
 ) -> None:
@@ -169,3 +170,23 @@ def test_nobody_is_told_to_move_the_checkers_directory_away(loop_fs: MakeFileSys
     (lab.root / "stray").write_bytes(b"x")
     assert "stray" in covered(str(lab.root))
     assert "lost+found" not in covered(str(lab.root))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+def test_an_entry_that_root_makes_while_others_move_is_listed(
+    loop_fs: MakeFileSystem, kind: str
+) -> None:
+    """btrfs lists by a descriptor only what was there when it was opened."""
+    root = loop_fs(kind) / "r"
+    root.mkdir()
+
+    class Late(Disk):
+        def set_mode(self, fd: int, mode: int) -> None:
+            (root / "late").write_bytes(b"x")
+            super().set_mode(fd, mode)
+
+    enable(str(root), policy_values={}, disk=Late())
+    assert os.listdir(root) == [NAME]
+    disable(str(root), disk=Disk())
+    assert os.listdir(root) == ["late"]
