@@ -15,6 +15,7 @@ from dedupd.system import mount_table
 from dedupd.system.files import data_ranges, opened
 from dedupd.system.paths import lies_in, open_beneath, parents, show_path, split_path
 from dedupd.units import GIB, MIB
+from dedupd.volume.base import RESERVED, RESERVED_NAME, is_reserved, refuse_reserved
 from dedupd.volume.volume import Volume
 from jobs.backup.content import own_pieces
 from jobs.backup.nodes import Met, Node, walk_nodes
@@ -67,6 +68,7 @@ class Import:
         self._run = run
         self._source = os.path.realpath(source)
         self._folder = b"/".join(split_path(folder))
+        refuse_reserved(self._folder)
         self._points = mount_table.points_of(volume.parameters.uuid)
         self._refuse_overlap()
         self._room = volume.room()
@@ -157,6 +159,10 @@ class Import:
 
     def _take(self, writer: TreeWriter, source_fd: int, met: Met) -> None:
         path = b"/".join(part for part in (self._folder, met.path) if part)
+        if is_reserved(path):
+            if path == RESERVED_NAME and not met.is_left:
+                self._run.findings.add_error(met.path, UsageError(f"{RESERVED}; not imported"))
+            return
         try:
             if met.node.is_directory:
                 self._take_directory(writer, path, met)

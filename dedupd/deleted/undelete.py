@@ -13,6 +13,7 @@ from dedupd.errors import DedupdError, UsageError
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
+from dedupd.volume.base import is_reserved, refuse_reserved
 from dedupd.volume.volume import Volume
 
 UNDELETE = b"user.dedupd.undelete"
@@ -95,15 +96,17 @@ class Undelete:
             with opened(file):
                 self._disk.sync_file(file)
             with opened(open_beneath(self._tree_fd, directory, os.O_RDONLY | os.O_DIRECTORY)) as fd:
-                given = self._named(fd, name, wanted, one.time_s)
+                given = self._named(fd, name, directory, wanted, one.time_s)
         except (DedupdError, OSError) as error:
             return Back(one.path, error)
         return Back(b"/".join(part for part in (directory, given) if part))
 
-    def _named(self, fd: int, name: bytes, wanted: bytes, time_s: float) -> bytes:
+    def _named(self, fd: int, name: bytes, directory: bytes, wanted: bytes, time_s: float) -> bytes:
         disk, when = self._disk, time.strftime("%Y%m%d-%H%M%S", time.localtime(time_s)).encode()
         for ending in (b"", b".deleted-" + when):
             given = wanted[: 255 - len(ending)] + ending
+            if not directory and is_reserved(given):
+                continue
             try:
                 disk.rename_new(fd, name, fd, given)
             except FileExistsError:
@@ -132,6 +135,7 @@ class Undelete:
             return open_beneath(self._tree_fd, path, flags)
         except FileNotFoundError:
             above, _, name = path.rpartition(b"/")
+        refuse_reserved(path)
         with opened(self._directory(above, one)) as fd:
             disk.make_dir(fd, name)
         made = open_beneath(self._tree_fd, path, flags)

@@ -21,6 +21,8 @@ RESERVED_NAME = BASE_NAME.encode()
 ENABLING = b"enabling"
 DISABLING = b"disabling"
 
+RESERVED = f"dedupd reserves the name {BASE_NAME} at the top of a volume"
+
 EXT4_ROOT_INODE = 2
 """Of each ext4, ext3 and ext2."""
 
@@ -33,10 +35,7 @@ def is_reserved(path: bytes) -> bool:
 def refuse_reserved(path: bytes) -> None:
     """Raise UsageError if a path within the tree is, or lies below, the reserved name."""
     if is_reserved(path):
-        raise UsageError(
-            f"{show_path(path)}: dedupd reserves the name {BASE_NAME} at the top of a volume;"
-            " choose another name or folder"
-        )
+        raise UsageError(f"{show_path(path)}: {RESERVED}; choose another name or folder")
 
 
 def left_in_place(root_fd: int) -> frozenset[bytes]:

@@ -23,8 +23,10 @@ from dedupd.replica.replica import (
 )
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
 from dedupd.system.files import names_in
+from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
 from dedupd.units import MIB
+from dedupd.volume.base import RESERVED, is_reserved
 from dedupd.volume.volume import VOLUME_FILE, Volume
 from jobs.backup.intake import LocalReception, Reception, RecipeIntake
 from jobs.backup.received import Received, ReceivedRecipe, remove_tree
@@ -272,7 +274,15 @@ class Receiver:
         received = self._received
         if self._recipe is not None:
             self._give_up_recipe()
-        have = received.chunk_count, received.recipe_count, sum(1 for _ in received.nodes())
+        nodes = 0
+        for node in received.nodes():
+            if is_reserved(node.path):
+                raise UsageError(
+                    f"the stream: has {show_path(node.path)}, and {RESERVED}; rename the entry in"
+                    " the volume that was sent, and send it again"
+                )
+            nodes += 1
+        have = received.chunk_count, received.recipe_count, nodes
         if have != (fields["chunks"], fields["recipes"], fields["nodes"]):
             raise Damaged("the stream: has other chunks, recipes or files than its end says")
         self._report.nodes = have[2]

@@ -10,6 +10,8 @@ from dedupd.system.disk import Disk
 from dedupd.system.files import UNREADABLE, opened
 from dedupd.system.paths import open_beneath, parents, show_path, split_path
 from dedupd.system.processes import cores
+from dedupd.volume.base import RESERVED, RESERVED_NAME, is_reserved
+from dedupd.volume.volume import BASE_NAME
 from jobs.backup.content import ContentReader
 from jobs.backup.nodes import PATH_FLAGS, Node, node_of, walk_nodes
 from jobs.backup.source import BackupSource
@@ -72,7 +74,7 @@ class Restore:
             for path in wanted:
                 above = parents(path)[:-1]
                 for parent in above:
-                    writer.make_directory(parent)
+                    writer.make_directory(placed(parent))
                 self._restore(writer, reader, path)
                 self._finish_parents(writer, above)
             self._disk.sync_file_system(target_fd)
@@ -97,12 +99,15 @@ class Restore:
         for met in walk_nodes(self._source.data_fd, path, hidden, run.findings.add_error):
             run.safe_point()
             try:
+                if met.path == RESERVED_NAME and not met.is_left:
+                    where = os.path.join(self._target, os.fsdecode(placed(met.path)))
+                    run.findings.add(f"{BASE_NAME}: {RESERVED}; restored as {where}")
                 if met.is_left:
                     if met.path:
-                        writer.finish_directory(met.path, met.node)
+                        writer.finish_directory(placed(met.path), met.node)
                 elif met.node.is_directory:
                     if met.path:
-                        writer.make_directory(met.path)
+                        writer.make_directory(placed(met.path))
                 else:
                     self._take(writer, reader, met.path, met.node)
             except NoSpace:
@@ -113,36 +118,47 @@ class Restore:
             run.update(files=report.files, done=report.length_bytes)
 
     def _take(self, writer: TreeWriter, reader: ContentReader, path: bytes, node: Node) -> None:
-        report = self._report
+        report, to = self._report, placed(path)
         if not node.is_file:
-            if writer.is_there(path, node):
+            if writer.is_there(to, node):
                 report.already += 1
-            elif not writer.make_link(path, node):
-                writer.make_other(path, node)
+            elif not writer.make_link(to, node):
+                writer.make_other(to, node)
                 report.others += 1
             return
         flags = os.O_RDONLY | os.O_NONBLOCK
         with opened(open_beneath(self._source.data_fd, path, flags)) as fd:
             stub = self._source.proved(fd, path, report.trust_holes)
             node = node.settled(stub)
-            if writer.is_there(path, node):
+            if writer.is_there(to, node):
                 report.already += 1
                 return
             report.files += 1
-            if writer.make_link(path, node):
+            if writer.make_link(to, node):
                 return
             pieces = reader.pieces(fd, stub, show_path(path))
-            report.written_bytes += writer.make_file(path, node, self._run.checked(pieces))
+            report.written_bytes += writer.make_file(to, node, self._run.checked(pieces))
         report.length_bytes += node.size
 
     def _finish_parents(self, writer: TreeWriter, above: list[bytes]) -> None:
         for parent in reversed(above):
             with opened(open_beneath(self._source.data_fd, parent, PATH_FLAGS)) as fd:
-                writer.finish_directory(parent, node_of(fd, self._source.space.name))
+                writer.finish_directory(placed(parent), node_of(fd, self._source.space.name))
 
 
 def _is_damage(error: DedupdError | OSError) -> bool:
     return isinstance(error, Damaged) or (isinstance(error, OSError) and error.errno in UNREADABLE)
+
+
+def placed(path: bytes) -> bytes:
+    """Return the path below the target for a path within the tree.
+
+    It is the same, but for an entry ``.dedupd`` at the top: the target would look like a volume, or
+    is one.
+    """
+    if not is_reserved(path):
+        return path
+    return RESERVED_NAME.lstrip(b".") + b"-of-a-user" + path.removeprefix(RESERVED_NAME)
 
 
 def distinct(paths: list[bytes]) -> list[bytes]:

@@ -22,6 +22,7 @@ from dedupd.stub.transition import FileIdentity
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.system.processes import cores
+from dedupd.volume.base import RESERVED, RESERVED_NAME, is_reserved
 from dedupd.volume.volume import Volume
 from jobs.backup.chunk_sender import ChunkSender
 from jobs.backup.nodes import Node, walk_nodes
@@ -137,7 +138,11 @@ class Sender:
             self._begin(memory, pool, stack)
             for met in walk_nodes(volume.data_fd, b"", volume.space.name, _no_directory):
                 run.safe_point()
-                if not met.is_left:
+                if is_reserved(met.path):
+                    if met.path == RESERVED_NAME and not met.is_left:
+                        error = UsageError(f"{RESERVED}; not sent: rename the entry")
+                        run.findings.add_error(met.path, error)
+                elif not met.is_left:
                     self._send(met.path, met.node)
                     run.update(files=report.files, done=self._out.written_bytes)
             if memory is not None:
