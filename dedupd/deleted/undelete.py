@@ -1,6 +1,8 @@
 """Deleted files put back into the tree, where they were or beside what is there now."""
 
 import os
+import re
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -23,6 +25,8 @@ took."""
 UNFINISHED = b".dedupd-undelete"
 """The name of a file that is coming back, and a number. One that a kill has left is removed by the
 next run that comes to its directory."""
+
+_UNFINISHED_NAME = re.compile(re.escape(UNFINISHED) + rb"-[0-9]+")
 
 FILES_MAX = 256
 """Made durable at a time: most journals do that in one go."""
@@ -125,7 +129,7 @@ class Undelete:
             return
         self._cleaned.add(directory)
         for name in map(os.fsencode, os.listdir(fd)):
-            if name.startswith(UNFINISHED + b"-"):
+            if _UNFINISHED_NAME.fullmatch(name) and _is_left_by_a_kill(fd, name):
                 self._discard(fd, name)
 
     def _directory(self, path: bytes, one: Wanted) -> int:
@@ -142,6 +146,13 @@ class Undelete:
         if self._is_root:
             disk.set_owner(made, one.uid, one.gid)
         return made
+
+
+def _is_left_by_a_kill(fd: int, name: bytes) -> bool:
+    """Return whether a name is that of a file. Users can make directories of such names."""
+    with suppress(FileNotFoundError):
+        return stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+    return False
 
 
 def attach_below(volume: Volume) -> Attach:

@@ -127,3 +127,14 @@ def test_undelete_gives_the_file_another_name_and_makes_no_such_folder(tmp_path:
     assert (below.error, below.path) == (None, b"f/.dedupd")
     assert isinstance(refused.error, UsageError)
     assert sorted(os.listdir(tmp_path)) == [os.fsdecode(top.path), "f"]
+
+
+def test_undelete_removes_only_files_that_a_killed_run_has_left(tmp_path: Path) -> None:
+    (tmp_path / ".dedupd-undelete-notes").write_bytes(b"of a user")
+    (tmp_path / ".dedupd-undelete-7").mkdir()
+    (tmp_path / ".dedupd-undelete-8").write_bytes(b"left")
+    wanted = Wanted("1-0", b"f", os.geteuid(), os.getegid(), 0.0)
+    with opened(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)) as tree_fd:
+        (back,) = Undelete(tree_fd, Disk(), lambda fd, wanted: None).take([wanted])
+    assert back.error is None
+    assert sorted(os.listdir(tmp_path)) == [".dedupd-undelete-7", ".dedupd-undelete-notes", "f"]
