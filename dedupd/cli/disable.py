@@ -43,10 +43,13 @@ def command(path: str, first: bool, unname: bool, as_json: bool) -> None:
     elif not os.path.lexists(path):
         raise UsageError(f"{path}: no such directory")
     with _out_of_service(path, first, unname), held_to_disable(path) as held:
-        uuid = _begin(held, first) if is_there(held.base_fd, VOLUME_FILE) else ""
-        forget(uuid)
+        uuid = None
+        if is_there(held.base_fd, VOLUME_FILE):
+            uuid = _begin(held, first)
+            forget(uuid)
         disable_held(held, disk=Disk())
-        forget(uuid)  # again: a call that has just enabled the volume may have registered it late
+        if uuid is not None:
+            forget(uuid)  # The call that enabled the volume may have registered it late.
         if unname:
             unnamed(os.path.realpath(path))
     answer(as_json, {"path": path, "disabled": True}, f"{path} is a plain directory again.")
