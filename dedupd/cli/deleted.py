@@ -11,6 +11,7 @@ import click
 from dedupd.cli.common import PATH, answer, exits, json_option, print_json
 from dedupd.deleted.alarm import accept as accept_alarm
 from dedupd.deleted.listing import DELETED, lost
+from dedupd.deleted.log import DeletionLogs
 from dedupd.system import mount_table
 from dedupd.system.paths import resolved, show_path
 from dedupd.units import counted, format_duration, format_size, parse_duration
@@ -88,8 +89,17 @@ def deletions(path: str, since: str | None = None) -> Iterator[dict[str, Any]]:
 def _read(path: str) -> Iterator[dict[str, Any]]:
     volume, below = Volume.locate(path)
     with volume:
-        for one in lost(volume, volume.policy(), below):
-            yield one.to_json()
+        logs = DeletionLogs(volume)
+        try:
+            for one in lost(volume, volume.policy(), below, logs=logs):
+                yield one.to_json()
+        finally:
+            for number, size in logs.lost_bytes.items():
+                click.echo(
+                    f"dedupd: {show_path(os.fsencode(volume.root))}: {counted(size, 'byte')} of"
+                    f" deletion log {number} are damaged; the deletions in them cannot be restored",
+                    err=True,
+                )
 
 
 def _told(path: str, mount: mount_table.Mount) -> Iterator[dict[str, Any]]:

@@ -49,14 +49,21 @@ def length_of(one: Deletion) -> int:
     return one.stub.covered if one.lost_own_blocks else one.size
 
 
-def lost(volume: Volume, policy: Policy, below: bytes, uid: int = 0) -> Iterator[Lost]:
+def lost(
+    volume: Volume,
+    policy: Policy,
+    below: bytes,
+    uid: int = 0,
+    logs: DeletionLogs | None = None,
+) -> Iterator[Lost]:
     """What can be had back of a path and all below it, the newest first.
 
-    Users other than root see what was theirs. Raises OSError.
+    Users other than root see what was theirs. ``logs`` tell afterwards what is damaged in them.
+    Raises OSError.
     """
     now_ns = time.time_ns()
     prefix = below + b"/" if below else b""
-    for one_id, one in DeletionLogs(volume).newest_first():
+    for one_id, one in (logs or DeletionLogs(volume)).newest_first():
         if uid not in (0, one.uid) or not (one.path == below or one.path.startswith(prefix)):
             continue
         until_ns = end_ns(one, policy)

@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from dedupd.deleted.offsets import OFFSETS
 from dedupd.errors import Damaged, UnknownFormat, UsageError
 from dedupd.failpoint import define, reach
 from dedupd.format.deletion import (
     LOG_HEADER_BYTES,
     Deletion,
+    LogContent,
     LogHeader,
     decode_deletion,
     decode_header,
-    deletions_in,
     encode_deletion,
     encode_header,
-    seed_of,
+    read_log,
 )
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_at, read_file
@@ -61,11 +62,15 @@ class DeletionId(NamedTuple):
 
 
 class DeletionLogs:
-    """The logs of a volume, by whatever process."""
+    """The logs of a volume, by whatever process.
+
+    ``lost_bytes``: how much of each log that was read is damaged.
+    """
 
     def __init__(self, volume: Volume) -> None:
         self._base_fd = volume.base_fd
         self._volume_id = volume.space.volume_id
+        self.lost_bytes: dict[int, int] = {}
 
     def numbers(self) -> list[int]:
         """Those of all logs, the oldest first."""
@@ -87,30 +92,36 @@ class DeletionLogs:
         return self.size_bytes(number) > 0
 
     def read(self, number: int) -> list[tuple[DeletionId, Deletion]]:
-        """The deletions of a log, in order; none where it has gone, or is damaged as a whole.
+        """The sound deletions of a log, in order; none if it is missing. Raises OSError."""
+        rows, lost_bytes = self._content(number)
+        if lost_bytes:
+            self.lost_bytes[number] = lost_bytes
+        return [(DeletionId(number, at), one) for at, one in rows]
 
-        What is damaged in it is passed over. Raises OSError.
+    def get(self, wanted: DeletionId, *, unproven: bool = False) -> Deletion:
+        """One deletion, which must begin where reading its log in order finds one.
+
+        ``unproven``: accept a log that does not prove what it says. Raises UsageError if the
+        deletion does not exist (any more), OSError.
         """
-        try:
-            data = read_file(self._base_fd, _path(number))
-            self._require(data, number)
-        except (FileNotFoundError, Damaged, UnknownFormat):
-            return []
-        seed = seed_of(self._volume_id, number)
-        return [(DeletionId(number, at), one) for at, one in deletions_in(data, seed)]
-
-    def get(self, wanted: DeletionId) -> Deletion:
-        """One deletion. Raises UsageError where it is not there (any more), OSError."""
         try:
             with opened(self._open(wanted.log)) as fd:
                 size = os.fstat(fd).st_size
-                self._require(read_at(fd, min(size, LOG_HEADER_BYTES), 0), wanted.log)
-                rest = read_at(fd, min(max(0, size - wanted.offset), MIB), wanted.offset)
-            return decode_deletion(rest, 0, seed_of(self._volume_id, wanted.log))[0]
+                header = self._header(read_at(fd, min(size, LOG_HEADER_BYTES), 0), wanted.log)
+                length = OFFSETS.length_at(fd, header, wanted.offset)
+                rest = read_at(fd, length, wanted.offset)
+            one, _ = decode_deletion(rest, 0, header, wanted.offset)
         except (FileNotFoundError, Damaged, UnknownFormat):
             raise UsageError(
                 f"{wanted}: no such deletion, or not any more; `dedupd deleted` shows them"
             ) from None
+        if not (header.is_proven or unproven):
+            raise UsageError(
+                f"{wanted}: an earlier version of dedupd recorded this deletion, in a log that does"
+                " not prove whose file it was; check owner and path with `dedupd deleted --json`,"
+                " then restore the file as root with `dedupd undelete --force`"
+            )
+        return one
 
     def newest_first(self) -> Iterator[tuple[DeletionId, Deletion]]:
         """All deletions; one log at a time is in memory. Raises OSError."""
@@ -122,13 +133,27 @@ class DeletionLogs:
         with suppress(FileNotFoundError), opened(open_directory(self._base_fd)) as fd:
             disk.unlink(fd, name_of(number))
 
+    def _content(self, number: int) -> LogContent:
+        try:
+            data = read_file(self._base_fd, _path(number))
+        except FileNotFoundError:
+            return LogContent([], 0)
+        try:
+            header = self._header(data, number)
+        except (Damaged, UnknownFormat):
+            # Without its header nothing in a log can be checked.
+            return LogContent([], len(data))
+        return read_log(data, header)
+
     def _open(self, number: int) -> int:
         return os.open(_path(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._base_fd)
 
-    def _require(self, data: bytes, number: int) -> None:
+    def _header(self, data: bytes, number: int) -> LogHeader:
+        """Raises Damaged, UnknownFormat."""
         header = decode_header(data, name_of(number).decode())
         if header.number != number or header.volume_id != self._volume_id:
             raise Damaged(f"{name_of(number).decode()}: the log of another volume")
+        return header
 
 
 class DeletionWriter:
@@ -141,21 +166,31 @@ class DeletionWriter:
         self._directory_fd = -1
         self._fd = -1
         self._number = 0
+        self._seed = 0
         self._end = 0
         self._began_s = 0.0
         self._is_dirty = False
+        self._is_finished = False
         self._pending: list[int] = []
 
     def append(self, one: Deletion) -> None:
         """Note a deletion that is about to happen. It is durable once the files of :meth:`unsynced`
-        are."""
+        are. Raises ValueError for one that is too large."""
         if self._fd < 0 or self._is_over():
             self._begin()
-        data = encode_deletion(one, seed_of(self._volume.space.volume_id, self._number))
-        self._disk.write_at(self._fd, [data], self._end)
+        data = encode_deletion(one, self._seed, self._end)
+        try:
+            self._disk.write_at(self._fd, [data], self._end)
+        except BaseException:
+            self._cut()
+            raise
         self._end += len(data)
         self._is_dirty = True
         reach(_NOTED)
+
+    def finish(self) -> None:
+        """Append nothing more to this log: an error of the disk may have damaged it."""
+        self._is_finished = True
 
     def unsynced(self) -> list[int]:
         """Descriptors, the caller's, of all that has to be synced for what was appended to be
@@ -173,10 +208,19 @@ class DeletionWriter:
         self._pending.clear()
         self._fd = self._directory_fd = -1
 
+    def _cut(self) -> None:
+        """Remove what a failed append has left. If that fails, the log is finished: what follows
+        its last deletion must never lie between two of them."""
+        try:
+            self._disk.truncate(self._fd, self._end)
+        except OSError:
+            self.finish()
+
     def _is_over(self) -> bool:
-        """Whether the log is full, old, or was removed: a collection may take any."""
+        """Whether the log is finished, full or old, or was removed: a collection may take any."""
         is_old = time.monotonic() > self._began_s + LOG_S_MAX
-        return self._end >= LOG_BYTES_MAX or is_old or os.fstat(self._fd).st_nlink == 0
+        is_full = self._end >= LOG_BYTES_MAX
+        return self._is_finished or is_full or is_old or os.fstat(self._fd).st_nlink == 0
 
     def _begin(self) -> None:
         """A new log; one that a crash may have torn is not appended to."""
@@ -186,7 +230,8 @@ class DeletionWriter:
         self._drop_oldest(numbers)
         self._number = max([self._number, *numbers]) + 1
         base_fd, disk = self._volume.base_fd, self._disk
-        header = LogHeader(self._number, self._volume.space.volume_id, time.time_ns())
+        seed = int.from_bytes(os.urandom(8), "little") or 1
+        header = LogHeader(self._number, self._volume.space.volume_id, time.time_ns(), seed)
         fd = disk.create(self._directory_fd, name_of(self._number))
         try:
             disk.write_at(fd, [encode_header(header)], 0)
@@ -194,7 +239,8 @@ class DeletionWriter:
             os.close(fd)
             disk.unlink(self._directory_fd, name_of(self._number))
             raise
-        self._fd, self._end, self._began_s = fd, LOG_HEADER_BYTES, time.monotonic()
+        self._fd, self._seed, self._is_finished = fd, seed, False
+        self._end, self._began_s = LOG_HEADER_BYTES, time.monotonic()
         self._pending += [os.dup(self._directory_fd), os.dup(base_fd)]
 
     def _let_go(self) -> None:

@@ -12,22 +12,29 @@ from dedupd.format.stream import checksum_of, decode_attributes, encode_attribut
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.units import align_up
 
-FORMAT = 1
+FORMAT = 2
+UNPROVEN_FORMAT = 1
+"""Logs of this format have no secret seed, so users can compute each checksum in them."""
 LOG_MAGIC = b"DEDUPDEL"
 LOG_HEADER_BYTES = 64
 MAGIC = b"DDDL"
-HEAD_BYTES = 128
+HEAD_BYTES = 136
 PATH_BYTES_MAX = 0xFFFF
 ALIGN_BYTES = 8
-"""A deletion begins on a multiple of this, so a reader finds the next one behind damage."""
+"""A deletion begins on a multiple of this, so a reader finds the next one after damage."""
+DELETION_BYTES_MAX = 1 << 20
+"""The largest deletion, with its path and its attributes."""
 
-_LOG = struct.Struct("<8sH2xI16sQ16x")
-_HEAD = struct.Struct("<4sBBHHHIQIIIIQIIQqqQ16sQQ")
+_LOG = struct.Struct("<8sH2xI16sQQ8x")
+_FIELDS = struct.Struct("<4sBBHHHIQIIIIQIIQqqQ16sQQ")
 _U64 = struct.Struct("<Q")
-_SEED = struct.Struct("<16sI")
+_CHECKSUMS = struct.Struct("<QQ")
+_UNPROVEN_SEED = struct.Struct("<16sI")
+_TAIL_END = _FIELDS.size + _U64.size
+"""Up to here the checksum of a head counts: its fields, and the checksum of what follows it."""
 
 assert _LOG.size + 8 == LOG_HEADER_BYTES
-assert _HEAD.size + 8 == HEAD_BYTES
+assert _FIELDS.size + _CHECKSUMS.size == HEAD_BYTES
 
 
 class Cause(enum.IntEnum):
@@ -44,11 +51,17 @@ class Cause(enum.IntEnum):
 
 
 class LogHeader(NamedTuple):
-    """``number`` is the one in the name of the log."""
+    """``number`` is the one in the name of the log.
+
+    ``seed`` is random and secret: a user who does not know it can make no checksum of the log. A
+    log without ``is_proven`` is of the format whose seed users can compute.
+    """
 
     number: int
     volume_id: bytes
     created_ns: int
+    seed: int
+    is_proven: bool = True
 
 
 class Deletion(NamedTuple):
@@ -84,82 +97,181 @@ class Deletion(NamedTuple):
         return bool(self.stub.local_bytes or self.stub.flags & Flag.WRITTEN)
 
 
-def seed_of(volume_id: bytes, number: int) -> int:
-    """Seed of the checksums of a log: a deletion of another one fails them."""
-    return native.hashing.xxh3_64(_SEED.pack(volume_id, number))
+class LogContent(NamedTuple):
+    """The sound deletions of a log, each with its offset, and the number of damaged bytes.
+
+    What a crash leaves at the end of a log does not count as damage.
+    """
+
+    rows: list[tuple[int, Deletion]]
+    lost_bytes: int
 
 
 def encode_header(header: LogHeader) -> bytes:
-    return seal(_LOG.pack(LOG_MAGIC, FORMAT, header.number, header.volume_id, header.created_ns))
+    return seal(
+        _LOG.pack(
+            *(LOG_MAGIC, FORMAT, header.number, header.volume_id, header.created_ns, header.seed)
+        )
+    )
 
 
 def decode_header(data: bytes, where: str) -> LogHeader:
     """Raises Damaged, UnknownFormat."""
     if len(data) < LOG_HEADER_BYTES:
-        raise Damaged(f"{where}: cut short; no deletion in it can be had back")
+        raise Damaged(f"{where}: the header is incomplete; the deletions of this log are lost")
     body = unseal(data, LOG_MAGIC)
     if body is None:
-        raise Damaged(f"{where}: not a valid log of deletions")
-    _, version, number, volume_id, created_ns = _LOG.unpack_from(body)
+        raise Damaged(f"{where}: the header is damaged; the deletions of this log are lost")
+    _, version, number, volume_id, created_ns, seed = _LOG.unpack_from(body)
+    if version == UNPROVEN_FORMAT:
+        seed = native.hashing.xxh3_64(_UNPROVEN_SEED.pack(volume_id, number))
+        return LogHeader(number, volume_id, created_ns, seed, is_proven=False)
     if version != FORMAT:
         raise UnknownFormat.of(where, "log format", version, FORMAT)
-    return LogHeader(number, volume_id, created_ns)
+    if not seed:
+        raise Damaged(f"{where}: the header has no seed; the deletions of this log are lost")
+    return LogHeader(number, volume_id, created_ns, seed)
 
 
-def encode_deletion(one: Deletion, seed: int) -> bytes:
+def encode_deletion(one: Deletion, seed: int, offset: int) -> bytes:
+    """A deletion that is valid at ``offset`` of the log with this ``seed``, and nowhere else.
+
+    Raises ValueError if it is too large, struct.error.
+    """
     attributes = encode_attributes(one.attributes)
-    head = _HEAD.pack(
+    fields = _FIELDS.pack(
         *(MAGIC, int(one.cause), int(one.stub.flags & (Flag.DIRECT | Flag.WRITTEN))),
         *(len(one.path), len(one.attributes), 0, len(attributes)),
         *(one.time_ns, one.keep_s, one.mode, one.uid, one.gid),
         *(one.inode, one.generation, 0, one.size, one.atime_ns, one.mtime_ns),
         *(one.stub.recipe, one.stub.digest, one.stub.covered, one.stub.local_bytes),
     )
-    tail = one.path + attributes
-    data = head + _U64.pack(checksum_of(head, tail, seed)) + tail
+    tail, place = one.path + attributes, _seed_at(seed, offset)
+    head = fields + _U64.pack(native.hashing.xxh3_64(tail, place))
+    data = head + _U64.pack(native.hashing.xxh3_64(head, place)) + tail
+    if len(data) > DELETION_BYTES_MAX:
+        raise ValueError(f"a deletion of {len(data)} bytes is too large")
     return data.ljust(align_up(len(data), ALIGN_BYTES), b"\0")
 
 
-def decode_deletion(data: bytes, at: int, seed: int) -> tuple[Deletion, int]:
-    """The deletion that begins at ``at``, and where it ends. Raises Damaged."""
+def decode_deletion(data: bytes, at: int, header: LogHeader, base: int = 0) -> tuple[Deletion, int]:
+    """The deletion that begins at ``at``, and where it ends, both counted from the start of
+    ``data``, which begins at offset ``base`` of the log. Raises Damaged."""
     try:
-        magic, cause, flags, paths, count, _, size, *numbers = _HEAD.unpack_from(data, at)
-        (checksum,) = _U64.unpack_from(data, at + _HEAD.size)
-        start = at + HEAD_BYTES
-        tail = data[start : start + paths + size]
-        if magic != MAGIC or checksum != checksum_of(data[at : at + _HEAD.size], tail, seed):
-            raise ValueError("its checksum fails")
-        path = tail[:paths]
-        if path.startswith(b"/") or b".." in path.split(b"/") or b"\0" in path:
-            raise ValueError("its path leads out of the volume")
-        attributes = tuple(decode_attributes(tail[paths:], count))
-        time_ns, keep_s, mode, uid, gid, inode, generation, _, length, *rest = numbers
-        atime_ns, mtime_ns, recipe, digest, covered, local = rest
-        stub = StubAttribute(recipe, digest, covered, 0, Flag(flags), local)
-        one = Deletion(
-            *(Cause(cause), time_ns, keep_s, path, mode, uid, gid, inode, generation),
-            *(length, atime_ns, mtime_ns, stub, attributes),
-        )
+        if header.is_proven:
+            return _decoded(data, at, _seed_at(header.seed, base + at))
+        return _decoded_unproven(data, at, header.seed)
     except (struct.error, ValueError) as error:
         raise Damaged(f"not a valid deletion ({error})") from error
-    return one, align_up(start + len(tail), ALIGN_BYTES)
 
 
-def deletions_in(data: bytes, seed: int) -> Iterator[tuple[int, Deletion]]:
-    """(where it begins, deletion) of each that is sound, in the order of the log."""
-    at = LOG_HEADER_BYTES
+def deletion_bytes(head: bytes, header: LogHeader, offset: int) -> int | None:
+    """The length of the deletion of a proven log that begins at ``offset`` with ``head``; None if
+    the log has written no deletion there."""
+    if len(head) < HEAD_BYTES or not head.startswith(MAGIC):
+        return None
+    (checksum,) = _U64.unpack_from(head, _TAIL_END)
+    if checksum != native.hashing.xxh3_64(head[:_TAIL_END], _seed_at(header.seed, offset)):
+        return None
+    fields = _FIELDS.unpack_from(head)
+    return align_up(HEAD_BYTES + fields[3] + fields[6], ALIGN_BYTES)
+
+
+def spans(data: bytes, header: LogHeader, base: int) -> Iterator[tuple[int, int]]:
+    """(start, end) of each deletion of a log, in their order, as offsets in the log. ``data``
+    begins at offset ``base``, where a deletion begins; the last one may be incomplete.
+
+    After damage the next deletion is searched for. Its head has a checksum of its own, which
+    depends on the secret seed and on the offset, so no bytes that users wrote pass for a head. A
+    log that is not proven is read in order only, up to the first damage.
+    """
+    at = 0
     while 0 <= at < len(data):
+        end = _end(data, at, header, base)
+        if end is not None:
+            yield base + at, base + end
+            at = end
+        elif header.is_proven:
+            at = _next_magic(data, at + ALIGN_BYTES)
+        else:
+            return
+
+
+def read_log(data: bytes, header: LogHeader) -> LogContent:
+    """``data`` is the entire log, with its header."""
+    rows, lost_bytes, last = list[tuple[int, Deletion]](), 0, LOG_HEADER_BYTES
+    for start, end in spans(data[LOG_HEADER_BYTES:], header, LOG_HEADER_BYTES):
+        lost_bytes += start - last
+        last = end
         try:
-            one, end = decode_deletion(data, at, seed)
+            rows.append((start, decode_deletion(data, start, header)[0]))
         except Damaged:
-            at = _next_head(data, at + ALIGN_BYTES)
-            continue
-        yield at, one
-        at = end
+            lost_bytes += end - start if end <= len(data) else 0
+    rest = data[last:]
+    if len(rest) >= HEAD_BYTES and any(rest):  # more than a crash leaves
+        lost_bytes += len(rest)
+    return LogContent(rows, lost_bytes)
 
 
-def _next_head(data: bytes, at: int) -> int:
-    """Where a deletion may begin, at ``at`` or behind it; -1 where none does."""
+def _seed_at(seed: int, offset: int) -> int:
+    return native.hashing.xxh3_64(_U64.pack(offset), seed)
+
+
+def _end(data: bytes, at: int, header: LogHeader, base: int) -> int | None:
+    """Where the deletion at ``at`` ends; None if none begins there."""
+    if header.is_proven:
+        length = deletion_bytes(data[at : at + HEAD_BYTES], header, base + at)
+        return None if length is None else at + length
+    try:
+        return decode_deletion(data, at, header, base)[1]
+    except Damaged:
+        return None
+
+
+def _decoded(data: bytes, at: int, place: int) -> tuple[Deletion, int]:
+    head, start = data[at : at + _TAIL_END], at + HEAD_BYTES
+    tail_sum, head_sum = _CHECKSUMS.unpack_from(data, at + _FIELDS.size)
+    if not head.startswith(MAGIC) or head_sum != native.hashing.xxh3_64(head, place):
+        raise ValueError("the checksum of its head does not match")
+    tail = _tail(data, head, start)
+    if tail_sum != native.hashing.xxh3_64(tail, place):
+        raise ValueError("the checksum of its path and attributes does not match")
+    return _deletion(head, tail), align_up(start + len(tail), ALIGN_BYTES)
+
+
+def _decoded_unproven(data: bytes, at: int, seed: int) -> tuple[Deletion, int]:
+    head, start = data[at : at + _FIELDS.size], at + _FIELDS.size + _U64.size
+    (checksum,) = _U64.unpack_from(data, at + _FIELDS.size)
+    tail = _tail(data, head, start)
+    if not head.startswith(MAGIC) or checksum != checksum_of(head, tail, seed):
+        raise ValueError("its checksum does not match")
+    return _deletion(head, tail), align_up(start + len(tail), ALIGN_BYTES)
+
+
+def _tail(data: bytes, head: bytes, start: int) -> bytes:
+    """Path and attributes, which begin at ``start``."""
+    fields = _FIELDS.unpack_from(head)
+    return data[start : start + fields[3] + fields[6]]
+
+
+def _deletion(head: bytes, tail: bytes) -> Deletion:
+    """Raises ValueError, struct.error."""
+    _, cause, flags, paths, count, _, _, *numbers = _FIELDS.unpack_from(head)
+    path = tail[:paths]
+    if path.startswith(b"/") or b".." in path.split(b"/") or b"\0" in path:
+        raise ValueError("its path leads out of the volume")
+    attributes = tuple(decode_attributes(tail[paths:], count))
+    time_ns, keep_s, mode, uid, gid, inode, generation, _, length, *rest = numbers
+    atime_ns, mtime_ns, recipe, digest, covered, local = rest
+    stub = StubAttribute(recipe, digest, covered, 0, Flag(flags), local)
+    return Deletion(
+        *(Cause(cause), time_ns, keep_s, path, mode, uid, gid, inode, generation),
+        *(length, atime_ns, mtime_ns, stub, attributes),
+    )
+
+
+def _next_magic(data: bytes, at: int) -> int:
+    """Where a deletion may begin, at ``at`` or after it; -1 if none does."""
     while (at := data.find(MAGIC, at)) >= 0 and at % ALIGN_BYTES:
         at += 1
     return at

@@ -9,7 +9,7 @@ import stat
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import trio
 
@@ -20,6 +20,7 @@ from dedupd.format.deletion import PATH_BYTES_MAX, Cause, Deletion
 from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.system.files import attributes_of, opened
 from dedupd.system.tree_paths import numbered, path_in_tree
+from dedupd.units import KIB
 from dedupd.volume.volume import Volume
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.files.open_file import OpenFile
@@ -36,6 +37,10 @@ NOTED_S = 3600.0
 again."""
 
 KEEP_S_MAX = 0xFFFF_FFFF
+
+ATTRIBUTES_BYTES_MAX = 256 * KIB
+"""Names and values of a file's attributes that a deletion keeps. ext4 has less room for them; XFS
+has some for 64 KiB in each."""
 
 
 class Deletions:
@@ -109,7 +114,7 @@ class Deletions:
                 *(status.st_ino, native.system.generation(fd)),
                 *(status.st_size, status.st_atime_ns, mtime_ns),
                 stub,
-                tuple(attributes_of(b"/proc/self/fd/%d" % fd, hidden)),
+                tuple(_kept(attributes_of(b"/proc/self/fd/%d" % fd, hidden))),
             )
         )
 
@@ -117,7 +122,7 @@ class Deletions:
         try:
             note(*arguments)
             self._failed = False
-        except (OSError, DedupdError, struct.error) as error:
+        except (OSError, DedupdError, ValueError, struct.error) as error:
             if not self._failed and not isinstance(error, DamagedStub):
                 log.warning("what is deleted cannot be had back now: %s", error)
                 self._failed = True
@@ -140,6 +145,19 @@ class Deletions:
         try:
             for fd in fds:
                 await trio.to_thread.run_sync(self._volume.disk.sync_file, fd)
+        except OSError:
+            self._writer.finish()
+            raise
         finally:
             for fd in fds:
                 os.close(fd)
+
+
+def _kept(attributes: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """The attributes that a deletion has room for, ACLs first."""
+    size = 0
+    for name, value in sorted(attributes, key=lambda row: not row[0].startswith(b"system.")):
+        size += len(name) + len(value)
+        if size > ATTRIBUTES_BYTES_MAX:
+            return
+        yield name, value

@@ -55,6 +55,7 @@ ELSEWHERE = {
     "fuse_stub.commit_lane._take_back sync_file": BY_A_THREAD,
     "fuse_stub.bulk_commits._take_back sync_file_system": BY_A_THREAD,
     "fuse_stub.deleted.noting._sync_once sync_file": BY_A_THREAD,
+    "dedupd.deleted.log._cut truncate": "after an append that failed (tests/deleted/test_log.py)",
     "dedupd.deleted.log._begin unlink": "a log without a header, which had no room",
     "fuse_stub.namespace.rename rename": "what a user asks for, one system call",
     "fuse_stub.namespace.rename rename_new": "what a user asks for, one system call",

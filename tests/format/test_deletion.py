@@ -1,11 +1,15 @@
 """Logs of deletions: what was written is read, and damage takes one deletion with it."""
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dedupd import native
 from dedupd.errors import Damaged, UnknownFormat
 from dedupd.format.deletion import (
+    DELETION_BYTES_MAX,
     HEAD_BYTES,
     LOG_HEADER_BYTES,
     MAGIC,
@@ -14,12 +18,13 @@ from dedupd.format.deletion import (
     LogHeader,
     decode_deletion,
     decode_header,
-    deletions_in,
     encode_deletion,
     encode_header,
-    seed_of,
+    read_log,
+    spans,
 )
 from dedupd.format.stub import Flag, StubAttribute
+from tests.support.deletions import log_of, unproven_deletion, unproven_header
 from tests.support.formats import U32, U64, UUID, flipped
 
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -37,62 +42,166 @@ DELETIONS = st.builds(
     *(I64, I64, STUBS),
     st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=40)), max_size=3).map(tuple),
 )
-SEED = seed_of(bytes(16), 3)
+SEED = 0x1234_5678_9ABC_DEF0
+HEADER = LogHeader(3, bytes(16), 0, SEED)
+UNPROVEN = LogHeader(3, bytes(16), 0, native.hashing.xxh3_64(bytes(16) + b"\3\0\0\0"), False)
+OFFSETS = st.integers(0, 1 << 19).map(lambda number: 8 * number)
 
 
-@given(DELETIONS)
-def test_a_deletion_is_read_as_it_was_written(one: Deletion) -> None:
-    data = encode_deletion(one, SEED)
-    assert decode_deletion(data, 0, SEED) == (one, len(data))
+@given(DELETIONS, OFFSETS)
+def test_a_deletion_is_read_as_it_was_written(one: Deletion, offset: int) -> None:
+    data = encode_deletion(one, SEED, offset)
+    assert decode_deletion(data, 0, HEADER, offset) == (one, len(data))
     assert len(data) % 8 == 0
 
 
-@given(DELETIONS, st.data())
-def test_a_flipped_bit_shows(one: Deletion, data: st.DataObject) -> None:
-    written = encode_deletion(one, SEED)
+@given(DELETIONS, OFFSETS, st.data())
+def test_a_flipped_bit_shows(one: Deletion, offset: int, data: st.DataObject) -> None:
+    written = encode_deletion(one, SEED, offset)
     used = HEAD_BYTES + len(one.path) + sum(6 + len(n) + len(v) for n, v in one.attributes)
     bit = data.draw(st.integers(0, 8 * used - 1))
     with pytest.raises(Damaged):
-        decode_deletion(flipped(written, bit), 0, SEED)
+        decode_deletion(flipped(written, bit), 0, HEADER, offset)
 
 
 @pytest.mark.parametrize("path", [b"/", b"/a", b"..", b"a/../b", b"a\0b"])
 def test_a_path_that_leads_out_of_the_volume_is_damage(path: bytes) -> None:
     with pytest.raises(Damaged, match="leads out"):
-        decode_deletion(encode_deletion(_named(path), SEED), 0, SEED)
+        decode_deletion(encode_deletion(_named(path), SEED, 0), 0, HEADER)
 
 
-def test_a_deletion_of_another_log_is_none() -> None:
-    with pytest.raises(Damaged):
-        decode_deletion(encode_deletion(_named(b"a"), SEED), 0, seed_of(bytes(16), 4))
+def test_a_deletion_is_valid_in_its_log_and_at_its_offset_only() -> None:
+    data = encode_deletion(_named(b"a"), SEED, 64)
+    assert decode_deletion(data, 0, HEADER, 64)
+    for header, offset in ((HEADER, 72), (HEADER, 0), (HEADER._replace(seed=SEED + 1), 64)):
+        with pytest.raises(Damaged):
+            decode_deletion(data, 0, header, offset)
+
+
+def test_a_deletion_that_is_too_large_is_refused() -> None:
+    large = _named(b"a")._replace(attributes=((b"user.x", bytes(DELETION_BYTES_MAX)),))
+    with pytest.raises(ValueError, match="too large"):
+        encode_deletion(large, SEED, 64)
 
 
 @given(st.lists(DELETIONS, max_size=5), st.data())
 def test_damage_takes_one_deletion_with_it(found: list[Deletion], data: st.DataObject) -> None:
-    rows = [encode_deletion(one, SEED) for one in found]
+    rows = log_of(HEADER, found)
     hit = data.draw(st.integers(0, len(rows) - 1)) if rows else -1
-    parts = [flipped(row, 70) if at == hit else row for at, row in enumerate(rows)]
-    text = bytes(LOG_HEADER_BYTES) + b"".join(parts)
-    read = [one for _, one in deletions_in(text, SEED)]
-    assert read == [one for at, one in enumerate(found) if at != hit]
+    bit = data.draw(st.integers(0, 8 * HEAD_BYTES - 1))
+    parts = [flipped(row, bit) if at == hit else row for at, row in enumerate(rows)]
+    content = read_log(bytes(LOG_HEADER_BYTES) + b"".join(parts), HEADER)
+    assert [one for _, one in content.rows] == [one for at, one in enumerate(found) if at != hit]
+    assert content.lost_bytes == (len(rows[hit]) if rows else 0)
 
 
 def test_a_name_that_looks_like_a_deletion_hides_none_behind_damage() -> None:
-    first = flipped(encode_deletion(_named(MAGIC * 40), SEED), 3)
-    second = encode_deletion(_named(b"second"), SEED)
-    text = bytes(LOG_HEADER_BYTES) + first + bytes(64) + second
-    assert [one.path for _, one in deletions_in(text, SEED)] == [b"second"]
+    rows = log_of(HEADER, [_named(MAGIC * 40), _named(b"second")])
+    text = bytes(LOG_HEADER_BYTES) + flipped(rows[0], 3) + rows[1]
+    assert _paths(text, HEADER) == [b"second"]
 
 
-@given(U32, UUID, U64)
-def test_the_header_is_read_as_it_was_written(number: int, uuid: bytes, created: int) -> None:
-    header = LogHeader(number, uuid, created)
+@pytest.mark.parametrize("kept", [0, 1, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 5])
+def test_what_a_crash_leaves_at_the_end_is_no_damage(kept: int) -> None:
+    rows = log_of(HEADER, [_named(b"first"), _named(b"second" * 20)])
+    torn = bytes(LOG_HEADER_BYTES) + rows[0] + rows[1][:kept]
+    for text in (torn, bytes(LOG_HEADER_BYTES) + rows[0] + bytes(len(rows[1]))):
+        content = read_log(text, HEADER)
+        assert [one.path for _, one in content.rows] == [b"first"]
+        assert content.lost_bytes == 0
+
+
+def forgeries(one: Deletion, volume_id: bytes) -> Iterator[bytes]:
+    """The deletion as any user can write it: with each seed that follows from public numbers, of
+    both formats."""
+    public = (volume_id, volume_id + b"\3\0\0\0", b"\3\0\0\0", b"")
+    seeds = [0, 1, 3, *map(native.hashing.xxh3_64, public)]
+    for seed in seeds:
+        yield unproven_deletion(one, seed)
+        for offset in (0, 64, 64 + 136, 200, 256):
+            yield encode_deletion(one, seed, offset)
+
+
+@st.composite
+def hostile_logs(draw: st.DrawFn) -> tuple[list[Deletion], bytes]:
+    """What was appended, and the log: paths and attributes have forged deletions in them, and
+    copies of those that the log has elsewhere; then damage of all kinds."""
+    evil = _named(b"evil")._replace(mode=0o104755)
+    pieces = [*forgeries(evil, HEADER.volume_id), MAGIC]
+    noted, rows, end = list[Deletion](), list[bytes](), LOG_HEADER_BYTES
+    for number in range(draw(st.integers(1, 5))):
+        filling = draw(st.integers(0, 16))
+        chosen = draw(st.lists(st.sampled_from([*pieces, *rows]), max_size=4))
+        value = bytes(filling) + b"".join(chosen)
+        name = bytes(filling) + draw(st.sampled_from(pieces))
+        path = b"p%d" % number + name.translate(None, b"\0/.")
+        attributes = ((b"user.x", value[:60_000]),)
+        noted.append(_named(path)._replace(attributes=attributes, inode=number))
+        rows.append(encode_deletion(noted[-1], SEED, end))
+        end += len(rows[-1])
+    text = bytearray(bytes(LOG_HEADER_BYTES) + b"".join(rows))
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(LOG_HEADER_BYTES, max(LOG_HEADER_BYTES, len(text) - 1)))
+        kind = draw(st.sampled_from(["bit", "cut", "torn", "zeros", "swap"]))
+        if kind == "bit" and at < len(text):
+            text[at] ^= 1 << draw(st.integers(0, 7))
+        elif kind == "cut":
+            del text[at:]
+        elif kind == "torn":  # the start of another row over it, as of an append that failed
+            row = draw(st.sampled_from(rows))
+            text[at // 8 * 8 : at // 8 * 8 + len(row)] = row
+        elif kind == "zeros":
+            text[at : at + 512] = bytes(len(text[at : at + 512]))
+        else:
+            sector = at // 512 * 512
+            other = draw(st.integers(0, len(text) // 512)) * 512
+            here, there = bytes(text[sector : sector + 512]), bytes(text[other : other + 512])
+            if len(here) == len(there) and min(sector, other) >= LOG_HEADER_BYTES:
+                text[sector : sector + 512], text[other : other + 512] = there, here
+    return noted, bytes(text)
+
+
+@given(hostile_logs())
+def test_nothing_is_read_that_was_not_appended(log: tuple[list[Deletion], bytes]) -> None:
+    noted, text = log
+    content = read_log(text, HEADER)
+    found = [one for _, one in content.rows]
+    assert found == [one for one in noted if one in found], "a part of it, in its order"
+    assert 0 <= content.lost_bytes <= max(0, len(text) - LOG_HEADER_BYTES)
+    assert {start for start, _ in content.rows} <= {
+        start for start, _ in spans(text[LOG_HEADER_BYTES:], HEADER, LOG_HEADER_BYTES)
+    }
+
+
+def test_a_log_of_the_older_format_is_read_in_order_up_to_the_first_damage() -> None:
+    found = [_named(b"%d" % number) for number in range(4)]
+    rows = [unproven_deletion(one, UNPROVEN.seed) for one in found]
+    data = unproven_header(3, bytes(16))
+    assert decode_header(data, "log") == UNPROVEN
+    assert read_log(data + b"".join(rows), UNPROVEN).rows[3][1] == found[3]
+    damaged = data + rows[0] + flipped(rows[1], 70) + rows[2] + rows[3]
+    content = read_log(damaged, UNPROVEN)
+    assert [one for _, one in content.rows] == found[:1]
+    assert content.lost_bytes == sum(map(len, rows[1:]))
+
+
+@given(U32, UUID, U64, st.integers(1, 2**64 - 1))
+def test_the_header_is_read_as_it_was_written(
+    number: int, uuid: bytes, created: int, seed: int
+) -> None:
+    header = LogHeader(number, uuid, created, seed)
     data = encode_header(header)
     assert decode_header(data, "log") == header
     with pytest.raises((Damaged, UnknownFormat)):
         decode_header(flipped(data, 77), "log")
     with pytest.raises(Damaged):
         decode_header(data[:-1], "log")
+    with pytest.raises(Damaged, match="no seed"):
+        decode_header(encode_header(header._replace(seed=0)), "log")
+
+
+def _paths(text: bytes, header: LogHeader) -> list[bytes]:
+    return [one.path for _, one in read_log(text, header).rows]
 
 
 def _named(path: bytes) -> Deletion:

@@ -388,11 +388,12 @@ def test_the_saved_chains(tmp_path: Path) -> None:
 
 
 def test_the_deletion_log() -> None:
-    header = deletion.LogHeader(0x1234, UUID, 0x123456789A)
+    header = deletion.LogHeader(0x1234, UUID, 0x123456789A, 0x1122334455667788)
     data = deletion.encode_header(header)
     places = layout("Deletion log header (64 bytes)")
-    own = {"magic": b"DEDUPDEL", "format": 1, "checksum": number(data, places["checksum"])}
-    expect(data, places, {**header._asdict(), **own})
+    own = {"magic": b"DEDUPDEL", "format": 2, "checksum": number(data, places["checksum"])}
+    fields = {name: value for name, value in header._asdict().items() if name in places}
+    expect(data, places, {**fields, **own})
     assert len(data) == deletion.LOG_HEADER_BYTES
 
     flags = stub.Flag.DIRECT | stub.Flag.WRITTEN
@@ -401,15 +402,19 @@ def test_the_deletion_log() -> None:
         *(deletion.Cause.CUT, 0x1234567890, 66, b"a/path", 0o100640, 11, 12, 0x99887766, 13, 77),
         *(-5, -6, attribute, ((b"user.x", b"value"),)),
     )
-    row = deletion.encode_deletion(one, 9)
-    places = layout("Deletion (128 bytes)")
+    row = deletion.encode_deletion(one, 9, 4096)
+    places = layout("Deletion (136 bytes)")
     tail = b"a/path" + struct.pack("<HI", 6, 5) + b"user.xvalue"
-    checksum = native.hashing.xxh3_64(row[:120], native.hashing.xxh3_64(tail, 9))
+    place = native.hashing.xxh3_64(struct.pack("<Q", 4096), 9)
+    checksum = native.hashing.xxh3_64(row[:128], place)
     values = {field: getattr(one, field) for field in one._fields if field in places}
     own = {"magic": b"DDDL", "flags": 12, "path_bytes": 6, "attributes": 1, "checksum": checksum}
     own |= {"attributes_bytes": 17, "recipe": 0x1122334455, "digest": DIGEST}
+    own |= {"tail_checksum": native.hashing.xxh3_64(tail, place)}
     expect(row, places, {**values, **own, "covered": 55, "local": 44})
-    assert row[128 : 128 + len(tail)] == tail
+    assert row[136 : 136 + len(tail)] == tail
+    assert "at most 1 MiB" in TEXT
+    assert deletion.DELETION_BYTES_MAX == 1 << 20
 
 
 def mix(value: int) -> int:
@@ -435,7 +440,7 @@ def place_of(signature: int) -> tuple[int, list[int]]:
         ("Record header (80 bytes)", "codec", fmt.Codec),
         ("Table entry (64 bytes)", "state", tbl.State),
         ("Stub attribute (64 bytes)", "flags", stub.Flag),
-        ("Deletion (128 bytes)", "cause", deletion.Cause),
+        ("Deletion (136 bytes)", "cause", deletion.Cause),
     ],
 )
 def test_the_numbers_have_the_names_that_the_code_gives_them(

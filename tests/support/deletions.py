@@ -1,0 +1,47 @@
+"""Logs of deletions as bytes, also of the format that had no secret seed."""
+
+import struct
+from collections.abc import Sequence
+
+from dedupd.format.deletion import (
+    LOG_HEADER_BYTES,
+    LOG_MAGIC,
+    MAGIC,
+    Deletion,
+    LogHeader,
+    encode_deletion,
+)
+from dedupd.format.sealed_header import seal
+from dedupd.format.stream import checksum_of, encode_attributes
+from dedupd.format.stub import Flag
+
+_FIELDS = struct.Struct("<4sBBHHHIQIIIIQIIQqqQ16sQQ")
+
+
+def log_of(header: LogHeader, deletions: Sequence[Deletion]) -> list[bytes]:
+    """The deletions as they follow the header of a log."""
+    rows, end = list[bytes](), LOG_HEADER_BYTES
+    for one in deletions:
+        rows.append(encode_deletion(one, header.seed, end))
+        end += len(rows[-1])
+    return rows
+
+
+def unproven_header(number: int, volume_id: bytes) -> bytes:
+    """The header of a log of format 1."""
+    return seal(struct.pack("<8sH2xI16sQ16x", LOG_MAGIC, 1, number, volume_id, 0))
+
+
+def unproven_deletion(one: Deletion, seed: int) -> bytes:
+    """A deletion of format 1, which any user can make who knows the public seed."""
+    attributes = encode_attributes(one.attributes)
+    fields = _FIELDS.pack(
+        *(MAGIC, int(one.cause), int(one.stub.flags & (Flag.DIRECT | Flag.WRITTEN))),
+        *(len(one.path), len(one.attributes), 0, len(attributes)),
+        *(one.time_ns, one.keep_s, one.mode, one.uid, one.gid),
+        *(one.inode, one.generation, 0, one.size, one.atime_ns, one.mtime_ns),
+        *(one.stub.recipe, one.stub.digest, one.stub.covered, one.stub.local_bytes),
+    )
+    tail = one.path + attributes
+    data = fields + struct.pack("<Q", checksum_of(fields, tail, seed)) + tail
+    return data.ljust(-(-len(data) // 8) * 8, b"\0")
