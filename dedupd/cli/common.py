@@ -3,7 +3,6 @@
 import errno
 import functools
 import json
-import os
 import shutil
 import sys
 import textwrap
@@ -15,7 +14,7 @@ import click
 
 from dedupd.errors import EXIT_FINDINGS, EXIT_USAGE, DedupdError, ReadOnlyVolume
 from dedupd.system.inherited import lift_limits
-from dedupd.system.paths import explain, show_text
+from dedupd.system.paths import explain, filename_of, show_text
 from jobs.frame.channel import Channel
 from jobs.frame.run import JobRun
 
@@ -69,7 +68,7 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
 def message_of(error: DedupdError | OSError) -> str:
     """The text of an error, to be shown."""
     if isinstance(error, PermissionError):
-        where = os.fsdecode(error.filename or "the volume")
+        where = filename_of(error) or "the volume"
         remedy = "run this as the user that enabled the volume, usually root"
         return f"{where}: permission denied; {remedy}"
     if isinstance(error, OSError) and error.errno == errno.EROFS:

@@ -4,19 +4,29 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json
 from dedupd.cli.deleted import deletions, since_option
-from dedupd.deleted.undelete import UNDELETE, Undelete, Wanted, attach_below
+from dedupd.deleted.log import DeletionId
+from dedupd.deleted.undelete import (
+    UNDELETE,
+    Attach,
+    Order,
+    Undelete,
+    Wanted,
+    attach_below,
+    keep_group,
+)
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.inherited import lift_limits
 from dedupd.system.paths import resolved, show_path, show_text
+from dedupd.units import counted
 from dedupd.volume.volume import Volume
 
 
@@ -27,6 +37,16 @@ from dedupd.volume.volume import Volume
     "--to", "target", metavar="DIRECTORY", type=PATH, help="Put them there, in the same volume."
 )
 @since_option
+@click.option(
+    "--privileges",
+    is_flag=True,
+    help="Restore set-user-ID bits, file capabilities and labels of files, as root.",
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Restore into directories of other users, and from logs of earlier versions, as root.",
+)
 @json_option
 @exits
 def command(
@@ -34,6 +54,8 @@ def command(
     one_id: str | None,
     target: str | None,
     since: str | None,
+    privileges: bool,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Have FILES back that were deleted or overwritten: the latest version of each.
@@ -43,32 +65,61 @@ def command(
     beside it. Everybody has back what was theirs, on a mounted volume; root everything.
     """
     lift_limits()
-    rows, failed = list[dict[str, Any]](), False
-    for path in files:
-        found = _chosen(path, one_id, since)
+    if os.geteuid() != 0 and (privileges or force):
+        raise UsageError("--privileges, --force: only root restores files with these; use sudo")
+    chosen = [(path, _chosen(path, one_id, since)) for path in files]
+    for path, found in chosen:
         if not found:
             raise UsageError(f"{path}: nothing of that name can be had back; see `dedupd deleted`")
-        with _opened(path, target) as (undelete, top, place):
-            wanted = [
-                Wanted(
-                    *(row["id"], os.fsencode(_placed(row["path"], top, place))),
-                    *(row["uid"], row["gid"], row["time_s"]),
-                )
-                for row in found
-            ]
-            for row, back in zip(found, undelete.take(wanted), strict=True):
-                failed |= back.error is not None
-                told = {"error": message_of(back.error)} if back.error is not None else {}
-                rows.append({**row, "back": os.fsdecode(back.path), **told})
+    terms = _Terms(privileges, force)
+    rows = list[dict[str, Any]]()
+    for path, found in chosen:
+        for row in _restored(path, target, found, terms):
+            rows.append(row)
+            if not as_json:
+                _show(row, privileges)
+    failed = sum("error" in row for row in rows)
     if as_json:
         print_json(rows)
-    for row in rows if not as_json else []:
-        shown = show_path(os.fsencode(row["path"]))
-        if "error" in row:
-            click.echo(f"dedupd: {shown}: {show_text(row['error'])}", err=True)
-        else:
-            click.echo(f"{shown}: back as {show_path(os.fsencode(row['back']))}")
+    elif failed:
+        text = f"{counted(len(rows) - failed, 'file')} restored, {failed} not restored"
+        click.echo(f"dedupd: {text}", err=True)
     sys.exit(EXIT_FINDINGS if failed else EXIT_DONE)
+
+
+class _Terms(NamedTuple):
+    """What root accepts of files that users had."""
+
+    privileges: bool
+    force: bool
+
+
+def _restored(
+    path: str, target: str | None, found: list[dict[str, Any]], terms: _Terms
+) -> Iterator[dict[str, Any]]:
+    """Restore deletions; each with the path of its file, or with the reason why there is none."""
+    with _opened(path, target, terms) as (undelete, top, place):
+        wanted = [
+            Wanted(
+                *(row["id"], os.fsencode(_placed(row["path"], top, place))),
+                *(row["uid"], row["gid"], row["time_s"]),
+            )
+            for row in found
+        ]
+        for row, back in zip(found, undelete.take(wanted), strict=True):
+            told = {"error": message_of(back.error)} if back.error is not None else {}
+            yield {**row, "back": os.fsdecode(back.path), **told}
+
+
+def _show(row: dict[str, Any], privileges: bool) -> None:
+    shown = show_path(os.fsencode(row["path"]))
+    if "error" in row:
+        click.echo(f"dedupd: {shown}: {show_text(row['error'])}", err=True)
+        return
+    text = f"{shown}: back as {show_path(os.fsencode(row['back']))}"
+    if row["privileged"] and not privileges:
+        text += "; without set-user-ID bits and capabilities (root: --privileges)"
+    click.echo(text)
 
 
 def _chosen(path: str, one_id: str | None, since: str | None) -> list[dict[str, Any]]:
@@ -81,7 +132,9 @@ def _chosen(path: str, one_id: str | None, since: str | None) -> list[dict[str, 
 
 
 @contextmanager
-def _opened(path: str, target: str | None) -> Iterator[tuple[Undelete, str, str | None]]:
+def _opened(
+    path: str, target: str | None, terms: _Terms
+) -> Iterator[tuple[Undelete, str, str | None]]:
     """What has files back into the tree that ``path`` lies in; the path within the tree, and where
     it is to be put, if elsewhere."""
     whole = resolved(path)
@@ -91,21 +144,29 @@ def _opened(path: str, target: str | None) -> Iterator[tuple[Undelete, str, str 
         top = os.path.relpath(whole, mount.point)
         place = None if target is None else _within(target, mount)
         with opened(os.open(mount.point, flags)) as tree_fd:
-            yield Undelete(tree_fd, Disk(), _attach), top, place
+            disk = Disk()
+            attach = _attach_by_mount(disk, terms)
+            yield Undelete(tree_fd, disk, attach, force=terms.force), top, place
         return
     volume, below = Volume.locate(path)
     with volume, volume.job_lock(), volume.mount_lock():
         if target is not None:
             raise UsageError("--to: mount the volume first, or name no other directory")
-        attach = attach_below(volume)
-        yield Undelete(volume.data_fd, volume.disk, attach), os.fsdecode(below), None
+        attach = attach_below(volume, privileges=terms.privileges, force=terms.force)
+        undelete = Undelete(volume.data_fd, volume.disk, attach, force=terms.force)
+        yield undelete, os.fsdecode(below), None
 
 
-def _attach(fd: int, wanted: str) -> None:
-    try:
-        os.setxattr(fd, UNDELETE, wanted.encode())
-    except FileNotFoundError:
-        raise UsageError(f"{wanted}: cannot be had back any more") from None
+def _attach_by_mount(disk: Disk, terms: _Terms) -> Attach:
+    def attach(fd: int, one: Wanted) -> None:
+        keep_group(disk, fd, one.gid)
+        order = Order(DeletionId.parse(one.id), terms.privileges, terms.force)
+        try:
+            os.setxattr(fd, UNDELETE, str(order).encode())
+        except FileNotFoundError:
+            raise UsageError(f"{one.id}: cannot be had back any more") from None
+
+    return attach
 
 
 def _within(target: str, mount: mount_table.Mount) -> str:

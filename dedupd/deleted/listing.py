@@ -14,6 +14,7 @@ from dedupd.format.deletion import Cause, Deletion
 from dedupd.format.stub import decode_stub
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
+from dedupd.system.takeover import is_privileged
 from dedupd.volume.volume import Volume
 
 DELETED = b"user.dedupd.deleted"
@@ -41,6 +42,7 @@ class Lost(NamedTuple):
             "mode": one.mode,
             "mtime_ns": one.mtime_ns,
             "lost_own_blocks": one.lost_own_blocks,
+            "privileged": is_privileged(one.mode, [name for name, _ in one.attributes]),
         }
 
 

@@ -7,18 +7,16 @@ from dedupd.deleted.listing import length_of
 from dedupd.errors import UsageError
 from dedupd.format.deletion import Deletion
 from dedupd.format.stub import Flag, StubAttribute
+from dedupd.system.takeover import Rights, permissions, takes_attribute
 from dedupd.volume.volume import Volume
 
-_OWN = (b"user.", b"system.posix_acl_")
-"""Attributes that an owner can set."""
 
-
-def revive(volume: Volume, fd: int, one: Deletion, *, as_root: bool) -> StubAttribute:
+def revive(volume: Volume, fd: int, one: Deletion, rights: Rights) -> StubAttribute:
     """Make the empty file ``fd`` the file of a deletion; returns its attribute.
 
-    Nothing else may use it meanwhile, and its name must be one that nobody relies on: a crash may
-    leave zeros. ``as_root``: with privileges too, which other users do not get back. Raises Damaged
-    where the recipe cannot be read, UsageError, OSError.
+    Only the caller may use the file until then, and no program may rely on its name: a crash may
+    leave zeros. Owner, permissions and attributes come back as ``rights`` allow. Raises Damaged if
+    the recipe cannot be read, UsageError, OSError.
     """
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_size or status.st_nlink > 1:
@@ -27,12 +25,13 @@ def revive(volume: Volume, fd: int, one: Deletion, *, as_root: bool) -> StubAttr
     volume.content(kept, os.fsdecode(one.path))
     disk, files = volume.disk, volume.stub_files
     disk.truncate(fd, length_of(one))
-    if os.geteuid() == 0:
+    if rights is not Rights.USER and os.geteuid() == 0:
         disk.set_owner(fd, one.uid, one.gid)
-    mode = stat.S_IMODE(one.mode)
-    disk.set_mode(fd, mode if as_root else mode & 0o1777)
+    same_group = os.fstat(fd).st_gid == one.gid
+    disk.set_mode(fd, permissions(one.mode, rights, same_group=same_group))
     for name, value in one.attributes:
-        if as_root or name.startswith(_OWN):
+        is_stub = name == volume.space.name
+        if not is_stub and takes_attribute(name, rights, same_group=same_group):
             disk.set_attribute(fd, name, value)
     files.write(fd, kept)
     disk.set_times(fd, one.atime_ns, one.mtime_ns)

@@ -1,11 +1,13 @@
 """Deleted files put back into the tree, where they were or beside what is there now."""
 
+import fcntl
+import itertools
 import os
 import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from dedupd.deleted.expiry import end_ns
@@ -13,8 +15,14 @@ from dedupd.deleted.log import DeletionId, DeletionLogs
 from dedupd.deleted.revival import revive
 from dedupd.errors import DedupdError, UsageError
 from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath
+from dedupd.system.files import is_there, opened
+from dedupd.system.paths import open_beneath, show_path
+from dedupd.system.takeover import (
+    Rights,
+    make_directory_of,
+    refuse_others_directory,
+    remove_private,
+)
 from dedupd.volume.base import is_reserved, refuse_reserved
 from dedupd.volume.volume import Volume
 
@@ -26,10 +34,34 @@ UNFINISHED = b".dedupd-undelete"
 """The name of a file that is coming back, and a number. One that a kill has left is removed by the
 next run that comes to its directory."""
 
-_UNFINISHED_NAME = re.compile(re.escape(UNFINISHED) + rb"-[0-9]+")
+_UNFINISHED = re.compile(re.escape(UNFINISHED) + rb"-[0-9]+")
 
 FILES_MAX = 256
 """Made durable at a time: most journals do that in one go."""
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+
+
+class Order(NamedTuple):
+    """What a caller asks the mount for, as the value of :data:`UNDELETE`: an id, and the words
+    ``privileges`` and ``force`` of root. ``force`` accepts a log that does not prove what it
+    says."""
+
+    id: DeletionId
+    privileges: bool = False
+    force: bool = False
+
+    def __str__(self) -> str:
+        words = [("privileges", self.privileges), ("force", self.force)]
+        return " ".join([str(self.id), *(word for word, given in words if given)])
+
+    @classmethod
+    def parse(cls, text: str) -> "Order":
+        """Raises UsageError."""
+        one_id, *words = text.split(" ")
+        if len(set(words)) < len(words) or not {"privileges", "force"}.issuperset(words):
+            raise UsageError(f"{text!r}: not an id of a deletion, with the words privileges, force")
+        return cls(DeletionId.parse(one_id), "privileges" in words, "force" in words)
 
 
 class Wanted(NamedTuple):
@@ -49,64 +81,90 @@ class Back(NamedTuple):
     error: DedupdError | OSError | None = None
 
 
-Attach = Callable[[int, str], None]
-"""Makes the empty file of a descriptor what the deletion of an id took."""
+class _Unfinished(NamedTuple):
+    """A file that is complete but not durable, under a name of its own."""
+
+    file: int
+    directory: int
+    name: bytes
+
+
+Attach = Callable[[int, Wanted], None]
+"""Makes the empty file of a descriptor what a deletion took."""
 
 
 class Undelete:
-    """Puts files into the tree ``tree_fd``: of a mount, or below where there is none."""
+    """Puts files into the tree ``tree_fd``: of a mount, or below where there is none.
 
-    def __init__(self, tree_fd: int, disk: Disk, attach: Attach) -> None:
+    Root puts a file only into a directory of root or of the file's owner, unless ``force``.
+    """
+
+    def __init__(self, tree_fd: int, disk: Disk, attach: Attach, *, force: bool = False) -> None:
         self._tree_fd = tree_fd
         self._disk = disk
         self._attach = attach
+        self._force = force
         self._is_root = os.geteuid() == 0
-        self._cleaned: set[bytes] = set()
+        self._cleaned: set[tuple[int, int]] = set()
+        self._numbers = itertools.count()
 
     def take(self, wanted: Sequence[Wanted]) -> Iterator[Back]:
         """Have files back. Where a name is taken, the file comes back beside that, with the time of
         its deletion in its name.
 
-        A file shows under its name once it is durable: a crash must not leave zeros there.
+        A file shows under its name once it is durable: a crash must not leave zeros there. One that
+        cannot come back hinders no other.
         """
         for first in range(0, len(wanted), FILES_MAX):
             group = wanted[first : first + FILES_MAX]
-            files = [self._made(one, b"%s-%d" % (UNFINISHED, at)) for at, one in enumerate(group)]
-            for at, (one, file) in enumerate(zip(group, files, strict=True)):
-                yield self._finished(one, b"%s-%d" % (UNFINISHED, at), file)
+            with ExitStack() as files:
+                made = [self._made(one, files) for one in group]
+                for one, unfinished in zip(group, made, strict=True):
+                    yield self._finished(one, unfinished)
 
-    def _made(self, one: Wanted, name: bytes) -> int | DedupdError | OSError:
+    def _made(self, one: Wanted, files: ExitStack) -> "_Unfinished | DedupdError | OSError":
         """The file of a deletion, open under a name of its own; or why there is none."""
         try:
-            directory = one.path.rpartition(b"/")[0]
-            with opened(self._directory(directory, one)) as fd:
-                self._clean(fd, directory)
-                file = self._disk.create(fd, name)
+            with opened(self._directory(one.path.rpartition(b"/")[0], one)) as fd:
+                self._clean(fd)
+                name, file = self._create(fd)
                 try:
-                    self._attach(file, one.id)
+                    self._attach(file, one)
+                    unfinished = _Unfinished(file, os.dup(fd), name)
                 except BaseException:
                     os.close(file)
                     self._discard(fd, name)
                     raise
-                return file
+            files.callback(self._give_up, unfinished)
+            return unfinished
         except (DedupdError, OSError) as error:
             return error
 
-    def _finished(self, one: Wanted, name: bytes, file: int | DedupdError | OSError) -> Back:
-        if not isinstance(file, int):
-            return Back(one.path, file)
+    def _create(self, fd: int) -> tuple[bytes, int]:
+        """An empty file that no other run takes for one that a kill has left."""
+        for number in self._numbers:
+            name = b"%s-%d" % (UNFINISHED, number)
+            with suppress(FileExistsError):
+                file = self._disk.create(fd, name)
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return name, file
+        raise AssertionError("numbers do not end")
+
+    def _finished(self, one: Wanted, made: "_Unfinished | DedupdError | OSError") -> Back:
+        if not isinstance(made, _Unfinished):
+            return Back(one.path, made)
         directory, _, wanted = one.path.rpartition(b"/")
         try:
-            with opened(file):
-                self._disk.sync_file(file)
-            with opened(open_beneath(self._tree_fd, directory, os.O_RDONLY | os.O_DIRECTORY)) as fd:
-                given = self._named(fd, name, directory, wanted, one.time_s)
+            self._disk.sync_file(made.file)
+            given = self._named(made, directory, wanted, one.time_s)
         except (DedupdError, OSError) as error:
             return Back(one.path, error)
         return Back(b"/".join(part for part in (directory, given) if part))
 
-    def _named(self, fd: int, name: bytes, directory: bytes, wanted: bytes, time_s: float) -> bytes:
+    def _named(self, made: _Unfinished, directory: bytes, wanted: bytes, time_s: float) -> bytes:
         disk, when = self._disk, time.strftime("%Y%m%d-%H%M%S", time.localtime(time_s)).encode()
+        fd, name = made.directory, made.name
         for ending in (b"", b".deleted-" + when):
             given = wanted[: 255 - len(ending)] + ending
             if not directory and is_reserved(given):
@@ -115,53 +173,109 @@ class Undelete:
                 disk.rename_new(fd, name, fd, given)
             except FileExistsError:
                 continue
+            there = os.stat(given, dir_fd=fd, follow_symlinks=False)
+            if there.st_ino != os.fstat(made.file).st_ino:
+                raise UsageError(
+                    f"{show_path(given)}: another user has put another file in its place; restore"
+                    " it into another directory with --to"
+                )
             return given
-        self._discard(fd, name)
-        raise UsageError(f"{os.fsdecode(given)}: is there already; move it, or use --to")
+        raise UsageError(f"{show_path(given)}: is there already; move it, or use --to")
+
+    def _give_up(self, made: _Unfinished) -> None:
+        """Close a file, and remove it if it has got no name."""
+        with opened(made.directory), opened(made.file), suppress(OSError):
+            there = os.stat(made.name, dir_fd=made.directory, follow_symlinks=False)
+            if there.st_ino == os.fstat(made.file).st_ino:
+                self._discard(made.directory, made.name)
 
     def _discard(self, fd: int, name: bytes) -> None:
         disk = self._disk
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             disk.unlink(fd, name)
 
-    def _clean(self, fd: int, directory: bytes) -> None:
-        if directory in self._cleaned:
+    def _clean(self, fd: int) -> None:
+        """Remove what runs that were killed have left in a directory."""
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) in self._cleaned:
             return
-        self._cleaned.add(directory)
+        self._cleaned.add((status.st_dev, status.st_ino))
         for name in map(os.fsencode, os.listdir(fd)):
-            if _UNFINISHED_NAME.fullmatch(name) and _is_left_by_a_kill(fd, name):
-                self._discard(fd, name)
+            if _UNFINISHED.fullmatch(name):
+                self._clean_one(fd, name)
+
+    def _clean_one(self, fd: int, name: bytes) -> None:
+        with suppress(OSError):  # what another run still works at, or has finished
+            kind = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+            if stat.S_ISDIR(kind):
+                remove_private(self._disk, fd, name)
+            elif stat.S_ISREG(kind):
+                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+                with opened(os.open(name, flags, dir_fd=fd)) as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._discard(fd, name)
 
     def _directory(self, path: bytes, one: Wanted) -> int:
-        """A directory, which is made where it has gone, too: open to the file's owner alone."""
-        flags, disk = os.O_RDONLY | os.O_DIRECTORY, self._disk
+        """The directory that a file comes back into. One that has gone is made, and is open to the
+        owner of the file alone."""
         try:
-            return open_beneath(self._tree_fd, path, flags)
+            fd = open_beneath(self._tree_fd, path, _DIRECTORY)
         except FileNotFoundError:
             above, _, name = path.rpartition(b"/")
-        refuse_reserved(path)
-        with opened(self._directory(above, one)) as fd:
+            refuse_reserved(path)
+            with opened(self._directory(above, one)) as fd:
+                return self._made_directory(fd, name, one)
+        try:
+            if self._is_root and not self._force:
+                refuse_others_directory(fd, path, one.uid)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _made_directory(self, fd: int, name: bytes, one: Wanted) -> int:
+        disk = self._disk
+        if not self._is_root:
             disk.make_dir(fd, name)
-        made = open_beneath(self._tree_fd, path, flags)
-        if self._is_root:
-            disk.set_owner(made, one.uid, one.gid)
-        return made
+            return open_beneath(fd, name, _DIRECTORY)
+        self._clean(fd)
+        for number in self._numbers:
+            private = b"%s-%d" % (UNFINISHED, number)
+            try:
+                return make_directory_of(disk, fd, name, private, one.uid, one.gid)
+            except FileExistsError:
+                if is_there(fd, name):
+                    raise
+        raise AssertionError("numbers do not end")
 
 
-def _is_left_by_a_kill(fd: int, name: bytes) -> bool:
-    """Return whether a name is that of a file. Users can make directories of such names."""
-    with suppress(FileNotFoundError):
-        return stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
-    return False
-
-
-def attach_below(volume: Volume) -> Attach:
+def attach_below(volume: Volume, *, privileges: bool = False, force: bool = False) -> Attach:
     """For a volume that is not mounted. Needs the job lock and the mount lock."""
+    rights = rights_of(os.geteuid(), privileges=privileges)
+    logs = DeletionLogs(volume)
 
-    def attach(fd: int, wanted: str) -> None:
-        one = DeletionLogs(volume).get(DeletionId.parse(wanted))
+    def attach(fd: int, wanted: Wanted) -> None:
+        one = logs.get(DeletionId.parse(wanted.id), unproven=force)
         if end_ns(one, volume.policy()) <= time.time_ns():
-            raise UsageError(f"{wanted}: its time is over; a collection may have its bytes")
-        revive(volume, fd, one, as_root=True)
+            raise UsageError(f"{wanted.id}: its time is over; a collection may have its bytes")
+        keep_group(volume.disk, fd, wanted.gid)
+        revive(volume, fd, one, rights)
 
     return attach
+
+
+def keep_group(disk: Disk, fd: int, gid: int) -> None:
+    """Have a new file of a user other than root belong to a group, if the kernel finds the user in
+    it. If not, the file stays in the group that its directory gives to new files."""
+    if os.geteuid() != 0:
+        with suppress(OSError):
+            disk.set_owner(fd, -1, gid)
+
+
+def rights_of(uid: int, *, privileges: bool) -> Rights:
+    """By whose rights a user restores a file. Raises UsageError."""
+    if uid != 0 and privileges:
+        raise UsageError("only root restores set-user-ID bits and capabilities (--privileges)")
+    if uid != 0:
+        return Rights.USER
+    return Rights.PRIVILEGED if privileges else Rights.ROOT

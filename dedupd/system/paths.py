@@ -140,8 +140,15 @@ def explain(error: BaseException) -> str:
     """An error for a message; one of the system as file and reason."""
     if not isinstance(error, OSError):
         return str(error) or type(error).__name__
-    where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"
+    name = filename_of(error)
+    return f"{name}: {error.strerror or error}" if name else error.strerror or str(error)
+
+
+def filename_of(error: OSError) -> str:
+    """The file that an error names. A call by descriptor has that number in its place, which says
+    nothing to people: then it is empty."""
+    name = error.filename
+    return os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) else ""
 
 
 def parents(path: AnyStr) -> list[AnyStr]:

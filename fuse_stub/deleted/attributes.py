@@ -2,7 +2,8 @@
 
 ``user.dedupd.deleted`` of a directory says what can be had back below it, and the same with an id
 appended (``user.dedupd.deleted.3-4096``) what is older than that. Setting ``user.dedupd.undelete``
-of a new, empty file to an id makes it that file. Every user has what was theirs, root everything.
+of a new, empty file to an id makes it that file. Every user has what was theirs, root everything;
+root can append the words of :class:`~dedupd.deleted.undelete.Order`.
 """
 
 import errno
@@ -16,9 +17,11 @@ from dedupd.deleted.expiry import end_ns
 from dedupd.deleted.listing import DELETED, lost
 from dedupd.deleted.log import DeletionId, DeletionLogs
 from dedupd.deleted.revival import revive, take_back
+from dedupd.deleted.undelete import Order, rights_of
 from dedupd.errors import UsageError
 from dedupd.format.deletion import Deletion
 from dedupd.format.stub import StubAttribute
+from dedupd.system.takeover import Rights
 from dedupd.system.tree_paths import path_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.files.open_file import OpenFile
@@ -66,8 +69,10 @@ async def undelete(
 ) -> None:
     """Make an empty file what a deletion took. Raises OSError, Damaged."""
     try:
-        wanted = DeletionId.parse(value.decode())
-        one = DeletionLogs(volume).get(wanted)
+        order = Order.parse(value.decode())
+        if uid != 0 and (order.privileges or order.force):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        one = DeletionLogs(volume).get(order.id, unproven=order.force)
         if uid not in (0, one.uid) or time.time_ns() >= end_ns(one, volume.policy()):
             raise UsageError("another user's, or expired")
     except (UsageError, UnicodeDecodeError):
@@ -79,15 +84,18 @@ async def undelete(
             status = os.fstat(file.fd)
             if file.stub is not None or uid not in (0, status.st_uid) or status.st_size:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-            stub = _revived(volume, file, one, wanted.log, uid)
+            rights = rights_of(uid, privileges=order.privileges)
+            stub = _revived(volume, file, one, order.id.log, rights)
             file.stub = files.sparse(file, stub)
             file.privileged = bool(os.fstat(file.fd).st_mode & 0o6000)
 
 
-def _revived(volume: Volume, file: OpenFile, one: Deletion, log: int, uid: int) -> StubAttribute:
+def _revived(
+    volume: Volume, file: OpenFile, one: Deletion, log: int, rights: Rights
+) -> StubAttribute:
     """As :func:`revive`. A collection may take the deletion meanwhile: it removes the log before
     it looks at the tree, so what comes after that is taken back."""
-    stub = revive(volume, file.fd, one, as_root=uid == 0)
+    stub = revive(volume, file.fd, one, rights)
     if not DeletionLogs(volume).has(log):
         take_back(volume, file.fd)
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))

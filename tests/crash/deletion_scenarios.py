@@ -15,6 +15,7 @@ from dedupd.deleted.revival import revive, take_back
 from dedupd.deleted.undelete import UNFINISHED, Undelete, Wanted, attach_below
 from dedupd.format.deletion import Cause, Deletion
 from dedupd.system.files import opened
+from dedupd.system.takeover import Rights
 from dedupd.volume.volume import Volume
 from tests.crash.scenarios import (
     Contents,
@@ -26,6 +27,7 @@ from tests.crash.scenarios import (
     optimized_volume,
     upkeep_to_the_end,
 )
+from tests.support import crash
 
 REMOVED = ("base", "dir/copy", "text")
 
@@ -86,11 +88,14 @@ def _remove(scene: Scene, volume: Volume, paths: Sequence[str]) -> None:
 
 
 def _unfinished(volume: Volume, scene: Scene) -> None:
-    """A file that an earlier run has left, and one that was taken back."""
+    """What earlier runs have left: a file, and a directory; and a file that was taken back."""
+    disk = scene.disk
+    disk.make_dir(volume.data_fd, UNFINISHED + b"-8")
+    disk.make_dir(volume.data_fd, UNFINISHED + b"-8/dir")
     logs = DeletionLogs(volume)
     one_id = DeletionId(logs.numbers()[0], 64)
     with opened(scene.disk.create(volume.data_fd, UNFINISHED + b"-7")) as fd:
-        revive(volume, fd, logs.get(one_id), as_root=True)
+        revive(volume, fd, logs.get(one_id), Rights.ROOT)
         take_back(volume, fd)
 
 
@@ -108,8 +113,8 @@ def had_back(root: Path) -> None:
         assert found[path] == _before[os.fsdecode(row.deletion.path)]
         if path not in _before:  # it came back beside itself
             (root / ".dedupd/data" / path).unlink()
-    for left in (root / ".dedupd/data").rglob(f"{UNFINISHED.decode()}*"):
-        left.unlink()
+    for left in list((root / ".dedupd/data").rglob(f"{UNFINISHED.decode()}*")):
+        crash.remove(left) if left.is_dir() else left.unlink()
     upkeep_to_the_end(root)
 
 

@@ -34,6 +34,8 @@ IN_A_CLUSTER = "of a volume on a store in a cluster: tests/jobs/cluster dies aft
 
 OF_NO_GAIN = "sketches, which the next run makes again where they are wanted"
 
+BY_A_USER = "by users other than root, through a mount (tests/fuse_stub/test_undelete.py)"
+
 OF_NO_USE = "what nothing needs any more, in any order (tests/shared/test_move.py)"
 
 ELSEWHERE = {
@@ -55,6 +57,8 @@ ELSEWHERE = {
     "fuse_stub.commit_lane._take_back sync_file": BY_A_THREAD,
     "fuse_stub.bulk_commits._take_back sync_file_system": BY_A_THREAD,
     "fuse_stub.deleted.noting._sync_once sync_file": BY_A_THREAD,
+    "dedupd.deleted.undelete._made_directory make_dir": BY_A_USER,
+    "dedupd.deleted.undelete.keep_group set_owner": BY_A_USER,
     "dedupd.deleted.log._cut truncate": "after an append that failed (tests/deleted/test_log.py)",
     "dedupd.deleted.log._begin unlink": "a log without a header, which had no room",
     "fuse_stub.namespace.rename rename": "what a user asks for, one system call",
