@@ -8,11 +8,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from dedupd.deleted.alarm import accept
 from dedupd.deleted.listing import lost
 from dedupd.deleted.log import DeletionId, DeletionLogs, DeletionWriter
 from dedupd.deleted.revival import revive, take_back
 from dedupd.deleted.undelete import UNFINISHED, Undelete, Wanted, attach_below
+from dedupd.errors import NoSpace
 from dedupd.format.deletion import Cause, Deletion
 from dedupd.system.files import opened
 from dedupd.system.takeover import Rights
@@ -27,6 +30,7 @@ from tests.crash.scenarios import (
     optimized_volume,
     upkeep_to_the_end,
 )
+from tests.crash.space_scenarios import disk_full_at
 from tests.support import crash
 
 REMOVED = ("base", "dir/copy", "text")
@@ -67,14 +71,17 @@ def _remove(scene: Scene, volume: Volume, paths: Sequence[str]) -> None:
             status = os.fstat(fd)
             stub = volume.space.read(fd, path)
         assert stub is not None
-        writer.append(
-            Deletion(
-                *(Cause.REMOVED, time.time_ns(), 7 * 86400, os.fsencode(path), status.st_mode),
-                *(0, 0, status.st_ino, 0, status.st_size, status.st_atime_ns, status.st_mtime_ns),
-                stub,
-                ((b"user.colour", b"blue"),),
-            )
+        one = Deletion(
+            *(Cause.REMOVED, time.time_ns(), 7 * 86400, os.fsencode(path), status.st_mode),
+            *(0, 0, status.st_ino, 0, status.st_size, status.st_atime_ns, status.st_mtime_ns),
+            stub,
+            ((b"user.colour", b"blue"),),
         )
+        if path != paths[0]:  # there was no room at the first attempt
+            large = one._replace(attributes=((b"user.large", bytes(range(256)) * 20),))
+            with disk_full_at(scene, "write_at", 1, 8), pytest.raises(NoSpace):
+                writer.append(large)
+        writer.append(one)
         scene.history.removed.append((len(scene.disk.log), path))
         directory, _, name = os.fsencode(path).rpartition(b"/")
         with opened(os.open(directory or b".", os.O_RDONLY, dir_fd=volume.data_fd)) as parent:

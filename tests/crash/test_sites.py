@@ -59,7 +59,6 @@ ELSEWHERE = {
     "fuse_stub.deleted.noting._sync_once sync_file": BY_A_THREAD,
     "dedupd.deleted.undelete._made_directory make_dir": BY_A_USER,
     "dedupd.deleted.undelete.keep_group set_owner": BY_A_USER,
-    "dedupd.deleted.log._cut truncate": "after an append that failed (tests/deleted/test_log.py)",
     "dedupd.deleted.log._begin unlink": "a log without a header, which had no room",
     "fuse_stub.namespace.rename rename": "what a user asks for, one system call",
     "fuse_stub.namespace.rename rename_new": "what a user asks for, one system call",

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from dedupd.cli.undelete import command
-from dedupd.deleted.log import DeletionId, DeletionLogs
+from dedupd.deleted.log import DeletionId, DeletionLogs, DeletionWriter
 from dedupd.format.deletion import (
     HEAD_BYTES,
     LOG_HEADER_BYTES,
@@ -28,7 +29,7 @@ from dedupd.units import KIB
 from dedupd.volume.volume import Volume
 from tests.support import crash
 from tests.support.deletions import unproven_deletion, unproven_header
-from tests.support.lab import RAW_SOCKETS, let_others_pass, noise, run_cli
+from tests.support.lab import RAW_SOCKETS, let_others_pass, noise, prose, run_cli
 from tests.support.mounts import (
     ALICE,
     BOB,
@@ -354,3 +355,83 @@ def test_deletions_of_an_earlier_version_come_back_for_root_by_force(lab: Mounte
     assert stat.S_IMODE((lab.view / "tool").stat().st_mode) == 0o755
     path.unlink()
     assert deleted(lab.view)["shared/old"]["id"] == str(DeletionId(2, LOG_HEADER_BYTES))
+
+
+def replace_recipes(lab: MountedLab, broken: set[bytes]) -> None:
+    """Have the log say of some files that their content is a recipe that there is not."""
+    with Volume.open(str(lab.root)) as volume:
+        logs = DeletionLogs(volume)
+        rows = [one for number in logs.numbers() for _, one in logs.read(number)]
+        for number in logs.numbers():
+            logs.remove(number, volume.disk)
+        writer = DeletionWriter(volume)
+        for one in rows:
+            lost = replace(one.stub, recipe=one.stub.recipe + (1 << 40))
+            writer.append(one._replace(stub=lost) if one.path in broken else one)
+        writer.close()
+
+
+def undelete_with_broken_recipes(lab: MountedLab, count: int) -> None:
+    """One file of a hundred cannot come back, and all others do."""
+
+    def name(number: int) -> str:
+        return f"{number % 7}/{number}"
+
+    def content(number: int) -> bytes:
+        return prose(3 * KIB, number) + noise(2 * KIB, number)
+
+    for number in range(count):
+        path = lab.view / name(number)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content(number))
+    lab.optimize()
+    for number in range(count):
+        (lab.view / name(number)).unlink()
+    lab.unmount()
+    broken = {number for number in range(count) if number % 100 == 42}
+    replace_recipes(lab, {os.fsencode(name(number)) for number in broken})
+    lab.mount()
+    result = undelete(lab.view, "--since", "1h")
+    assert result.returncode == 1
+    assert len(result.stdout.splitlines()) == count - len(broken)
+    lines = result.stderr.splitlines()
+    assert lines[-1].endswith(f"{count - len(broken)} files restored, {len(broken)} not restored")
+    named = {line.split(": ")[1] for line in lines[:-1]}
+    assert named == {name(number) for number in broken}
+    assert all(len(line.split(": ", 2)[2]) > 10 for line in lines[:-1]), "each with its reason"
+    for number in range(count):
+        path = lab.view / name(number)
+        assert path.exists() is (number not in broken)
+        if number % 50 == 0:
+            assert path.read_bytes() == content(number)
+    assert not list(lab.view.rglob(".dedupd*"))
+    again = run_cli("undelete", lab.view, "--json")
+    assert again.returncode == 1
+    rows = json.loads(again.stdout)
+    assert {row["path"] for row in rows} == named
+    assert all(row["error"] for row in rows)
+
+
+def test_files_that_cannot_come_back_stop_no_other(lab: MountedLab) -> None:
+    undelete_with_broken_recipes(lab, 600)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_hundred_of_ten_thousand_files_cannot_come_back(lab: MountedLab) -> None:
+    undelete_with_broken_recipes(lab, 10_000)
+
+
+def test_what_came_back_is_printed_as_it_comes(lab: MountedLab) -> None:
+    """Even if the mount ends in the middle, the list says what has come back."""
+    for number in range(3):
+        lab.make_stub(f"{number}", noise(20 * KIB, number)).unlink()
+    lab.make_stub("other", noise(20 * KIB, 9)).unlink()
+    (lab.view / "other").mkdir()
+    (lab.view / "1").mkdir()
+    result = undelete(lab.view / "0", lab.view / "1", lab.view / "2")
+    lines = result.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["0", "1", "2"]
+    assert "1: back as 1.deleted-" in lines[1]
+    assert undelete(lab.view / "other", lab.view / "none").returncode == 2
+    assert os.listdir(lab.view / "other") == [], "all files were looked for first"
