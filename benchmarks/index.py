@@ -82,11 +82,12 @@ class Tables:
 
     def append(self, container: int, ordinal: int, packed: bytes) -> None:
         """Entries for a batch of fingerprints."""
-        seed = fmt.checksum_seed(VOLUME, container, 1)
+        container_header = fmt.FileHeader(fmt.Kind.CHUNKS, container, 1, 0, VOLUME, 0)
+        seed = fmt.seed_of(container_header)
         entries = native.store.seal(
             self._encoded, packed, self._ones, self._ones, seed=seed, ordinal=ordinal, offset=0
         )
-        header = tbl.TableHeader(fmt.Kind.CHUNKS, container, 1, 0, VOLUME, 0, 0)
+        header = tbl.TableHeader.of(container_header, 0, 0)
         with open(self._directory / table_name(container).decode(), "ab") as file:
             if ordinal == 0:
                 (self._directory / data_name(container).decode()).touch()

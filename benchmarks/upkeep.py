@@ -25,7 +25,7 @@ from benchmarks.volumes import new_volume, optimize
 from dedupd import native
 from dedupd.format import container as fmt
 from dedupd.format.container import Codec
-from dedupd.store.container.container import ScannedRecord, scan
+from dedupd.store.container.scan import ScannedRecord, scan
 from dedupd.system.processes import cores
 from dedupd.units import MIB, format_size
 from dedupd.volume.volume import Volume

@@ -84,34 +84,67 @@ class Container:
     def __init__(self, path, volume_id):
         self.path, self.number = path, int(os.path.basename(path)[:-4])
         self.fd = os.open(path, os.O_RDONLY)
-        head = read_at(self.fd, 128, 0)
-        if len(head) < 128 or xxh3(head[:120]) != int.from_bytes(head[120:], "little"):
-            raise Damaged(f"{path}: no valid container header")
-        magic, version, _, number, generation, _, owner = struct.unpack_from("<8sHBxIII16s", head)
-        if magic != b"DEDUPCNT" or (number, owner) != (self.number, volume_id):
-            raise Damaged(f"{path}: a file of another volume, or of another number")
-        if version != 1:
-            raise unknown(f"{path}: container format {version}")
-        self.seed = xxh3(volume_id + struct.pack("<II", number, generation))
-        self.places, self.targets = {}, {}
+        self.seed, self.is_forgeable = self._seed(read_at(self.fd, 128, 0), volume_id)
+        self.places, self.searched, self.targets = {}, {}, {}
         self._scan()
 
+    def _seed(self, head, volume_id):
+        """[Seeds] The seed of all checksums, None if it is lost; and whether users can know it."""
+        if len(head) == 128 and xxh3(head[:120]) == int.from_bytes(head[120:], "little"):
+            magic, version, number, generation, owner = struct.unpack_from("<8sHxxII4x16s", head)
+            (seed,) = struct.unpack_from("<Q", head, 48)
+            if magic != b"DEDUPCNT" or (number, owner) != (self.number, volume_id):
+                raise Damaged(f"{self.path}: a file of another volume, or of another number")
+            if version not in (1, 2):
+                raise unknown(f"{self.path}: container format {version}")
+            if version == 2 and seed:
+                return seed, False
+            return xxh3(volume_id + struct.pack("<II", number, generation)), True
+        try:
+            with open(self.path[:-4] + ".dir", "rb") as file:
+                table = file.read(64)
+        except OSError:
+            table = b""
+        if len(table) == 64 and xxh3(table[:56]) == int.from_bytes(table[56:], "little"):
+            magic, version, _, number, generation = struct.unpack_from("<8sHHII", table)
+            check, seed = struct.unpack_from("<QQ", table, 24)
+            if (magic, number) == (b"DEDUPDIR", self.number):
+                if version == 2 and check == xxh3(volume_id):
+                    return seed, seed == xxh3(volume_id + struct.pack("<II", number, generation))
+                if version == 1 and table[24:40] == volume_id:
+                    return xxh3(volume_id + struct.pack("<II", number, generation)), True
+        return None, True
+
     def _scan(self):
-        """Every valid record header; after damage the next one at a multiple of 8."""
-        at, end = 128, os.fstat(self.fd).st_size
+        """Every valid record header; after damage the next one at a multiple of 8.
+
+        Users choose what lies in payloads. If they can know the seed, what comes after damage is
+        taken only for an ordinal that no other record has. If the seed is lost, headers cannot be
+        checked: then the records up to the first damage are taken, and only by their fingerprints.
+        """
+        at, end, places = 128, os.fstat(self.fd).st_size, self.places
         while at + 80 <= end:
             record = self.header(at)
             if record is None or at + 80 + record[5] > end:
+                if self.seed is None:
+                    return
+                places = self.searched if self.is_forgeable else self.places
                 at = self._next_magic(at + 8, end)
                 continue
             ordinal, kind, target = record[0], record[1], record[8]
-            self.places.setdefault(ordinal, []).append(at)
+            places.setdefault(ordinal, []).append(at)
             if kind == COPY:
                 self.targets.setdefault(target, []).append(ordinal)
             if kind == TOMBSTONE:
                 for one in range(ordinal + 1, ordinal + min(max(1, target), 1 << 25)):
-                    self.places.setdefault(one, []).append(at)
+                    places.setdefault(one, []).append(at)
             at += (80 + record[5] + 7) & -8
+
+    def places_of(self, ordinal):
+        """Where the record of an ordinal may begin."""
+        return self.places.get(ordinal) or [
+            at for at in self.searched.get(ordinal, ()) if self.header(at)[1] in (DATA, COPY)
+        ]
 
     def _next_magic(self, at, end):
         while at + 80 <= end:
@@ -131,7 +164,9 @@ class Container:
         if len(data) < 80:
             return None
         magic, *fields, check = RECORD.unpack(data)
-        if magic != 0x43524444 or xxh3(data[:72], self.seed) != check:
+        if magic != 0x43524444:
+            return None
+        if self.seed is not None and xxh3(data[:72], self.seed) != check:
             return None
         return fields
 
@@ -219,7 +254,7 @@ class Store:
     def _own(self, kind, container, ordinal, seen):
         where = f"record {container.number}:{ordinal}"
         problem = Damaged(f"{where}: its header is damaged, or it was never there")
-        for at in container.places.get(ordinal, ()):
+        for at in container.places_of(ordinal):
             try:
                 return self._record(kind, container, at, where, seen)
             except Damaged as error:

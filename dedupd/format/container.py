@@ -9,7 +9,10 @@ import xxhash
 from dedupd.errors import DamagedContainer, UnknownFormat
 from dedupd.format.sealed_header import seal, unseal
 
-FORMAT = 1
+FORMAT = 2
+FORMAT_PUBLIC = 1
+"""Older containers: their seed is computed from numbers that users can know."""
+
 FILE_MAGIC = b"DEDUPCNT"
 FILE_HEADER_BYTES = 128
 RECORD_MAGIC = 0x4352_4444  # "DDRC" on disk
@@ -25,7 +28,8 @@ PUNCHES_MAX = 255
 ORDINALS_MAX = 2 * CONTAINER_BYTES_MAX // RECORD_HEADER_BYTES
 """In one container: as many records as fit into it, once before a compaction and once after it."""
 
-_FILE = struct.Struct("<8sHBBIII16sQ")
+_FILE = struct.Struct("<8sHBBIII16sQQQ")
+_PLACE_OF_SEEDS = slice(48, 64)
 COLLECTED_MAX = (1 << 16) - 1
 """Of :attr:`Record.collected`."""
 
@@ -84,8 +88,11 @@ LEANING = frozenset((Codec.DELTA, Codec.DICTIONARY))
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """The first 128 bytes of a container. ``punches``: how often records of this generation have
-    been punched."""
+    """The first 128 bytes of a container.
+
+    ``punches``: how often records of this generation were punched. ``seed``: the seed of all
+    checksums of this generation, which users cannot know; 0 if it is :func:`public_seed`.
+    """
 
     kind: Kind
     container: int
@@ -94,6 +101,12 @@ class FileHeader:
     volume_id: bytes
     created_ns: int
     punches: int = 0
+    seed: int = 0
+
+    @property
+    def is_forgeable(self) -> bool:
+        """Whether users can compute the seed, and so forge record headers."""
+        return self.seed == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +148,8 @@ def tombstone(ordinal: int, count: int, fingerprint: bytes = bytes(32)) -> Recor
 
 
 def seed_of(header: FileHeader) -> int:
-    """The checksum seed of the container with this header."""
-    return checksum_seed(header.volume_id, header.container, header.generation)
+    """The seed of all checksums in the container with this header."""
+    return header.seed or public_seed(header.volume_id, header.container, header.generation)
 
 
 def belongs_to(header: FileHeader, kind: Kind, number: int, volume_id: bytes) -> bool:
@@ -144,9 +157,24 @@ def belongs_to(header: FileHeader, kind: Kind, number: int, volume_id: bytes) ->
     return (header.kind, header.container, header.volume_id) == (kind, number, volume_id)
 
 
-def checksum_seed(volume_id: bytes, container: int, generation: int) -> int:
-    """Seed of all checksums in one container, so that a record of another one never passes."""
+def public_seed(volume_id: bytes, container: int, generation: int) -> int:
+    """The seed of a container without a seed of its own.
+
+    Records of other containers fail it. A user can compute it, and so forge records.
+    """
     return xxhash.xxh3_64_intdigest(volume_id + struct.pack("<II", container, generation))
+
+
+def seeds_in(data: bytes) -> tuple[int, ...]:
+    """Both copies of the seed in the first bytes of a container whose header is damaged."""
+    stored = data[_PLACE_OF_SEEDS].ljust(2 * _U64.size, b"\0")
+    return tuple(seed for (seed,) in _U64.iter_unpack(stored) if seed)
+
+
+def is_public(data: bytes) -> bool:
+    """Whether the first bytes of a container whose header is damaged say that it has no seed of its
+    own."""
+    return data[8:10] == FORMAT_PUBLIC.to_bytes(2, "little") and not seeds_in(data)
 
 
 def encode_file_header(header: FileHeader) -> bytes:
@@ -160,6 +188,8 @@ def encode_file_header(header: FileHeader) -> bytes:
         header.partition,
         header.volume_id,
         header.created_ns,
+        header.seed,
+        header.seed,
     )
     return seal(body, FILE_HEADER_BYTES)
 
@@ -172,14 +202,17 @@ def decode_file_header(data: bytes, where: str) -> FileHeader:
     if body is None:
         raise DamagedContainer(f"{where}: the container header fails its checksum; run scrub")
     _, version, kind, punches, *fields = _FILE.unpack_from(body)
-    container, generation, partition, volume_id, created_ns = fields
-    if version != FORMAT:
+    container, generation, partition, volume_id, created_ns, seed, _ = fields
+    if version not in (FORMAT_PUBLIC, FORMAT):
         raise UnknownFormat.of(where, "container format", version, FORMAT)
     if kind not in _KINDS:
         raise UnknownFormat(
             f"{where}: a container of kind {kind}, which this program does not know"
         )
-    return FileHeader(Kind(kind), container, generation, partition, volume_id, created_ns, punches)
+    return FileHeader(
+        *(Kind(kind), container, generation, partition, volume_id, created_ns, punches),
+        seed=seed if version == FORMAT else 0,
+    )
 
 
 def record_size(stored_length: int) -> int:

@@ -13,7 +13,16 @@ import xxhash
 
 from dedupd import native
 from dedupd.errors import DamagedTable
-from dedupd.format.container import FORMAT, LEANING, Codec, FileHeader, Kind, checksum_seed
+from dedupd.format.container import (
+    FORMAT,
+    FORMAT_PUBLIC,
+    LEANING,
+    Codec,
+    FileHeader,
+    Kind,
+    public_seed,
+    seed_of,
+)
 from dedupd.format.sealed_header import seal, unseal
 
 MAGIC = b"DEDUPDIR"
@@ -25,7 +34,8 @@ MAP_LINE_BYTES = 64
 FINGERPRINT_BYTES = 32
 """With which an entry begins."""
 
-_HEADER = struct.Struct("<8sHBBIII16sIHHII")
+_HEADER = struct.Struct("<8sHBBIIIQQIHHII")
+_HEADER_PUBLIC = struct.Struct("<8sHBBIII16sIHHII")
 _ENTRY = struct.Struct("<32sQQIIIBB")
 _WHOLE = struct.Struct("<32sQQIIIBBH")
 _U16 = struct.Struct("<H")
@@ -59,15 +69,17 @@ class TableHeader:
     """The first 64 bytes. All records below ``synced_bytes`` of the container are durable.
 
     Those with ordinals below ``reconciled`` are in the reconciled set (docs/partitions.md).
-    ``punches``: of how many punches of the container the table knows. ``map_lines``: how long the
-    map is of the records that have no entry; none where all have one.
+    ``volume_check``: the xxh3 of the volume's uuid. ``seed``: that of all checksums of container
+    and table. ``punches``: of how many punches of the container the table knows. ``map_lines``: how
+    long the map is of the records that have no entry; none where all have one.
     """
 
     kind: Kind
     container: int
     generation: int
     partition: int
-    volume_id: bytes
+    volume_check: int
+    seed: int
     synced_bytes: int
     synced_count: int
     reconciled: int = 0
@@ -87,7 +99,8 @@ class TableHeader:
         """That of the table of a container."""
         return cls(
             *(container.kind, container.container, container.generation, container.partition),
-            *(container.volume_id, synced_bytes, synced_count, reconciled),
+            *(_volume_check(container.volume_id), seed_of(container)),
+            *(synced_bytes, synced_count, reconciled),
             punches=container.punches,
             map_lines=map_lines,
         )
@@ -139,7 +152,8 @@ def encode_header(header: TableHeader) -> bytes:
             header.container,
             header.generation,
             header.partition,
-            header.volume_id,
+            header.volume_check,
+            header.seed,
             header.synced_bytes & 0xFFFF_FFFF,
             header.synced_bytes >> 32,
             header.map_lines,
@@ -155,21 +169,31 @@ def decode_header(data: bytes, where: str) -> TableHeader:
     if body is None:
         raise DamagedTable(f"{where}: the redirection table has no valid header")
     _, version, kind, punches, *fields = _HEADER.unpack_from(body)
-    container, generation, partition, volume_id, low, high, lines, count, reconciled = fields
-    if version != FORMAT or kind not in Kind.__members__.values():
+    container, generation, partition, volume_check, seed, low, high, *rest = fields
+    lines, count, reconciled = rest
+    if version == FORMAT_PUBLIC:
+        volume_id = _HEADER_PUBLIC.unpack_from(body)[7]
+        volume_check = _volume_check(volume_id)
+        seed = public_seed(volume_id, container, generation)
+    elif version != FORMAT:
         raise DamagedTable(f"{where}: redirection table of an unknown format {version}")
+    if kind not in Kind.__members__.values():
+        raise DamagedTable(f"{where}: redirection table of an unknown kind {kind}")
     return TableHeader(
-        *(Kind(kind), container, generation, partition, volume_id, high << 32 | low, count),
-        *(reconciled, punches, lines),
+        *(Kind(kind), container, generation, partition, volume_check, seed, high << 32 | low),
+        *(count, reconciled, punches, lines),
     )
+
+
+def _volume_check(volume_id: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(volume_id)
 
 
 def decode_map(lines: bytes, table: TableHeader, where: str) -> native.store.TableMap:
     """Which entries a table with this header has. Raises DamagedTable."""
-    seed = checksum_seed(table.volume_id, table.container, table.generation)
     try:
         if len(lines) == table.map_lines * MAP_LINE_BYTES:
-            return native.store.TableMap(lines, seed)
+            return native.store.TableMap(lines, table.seed)
     except ValueError:
         pass
     raise DamagedTable(f"{where}: the map of the redirection table is damaged")
@@ -181,15 +205,11 @@ def belongs(table: TableHeader, container: FileHeader) -> bool:
     An older copy of a table may call records live whose payloads are gone.
     """
     return table.punches >= container.punches and (
-        table.kind,
-        table.container,
-        table.generation,
-        table.volume_id,
+        *(table.kind, table.container, table.generation),
+        *(table.volume_check, table.seed),
     ) == (
-        container.kind,
-        container.container,
-        container.generation,
-        container.volume_id,
+        *(container.kind, container.container, container.generation),
+        *(_volume_check(container.volume_id), seed_of(container)),
     )
 
 

@@ -11,15 +11,10 @@ from dedupd.errors import Damaged, DamagedTable, NoSpace
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.store.container.container import (
-    Container,
-    ScannedRecord,
-    data_name,
-    header_of,
-    scan,
-)
+from dedupd.store.container.container import Container, data_name, header_of
 from dedupd.store.container.files import container_numbers
 from dedupd.store.container.recovery import entry_of
+from dedupd.store.container.scan import ScannedRecord, believed, scan
 from dedupd.store.container.table_file import load_table
 from dedupd.store.writer import ContainerWriter
 from dedupd.system.files import open_to_read, opened
@@ -67,10 +62,10 @@ def _entries(
             entries = list(table)
         except DamagedTable:
             entries = []
-        seed = fmt.seed_of(header)
+        items = scan(fd, fmt.seed_of(header), fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size)
         found = {
             item.record.ordinal: entry_of(item)
-            for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size)
+            for item in believed(fd, header, items, None)
             if isinstance(item, ScannedRecord)
         }
     count = max([len(entries), *(ordinal + 1 for ordinal in found)])

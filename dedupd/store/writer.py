@@ -15,11 +15,12 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.store.container.container import ScannedRecord, data_name, table_name
+from dedupd.store.container.container import data_name, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import last_number
 from dedupd.store.container.record_states import revive
 from dedupd.store.container.recovery import entry_of, recover, recover_sound
+from dedupd.store.container.scan import ScannedRecord
 from dedupd.store.container.table_file import Recovered, map_of, table_header
 from dedupd.store.growing import Growing, SyncPoint
 from dedupd.store.unkept_records import BEGINNING, Position, UnkeptRecords
@@ -220,7 +221,10 @@ class ContainerWriter:
         """A new container, durable, and its table. Needs a turn: neighbours take numbers, too."""
         number = max(self.last_number, last_number(self._directory.fd)) + 1
         kind, volume_id = self._directory.kind, self._directory.volume_id
-        header = fmt.FileHeader(kind, number, 1, self._partition, volume_id, time.time_ns())
+        header = fmt.FileHeader(
+            *(kind, number, 1, self._partition, volume_id, time.time_ns()),
+            seed=self._directory.new_seed(number, 1),
+        )
         need_bytes = fmt.FILE_HEADER_BYTES + tbl.HEADER_BYTES
         self._directory.room.require(need_bytes, f"a new {self._directory.where(number)}")
         with ExitStack() as on_failure:

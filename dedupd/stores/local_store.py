@@ -7,11 +7,13 @@ from functools import cached_property, partial
 
 from dedupd.config.room import MakeRoom
 from dedupd.format.container import COPIES_OF, Kind
+from dedupd.format.store_secret import StoreSecret
 from dedupd.store.beside.neighbours import ALONE, Neighbours
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import RecipeReader
 from dedupd.store.second_copies import CopyReader
+from dedupd.stores.secret_files import keep_secret, made_secret, new_secret, read_secret
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.paths import parents
@@ -31,8 +33,10 @@ MADE_DIRS = (
 
 
 def make_store_dirs(base_fd: int, disk: Disk) -> None:
-    """Make the directories of an empty store, as far as they are not there. Their names are durable
-    when this returns, but for the first one."""
+    """Make the missing directories of an empty store, and its secret.
+
+    All names except the first one are durable when this returns. Raises NoSpace, OSError.
+    """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
     for name in MADE_DIRS:
         with suppress(FileExistsError):
@@ -40,6 +44,7 @@ def make_store_dirs(base_fd: int, disk: Disk) -> None:
     for name in (b"store/copies", b"store"):
         with opened(os.open(name, flags, dir_fd=base_fd)) as fd:
             disk.sync_dir(fd)
+    keep_secret(base_fd, read_secret(base_fd) or new_secret(), disk)
 
 
 NoteDamage = Callable[[Kind, int], None]
@@ -91,7 +96,13 @@ class LocalStore:
             self._disk,
             make_room,
             self.neighbours,
+            lambda: self.secret,
         )
+
+    @cached_property
+    def secret(self) -> StoreSecret:
+        """The store's secret, for a job that writes. Raises OSError."""
+        return made_secret(self.base_fd, self._disk)
 
     def open_merge_directory(self) -> int:
         """A descriptor of the directory of merge logs, which the first reconciliation makes."""

@@ -9,8 +9,8 @@ from dedupd.byte_ranges import missing_ranges
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.container import Gap, scan_inside
 from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.scan import Gap, scan_inside
 from dedupd.units import MIB
 from jobs.check.invariants import Invariant
 from jobs.check.record_windows import RecordWindow, WindowReader
@@ -20,6 +20,8 @@ _WITHOUT_BYTES = frozenset((tbl.State.QUARANTINED, tbl.State.MERGED, tbl.State.T
 
 _GONE = frozenset((tbl.State.MERGED, tbl.State.TOMBSTONE))
 """States in which nothing asks for the bytes of a record any more."""
+
+_WITH_BYTES = frozenset((fmt.RecordKind.DATA, fmt.RecordKind.COPY))
 
 INTACT, _PAYLOAD, _, WITHOUT_BASE = range(4)
 """Verdicts of the native check of a record (``CheckedRecords.statuses``)."""
@@ -96,6 +98,10 @@ class RecordCheck:
     there is none in the place that the table names, the table is wrong; if there is, a write went
     astray, and the bytes are nobody's. ``damaged`` are the ranges of records that are not intact:
     what went astray may lie in the midst of another record, or claim to be longer than it is.
+
+    Users choose the bytes of payloads. So a record inside a damaged one counts only if the table
+    names it there, or states the fingerprint that its bytes have. The same holds for records after
+    a gap if users can know the container's seed (``is_forgeable``).
     """
 
     def __init__(
@@ -103,9 +109,13 @@ class RecordCheck:
         entries: UncheckedEntries,
         expected: int = 0,
         bases: native.store.Bases | None = None,
+        *,
+        is_forgeable: bool = False,
     ) -> None:
         self.entries = entries
         self.seed = entries.seed
+        self._is_forgeable = is_forgeable
+        self._is_trusted = True
         self.bases = bases
         self.gaps: list[Gap] = []
         self.is_in_order = True
@@ -135,6 +145,7 @@ class RecordCheck:
         if isinstance(item, Gap):
             self.gaps.append(item)
             self.is_in_order = False
+            self._is_trusted = not self._is_forgeable
             return
         found = item.records
         self.records += len(found.kinds)
@@ -142,14 +153,14 @@ class RecordCheck:
         for row in rows(found, self.seed):
             yield from self._follow(row)
             for ordinal in row.ordinals:
-                yield from self._compare(row, ordinal)
+                yield from self._compare(row, ordinal, is_trusted=self._is_trusted)
 
     def take_inside(self, found: native.store.CheckedRecords) -> Iterator[Problem]:
         """The problems of a record that begins within the bytes of a damaged one."""
         for row in rows(found, self.seed):
             for ordinal in row.ordinals:
                 self._hit.append(self._place(ordinal))
-                yield from self._compare(row, ordinal)
+                yield from self._compare(row, ordinal, is_trusted=False)
 
     def _follow(self, row: Row) -> Iterator[Problem]:
         """The problem of a record that does not follow the one before it, where no table tells its
@@ -164,11 +175,14 @@ class RecordCheck:
                 )
         self.expected = row.ordinals.stop
 
-    def _compare(self, row: Row, ordinal: int) -> Iterator[Problem]:
+    def _compare(self, row: Row, ordinal: int, *, is_trusted: bool) -> Iterator[Problem]:
         said, at = self._said(ordinal), row.entry.offset
         if not _is_sound(row):
             self.damaged[at] = at + fmt.record_size(row.entry.stored_length)
             self.is_in_order = False
+        if not is_trusted and not self._is_proved(row, ordinal):
+            self._add_gap(row, fmt.RECORD_HEADER_BYTES)
+            return
         if said is not None and said.offset != at:
             self._displaced.append((row, ordinal))
             self.is_in_order = False
@@ -179,6 +193,15 @@ class RecordCheck:
             self._damaged.add(ordinal)
             self._hit.append((at, self.damaged[at]))
         yield from self._judge(row, ordinal)
+
+    def _is_proved(self, row: Row, ordinal: int) -> bool:
+        """Whether a record that may be a user's bytes is one of ours."""
+        said = self._said(ordinal)
+        if said is not None and said.offset == row.entry.offset:
+            return record_fields(said) == record_fields(row.entry)
+        if row.status != INTACT or row.kind not in _WITH_BYTES:
+            return False
+        return said is not None and said.fingerprint == row.entry.fingerprint
 
     def _judge(self, row: Row, ordinal: int) -> Iterator[Problem]:
         said = self._said(ordinal)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dedupd import native
 from dedupd.format import container as fmt
 from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.container import Gap, ScannedRecord, scan
+from dedupd.store.container.scan import Gap, ScannedRecord, scan
 from dedupd.system.files import UNREADABLE, read_readable
 from dedupd.system.page_cache import new_buffer, read_uncached_readable
 from dedupd.units import MIB

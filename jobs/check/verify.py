@@ -11,10 +11,10 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of, show_id
 from dedupd.format.table_columns import UncheckedEntries
 from dedupd.shared.fellows import require_all
-from dedupd.store.container.container import Gap, payload_is_intact, scan
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import table_numbers
 from dedupd.store.container.recovery import is_unfinished
+from dedupd.store.container.scan import Gap, payload_is_intact, scan
 from dedupd.store.container.table_file import load_table
 from dedupd.system.files import opened, read_readable
 from dedupd.system.processes import cores
@@ -210,7 +210,7 @@ class Verify(Job[VerifyReport]):
             except DamagedTable as error:
                 self._find(Invariant.TABLE_AGREES, where, str(error))
             found = CheckedTable(directory, number, entries)
-            self._check_records(fd, found, end, windows)
+            self._check_records(fd, found, end, windows, is_forgeable=header.is_forgeable)
             return found
 
     def _check_end(
@@ -227,10 +227,19 @@ class Verify(Job[VerifyReport]):
             end = item.end
         self._report.unsynced_bytes += max(0, size - end)
 
-    def _check_records(self, fd: int, found: CheckedTable, end: int, windows: WindowReader) -> None:
+    def _check_records(
+        self,
+        fd: int,
+        found: CheckedTable,
+        end: int,
+        windows: WindowReader,
+        *,
+        is_forgeable: bool,
+    ) -> None:
         """Check the records. Where there is no table, its entries are those that records imply."""
         entries, start = found.entries, fmt.FILE_HEADER_BYTES
-        check = RecordCheck(entries, bases=found.directory.bases.native)
+        bases = found.directory.bases.native
+        check = RecordCheck(entries, bases=bases, is_forgeable=is_forgeable)
         for _, item, problems in check_all(windows, fd, check, start, end, PORTION_BYTES):
             if not entries and isinstance(item, RecordWindow):
                 for row in rows(item.records, entries.seed):

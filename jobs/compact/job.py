@@ -15,6 +15,7 @@ from dedupd.store.container.punching import allocated_bytes
 from dedupd.store.container.recovery import recover_or_discard
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.garbage import GAIN_BYTES_MIN, Weight, weigh
+from dedupd.stores.secret_files import rotate_secret
 from dedupd.system.files import opened
 from dedupd.units import format_size
 from dedupd.volume.volume import Volume
@@ -55,15 +56,21 @@ class CompactionCandidate(NamedTuple):
     @property
     def cost(self) -> float:
         """Bytes copied for each that is freed."""
-        return 0.0 if self.weight.is_dead else self.weight.needed_bytes / self.weight.gain_bytes
+        weight = self.weight
+        return 0.0 if weight.is_dead else weight.needed_bytes / max(1, weight.gain_bytes)
 
 
 class Compact(Job[CompactReport]):
     """One compaction of one volume. Needs the volume's job lock; the volume may be mounted."""
 
-    def __init__(self, volume: Volume, run: JobRun, *, dry_run: bool = False) -> None:
+    def __init__(
+        self, volume: Volume, run: JobRun, *, dry_run: bool = False, rekey: bool = False
+    ) -> None:
+        """``rekey``: give the store's secret a new key, and rewrite all containers, so that their
+        seeds are made from it."""
         super().__init__(volume, run, CompactReport())
         self._dry_run = dry_run
+        self._rekey = rekey
         policy = volume.policy()
         self._dead_min = policy.compaction_min_dead
         self._leaves_shared = policy.compaction_shared is SharedExtents.SKIP
@@ -75,6 +82,8 @@ class Compact(Job[CompactReport]):
         Where space is short, containers that there is room for go first; each makes more room.
         """
         if not self._dry_run:
+            if self._rekey:
+                rotate_secret(self._volume.store.base_fd, self._volume.disk)
             self._give_back()
         candidates = [c for kind in Kind for c in self._candidates(kind)]
         total = sum(0 if c.weight.is_dead else c.weight.needed_bytes for c in candidates)
@@ -133,9 +142,9 @@ class Compact(Job[CompactReport]):
             return None
 
     def _is_worth_it(self, kind: Kind, number: int, weight: Weight) -> bool:
-        if weight.gain_bytes < GAIN_BYTES_MIN:
+        if weight.gain_bytes < GAIN_BYTES_MIN and not self._rekey:
             return False
-        if not weight.is_worth_it(self._dead_min):
+        if not (weight.is_worth_it(self._dead_min) or self._rekey):
             self._report.below_threshold += 1
             return False
         if weight.quarantined:
@@ -151,7 +160,7 @@ class Compact(Job[CompactReport]):
 
         Snapshots below keep the old blocks, so that the new ones come on top of them.
         """
-        if not self._leaves_shared:
+        if not self._leaves_shared or self._rekey:
             return False
         with opened(directory.open_data(state.header.container)) as fd:
             kept_bytes = native.system.shared_bytes(fd, state.end)

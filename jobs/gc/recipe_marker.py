@@ -9,7 +9,7 @@ from dedupd.format import table as tbl
 from dedupd.format.container import Kind, seed_of
 from dedupd.format.ids import ordinal_of, show_id
 from dedupd.format.recipe import named_by
-from dedupd.store.container.sequential_reader import SequentialReader
+from dedupd.store.container.scan import SequentialReader
 from dedupd.store.container.table_scan import TableBlock
 from dedupd.store.mark_set import Needs
 from dedupd.system.files import opened

@@ -27,6 +27,7 @@ from dedupd.store.container.recovery import is_unfinished
 from dedupd.store.container.rescue import mend
 from dedupd.store.container.table_file import Recovered, load_table
 from dedupd.store.second_copies import all_copies
+from dedupd.stores.secret_files import made_secret
 from dedupd.system.processes import cores
 from dedupd.volume.container_numbers import Numbers
 from dedupd.volume.repair_notes import Note
@@ -129,6 +130,7 @@ class Scrub(Job[ScrubReport]):
         """Check and repair everything. Raises Cancelled, NoSpace; resumes where it stopped.
         Raises UnseenMember where a volume of the store is not held."""
         require_all(self._volume)
+        made_secret(self._volume.store.base_fd, self._volume.disk)
         with ExitStack() as stack:
             for kind in fmt.Kind:
                 self._directories[kind] = self._volume.containers(kind)

@@ -159,12 +159,12 @@ class RecordScrub:
         """Whether every record was where its entry says, from the first to the last."""
         number = header.container
         bases = directory.bases.native
-        check = RecordCheck(entries, bases=bases)
         start, end = fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size
-        begun = self.progress.within(directory.kind, header)
+        begun, expected = self.progress.within(directory.kind, header), 0
         if begun is not None:
-            start, check = begun[0], RecordCheck(entries, begun[1], bases)
+            start, expected = begun
             self.resumed = True
+        check = RecordCheck(entries, expected, bases, is_forgeable=header.is_forgeable)
         portion = self._throttle.portion(PORTION_BYTES, MIB)
         said = CheckedTable(directory, number, entries)
         is_right = begun is None

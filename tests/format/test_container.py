@@ -62,10 +62,10 @@ def test_a_container_header_cut_short_is_noticed(header: fmt.FileHeader, length:
 
 def test_a_container_of_a_newer_format_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     header = fmt.FileHeader(fmt.Kind.CHUNKS, 1, 1, 0, bytes(16), 0)
-    monkeypatch.setattr(fmt, "FORMAT", 2)
+    monkeypatch.setattr(fmt, "FORMAT", 3)
     newer = fmt.encode_file_header(header)
-    monkeypatch.setattr(fmt, "FORMAT", 1)
-    with pytest.raises(UnknownFormat, match="format 2; this program reads 1"):
+    monkeypatch.setattr(fmt, "FORMAT", 2)
+    with pytest.raises(UnknownFormat, match="format 3; this program reads 2"):
         fmt.decode_file_header(newer, "here")
 
 
@@ -95,8 +95,8 @@ def test_a_record_does_not_pass_for_one_of_another_container(
     record: fmt.Record, volume: bytes, here: tuple[int, int], there: tuple[int, int]
 ) -> None:
     if here != there:
-        data = packed(record, fmt.checksum_seed(volume, *here))
-        assert fmt.unpack_record(data, 0, fmt.checksum_seed(volume, *there)) is None
+        data = packed(record, fmt.public_seed(volume, *here))
+        assert fmt.unpack_record(data, 0, fmt.public_seed(volume, *there)) is None
 
 
 @given(records, st.integers(0, fmt.RECORD_HEADER_BYTES - 1))

@@ -129,7 +129,7 @@ def check_container_flips(volume: tuple[Path, dict[str, bytes]], name: str, stri
 def is_padding(path: Path, at: int) -> bool:
     """Whether a byte of a container lies behind a record's payload and before the next record."""
     from dedupd.format import container as fmt
-    from dedupd.store.container.container import ScannedRecord, scan
+    from dedupd.store.container.scan import ScannedRecord, scan
     from dedupd.system.files import opened
 
     with opened(os.open(path, os.O_RDONLY)) as fd:

@@ -16,10 +16,10 @@ from dedupd.format.ids import make_id
 from dedupd.format.recipe import fingerprint_check
 from dedupd.store.reader import RecordReader
 from tests.support.lab import flip_bit, noise, prose
-from tests.support.stores import VOLUME, Records
+from tests.support.stores import SECRET, VOLUME, Records
 
 PAYLOADS = [noise(3000, 1), prose(20_000), b"x", bytes(5000), noise(70_000, 2), prose(100_000, 3)]
-SEED = fmt.checksum_seed(VOLUME, 1, 1)
+SEED = SECRET.seed(fmt.Kind.CHUNKS, 1, 1)
 
 
 @pytest.fixture

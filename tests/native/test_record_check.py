@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from dedupd import native
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.store.container.container import ScannedRecord, scan
 from dedupd.store.container.recovery import entry_of
+from dedupd.store.container.scan import ScannedRecord, scan
 from tests.support.lab import noise, prose
-from tests.support.stores import VOLUME, Records
+from tests.support.stores import SECRET, Records
 
-SEED = fmt.checksum_seed(VOLUME, 1, 1)
+SEED = SECRET.seed(fmt.Kind.CHUNKS, 1, 1)
 START = fmt.FILE_HEADER_BYTES
 
 

@@ -76,9 +76,9 @@ def expect(data: bytes, places: dict[str, tuple[int, int]], values: dict[str, An
 
 
 def test_the_container_header() -> None:
-    header = fmt.FileHeader(fmt.Kind.RECIPES, 0x1234, 7, 9, UUID, 0x123456789A)
+    header = fmt.FileHeader(fmt.Kind.RECIPES, 0x1234, 7, 9, UUID, 0x123456789A, seed=0x1122)
     data = fmt.encode_file_header(header)
-    values = {f.name: getattr(header, f.name) for f in fields(header)}
+    values = {f.name: getattr(header, f.name) for f in fields(header)} | {"seed_again": 0x1122}
     places = layout("Container header (128 bytes)")
     checksum = number(data, places["checksum"])
     expect(
@@ -99,7 +99,7 @@ def test_the_record_header() -> None:
 
 
 def test_the_table_header() -> None:
-    header = tbl.TableHeader(fmt.Kind.CHUNKS, 0x1234, 7, 9, UUID, 0x123456789A, 77, 66)
+    header = tbl.TableHeader(fmt.Kind.CHUNKS, 0x1234, 7, 9, 0x77, 0x88, 0x123456789A, 77, 66)
     data = tbl.encode_header(header)
     places = layout("Table header (64 bytes)")
     values = {f.name: getattr(header, f.name) for f in fields(header)}

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dedupd import native
 from dedupd.errors import DamagedContainer, DamagedRecipe, NoSpace
-from dedupd.format import container as fmt
 from dedupd.format import recipe
 from dedupd.format import table as tbl
 from dedupd.format.container import Kind
@@ -18,7 +17,7 @@ from dedupd.format.recipe import RecipeRef, fingerprint_check
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Recipe, RecipeReader, Span
 from dedupd.store.recipe.recipe_writer import RecipeBuilder, RecipeWriter
 from tests.support.lab import flip_bit, noise
-from tests.support.stores import VOLUME, DictIndex, FullDisk, LazyDisk, Records
+from tests.support.stores import SECRET, DictIndex, FullDisk, LazyDisk, Records
 
 Chunk = tuple[int, int]
 """Id and length."""
@@ -183,7 +182,7 @@ def test_a_direct_recipe_survives_a_wrong_table(tmp_path: Path) -> None:
     wrong = tbl.TableEntry(bytes(32), 128, 0, 300, 77, 0, tbl.State.LIVE, 0)
     with open(streams.chunks.table(), "r+b") as file:
         file.seek(tbl.HEADER_BYTES)
-        file.write(tbl.encode_entry(wrong, fmt.checksum_seed(VOLUME, 1, 1)))
+        file.write(tbl.encode_entry(wrong, SECRET.seed(Kind.CHUNKS, 1, 1)))
     found = streams.open(RecipeRef(one, native.hashing.fingerprint(noise(300))[:16], direct=True))
     assert found.length == 300
 

@@ -12,13 +12,13 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
 from dedupd.format.table import State
-from dedupd.store.container.container import ScannedRecord, scan
 from dedupd.store.container.record_states import set_entries
+from dedupd.store.container.scan import ScannedRecord, scan
 from dedupd.system.files import opened
 from tests.support.lab import flip_bit, noise, stop_at
-from tests.support.stores import VOLUME, Records
+from tests.support.stores import SECRET, VOLUME, Records
 
-SEED = fmt.checksum_seed(VOLUME, 1, 1)
+SEED = SECRET.seed(fmt.Kind.CHUNKS, 1, 1)
 EMPTY = native.hashing.xxh3_64(b"")
 
 

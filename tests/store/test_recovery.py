@@ -15,9 +15,9 @@ from dedupd.format.ids import make_id, ordinal_of
 from dedupd.index.table_index import TableIndex
 from dedupd.store.container.table_file import LOST
 from tests.support.lab import fill, flip_bit, lab_in, noise, prose, stop_at
-from tests.support.stores import VOLUME, LazyDisk, Records
+from tests.support.stores import SECRET, LazyDisk, Records
 
-SEED = fmt.checksum_seed(VOLUME, 1, 1)
+SEED = SECRET.seed(fmt.Kind.CHUNKS, 1, 1)
 
 
 def test_a_tail_torn_at_any_byte_is_cut_back_to_whole_records(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from dedupd.format.container import Kind
 from dedupd.format.ids import make_id, ordinal_of
 from dedupd.format.table import State
 from dedupd.store.container.compaction import compact
-from dedupd.store.container.container import ScannedRecord, scan
 from dedupd.store.container.cutting import cut_back
 from dedupd.store.container.record_states import set_entries
+from dedupd.store.container.scan import ScannedRecord, scan
 from dedupd.store.container.table_file import load_table
 from dedupd.store.container.table_scan import RecordRange, TableScan
 from dedupd.units import KIB

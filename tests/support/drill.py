@@ -114,8 +114,7 @@ class Drill:
         for kind in Kind:
             for path in (lab.base / STORE_DIRS[kind]).glob("*.dir"):
                 number, data = int(path.stem), path.read_bytes()
-                with lab.opened() as volume:
-                    seed = fmt.checksum_seed(volume.space.volume_id, number, 1)
+                seed = lab.seed(kind, number)
                 for ordinal in range((len(data) - tbl.HEADER_BYTES) // tbl.ENTRY_BYTES):
                     at = tbl.HEADER_BYTES + ordinal * tbl.ENTRY_BYTES
                     entry = tbl.decode_entry(data[at : at + tbl.ENTRY_BYTES], seed)

@@ -196,8 +196,7 @@ class Lab:
         hold, and the bytes are others than those that recipes mean."""
         path = self.container(Kind.CHUNKS)
         data = bytearray(path.read_bytes())
-        with self.opened() as volume:
-            seed = fmt.checksum_seed(volume.space.volume_id, 1, 1)
+        seed = self.seed(Kind.CHUNKS)
         record = fmt.unpack_record(bytes(data), fmt.FILE_HEADER_BYTES, seed)
         assert record is not None and record.codec == fmt.Codec.RAW
         other = noise(record.raw_length, 9)
@@ -211,6 +210,11 @@ class Lab:
         )
         fmt.pack_record_into(memoryview(data), fmt.FILE_HEADER_BYTES, forged, seed)
         path.write_bytes(data)
+
+    def seed(self, kind: Kind, number: int = 1) -> int:
+        """The seed of a container's checksums."""
+        head = self.container(kind, number).read_bytes()[: fmt.FILE_HEADER_BYTES]
+        return fmt.seed_of(fmt.decode_file_header(head, ""))
 
     def container(self, kind: Kind, number: int = 1) -> Path:
         return self.base / STORE_DIRS[kind] / data_name(number).decode()

@@ -11,6 +11,7 @@ from dedupd import native
 from dedupd.errors import NoSpace
 from dedupd.format import container as fmt
 from dedupd.format.container import Kind
+from dedupd.format.store_secret import StoreSecret
 from dedupd.store.container.container import data_name, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.recovery import recover
@@ -20,6 +21,7 @@ from dedupd.store.writer import ContainerWriter, NewRecords
 from dedupd.system.disk import Disk
 
 VOLUME = bytes(range(16))
+SECRET = StoreSecret((bytes(range(32)),))
 
 
 class LazyDisk(Disk):
@@ -171,4 +173,4 @@ class Records:
     def opened(self) -> ContainerDirectory:
         """The directory of the containers, to be closed by the caller."""
         fd = os.open(self.directory, os.O_RDONLY)
-        return ContainerDirectory(fd, self.kind, VOLUME, self.disk)
+        return ContainerDirectory(fd, self.kind, VOLUME, self.disk, read_secret=lambda: SECRET)

@@ -43,11 +43,11 @@ def fill_tables(lab: Lab, chunks: int, partition: int) -> None:
     for number in range(last + 1, last + 1 + chunks // CONTAINER_CHUNKS):
         data = array("Q", range(number << 32, (number << 32) + CONTAINER_CHUNKS)).tobytes()
         packed = native.hashing.fingerprints(data, array("I", range(8, len(data) + 1, 8)))
-        seed = fmt.checksum_seed(uuid, number, 1)
-        entries = native.store.seal(encoded, packed, ones, ones, seed=seed, ordinal=0, offset=0)
         header = fmt.FileHeader(Kind.CHUNKS, number, 1, partition, uuid, 1)
+        seed = fmt.seed_of(header)
+        entries = native.store.seal(encoded, packed, ones, ones, seed=seed, ordinal=0, offset=0)
         size = fmt.FILE_HEADER_BYTES
-        mark = tbl.TableHeader(Kind.CHUNKS, number, 1, partition, uuid, size, CONTAINER_CHUNKS)
+        mark = tbl.TableHeader.of(header, size, CONTAINER_CHUNKS)
         (directory / f"{number:08d}.dat").write_bytes(fmt.encode_file_header(header))
         (directory / f"{number:08d}.dir").write_bytes(tbl.encode_header(mark) + entries)
 

@@ -41,9 +41,7 @@ def grow(lab: Lab, containers: range) -> None:
             with open(lab.container(Kind.CHUNKS, number), "wb") as file:
                 file.write(fmt.encode_file_header(header))
                 file.truncate(end)
-            mark = tbl.TableHeader(
-                Kind.CHUNKS, number, 1, 0, directory.volume_id, end, PER_CONTAINER
-            )
+            mark = tbl.TableHeader.of(header, end, PER_CONTAINER)
             lab.table(Kind.CHUNKS, number).write_bytes(tbl.encode_header(mark) + entries)
             volume.store_hints.put(HintKey.REFINED.of(f"{number:08d}"), [PER_CONTAINER, 2, 0])
             note_held(volume.store_hints, {number: b"\x49\x92\x24" * (PER_CONTAINER // 24)})

@@ -13,11 +13,16 @@ from jobs.compact.job import Compact, CompactReport
 @job_command(
     "compact",
     click.option("--dry-run", is_flag=True, help="Only say how much there is to be freed."),
+    click.option(
+        "--rekey",
+        is_flag=True,
+        help="Create a new key for the store's checksums, and rewrite all containers with it.",
+    ),
 )
-def command(path: str, dry_run: bool, as_json: bool) -> None:
+def command(path: str, dry_run: bool, rekey: bool, as_json: bool) -> None:
     """Give the space of collected chunks back. Users keep working meanwhile."""
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "compact") as run:
-        job = Compact(volume, run, dry_run=dry_run)
+        job = Compact(volume, run, dry_run=dry_run, rekey=rekey)
         report = job.run() if dry_run else job.recorded()
         if not dry_run:
             look_at_new(volume, run)
@@ -25,7 +30,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
 
 
 def _show(report: CompactReport) -> None:
-    if not report.dead_bytes and report.outcome == "done":
+    if not report.dead_bytes and not report.rewritten and report.outcome == "done":
         containers = counted(report.containers, "container")
         click.echo(f"Nothing to give back: {containers} without garbage.")
         return

@@ -16,13 +16,13 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
 from dedupd.format.table_columns import PackedEntries
-from dedupd.store.container.container import NEW, ScannedRecord, data_name, forward, table_name
+from dedupd.store.container.container import NEW, data_name, forward, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import remains
 from dedupd.store.container.punching import count_punch
 from dedupd.store.container.record_states import set_entries, tell_punched
 from dedupd.store.container.recovery import entry_of
-from dedupd.store.container.sequential_reader import WINDOW_BYTES, SequentialReader
+from dedupd.store.container.scan import WINDOW_BYTES, ScannedRecord, SequentialReader
 from dedupd.store.container.table_file import Recovered
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
@@ -60,7 +60,8 @@ def compact(
     dir_fd, disk = directory.fd, directory.disk
     number = state.header.container
     generation = state.header.generation + 1
-    header = replace(state.header, generation=generation, punches=0)
+    seed = directory.new_seed(number, generation)
+    header = replace(state.header, generation=generation, punches=0, seed=seed)
     names = data_name(number) + NEW, table_name(number) + NEW
     for name in names:
         with suppress(FileNotFoundError):

@@ -6,51 +6,16 @@ missing, short or wrong, the container itself is scanned.
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from dedupd import native
 from dedupd.errors import DamagedChunk, DamagedContainer, DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
-from dedupd.format.volume_parameters import FINGERPRINTS
 from dedupd.store.container.bases import Bases, raw_bytes
+from dedupd.store.container.scan import ScannedRecord, believed, is_right, scan
 from dedupd.system.files import open_to_read, read_at, read_readable
-
-_MAGIC = fmt.RECORD_MAGIC.to_bytes(4, "little")
-_SCAN_BYTES = 4 << 20
-"""Window of a scan: large enough to be sequential I/O, small enough to forget."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScannedRecord:
-    """A record header with the offset where it begins. One that is implied takes no bytes: it
-    stands for those that were collected before the record there."""
-
-    offset: int
-    record: fmt.Record
-    is_implied: bool = False
-
-    @property
-    def end(self) -> int:
-        """The offset after it."""
-        size = 0 if self.is_implied else fmt.record_size(self.record.stored_length)
-        return self.offset + size
-
-    def ordinals(self) -> range:
-        """The ordinals that it stands for: its own, or those of a run of tombstones."""
-        first = self.record.ordinal
-        return range(first, min(self.record.next_ordinal, max(first + 1, fmt.ORDINALS_MAX)))
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A range of a container, [offset, end), that holds no valid record."""
-
-    offset: int
-    end: int
-
 
 NEW = b".new"
 """Suffix of a file that is being written, to be put in the place of another."""
@@ -78,72 +43,6 @@ def table_name(container: int) -> bytes:
     return b"%08d.dir" % container
 
 
-def scan(fd: int, seed: int, start: int, end: int) -> Iterator[ScannedRecord | Gap]:
-    """All record headers between ``start`` and ``end``, those that they imply before them, and the
-    gaps between them.
-
-    After damage it looks for the next valid header at every aligned offset: a checksum seeded
-    with the container's identity makes a false one as good as impossible.
-    """
-    window, base = b"", start
-    position = start
-    gap_start: int | None = None
-    while position + fmt.RECORD_HEADER_BYTES <= end:
-        if position < base or position + fmt.RECORD_HEADER_BYTES > base + len(window):
-            base = position
-            window = read_readable(fd, min(_SCAN_BYTES, end - base), base)
-        record = fmt.unpack_record(window, position - base, seed)
-        if record is None or position + fmt.record_size(record.stored_length) > end:
-            if gap_start is None:
-                gap_start = position
-            position = base + _next_magic(window, position - base + fmt.ALIGN_BYTES)
-            continue
-        if gap_start is not None:
-            yield Gap(gap_start, position)
-            gap_start = None
-        if (before := record.before) is not None:
-            yield ScannedRecord(position, before, is_implied=True)
-        yield ScannedRecord(position, record)
-        position += fmt.record_size(record.stored_length)
-    if gap_start is None and position < end:
-        gap_start = position
-    if gap_start is not None:
-        yield Gap(gap_start, end)
-
-
-def scan_inside(fd: int, seed: int, start: int, stop: int, end: int) -> Iterator[ScannedRecord]:
-    """Records that begin within the payload of the record from ``start`` to ``stop``, which is
-    damaged: a write that went astray may have put them there, or its header in front of them.
-    ``end`` is that of the container."""
-    for item in scan(fd, seed, start + fmt.RECORD_HEADER_BYTES, end):
-        if item.offset >= stop:
-            return
-        if isinstance(item, ScannedRecord) and not item.is_implied:
-            yield item
-
-
-def _next_magic(window: bytes, start: int) -> int:
-    """Offset of the next aligned record magic in ``window``, or where a next window must begin."""
-    last = max(start, len(window) - fmt.RECORD_HEADER_BYTES + 1)
-    at = start
-    while at < len(window):
-        at = window.find(_MAGIC, at)
-        if at < 0:
-            break
-        # Windows begin at aligned offsets, so alignment within the window is alignment in the file.
-        if at % fmt.ALIGN_BYTES == 0:
-            return at
-        at += 1
-    return -(-last // fmt.ALIGN_BYTES) * fmt.ALIGN_BYTES
-
-
-def payload_is_intact(fd: int, found: ScannedRecord) -> bool:
-    """Whether the stored bytes of a record match its checksum."""
-    record = found.record
-    stored = read_readable(fd, record.stored_length, found.offset + fmt.RECORD_HEADER_BYTES)
-    return len(stored) == record.stored_length and native.hashing.xxh3_64(stored) == record.checksum
-
-
 def has_hole(fd: int, offset: int, stored_length: int) -> bool:
     """Whether any block of the payload of the record at ``offset`` was given back. Moves the
     position of ``fd``."""
@@ -165,13 +64,6 @@ def forward(ordinal: int, entry: tbl.TableEntry, collected: int = 0) -> fmt.Reco
     return fmt.Record(
         *(ordinal, fmt.RecordKind.FORWARD, fmt.Codec.RAW, entry.raw_length, 0, entry.hint),
         *(entry.fingerprint, entry.target, fmt.EMPTY_CHECKSUM, collected),
-    )
-
-
-def _is_right(record: fmt.Record, raw: bytes) -> bool:
-    """Whether bytes have the fingerprint that their record states, of whichever algorithm."""
-    return record.fingerprint in (
-        native.hashing.fingerprint(raw, algorithm) for algorithm in FINGERPRINTS
     )
 
 
@@ -319,7 +211,7 @@ class Container:
         """As :meth:`read`, but regardless of the state in the table, and with the fingerprint
         compared."""
         record, raw = self._read(ordinal, self.entry(ordinal))
-        if record.kind not in _WITHOUT_BYTES and not _is_right(record, raw):
+        if record.kind not in _WITHOUT_BYTES and not is_right(record, raw):
             raise self._damaged(ordinal, "its bytes are not those of its fingerprint")
         return record, raw
 
@@ -414,12 +306,16 @@ class Container:
         with self._lock:
             self._forget_cut_records()
             found = self._scanned.get(ordinal)
-            if found is None:
-                size = os.fstat(self.fd).st_size
-                for item in scan(self.fd, self.seed, self._scanned_to, size):
+            size = os.fstat(self.fd).st_size
+            if found is None and self._scanned_to < size:
+                # What is believed of an old container depends on all of it.
+                is_whole = self.header.is_forgeable
+                start = fmt.FILE_HEADER_BYTES if is_whole else self._scanned_to
+                items = scan(self.fd, self.seed, start, size)
+                for item in believed(self.fd, self.header, items, self.bases):
                     if isinstance(item, ScannedRecord):
                         self._note(item)
-                        self._scanned_to = item.end
+                        self._scanned_to = size if is_whole else item.end
                 found = self._scanned.get(ordinal)
             return found
 

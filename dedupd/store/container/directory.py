@@ -2,6 +2,7 @@
 
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, ordinal_of, show_id
+from dedupd.format.store_secret import StoreSecret
 from dedupd.format.table_columns import PackedEntries, UncheckedEntries
 from dedupd.store.beside.neighbours import ALONE, Neighbours
 from dedupd.store.container.bases import Bases
@@ -48,15 +50,20 @@ class ContainerDirectory:
         disk: Disk,
         make_room: MakeRoom | None = None,
         neighbours: Neighbours = ALONE,
+        read_secret: Callable[[], StoreSecret] | None = None,
     ) -> None:
-        """Takes over ``fd``, a descriptor of the directory. ``make_room``: of its file system; by
-        default all that is free."""
+        """Takes over ``fd``, a descriptor of the directory.
+
+        ``make_room``: of its file system; by default all free space. ``read_secret``: the secret of
+        the store, needed to write containers.
+        """
         self.fd = fd
         self.neighbours = neighbours
         self.kind = kind
         self.volume_id = volume_id
         self.disk = disk
         self._make_room = make_room
+        self._read_secret = read_secret
 
     def close(self) -> None:
         if (bases := self.__dict__.pop("bases", None)) is not None:
@@ -74,6 +81,16 @@ class ContainerDirectory:
         if self._make_room is not None:
             return self._make_room()
         return Room(self.fd, NO_RESERVE, self.kind.name.lower())
+
+    @cached_property
+    def secret(self) -> StoreSecret:
+        """The secret of its store. Raises OSError."""
+        assert self._read_secret is not None
+        return self._read_secret()
+
+    def new_seed(self, number: int, generation: int) -> int:
+        """The seed of a generation of a container that is about to be written. Raises OSError."""
+        return self.secret.seed(self.kind, number, generation)
 
     def _read_base(self, record_id: int) -> bytes:
         raw = self.bases.native.raw(record_id)

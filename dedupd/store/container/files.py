@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from dedupd import native
 from dedupd.errors import DamagedTable
-from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.store.container.container import table_name
 from dedupd.store.container.table_file import read_entries
@@ -50,8 +49,7 @@ def _is_all_collected(dir_fd: int, number: int) -> bool:
             entries = read_entries(fd, table)
     except DamagedTable:
         return False
-    seed = fmt.checksum_seed(table.volume_id, table.container, table.generation)
-    states = native.store.table_states(entries, seed)[: table.synced_count]
+    states = native.store.table_states(entries, table.seed)[: table.synced_count]
     return states == bytes([tbl.State.TOMBSTONE]) * table.synced_count
 
 

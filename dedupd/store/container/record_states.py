@@ -89,9 +89,8 @@ def _write_entries(
             raise DamagedTable(f"{name}: record {ordinal} was collected, and has no entry")
     if os.fstat(fd).st_size < max(placed, default=0) + tbl.ENTRY_BYTES:
         raise DamagedTable(f"{name}: the redirection table is too short")
-    seed = fmt.checksum_seed(table.volume_id, table.container, table.generation)
     for offset, run in _runs(placed):
-        body = b"".join(tbl.encode_entry(entry, seed) for entry in run)
+        body = b"".join(tbl.encode_entry(entry, table.seed) for entry in run)
         disk.write_at(fd, [body], offset)
 
 

@@ -14,19 +14,17 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.table_columns import PackedEntries, UncheckedEntries
-from dedupd.store.container.container import (
-    NEW,
+from dedupd.store.container.container import NEW, data_name, has_hole, header_of, table_name
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.scan import (
     Gap,
     ScannedRecord,
-    data_name,
-    has_hole,
-    header_of,
+    believed,
+    is_proved,
     payload_is_intact,
     scan,
     scan_inside,
-    table_name,
 )
-from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.table_file import (
     LOST,
     Recovered,
@@ -205,7 +203,8 @@ def _recover_tail(
         assert known is not None
         kept, reconciled = list(known), min(table.reconciled, count)
     else:
-        kept = completed(fd, header, table, UncheckedEntries(body, fmt.seed_of(header)))
+        entries = UncheckedEntries(body, fmt.seed_of(header))
+        kept = completed(directory, fd, header, table, entries)
         reconciled = 0  # a scan does not tell the state of a record
     end = table.synced_bytes
     _must_be_readable(fd, header, end, size)
@@ -226,6 +225,7 @@ def _recover_tail(
 
 
 def completed(
+    directory: ContainerDirectory,
     fd: int,
     header: fmt.FileHeader,
     table: tbl.TableHeader,
@@ -239,7 +239,7 @@ def completed(
     known = [entry for entry in said if entry is not None]
     if len(known) == table.synced_count:
         return known
-    scanned = _entries_below(fd, header, table.synced_bytes, table.synced_count)
+    scanned = _entries_below(directory, fd, header, table.synced_bytes, table.synced_count)
     said += [None] * (len(scanned) - len(said))
     return [own or found for own, found in zip(said, scanned, strict=True)]
 
@@ -248,7 +248,7 @@ def _rebuild(directory: ContainerDirectory, fd: int, header: fmt.FileHeader) -> 
     """Build the table from the container alone. Nothing is cut: any record may be referenced."""
     _settle_pages(fd, directory.disk)
     size = os.fstat(fd).st_size
-    entries = _entries_below(fd, header, size, 0)
+    entries = _entries_below(directory, fd, header, size, 0)
     if not _may_grow(entries, size):
         known = [entry.offset for entry in entries]
         _must_be_readable(fd, header, max(known, default=0), size)
@@ -277,21 +277,27 @@ def _settle_pages(fd: int, disk: Disk) -> None:
 
 
 def _entries_below(
-    fd: int, header: fmt.FileHeader, end: int, count_min: int
+    directory: ContainerDirectory, fd: int, header: fmt.FileHeader, end: int, count_min: int
 ) -> list[tbl.TableEntry]:
     """The entries that the records below ``end`` imply, by ordinal; at least ``count_min``.
 
     A record whose bytes have changed is quarantined: a file that is still whole would lose its own
-    bytes by becoming a duplicate of it.
+    bytes by becoming a duplicate of it. A record inside a damaged one is proved by its fingerprint,
+    and takes the place of no other bytes: users choose what lies in payloads.
     """
     entries = [LOST] * count_min
-    for item, is_intact in _scan_all(fd, fmt.seed_of(header), end):
+    for item, is_intact in _scan_all(directory, fd, header, end):
         if item.record.ordinal > _ordinal_max(header, item.offset):
             continue
         ordinals = item.ordinals()
         entries += [LOST] * (ordinals.stop - len(entries))
+        known = entries[ordinals.start]
+        if item.is_inside and not (
+            _may_replace(known, item.record) and is_proved(fd, item, directory.bases)
+        ):
+            continue
         entry = entry_of(item)
-        if entries[ordinals.start] != LOST and not is_intact:
+        if known != LOST and not is_intact:
             continue  # a write that went astray: the record itself lies before it
         if not is_intact:
             entry = entry._replace(state=tbl.State.QUARANTINED)
@@ -299,10 +305,21 @@ def _entries_below(
     return entries
 
 
-def _scan_all(fd: int, seed: int, end: int) -> Iterator[tuple[ScannedRecord, bool]]:
-    """All records below ``end``, those within damaged ones included, and whether each is intact."""
+def _may_replace(known: tbl.TableEntry, record: fmt.Record) -> bool:
+    """Whether a proved record may stand for an ordinal: nothing else does, or the same bytes do,
+    and are damaged there."""
+    is_damaged = known.state == tbl.State.QUARANTINED
+    return known == LOST or (is_damaged and known.fingerprint == record.fingerprint)
+
+
+def _scan_all(
+    directory: ContainerDirectory, fd: int, header: fmt.FileHeader, end: int
+) -> Iterator[tuple[ScannedRecord, bool]]:
+    """All records below ``end``, and whether each is intact; last those inside damaged ones."""
+    seed = fmt.seed_of(header)
     damaged: list[ScannedRecord] = []
-    for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, end):
+    items = scan(fd, seed, fmt.FILE_HEADER_BYTES, end)
+    for item in believed(fd, header, items, directory.bases):
         if isinstance(item, ScannedRecord):
             is_intact = payload_is_intact(fd, item)
             # What was punched is most likely garbage, and there may be many of that.

@@ -13,15 +13,10 @@ from dedupd.errors import DamagedContainer, DamagedTable
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.store.container.container import (
-    ScannedRecord,
-    data_name,
-    header_of,
-    scan,
-    table_name,
-)
+from dedupd.store.container.container import data_name, header_of, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.recovery import completed, is_unfinished
+from dedupd.store.container.scan import valid_seed
 from dedupd.store.container.table_file import LOST, load_table, table_header_at
 from dedupd.system.disk import Disk
 from dedupd.system.files import BLOCK_BYTES, is_readable, opened, read_readable
@@ -59,8 +54,8 @@ def mend(directory: ContainerDirectory, number: int, count_min: int = 0) -> list
             header = header_of(fd, name.decode())
         except DamagedContainer:
             wrong.append("the container has no valid header")
-            generation = _generation(fd, dir_fd, number, directory.volume_id)
-            header = _new_header(directory, number, generation)
+            generation, seed = _generation(fd, directory, number)
+            header = _new_header(directory, number, generation, seed)
             _write_header(fd, header, disk)
             reach(_HEADER)
         if not directory.owns(header, number):
@@ -97,7 +92,10 @@ def _is_missing(dir_fd: int, number: int) -> bool:
 
 def _create(directory: ContainerDirectory, number: int) -> None:
     mark = _table_header(directory.fd, number)
-    header = _new_header(directory, number, mark.generation if mark is not None else 1)
+    if mark is None:
+        header = _new_header(directory, number, 1, directory.new_seed(number, 1))
+    else:
+        header = _new_header(directory, number, mark.generation, mark.seed)
     if mark is None:
         # First of all, so that the new file is not taken for one that was never finished.
         blank = tbl.TableHeader.of(header, fmt.FILE_HEADER_BYTES, 1)
@@ -108,11 +106,17 @@ def _create(directory: ContainerDirectory, number: int) -> None:
     reach(_CREATED)
 
 
-def _new_header(directory: ContainerDirectory, number: int, generation: int) -> fmt.FileHeader:
+def _new_header(
+    directory: ContainerDirectory, number: int, generation: int, seed: int
+) -> fmt.FileHeader:
     mark = _table_header(directory.fd, number)
     partition, punches = (mark.partition, mark.punches) if mark is not None else (0, 0)
     kind, volume_id = directory.kind, directory.volume_id
-    return fmt.FileHeader(kind, number, generation, partition, volume_id, time.time_ns(), punches)
+    is_public = seed == fmt.public_seed(volume_id, number, generation)
+    return fmt.FileHeader(
+        *(kind, number, generation, partition, volume_id, time.time_ns(), punches),
+        seed=0 if is_public else seed,
+    )
 
 
 def _table_header(dir_fd: int, number: int) -> tbl.TableHeader | None:
@@ -120,19 +124,34 @@ def _table_header(dir_fd: int, number: int) -> tbl.TableHeader | None:
     return mark if mark is not None and mark.container == number else None
 
 
-def _generation(fd: int, dir_fd: int, number: int, volume_id: bytes) -> int:
-    """The generation of a container without a header: the one whose records are valid."""
-    mark = _table_header(dir_fd, number)
-    tried = [mark.generation] if mark is not None else []
-    tried += range(1, GENERATIONS_MAX + 1)
+def _generation(fd: int, directory: ContainerDirectory, number: int) -> tuple[int, int]:
+    """Generation and seed of a container without a header: those by which records are valid.
+
+    A seed that users can know is tried only if the table or the damaged header says that the
+    container has it: else a user's bytes could pass for the records of a container.
+    """
+    kind, volume_id = directory.kind, directory.volume_id
+    mark = _table_header(directory.fd, number)
+    head = read_readable(fd, fmt.FILE_HEADER_BYTES, 0)
+    generations = list(range(1, GENERATIONS_MAX + 1))
+    made = {
+        seed: generation
+        for generation in reversed(generations)
+        for seed in directory.secret.seeds(kind, number, generation)
+    }
+    tried = {} if mark is None else {mark.seed: mark.generation}
+    for seed in fmt.seeds_in(head):
+        tried.setdefault(seed, made.get(seed, generations[0]))
+    tried = {**made, **tried}
+    if fmt.is_public(head):
+        tried |= {fmt.public_seed(volume_id, number, one): one for one in generations}
     size = os.fstat(fd).st_size
-    for generation in tried:
-        seed = fmt.checksum_seed(volume_id, number, generation)
-        if any(
-            isinstance(item, ScannedRecord) for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, size)
-        ):
-            return generation
-    return tried[0]
+    valid = valid_seed(fd, tried.keys(), fmt.FILE_HEADER_BYTES, size)
+    if valid is not None:
+        return tried[valid], valid
+    if mark is not None:
+        return mark.generation, mark.seed
+    return generations[0], directory.new_seed(number, generations[0])
 
 
 def _mend_table(
@@ -151,7 +170,7 @@ def _mend_table(
     if size < mark.synced_bytes:
         wrong.append(f"{mark.synced_bytes - size} bytes are missing at its end")
     mark = replace(mark, synced_bytes=min(size, mark.synced_bytes))
-    kept = completed(fd, header, mark, entries)
+    kept = completed(directory, fd, header, mark, entries)
     kept += [LOST] * (count - len(kept))
     kept = [_as_far_as_there(entry, size) for entry in kept]
     directory.write_table(header, replace(mark, synced_count=len(kept), reconciled=0), kept)

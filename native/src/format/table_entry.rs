@@ -14,7 +14,8 @@ layout! {
         CONTAINER: 4 at 12,
         GENERATION: 4 at 16,
         PARTITION: 4 at 20,
-        VOLUME_ID: 16 at 24,
+        VOLUME_CHECK: 8 at 24,
+        SEED: 8 at 32,
         SYNCED_BYTES: 6 at 40,
         MAP_LINES: 2 at 46,
         SYNCED_COUNT: 4 at 48,
@@ -168,18 +169,26 @@ pub fn entries(table: &[u8]) -> impl Iterator<Item = &EntryBytes> {
     table.chunks_exact(ENTRY_BYTES).filter_map(|entry| entry.first_chunk())
 }
 
-/// The generation of a container, by the header of its table. None where that is not valid, or of
-/// another container or volume.
-pub fn generation_in(
+/// The seed of a container's checksums, by the header of its table. None where that is not valid, or
+/// of another container or volume.
+pub fn seed_in(
     header_bytes: &[u8; header::BYTES],
     volume_id: &[u8; 16],
     container: ContainerNumber,
-) -> Option<u32> {
+) -> Option<u64> {
     let is_own = header::MAGIC.of(header_bytes) == b"DEDUPDIR"
         && header::CHECKSUM.u64(header_bytes) == xxh3_64(&header_bytes[..header::CHECKSUM.start])
-        && header::CONTAINER.u32(header_bytes) == container.0
-        && header::VOLUME_ID.of(header_bytes) == volume_id;
-    is_own.then(|| header::GENERATION.u32(header_bytes))
+        && header::CONTAINER.u32(header_bytes) == container.0;
+    let volume = &header_bytes[header::VOLUME_CHECK.start..header::SEED.end()];
+    match header::FORMAT.u16(header_bytes) {
+        1 if is_own && volume == volume_id => {
+            Some(public_seed(volume_id, container, header::GENERATION.u32(header_bytes)))
+        }
+        2 if is_own && header::VOLUME_CHECK.u64(header_bytes) == xxh3_64(volume_id) => {
+            Some(header::SEED.u64(header_bytes))
+        }
+        _ => None,
+    }
 }
 
 /// The name of a container in its directory.
@@ -193,19 +202,19 @@ pub fn table_name(container: ContainerNumber) -> String {
 }
 
 layout! {
-    /// The bytes whose xxh3 is the seed of a container's checksums.
-    mod seed: 24 bytes {
+    /// The bytes whose xxh3 is the seed of a container without a seed of its own.
+    mod public: 24 bytes {
         VOLUME_ID: 16 at 0,
         CONTAINER: 4 at 16,
         GENERATION: 4 at 20,
     }
 }
 
-/// The seed of the checksums of a container's record headers and table entries.
-pub fn checksum_seed(volume_id: &[u8; 16], container: ContainerNumber, generation: u32) -> u64 {
-    let mut key = [0; seed::BYTES];
-    seed::VOLUME_ID.put(&mut key, volume_id);
-    seed::CONTAINER.put(&mut key, &container.0.to_le_bytes());
-    seed::GENERATION.put(&mut key, &generation.to_le_bytes());
+/// The seed of a container of format 1, which anybody can compute (`format.container.public_seed`).
+fn public_seed(volume_id: &[u8; 16], container: ContainerNumber, generation: u32) -> u64 {
+    let mut key = [0; public::BYTES];
+    public::VOLUME_ID.put(&mut key, volume_id);
+    public::CONTAINER.put(&mut key, &container.0.to_le_bytes());
+    public::GENERATION.put(&mut key, &generation.to_le_bytes());
     xxh3_64(&key)
 }

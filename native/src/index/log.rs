@@ -11,8 +11,8 @@ use hashbrown::HashTable;
 use crate::chunker::{Followers, KnownChunk};
 use crate::format::ids::{ContainerNumber, Fingerprint, RecordId, hash_of};
 use crate::format::table_entry::{
-    ENTRY_BYTES, EntryBytes, FORWARDS_MAX, State, TableEntry, checksum_seed, entries,
-    generation_in, header, set_state, table_name,
+    ENTRY_BYTES, EntryBytes, FORWARDS_MAX, State, TableEntry, entries, header, seed_in, set_state,
+    table_name,
 };
 use crate::format::table_map::{LINE_BYTES, TableMap};
 use crate::system::files::open_in;
@@ -43,8 +43,17 @@ pub fn decode(data: &EntryBytes, seed: u64) -> LogEntry {
 struct Page {
     /// The id of the first one.
     key: RecordId,
+    /// Of the checksums of the entries.
+    seed: u64,
     data: Vec<u8>,
     used: u64,
+}
+
+/// An open redirection table.
+struct OpenTable {
+    file: std::fs::File,
+    seed: u64,
+    map: TableMap,
 }
 
 impl Page {
@@ -140,15 +149,6 @@ impl Log {
             + self.followers.as_ref().map_or(0, |followers| followers.bytes())
     }
 
-    fn seed(&self, container: ContainerNumber, generation: u32) -> u64 {
-        checksum_seed(&self.volume_id, container, generation)
-    }
-
-    /// That of a container that was added or noted.
-    fn seed_known(&self, container: ContainerNumber) -> u64 {
-        self.seed(container, self.containers.get(&container).copied().unwrap_or(1))
-    }
-
     /// The page that an id is on, and its place there.
     fn place(&self, id: RecordId) -> (RecordId, usize) {
         let at = id.place() % self.page_entries;
@@ -157,9 +157,8 @@ impl Log {
 
     fn decode(&self, slot: usize, at: usize) -> Option<LogEntry> {
         let page = &self.pages[slot];
-        let container = page.key.container();
-        let generation = *self.containers.get(&container)?;
-        Some(decode(page.entry(at)?, self.seed(container, generation)))
+        let is_known = self.containers.contains_key(&page.key.container());
+        page.entry(at).filter(|_| is_known).map(|entry| decode(entry, page.seed))
     }
 
     /// The slot of a page in the cache. Counts as a use of the page.
@@ -193,18 +192,15 @@ impl Log {
     /// record may lie in different partitions, so that its container may be unknown here.
     fn is_live_base(&self, mut id: RecordId) -> Result<bool> {
         for _ in 0..=FORWARDS_MAX {
-            let container = id.container();
-            let Some(file) = self.open(container)? else { return Ok(false) };
-            let (mut head, mut bytes) = ([0; header::BYTES], [0; ENTRY_BYTES]);
-            file.read_exact_at(&mut head, 0)?;
-            let Some(generation) = generation_in(&head, &self.volume_id, container) else {
-                return Ok(false);
+            let table = match self.open(id.container()) {
+                Err(error) if error.kind() == ErrorKind::InvalidData => None,
+                opened => opened?,
             };
-            let seed = self.seed(container, generation);
-            let map = map_of(&file, seed)?;
-            let Some(place) = map.place(id.ordinal()) else { return Ok(false) };
-            file.read_exact_at(&mut bytes, map.offset(place))?;
-            match TableEntry::sound(&bytes, seed) {
+            let Some(table) = table else { return Ok(false) };
+            let Some(place) = table.map.place(id.ordinal()) else { return Ok(false) };
+            let mut bytes = [0; ENTRY_BYTES];
+            table.file.read_exact_at(&mut bytes, table.map.offset(place))?;
+            match TableEntry::sound(&bytes, table.seed) {
                 Some(entry) if entry.state == State::MERGED => id = entry.target,
                 entry => {
                     return Ok(
@@ -241,9 +237,9 @@ impl Log {
         let slot = self.free_slot(key);
         let mut data = std::mem::take(&mut self.pages[slot].data);
         self.reads += 1;
-        let result = self.read_entries(key, &mut data);
+        let seed = self.read_entries(key, &mut data);
         self.pages[slot].data = data;
-        result?;
+        self.pages[slot].seed = seed?;
         self.clock += 1;
         self.pages[slot].used = self.clock;
         self.pages[slot].key = key;
@@ -259,7 +255,7 @@ impl Log {
     fn free_slot(&mut self, key: RecordId) -> usize {
         let own = self.by_key.get(&key).copied();
         if own.is_none() && self.pages.len() < self.pages_max {
-            self.pages.push(Page { key, data: Vec::new(), used: 0 });
+            self.pages.push(Page { key, seed: 0, data: Vec::new(), used: 0 });
             return self.pages.len() - 1;
         }
         let oldest = || (0..self.pages.len()).min_by_key(|&slot| self.pages[slot].used);
@@ -303,11 +299,9 @@ impl Log {
 
     /// Mark an orphan in the cache as live, because its state is about to be changed.
     pub fn take_for_live(&mut self, id: RecordId) {
-        let container = id.container();
         let (key, at) = self.place(id);
-        let Some(&generation) = self.containers.get(&container) else { return };
-        let seed = self.seed(container, generation);
         let Some(slot) = self.slot(key) else { return };
+        let seed = self.pages[slot].seed;
         let mut entries = self.pages[slot].data.chunks_exact_mut(ENTRY_BYTES);
         if let Some(entry) = entries.nth(at).and_then(|entry| entry.first_chunk_mut()) {
             set_state(entry, State::LIVE, seed);
@@ -316,23 +310,21 @@ impl Log {
 
     /// How many records a container's table knows of by now.
     pub fn count(&self, container: ContainerNumber) -> Result<u32> {
-        let Some(file) = self.open(container)? else { return Ok(0) };
-        let map = map_of(&file, self.seed_known(container))?;
+        let Some(OpenTable { file, map, .. }) = self.open(container)? else { return Ok(0) };
         let entries = file.metadata()?.len().saturating_sub(map.start()) / ENTRY_BYTES as u64;
         Ok((entries as u32 + map.left_out()).min(self.count_max(container)))
     }
 
-    /// The entries of a page, whose first one is `first`.
-    fn read_entries(&self, first: RecordId, data: &mut Vec<u8>) -> Result<()> {
+    /// Reads the entries of a page, whose first one is `first`. Returns the seed of their checksums.
+    fn read_entries(&self, first: RecordId, data: &mut Vec<u8>) -> Result<u64> {
         let left = self.count_max(first.container()).saturating_sub(first.ordinal());
         data.resize(self.page_entries.min(left as usize) * ENTRY_BYTES, 0);
-        let filled = match self.open(first.container())? {
-            Some(file) => map_of(&file, self.seed_known(first.container()))
-                .and_then(|map| read_from(&file, &map, first.place(), data)),
-            None => Ok(0),
-        };
-        data.truncate(*filled.as_ref().unwrap_or(&0));
-        filled.map(drop)
+        let read = self.open(first.container()).and_then(|table| {
+            let Some(table) = table else { return Ok((0, 0)) };
+            Ok((read_from(&table.file, &table.map, first.place(), data)?, table.seed))
+        });
+        data.truncate(read.as_ref().map_or(0, |&(filled, _)| filled));
+        read.map(|(_, seed)| seed)
     }
 
     /// Pass all entries of a container to `visit`, as runs of bytes with the seed of their
@@ -342,9 +334,7 @@ impl Log {
         container: ContainerNumber,
         mut visit: impl FnMut(&[u8], u64),
     ) -> Result<()> {
-        let seed = self.seed_known(container);
-        let Some(file) = self.open(container)? else { return Ok(()) };
-        let map = map_of(&file, seed)?;
+        let Some(OpenTable { file, seed, map }) = self.open(container)? else { return Ok(()) };
         let mut first = 0;
         let count_max = self.count_max(container) as usize;
         let mut data = vec![0; SCAN_ENTRIES * ENTRY_BYTES];
@@ -359,34 +349,28 @@ impl Log {
         }
     }
 
-    /// The redirection table of a container; None where there is no such file.
-    fn open(&self, container: ContainerNumber) -> Result<Option<std::fs::File>> {
+    /// The redirection table of a container; None if it does not exist, or was only just created.
+    fn open(&self, container: ContainerNumber) -> Result<Option<OpenTable>> {
         let name = table_name(container);
-        loop {
+        let file = loop {
             match open_in(self.dir_fd, &name) {
-                Ok(file) => return Ok(Some(file)),
+                Ok(file) => break file,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
                 Err(error) => return Err(error),
             }
-        }
-    }
-}
-
-/// The map of an open table, which is empty where the table has an entry for every record.
-fn map_of(file: &std::fs::File, seed: u64) -> Result<TableMap> {
-    let mut lines = [0; 2];
-    if let Err(error) = file.read_exact_at(&mut lines, header::MAP_LINES.start as u64) {
-        // A table that was just begun.
-        return if error.kind() == ErrorKind::UnexpectedEof {
-            Ok(TableMap::default())
-        } else {
-            Err(error)
         };
+        let mut head = [0; header::BYTES];
+        match file.read_exact_at(&mut head, 0) {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+            read => read?,
+        }
+        let seed = seed_in(&head, &self.volume_id, container).ok_or(ErrorKind::InvalidData)?;
+        let mut lines = vec![0; usize::from(header::MAP_LINES.u16(&head)) * LINE_BYTES];
+        file.read_exact_at(&mut lines, header::BYTES as u64)?;
+        let map = TableMap::of(&lines, seed).ok_or(ErrorKind::InvalidData)?;
+        Ok(Some(OpenTable { file, seed, map }))
     }
-    let mut map = vec![0; usize::from(u16::from_le_bytes(lines)) * LINE_BYTES];
-    file.read_exact_at(&mut map, header::BYTES as u64)?;
-    TableMap::of(&map, seed).ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
 /// Read entries from ordinal `first` on; returns how many bytes of whole ones there were.

@@ -13,7 +13,7 @@ use crate::codec::delta::RAW_BYTES_MAX;
 use crate::codec::dictionary::Dictionary;
 use crate::format::ids::{ContainerNumber, Fingerprint, FingerprintCheck, RecordId};
 use crate::format::table_entry::{
-    FORWARDS_MAX, State, TableEntry, checksum_seed, data_name, generation_in, header, table_name,
+    FORWARDS_MAX, State, TableEntry, data_name, header, seed_in, table_name,
 };
 use crate::store::bounded::Bounded;
 use crate::store::record_reader::{BaseBytes, Files, Reads, Wanted, with_scratch};
@@ -246,11 +246,11 @@ impl Bases {
         let table = self.open_file(&table_name(number))?;
         let mut bytes = [0; header::BYTES];
         table.read_exact_at(&mut bytes, 0)?;
-        let generation = generation_in(&bytes, &self.volume_id, number)
+        let seed = seed_in(&bytes, &self.volume_id, number)
             .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
-        // The seed shows whether the container is of this generation.
+        // The seed shows whether the container is of the table's generation.
         let data = self.open_file(&data_name(number))?;
-        Ok(Opened { data, table, seed: checksum_seed(&self.volume_id, number, generation) })
+        Ok(Opened { data, table, seed })
     }
 
     fn open_file(&self, name: &str) -> io::Result<File> {

@@ -67,8 +67,7 @@ def other_fingerprint(lab: Lab) -> None:
     """A record that says with all its checksums that its bytes are others."""
     path = lab.container(Kind.CHUNKS)
     data = bytearray(path.read_bytes())
-    with lab.opened() as volume:
-        seed = fmt.checksum_seed(volume.space.volume_id, 1, 1)
+    seed = lab.seed(Kind.CHUNKS)
     record = fmt.unpack_record(bytes(data), FIRST_RECORD, seed)
     assert record is not None
     forged = replace(record, fingerprint=native.hashing.fingerprint(b"other bytes"))
@@ -100,8 +99,7 @@ def copy_of_another(lab: Lab) -> None:
     """A second copy that says to be of another recipe than it is."""
     path = lab.container(Kind.RECIPE_COPIES)
     data = bytearray(path.read_bytes())
-    with lab.opened() as volume:
-        seed = fmt.checksum_seed(volume.space.volume_id, 1, 1)
+    seed = lab.seed(Kind.RECIPE_COPIES)
     record = fmt.unpack_record(bytes(data), FIRST_RECORD, seed)
     assert record is not None
     forged = replace(record, target=make_id(1, 1))
@@ -239,9 +237,7 @@ def test_a_damaged_chunk_names_every_file_that_it_hits_and_no_other(lab: Lab) ->
         chunk = next(iter(recipe.spans(0, 1))).chunk
         table = lab.table(Kind.CHUNKS).read_bytes()
         at = tbl.HEADER_BYTES + (chunk & 0xFFFF_FFFF) * tbl.ENTRY_BYTES
-        entry = tbl.decode_entry(
-            table[at : at + tbl.ENTRY_BYTES], fmt.checksum_seed(volume.space.volume_id, 1, 1)
-        )
+        entry = tbl.decode_entry(table[at : at + tbl.ENTRY_BYTES], lab.seed(Kind.CHUNKS))
         assert entry is not None
     flip_bit(lab.container(Kind.CHUNKS), entry.offset + fmt.RECORD_HEADER_BYTES + 100)
     hit = {f.where for f in lab.verify().findings if f.invariant == "recipe-chunks"}
@@ -264,9 +260,8 @@ def is_padding(lab: Lab, path: Path, offset: int) -> bool:
     """Whether a byte lies between the payload of a record and the next record."""
     if path.suffix != ".dat":
         return False
-    with lab.opened() as volume:
-        seed = fmt.checksum_seed(volume.space.volume_id, 1, 1)
     data, at = path.read_bytes(), fmt.FILE_HEADER_BYTES
+    seed = fmt.seed_of(fmt.decode_file_header(data[: fmt.FILE_HEADER_BYTES], ""))
     while at < len(data):
         record = fmt.unpack_record(data, at, seed)
         assert record is not None
