@@ -131,6 +131,17 @@ mod tests {
             callers.tell(&mut message);
             assert_eq!(InHeader::read_from_bytes(&message).unwrap().uid, uid);
         }
+        // The user of a thread may have changed since, which counts for rights at once.
+        let end = Instant::now() + KNOWN_FOR;
+        *locked(&callers.0[own as usize % PLACES]) = Some(Known { thread: own, uid: uid + 1, end });
+        for (opcode, told) in
+            [(op::WRITE, uid + 1), (op::FALLOCATE, uid), (op::COPY_FILE_RANGE, uid)]
+        {
+            let mut message = InHeader { opcode, ..header(UNTOLD, own) }.as_bytes().to_vec();
+            callers.tell(&mut message);
+            assert_eq!(InHeader::read_from_bytes(&message).unwrap().uid, told);
+        }
+        *locked(&callers.0[own as usize % PLACES]) = None;
         assert_eq!(callers.share_of(&header(1000, own)), 1000);
         for _ in 0..2 {
             assert_eq!(callers.share_of(&header(UNTOLD, own)), uid);
