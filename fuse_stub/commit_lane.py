@@ -140,12 +140,13 @@ class CommitLane:
                 except BaseException:
                     self._transitions.end()
                     raise
+                finally:
+                    forget_attributes(file.ino)
                 self._pending[file.ino] = _Pending(file, begun)
                 keep = True
         finally:
             if not keep:
                 self._files.release(file)
-        forget_attributes(file.ino)
         return Result(Outcome.DONE)
 
     async def finish(self, inodes: Sequence[int]) -> list[Result]:
@@ -251,10 +252,11 @@ class CommitLane:
             # which its next reader would take the recipe's bytes.
             self._look_again(pending.file)
             raise
+        finally:
+            forget_attributes(pending.file.ino)
         # In-place writes can reach the disk before the journal does: the removal goes first.
         with pending.file.noting_losses():
             await trio.to_thread.run_sync(self._volume.disk.sync_file, pending.file.fd)
-        forget_attributes(pending.file.ino)
 
     async def abandon(self, inodes: Sequence[int]) -> None:
         """Take back commits whose job has gone away.

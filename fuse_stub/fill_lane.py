@@ -147,7 +147,7 @@ class FileFill:
                     yield True
             finally:
                 file.keeps_times = False
-        forget_attributes(file.ino)
+                forget_attributes(file.ino)
 
     async def _sync(self, sync: Callable[[], None]) -> None:
         """Under no lock: nobody waits for it."""

@@ -236,8 +236,10 @@ class NamespaceOperations(pyfuse3.Operations):
 
     async def _undelete(self, inode: int, value: bytes, uid: int) -> None:
         volume, alone = self._mount.volume, self._commit_lane.reshaping
-        await deleted.undelete(volume, self._files, alone, inode, value, uid)
-        forget_attributes(inode)
+        try:
+            await deleted.undelete(volume, self._files, alone, inode, value, uid)
+        finally:
+            forget_attributes(inode)
 
     @answers
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:

@@ -21,6 +21,7 @@ from dedupd.format.deletion import Cause
 from dedupd.system.files import opened
 from dedupd.units import MIB
 from fuse_stub.errors import answers
+from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.inode_flags import PROTECTING, read_flags, set_flags
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.kernel.caller_rights import keeps_set_ids
@@ -122,6 +123,8 @@ class StubOperations(NamespaceOperations):
         await self._files.wait_for_times(ino)
         with self._inodes.watched(ino):  # what is open for writing stays so in spite of the flags
             flags = set_flags(self._inodes.path(ino), request.data)
+        # The kernel does not take an ioctl for a change: it would keep the old change time.
+        forget_attributes(ino)
         file = self._files.get(ino)
         if file is not None:
             file.protected = bool(flags & PROTECTING)

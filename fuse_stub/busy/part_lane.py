@@ -144,7 +144,10 @@ class PartLane:
             before = file.stub
             if are_refused:
                 raise Busy("garbage is being collected")
-            made = begin_parts(file.fd, request.recipe, parts.size, self._volume.stub_files)
+            try:
+                made = begin_parts(file.fd, request.recipe, parts.size, self._volume.stub_files)
+            finally:
+                forget_attributes(file.ino)
             file.stub = self._files.sparse(file, made)
             file.stub.has_unwritten = before is not None and before.has_unwritten
             parts.recipe = made.recipe

@@ -27,6 +27,7 @@ from dedupd.system.files import opened
 from dedupd.system.tree_paths import name_in_tree, path_in_tree
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
+from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.held_files import HeldFiles
 from fuse_stub.files.inodes import Inodes, files_open_max
@@ -298,6 +299,7 @@ class OpenFiles:
             file.settled = None
         finally:
             file.users = 0
+            forget_attributes(file.ino)  # blocks, and the change time
             if file.settled is not None:
                 self._leave(file)
                 os.close(file.fd)

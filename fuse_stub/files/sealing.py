@@ -54,9 +54,10 @@ async def _sealed(volume: Volume, files: OpenFiles, ino: int, path: bytes | None
         async with file.lock.alone():
             if file.users > 1 or file.stub is None:
                 return True
-            done = await trio.to_thread.run_sync(file.stub.seal)
-    forget_attributes(ino)
-    return done
+            try:
+                return await trio.to_thread.run_sync(file.stub.seal)
+            finally:
+                forget_attributes(ino)
 
 
 def _open(volume: Volume, ino: int, path: bytes | None) -> int:
