@@ -35,6 +35,7 @@ from dedupd.volume.volume import Volume
 from fuse_stub.control import ControlServer
 from fuse_stub.files.attributes import tell_by
 from fuse_stub.files.sealing import seal_at_the_end, seal_closed
+from fuse_stub.kernel.page_worker import ask_for_pages
 from fuse_stub.kernel.request_pump import Pump
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
@@ -216,6 +217,7 @@ async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> N
     """Call ``ready`` as soon as the mount answers."""
     await trio.to_thread.run_sync(os.statvfs, mount.mountpoint)
     mount.device = await trio.to_thread.run_sync(_device_of, mount.mountpoint)
+    await trio.to_thread.run_sync(ask_for_pages, mount.inodes, mount.mountpoint)
     with failures.noted("setting up the mount"):
         await trio.to_thread.run_sync(_read_ahead_more, mount.device)
         if not mount.volume.is_read_only:

@@ -5,6 +5,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pyfuse3 import FUSEError
 
@@ -24,6 +25,9 @@ KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 0x01, 0x02, 0x10
 
 COPY_BYTES = 32 * MIB
 """Of a plain file, in one request: other users of the copy wait meanwhile."""
+
+HOLES_MAX = 64
+"""Holes that are looked at for one answer. Where it takes more, all that is left counts as data."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -73,13 +77,38 @@ class FileRanges:
                     file.stub = None
 
     async def seek(self, ino: int, offset: int, whence: int, uid: int) -> int:
-        """Where data, or a hole, begins. Raises OSError, Damaged."""
+        """Where data, or a hole, begins. Raises OSError, Damaged.
+
+        A hole is reported once the file shows it after the kernel had no newer page in it. No lock
+        is held meanwhile: the kernel writes such pages back by requests to this mount.
+        """
         if whence not in (os.SEEK_DATA, os.SEEK_HOLE):
             raise FUSEError(errno.EINVAL)
+        at, clean = offset, range(0)
+        for _ in range(HOLES_MAX):
+            found = await self._search(ino, at, whence, uid)
+            hole = found.hole(at, whence)
+            if not hole or (hole.start in clean and hole.stop <= clean.stop):
+                return found.answer()
+            newer = await self._mount.in_thread(
+                uid, self._mount.inodes.first_newer, ino, hole.start, hole.stop
+            )
+            if newer is None:
+                clean = hole
+            elif whence == os.SEEK_DATA:
+                return newer
+            else:
+                data = await self._search(ino, hole.start, os.SEEK_DATA, uid)
+                if data.offset is None:
+                    return data.size
+                at, clean = data.offset, range(0)
+        return offset if whence == os.SEEK_DATA else found.size
+
+    async def _search(self, ino: int, offset: int, whence: int, uid: int) -> "_Found":
         file = await self._files.acquire(ino, write=False)
         with self._files.using(file):
             async with file.lock.shared():
-                return await self._mount.in_thread(uid, _seek, file, offset, whence)
+                return await self._mount.in_thread(uid, _search, file, offset, whence)
 
     async def copy(
         self, ino: int, offset: int, to: int, offset_to: int, length: int, caller: Caller
@@ -147,6 +176,38 @@ def _allocate(file: OpenFile, start: int, end: int, mode: int) -> Step:
         return ranges.allocate(file.stub, start, end, keep_size=bool(mode))
     _fallocate(file.fd, mode, start, end - start)
     return Step(end)
+
+
+class _Found(NamedTuple):
+    """What a file shows itself: the offset of what was sought, None where there is none."""
+
+    offset: int | None
+    size: int
+
+    def hole(self, start: int, whence: int) -> range:
+        """The hole that an answer reports: all that lies before data, or the first byte. That at
+        the end of a file is none."""
+        if whence == os.SEEK_DATA:
+            return range(start, self.size if self.offset is None else self.offset)
+        if self.offset is None or self.offset >= self.size:
+            return range(0)
+        return range(self.offset, self.offset + 1)
+
+    def answer(self) -> int:
+        """Raises OSError (ENXIO) where there is none."""
+        if self.offset is None:
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        return self.offset
+
+
+def _search(file: OpenFile, offset: int, whence: int) -> _Found:
+    size = os.fstat(file.fd).st_size
+    try:
+        return _Found(_seek(file, offset, whence), size)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+    return _Found(None, size)
 
 
 def _seek(file: OpenFile, offset: int, whence: int) -> int:

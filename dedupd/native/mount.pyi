@@ -95,6 +95,14 @@ class Inodes:
     ) -> None:
         """As :meth:`read_stubs`, where the chunks are in a cluster."""
 
+    def ask_for_pages(self, command: list[str], environment: list[tuple[str, str]]) -> None:
+        """From now on a process that ``command`` starts tells which pages the kernel has newer."""
+
+    def first_newer(self, ino: int, start: int, end: int) -> int | None:
+        """The first offset in a range that may lie in a page that the kernel has newer, written
+        through a mapping; None where what the file system below has is as new. Waits until such
+        pages are written back: the caller holds no lock that a write needs. Raises OSError."""
+
     def lend(self, ino: int, takes_writes: bool) -> None:
         """Have a stub, whatever blocks it has of its own, be read here until it is taken back:
         it was looked at, and is settled. ``takes_writes``: whole blocks are written here, too."""
@@ -135,6 +143,13 @@ class Inodes:
 
 GRAIN_BYTES: int
 """The parts of files whose writes are told apart."""
+
+def answer_for_pages(
+    control_fd: int, mountpoint: str, device: int, closes_write_back: bool
+) -> None:
+    """Answer the questions of a mount process for newer pages, until it closes its end of
+    ``control_fd``, which stays the caller's. ``device``: the number of the mount's file system.
+    ``closes_write_back``: a close of a file in the mount writes its pages back. Raises OSError."""
 
 class WriteTimes:
     """When users wrote to which parts of files last, since it was made. Memory is bounded: half of

@@ -11,6 +11,7 @@ ON_BOTH_WAYS = {
     "test_direct_writes",
     "test_idmapped_mounts",
     "test_line",
+    "test_mapped_writes",
     "test_namespace",
     "test_native_stubs",
     "test_plain_files",

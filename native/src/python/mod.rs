@@ -141,6 +141,8 @@ mod exported {
         #[pymodule_export]
         use crate::python::mount::line::{Line, Turn};
         #[pymodule_export]
+        use crate::python::mount::pages::answer_for_pages;
+        #[pymodule_export]
         use crate::python::mount::request::Request;
         #[pymodule_export]
         use crate::python::mount::write_times::WriteTimes;

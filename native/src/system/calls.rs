@@ -119,16 +119,25 @@ struct CachedPages {
     others: [u64; 4],
 }
 
-/// Whether the page cache has all of a range of a file. False before Linux 6.5.
-pub fn is_cached(fd: RawFd, range: &Range<u64>) -> bool {
+/// The smallest page that the page cache has on any machine.
+pub const PAGE_BYTES_MIN: u64 = 4096;
+
+/// How many pages of a range of a file the page cache has. Fails before Linux 6.5.
+pub fn cached_pages(fd: RawFd, range: &Range<u64>) -> Result<u64> {
     let mut pages = CachedPages::default();
     let asked = [range.start, range.end - range.start];
     // SAFETY: both are live locals of the layout that the kernel expects.
     let result =
         unsafe { libc::syscall(CACHESTAT, fd, asked.as_ptr(), &raw mut pages, 0 as c_uint) };
+    check(result).map(|_| pages.cached)
+}
+
+/// Whether the page cache has all of a range of a file. False before Linux 6.5.
+pub fn is_cached(fd: RawFd, range: &Range<u64>) -> bool {
     // SAFETY: takes no pointers.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
-    result == 0 && pages.cached >= range.end.div_ceil(page_bytes) - range.start / page_bytes
+    let all = range.end.div_ceil(page_bytes) - range.start / page_bytes;
+    cached_pages(fd, range).is_ok_and(|cached| cached >= all)
 }
 
 /// Covers all of an ext4 inode's attributes in one call.

@@ -180,6 +180,12 @@ impl Inodes {
         self.shards.iter().map(|shard| open(&locked(shard))).sum()
     }
 
+    /// The generation that the kernel was told. None where the inode is not known.
+    pub fn generation(&self, inode: u64) -> Option<u64> {
+        let shard = locked(self.shard(inode));
+        shard.nodes().get(&inode).map(|node| self.generations.of(&node.handle))
+    }
+
     /// Whether the kernel may still refer to an inode.
     pub fn knows(&self, inode: u64) -> bool {
         locked(self.shard(inode)).nodes().contains_key(&inode)

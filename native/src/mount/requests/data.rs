@@ -1,13 +1,18 @@
 //! Requests for the bytes of files.
 
 use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{SeekFrom, fgetxattr};
+use rustix::fs::fgetxattr;
 use rustix::io::Errno;
 
 use crate::mount::inodes::data_file::DataFile;
+use crate::mount::inodes::table::proc_path;
+use crate::mount::inodes::watched::Unwatched;
+use crate::mount::pages::search::{NamedInode, Search, Sought, found};
 use crate::mount::protocol::abi::{
     CopyFileRangeIn, CopyFileRangeOut, LseekIn, LseekOut, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteIn,
     WriteOut, init,
@@ -25,6 +30,14 @@ const WRITE_WAIT: Duration = Duration::from_millis(50);
 /// For so long after such a write, others may have to wait, too.
 const WRITES_WAIT: Duration = Duration::from_secs(1);
 
+/// What becomes of a request to search for data or a hole.
+pub enum Searching {
+    Answered(usize),
+    HandedOver,
+    /// It is answered once what the kernel may have that is newer is known.
+    OfPlain(Search),
+}
+
 impl Tree {
     /// The content of a plain file, open, and for writing where `write` is set, for the step that
     /// asks. None of a stub, of a file that is becoming one, and of one that cannot be opened.
@@ -37,22 +50,59 @@ impl Tree {
         None
     }
 
-    /// Finds data or a hole in a plain file, or in a small stub; hands over all else.
-    pub fn seek_at_once(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
+    /// Begins a search for data or a hole in a plain file, or in a small stub; hands over all else.
+    pub fn begin_search(&self, request: &Request, out: &mut [u8]) -> Answer<Searching> {
         let (given, node): (LseekIn, u64) = (request.part()?, request.header.node);
-        let Ok(file) = self.inodes.data(node, false) else { return Ok(Outcome::HandedOver) };
+        let Some(since) = self.inodes.watched.unwatched(node) else {
+            return Ok(Searching::HandedOver);
+        };
+        let Ok(file) = self.inodes.data(node, false) else { return Ok(Searching::HandedOver) };
         let mut value = [0; VALUE_BYTES];
         let found = match (self.attribute_of(&file, &mut value), self.store.get()) {
-            (Err(Errno::NODATA), _) => return self.seek(request, out),
+            (Err(Errno::NODATA), _) => return self.search_plain(file, node, since, &given, out),
             (Ok(length), Some(store)) => store.seek(&file, node, &value[..length], &given),
             _ => None,
         };
         let Some(offset) = found else {
             // Python opens it.
             self.inodes.close_data(node);
-            return Ok(Outcome::HandedOver);
+            return Ok(Searching::HandedOver);
         };
-        Ok(Outcome::Answered(put(out, &LseekOut { offset: offset? })?))
+        Ok(Searching::Answered(put(out, &LseekOut { offset: offset? })?))
+    }
+
+    /// What reports no hole is answered at once.
+    fn search_plain(
+        &self,
+        file: Arc<DataFile>,
+        node: u64,
+        since: Unwatched,
+        given: &LseekIn,
+        out: &mut [u8],
+    ) -> Answer<Searching> {
+        let sought = match given.whence as i32 {
+            libc::SEEK_DATA => Sought::Data,
+            libc::SEEK_HOLE => Sought::Hole,
+            _ => return Err(Failure(libc::EINVAL)),
+        };
+        let found = found(file.as_fd(), given.offset, sought)?;
+        if found.hole(given.offset, sought).is_none() {
+            let answer = LseekOut { offset: found.answer()? };
+            return Ok(Searching::Answered(put(out, &answer)?));
+        }
+        let (watched, inode) = (Arc::clone(&self.inodes.watched), self.in_mount(node)?);
+        let offset = given.offset;
+        Ok(Searching::OfPlain(Search { file, offset, sought, since, watched, inode }))
+    }
+
+    /// An inode as it is found in the mount.
+    pub fn in_mount(&self, node: u64) -> Answer<NamedInode> {
+        let generation = self.inodes.generation(node).ok_or(Failure(libc::ESTALE))?;
+        let path = match self.inodes.by_handle {
+            true => Vec::new(),
+            false => path_below(self.inodes.root(), &*self.inodes.path(node)?),
+        };
+        Ok(NamedInode { inode: node, generation, path, pages: self.pages.get().cloned() })
     }
 
     /// The length of the value of the attribute that makes a file a stub.
@@ -172,18 +222,6 @@ impl Tree {
         })
     }
 
-    fn seek(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
-        let given: LseekIn = request.part()?;
-        let to = match given.whence as i32 {
-            libc::SEEK_DATA => SeekFrom::Data(given.offset),
-            libc::SEEK_HOLE => SeekFrom::Hole(given.offset),
-            _ => return Err(Failure(libc::EINVAL)),
-        };
-        let file = self.inodes.data(request.header.node, false)?;
-        let offset = rustix::fs::seek(&*file, to)?;
-        Ok(Outcome::Answered(put(out, &LseekOut { offset })?))
-    }
-
     /// `wide`: the answer has 64 bits for the number of bytes.
     fn copy_range(&self, request: &Request, out: &mut [u8], wide: bool) -> Answer<Outcome> {
         let given: CopyFileRangeIn = request.part()?;
@@ -193,6 +231,17 @@ impl Tree {
         let bytes = effects::copy_range(&*from, given.offset_in, &*to, given.offset_out, length)?;
         copied_bytes(bytes, out, wide)
     }
+}
+
+/// The path of an inode relative to a directory; one that leads nowhere where the inode has none.
+fn path_below(root: impl AsFd, path: impl AsFd) -> Vec<u8> {
+    let name = |fd: &dyn AsFd| {
+        let link = std::fs::read_link(proc_path(fd.as_fd().as_raw_fd()));
+        link.map(|path| path.into_os_string().into_vec()).unwrap_or_default()
+    };
+    let (root, path) = (name(&root), name(&path));
+    let rest = path.strip_prefix(&root[..]).and_then(|rest| rest.strip_prefix(b"/"));
+    rest.filter(|rest| !rest.is_empty()).unwrap_or(b".").to_vec()
 }
 
 fn copied_bytes(bytes: usize, out: &mut [u8], wide: bool) -> Answer<Outcome> {

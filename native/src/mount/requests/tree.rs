@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::mount::callers::Callers;
 use crate::mount::inodes::table::Inodes;
+use crate::mount::pages::client::Pages;
 use crate::mount::requests::readers::Readers;
 use crate::mount::requests::stubs::Store;
 use crate::mount::write_times::Notes;
@@ -27,6 +28,8 @@ pub struct Tree {
     pub callers: Callers,
     /// Where the content of stubs is, once it is known.
     pub store: OnceLock<Arc<Store>>,
+    /// What tells of newer pages, once the mount shows.
+    pub pages: OnceLock<Arc<Pages>>,
     /// Those who read stubs in sequence.
     pub readers: Readers,
     /// While writes to the page cache wait for the disk.
@@ -51,6 +54,7 @@ impl Tree {
             is_root: rustix::process::geteuid().is_root(),
             callers: Callers::default(),
             store: OnceLock::new(),
+            pages: OnceLock::new(),
             readers: Readers::default(),
             writes_wait: SlowTime::default(),
             write_times: OnceLock::new(),

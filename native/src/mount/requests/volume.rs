@@ -34,7 +34,6 @@ impl Tree {
         }
         match request.header.opcode {
             op::WRITE => self.write_at_once(request, agreed, out),
-            op::LSEEK => self.seek_at_once(request, out),
             op::COPY_FILE_RANGE => self.copy_at_once(request, out, false),
             op::COPY_FILE_RANGE_64 => self.copy_at_once(request, out, true),
             // Programs ask whether a file is a terminal.
@@ -59,10 +58,10 @@ impl Tree {
                     || given.valid & setattr::SIZE != 0
                         && !self.cuts_at_once(node, &given, agreed)?
             }
-            op::SETXATTR | op::REMOVEXATTR | op::WRITE | op::LSEEK => self.inodes.watched.has(node),
+            op::SETXATTR | op::REMOVEXATTR | op::WRITE => self.inodes.watched.has(node),
             op::IOCTL => control::FLAGS.contains(&request.part::<IoctlIn>()?.command),
             // The line begins those that it answers.
-            op::READ | op::FSYNC | op::FSYNCDIR | op::FALLOCATE => true,
+            op::READ | op::LSEEK | op::FSYNC | op::FSYNCDIR | op::FALLOCATE => true,
             _ => false,
         })
     }

@@ -1,5 +1,6 @@
-//! Reads that have to decode chunks, or to wait for the disk: in threads, which give the kernel the
-//! answer, or the request back to the line. A thread of a ring performs short ones itself.
+//! Reads that have to decode chunks, or to wait for the disk, and searches that would report a hole: in
+//! threads, which give the kernel the answer, or the request back to the line. A thread of a ring
+//! performs short ones itself.
 //!
 //! A user gets a thread as long as more are left free than the user has; users whose reads wait take
 //! turns.
@@ -11,9 +12,13 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use zerocopy::IntoBytes;
 
 use crate::mount::counted::Counted;
 use crate::mount::inodes::data_file::DataFile;
+use crate::mount::pages::search::Search;
+use crate::mount::protocol::abi::LseekOut;
+use crate::mount::protocol::message::Failure;
 use crate::mount::requests::reading::{PlainRead, StubRead};
 use crate::mount::requests::stubs::{AT_ONCE_BYTES, Part};
 use crate::mount::session::answers::Answers;
@@ -32,6 +37,8 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 pub enum Work {
     OfStore(StubRead),
     OfPlain(PlainRead),
+    /// A search for data or a hole.
+    OfHoles(Search),
     /// To have a range of a file in the page cache.
     OnDisk(Arc<DataFile>, Range<u64>),
 }
@@ -52,6 +59,7 @@ impl FileRead {
         match &self.work {
             Work::OnDisk(_, range) => range.end - range.start <= AT_ONCE_BYTES,
             Work::OfPlain(plain) => plain.length() <= AT_ONCE_BYTES,
+            Work::OfHoles(_) => true,
             Work::OfStore(stub) => stub.length() <= AT_ONCE_BYTES && !stub.has_ahead(),
         }
     }
@@ -67,6 +75,21 @@ impl FileRead {
                 None => returns.put(Back::Again(self.message)),
                 Some(bytes) => give(&self.answers, self.unique, &[Part::Own(Arc::new(bytes))]),
             },
+            Work::OfHoles(search) => {
+                let answer = search.answer();
+                drop(search);
+                match answer {
+                    None => returns.put(Back::HandedOver(self.message)),
+                    Some(Ok(offset)) => {
+                        let bytes = LseekOut { offset }.as_bytes().to_vec();
+                        give(&self.answers, self.unique, &[Part::Own(Arc::new(bytes))]);
+                    }
+                    // Nobody is there who could be told of an error.
+                    Some(Err(Failure(number))) => {
+                        let _ = self.answers.refuse(self.unique, number);
+                    }
+                }
+            }
             Work::OfStore(stub) => match stub.parts() {
                 None => returns.put(Back::HandedOver(self.message)),
                 Some(parts) => {

@@ -11,6 +11,7 @@ use zerocopy::FromBytes;
 use crate::mount::protocol::abi::{FSYNC_DATA, FsyncIn, InHeader};
 use crate::mount::protocol::message::{Answer, Outcome, Request};
 use crate::mount::protocol::opcode as op;
+use crate::mount::requests::data::Searching;
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::reading::Reading;
 use crate::mount::requests::touched::Touched;
@@ -120,6 +121,7 @@ impl Shared {
         let began = Instant::now();
         let taken = match request.header.opcode {
             op::READ => self.take_read(request, again, body, message),
+            op::LSEEK => self.take_search(request, body, message),
             op::FSYNC | op::FSYNCDIR => {
                 self.sync_of(request).map_or(Taken::HandedOver, Taken::Sync)
             }
@@ -144,7 +146,6 @@ impl Shared {
         body: &mut [u8],
         message: impl FnOnce() -> Vec<u8>,
     ) -> Taken {
-        let header = &request.header;
         let work = match self.tree.begin_read(request, body) {
             Ok(Reading::OfStore(read)) => Work::OfStore(read),
             Ok(Reading::OfPlain(read)) if !again => Work::OfPlain(read),
@@ -155,13 +156,33 @@ impl Shared {
             Ok(Reading::Answered(length)) => return Taken::Answered(Ok(length)),
             Err(failure) => return Taken::Answered(Err(failure)),
         };
-        Taken::Read(FileRead {
+        Taken::Read(self.in_thread(request, work, message()))
+    }
+
+    fn take_search(
+        &self,
+        request: &Request,
+        body: &mut [u8],
+        message: impl FnOnce() -> Vec<u8>,
+    ) -> Taken {
+        match self.tree.begin_search(request, body) {
+            Ok(Searching::Answered(length)) => Taken::Answered(Ok(length)),
+            Ok(Searching::HandedOver) => Taken::HandedOver,
+            Ok(Searching::OfPlain(search)) => {
+                Taken::Read(self.in_thread(request, Work::OfHoles(search), message()))
+            }
+            Err(failure) => Taken::Answered(Err(failure)),
+        }
+    }
+
+    fn in_thread(&self, request: &Request, work: Work, message: Vec<u8>) -> FileRead {
+        FileRead {
             answers: Arc::clone(&self.answers),
             work,
-            unique: header.unique,
-            uid: self.tree.callers.share_of(header),
-            message: message(),
-        })
+            unique: request.header.unique,
+            uid: self.tree.callers.share_of(&request.header),
+            message,
+        }
     }
 
     /// The sync that a request asks for, of a file that Python has not open. None where its user, or

@@ -1,5 +1,6 @@
 //! The inodes that the kernel knows.
 
+use std::ffi::OsString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -13,6 +14,7 @@ use crate::format::stub::Seeds;
 use crate::mount::inodes::generations::{Generations, SECRET_BYTES};
 use crate::mount::inodes::handle::Handle;
 use crate::mount::inodes::table;
+use crate::mount::pages::client::Pages;
 use crate::mount::protocol::message::Failure;
 use crate::mount::requests::stubs::Store;
 use crate::mount::requests::tree::Tree;
@@ -165,6 +167,23 @@ impl Inodes {
         block_bytes: u64,
     ) -> PyResult<()> {
         self.read_content(py, content.get().0.clone(), cache, seeds, block_bytes)
+    }
+
+    /// What tells of newer pages from then on: a command that starts the worker, and its environment.
+    fn ask_for_pages(
+        &self,
+        py: Python<'_>,
+        command: Vec<OsString>,
+        environment: Vec<(OsString, OsString)>,
+    ) -> PyResult<()> {
+        // It stays as it was said first.
+        let _ = self.tree(py)?.pages.set(Arc::new(Pages::new(command, environment)));
+        Ok(())
+    }
+
+    fn first_newer(&self, py: Python<'_>, ino: u64, start: u64, end: u64) -> PyResult<Option<u64>> {
+        let inode = ready(py, self.tree(py)?.in_mount(ino))?;
+        Ok(py.detach(|| inode.first_newer(&(start..end))))
     }
 
     fn lend(&self, py: Python<'_>, ino: u64, takes_writes: bool) -> PyResult<()> {

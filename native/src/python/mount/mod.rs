@@ -2,6 +2,7 @@
 
 pub mod inodes;
 pub mod line;
+pub mod pages;
 pub mod request;
 pub mod write_times;
 

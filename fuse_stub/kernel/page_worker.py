@@ -1,0 +1,42 @@
+"""The process that opens files of a mount for the mount process, which must not wait for its own
+mount (``native/src/mount/pages``)."""
+
+import os
+import re
+import sys
+
+from dedupd import native
+from dedupd.system.processes import child_environment, show_as
+
+CONTROL_FD = 0
+
+MODULE = __name__
+
+CLOSES_WRITE_BACK = (6, 16)
+"""From this Linux on, closing a file waits until the mount has all its pages, and takes no lock."""
+
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+
+
+def ask_for_pages(inodes: native.mount.Inodes, mountpoint: str) -> None:
+    """Have ``inodes`` ask a process of this kind, which starts with the first question.
+
+    ``mountpoint`` shows the mount. Raises OSError.
+    """
+    device = os.stat(mountpoint).st_dev
+    closes_write_back = int(writes_back(os.uname().release))
+    command = [sys.executable, "-P", "-m", MODULE, mountpoint, str(device)]
+    command.append(str(closes_write_back))
+    inodes.ask_for_pages(command, list(child_environment().items()))
+
+
+def writes_back(release: str) -> bool:
+    """Whether a kernel writes a file back when it is closed, without a lock."""
+    found = _RELEASE.match(release)
+    return found is not None and tuple(map(int, found.groups())) >= CLOSES_WRITE_BACK
+
+
+if __name__ == "__main__":
+    point, number, flag = sys.argv[1:]
+    show_as("dedupd-pages", point)
+    native.mount.answer_for_pages(CONTROL_FD, point, int(number), flag == "1")
