@@ -142,3 +142,8 @@ def align_up(value: int, alignment: int) -> int:
 def align_down(value: int, alignment: int) -> int:
     """The greatest multiple of ``alignment`` that is not above ``value``."""
     return value // alignment * alignment
+
+
+def in_64_bits(time_ns: int) -> int:
+    """A time as formats and native code have it: the first or last one if it is beyond these."""
+    return min(max(time_ns, -(1 << 63)), (1 << 63) - 1)

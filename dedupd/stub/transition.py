@@ -34,7 +34,7 @@ from dedupd.format.stub import (
 from dedupd.system.disk import Disk
 from dedupd.system.extents import drop_unwritten, has_unwritten, written_ranges
 from dedupd.system.files import read_at
-from dedupd.units import align_down, align_up
+from dedupd.units import align_down, align_up, in_64_bits
 
 # Native code passes these four.
 define("stub.attribute-set", "the attribute is set, blocks are all present")
@@ -57,7 +57,11 @@ _COMPARE_BYTES = 128 << 10
 
 
 class FileIdentity(NamedTuple):
-    """What must be the same for a file to be the one that was read."""
+    """What must be the same for a file to be the one that was read.
+
+    A time before 1677 or after 2262 becomes the first or last one that 64 bits hold, as in native
+    code.
+    """
 
     inode: int
     size: int
@@ -71,7 +75,8 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileIdentity":
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        mtime_ns, ctime_ns = in_64_bits(status.st_mtime_ns), in_64_bits(status.st_ctime_ns)
+        return cls(status.st_ino, status.st_size, mtime_ns, ctime_ns)
 
 
 class Begun(NamedTuple):

@@ -20,7 +20,7 @@ from dedupd.format.deletion import PATH_BYTES_MAX, Cause, Deletion
 from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.system.files import attributes_of, opened
 from dedupd.system.tree_paths import numbered, path_in_tree
-from dedupd.units import KIB
+from dedupd.units import KIB, in_64_bits
 from dedupd.volume.volume import Volume
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.files.open_file import OpenFile
@@ -112,7 +112,7 @@ class Deletions:
                 *(cause, time.time_ns(), min(int(keep_s), KEEP_S_MAX), path),
                 *(status.st_mode, status.st_uid, status.st_gid),
                 *(status.st_ino, native.system.generation(fd)),
-                *(status.st_size, status.st_atime_ns, mtime_ns),
+                *(status.st_size, in_64_bits(status.st_atime_ns), in_64_bits(mtime_ns)),
                 stub,
                 tuple(_kept(attributes_of(b"/proc/self/fd/%d" % fd, hidden))),
             )

@@ -281,6 +281,14 @@ def test_an_empty_name_is_not_the_working_directory(command: str) -> None:
     assert refused.returncode == USAGE and "the name is empty" in refused.stderr
 
 
+def test_a_file_of_the_far_future_is_described(lab: Lab) -> None:
+    path = lab.put("future", noise(10_000))
+    os.utime(path, (1 << 34, 1 << 34))
+    result = say("file", lab.root / "future")
+    path.unlink()
+    assert "plain" in result.stdout, result.stderr
+
+
 def test_a_file_that_cannot_be_described_is_named_as_it_was_given(lab: Lab) -> None:
     (lab.data / "link").symlink_to("prose")
     link, missing = lab.root / "link", lab.root / "none"

@@ -97,6 +97,18 @@ def test_a_removed_file_comes_back_with_all_that_belonged_to_it(lab: MountedLab)
     assert deleted(lab.view) == []
 
 
+@pytest.mark.parametrize("year", [1902, 2300, 2446])
+def test_a_file_of_any_time_is_noted(lab: MountedLab, year: int) -> None:
+    """Its time is one that a note has room for: from 1677 to 2262."""
+    path = lab.make_stub("dated", noise(100 * KIB))
+    seconds = (year - 1970) * 31_557_600
+    os.utime(path, (seconds, seconds))
+    path.unlink()
+    (row,) = deleted(lab.view)
+    assert row["mtime_ns"] == min(seconds * 10**9, (1 << 63) - 1)
+    assert undelete(path) == ["dated"]
+
+
 def test_an_earlier_version_comes_back_beside_the_file(lab: MountedLab) -> None:
     """Overwritten in place, cut to nothing, cut shorter, and replaced by another file."""
     contents = {name: noise(100 * KIB, seed) for seed, name in enumerate(("w", "t", "c", "r"))}
