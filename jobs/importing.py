@@ -205,8 +205,9 @@ class Import:
         if not stat.S_ISREG(status.st_mode):
             raise FileChanged("it is another thing by now")
         node = found.refreshed(status)
-        # Of a file without blocks the source may be a volume's: all of it is content.
-        need = min(node.size, status.st_blocks * 512 or node.size)
+        # A file without blocks is a hole, or its source is a volume and has its data elsewhere.
+        data = data_ranges(fd, 0, node.size) if not status.st_blocks else ()
+        need = min(node.size, status.st_blocks * 512 + sum(end - start for start, end in data))
         self._make_room(need, path)
         report, unchanged = self._report, partial(_require_same, fd, status)
         report.written_bytes += writer.make_file(path, node, self._pieces(fd), unchanged)

@@ -148,6 +148,16 @@ def test_a_file_that_has_no_room_is_named_and_the_others_come(tmp_path: Path) ->
         assert lab.read("b") == noise(MIB, 1)
 
 
+def test_a_file_that_is_one_hole_needs_no_room(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with open(source / "hole", "xb") as file:
+        file.truncate(1 << 43)
+    report = imported(lab := new_lab(tmp_path / "volume"), source)
+    assert report.messages == []
+    assert (lab.data / "hole").stat().st_size == 1 << 43
+
+
 def test_a_volume_is_not_imported_into_itself(tmp_path: Path) -> None:
     lab = new_lab(tmp_path / "volume")
     for wrong in (tmp_path, lab.root, lab.data):
