@@ -13,9 +13,9 @@ from contextlib import suppress
 
 from dedupd.errors import DedupdError, FileChanged
 from dedupd.system.disk import Disk
-from dedupd.system.files import opened
+from dedupd.system.files import free_space, opened
 from dedupd.system.paths import DirectoryOpener, explain, open_beneath, show_path
-from dedupd.units import counted
+from dedupd.units import MIB, counted
 from jobs.backup.nodes import PATH_FLAGS, Node, node_of
 from jobs.frame.run import Findings
 
@@ -187,9 +187,17 @@ class TreeWriter:
             try:
                 self._disk.set_attribute_of(fd, name, value)
             except OSError as error:
-                if error.errno not in _NOT_HERE:
+                if error.errno not in _NOT_HERE and not _is_full_of_attributes(fd, error):
                     raise
                 self._findings.add(
                     f"{show_path(path)}: restored without its attribute {show_path(name)}:"
                     f" {explain(error)}"
                 )
+
+
+def _is_full_of_attributes(fd: int, error: OSError) -> bool:
+    """Whether the file alone has no room for one more attribute: the stub's may be one more than it
+    had where it comes from. A full disk is another matter."""
+    if error.errno == errno.E2BIG:
+        return True
+    return error.errno == errno.ENOSPC and free_space(fd).free_bytes > MIB
