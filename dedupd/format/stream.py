@@ -232,6 +232,7 @@ def decode_nodes(data: bytes, where: str) -> Iterator[StreamNode]:
                 raise ValueError("it is cut short")
             path, target = data[at : at + paths], data[at + paths : at + paths + targets]
             attributes = tuple(decode_attributes(data[at + paths + targets : end], count))
+            _require_names(path, target, [name for name, _ in attributes])
         except (struct.error, ValueError) as error:
             raise Damaged(f"{where}: not a valid node ({error})") from error
         at = end
@@ -240,6 +241,17 @@ def decode_nodes(data: bytes, where: str) -> Iterator[StreamNode]:
             *(path, NodeFlag(flags), mode, uid, gid, device, inode, length, atime_ns, mtime_ns),
             *(recipe, target, attributes),
         )
+
+
+def _require_names(path: bytes, target: bytes, attributes: Sequence[bytes]) -> None:
+    """Raises ValueError for what no file system has: a stream may come from anybody."""
+    parts = path.split(b"/") if path else []
+    if b"\0" in path or any(part in (b"", b".", b"..") or len(part) > 255 for part in parts):
+        raise ValueError("its path leads out of the tree, or is none")
+    if b"\0" in target:
+        raise ValueError("its link leads to no path")
+    if any(not 0 < len(name) <= 255 or b"\0" in name for name in attributes):
+        raise ValueError("it has an attribute whose name is none")
 
 
 def encode_attributes(attributes: Sequence[tuple[bytes, bytes]]) -> bytes:

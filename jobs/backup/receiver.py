@@ -274,19 +274,27 @@ class Receiver:
         received = self._received
         if self._recipe is not None:
             self._give_up_recipe()
-        nodes = 0
-        for node in received.nodes():
+        have = received.chunk_count, received.recipe_count, self._nodes_checked()
+        if have != (fields["chunks"], fields["recipes"], fields["nodes"]):
+            raise Damaged("the stream: has other chunks, recipes or files than its end says")
+        self._report.nodes = have[2]
+        self._sync(is_complete=True)
+
+    def _nodes_checked(self) -> int:
+        """How many nodes came. Raises Damaged, UsageError for one that could not be put into place:
+        a stream that is complete would fail again and again."""
+        count, reserved = 0, self._volume.space.name
+        for node in self._received.nodes():
+            count += 1
             if is_reserved(node.path):
                 raise UsageError(
                     f"the stream: has {show_path(node.path)}, and {RESERVED}; rename the entry in"
                     " the volume that was sent, and send it again"
                 )
-            nodes += 1
-        have = received.chunk_count, received.recipe_count, nodes
-        if have != (fields["chunks"], fields["recipes"], fields["nodes"]):
-            raise Damaged("the stream: has other chunks, recipes or files than its end says")
-        self._report.nodes = have[2]
-        self._sync(is_complete=True)
+            if any(name == reserved for name, _ in node.attributes):
+                where = show_path(node.path)
+                raise Damaged(f"the stream: {where} has an attribute that only a stub may have")
+        return count
 
     def _sync(self, *, is_complete: bool = False) -> None:
         """Make everything durable that was received, and note it."""

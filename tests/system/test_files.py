@@ -12,10 +12,22 @@ from hypothesis import strategies as st
 from dedupd.errors import Busy
 from dedupd.system.files import data_ranges, locked, opened, read_at, read_into
 from dedupd.system.leases import has_writers, lease_exclusively
-from dedupd.system.paths import DirectoryOpener, open_beneath, show_path, split_path
+from dedupd.system.paths import DirectoryOpener, explain, open_beneath, show_path, split_path
 from tests.support.lab import descriptors, descriptors_to_begin_with, noise
 
 BLOCK = 4096
+
+
+# --- messages ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("filename", "text"),
+    [(None, "full"), (5, "full"), (b"\xff", "\udcff: full"), ("f", "f: full"), ("", "full")],
+)
+def test_an_error_of_any_call_is_explained(filename: str | bytes | int | None, text: str) -> None:
+    """Calls by descriptor name that."""
+    assert explain(OSError(errno.ENOSPC, "full", filename)) == text
 
 
 # --- opening ----------------------------------------------------------------------------------
