@@ -23,6 +23,9 @@ _U64 = struct.Struct("<Q")
 _KNOWN = struct.Struct("<32sI")
 _RECIPE = struct.Struct("<IB3x16s")
 _ROW = struct.Struct("<IQ")
+PATH_BYTES_MAX = 0xFFFF
+"""Of a node; a longer path cannot be sent."""
+
 _NODE = struct.Struct("<BxHHHIIIIIQQQqq")
 _ATTRIBUTE = struct.Struct("<HI")
 

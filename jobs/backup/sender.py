@@ -1,5 +1,6 @@
 """The send job: a volume as it is, or what is new in it, as a stream."""
 
+import errno
 import os
 import time
 import uuid
@@ -22,6 +23,7 @@ from dedupd.stub.transition import FileIdentity
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.system.processes import cores
+from dedupd.units import in_64_bits
 from dedupd.volume.base import RESERVED, RESERVED_NAME, is_reserved
 from dedupd.volume.volume import Volume
 from jobs.backup.chunk_sender import ChunkSender
@@ -195,6 +197,10 @@ class Sender:
     # --- the tree -----------------------------------------------------------------------------
 
     def _send(self, path: bytes, node: Node) -> None:
+        if len(path) > stream.PATH_BYTES_MAX:
+            error = OSError(errno.ENAMETOOLONG, "its path is too long to be sent")
+            self._run.findings.add_error(path, error)
+            return
         flags, recipe = NodeFlag(0), 0
         if node.is_file and node.inode in self._linked:
             flags = self._linked[node.inode]
@@ -210,10 +216,11 @@ class Sender:
         if node.links > 1 and not node.is_directory:
             flags |= NodeFlag.LINKED
             self._linked[node.inode] = flags & (NodeFlag.KEPT | NodeFlag.LINKED)
+        atime_ns, mtime_ns = in_64_bits(node.atime_ns), in_64_bits(node.mtime_ns)
         self._put_node(
             StreamNode(
                 *(path, flags, node.mode, node.uid, node.gid, node.device, node.inode, node.size),
-                *(node.atime_ns, node.mtime_ns, recipe, node.target, node.attributes),
+                *(atime_ns, mtime_ns, recipe, node.target, node.attributes),
             )
         )
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,12 +14,14 @@ import pytest
 from dedupd.errors import Busy, UsageError
 from dedupd.format.container import Kind
 from dedupd.replica.replica import is_replica
+from dedupd.system.files import opened
 from dedupd.units import KIB, MIB
 from jobs.backup.receiver import ReplicaVolume, drop, end, finish
 from jobs.frame.run import JobRun
 from tests.hostile.test_copies import OPEN, WRITTEN, overwrite
 from tests.jobs.refine.test_refine import POLICY, refine, versions
 from tests.support.lab import Lab, fill, flip_bit, new_lab, noise, prose, run_cli, stop_at
+from tests.support.odd_files import directory_made
 from tests.support.streams import content, point_of, sent
 from tests.support.trees import fill_with_all
 
@@ -59,6 +62,25 @@ def test_a_volume_is_received_as_it_was(tmp_path: Path) -> None:
     lab.verify_clean()
     assert replica.collect().orphaned_chunks == 0
     assert not (replica.base / "receive").exists()
+
+
+def test_a_file_that_cannot_be_sent_is_a_finding_and_the_others_come(tmp_path: Path) -> None:
+    """A path that no node has room for; a time that none has room for becomes the last one."""
+    lab, replica = new_lab(tmp_path / "volume"), new_lab(tmp_path / "replica")
+    future = lab.put("future", noise(50 * KIB))
+    os.utime(future, (1 << 34, 1 << 34))
+    lab.put("other", noise(50 * KIB, 1))
+    with (
+        opened(os.open(lab.data, os.O_RDONLY)) as top,
+        opened(directory_made(top, b"/".join([b"d" * 250] * 270))) as below,
+    ):
+        os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=below))
+    receive = f"{shlex.quote(sys.executable)} -m dedupd.cli.main receive --negotiate"
+    result = run_cli("send", lab.root, "--through", f"{receive} {replica.root}")
+    assert result.returncode == 1 and "too long to be sent" in result.stderr
+    assert replica.read("other") == noise(50 * KIB, 1)
+    assert replica.read("future") == future.read_bytes()
+    assert (replica.data / "future").stat().st_mtime > (1 << 33)
 
 
 def test_what_is_new_is_sent_and_what_went_is_gone(tmp_path: Path) -> None:
