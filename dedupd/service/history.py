@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, get_args
 from dedupd.service.scheduler import TaskHistory, TaskName
 from dedupd.stores.standing import membership_at
 from dedupd.system.files import opened
-from dedupd.volume.catalog import Catalog, catalogue_of
+from dedupd.volume.catalog import Catalog, Catalogue, catalogue_of
 from dedupd.volume.hints import HintKey, Hints
 from dedupd.volume.repair_notes import RepairNotes
 
@@ -154,7 +154,7 @@ class History:
         self._directory = catalogue_of(base)
 
     def load(self) -> Memory:
-        with Catalog(self._directory) as catalog:
+        with Catalogue(self._directory) as catalog:
             tasks = {
                 name: history
                 for name in TASK_NAMES
@@ -216,7 +216,7 @@ class History:
 
     def savings(self, count: int) -> list[Savings]:
         """The last samples, oldest first."""
-        with Catalog(self._directory) as catalog:
+        with Catalogue(self._directory) as catalog:
             found = catalog.latest(HintKey.SAVINGS, count)
         return [one for raw in reversed(found) if (one := _decoded(Savings, raw)) is not None]
 

@@ -131,7 +131,9 @@ def attributes_of(path: bytes, hidden: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def takes_no_changes(path: str | bytes, dir_fd: int | None = None) -> bool:
     """Whether a file cannot be written to now because its file system, or its mount, takes no
-    changes."""
+    changes. Opening it tells even of an ext4 that an error has made read-only."""
+    # While the file system is frozen, opening for writing waits unless the kernel knows the name.
+    os.access(path, os.F_OK, dir_fd=dir_fd)
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd))
     except OSError as error:

@@ -11,6 +11,7 @@ from typing import AnyStr
 
 from dedupd.errors import UsageError
 
+_BY_DESCRIPTOR = re.compile(r"/proc/(?:self|thread-self)/fd/[0-9]+(?=/|$)")
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
@@ -136,6 +137,21 @@ def named(path: str) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, path) from error
 
 
+def shown_place(path: AnyStr) -> AnyStr:
+    """A path for a message: one that leads through a descriptor of this process, as the path that
+    the descriptor has now."""
+    text = os.fsdecode(path)
+    match = _BY_DESCRIPTOR.match(text)
+    if match is None:
+        return path
+    try:
+        place = os.readlink(match[0])
+    except OSError:
+        return path
+    shown = f"{place.rstrip('/')}{text[match.end() :]}" or "/"
+    return os.fsencode(shown) if isinstance(path, bytes) else shown
+
+
 def explain(error: BaseException) -> str:
     """An error for a message; one of the system as file and reason."""
     if not isinstance(error, OSError):
@@ -145,10 +161,13 @@ def explain(error: BaseException) -> str:
 
 
 def filename_of(error: OSError) -> str:
-    """The file that an error names. A call by descriptor has that number in its place, which says
-    nothing to people: then it is empty."""
+    """The file that an error names, for a message.
+
+    A call by descriptor has that number in its place. It is empty then: the number says nothing to
+    people, and may be another file's by now.
+    """
     name = error.filename
-    return os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) else ""
+    return shown_place(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else ""
 
 
 def parents(path: AnyStr) -> list[AnyStr]:

@@ -3,19 +3,20 @@
 import errno
 import fcntl
 import json
+import mmap
 import os
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import lmdb
 
 from dedupd import native
 from dedupd.errors import CatalogUnusable
 from dedupd.system.disk import Disk
-from dedupd.system.files import UNREADABLE, opened, takes_no_changes
+from dedupd.system.files import UNREADABLE, opened, read_at
+from dedupd.system.paths import shown_place
 
 MAP_BYTES = 4 << 30
 """Address space, not memory or disk: LMDB grows its file as it needs."""
@@ -23,6 +24,12 @@ MAP_BYTES = 4 << 30
 SPARE_BYTES = 1 << 20
 """Blocks that the catalogue has beyond its pages, so that it can be written on a full disk: enough
 for the history of some hundred runs. They are there again once there is space."""
+
+_DATA = "data.mdb"
+_HEADER_BYTES = 2 * mmap.PAGESIZE
+"""LMDB has two header pages, and writes them in turn."""
+_SNAPSHOT_TRIES = 100
+"""Of a copy while others write: each of their transactions takes a sync, a copy a millisecond."""
 
 _DAMAGED = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError)
 """Errors of LMDB for files that it will never be able to use."""
@@ -38,15 +45,76 @@ def catalogue_of(base: str) -> str:
     return os.path.join(base, "catalog")
 
 
-class Catalog:
-    """Job history, totals and checkpoints of one volume. All errors are CatalogUnusable.
+class Catalogue:
+    """What a catalogue keeps, to be read: job history, totals and checkpoints of one volume. All
+    errors are CatalogUnusable.
 
-    Open for a moment only: meanwhile no other process or thread can open it.
+    It is read from a copy in memory. No lock is needed and nothing is written below, so that a
+    command can show the history of a file system that is frozen, full or read-only. A catalogue
+    that is missing or damaged reads as an empty one.
     """
 
     def __init__(self, directory: str) -> None:
-        """Open it; a damaged catalogue is replaced by an empty one."""
-        self._where = directory
+        self._directory = directory
+        self._env: lmdb.Environment | None = None
+        with self._errors(), suppress(*_DAMAGED):
+            data = _snapshot(os.path.join(directory, _DATA))
+            self._env = _in_memory(data) if data else None
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get(self, key: str) -> Any:
+        """The value of a key, or None."""
+        if self._env is None:
+            return None
+        with self._errors(), self._env.begin() as transaction:
+            raw = transaction.get(key.encode())
+        return None if raw is None else _decoded(raw)
+
+    def latest(self, prefix: str, count: int, end: str = "") -> list[Any]:
+        """The last ``count`` values whose keys begin with ``prefix``, newest first; with ``end``,
+        of the keys before that one."""
+        found: list[Any] = []
+        start = prefix.encode()
+        after = end.encode() or start + b"\xff"
+        if self._env is None:
+            return found
+        with self._errors(), self._env.begin() as transaction, transaction.cursor() as cursor:
+            valid = cursor.prev() if cursor.set_range(after) else cursor.last()
+            while valid and len(found) < count and cursor.key().startswith(start):
+                value = _decoded(cursor.value())
+                if value is not None:
+                    found.append(value)
+                valid = cursor.prev()
+        return found
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (lmdb.Error, OSError) as error:
+            raise CatalogUnusable(
+                f"{shown_place(self._directory)}: the catalogue cannot be used now"
+                f" ({_reason(error)}); it may be deleted while no job runs, and costs no data"
+            ) from error
+
+
+class Catalog(Catalogue):
+    """A catalogue to be written to. Open for a moment only: other processes and threads wait."""
+
+    _env: lmdb.Environment
+
+    def __init__(self, directory: str) -> None:
+        """Open it; a missing or damaged catalogue is replaced by an empty one."""
+        self._directory = directory
         with self._errors(), ExitStack() as on_failure:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -63,25 +131,13 @@ class Catalog:
             on_failure.pop_all()
 
     def close(self) -> None:
-        self._env.close()
+        super().close()
         os.close(self._fd)
-
-    def __enter__(self) -> "Catalog":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def put(self, key: str, value: Any) -> None:
         """Store a JSON value, durably."""
         with self._errors(), self._env.begin(write=True) as transaction:
             transaction.put(key.encode(), json.dumps(value).encode())
-
-    def get(self, key: str) -> Any:
-        """The value of a key, or None."""
-        with self._errors(), self._env.begin() as transaction:
-            raw = transaction.get(key.encode())
-        return None if raw is None else _decoded(raw)
 
     def delete(self, key: str) -> None:
         with self._errors(), self._env.begin(write=True) as transaction:
@@ -98,21 +154,6 @@ class Catalog:
             valid = cursor.set_range(start)
             while valid and cursor.key().startswith(start):
                 valid = cursor.delete()
-
-    def latest(self, prefix: str, count: int, end: str = "") -> list[Any]:
-        """The last ``count`` values whose keys begin with ``prefix``, newest first; with ``end``,
-        of the keys before that one."""
-        found: list[Any] = []
-        start = prefix.encode()
-        after = end.encode() or start + b"\xff"
-        with self._errors(), self._env.begin() as transaction, transaction.cursor() as cursor:
-            valid = cursor.prev() if cursor.set_range(after) else cursor.last()
-            while valid and len(found) < count and cursor.key().startswith(start):
-                value = _decoded(cursor.value())
-                if value is not None:
-                    found.append(value)
-                valid = cursor.prev()
-        return found
 
     def keep_latest(self, prefix: str, count: int) -> None:
         """Delete all but the last ``count`` keys that begin with ``prefix``."""
@@ -135,16 +176,6 @@ class Catalog:
         with self._errors(), self._env.begin() as transaction:
             return not transaction.stat()["entries"]
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (lmdb.Error, OSError) as error:
-            raise CatalogUnusable(
-                f"{self._where}: the catalogue cannot be used now ({error}); it may be deleted"
-                " while no job runs, and costs no data"
-            ) from error
-
 
 def _decoded(raw: bytes) -> Any:
     """The value, or None where its bytes are damaged: LMDB keeps no checksums."""
@@ -154,21 +185,53 @@ def _decoded(raw: bytes) -> Any:
         return None
 
 
+def _reason(error: Exception) -> str:
+    """An error without the path that it names: that may lead through a descriptor."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error).rpartition(": ")[2]
+
+
 def _open(directory: str) -> lmdb.Environment:
-    path = os.path.join(directory, "data.mdb")
+    path = os.path.join(directory, _DATA)
     with suppress(FileExistsError):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with opened(fd):
             _write_in_place(fd)
-    _check(path)
-    reads_only = takes_no_changes(path)  # what it has can be read there
-    environment = lmdb.open(
-        directory, map_size=MAP_BYTES, lock=False, mode=0o600, readonly=reads_only
-    )
-    if not reads_only:
-        pages = environment.info()["last_pgno"] + 1
-        _spare(path, pages * environment.stat()["psize"])
+    with opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        _require_sound(_content(fd))
+    environment = lmdb.open(directory, map_size=MAP_BYTES, lock=False, mode=0o600)
+    pages = environment.info()["last_pgno"] + 1
+    _spare(path, pages * environment.stat()["psize"])
     return environment
+
+
+def _snapshot(path: str) -> bytes:
+    """The bytes of a catalogue as one transaction left them; empty where there is none yet.
+
+    A transaction writes pages that the one before it does not use, and then one of the two headers.
+    So the copy is whole if no header changed while it was made. Raises OSError, lmdb.Error.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    with opened(fd):
+        for _ in range(_SNAPSHOT_TRIES):
+            data = _content(fd)
+            if os.pread(fd, _HEADER_BYTES, 0) == data[:_HEADER_BYTES]:
+                break
+    _require_sound(data)
+    return data
+
+
+def _in_memory(data: bytes) -> lmdb.Environment:
+    """A catalogue that consists of these bytes."""
+    with opened(os.memfd_create("catalogue")) as fd:
+        os.truncate(fd, len(data))
+        with mmap.mmap(fd, len(data)) as memory:
+            memory[:] = data
+        return lmdb.open(f"/proc/self/fd/{fd}", subdir=False, lock=False, readonly=True)
 
 
 def _write_in_place(fd: int) -> None:
@@ -193,17 +256,18 @@ def _spare(path: str, used_bytes: int) -> None:
             Disk().allocate(fd, 0, used_bytes + SPARE_BYTES)
 
 
-def _check(path: str) -> None:
-    """Refuse what LMDB would end the process for: a page that the disk cannot give, and pages that
-    are not what they should be. There are few: the catalogue takes some megabytes, which the page
-    cache has."""
+def _content(fd: int) -> bytes:
     try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        return
+        return read_at(fd, os.fstat(fd).st_size, 0)
     except OSError as error:
         if error.errno not in UNREADABLE:
             raise
         raise lmdb.CorruptedError("the disk cannot read it") from error
+
+
+def _require_sound(data: bytes) -> None:
+    """Refuse what LMDB would end the process for: a page that the disk cannot give, and pages that
+    are not what they should be. There are few: the catalogue takes some megabytes, which the page
+    cache has."""
     if data and not native.system.lmdb_is_sound(data):
         raise lmdb.CorruptedError("its pages are damaged")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from dedupd.errors import CatalogUnusable
-from dedupd.volume.catalog import Catalog
+from dedupd.volume.catalog import Catalog, Catalogue
 
 _log = logging.getLogger("dedupd")
 
@@ -86,13 +86,13 @@ class Hints:
 
     def get(self, key: str) -> Any:
         """A hint, or None."""
-        with suppress(CatalogUnusable), Catalog(self._catalogue) as catalog:
+        with suppress(CatalogUnusable), Catalogue(self._catalogue) as catalog:
             return catalog.get(key)
         return None
 
     def latest(self, prefix: str, count: int = HINTS_MAX) -> list[Any]:
         """The last ``count`` hints whose keys begin with ``prefix``, newest first."""
-        with suppress(CatalogUnusable), Catalog(self._catalogue) as catalog:
+        with suppress(CatalogUnusable), Catalogue(self._catalogue) as catalog:
             return catalog.latest(prefix, count)
         return []
 
@@ -100,7 +100,7 @@ class Hints:
         """The reports of the last runs that began before a time (None: now), newest first: users
         ask for them, so this raises CatalogUnusable."""
         end = "" if before_ns is None else HintKey.RUNS.at_ns(before_ns)
-        with Catalog(self._catalogue) as catalog:
+        with Catalogue(self._catalogue) as catalog:
             return catalog.latest(HintKey.RUNS, count, end)
 
     def put(self, key: str, value: Any, warning: str = "") -> bool:

@@ -351,6 +351,10 @@ class Volume(StoreSide):
     def _open_lock(self, name: str, reads_only: bool = False) -> int:
         with named(os.path.join(self.root, BASE_NAME, name)):
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            if reads_only and is_there(self.base_fd, name):
+                # To create a file, even one that exists, waits while the file system is frozen.
+                unwritable = takes_no_changes(name, self.base_fd)
+                flags = (os.O_RDONLY if unwritable else os.O_RDWR) | os.O_CLOEXEC
             try:
                 return os.open(name, flags, 0o600, dir_fd=self.base_fd)
             except OSError as error:

@@ -62,8 +62,8 @@ CREATING_FLAGS = {"O_CREAT", "O_TRUNC"}
 MAKES_BYTES_DURABLE = "dedupd.system.disk"
 
 ALLOWED = {
-    # Derived state, and LMDB does the rest.
-    "dedupd.volume.catalog": {"os.makedirs", "os.unlink", "O_CREAT"},
+    # Derived state, and LMDB does the rest; what is truncated is a copy in memory.
+    "dedupd.volume.catalog": {"os.makedirs", "os.unlink", "os.truncate", "O_CREAT"},
     "dedupd.volume.volume": {"O_CREAT"},  # lock files
     "dedupd.volume.transition_log": {
         "os.pwrite",

@@ -5,14 +5,16 @@ import random
 import shutil
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from dedupd.errors import CatalogUnusable
-from dedupd.volume.catalog import Catalog
+from dedupd.system.files import opened
+from dedupd.volume.catalog import Catalog, Catalogue
 from tests.conftest import MakeFileSystem
-from tests.support.lab import REPOSITORY, fill, lab_in, run_cli
+from tests.support.lab import REPOSITORY, fill, lab_in, repeated, run_cli
 
 
 def filled(directory: Path, values: int = 40) -> Path:
@@ -40,6 +42,46 @@ def test_the_latest_come_first_and_other_keys_do_not_mix_in(tmp_path: Path) -> N
         assert catalog.latest("run/", 3) == [8, 7, 6]
         assert catalog.latest("run/", 99) == list(range(8, -1, -1))
         assert catalog.latest("none/", 5) == []
+
+
+def test_readers_see_whole_transactions_while_others_write(tmp_path: Path) -> None:
+    directory = str(tmp_path / "c")
+    filled(tmp_path / "c")
+    at = count()
+
+    def write() -> None:
+        with Catalog(directory) as catalog:
+            catalog.put("key", [next(at)] * 3000)
+
+    write()
+    seen = 0
+    with repeated(write, pause_s=0):
+        while seen < 40:
+            with Catalogue(directory) as catalogue:
+                value = catalogue.get("key")
+                assert len(catalogue.latest("run/", 99)) == 40
+            assert value == [value[0]] * 3000 and value[0] >= seen
+            seen = value[0]
+
+
+def test_a_missing_or_damaged_catalogue_reads_as_an_empty_one(tmp_path: Path) -> None:
+    for content in (None, b"", os.urandom(50_000)):
+        if content is not None:
+            (tmp_path / "data.mdb").write_bytes(content)
+        with Catalogue(str(tmp_path)) as catalogue:
+            assert catalogue.get("key") is None and catalogue.latest("run/", 9) == []
+        if content is not None:
+            assert (tmp_path / "data.mdb").read_bytes() == content
+
+
+def test_messages_name_the_directory_and_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with opened(os.open(tmp_path, os.O_RDONLY)) as fd:
+        for kind in (Catalog, Catalogue):
+            with pytest.raises(CatalogUnusable) as refusal:
+                kind(f"/proc/self/fd/{fd}/file")
+            assert f"{tmp_path}/file: the catalogue cannot be used now" in str(refusal.value)
+            assert "/proc/self" not in str(refusal.value)
 
 
 def use(directory: Path) -> "subprocess.CompletedProcess[str]":

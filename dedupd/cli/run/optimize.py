@@ -24,15 +24,16 @@ from jobs.tree.judged_files import load_ledger
 def command(path: str, dry_run: bool, as_json: bool) -> None:
     """Deduplicate the files that the policy takes."""
     volume, below = Volume.locate_existing(path)
+    volume.limits = limits().keys
+    if dry_run:
+        with volume, volume.tree_lock(reads_only=True):
+            _dry_run(volume, below, as_json)
+        return
     with volume, volume.append_lock():
-        volume.limits = limits().keys
-        if volume.cluster is not None and not dry_run:
+        if volume.cluster is not None:
             from dedupd.cli import cluster_jobs
 
             cluster_jobs.optimize(volume, below, as_json)
-        if dry_run:
-            _dry_run(volume, below, as_json)
-            return
         with working(volume, "optimize") as run:
             job = Optimize(volume, run, below)
             report = job.recorded()
