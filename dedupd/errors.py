@@ -160,10 +160,6 @@ class NoiseWritten(DedupdError):
     """Many files were overwritten with what looks encrypted: nothing of theirs is collected."""
 
 
-class NoStubs(Damaged):
-    """A tree with files and without stubs, though the store has chunks in use."""
-
-
 def error_named(kind: str, message: str) -> DedupdError:
     """The error that another process reported, of its own class where that is one of these."""
     known = globals().get(kind)

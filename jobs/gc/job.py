@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dedupd import native
-from dedupd.errors import Damaged, NoStubs
+from dedupd.errors import Damaged
 from dedupd.failpoint import define, reach
 from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind
@@ -34,6 +34,7 @@ from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.gc import mark_phases
 from jobs.gc.deletion_marker import DeletionMarker
+from jobs.gc.lost_attributes import suspect
 from jobs.gc.mark_phases import RecipeMarks
 from jobs.gc.noise_watch import refuse_noise
 from jobs.gc.recipe_marker import RecipeReading
@@ -101,11 +102,11 @@ class Gc(Job[GcReport]):
         self._epoch = 1
 
     def run(self) -> GcReport:
-        """Mark, then sweep. Raises Cancelled, Busy, NoSpace; NoStubs where all would be garbage,
-        NoiseWritten; UnseenMember where a volume of the store is not held.
+        """Mark, then sweep. Raises Cancelled, Busy, NoSpace; NoiseWritten; UnseenMember where a
+        volume of the store is not held.
 
-        Where anything could not be read that may name a chunk, nothing is swept: the report says
-        what it was.
+        Where anything could not be read that may name a chunk, or all stubs may have lost their
+        attributes, nothing is swept: the report says what it was.
         """
         volume = self._volume
         require_all(volume)
@@ -186,28 +187,28 @@ class Gc(Job[GcReport]):
         for problem in roots.problems:
             run.findings.add(problem if member is self._volume else f"{member.root}: {problem}")
         if roots.files and not roots.stubs and not self._all_garbage:
-            self._refuse_without_stubs(member, roots.files)
+            self._suspect_lost_attributes(member, roots.files)
         kept = deletions.mark(chunks, wanted)
         report.deletions += kept
         report.deletion_logs_early += deletions.early
         return roots.stubs + kept > 0
 
-    def _refuse_without_stubs(self, member: Volume, files: int) -> None:
-        """Raises NoStubs where the store has chunks in use: a program that restores or copies a
-        tree, and leaves attributes out, makes plain files of zeros out of stubs. Then their content
-        is in the store alone. In a shared store they may be those of other volumes: then it counts
-        whether this one had any."""
+    def _suspect_lost_attributes(self, member: Volume, files: int) -> None:
+        """Find that a tree may have lost its stubs to a program that leaves attributes out, where
+        the store has chunks in use. In a shared store they may be those of other volumes: then it
+        counts whether this one had any."""
         if member.shared is not None and not member.shared.member(member.parameters.uuid).has_stubs:
             return
-        for block in self._tables[Kind.CHUNKS].blocks():
-            if State.LIVE in block.states():
-                raise NoStubs(
-                    f"{member.root}: none of its {counted(files, 'file')} is a stub, and the"
-                    " store has chunks: nothing was collected. If files were copied or restored"
-                    " without their attributes, keep the store, and restore them as docs/backup.md"
-                    " says; if no file is meant to be a stub, run"
-                    f" `dedupd run gc --all-garbage {member.root}`"
-                )
+        if not any(State.LIVE in block.states() for block in self._tables[Kind.CHUNKS].blocks()):
+            return
+        if found := suspect(member, self._run.safe_point):
+            self._run.findings.add(
+                f"{member.root}: none of its {counted(files, 'file')} is a stub, and the store has"
+                f" chunks; {found}, so these may be stubs that lost their attributes. If files were"
+                " copied or restored without their attributes, keep the store, and restore them as"
+                " docs/backup.md says; if no file is meant to be a stub, run"
+                f" `dedupd run gc --all-garbage {member.root}`"
+            )
 
     def _state(self, named: dict[Kind, bytes]) -> str:
         """A digest of what the tree names, given as digests of marks, and of which records are

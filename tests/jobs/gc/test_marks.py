@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dedupd import failpoint
-from dedupd.errors import NoSpace, NoStubs
+from dedupd.errors import NoSpace
 from dedupd.format.container import Kind
 from dedupd.format.ids import make_id
 from dedupd.format.stub import Flag
@@ -375,7 +375,7 @@ def test_every_bit_of_saved_marks_is_looked_after(tmp_path: Path) -> None:
 
 def preview(lab: Lab) -> GcReport:
     """A dry run; the catalogue says nothing of the last one."""
-    shutil.rmtree(lab.base / "catalog")
+    shutil.rmtree(lab.base / "catalog", ignore_errors=True)
     with lab.opened() as volume, volume.job_lock():
         return Gc(volume, JobRun("gc"), dry_run=True).run()
 
@@ -487,6 +487,11 @@ def test_a_full_disk_does_not_stop_garbage_collection(tmp_path: Path) -> None:
 # --- any history --------------------------------------------------------------------------------
 
 
+def has_zeros(content: bytes) -> bool:
+    """Whether a file of these bytes may have been a stub of which a block was missing."""
+    return any(not any(content[at : at + 4096]) for at in range(0, len(content), 4096))
+
+
 class LazierDisk(LazyDisk):
     def sync_file_system(self, fd: int) -> None:
         pass
@@ -515,15 +520,15 @@ class History:
             return {kind: entries(volume, kind) for kind in Kind}
 
     def _expect_collection(self) -> None:
-        """Just what is not needed is collected. A tree of files and no stub might be one that was
-        restored without attributes: until that is said to be meant, nothing is."""
+        """Just what is not needed is collected. A tree of no stub, and of files with zeros, might
+        be one that was restored without attributes: until that is said to be meant, nothing is."""
         is_refused = False
         if self.model and not any(map(self.lab.stub, self.model)):
             before = self._states()
             is_refused = any(one.state == State.LIVE for one in before[Kind.CHUNKS].values())
+            is_refused &= any(map(has_zeros, self.model.values()))
             if is_refused:
-                with pytest.raises(NoStubs):
-                    self.lab.collect()
+                assert self.lab.collect().outcome == "nothing collected: see the messages"
                 assert self._states() == before
         assert self.lab.collect(all_garbage=is_refused).messages == []
         expect_collected(self.lab)
