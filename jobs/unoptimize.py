@@ -70,9 +70,10 @@ class Unoptimize(Job[UnoptimizeReport]):
         volume, run, report = self._volume, self._run, self._report
         run.update(phase="restoring", total=self._require_space())
         unreadable: list[str] = []
+        filled_bytes = 0
         for found in self._stubs(unreadable):
             try:
-                restore_file(volume, found.path, run.safe_point)
+                filled_bytes += restore_file(volume, found.path, run.safe_point).filled_bytes
             except OverQuota as error:
                 # One user's, or one directory's: the others have their way out all the same.
                 run.findings.add(_named(show_path(found.path), str(error)))
@@ -84,7 +85,7 @@ class Unoptimize(Job[UnoptimizeReport]):
                 continue
             report.files_restored += 1
             report.logical_bytes += found.identity.size
-            run.update(done=report.logical_bytes, files=report.files_restored)
+            run.update(done=filled_bytes, files=report.files_restored)
             run.safe_point()
         run.findings.add(*unreadable)
         return self.report()

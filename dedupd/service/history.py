@@ -211,7 +211,9 @@ class History:
                     return
                 if run.get("job") == "optimize":
                     ended_s = run["started_s"] + run["resources"]["wall_s"]
-                    yield ended_s, run.get("logical_bytes", 0)
+                    length_bytes = run.get("logical_bytes", 0)
+                    # What waits is counted without holes, so what was done is, too.
+                    yield ended_s, min(length_bytes, run.get("freed_bytes", length_bytes))
             before_ns = int(found[-1]["started_s"] * 1e9)
 
     def savings(self, count: int) -> list[Savings]:

@@ -46,6 +46,8 @@ class FileTask:
     """How much its chunks take at most."""
     freed_bytes: int = 0
     """Of its blocks, which it gives up."""
+    short_hole_bytes: int = 0
+    """In holes that are too short to be skipped: cut as zeros, and not counted as read."""
     cost_bytes: int = 0
     """What it has added to the store so far, or would have."""
     new_bytes: int = 0

@@ -218,7 +218,11 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         start = 0 if task.resumed is None else task.resumed.length
         # The unfinished chunk before a hole has to fit into it.
         hole_bytes_min = max(HOLE_BYTES_MIN, self._headroom + 1)
-        for part in list(stretches(data_ranges(fd, start, size), start, size, hole_bytes_min)):
+        ranges = list(data_ranges(fd, start, size))
+        parts = list(stretches(ranges, start, size, hole_bytes_min))
+        task.short_hole_bytes = sum(part.end - part.start for part in parts if not part.is_hole)
+        task.short_hole_bytes -= sum(last - first for first, last in ranges)
+        for part in parts:
             if part.is_hole:
                 self._emit()
                 batch = Batch(None, zeros=part.end - part.start)

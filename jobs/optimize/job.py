@@ -139,7 +139,7 @@ class Optimize(Job[OptimizeReport]):
     def _count_candidates(self) -> bool:
         """Whether there is anything to do; a quiet volume needs neither store nor index."""
         self._run.update(phase="scanning")
-        total = 0
+        total = files = 0
         skipped, errors = Skipped(), list[str]()
         where = self._volume, self._policy, self._below
         search = found_candidates if self._restoring is None else candidates
@@ -147,6 +147,7 @@ class Optimize(Job[OptimizeReport]):
             if self._busy.awaits(found):
                 continue
             total += found.work_bytes if isinstance(found, Candidate) else found.size_bytes
+            files += 1
             self._partitioning.expect(found)
             self._order.expect(found)
             self._found.add(found)
@@ -158,7 +159,7 @@ class Optimize(Job[OptimizeReport]):
             self._skipped = skipped
             self._run.findings.add(*errors)
         pending = self._partitioning.expect_all(self._busy.found()) or self._judging.is_pending
-        return bool(total or pending or skipped.unsettled or skipped.mostly_local)
+        return bool(files or pending or skipped.unsettled or skipped.mostly_local)
 
     @property
     def _walks_again(self) -> bool:

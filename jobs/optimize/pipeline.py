@@ -164,6 +164,8 @@ class Ingest:
                 segment.start -= len(carry)
                 self.sums.raw_bytes -= len(carry)
             self.sums.raw_bytes += segment.end - segment.start
+            if segment.final:
+                self.sums.raw_bytes -= segment.task.short_hole_bytes
         self._cut(state, batch.buffer, segments)
         state.finished.tasks = [p.task for p in batch.segments if p.final]
         return state
@@ -192,7 +194,8 @@ class Ingest:
             self.sums.chunks += -(-whole // self._max_bytes)
             self.sums.zero_bytes += whole
         task.carry = bytes(left - whole)
-        self.sums.raw_bytes += batch.zeros
+        if segment.final:
+            self.sums.raw_bytes -= task.short_hole_bytes
         return state
 
     def _take_files(self, batch: FilesBatch) -> InFlight:
@@ -391,7 +394,8 @@ class Ingest:
         pays = judging.pays(task.freed_bytes, task.cost_bytes)
         saved_bytes = task.freed_bytes - task.cost_bytes
         is_stored = task.taking is not Taking.NOTED and (pays or saved_bytes > 0)
-        figures = Figures(1, task.identity.size, task.new_bytes, saved_bytes * is_stored)
+        read_bytes = min(task.identity.size, task.freed_bytes)  # a hole is not read
+        figures = Figures(1, read_bytes, task.new_bytes, saved_bytes * is_stored)
         judging.classes.add(class_of(task.candidate.path), figures)
         if is_stored:
             return  # of what is stored already less may do

@@ -15,7 +15,9 @@ from jobs.tree.candidates import SAVES_LITTLE, Skipped
 class Sums:
     """What went through the pipeline; times are seconds of the stage, overlapping.
 
-    ``incompressible_chunks`` are new ones that were to be compressed, and were not worth it.
+    ``raw_bytes`` were read. ``zero_bytes`` are all ranges of zeros, including those in holes, which
+    are not read. ``incompressible_chunks`` are new ones that were to be compressed, and were not
+    worth it.
     """
 
     raw_bytes: int = 0

@@ -1,7 +1,8 @@
 """The part of a scrub that looks at records: headers or every byte, against the tables."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from dedupd import native
 from dedupd.errors import Damaged
@@ -140,7 +141,7 @@ class RecordScrub:
         try:
             header = directory.header(number)
             entries = directory.entries(number)
-            with opened(directory.open_data(number)) as fd:
+            with opened(directory.open_data(number)) as fd, self._without_holes(fd):
                 is_deep = self._is_full or directory.kind in _METADATA
                 is_seen = not is_deep and self._headers_agree(fd, entries)
                 if not is_seen:
@@ -148,6 +149,17 @@ class RecordScrub:
                 self._seen.note(directory, number, entries, is_seen=is_seen)
         except (Damaged, OSError) as error:
             self._find(Invariant.CONTAINER_RECORDS, directory.where(number), str(error))
+
+    @contextmanager
+    def _without_holes(self, fd: int) -> Iterator[None]:
+        """Count what is read of a container in the block as read, except for its holes, where dead
+        records were punched."""
+        before, status = self.read_bytes, os.fstat(fd)
+        hole_bytes = max(0, status.st_size - status.st_blocks * 512)
+        try:
+            yield
+        finally:
+            self.read_bytes = max(before, self.read_bytes - hole_bytes)
 
     def _check_records(
         self,

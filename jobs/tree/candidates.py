@@ -277,7 +277,8 @@ class _Search:
         if size > LENGTH_BYTES_MAX:
             reason, work_bytes = LONG, 0
         elif file.attribute is None:
-            reason, work_bytes = self._reason(file.path, file.identity), size
+            reason = self._reason(file.path, file.identity)
+            size = work_bytes = min(size, file.allocated_bytes)
         else:
             reason, work_bytes = self._stub_reason(file, file.attribute), file.allocated_bytes
         if not reason and _has_capabilities(self._volume, file.path):

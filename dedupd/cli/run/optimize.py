@@ -84,7 +84,7 @@ def _show_work(report: OptimizeReport) -> None:
     raw = sums["raw_bytes"]
     table.add_row("files optimized", f"{report.files_optimized}")
     table.add_row("read", format_size(raw))
-    table.add_row("zeros", format_size(sums["zero_bytes"]))
+    table.add_row("zeros and holes", format_size(sums["zero_bytes"]))
     table.add_row("duplicates", format_size(sums["duplicate_bytes"]))
     table.add_row(
         "new",

@@ -76,6 +76,10 @@ impl Rules {
     }
 }
 
+/// Of a plain file: more than this in holes is not read (`HOLE_BYTES_MIN` in
+/// `dedupd/system/file_reader.py`).
+const HOLE_BYTES_MIN: i64 = 1 << 20;
+
 /// Names of files that may keep their directory plain (`Marker` in `dedupd/config/policy.py`).
 pub const MARKERS: [&CStr; 2] = [c"CACHEDIR.TAG", c".nodedup"];
 
@@ -83,6 +87,7 @@ pub const MARKERS: [&CStr; 2] = [c"CACHEDIR.TAG", c".nodedup"];
 #[derive(Clone, Copy, Default)]
 pub struct Passed {
     pub count: u64,
+    /// Of plain files what is in their blocks: holes are not read.
     pub size: i64,
 }
 
@@ -106,16 +111,22 @@ impl Candidates {
                 }
             }
             match entry {
+                Entry::File { ref identity, links: 1, allocated, attribute: None, .. }
+                    if is_sparse(identity, allocated) && rules.reason(identity).is_none() =>
+                {
+                    self.left.push(entry);
+                }
                 Entry::File {
                     name,
                     identity,
                     links: 1,
                     attribute: None,
                     is_capable: false,
+                    allocated,
                     ..
                 } if identity.size <= LENGTH_BYTES_MAX as i64 => match rules.reason(&identity) {
                     None => self.plain.push((identity, name)),
-                    Some(reason) => self.pass(reason, identity.size),
+                    Some(reason) => self.pass(reason, identity.size.min(allocated)),
                 },
                 Entry::File {
                     identity,
@@ -157,6 +168,11 @@ impl Candidates {
         self.plain = Vec::new();
         packed
     }
+}
+
+/// Whether so much of a file is holes that its length says little of what there is to be read.
+fn is_sparse(identity: &Identity, allocated: i64) -> bool {
+    identity.size - allocated >= HOLE_BYTES_MIN
 }
 
 /// Files that are packed together: a large directory need not be unpacked at once.
