@@ -17,6 +17,7 @@ import trio
 
 from dedupd import native
 from dedupd.errors import DedupdError
+from dedupd.system.paths import explain
 from dedupd.system.processes import cores
 from dedupd.volume.commit import Outcome, Result
 from dedupd.volume.commit_requests import CommitRequests
@@ -218,7 +219,7 @@ class BulkCommits:
             failed = await trio.to_thread.run_sync(self._take_back, group)
         except (DedupdError, OSError) as error:
             failed = 1
-            log.error("commits are not taken back durably: %s", error)
+            log.error("commits are not taken back durably: %s", explain(error))
         if failed:
             log.error("%d commits are not taken back; these files are settled when opened", failed)
         for place in self._held.places(group):

@@ -21,7 +21,7 @@ from dedupd.stub.transition import (
     finish_commit,
     revert_commit,
 )
-from dedupd.system.paths import open_beneath
+from dedupd.system.paths import explain, open_beneath
 from dedupd.volume.commit import Outcome, Result, open_failure, step_failure
 from dedupd.volume.commit_requests import CommitRequest
 from dedupd.volume.transition_log import Transitions
@@ -271,7 +271,7 @@ class CommitLane:
                 async with pending.file.lock.alone():
                     await self._take_back(pending)
             except (DedupdError, OSError) as error:
-                log.error("%s: a commit is not taken back: %s", pending.file.where, error)
+                log.error("%s: a commit is not taken back: %s", pending.file.where, explain(error))
             finally:
                 self._let_go(pending)
 

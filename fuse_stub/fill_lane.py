@@ -16,7 +16,7 @@ import trio
 from dedupd.errors import Busy, DedupdError
 from dedupd.stub.filling import Filling
 from dedupd.stub.stub_file import SparseStub
-from dedupd.system.paths import open_beneath
+from dedupd.system.paths import explain, open_beneath
 from dedupd.system.tree_paths import path_in_tree
 from dedupd.volume.restore import filling_of
 from dedupd.volume.transition_log import Transitions
@@ -168,7 +168,9 @@ class FileFill:
                 async with self._alone() as is_stub:
                     more = is_stub and await trio.to_thread.run_sync(self._filling.take_back)
         except (DedupdError, OSError) as error:
-            log.error("%s: what was filled up is not taken back: %s", self._file.where, error)
+            log.error(
+                "%s: what was filled up is not taken back: %s", self._file.where, explain(error)
+            )
         finally:
             self._close()
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dedupd import native
 from dedupd.errors import Damaged, DedupdError, NoSpace, OverQuota, ServiceUnreachable
-from dedupd.system.paths import show_path
+from dedupd.system.paths import explain, show_path
 from dedupd.units import align_down, align_up, format_size
 from dedupd.volume.restore import missing_data, restore_file
 from dedupd.volume.volume import Volume
@@ -81,7 +81,7 @@ class Unoptimize(Job[UnoptimizeReport]):
             except (Cancelled, NoSpace, ServiceUnreachable):
                 raise
             except (DedupdError, OSError) as error:
-                run.findings.add(_named(show_path(found.path), str(error)))
+                run.findings.add(_named(show_path(found.path), explain(error)))
                 continue
             report.files_restored += 1
             report.logical_bytes += found.identity.size

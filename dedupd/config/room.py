@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dedupd.config.reserve import Reserve
 from dedupd.errors import NoSpace
-from dedupd.system.files import free_space
+from dedupd.system.files import free_inodes, free_space
 from dedupd.units import MIB, format_size
 
 _WORKING_SHARE = 1 / 32
@@ -16,6 +16,10 @@ _WORKING_BYTES_MIN, _WORKING_BYTES_MAX = 4 * MIB, 64 * MIB
 """More than the chunks of any file that is taken as a whole, and a few of its group."""
 
 _GUARD_SHARE = 1 / 4
+
+INODES_RESERVED = 16
+"""Of a file system with a bound on its inodes: jobs leave them to users, who can do little without.
+Jobs need a few files for thousands of users' files."""
 
 
 def working_bytes(total_bytes: int) -> int:
@@ -53,8 +57,9 @@ class Room:
         """How much is left to users."""
         return self._reserve.bytes_of(free_space(self._fd).total_bytes)
 
-    def require(self, need_bytes: int, what: str) -> None:
-        """Raises NoSpace, with the remedy, where ``need_bytes`` may not be written now.
+    def require(self, need_bytes: int, what: str, *, files: int = 0) -> None:
+        """Raises NoSpace, with the remedy, where ``need_bytes`` may not be written now, or so many
+        ``files`` not be made.
 
         ``what`` is the subject of the message, as in "the next 8 MiB of a.img".
         """
@@ -66,6 +71,17 @@ class Room:
                 f"{self._where}: no space left for {what}: {format_size(need_bytes)} needed,"
                 f" {format_size(free.free_bytes)} free, of which {format_size(reserve_bytes)} are"
                 f" reserved for users; free {format_size(missing)}, or lower the policy's `reserve`"
+            )
+        if files and self._reserve != NO_RESERVE:
+            self._require_inodes(files, what)
+
+    def _require_inodes(self, files: int, what: str) -> None:
+        left = free_inodes(self._fd)
+        if left is not None and left < files + INODES_RESERVED:
+            raise NoSpace(
+                f"{self._where}: no inode left for {what}: {left} are free, of which"
+                f" {INODES_RESERVED} are reserved for users, however much space is free; delete"
+                " files"
             )
 
 

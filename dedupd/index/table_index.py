@@ -82,6 +82,7 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
         new.remove()
         try:
             room = saved.make_room()
+            room.require(0, saved.name.decode(), files=1)
             with opened(saved.disk.create(saved.dir_fd, new.name)) as fd:
                 offset = 0
                 for part in self._parts():

@@ -27,7 +27,7 @@ from dedupd.system.file_system import file_system_of
 from dedupd.system.files import opened
 from dedupd.system.nfs_exports import exports, faults, in_the_way
 from dedupd.system.path_users import occupants
-from dedupd.system.paths import show_path
+from dedupd.system.paths import explain, show_path
 from dedupd.units import GIB, counted, format_size
 from dedupd.volume.base import has_own_base, open_base
 from dedupd.volume.hints import HintKey
@@ -208,7 +208,7 @@ def _file_system(root: str) -> Result:
         with _opened_below(root) as (fd, accepted):
             found_here, obstacle = file_system_of(fd), obstacle_of(fd)
     except (DedupdError, OSError) as error:
-        return _warning(f"not looked at: {error}", "run this as root")
+        return _warning(f"not looked at: {explain(error)}", "run this as root")
     kind = found_here.kind
     if kind in SHARED_FILE_SYSTEMS:
         return _bad(
@@ -267,7 +267,7 @@ def _volume(root: str) -> Result:
             is_read_only = volume.is_read_only
             way = way_of(volume) if points else ""
     except (DedupdError, OSError) as error:
-        return _bad(str(error), "see docs/format.md")
+        return _bad(explain(error), "see docs/format.md")
     if is_read_only:
         what = "the file system is read-only: files can be read, and no job can work"
         return _warning(f"{found}; {what}", "see why (`dmesg`), then `mount -o remount,rw`")
@@ -291,7 +291,7 @@ def _policy(root: str) -> Result:
         remedies = [f"`dedupd policy {root} --reset {key}`" for key in wrong]
         return _bad(str(error), f"set it, or run {', '.join(remedies)}")
     except (DedupdError, OSError) as error:
-        return _warning(f"not looked at: {error}", "")
+        return _warning(f"not looked at: {explain(error)}", "")
     return _fine("every key is valid")
 
 
@@ -302,7 +302,7 @@ def _within(root: str) -> Result:
             data = f"/proc/self/fd/{volume.data_fd}"
             found = list(unreachable_inside(os.readlink(data), data))
     except (DedupdError, OSError) as error:
-        return _warning(f"not looked at: {error}", "")
+        return _warning(f"not looked at: {explain(error)}", "")
     if found:
         what = f"{counted(len(found), 'place')} that users cannot reach (EXDEV): {described(found)}"
         return _bad(what, "move them out of the volume, or make them directories")
@@ -314,7 +314,7 @@ def _exports(root: str) -> Result:
         with Volume.open(root) as volume:
             uuid = volume.parameters.uuid
     except (DedupdError, OSError) as error:
-        return _warning(f"not looked at: {error}", "")
+        return _warning(f"not looked at: {explain(error)}", "")
     told = faults(root, os.path.join(root, BASE_NAME), uuid, exports())
     if not told:
         return _fine("nothing that the kernel's NFS server exports is in the way")
@@ -348,7 +348,7 @@ def _shared(root: str) -> Result:
         with Volume.open(root) as volume:
             left = shared_left(volume.hints.latest(HintKey.RUNS, RUNS))
     except (DedupdError, OSError) as error:
-        return _warning(f"not known: {error}", "see the checks before")
+        return _warning(f"not known: {explain(error)}", "see the checks before")
     if not left["files"]:
         return _fine("the last optimize run met no file that shares blocks below")
     return _warning(
@@ -363,7 +363,7 @@ def _store_in_snapshots(root: str) -> Result:
             kept = kept_elsewhere(volume)
             skips = volume.policy().compaction_shared is SharedExtents.SKIP
     except (DedupdError, OSError) as error:
-        return _warning(f"not known: {error}", "see the checks before")
+        return _warning(f"not known: {explain(error)}", "see the checks before")
     if not kept:
         return _fine("no snapshot that the file system below tells of has blocks of the store")
     return _warning(
@@ -380,7 +380,9 @@ def _store(root: str) -> Result:
             unknown = list(unknown_members(volume))
             where = "its own" if volume.shared is None else f"shared: {volume.shared.path}"
     except (DedupdError, OSError) as error:
-        return _bad(f"cannot be opened: {error}", "bring it back: without it no stub can be read")
+        return _bad(
+            f"cannot be opened: {explain(error)}", "bring it back: without it no stub can be read"
+        )
     if unknown:
         return _bad("; ".join(unknown), "until then nothing is collected, and the store grows")
     return _fine(where)

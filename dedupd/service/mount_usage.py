@@ -8,6 +8,7 @@ import time
 
 from dedupd.service.history import Savings
 from dedupd.service.job_process import JobProcess
+from dedupd.system.paths import explain
 from dedupd.system.processes import child_environment
 
 MEASURE_S = 86400.0
@@ -41,7 +42,7 @@ async def measure(path: str) -> Savings | None:
             cwd="/",
         )
     except OSError as error:  # no memory, no descriptors: later there may be
-        log.warning("%s: what it saves could not be measured: %s", path, error)
+        log.warning("%s: what it saves could not be measured: %s", path, explain(error))
         return None
     try:
         output, _ = await process.communicate()

@@ -216,7 +216,9 @@ class ServedVolume:
             try:
                 await asyncio.to_thread(self._switch_restore_off)
             except (PolicyError, OSError) as error:
-                log.warning("%s: restore_mode is not switched off: %s", self.config.path, error)
+                log.warning(
+                    "%s: restore_mode is not switched off: %s", self.config.path, explain(error)
+                )
 
     def _switch_restore_off(self) -> None:
         base, where = self.keeper.base, f"{self.config.path}: policy.toml"
@@ -300,9 +302,9 @@ class ServedVolume:
         except FileNotFoundError:
             self.policy, self.policy_problem, self._knows_policy = Policy(), "", True
         except (PolicyError, OSError, UnicodeDecodeError) as error:
-            if str(error) != self.policy_problem:
-                log.error("%s", error)
-            self.policy_problem = str(error)
+            if explain(error) != self.policy_problem:
+                log.error("%s", explain(error))
+            self.policy_problem = explain(error)
 
 
 def _seen_space(history: History) -> list[Sample]:

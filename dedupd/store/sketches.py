@@ -31,7 +31,7 @@ def load_sketches(directory: ContainerDirectory, number: int) -> bytes:
 def save_sketches(directory: ContainerDirectory, number: int, sketches: bytes) -> None:
     """Keep the sketches of a container. Raises NoSpace."""
     data = encode_sketches(number, directory.volume_id, sketches)
-    directory.room.require(len(data), f"the sketches of {directory.where(number)}")
+    directory.room.require(len(data), f"the sketches of {directory.where(number)}", files=1)
     directory.disk.replace_file(directory.fd, _name(number), data)
 
 

@@ -226,7 +226,8 @@ class ContainerWriter:
             seed=self._directory.new_seed(number, 1),
         )
         need_bytes = fmt.FILE_HEADER_BYTES + tbl.HEADER_BYTES
-        self._directory.room.require(need_bytes, f"a new {self._directory.where(number)}")
+        where = self._directory.where(number)
+        self._directory.room.require(need_bytes, f"a new {where}", files=2)
         with ExitStack() as on_failure:
             data_fd = self._disk.create(self._directory.fd, data_name(number))
             on_failure.callback(os.close, data_fd)

@@ -16,7 +16,9 @@ from typing import Any
 from dedupd import native
 from dedupd.errors import NoSpace, OverQuota
 from dedupd.failpoint import is_armed, reach
+from dedupd.system.files import free_inodes, why_full
 from dedupd.system.page_cache import DONT_CACHE, kernel_writes_uncached
+from dedupd.system.paths import shown_place
 
 _RENAME_NOREPLACE = 1
 _RENAME_EXCHANGE = 2
@@ -24,14 +26,27 @@ _RENAME_WHITEOUT = 4
 
 
 @contextmanager
-def _no_space() -> Iterator[None]:
+def _no_space(fd: int) -> Iterator[None]:
+    """Say what is used up on the file system of an open file or directory."""
     try:
         yield
     except OSError as error:
+        if error.errno not in (errno.EDQUOT, errno.ENOSPC):
+            raise
+        where = shown_place(f"/proc/self/fd/{fd}")
         if error.errno == errno.EDQUOT:
-            raise OverQuota(f"a quota is used up: {os.strerror(error.errno)}") from error
-        if error.errno == errno.ENOSPC:
-            raise NoSpace(f"no space left to write: {os.strerror(error.errno)}") from error
+            raise OverQuota(f"{where}: a quota is used up; raise it, or delete files") from error
+        raise NoSpace(f"{where}: {why_full(fd)}") from error
+
+
+@contextmanager
+def _one_more_file(dir_fd: int) -> Iterator[None]:
+    """Have an OSError say so where the file system has free space, and no inode."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC and free_inodes(dir_fd) == 0:
+            raise OSError(error.errno, why_full(dir_fd), error.filename) from error
         raise
 
 
@@ -80,7 +95,7 @@ class Disk:
     def create(self, dir_fd: int, name: bytes, mode: int = 0o600) -> int:
         """A new file, which must not exist yet, open for reading and writing. Raises NoSpace."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        with _no_space():
+        with _no_space(dir_fd):
             return os.open(name, flags, mode, dir_fd=dir_fd)
 
     def open_write(self, dir_fd: int, name: bytes) -> int:
@@ -88,7 +103,7 @@ class Disk:
 
     def write_at(self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int) -> int:
         """Write all of ``data`` at ``offset``; returns the bytes written. Raises NoSpace."""
-        with _no_space():
+        with _no_space(fd):
             return _write_all(fd, [memoryview(part).cast("B") for part in data], offset)
 
     def write_out(self, fd: int, data: memoryview, offset: int) -> None:
@@ -101,7 +116,7 @@ class Disk:
         whole = len(data) - (offset + len(data)) % mmap.PAGESIZE
         if whole > 0 and kernel_writes_uncached():
             try:
-                with _no_space():
+                with _no_space(fd):
                     _write_all(fd, [data[:whole]], offset, DONT_CACHE)
                 self.write_at(fd, [data[whole:]], offset + whole)
                 return
@@ -166,13 +181,15 @@ class Disk:
 
     def rename_leaving(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
         """Rename, and leave what an overlay takes for a name that was removed."""
-        native.system.renameat2(from_fd, old, to_fd, new, _RENAME_WHITEOUT)
+        with _one_more_file(from_fd):
+            native.system.renameat2(from_fd, old, to_fd, new, _RENAME_WHITEOUT)
 
     def unlink(self, dir_fd: int, name: bytes) -> None:
         os.unlink(name, dir_fd=dir_fd)
 
     def make_dir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
-        os.mkdir(name, mode, dir_fd=dir_fd)
+        with _one_more_file(dir_fd):
+            os.mkdir(name, mode, dir_fd=dir_fd)
 
     def remove_dir(self, dir_fd: int, name: bytes) -> None:
         os.rmdir(name, dir_fd=dir_fd)
@@ -188,11 +205,13 @@ class Disk:
         os.link(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
 
     def make_symlink(self, target: bytes, dir_fd: int, name: bytes) -> None:
-        os.symlink(target, name, dir_fd=dir_fd)
+        with _one_more_file(dir_fd):
+            os.symlink(target, name, dir_fd=dir_fd)
 
     def make_node(self, dir_fd: int, name: bytes, mode: int, device: int) -> None:
         """A device, a pipe or a socket, by the type in ``mode``."""
-        os.mknod(name, mode, device, dir_fd=dir_fd)
+        with _one_more_file(dir_fd):
+            os.mknod(name, mode, device, dir_fd=dir_fd)
 
     def set_owner_of(self, dir_fd: int, name: bytes, uid: int, gid: int) -> None:
         """As :meth:`set_owner`, of what a name stands for: also of a symbolic link itself."""

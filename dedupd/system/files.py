@@ -108,6 +108,10 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
         position = data_end
 
 
+_BLOCKS_MIN = 16
+"""More than one file takes for itself. XFS makes inodes as long as it has space for them."""
+
+
 class FreeSpace(NamedTuple):
     """What a file system has free for users, and its size."""
 
@@ -119,6 +123,22 @@ def free_space(fd: int) -> FreeSpace:
     """The free space of the file system that a file lies on."""
     status = os.fstatvfs(fd)
     return FreeSpace(status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize)
+
+
+def free_inodes(place: int | str) -> int | None:
+    """How many more files users may create on the file system of an open file or a path; None where
+    the number of files has no bound of its own."""
+    status = os.statvfs(place)
+    return status.f_favail if status.f_files else None
+
+
+def why_full(place: int | str) -> str:
+    """What of the file system of an open file or a path is used up, after ENOSPC from it."""
+    with suppress(OSError):
+        has_space = os.statvfs(place).f_bavail >= _BLOCKS_MIN
+        if has_space and free_inodes(place) == 0:
+            return "no inode is left for another file, though there is free space; delete files"
+    return "no space left to write"
 
 
 def attributes_of(path: bytes, hidden: bytes) -> Iterator[tuple[bytes, bytes]]:

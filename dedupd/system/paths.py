@@ -3,6 +3,7 @@
 Native calls open many files at once with the same rules (``native/src/system/files.rs``).
 """
 
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import AnyStr
 
 from dedupd.errors import UsageError
+from dedupd.system.files import why_full
 
 _BY_DESCRIPTOR = re.compile(r"/proc/(?:self|thread-self)/fd/[0-9]+(?=/|$)")
 _OCTAL = re.compile(rb"\\([0-7]{3})")
@@ -156,8 +158,10 @@ def explain(error: BaseException) -> str:
     """An error for a message; one of the system as file and reason."""
     if not isinstance(error, OSError):
         return str(error) or type(error).__name__
-    name = filename_of(error)
-    return f"{name}: {error.strerror or error}" if name else error.strerror or str(error)
+    where, reason = filename_of(error), error.strerror or str(error)
+    if error.errno == errno.ENOSPC and os.path.isabs(where):
+        reason = why_full(os.path.dirname(where))
+    return f"{where}: {reason}" if where else reason
 
 
 def filename_of(error: OSError) -> str:

@@ -13,9 +13,10 @@ from typing import Any, Self
 import lmdb
 
 from dedupd import native
+from dedupd.config.room import INODES_RESERVED
 from dedupd.errors import CatalogUnusable
 from dedupd.system.disk import Disk
-from dedupd.system.files import UNREADABLE, opened, read_at
+from dedupd.system.files import UNREADABLE, free_inodes, opened, read_at, why_full
 from dedupd.system.paths import shown_place
 
 MAP_BYTES = 4 << 30
@@ -103,8 +104,16 @@ class Catalogue:
         except (lmdb.Error, OSError) as error:
             raise CatalogUnusable(
                 f"{shown_place(self._directory)}: the catalogue cannot be used now"
-                f" ({_reason(error)}); it may be deleted while no job runs, and costs no data"
+                f" ({self._reason(error)}); it may be deleted while no job runs, and costs no data"
             ) from error
+
+    def _reason(self, error: OSError | lmdb.Error) -> str:
+        """An error without the path that it names: that may lead through a descriptor."""
+        if not isinstance(error, OSError):
+            return str(error).rpartition(": ")[2]
+        if error.errno == errno.ENOSPC:
+            return why_full(os.path.dirname(self._directory))
+        return error.strerror or str(error)
 
 
 class Catalog(Catalogue):
@@ -116,6 +125,7 @@ class Catalog(Catalogue):
         """Open it; a missing or damaged catalogue is replaced by an empty one."""
         self._directory = directory
         with self._errors(), ExitStack() as on_failure:
+            _leave_inodes(directory)
             os.makedirs(directory, mode=0o700, exist_ok=True)
             self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             on_failure.callback(os.close, self._fd)
@@ -185,11 +195,16 @@ def _decoded(raw: bytes) -> Any:
         return None
 
 
-def _reason(error: Exception) -> str:
-    """An error without the path that it names: that may lead through a descriptor."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return str(error).rpartition(": ")[2]
+def _leave_inodes(directory: str) -> None:
+    """Raise CatalogUnusable if there is no catalogue yet, and its inodes are reserved for users."""
+    left = None
+    if not os.path.exists(os.path.join(directory, _DATA)):
+        left = free_inodes(os.path.dirname(directory))
+    if left is not None and left < INODES_RESERVED:
+        raise CatalogUnusable(
+            f"{shown_place(directory)}: the catalogue is not made now: {left} inodes are left, and"
+            f" {INODES_RESERVED} are reserved for users; delete files"
+        )
 
 
 def _open(directory: str) -> lmdb.Environment:

@@ -19,6 +19,7 @@ from dedupd.errors import DamagedStub, DedupdError
 from dedupd.format.deletion import PATH_BYTES_MAX, Cause, Deletion
 from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.system.files import attributes_of, opened
+from dedupd.system.paths import explain
 from dedupd.system.tree_paths import numbered, path_in_tree
 from dedupd.units import KIB, in_64_bits
 from dedupd.volume.volume import Volume
@@ -124,7 +125,7 @@ class Deletions:
             self._failed = False
         except (OSError, DedupdError, ValueError, struct.error) as error:
             if not self._failed and not isinstance(error, DamagedStub):
-                log.warning("what is deleted cannot be had back now: %s", error)
+                log.warning("what is deleted cannot be had back now: %s", explain(error))
                 self._failed = True
 
     def _keeps_any(self) -> bool:
@@ -138,7 +139,7 @@ class Deletions:
             try:
                 await self._sync_once()
             except OSError as error:
-                log.error("deletions that were noted are not durable: %s", error)
+                log.error("deletions that were noted are not durable: %s", explain(error))
 
     async def _sync_once(self) -> None:
         fds = self._writer.unsynced()

@@ -19,6 +19,7 @@ import struct
 from dedupd import native
 from dedupd.errors import NoSpace
 from dedupd.system.files import read_if_there
+from dedupd.system.paths import explain
 from dedupd.system.tree_paths import lies_elsewhere
 from dedupd.volume.volume import Volume
 
@@ -52,7 +53,9 @@ def load_secret(volume: Volume) -> bytes:
     try:
         volume.disk.replace_file(volume.base_fd, SECRET_FILE, secret)
     except (OSError, NoSpace) as error:
-        log.warning("%s: file handles are good for this mount only: %s", volume.root, error)
+        log.warning(
+            "%s: file handles are good for this mount only: %s", volume.root, explain(error)
+        )
     return secret
 
 

@@ -5,6 +5,7 @@ import os
 
 from dedupd.config.policy import Policy, RestoreMode
 from dedupd.errors import PolicyError
+from dedupd.system.paths import explain
 from dedupd.volume.volume import POLICY_FILE, Volume
 
 log = logging.getLogger("dedupd.mount")
@@ -39,5 +40,5 @@ class WatchedPolicy:
             try:
                 self._policy = self._volume.policy()
             except (PolicyError, OSError) as error:
-                log.warning("the policy cannot be read, and counts as it was: %s", error)
+                log.warning("the policy cannot be read, and counts as it was: %s", explain(error))
         return self._policy

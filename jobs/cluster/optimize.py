@@ -100,7 +100,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
         try:
             settle_interrupted(self._volume, path)
         except (DedupdError, OSError) as error:
-            self._run.findings.add(f"{show_path(path)}: {error}")
+            self._run.findings.add_error(path, error)
 
     def _take(self, writer: Writer, batch: list[Candidate]) -> None:
         """Store and commit some files."""
@@ -150,7 +150,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
         except FileNotFoundError:
             self._leave("gone")
         except (DedupdError, OSError) as error:
-            self._run.findings.add(f"{show_path(candidate.path)}: {error}")
+            self._run.findings.add_error(candidate.path, error)
         return None
 
     def _leave(self, reason: str) -> None:

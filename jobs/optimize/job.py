@@ -9,7 +9,7 @@ from dedupd.config.policy import Policy, RestoreMode, SharedExtents
 from dedupd.errors import Damaged, DedupdError, NoSpace
 from dedupd.system.files import free_space
 from dedupd.system.page_cache import BufferPool, new_buffer
-from dedupd.system.paths import show_path
+from dedupd.system.paths import explain
 from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.commit import Outcome, VolumeCommitter, settle_interrupted
@@ -173,7 +173,7 @@ class Optimize(Job[OptimizeReport]):
             try:
                 settle_interrupted(self._volume, path)
             except (DedupdError, OSError) as error:
-                self._run.findings.add(f"{show_path(path)}: {error}")
+                self._run.findings.add_error(path, error)
 
     def _make_plain(self) -> None:
         """Turn stubs that are in use, and mostly their own blocks by now, into plain files."""
@@ -187,7 +187,7 @@ class Optimize(Job[OptimizeReport]):
             except Cancelled:
                 raise
             except (DedupdError, OSError) as error:
-                self._run.findings.add(f"{show_path(path)}: {error}")
+                self._run.findings.add_error(path, error)
 
     def _cut_back(self, store: StoreSession) -> None:
         """Give the space back that this run has taken and that no file needs."""
@@ -195,7 +195,9 @@ class Optimize(Job[OptimizeReport]):
         try:
             self._report.cut_bytes = store.cut_back()
         except (Damaged, OSError) as error:
-            self._run.findings.add(f"what was stored in vain stays until the next gc: {error}")
+            self._run.findings.add(
+                f"what was stored in vain stays until the next gc: {explain(error)}"
+            )
 
     def _candidates(self, partition: int, is_first: bool, is_only: bool) -> Iterator[Work]:
         """The files of one partition."""

@@ -28,6 +28,7 @@ from dedupd.store.container.rescue import mend
 from dedupd.store.container.table_file import Recovered, load_table
 from dedupd.store.second_copies import all_copies
 from dedupd.stores.secret_files import made_secret
+from dedupd.system.paths import explain
 from dedupd.system.processes import cores
 from dedupd.volume.container_numbers import Numbers
 from dedupd.volume.repair_notes import Note
@@ -193,7 +194,7 @@ class Scrub(Job[ScrubReport]):
             if not is_unfinished(directory.fd, number):
                 self._look_at_table(directory, number)
         except (Damaged, OSError) as error:
-            self._find(Invariant.CONTAINER_HEADER, where, str(error))
+            self._find(Invariant.CONTAINER_HEADER, where, explain(error))
 
     def _look_at_table(self, directory: ContainerDirectory, number: int) -> None:
         """Recovery makes tables whole without a word, so this is where it is told."""

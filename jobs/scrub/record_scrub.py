@@ -16,6 +16,7 @@ from dedupd.store.container.record_states import set_states
 from dedupd.store.container.rescue import mend
 from dedupd.store.container.table_file import LOST
 from dedupd.system.files import opened
+from dedupd.system.paths import explain
 from dedupd.units import MIB
 from dedupd.volume.repair_notes import Note
 from dedupd.volume.volume import Volume
@@ -126,7 +127,7 @@ class RecordScrub:
                 directory.open(number).read_own(ordinal_of(record_id))
             except (Damaged, OSError) as error:
                 problem = Problem(
-                    Invariant.RECORD_PAYLOAD, str(error), ordinal_of(record_id), entry
+                    Invariant.RECORD_PAYLOAD, explain(error), ordinal_of(record_id), entry
                 )
                 own = directory.header(number).container
                 self._settle(CheckedTable(directory, own, directory.entries(number)), [problem])
@@ -148,7 +149,7 @@ class RecordScrub:
                     is_seen = self._check_records(directory, fd, header, entries)
                 self._seen.note(directory, number, entries, is_seen=is_seen)
         except (Damaged, OSError) as error:
-            self._find(Invariant.CONTAINER_RECORDS, directory.where(number), str(error))
+            self._find(Invariant.CONTAINER_RECORDS, directory.where(number), explain(error))
 
     @contextmanager
     def _without_holes(self, fd: int) -> Iterator[None]:

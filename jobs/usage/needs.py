@@ -22,6 +22,7 @@ from dedupd.store.container.table_scan import LoadedTable, loaded_tables
 from dedupd.store.garbage import weigh
 from dedupd.store.mark_set import Needs
 from dedupd.system.files import opened, read_readable
+from dedupd.system.paths import explain
 from dedupd.system.processes import cores
 from dedupd.units import align_up
 from dedupd.volume.volume import Volume
@@ -158,7 +159,7 @@ class StoreNeeds:
                     for at in memoryview(left).cast("I"):
                         self._read_node(group, number, part.part(at, at + 1))
         except (Damaged, OSError) as error:
-            self._unread(f"recipes {number:08d}: {error}")
+            self._unread(f"recipes {number:08d}: {explain(error)}")
 
     def _read_node(self, group: int, number: int, node: _Nodes) -> None:
         """A node that names others, was merged, or is damaged."""
@@ -168,7 +169,7 @@ class StoreNeeds:
             payload = self._volume.recipe_records.read(recipe)[1]
             level, ids, last_bytes = named_by(payload, end, where)
         except (Damaged, OSError) as error:
-            self._unread(f"{where}: {error}")
+            self._unread(f"{where}: {explain(error)}")
             return
         if level == 0:
             self.native.refer(group, array("Q", ids), count, self._is_sharing)

@@ -161,7 +161,7 @@ class ContainerDirectory:
         NoSpace."""
         packed = PackedEntries.of(entries, fmt.seed_of(header))
         data = tbl.encode_header(replace(mark, map_lines=0)) + packed.data
-        self.room.require(len(data), f"the table of {self.where(header.container)}")
+        self.room.require(len(data), f"the table of {self.where(header.container)}", files=1)
         self.disk.replace_file(self.fd, table_name(header.container), data)
         reach(_REBUILT)
         return packed

@@ -30,6 +30,7 @@ class WholeFileWriter:
         self._header_bytes = header_bytes
         self._disk = disk
         remove_unfinished(dir_fd, name, disk)
+        room.require(0, name.decode(), files=1)
         self._fd = disk.create(dir_fd, name + NEW)
         self._hash = xxhash.xxh3_64()
         self.body_bytes = 0
