@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 
 from dedupd import native
 from dedupd.config.policy import Decision, Policy, decided
-from dedupd.errors import DamagedStub
+from dedupd.errors import Damaged, DamagedStub
 from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
 from dedupd.native.tree import DirectoryCandidates, Unreadable
 from dedupd.stub.transition import CAPABILITY, LENGTH_BYTES_MAX, FileIdentity
@@ -20,6 +20,7 @@ from dedupd.volume.volume import Volume
 from jobs.frame.run import checked
 from jobs.tree.linked_files import LinkedFiles
 from jobs.tree.marked_directories import MarkedDirectories
+from jobs.tree.rewriting import WRITTEN_LITTLE, costs_more
 from jobs.tree.walk import (
     SafePoint,
     TreeFile,
@@ -315,7 +316,18 @@ class _Search:
             return "written to since"
         if decision.excluded or self._marked.has(file.path):
             return "written to since"
-        return ""
+        return WRITTEN_LITTLE if self._costs_more(file, stub) else ""
+
+    def _costs_more(self, file: TreeFile, stub: StubAttribute) -> bool:
+        """Whether the store would grow by more than a stub gives up, by a policy that minds."""
+        if not self._policy.min_file_saving:
+            return False
+        volume, where = self._volume, show_path(file.path)
+        try:
+            with opened(open_beneath(volume.data_fd, file.path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
+                return costs_more(volume, fd, file.identity.size, stub, where)
+        except (Damaged, OSError):
+            return False  # reading it will show
 
     def _decoded(self, path: bytes, attribute: bytes) -> StubAttribute:
         """The attribute of a stub, if it is bound to that file. Raises DamagedStub, OSError."""
