@@ -111,6 +111,10 @@ class FileChanged(DedupdError):
     """A file is no longer what it was when it was read; it was left alone."""
 
 
+class AttributesFull(DedupdError):
+    """A file has so many extended attributes that none can be added; the disk has space."""
+
+
 class CatalogUnusable(DedupdError):
     """The catalogue cannot be read or written now; nothing that it holds is needed."""
 

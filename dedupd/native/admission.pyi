@@ -31,6 +31,8 @@ class Ledger:
         """Note chunks of a file: u64 first bytes of their fingerprints."""
     def leave(self, identity: Identity, saving: float, missing: int) -> None:
         """Remember a file that is left. What earlier runs have noted of it counts no more."""
+    def leave_full(self, identity: Identity, recalled: bool) -> None:
+        """Remember a file whose attributes leave no room for that of a stub."""
     def leave_again(self, identity: Identity, saving: float, missing: int) -> None:
         """Remember a recalled file that is left; its notes stay."""
     @property

@@ -81,7 +81,7 @@ class StubCounter:
         several nodes, a record that is not there, or that leads to another one.
         """
 
-Reason = Literal["optimized", "empty", "small", "judged", "young"]
+Reason = Literal["optimized", "empty", "small", "judged", "full", "young"]
 """Why a file is passed over: a stub with nothing to do about it, an empty file, a small one, one
 that would save too little, or that is not among the recalled ones, one that was changed too
 recently."""

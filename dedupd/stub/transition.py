@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from dedupd import native
 from dedupd.byte_ranges import joined
-from dedupd.errors import CopiedStub, Damaged, FileChanged
+from dedupd.errors import AttributesFull, CopiedStub, Damaged, FileChanged
 from dedupd.failpoint import define
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import (
@@ -77,6 +77,12 @@ class FileIdentity(NamedTuple):
     def of(cls, status: os.stat_result) -> "FileIdentity":
         mtime_ns, ctime_ns = in_64_bits(status.st_mtime_ns), in_64_bits(status.st_ctime_ns)
         return cls(status.st_ino, status.st_size, mtime_ns, ctime_ns)
+
+
+FULL_OF_ATTRIBUTES = "its attributes leave no room for that of a stub"
+
+_BLOCKS_PER_ATTRIBUTE = 16
+"""More than any file system takes for an attribute."""
 
 
 class Begun(NamedTuple):
@@ -181,11 +187,19 @@ def begin_commit(
     ``previous`` is the attribute of a stub whose content the recipe is now; None for a plain file.
     Either way a block that is present equals what the recipe says, and nothing is lost by a crash.
     Returns what to hand to :func:`finish_commit` once the attribute is durable.
-    Raises FileChanged where the file is not the one that was read; NoSpace.
+    Raises FileChanged where the file is not the one that was read; AttributesFull; OSError.
     """
     stub = committing(expected, ref)
     name, value = files.space.name, files.space.encode(stub, fd)
-    after = native.commit.exchange_attribute(fd, expected, name, previous, value, files.disk.door)
+    try:
+        after = native.commit.exchange_attribute(
+            fd, expected, name, previous, value, files.disk.door
+        )
+    except OSError as error:
+        # ext4 says ENOSPC for a full disk as well as for a file whose attributes fill their block.
+        if error.errno == errno.ENOSPC and os.fstatvfs(fd).f_bavail >= _BLOCKS_PER_ATTRIBUTE:
+            raise AttributesFull(FULL_OF_ATTRIBUTES) from error
+        raise
     if after is None:
         if native.system.fgetxattr(fd, name) != previous:
             raise FileChanged("it became a stub meanwhile, or another one")

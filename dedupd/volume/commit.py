@@ -15,9 +15,17 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
 from dedupd import native
-from dedupd.errors import Busy, DedupdError, FileChanged, NoSpace, ServiceUnreachable
+from dedupd.errors import (
+    AttributesFull,
+    Busy,
+    DedupdError,
+    FileChanged,
+    NoSpace,
+    ServiceUnreachable,
+)
 from dedupd.failpoint import define, reach
 from dedupd.stub.transition import (
+    FULL_OF_ATTRIBUTES,
     Begun,
     FileIdentity,
     begin_commit,
@@ -54,6 +62,7 @@ class Outcome(enum.StrEnum):
     GONE = "gone"
     IN_USE = "in use"
     PROTECTED = "immutable or append-only"
+    FULL = FULL_OF_ATTRIBUTES
     FAILED = "failed"
 
 
@@ -238,7 +247,7 @@ class _Batch:
                     request.previous,
                 ),
             )
-        except (Busy, FileChanged, OSError) as error:
+        except (AttributesFull, Busy, FileChanged, OSError) as error:
             self.results[at] = step_failure(error)
 
     def finish(self) -> None:
@@ -397,6 +406,8 @@ def step_failure(error: DedupdError | OSError) -> Result:
         return Result(Outcome.CHANGED, str(error))
     if isinstance(error, Busy):
         return Result(Outcome.IN_USE, str(error))
+    if isinstance(error, AttributesFull):
+        return Result(Outcome.FULL, str(error))
     if isinstance(error, OSError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return Result(Outcome.FAILED, "no space left for the stub's attribute")

@@ -433,7 +433,10 @@ class Optimize(Job[OptimizeReport]):
         for at, result in enumerate(group.results):
             if result.outcome is not Outcome.DONE:
                 failure = result.reason if result.outcome is Outcome.FAILED else None
-                self._left.add(group.requests[at].path, result.outcome.value, failure)
+                request = group.requests[at]
+                self._left.add(request.path, result.outcome.value, failure)
+                if result.outcome is Outcome.FULL:
+                    self._judging.leave_full(request.identity)
 
     def _leave_task(self, task: FileTask) -> None:
         reason = task.failure or "was empty when it was read"

@@ -83,6 +83,10 @@ class Judging:
         else:
             self.ledger.leave(identity, saving, missing)
 
+    def leave_full(self, identity: FileIdentity) -> None:
+        """Remember a file whose attributes leave no room for that of a stub."""
+        self.ledger.leave_full(identity, self.is_recall)
+
     def read_again(self, identity: FileIdentity, new_bytes: int) -> None:
         """A large file pays although its beginning did not, or there was no room for it: the second
         round stores it. ``new_bytes``: of its chunks that the store does not have."""

@@ -12,7 +12,12 @@ from dedupd.config.policy import Decision, Policy, decided
 from dedupd.errors import Damaged, DamagedStub
 from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
 from dedupd.native.tree import DirectoryCandidates, Unreadable
-from dedupd.stub.transition import CAPABILITY, LENGTH_BYTES_MAX, FileIdentity
+from dedupd.stub.transition import (
+    CAPABILITY,
+    FULL_OF_ATTRIBUTES,
+    LENGTH_BYTES_MAX,
+    FileIdentity,
+)
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.system.processes import cores
@@ -49,6 +54,7 @@ _REASONS: "dict[native.tree.Reason, str]" = {
     "empty": "empty",
     "small": SMALL,
     "judged": SAVES_LITTLE,
+    "full": FULL_OF_ATTRIBUTES,
     "young": YOUNG,
 }
 """What native code passes over, as users are told."""

@@ -24,6 +24,10 @@ fn check_of(identity: &Identity) -> u32 {
     xxh3_64(&bytes) as u32
 }
 
+/// In place of the thousandths that a file would save: its attributes leave no room for that of a
+/// stub. It is left whatever it would save.
+pub const FULL: u16 = u16::MAX;
+
 /// What the walk of this run has seen of a file that an earlier run judged.
 const UNSEEN: u8 = 0;
 const UNCHANGED: u8 = 1;
@@ -90,7 +94,8 @@ impl Ledger {
             return false;
         };
         let row = &self.earlier[at];
-        let is_same = row.check == check_of(identity) && row.gain < self.gain_min;
+        let is_left = row.gain < self.gain_min || row.gain == FULL;
+        let is_same = row.check == check_of(identity) && is_left;
         let seen = if is_same { UNCHANGED } else { CHANGED };
         self.seen[at].store(seen, Ordering::Relaxed);
         is_same
@@ -98,9 +103,17 @@ impl Ledger {
 
     /// The thousandths that an earlier run has found a file to save, if it is as it was then.
     pub fn gain_of(&self, identity: &Identity) -> Option<u16> {
+        self.known(identity).map(|row| row.gain).filter(|gain| *gain != FULL)
+    }
+
+    /// Whether an earlier run has found no room for a stub's attribute, if the file is as it was then.
+    pub fn is_full_of_attributes(&self, identity: &Identity) -> bool {
+        self.known(identity).is_some_and(|row| row.gain == FULL)
+    }
+
+    fn known(&self, identity: &Identity) -> Option<&Judged> {
         let at = self.earlier.binary_search_by_key(&identity.inode, |row| row.inode).ok()?;
-        let row = self.earlier.get(at)?;
-        (row.check == check_of(identity)).then_some(row.gain)
+        self.earlier.get(at).filter(|row| row.check == check_of(identity))
     }
 
     /// Remember a file that is left, with the first bytes of the fingerprints of its chunks.
@@ -210,6 +223,16 @@ mod tests {
         assert_eq!(ledger.kept(true, &[]).rows.len(), 1);
         assert!(!ledger.passes_over(&identity(7, 101)));
         assert_eq!(ledger.kept(true, &[]).rows.len(), 0);
+    }
+
+    #[test]
+    fn a_file_without_room_for_an_attribute_is_passed_over_whatever_it_saves() {
+        let ledger = Ledger::new(vec![judged(&identity(7, 100), FULL, 1)], 0, 10, 10);
+        assert!(ledger.passes_over(&identity(7, 100)));
+        assert!(ledger.is_full_of_attributes(&identity(7, 100)));
+        assert_eq!(ledger.gain_of(&identity(7, 100)), None);
+        assert!(!ledger.passes_over(&identity(7, 101)));
+        assert!(!ledger.is_full_of_attributes(&identity(7, 101)));
     }
 
     #[test]

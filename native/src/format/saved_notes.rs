@@ -26,7 +26,8 @@ pub struct Judged {
     pub inode: u64,
     /// Of size, mtime and ctime.
     pub check: u32,
-    /// The thousandths of its blocks that it would free.
+    /// The thousandths of its blocks that it would free; 65535 where its attributes leave no room for
+    /// that of a stub.
     pub gain: u16,
     /// About how many more of its chunks would have to be in the store.
     pub missing: u16,

@@ -58,6 +58,15 @@ impl Ledger {
         self.0.gain_of(&identity_of(identity)).map(|gain| f64::from(gain) / THOUSANDTHS)
     }
 
+    fn leave_full(&self, identity: Fields, recalled: bool) {
+        let row = judged(&identity_of(identity), ledger::FULL, u16::MAX);
+        if recalled {
+            self.0.leave_again(row);
+        } else {
+            self.0.leave(row, std::iter::empty());
+        }
+    }
+
     fn leave(&self, identity: Fields, saving: f64, missing: u16) {
         let row = judged(&identity_of(identity), thousandths(saving), missing);
         self.0.leave(row, std::iter::empty());

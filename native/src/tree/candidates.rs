@@ -31,12 +31,19 @@ pub enum Reason {
     Empty,
     Small,
     Judged,
+    Full,
     Young,
 }
 
 impl Reason {
-    pub const ALL: [Reason; 5] =
-        [Reason::Optimized, Reason::Empty, Reason::Small, Reason::Judged, Reason::Young];
+    pub const ALL: [Reason; 6] = [
+        Reason::Optimized,
+        Reason::Empty,
+        Reason::Small,
+        Reason::Judged,
+        Reason::Full,
+        Reason::Young,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -44,6 +51,7 @@ impl Reason {
             Reason::Empty => "empty",
             Reason::Small => "small",
             Reason::Judged => "judged",
+            Reason::Full => "full",
             Reason::Young => "young",
         }
     }
@@ -64,12 +72,17 @@ impl Rules {
         }
     }
 
+    fn why_judged(&self, identity: &Identity) -> Reason {
+        let is_full = |ledger: &Arc<Ledger>| ledger.is_full_of_attributes(identity);
+        if self.ledger.as_ref().is_some_and(is_full) { Reason::Full } else { Reason::Judged }
+    }
+
     /// Why a plain file is no candidate, as far as its identity tells.
     pub fn reason(&self, identity: &Identity) -> Option<Reason> {
         match identity.size {
             0 => Some(Reason::Empty),
             size if size < self.size_min => Some(Reason::Small),
-            _ if self.is_judged(identity) => Some(Reason::Judged),
+            _ if self.is_judged(identity) => Some(self.why_judged(identity)),
             _ if self.is_young(identity) => Some(Reason::Young),
             _ => None,
         }
