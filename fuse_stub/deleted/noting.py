@@ -115,7 +115,7 @@ class Deletions:
                 *(status.st_ino, native.system.generation(fd)),
                 *(status.st_size, in_64_bits(status.st_atime_ns), in_64_bits(mtime_ns)),
                 stub,
-                tuple(_kept(attributes_of(b"/proc/self/fd/%d" % fd, hidden))),
+                tuple(kept_attributes(attributes_of(b"/proc/self/fd/%d" % fd, hidden))),
             )
         )
 
@@ -154,11 +154,10 @@ class Deletions:
                 os.close(fd)
 
 
-def _kept(attributes: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+def kept_attributes(attributes: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
     """The attributes that a deletion has room for, ACLs first."""
-    size = 0
+    left_bytes = ATTRIBUTES_BYTES_MAX
     for name, value in sorted(attributes, key=lambda row: not row[0].startswith(b"system.")):
-        size += len(name) + len(value)
-        if size > ATTRIBUTES_BYTES_MAX:
-            return
-        yield name, value
+        if len(name) + len(value) <= left_bytes:
+            left_bytes -= len(name) + len(value)
+            yield name, value

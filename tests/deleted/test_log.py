@@ -210,3 +210,19 @@ def test_a_log_of_an_earlier_version_is_listed_and_proves_nothing(volume: Volume
     assert logs.get(first, unproven=True).path == b"old"
     with pytest.raises(UsageError, match="no such"):
         logs.get(DeletionId(number, LOG_HEADER_BYTES + 8), unproven=True)
+
+
+def test_a_log_without_its_header_is_reported_as_damaged(
+    volume: Volume, writer: DeletionWriter
+) -> None:
+    writer.append(deletion(b"first"))
+    writer.finish()
+    writer.append(deletion(b"second"))
+    with opened(os.open(log_path(volume, 1), os.O_RDWR)) as fd:
+        os.pwrite(fd, bytes(8), 40)
+    assert paths(volume) == [b"second"]
+    result = run_cli("deleted", volume.root)
+    size = log_path(volume, 1).stat().st_size
+    assert f"{size} bytes of deletion log 1 are damaged" in result.stderr
+    with pytest.raises(UsageError, match="no such deletion"):
+        DeletionLogs(volume).get(DeletionId(1, LOG_HEADER_BYTES))

@@ -22,14 +22,14 @@ pytestmark = pytest.mark.root
 
 
 class Exchanging(Disk):
-    """Has a user do something before a file gets its name."""
+    """Has a user do something once a file is durable, before it gets its name."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action
 
-    def rename_new(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
+    def sync_file(self, fd: int) -> None:
+        super().sync_file(fd)
         self._action()
-        super().rename_new(from_fd, old, to_fd, new)
 
 
 @pytest.fixture

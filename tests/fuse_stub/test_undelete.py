@@ -5,7 +5,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -280,17 +280,48 @@ def fill(path: Path) -> None:
                     os.write(fd, bytes(size))
 
 
-def test_no_user_forges_a_deletion_by_a_full_disk(tmp_path: Path) -> None:
-    """A failed append writes up to the end of a block; then a short one lies over its start."""
-    with crash.tmpfs(tmp_path, 100) as memory, crash.ext4(memory, 64, ("-b", "4096")) as disk:
+@contextmanager
+def lab_on_a_small_disk(directory: Path, block_bytes: int) -> Iterator[MountedLab]:
+    options = ("-b", str(block_bytes))
+    with crash.tmpfs(directory, 100) as memory, crash.ext4(memory, 64, options) as disk:
         for place in (memory, disk):
             let_others_pass(place)
         with mounted_lab(disk, POLICY) as lab:
-            forge_by_a_full_disk(lab)
-            assert undelete(lab.view, "--since", "1h").returncode == 0
-            assert not (lab.view / "bin/tool0").exists()
+            yield lab
             lab.unmount()
             lab.verify_clean()
+
+
+def test_no_user_forges_a_deletion_by_a_full_disk(tmp_path: Path) -> None:
+    """A failed append writes up to the end of a block; then a short one lies over its start."""
+    with lab_on_a_small_disk(tmp_path, BLOCK) as lab:
+        forge_by_a_full_disk(lab)
+        assert undelete(lab.view, "--since", "1h").returncode == 0
+        assert not (lab.view / "bin/tool0").exists()
+
+
+def test_undelete_on_a_full_disk_leaves_nothing_half_done(tmp_path: Path) -> None:
+    """What has no room is named, and comes back once there is some."""
+    with lab_on_a_small_disk(tmp_path, KIB) as lab:
+        folder = lab.view / "d"
+        paths = [folder / f"{number:03d}{'n' * 240}" for number in range(40)]
+        folder.mkdir()
+        for number, path in enumerate(paths):
+            path.write_bytes(noise(5 * KIB, number))
+            os.setxattr(path, "user.x", noise(700, number))
+        lab.optimize()
+        for path in paths:
+            path.unlink()
+        folder.rmdir()
+        fill(lab.view / "filling")
+        result = undelete(folder)
+        assert result.returncode == 1
+        assert result.stderr.count("No space left") > 10
+        assert not list(lab.view.rglob(".dedupd*"))
+        (lab.view / "filling").unlink()
+        assert undelete(folder).returncode == 0
+        for number, path in enumerate(paths):
+            assert path.read_bytes() == noise(5 * KIB, number)
 
 
 def forge_by_a_full_disk(lab: MountedLab) -> None:
