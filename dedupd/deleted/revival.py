@@ -7,7 +7,7 @@ from dedupd.deleted.listing import length_of
 from dedupd.errors import UsageError
 from dedupd.format.deletion import Deletion
 from dedupd.format.stub import Flag, StubAttribute
-from dedupd.system.takeover import Rights, permissions, takes_attribute
+from dedupd.system.takeover import ACCESS_ACL, Rights, permissions, takes_attribute
 from dedupd.volume.volume import Volume
 
 
@@ -28,6 +28,8 @@ def revive(volume: Volume, fd: int, one: Deletion, rights: Rights) -> StubAttrib
     if rights is not Rights.USER and os.geteuid() == 0:
         disk.set_owner(fd, one.uid, one.gid)
     same_group = os.fstat(fd).st_gid == one.gid
+    if os.fsdecode(ACCESS_ACL) in os.listxattr(fd):  # the default of the directory
+        disk.remove_attribute(fd, ACCESS_ACL)
     disk.set_mode(fd, permissions(one.mode, rights, same_group=same_group))
     for name, value in one.attributes:
         is_stub = name == volume.space.name

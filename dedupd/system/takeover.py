@@ -21,7 +21,7 @@ CAPABILITIES = b"security.capability"
 _OWNED = (b"user.", b"system.posix_acl_")
 """Attributes that the owner of a file can set."""
 
-_ACCESS_ACL = b"system.posix_acl_access"
+ACCESS_ACL = b"system.posix_acl_access"
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -53,7 +53,7 @@ def takes_attribute(name: bytes, rights: Rights, *, same_group: bool) -> bool:
     """Whether an attribute comes back. An ACL names permissions of the group of its file."""
     if rights is Rights.PRIVILEGED:
         return True
-    return name.startswith(_OWNED) and (same_group or name != _ACCESS_ACL)
+    return name.startswith(_OWNED) and (same_group or name != ACCESS_ACL)
 
 
 def is_privileged(mode: int, names: list[bytes]) -> bool:

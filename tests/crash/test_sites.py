@@ -57,6 +57,7 @@ ELSEWHERE = {
     "fuse_stub.commit_lane._take_back sync_file": BY_A_THREAD,
     "fuse_stub.bulk_commits._take_back sync_file_system": BY_A_THREAD,
     "fuse_stub.deleted.noting._sync_once sync_file": BY_A_THREAD,
+    "dedupd.deleted.revival.revive remove_attribute": "of a new file (test_undelete.py)",
     "dedupd.deleted.undelete._made_directory make_dir": BY_A_USER,
     "dedupd.deleted.undelete.keep_group set_owner": BY_A_USER,
     "dedupd.deleted.log._begin unlink": "a log without a header, which had no room",

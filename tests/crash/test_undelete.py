@@ -15,7 +15,19 @@ from dedupd.volume.volume import Volume
 from tests.support import crash
 from tests.support.dying_mounts import dies_at
 from tests.support.lab import new_lab, noise, run_cli
-from tests.support.mounts import ALICE, TEAM, MountedLab
+from tests.support.mounts import (
+    ALICE,
+    BOB,
+    GROUP_OBJ,
+    MASK,
+    NOBODY,
+    OTHER,
+    TEAM,
+    USER,
+    USER_OBJ,
+    MountedLab,
+    acl,
+)
 
 pytestmark = pytest.mark.root
 
@@ -52,6 +64,9 @@ def deleted(fast: Path) -> tuple[Path, Seen]:
         path.chmod(mode)
         os.setxattr(path, "user.colour", b"blue")
     lab.optimize()
+    entries = [(USER_OBJ, 7, NOBODY), (USER, 7, BOB), (GROUP_OBJ, 7, NOBODY)]
+    value = acl(*entries, (MASK, 7, NOBODY), (OTHER, 0, NOBODY))
+    os.setxattr(lab.data, "system.posix_acl_default", value)
     lab.set_policy('keep_deleted = "7d"\nspace_low = "0"\nspace_critical = "0"\nreserve = "0"\n')
     before = crash.see(root)
     mount = MountedLab(root, view)
