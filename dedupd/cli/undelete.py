@@ -10,7 +10,7 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json
 from dedupd.cli.deleted import deletions, since_option
-from dedupd.deleted.log import DeletionId
+from dedupd.deleted.log import DeletionId, DeletionLogs
 from dedupd.deleted.undelete import (
     UNDELETE,
     Attach,
@@ -145,7 +145,7 @@ def _opened(
         place = None if target is None else _within(target, mount)
         with opened(os.open(mount.point, flags)) as tree_fd:
             disk = Disk()
-            attach = _attach_by_mount(disk, terms)
+            attach = _attach_by_mount(path, disk, terms)
             yield Undelete(tree_fd, disk, attach, force=terms.force), top, place
         return
     volume, below = Volume.locate(path)
@@ -157,16 +157,25 @@ def _opened(
         yield undelete, os.fsdecode(below), None
 
 
-def _attach_by_mount(disk: Disk, terms: _Terms) -> Attach:
+def _attach_by_mount(path: str, disk: Disk, terms: _Terms) -> Attach:
     def attach(fd: int, one: Wanted) -> None:
         keep_group(disk, fd, one.gid)
         order = Order(DeletionId.parse(one.id), terms.privileges, terms.force)
         try:
             os.setxattr(fd, UNDELETE, str(order).encode())
         except FileNotFoundError:
+            if os.geteuid() == 0:  # the mount says no more to anybody
+                _require_deletion(path, order)
             raise UsageError(f"{one.id}: cannot be had back any more") from None
 
     return attach
+
+
+def _require_deletion(path: str, order: Order) -> None:
+    """Raise UsageError if the log of a volume does not give a deletion."""
+    volume, _ = Volume.locate(path)
+    with volume:
+        DeletionLogs(volume).get(order.id, unproven=order.force)
 
 
 def _within(target: str, mount: mount_table.Mount) -> str:

@@ -381,7 +381,10 @@ def test_deletions_of_an_earlier_version_come_back_for_root_by_force(lab: Mounte
             assert caught.value.errno == errno.ENOENT
 
     as_user(ALICE, alice)
-    assert undelete(lab.view / "tool").returncode == 1
+    result = undelete(lab.view / "tool")
+    assert result.returncode == 1
+    assert "does not prove whose file it was" in result.stderr
+    assert "`dedupd undelete --force`" in result.stderr
     assert undelete(lab.view / "tool", "--force").returncode == 0
     assert stat.S_IMODE((lab.view / "tool").stat().st_mode) == 0o755
     path.unlink()
