@@ -10,6 +10,7 @@ import pytest
 
 from dedupd.deleted.listing import lost
 from dedupd.deleted.undelete import UNFINISHED, Undelete, Wanted, attach_below
+from dedupd.errors import Busy
 from dedupd.system.disk import Disk
 from dedupd.volume.volume import Volume
 from tests.support import crash
@@ -94,6 +95,17 @@ def undelete_by_mount(root: Path) -> None:
     run_cli("undelete", root.parent / "view")
 
 
+def wait_until_free(root: Path) -> None:
+    """A process that dies closes its mount first, and then the lock of it."""
+    with Volume.open(str(root)) as volume:
+        while True:
+            try:
+                with volume.mount_lock():
+                    return
+            except Busy:
+                time.sleep(0.005)
+
+
 def check(root: Path, before: Seen) -> set[str]:
     """What has its name is what it was; returns the names of the files that do."""
     seen = crash.see(root)
@@ -142,6 +154,7 @@ def mounts_killed_at_steps(fast: Path, deleted: tuple[Path, Seen], first: int, s
     for kills, step in enumerate(range(first, STEPS_MAX, stride)):
         crash.copy_volume(start, root)
         died = dies_at(root, view, step, undelete_by_mount)
+        wait_until_free(root)
         check(root, before)
         undelete(root, Disk())
         assert check(root, before) == FILES.keys(), f"killed before step {step}"

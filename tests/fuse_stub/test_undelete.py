@@ -4,11 +4,12 @@ import errno
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import CompletedProcess, run
 from typing import Any, NamedTuple
 
 import pytest
@@ -29,7 +30,7 @@ from dedupd.units import KIB
 from dedupd.volume.volume import Volume
 from tests.support import crash
 from tests.support.deletions import unproven_deletion, unproven_header
-from tests.support.lab import RAW_SOCKETS, let_others_pass, noise, prose, run_cli
+from tests.support.lab import RAW_SOCKETS, REPOSITORY, let_others_pass, noise, prose, run_cli
 from tests.support.mounts import (
     ALICE,
     BOB,
@@ -425,7 +426,14 @@ def undelete_with_broken_recipes(lab: MountedLab, count: int) -> None:
     broken = {number for number in range(count) if number % 100 == 42}
     replace_recipes(lab, {os.fsencode(name(number)) for number in broken})
     lab.mount()
-    result = undelete(lab.view, "--since", "1h")
+    program = [sys.executable, "-m", "dedupd.cli.main", "undelete"]
+    result = run(
+        [*program, "--since", "1h", lab.view],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 1
     assert len(result.stdout.splitlines()) == count - len(broken)
     lines = result.stderr.splitlines()
