@@ -7,8 +7,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from threading import Lock
 
+from dedupd import native
 from dedupd.errors import Damaged
-from dedupd.format.deletion import LOG_HEADER_BYTES, LogHeader, spans
+from dedupd.format.deletion import LOG_HEADER_BYTES, LogHeader
 from dedupd.system.files import read_at
 
 LOGS_MAX = 16
@@ -61,12 +62,16 @@ def _extend(known: _Known, fd: int, size: int, header: LogHeader) -> None:
             known.starts.pop()
             known.lengths.pop()
     data = read_at(fd, max(0, size - known.end), known.end)
-    for start, end in spans(data, header, known.end):
-        if end > size:
-            break
-        known.starts.append(start)
-        known.lengths.append(end - start)
-        known.end = end
+    starts, lengths = native.deletions.spans(
+        data, seed=header.seed, is_proven=header.is_proven, base=known.end
+    )
+    known.starts.frombytes(starts)
+    known.lengths.frombytes(lengths)
+    if known.starts and known.starts[-1] + known.lengths[-1] > size:  # it is incomplete
+        known.starts.pop()
+        known.lengths.pop()
+    if known.starts:
+        known.end = known.starts[-1] + known.lengths[-1]
     known.size = size
 
 

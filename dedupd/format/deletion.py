@@ -22,13 +22,16 @@ HEAD_BYTES = 136
 PATH_BYTES_MAX = 0xFFFF
 ALIGN_BYTES = 8
 """A deletion begins on a multiple of this, so a reader finds the next one after damage."""
+NO_UID = 0xFFFF_FFFF
+"""That no user has."""
 DELETION_BYTES_MAX = 1 << 20
 """The largest deletion, with its path and its attributes."""
 
-_LOG = struct.Struct("<8sH2xI16sQQ8x")
+_LOG = struct.Struct("<8sH2xI16sQQII")
 _FIELDS = struct.Struct("<4sBBHHHIQIIIIQIIQqqQ16sQQ")
 _U64 = struct.Struct("<Q")
 _CHECKSUMS = struct.Struct("<QQ")
+_ATTRIBUTE_HEAD_BYTES = 6
 _UNPROVEN_SEED = struct.Struct("<16sI")
 _TAIL_END = _FIELDS.size + _U64.size
 """Up to here the checksum of a head counts: its fields, and the checksum of what follows it."""
@@ -54,7 +57,8 @@ class LogHeader(NamedTuple):
     """``number`` is the one in the name of the log.
 
     ``seed`` is random and secret: a user who does not know it can make no checksum of the log. A
-    log without ``is_proven`` is of the format whose seed users can compute.
+    log without ``is_proven`` is of the format whose seed users can compute. All deletions are of
+    files of ``uid``, if any; those before offset ``first`` are dropped.
     """
 
     number: int
@@ -62,6 +66,8 @@ class LogHeader(NamedTuple):
     created_ns: int
     seed: int
     is_proven: bool = True
+    uid: int | None = None
+    first: int = LOG_HEADER_BYTES
 
 
 class Deletion(NamedTuple):
@@ -108,9 +114,11 @@ class LogContent(NamedTuple):
 
 
 def encode_header(header: LogHeader) -> bytes:
+    uid = NO_UID if header.uid is None else header.uid
     return seal(
         _LOG.pack(
-            *(LOG_MAGIC, FORMAT, header.number, header.volume_id, header.created_ns, header.seed)
+            *(LOG_MAGIC, FORMAT, header.number, header.volume_id, header.created_ns),
+            *(header.seed, uid, header.first),
         )
     )
 
@@ -122,7 +130,7 @@ def decode_header(data: bytes, where: str) -> LogHeader:
     body = unseal(data, LOG_MAGIC)
     if body is None:
         raise Damaged(f"{where}: the header is damaged; the deletions of this log are lost")
-    _, version, number, volume_id, created_ns, seed = _LOG.unpack_from(body)
+    _, version, number, volume_id, created_ns, seed, uid, first = _LOG.unpack_from(body)
     if version == UNPROVEN_FORMAT:
         seed = native.hashing.xxh3_64(_UNPROVEN_SEED.pack(volume_id, number))
         return LogHeader(number, volume_id, created_ns, seed, is_proven=False)
@@ -130,7 +138,10 @@ def decode_header(data: bytes, where: str) -> LogHeader:
         raise UnknownFormat.of(where, "log format", version, FORMAT)
     if not seed:
         raise Damaged(f"{where}: the header has no seed; the deletions of this log are lost")
-    return LogHeader(number, volume_id, created_ns, seed)
+    if first < LOG_HEADER_BYTES or first % ALIGN_BYTES:
+        raise Damaged(f"{where}: the header is invalid; the deletions of this log are lost")
+    owner = None if uid == NO_UID else uid
+    return LogHeader(number, volume_id, created_ns, seed, uid=owner, first=first)
 
 
 def encode_deletion(one: Deletion, seed: int, offset: int) -> bytes:
@@ -154,13 +165,24 @@ def encode_deletion(one: Deletion, seed: int, offset: int) -> bytes:
     return data.ljust(align_up(len(data), ALIGN_BYTES), b"\0")
 
 
+def encoded_bytes(one: Deletion) -> int:
+    """The length of :func:`encode_deletion`."""
+    attributes = sum(
+        _ATTRIBUTE_HEAD_BYTES + len(name) + len(value) for name, value in one.attributes
+    )
+    return align_up(HEAD_BYTES + len(one.path) + attributes, ALIGN_BYTES)
+
+
 def decode_deletion(data: bytes, at: int, header: LogHeader, base: int = 0) -> tuple[Deletion, int]:
     """The deletion that begins at ``at``, and where it ends, both counted from the start of
     ``data``, which begins at offset ``base`` of the log. Raises Damaged."""
     try:
-        if header.is_proven:
-            return _decoded(data, at, _seed_at(header.seed, base + at))
-        return _decoded_unproven(data, at, header.seed)
+        if not header.is_proven:
+            return _decoded_unproven(data, at, header.seed)
+        one, end = _decoded(data, at, _seed_at(header.seed, base + at))
+        if header.uid not in (None, one.uid):
+            raise ValueError("its file is not of the user whose log it is")
+        return one, end
     except (struct.error, ValueError) as error:
         raise Damaged(f"not a valid deletion ({error})") from error
 
@@ -199,8 +221,8 @@ def spans(data: bytes, header: LogHeader, base: int) -> Iterator[tuple[int, int]
 
 def read_log(data: bytes, header: LogHeader) -> LogContent:
     """``data`` is the entire log, with its header."""
-    rows, lost_bytes, last = list[tuple[int, Deletion]](), 0, LOG_HEADER_BYTES
-    for start, end in spans(data[LOG_HEADER_BYTES:], header, LOG_HEADER_BYTES):
+    rows, lost_bytes, last = list[tuple[int, Deletion]](), 0, header.first
+    for start, end in spans(data[header.first :], header, header.first):
         lost_bytes += start - last
         last = end
         try:
@@ -254,13 +276,24 @@ def _tail(data: bytes, head: bytes, start: int) -> bytes:
     return data[start : start + fields[3] + fields[6]]
 
 
+def listed_deletion(fields: bytes, path: bytes, names: bytes) -> Deletion:
+    """A deletion of the parts that ``native.deletions`` gives: without attributes of users, and
+    without the values of others."""
+    attributes = tuple((name, b"") for name in names.split(b"\0")[:-1])
+    return _made(fields, path, attributes)
+
+
 def _deletion(head: bytes, tail: bytes) -> Deletion:
     """Raises ValueError, struct.error."""
-    _, cause, flags, paths, count, _, _, *numbers = _FIELDS.unpack_from(head)
-    path = tail[:paths]
+    fields = _FIELDS.unpack_from(head)
+    path = tail[: fields[3]]
     if path.startswith(b"/") or b".." in path.split(b"/") or b"\0" in path:
         raise ValueError("its path leads out of the volume")
-    attributes = tuple(decode_attributes(tail[paths:], count))
+    return _made(head, path, tuple(decode_attributes(tail[fields[3] :], fields[4])))
+
+
+def _made(head: bytes, path: bytes, attributes: tuple[tuple[bytes, bytes], ...]) -> Deletion:
+    _, cause, flags, _, _, _, _, *numbers = _FIELDS.unpack_from(head)
     time_ns, keep_s, mode, uid, gid, inode, generation, _, length, *rest = numbers
     atime_ns, mtime_ns, recipe, digest, covered, local = rest
     stub = StubAttribute(recipe, digest, covered, 0, Flag(flags), local)

@@ -11,6 +11,7 @@ from . import admission as admission
 from . import chunker as chunker
 from . import codec as codec
 from . import commit as commit
+from . import deletions as deletions
 from . import hashing as hashing
 from . import index as index
 from . import ingest as ingest

@@ -20,6 +20,8 @@ from dedupd.format.deletion import (
     decode_header,
     encode_deletion,
     encode_header,
+    encoded_bytes,
+    listed_deletion,
     read_log,
     spans,
 )
@@ -173,6 +175,127 @@ def test_nothing_is_read_that_was_not_appended(log: tuple[list[Deletion], bytes]
     }
 
 
+def listed(text: bytes, header: LogHeader) -> tuple[list[tuple[int, Deletion]], int]:
+    """The content of a log as native code has it, in the order of the log."""
+    log = native.deletions.DeletionLog(
+        text,
+        seed=header.seed,
+        is_proven=header.is_proven,
+        uid=header.uid,
+        first=header.first,
+    )
+    rows = log.newest(b"", uid=None, before=2**32 - 1, now_ns=0, keep_ns=2**64 - 1, limit=100)
+    assert len(rows) == len(log)
+    found = [(offset, listed_deletion(*parts)) for offset, *parts in reversed(rows)]
+    return found, log.lost_bytes
+
+
+def listed_as(one: Deletion) -> Deletion:
+    """A deletion without what a listing does not have of it."""
+    names = [name for name, _ in one.attributes if not name.startswith(b"user.")]
+    return one._replace(attributes=tuple((name, b"") for name in names))
+
+
+def agrees(text: bytes, header: LogHeader) -> None:
+    """Native code finds in a log what :func:`read_log` finds."""
+    content = read_log(text, header)
+    rows = [(at, listed_as(one)) for at, one in content.rows]
+    assert listed(text, header) == (rows, content.lost_bytes)
+    starts, lengths = native.deletions.spans(
+        text[LOG_HEADER_BYTES:],
+        seed=header.seed,
+        is_proven=header.is_proven,
+        base=LOG_HEADER_BYTES,
+    )
+    found = zip(memoryview(starts).cast("I"), memoryview(lengths).cast("I"), strict=True)
+    known = spans(text[LOG_HEADER_BYTES:], header, LOG_HEADER_BYTES)
+    assert [(start, start + length) for start, length in found] == list(known)
+
+
+NAMED = DELETIONS.map(lambda one: one._replace(time_ns=one.time_ns | 1, keep_s=one.keep_s | 1))
+"""None that expires at 0, and no attribute with a NUL in its name, which no file has."""
+
+
+@given(st.lists(NAMED, max_size=5), st.data())
+def test_native_code_reads_the_same(found: list[Deletion], data: st.DataObject) -> None:
+    clean = [
+        one._replace(attributes=tuple((n.replace(b"\0", b"n"), v) for n, v in one.attributes))
+        for one in found
+    ]
+    text = bytearray(bytes(LOG_HEADER_BYTES) + b"".join(log_of(HEADER, clean)))
+    for _ in range(data.draw(st.integers(0, 2))):
+        bit = data.draw(st.integers(8 * LOG_HEADER_BYTES, 8 * len(text) + 7))
+        if bit < 8 * len(text):
+            text = bytearray(flipped(bytes(text), bit))
+    text = text[: data.draw(st.just(len(text)) | st.integers(0, len(text)))]
+    owner = data.draw(st.sampled_from([None, *(one.uid for one in clean)]))
+    agrees(bytes(text), HEADER._replace(uid=owner))
+
+
+@given(hostile_logs())
+def test_native_code_reads_the_same_of_hostile_logs(log: tuple[list[Deletion], bytes]) -> None:
+    agrees(log[1], HEADER)
+
+
+@given(st.lists(NAMED, max_size=4), st.integers(0, 2000), st.integers(0, 1 << 14))
+def test_native_code_reads_the_same_of_the_older_format(
+    found: list[Deletion], kept: int, bit: int
+) -> None:
+    clean = [one._replace(attributes=()) for one in found]
+    rows = b"".join(unproven_deletion(one, UNPROVEN.seed) for one in clean)
+    text = (unproven_header(3, bytes(16)) + rows)[: LOG_HEADER_BYTES + kept]
+    agrees(text, UNPROVEN)
+    if LOG_HEADER_BYTES <= bit // 8 < len(text):
+        agrees(flipped(text, bit), UNPROVEN)
+
+
+@given(st.lists(NAMED, max_size=6), st.data())
+def test_a_listing_has_the_newest_of_a_path_and_of_a_user(
+    found: list[Deletion], data: st.DataObject
+) -> None:
+    clean = [one._replace(attributes=()) for one in found]
+    text = bytes(LOG_HEADER_BYTES) + b"".join(log_of(HEADER, clean))
+    uid = data.draw(st.sampled_from([None, *(one.uid for one in clean)]))
+    below = data.draw(st.sampled_from([b"", *(one.path.rpartition(b"/")[0] for one in clean)]))
+    before, limit = data.draw(st.integers(0, len(text))), data.draw(st.integers(1, 4))
+    now_ns, keep_ns = data.draw(U64), data.draw(U64)
+    log = native.deletions.DeletionLog(
+        text, seed=SEED, is_proven=True, uid=None, first=LOG_HEADER_BYTES
+    )
+    rows = log.newest(below, uid=uid, before=before, now_ns=now_ns, keep_ns=keep_ns, limit=limit)
+    wanted = [
+        (at, one)
+        for at, one in reversed(read_log(text, HEADER).rows)
+        if at < before
+        and uid in (None, one.uid)
+        and (not below or one.path == below or one.path.startswith(below + b"/"))
+        and min(one.time_ns + min(one.keep_s * 10**9, keep_ns), 2**64 - 1) > now_ns
+    ]
+    assert [(at, listed_deletion(*parts)) for at, *parts in rows] == wanted[:limit]
+
+
+@given(st.lists(DELETIONS, min_size=1, max_size=5), st.data())
+def test_what_is_before_the_first_deletion_that_is_kept_is_not_read(
+    found: list[Deletion], data: st.DataObject
+) -> None:
+    text = bytes(LOG_HEADER_BYTES) + b"".join(log_of(HEADER, found))
+    rows = read_log(text, HEADER).rows
+    at = data.draw(st.integers(0, len(rows)))
+    first = rows[at][0] if at < len(rows) else len(text)
+    assert read_log(text, HEADER._replace(first=first)) == (rows[at:], 0)
+    assert [encoded_bytes(one) for one in found] == [
+        end - start for start, end in spans(text[LOG_HEADER_BYTES:], HEADER, LOG_HEADER_BYTES)
+    ]
+
+
+def test_a_deletion_of_another_user_than_that_of_the_log_is_damage() -> None:
+    found = [_named(b"own")._replace(uid=7), _named(b"other")._replace(uid=0)]
+    text = bytes(LOG_HEADER_BYTES) + b"".join(rows := log_of(HEADER, found))
+    content = read_log(text, HEADER._replace(uid=7))
+    assert [one.path for _, one in content.rows] == [b"own"]
+    assert content.lost_bytes == len(rows[1])
+
+
 def test_a_log_of_the_older_format_is_read_in_order_up_to_the_first_damage() -> None:
     found = [_named(b"%d" % number) for number in range(4)]
     rows = [unproven_deletion(one, UNPROVEN.seed) for one in found]
@@ -185,11 +308,11 @@ def test_a_log_of_the_older_format_is_read_in_order_up_to_the_first_damage() -> 
     assert content.lost_bytes == sum(map(len, rows[1:]))
 
 
-@given(U32, UUID, U64, st.integers(1, 2**64 - 1))
+@given(U32, UUID, U64, st.integers(1, 2**64 - 1), st.none() | st.integers(0, 2**32 - 2), OFFSETS)
 def test_the_header_is_read_as_it_was_written(
-    number: int, uuid: bytes, created: int, seed: int
+    number: int, uuid: bytes, created: int, seed: int, uid: int | None, first: int
 ) -> None:
-    header = LogHeader(number, uuid, created, seed)
+    header = LogHeader(number, uuid, created, seed, uid=uid, first=LOG_HEADER_BYTES + first)
     data = encode_header(header)
     assert decode_header(data, "log") == header
     with pytest.raises((Damaged, UnknownFormat)):
@@ -198,6 +321,9 @@ def test_the_header_is_read_as_it_was_written(
         decode_header(data[:-1], "log")
     with pytest.raises(Damaged, match="no seed"):
         decode_header(encode_header(header._replace(seed=0)), "log")
+    for wrong in (0, LOG_HEADER_BYTES - 8, LOG_HEADER_BYTES + 4):
+        with pytest.raises(Damaged, match="is invalid"):
+            decode_header(encode_header(header._replace(first=wrong)), "log")
 
 
 def _paths(text: bytes, header: LogHeader) -> list[bytes]:

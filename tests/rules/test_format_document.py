@@ -388,7 +388,9 @@ def test_the_saved_chains(tmp_path: Path) -> None:
 
 
 def test_the_deletion_log() -> None:
-    header = deletion.LogHeader(0x1234, UUID, 0x123456789A, 0x1122334455667788)
+    header = deletion.LogHeader(
+        *(0x1234, UUID, 0x123456789A, 0x1122334455667788), uid=0x55667788, first=0x4440
+    )
     data = deletion.encode_header(header)
     places = layout("Deletion log header (64 bytes)")
     own = {"magic": b"DEDUPDEL", "format": 2, "checksum": number(data, places["checksum"])}

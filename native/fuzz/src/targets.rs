@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use native::codec::encode;
 use native::fingerprint::Algorithm;
+use native::format::deletion;
 use native::format::ids::{Checksum, ContainerNumber, RecordId};
 use native::format::recipe::Leaf;
 use native::format::record_header::{CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
@@ -31,9 +32,10 @@ const SEED: u64 = 0x5EED;
 /// An input may state lengths of gigabytes; a decoder may believe those that it has checked.
 const RAW_BYTES_MAX: usize = 1 << 20;
 
-pub const TARGETS: [(&str, Target); 9] = [
+pub const TARGETS: [(&str, Target); 10] = [
     ("codec", codec),
     ("container", container),
+    ("deletions", deletions),
     ("marks", marks),
     ("recipe", recipe),
     ("record", record),
@@ -131,6 +133,68 @@ fn check(data: &[u8]) -> record_check::Checked {
     assert_eq!(found.entries.len(), found.ordinals.len() * ENTRY_BYTES);
     assert_eq!(found.statuses.len(), found.ordinals.len());
     assert_eq!(found.next_ordinals.len(), found.ordinals.len());
+    found
+}
+
+/// A log as it is, and one of deletions with sound heads, and with the bytes of the input as paths,
+/// attributes and lengths.
+fn deletions(data: &[u8]) {
+    for is_proven in [true, false] {
+        for uid in [None, Some(7)] {
+            deletions_of(deletion::Log { data, base: 64, seed: SEED, is_proven, uid });
+        }
+    }
+    let mut input = Input(data);
+    let mut made = Vec::new();
+    for _ in 0..input.u8() % 8 {
+        let mut head: [u8; deletion::head::BYTES] = input.bytes();
+        deletion::head::MAGIC.put(&mut head, b"DDDL");
+        if input.u8() % 8 > 0 {
+            deletion::head::CAUSE.put(&mut head, &[1 + input.u8() % 4]);
+            deletion::head::PATH_BYTES.put(&mut head, &u16::from(input.u8()).to_le_bytes());
+            deletion::head::ATTRIBUTES.put(&mut head, &u16::from(input.u8() % 3).to_le_bytes());
+            let attributes_bytes = u32::from(input.u8());
+            deletion::head::ATTRIBUTES_BYTES.put(&mut head, &attributes_bytes.to_le_bytes());
+        }
+        let tail = input.rest();
+        let (tail, rest) = tail.split_at(deletion::tail_bytes(&head).min(tail.len()));
+        input = Input(rest);
+        deletion::seal(&mut head, tail, SEED, made.len());
+        made.extend_from_slice(&head);
+        made.extend_from_slice(tail);
+        made.resize(made.len().next_multiple_of(8), 0);
+    }
+    let whole = deletions_of(deletion::Log {
+        data: &made,
+        base: 0,
+        seed: SEED,
+        is_proven: true,
+        uid: None,
+    });
+    let own = deletions_of(deletion::Log {
+        data: &made,
+        base: 0,
+        seed: SEED,
+        is_proven: true,
+        uid: Some(7),
+    });
+    assert!(own.rows.iter().all(|row| row.uid() == 7 && whole.rows.contains(row)));
+    let other = deletion::Log { data: &made, base: 8, seed: SEED, is_proven: true, uid: None };
+    assert!(deletions_of(other).rows.is_empty(), "accepted at another offset");
+}
+
+fn deletions_of(log: deletion::Log<'_>) -> deletion::Content {
+    let spans: Vec<_> = log.spans().collect();
+    assert!(spans.is_sorted_by(|one, next| one.1 <= next.0));
+    let found = log.content();
+    assert!(found.rows.is_sorted_by(|one, next| one.offset < next.offset));
+    assert!(found.lost_bytes <= log.data.len());
+    for row in &found.rows {
+        assert!(spans.iter().any(|span| span.0 == row.offset as usize));
+        assert!(row.path.len() + row.names.len() <= log.data.len());
+        assert!(!row.path.starts_with(b"/") && !row.path.contains(&0));
+        let _ = (row.is_below(b"a"), row.end_ns(u64::MAX));
+    }
     found
 }
 

@@ -6,7 +6,7 @@ use super::record_header::{
 };
 use super::table_entry::State;
 use super::{
-    recipe, record_header, saved_index, saved_notes, stream, stub, table_entry, table_map,
+    deletion, recipe, record_header, saved_index, saved_notes, stream, stub, table_entry, table_map,
 };
 
 const TEXT: &str = include_str!("../../../docs/format.md");
@@ -51,6 +51,7 @@ fn every_layout_is_that_of_the_document() {
     compare("Table header (64 bytes)", table_entry::header::FIELDS, &[]);
     compare("Table map block (16 bytes)", table_map::block::FIELDS, &[]);
     compare("Table entry (64 bytes)", table_entry::fields::FIELDS, &[]);
+    compare("Deletion (136 bytes)", deletion::head::FIELDS, &[]);
     compare("Recipe node header (40 bytes)", recipe::header::FIELDS, &[]);
     compare("Recipe entry (16 bytes)", recipe::fields::FIELDS, &[]);
     compare("Stub attribute (64 bytes)", stub::fields::FIELDS, &[]);

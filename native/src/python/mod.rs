@@ -5,6 +5,7 @@ mod chunker;
 mod chunks;
 mod codec;
 mod commit;
+mod deletions;
 mod hashing;
 mod index;
 mod ingest;
@@ -38,6 +39,12 @@ mod exported {
         use crate::python::hashing::{fingerprint, fingerprints, is_zero, xxh3_64};
         #[pymodule_export]
         const HASH_BYTES: usize = crate::fingerprint::FINGERPRINT_BYTES;
+    }
+
+    #[pymodule]
+    mod deletions {
+        #[pymodule_export]
+        use crate::python::deletions::{DeletionLog, spans};
     }
 
     #[pymodule]
