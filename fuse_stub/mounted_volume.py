@@ -12,6 +12,7 @@ from dedupd.volume.volume import Volume
 from fuse_stub.bulk_commits import BulkCommits
 from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.commit_lane import CommitLane
+from fuse_stub.deleted.attributes import Listings
 from fuse_stub.deleted.noting import Deletions
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.file_handles import load_secret
@@ -24,6 +25,7 @@ from fuse_stub.fill_lane import FillLane
 from fuse_stub.gc_names import MarkingSessions
 from fuse_stub.mounts.private_mount import PrivateMount
 from fuse_stub.policy.brake import Brake
+from fuse_stub.policy.turns import Turns
 from fuse_stub.policy.watched_policy import WatchedPolicy
 
 T = TypeVar("T")
@@ -31,6 +33,13 @@ T = TypeVar("T")
 POLICY_LOOK_S = 0.25
 """A change of the policy shows after so long where native code has to know of it."""
 
+
+DIGESTS_MAX = 4
+"""Digests of contents that are looked up at a time: each may wait for the disk, and decodes a node
+of a recipe, a millisecond of the interpreter."""
+
+WAITING_MAX = 64
+"""Such requests of one user that wait; each takes a task (``request_pump.py``)."""
 
 WRITE_WAIT_S = 0.05
 """A write of 1 MiB to the page cache takes 0.5 ms; handing it to a thread takes longer. A write
@@ -78,6 +87,8 @@ class MountedVolume:
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)
         policy = WatchedPolicy(volume, is_read_only=transitions.is_read_only)
         self.deletions = Deletions(volume, policy)
+        self.listings = Listings(volume, self.in_thread)
+        self.digest_turns = Turns(self.in_thread, at_once=DIGESTS_MAX, user_max=WAITING_MAX)
         self.brake = Brake(volume, policy)
         self.parts = PartLane(volume, self.inodes, self.files)
         self.commit_lane = CommitLane(

@@ -199,11 +199,8 @@ class NamespaceOperations(pyfuse3.Operations):
         if name == CONTENT_ATTRIBUTE:
             return await self._content(inode, ctx)
         if deleted.is_listing(name):
-            fd, volume = self._inodes.fd(inode), self._mount.volume
-            with opened(os.dup(fd)) as own:
-                return await self._mount.in_thread(
-                    ctx.uid, deleted.listing, volume, own, name, ctx.uid
-                )
+            with opened(os.dup(self._inodes.fd(inode))) as fd:
+                return await self._mount.listings.value(fd, name, ctx.uid)
         return os.getxattr(self._inodes.path(inode), name)
 
     async def _content(self, inode: InodeT, ctx: RequestContext) -> bytes:
@@ -211,8 +208,9 @@ class NamespaceOperations(pyfuse3.Operations):
         # A descriptor of its own: that of the table may be another inode's before the thread ends.
         with opened(os.dup(self._inodes.fd(inode))) as fd:
             if stat.S_ISREG(os.fstat(fd).st_mode):
-                path = b"/proc/self/fd/%d" % fd
-                found = await self._mount.in_thread(ctx.uid, content_of, self._mount.volume, path)
+                path, turns = b"/proc/self/fd/%d" % fd, self._mount.digest_turns
+                async with turns.of(ctx.uid):
+                    found = await turns.run(ctx.uid, content_of, self._mount.volume, path)
         if found is None:
             raise FUSEError(pyfuse3.ENOATTR)
         return found
@@ -235,9 +233,11 @@ class NamespaceOperations(pyfuse3.Operations):
             os.chmod(path, stat.S_IMODE(mode) & ~stat.S_ISGID)
 
     async def _undelete(self, inode: int, value: bytes, uid: int) -> None:
-        volume, alone = self._mount.volume, self._commit_lane.reshaping
+        mount, alone = self._mount, self._commit_lane.reshaping
         try:
-            await deleted.undelete(volume, self._files, alone, inode, value, uid)
+            await deleted.undelete(
+                mount.volume, self._files, alone, mount.in_thread, inode, value, uid
+            )
         finally:
             forget_attributes(inode)
 

@@ -1,5 +1,6 @@
 """``dedupd deleted``: what was deleted or overwritten lately, and can be had back."""
 
+import errno
 import json
 import os
 import time
@@ -9,17 +10,22 @@ from typing import Any
 import click
 
 from dedupd.cli.common import PATH, answer, exits, json_option, print_json
+from dedupd.config.policy import Policy
 from dedupd.deleted.alarm import accept as accept_alarm
+from dedupd.deleted.dropped import read_counts
+from dedupd.deleted.expiry import NS
 from dedupd.deleted.listing import DELETED, lost
 from dedupd.deleted.log import DeletionLogs
 from dedupd.system import mount_table
 from dedupd.system.paths import resolved, show_path
-from dedupd.units import counted, format_duration, format_size, parse_duration
+from dedupd.units import counted, format_duration, format_moment, format_size, parse_duration
 from dedupd.volume.volume import Volume
 
 since_option = click.option(
     "--since", metavar="TIME", help="Only what was deleted so long ago at most, like 2h."
 )
+
+RETRY_S = 0.2
 
 _WORDS = {
     "removed": "removed",
@@ -49,7 +55,7 @@ def command(path: str, since: str | None, accept: bool, as_json: bool) -> None:
         text = "The alarm is over." if alarm is not None else "No alarm stood."
         answer(as_json, {"accepted": alarm is not None}, text)
         return
-    rows = list(deletions(path, since))
+    rows = deletions(path, since)
     if as_json:
         print_json(rows)
         return
@@ -72,34 +78,48 @@ def _line(row: dict[str, Any]) -> str:
     return text
 
 
-def deletions(path: str, since: str | None = None) -> Iterator[dict[str, Any]]:
-    """The deletions of a path and of all below it, as JSON, the newest first.
+def deletions(path: str, since: str | None = None) -> list[dict[str, Any]]:
+    """The deletions of a path and of everything below it, as JSON, the newest first.
 
     Raises UsageError, OSError and what ``Volume.locate`` raises.
     """
     oldest_s = time.time() - parse_duration(since) if since is not None else 0.0
     mount = mount_table.find(resolved(path))
     rows = _told(path, mount) if mount is not None and os.geteuid() != 0 else _read(path)
-    for row in rows:
-        if row["time_s"] < oldest_s:
-            return
-        yield row
+    found = [row for row in rows if row["time_s"] >= oldest_s]
+    # Each user has own logs, so the times of logs overlap.
+    return sorted(found, key=lambda row: -row["time_s"])
 
 
 def _read(path: str) -> Iterator[dict[str, Any]]:
     volume, below = Volume.locate(path)
     with volume:
-        logs = DeletionLogs(volume)
+        logs, policy = DeletionLogs(volume), volume.policy()
         try:
-            for one in lost(volume, volume.policy(), below, logs=logs):
+            for one in lost(volume, policy, below, logs=logs):
                 yield one.to_json()
         finally:
+            _report_dropped(volume, policy)
             for number, size in logs.lost_bytes.items():
                 click.echo(
                     f"dedupd: {show_path(os.fsencode(volume.root))}: {counted(size, 'byte')} of"
                     f" deletion log {number} are damaged; the deletions in them cannot be restored",
                     err=True,
                 )
+
+
+def _report_dropped(volume: Volume, policy: Policy) -> None:
+    """Print how many deletions are missing because their logs took too much space."""
+    for uid, one in sorted(read_counts(volume.base_fd).items()):
+        if time.time() > one.last_ns / NS + policy.keep_deleted_s_max:
+            continue
+        click.echo(
+            f"dedupd: {show_path(os.fsencode(volume.root))}: the logs of deletions are full;"
+            f" user {uid} lost {counted(one.dropped, 'recorded deletion')}, and"
+            f" {counted(one.refused, 'deletion')} could not be recorded, the last"
+            f" {format_moment(one.last_ns / NS)}",
+            err=True,
+        )
 
 
 def _told(path: str, mount: mount_table.Mount) -> Iterator[dict[str, Any]]:
@@ -113,8 +133,13 @@ def _told(path: str, mount: mount_table.Mount) -> Iterator[dict[str, Any]]:
     while True:
         try:
             value = os.getxattr(directory, DELETED + (f".{last}".encode() if last else b""))
-        except OSError:
-            return
+        except OSError as error:
+            if error.errno == errno.ENODATA:
+                return
+            if error.errno != errno.EAGAIN:
+                raise
+            time.sleep(RETRY_S)  # other listings of this user wait
+            continue
         for line in value.splitlines():
             row: dict[str, Any] = json.loads(line)
             last = row["id"]

@@ -1,20 +1,28 @@
-"""Which deletions are kept: for their time, within a share of the disk, and as long as nobody
-needs the space."""
+"""Which deletions are kept: for their time, within their users' shares of the disk, and as long as
+nobody needs the space."""
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dedupd.config.policy import Policy
-from dedupd.deleted.log import DeletionLogs
-from dedupd.format.deletion import Deletion
-from dedupd.system.disk import Disk
+from dedupd.deleted.dropped import remove_unfinished
+from dedupd.deleted.log import DeletionId, DeletionLogs
+from dedupd.deleted.recipe_sizes import RecipeSizes
+from dedupd.deleted.shares import MIXED, Kept, surplus
+from dedupd.deleted.writer import LOG_S_MAX
+from dedupd.format.deletion import Deletion, LogHeader, encoded_bytes
 from dedupd.system.files import FreeSpace
+from dedupd.volume.volume import Volume
 
 NS = 1_000_000_000
 
 CALM_SHARE = 1.1
 """Space is short until this much more than a threshold is free: jobs and users move it to and fro,
 and a disk that is used to 95 % is one of which 5 % are free, or a little more."""
+
+IDLE_NS = int(2 * LOG_S_MAX * NS)
+"""A log that was begun so long ago is appended to no more, even if a clock was set."""
 
 
 def end_ns(one: Deletion, policy: Policy) -> int:
@@ -25,45 +33,96 @@ def end_ns(one: Deletion, policy: Policy) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The logs that do not stay, and how many of them go before their time because the space is
-    needed (``early``)."""
+    """The offset of each log before which everything is dropped, and how many deletions are dropped
+    before their time because the space is needed (``early``)."""
 
-    logs: frozenset[int]
+    firsts: Mapping[int, int]
     early: int
+
+    def has(self, one: DeletionId) -> bool:
+        return one.offset < self.firsts.get(one.log, 0)
+
+
+@dataclass(slots=True)
+class _Log:
+    """A log whose deletions from offset ``first`` to ``end`` are kept."""
+
+    number: int
+    header: LogHeader | None
+    first: int
+    end: int
+
+    def drop(self, logs: DeletionLogs, volume: Volume) -> None:
+        """Drop what is not kept. A log that may still be appended to stays: a collection must not
+        drop a deletion that it has not read."""
+        header, is_empty = self.header, self.first >= self.end
+        is_idle = header is None or time.time_ns() > header.created_ns + IDLE_NS
+        if is_empty and (is_idle or header is None or header.uid is None):
+            logs.remove(self.number, volume.disk)
+        elif header is not None and header.uid is not None and self.first > header.first:
+            logs.drop_before(self.number, self.first, volume.disk)
 
 
 def expire(
-    logs: DeletionLogs, policy: Policy, space: FreeSpace, disk: Disk, *, dry_run: bool = False
+    volume: Volume,
+    policy: Policy,
+    space: FreeSpace,
+    pause: Callable[[], None] = lambda: None,
+    *,
+    dry_run: bool = False,
 ) -> Expired:
-    """Remove logs of which nothing is to be kept any more. Raises OSError.
+    """Drop deletions whose time has come, and those beyond their users' shares.
 
-    The latest log stays as long as anything may. A log goes as a whole, and what is in one that
-    stays is needed, all of it: so each deletion that can be read can be had back.
+    Of each log the beginning is dropped, durably once the file system is synced. All that is left
+    counts as needed, so each deletion that can be read can be restored. ``pause`` is called now and
+    then before anything is dropped; it may raise. Raises OSError.
     """
-    now_ns, gone, sizes = time.time_ns(), list[int](), dict[int, int]()
+    logs, sizes = DeletionLogs(volume), RecipeSizes(volume, pause)
+    read, kept = dict[int, _Log](), list[Kept]()
     for number in logs.numbers():
-        rows = logs.read(number)
-        if all(end_ns(one, policy) <= now_ns for _, one in rows):
-            gone.append(number)
-        else:
-            sizes[number] = sum({one.stub.recipe: one.stub.covered for _, one in rows}.values())
-    left = sum(sizes.values())
-    allowed, early = allowed_bytes(policy, space, left), list[int]()
-    for number, size in sizes.items():
-        is_last = len(early) == len(sizes) - 1
-        if allowed and (left <= allowed or is_last):
-            break
-        early.append(number)
-        left -= size
+        pause()
+        read[number] = _read(logs, number, policy, sizes, kept)
+
+    def fits(total: int) -> bool:
+        return total <= allowed_bytes(policy, space, total)
+
+    sizes.refine(fits)
+    allowed = allowed_bytes(policy, space, sizes.total)
+    dropped = surplus(kept, sizes.by_recipe, allowed)
+    for one in dropped:
+        read[one.log].first = max(read[one.log].first, one.end)
     if not dry_run:
-        for number in [*gone, *early]:
-            logs.remove(number, disk)
-    return Expired(frozenset((*gone, *early)), len(early))
+        remove_unfinished(volume.base_fd, volume.disk)
+        for log in read.values():
+            log.drop(logs, volume)
+    firsts = {number: log.first for number, log in read.items()}
+    return Expired(firsts, sum(len(one.recipes) for one in dropped))
+
+
+def _read(
+    logs: DeletionLogs, number: int, policy: Policy, sizes: RecipeSizes, kept: list[Kept]
+) -> _Log:
+    """A log without the deletions whose time has come; the others are added to ``kept``."""
+    header, now_ns = logs.header(number), time.time_ns()
+    rows = [] if header is None else logs.read(number)
+    if header is None or not rows:
+        return _Log(number, header, 0, 0)
+    ends = [at.offset + encoded_bytes(one) for at, one in rows]
+    live = [at for at, (_, one) in enumerate(rows) if end_ns(one, policy) > now_ns]
+    if not live:
+        return _Log(number, header, ends[-1], ends[-1])
+    if header.uid is None:  # it goes as a whole
+        recipes = tuple(sizes.add(one.stub) for _, one in rows)
+        kept.append(Kept(MIXED, rows[-1][1].time_ns, number, ends[-1], recipes))
+        return _Log(number, header, header.first, ends[-1])
+    for (_, one), end in zip(rows[live[0] :], ends[live[0] :], strict=True):
+        kept.append(Kept(header.uid, one.time_ns, number, end, (sizes.add(one.stub),)))
+    return _Log(number, header, rows[live[0]][0].offset, ends[-1])
 
 
 def allowed_bytes(policy: Policy, space: FreeSpace, kept_bytes: int) -> int:
-    """How much may be kept, as files' lengths: below ``space_low`` the newer half of what is there,
-    below ``space_critical``, or within the reserve, nothing."""
+    """How much may be kept: below ``space_low`` half of what is there, below ``space_critical``, or
+    within the reserve, nothing."""
     total = space.total_bytes
     critical_bytes = int(policy.space_critical.bytes_of(total) * CALM_SHARE)
     if space.free_bytes < max(critical_bytes, policy.reserve.bytes_of(total)):

@@ -9,8 +9,9 @@ from dedupd import native
 from dedupd.config.policy import Policy
 from dedupd.deleted.expiry import NS, end_ns
 from dedupd.deleted.log import DeletionId, DeletionLogs
+from dedupd.deleted.log_cache import LogCache
 from dedupd.errors import DamagedStub
-from dedupd.format.deletion import Cause, Deletion
+from dedupd.format.deletion import Cause, Deletion, listed_deletion
 from dedupd.format.stub import decode_stub
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
@@ -19,6 +20,12 @@ from dedupd.volume.volume import Volume
 
 DELETED = b"user.dedupd.deleted"
 """The attribute of a directory by which a mount tells users what they can have back."""
+
+
+ROWS_AT_ONCE = 128
+"""Deletions that native code hands over in one call, a microsecond each."""
+
+U32_MAX, U64_MAX = (1 << 32) - 1, (1 << 64) - 1
 
 
 class Lost(NamedTuple):
@@ -58,19 +65,53 @@ def lost(
     uid: int = 0,
     logs: DeletionLogs | None = None,
 ) -> Iterator[Lost]:
-    """What can be had back of a path and all below it, the newest first.
+    """What can be restored of a path and of everything below it, in the order of
+    :func:`examined`.
 
     Users other than root see what was theirs. ``logs`` tell afterwards what is damaged in them.
     Raises OSError.
     """
+    cache = LogCache(logs or DeletionLogs(volume))
+    for one in examined(volume, policy, below, uid, cache):
+        if one is not None:
+            yield one
+
+
+def examined(
+    volume: Volume,
+    policy: Policy,
+    below: bytes,
+    uid: int,
+    cache: LogCache,
+    before: DeletionId | None = None,
+) -> Iterator[Lost | None]:
+    """The same for deletions with a lower id than ``before``; None for each deletion whose content
+    is where it was, so that a caller can pause.
+
+    The latest log comes first, and of each log the latest deletion.
+    """
     now_ns = time.time_ns()
-    prefix = below + b"/" if below else b""
-    for one_id, one in (logs or DeletionLogs(volume)).newest_first():
-        if uid not in (0, one.uid) or not (one.path == below or one.path.startswith(prefix)):
+    keep_ns = int(min(policy.keep_deleted_s_max * NS, U64_MAX))
+    for number in cache.numbers(uid):
+        if before is not None and number > before.log:
             continue
-        until_ns = end_ns(one, policy)
-        if until_ns > now_ns and is_lost(volume, one):
-            yield Lost(one_id, one, until_ns)
+        end = before.offset if before is not None and number == before.log else U32_MAX
+        log, rows = cache.listed(number), [(end, b"", b"", b"")]
+        while rows:
+            rows = log.newest(
+                below,
+                uid=uid or None,
+                before=rows[-1][0],
+                now_ns=now_ns,
+                keep_ns=keep_ns,
+                limit=ROWS_AT_ONCE,
+            )
+            for offset, *parts in rows:
+                one = listed_deletion(*parts)
+                if is_lost(volume, one):
+                    yield Lost(DeletionId(number, offset), one, end_ns(one, policy))
+                else:
+                    yield None
 
 
 def is_lost(volume: Volume, one: Deletion) -> bool:

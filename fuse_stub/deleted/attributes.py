@@ -10,12 +10,14 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from dedupd.deleted.expiry import end_ns
-from dedupd.deleted.listing import DELETED, lost
+from dedupd.deleted.listing import DELETED, Lost, examined
 from dedupd.deleted.log import DeletionId, DeletionLogs
+from dedupd.deleted.log_cache import LogCache
 from dedupd.deleted.revival import revive, take_back
 from dedupd.deleted.undelete import Order, rights_of
 from dedupd.errors import UsageError
@@ -26,9 +28,16 @@ from dedupd.system.tree_paths import path_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
+from fuse_stub.policy.turns import InThread, Turns
 
 ANSWER_BYTES_MAX = 60_000
 """Of one answer; the kernel takes 65,536 of an attribute."""
+
+WAITING_MAX = 16
+"""Listings of one user that are answered or wait. Each takes one of the mount's tasks."""
+
+TURN_S = 0.01
+"""How long a listing is made until others have their turn."""
 
 Uncommitted = Callable[[OpenFile], AbstractAsyncContextManager[None]]
 
@@ -37,42 +46,87 @@ def is_listing(name: bytes) -> bool:
     return name == DELETED or name.startswith(DELETED + b".")
 
 
-def listing(volume: Volume, directory_fd: int, name: bytes, uid: int) -> bytes:
-    """The value of a listing attribute: JSON, one deletion a line, the newest first.
+class Listings:
+    """Answers of listing attributes. One is made at a time, a bit of one user's and then of another
+    user's."""
 
-    Raises OSError (ENODATA where nothing can be had back).
-    """
-    below = path_in_tree(volume.data_fd, directory_fd)
-    if below is None:
-        raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
-    older_than = name[len(DELETED) + 1 :]
-    try:
-        before = DeletionId.parse(older_than.decode()) if older_than else None
-    except (UsageError, UnicodeDecodeError):
-        raise OSError(errno.ENODATA, os.strerror(errno.ENODATA)) from None
-    lines, length = list[bytes](), 0
-    for one in lost(volume, volume.policy(), below, uid):
-        if before is not None and one.id >= before:
-            continue
-        line = json.dumps(one.to_json()).encode() + b"\n"
-        if length + len(line) > ANSWER_BYTES_MAX:
-            break
-        lines.append(line)
-        length += len(line)
-    if not lines:
-        raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
-    return b"".join(lines)
+    def __init__(self, volume: Volume, in_thread: InThread) -> None:
+        self._volume = volume
+        self.turns = Turns(in_thread, at_once=1, user_max=WAITING_MAX)
+        self.cache = LogCache(DeletionLogs(volume))
+
+    async def value(self, directory_fd: int, name: bytes, uid: int) -> bytes:
+        """The value of a listing attribute: JSON, one deletion per line, those of the latest log
+        first, and of each log the latest first.
+
+        Raises OSError (ENODATA if nothing can be restored, EAGAIN if too many of the user's
+        requests wait).
+        """
+        async with self.turns.of(uid):
+            answer = _Answer(self._volume, self.cache, directory_fd, name, uid)
+            while not answer.is_complete:
+                await self.turns.run(uid, answer.extend)
+        if not answer.lines:
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+        return b"".join(answer.lines)
+
+
+class _Answer:
+    """A listing that is made bit by bit, in any threads."""
+
+    def __init__(
+        self, volume: Volume, cache: LogCache, directory_fd: int, name: bytes, uid: int
+    ) -> None:
+        """Raises OSError."""
+        older_than = name[len(DELETED) + 1 :]
+        try:
+            before = DeletionId.parse(older_than.decode()) if older_than else None
+        except (UsageError, UnicodeDecodeError):
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA)) from None
+        self.lines: list[bytes] = []
+        self.is_complete = False
+        self._length = 0
+        self._rows = self._examined(volume, cache, directory_fd, uid, before)
+
+    @staticmethod
+    def _examined(
+        volume: Volume, cache: LogCache, directory_fd: int, uid: int, before: DeletionId | None
+    ) -> Iterator[Lost | None]:
+        below = path_in_tree(volume.data_fd, directory_fd)
+        if below is not None:
+            yield from examined(volume, volume.policy(), below, uid, cache, before)
+
+    def extend(self) -> None:
+        """Make more of the answer, for :data:`TURN_S`. Raises OSError."""
+        end_s = time.monotonic() + TURN_S
+        for one in self._rows:
+            line = b"" if one is None else json.dumps(one.to_json()).encode() + b"\n"
+            if self._length + len(line) > ANSWER_BYTES_MAX:
+                break
+            if line:
+                self.lines.append(line)
+                self._length += len(line)
+            if time.monotonic() > end_s:
+                return
+        self.is_complete = True
 
 
 async def undelete(
-    volume: Volume, files: OpenFiles, uncommitted: Uncommitted, ino: int, value: bytes, uid: int
+    volume: Volume,
+    files: OpenFiles,
+    uncommitted: Uncommitted,
+    in_thread: InThread,
+    ino: int,
+    value: bytes,
+    uid: int,
 ) -> None:
     """Make an empty file what a deletion took. Raises OSError, Damaged."""
     try:
         order = Order.parse(value.decode())
         if uid != 0 and (order.privileges or order.force):
             raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-        one = DeletionLogs(volume).get(order.id, unproven=order.force)
+        get = partial(DeletionLogs(volume).get, order.id, unproven=order.force)
+        one = await in_thread(uid, get)
         if uid not in (0, one.uid) or time.time_ns() >= end_ns(one, volume.policy()):
             raise UsageError("another user's, or expired")
     except (UsageError, UnicodeDecodeError):
@@ -85,18 +139,18 @@ async def undelete(
             if file.stub is not None or uid not in (0, status.st_uid) or status.st_size:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
             rights = rights_of(uid, privileges=order.privileges)
-            stub = _revived(volume, file, one, order.id.log, rights)
+            stub = _revived(volume, file, one, order.id, rights)
             file.stub = files.sparse(file, stub)
             file.privileged = bool(os.fstat(file.fd).st_mode & 0o6000)
 
 
 def _revived(
-    volume: Volume, file: OpenFile, one: Deletion, log: int, rights: Rights
+    volume: Volume, file: OpenFile, one: Deletion, wanted: DeletionId, rights: Rights
 ) -> StubAttribute:
-    """As :func:`revive`. A collection may take the deletion meanwhile: it removes the log before
-    it looks at the tree, so what comes after that is taken back."""
+    """As :func:`revive`. A collection may drop the deletion while this runs: it does so before it
+    walks the tree, so what is restored after that is taken back."""
     stub = revive(volume, file.fd, one, rights)
-    if not DeletionLogs(volume).has(log):
+    if not DeletionLogs(volume).has(wanted):
         take_back(volume, file.fd)
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     return stub

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 import trio
 
 from dedupd import native
-from dedupd.deleted.log import DeletionWriter
-from dedupd.errors import DamagedStub, DedupdError
+from dedupd.deleted.dropped import add_counts
+from dedupd.deleted.writer import DeletionWriter
+from dedupd.errors import DamagedStub, DedupdError, NoSpace
 from dedupd.format.deletion import PATH_BYTES_MAX, Cause, Deletion
 from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.system.files import attributes_of, opened
@@ -140,6 +141,17 @@ class Deletions:
                 await self._sync_once()
             except OSError as error:
                 log.error("deletions that were noted are not durable: %s", explain(error))
+            await self._count_dropped()
+
+    async def _count_dropped(self) -> None:
+        """Add what was dropped or not noted to the file that tells of it, or try it next time."""
+        counted = self._writer.take_counts()
+        if counted:
+            volume = self._volume
+            try:
+                await trio.to_thread.run_sync(add_counts, volume.base_fd, counted, volume.disk)
+            except (OSError, NoSpace):
+                self._writer.count(counted)
 
     async def _sync_once(self) -> None:
         fds = self._writer.unsynced()

@@ -1,6 +1,6 @@
 """Records that deletions need: what can be had back for a while counts as needed."""
 
-from dedupd.deleted.expiry import expire
+from dedupd.deleted.expiry import Expired, expire
 from dedupd.deleted.log import DeletionLogs
 from dedupd.errors import PolicyError
 from dedupd.format.stub import Flag
@@ -11,11 +11,11 @@ from jobs.frame.run import JobRun
 
 
 class DeletionMarker:
-    """Takes the logs away that have had their time, or whose space is needed, and marks the rest.
+    """Drops deletions whose time has come, or whose space is needed, and marks the rest.
 
-    The first must come before the walk of the tree: what is had back of a log that is there still
-    is in the tree then. The second must come after it: what the walk misses because it was deleted
-    meanwhile is in a log by then.
+    The first must come before the walk of the tree: a file that is restored from a deletion that is
+    kept is in the tree then. The second must come after it: a file that the walk misses because it
+    was deleted while the walk ran is in a log by then.
     """
 
     def __init__(self, volume: Volume, run: JobRun, *, dry_run: bool) -> None:
@@ -23,25 +23,28 @@ class DeletionMarker:
         self._volume = volume
         self._run = run
         self._logs = DeletionLogs(volume)
-        self._gone = frozenset[int]()
-        self.early = 0
+        self._expired = Expired({}, 0)
         try:
             policy = volume.policy()
         except PolicyError:
             return
         space = free_space(volume.data_fd)
-        found = expire(self._logs, policy, space, volume.disk, dry_run=dry_run)
-        self._gone, self.early = found.logs, found.early
+        self._expired = expire(volume, policy, space, run.safe_point, dry_run=dry_run)
+
+    @property
+    def early(self) -> int:
+        """How many deletions were dropped before their time, because the space is needed."""
+        return self._expired.early
 
     def mark(self, chunks: Marks, recipes: Needs) -> int:
         """Mark the records of all that is left; returns how many deletions these are. A record that
         is not there any more is none: then the store has lost more than a deletion."""
         count = 0
         for number in self._logs.numbers():
-            if number in self._gone:
-                continue
             self._run.safe_point()
-            for _, one in self._logs.read(number):
+            for at, one in self._logs.read(number):
+                if self._expired.has(at):
+                    continue
                 stub = one.stub
                 if stub.flags & Flag.DIRECT:
                     chunks.add([stub.recipe] if chunks.knows(stub.recipe) else [])

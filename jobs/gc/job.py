@@ -53,7 +53,8 @@ class GcReport(FileReport):
     """The results of a run. Bytes are those of payloads; ``freed_bytes`` those of the blocks that
     came back, of ``removed`` containers and of ``punched`` records.
 
-    ``deletions`` count as needed; so many of their logs were removed ``early``, for their space.
+    ``deletions`` count as needed; ``deletions_early`` were dropped before their time, for their
+    space.
     ``resumed``: it has built upon the marks of an earlier run; ``recipes`` are those that it read
     itself, and ``recipe_entries`` the rows of these.
     """
@@ -77,7 +78,7 @@ class GcReport(FileReport):
     punched: int = 0
     freed_bytes: int = 0
     deletions: int = 0
-    deletion_logs_early: int = 0
+    deletions_early: int = 0
 
 
 class Gc(Job[GcReport]):
@@ -190,7 +191,7 @@ class Gc(Job[GcReport]):
             self._suspect_lost_attributes(member, roots.files)
         kept = deletions.mark(chunks, wanted)
         report.deletions += kept
-        report.deletion_logs_early += deletions.early
+        report.deletions_early += deletions.early
         return roots.stubs + kept > 0
 
     def _suspect_lost_attributes(self, member: Volume, files: int) -> None:

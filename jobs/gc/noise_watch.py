@@ -1,9 +1,10 @@
 """Whether many stubs were overwritten with noise lately, as by a program that encrypts files.
 
-The logs of deletions tell what was overwritten, cut, replaced or removed. A log is of an hour at
-most. A sample of its files is looked at: what the store has of them, and what is there now.
+The logs of deletions tell what was overwritten, cut, replaced or removed, of all users. Of the
+files of an hour a sample is checked: what the store has of them, and what is there now.
 """
 
+import heapq
 import os
 import zlib
 from functools import lru_cache
@@ -21,8 +22,11 @@ from jobs.frame.run import JobRun
 FILES_MIN = 50
 """Fewer files in an hour raise no alarm: their versions are kept all the same."""
 
+WINDOW_NS = 3600 * 1_000_000_000
+"""A window begins every half hour: whatever takes half an hour lies in one."""
+
 SAMPLED_MAX = 200
-"""Of each log; a look takes a third of a millisecond."""
+"""Of each window; each takes a third of a millisecond."""
 
 NOISY_SHARE_MIN = 0.5
 """Of the files looked at. Users' work overwrites what compresses with what compresses."""
@@ -61,40 +65,78 @@ def refuse_noise(volume: Volume, run: JobRun, *, dry_run: bool) -> None:
 
 
 def _found(volume: Volume, run: JobRun, state: AlarmState) -> Alarm | None:
-    logs = DeletionLogs(volume)
-    for number in reversed(logs.numbers()):
+    logs, windows = DeletionLogs(volume), dict[int, _Window]()
+    for number in logs.numbers():
         run.safe_point()
-        latest: dict[bytes, Deletion] = {}
         for _, one in logs.read(number):
             if one.time_ns > state.accepted_ns:
-                latest[one.path] = one
-        if len(latest) >= FILES_MIN:
-            alarm = _judged(volume, run, list(latest.values()))
+                for start in _windows_of(one.time_ns):
+                    windows.setdefault(start, _Window()).add(one)
+    for start in sorted(windows, reverse=True):
+        if windows[start].count >= FILES_MIN:
+            alarm = _judged(volume, run, windows[start])
             if alarm is not None:
                 return alarm
     return None
 
 
-def _judged(volume: Volume, run: JobRun, rows: list[Deletion]) -> Alarm | None:
-    sample = rows[:: -(-len(rows) // SAMPLED_MAX)]
-    look = _Look(volume)
-    noisy = []
+def _windows_of(time_ns: int) -> tuple[int, int]:
+    """The starts of the two windows that a deletion lies in."""
+    half_ns = WINDOW_NS // 2
+    start = time_ns // half_ns * half_ns
+    return start - half_ns, start
+
+
+class _Window:
+    """The files that were lost in an hour, and a sample of them: of each the latest deletion."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._sample: dict[int, Deletion] = {}
+        self.start_ns = self.end_ns = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._seen)
+
+    def add(self, one: Deletion) -> None:
+        # A hash that nobody can foresee: users choose the names, and must not choose the sample.
+        key = hash(one.path)
+        self.start_ns = min(self.start_ns or one.time_ns, one.time_ns)
+        self.end_ns = max(self.end_ns, one.time_ns)
+        self._seen.add(key)
+        known = self._sample.get(key)
+        if known is None or known.time_ns <= one.time_ns:
+            self._sample[key] = one
+        if len(self._sample) > 2 * SAMPLED_MAX:
+            self._sample = {key: self._sample[key] for key in self._chosen()}
+
+    def sample(self) -> list[Deletion]:
+        return sorted((self._sample[key] for key in self._chosen()), key=lambda one: one.time_ns)
+
+    def _chosen(self) -> list[int]:
+        """The same ones whatever was added in between."""
+        return heapq.nsmallest(SAMPLED_MAX, self._sample)
+
+
+def _judged(volume: Volume, run: JobRun, window: _Window) -> Alarm | None:
+    sample, look, noisy = window.sample(), _Look(volume), list[str]()
     for one in sample:
         run.safe_point()
         if look.became_noise(one):
             noisy.append(os.fsdecode(one.path))
-    if len(noisy) < NOISY_SHARE_MIN * len(sample) or len(noisy) * len(rows) < FILES_MIN * len(
-        sample
-    ):
+    if len(noisy) < NOISY_SHARE_MIN * len(sample):
+        return None
+    if len(noisy) * window.count < FILES_MIN * len(sample):
         return None
     return Alarm(
-        *(rows[0].time_ns, rows[-1].time_ns, len(rows), len(sample), len(noisy)),
+        *(window.start_ns, window.end_ns, window.count, len(sample), len(noisy)),
         tuple(noisy[:EXAMPLES]),
     )
 
 
 class _Look:
-    """Looks at files of one log."""
+    """Looks at files of one window."""
 
     def __init__(self, volume: Volume) -> None:
         self._volume = volume

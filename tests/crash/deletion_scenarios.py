@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from dedupd.deleted import expiry
 from dedupd.deleted.alarm import accept
+from dedupd.deleted.dropped import Dropped, add_counts
 from dedupd.deleted.listing import lost
-from dedupd.deleted.log import DeletionId, DeletionLogs, DeletionWriter
+from dedupd.deleted.log import DeletionId, DeletionLogs
 from dedupd.deleted.revival import revive, take_back
 from dedupd.deleted.undelete import UNFINISHED, Undelete, Wanted, attach_below
+from dedupd.deleted.writer import DeletionWriter
 from dedupd.errors import NoSpace
 from dedupd.format.deletion import Cause, Deletion
 from dedupd.system.files import opened
@@ -60,8 +63,12 @@ def delete_and_have_back(scene: Scene) -> None:
             undelete = Undelete(volume.data_fd, scene.disk, attach_below(volume))
             for back in undelete.take(wanted):
                 assert back.error is None
+        add_counts(volume.base_fd, {0: Dropped(dropped=1)}, scene.disk)
     (scene.root / ".dedupd/policy.toml").open("a").write('keep_deleted = "0s"\n')
     collect(scene)
+    with pytest.MonkeyPatch.context() as patch:  # the logs are days old
+        patch.setattr(expiry, "IDLE_NS", 0)
+        collect(scene)
 
 
 def _remove(scene: Scene, volume: Volume, paths: Sequence[str]) -> None:

@@ -60,7 +60,7 @@ ELSEWHERE = {
     "dedupd.deleted.revival.revive remove_attribute": "of a new file (test_undelete.py)",
     "dedupd.deleted.undelete._made_directory make_dir": BY_A_USER,
     "dedupd.deleted.undelete.keep_group set_owner": BY_A_USER,
-    "dedupd.deleted.log._begin unlink": "a log without a header, which had no room",
+    "dedupd.deleted.writer._begin unlink": "a log without a header, which had no room",
     "fuse_stub.namespace.rename rename": "what a user asks for, one system call",
     "fuse_stub.namespace.rename rename_new": "what a user asks for, one system call",
     "fuse_stub.namespace.rename exchange": "what a user asks for, one system call",

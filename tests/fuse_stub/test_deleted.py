@@ -204,7 +204,7 @@ def test_the_space_comes_first(lab: MountedLab) -> None:
     space = os.statvfs(lab.root)
     lab.set_policy(f'keep_deleted = "7d"\nspace_critical = {space.f_blocks * space.f_frsize}\n')
     report = lab.collect()
-    assert report.deletion_logs_early == 1
+    assert report.deletions_early == 1
     assert report.orphaned_chunks > 0
     assert deleted(lab.view) == []
 

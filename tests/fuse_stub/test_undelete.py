@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from dedupd.cli.undelete import command
-from dedupd.deleted.log import DeletionId, DeletionLogs, DeletionWriter
+from dedupd.deleted.log import DeletionId, DeletionLogs
+from dedupd.deleted.writer import DeletionWriter
 from dedupd.format.deletion import (
     HEAD_BYTES,
     LOG_HEADER_BYTES,

@@ -1,19 +1,21 @@
 """Logs of deletions as bytes, also of the format that had no secret seed."""
 
 import struct
+import time
 from collections.abc import Sequence
 
 from dedupd.format.deletion import (
     LOG_HEADER_BYTES,
     LOG_MAGIC,
     MAGIC,
+    Cause,
     Deletion,
     LogHeader,
     encode_deletion,
 )
 from dedupd.format.sealed_header import seal
 from dedupd.format.stream import checksum_of, encode_attributes
-from dedupd.format.stub import Flag
+from dedupd.format.stub import Flag, StubAttribute
 
 _FIELDS = struct.Struct("<4sBBHHHIQIIIIQIIQqqQ16sQQ")
 
@@ -45,3 +47,13 @@ def unproven_deletion(one: Deletion, seed: int) -> bytes:
     tail = one.path + attributes
     data = fields + struct.pack("<Q", checksum_of(fields, tail, seed)) + tail
     return data.ljust(-(-len(data) // 8) * 8, b"\0")
+
+
+def deletion_of(uid: int, path: bytes, value: bytes = b"", *, recipe: int = 1) -> Deletion:
+    """The removal of a file of a user, right now, that is kept for an hour."""
+    stub = StubAttribute(recipe, bytes(16), 10, 0)
+    attributes = ((b"user.x", value),) if value else ()
+    return Deletion(
+        *(Cause.REMOVED, time.time_ns(), 3600, path, 0o100644, uid, 8, 5, 6, 10, 0, 0),
+        *(stub, attributes),
+    )
