@@ -40,7 +40,7 @@ from benchmarks.soak_users import Signals, be_user
 from dedupd.errors import DedupdError
 from dedupd.service.client import ServiceClient
 from dedupd.system.disk import Disk
-from dedupd.volume.enable import enable
+from dedupd.volume.enabling.enable import enable
 from dedupd.volume.volume import Volume
 from fuse_stub.mounts.mount_points import clear_dead_mount
 from fuse_stub.mounts.mount_process import unmount

@@ -7,7 +7,7 @@ from typing import Any
 
 from dedupd.format.volume_parameters import PRESETS
 from dedupd.system.disk import Disk
-from dedupd.volume.enable import enable
+from dedupd.volume.enabling.enable import enable
 from dedupd.volume.volume import Volume
 from fuse_stub.mounts.mount_process import mount_in_background, unmount
 from jobs.frame.run import JobRun

@@ -17,7 +17,7 @@ from dedupd.errors import Busy, DedupdError
 from dedupd.stub.filling import Filling
 from dedupd.stub.stub_file import SparseStub
 from dedupd.system.paths import explain, open_beneath
-from dedupd.system.tree_paths import path_in_tree
+from dedupd.system.tree.tree_paths import path_in_tree
 from dedupd.volume.restore import filling_of
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume

@@ -19,7 +19,7 @@ from dedupd import native
 from dedupd.errors import DamagedStub
 from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.system.files import opened
-from dedupd.system.tree_paths import name_in_tree
+from dedupd.system.tree.tree_paths import name_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.inodes import PATH_FLAGS, Inodes

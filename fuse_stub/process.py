@@ -29,7 +29,7 @@ from dedupd.system.processes import (
 from dedupd.units import MIB
 from dedupd.volume.commit import settle_noted
 from dedupd.volume.detached_mount import detached_mount
-from dedupd.volume.probe import require_suitable
+from dedupd.volume.enabling.probe import require_suitable
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.control import ControlServer

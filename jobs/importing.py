@@ -15,7 +15,7 @@ from dedupd.system import mount_table
 from dedupd.system.files import data_ranges, opened
 from dedupd.system.paths import lies_in, open_beneath, parents, show_path, split_path
 from dedupd.units import GIB, MIB
-from dedupd.volume.base import RESERVED, RESERVED_NAME, is_reserved, refuse_reserved
+from dedupd.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved, refuse_reserved
 from dedupd.volume.volume import Volume
 from jobs.backup.content import own_pieces
 from jobs.backup.nodes import Met, Node, walk_nodes

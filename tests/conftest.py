@@ -22,7 +22,7 @@ from dedupd.system.file_system import file_system_of
 from dedupd.system.files import opened
 from dedupd.system.mount_table import all_mounts
 from dedupd.units import parse_size
-from dedupd.volume.probe import IN_MEMORY
+from dedupd.volume.enabling.probe import IN_MEMORY
 from tests.hostile.scenarios import SCENARIOS, scenario_of
 from tests.support.lab import let_others_pass
 from tests.support.mount_logs import new_tracebacks

@@ -20,7 +20,7 @@ from dedupd.cli.terminal import show
 from dedupd.errors import EXIT_DAMAGED, NoSpace, UsageError
 from dedupd.system.disk import Disk
 from dedupd.units import counted, format_duration, format_size, parse_size
-from dedupd.volume.enable import enable
+from dedupd.volume.enabling.enable import enable
 from dedupd.volume.volume import Volume
 from fuse_stub.mounts.mount_process import mount_in_background, unmount
 from jobs.check.verify import Verify

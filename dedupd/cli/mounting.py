@@ -10,7 +10,7 @@ from dedupd.replica.replica import is_replica
 from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
 from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
-from dedupd.volume.probe import accept
+from dedupd.volume.enabling.probe import accept
 from dedupd.volume.volume import Volume
 from fuse_stub.mounts.mount_options import MountOptions
 from fuse_stub.mounts.mount_points import covered, is_dead_mount

@@ -15,7 +15,7 @@ from dedupd.format.deletion import Cause, Deletion, listed_deletion
 from dedupd.format.stub import decode_stub
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
-from dedupd.system.takeover import is_privileged
+from dedupd.system.tree.takeover import is_privileged
 from dedupd.volume.volume import Volume
 
 DELETED = b"user.dedupd.deleted"

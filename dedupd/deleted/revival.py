@@ -7,7 +7,7 @@ from dedupd.deleted.listing import length_of
 from dedupd.errors import UsageError
 from dedupd.format.deletion import Deletion
 from dedupd.format.stub import Flag, StubAttribute
-from dedupd.system.takeover import ACCESS_ACL, Rights, permissions, takes_attribute
+from dedupd.system.tree.takeover import ACCESS_ACL, Rights, permissions, takes_attribute
 from dedupd.volume.volume import Volume
 
 

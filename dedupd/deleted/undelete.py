@@ -17,13 +17,13 @@ from dedupd.errors import DedupdError, UsageError
 from dedupd.system.disk import Disk
 from dedupd.system.files import is_there, opened
 from dedupd.system.paths import open_beneath, show_path
-from dedupd.system.takeover import (
+from dedupd.system.tree.takeover import (
     Rights,
     make_directory_of,
     refuse_others_directory,
     remove_private,
 )
-from dedupd.volume.base import is_reserved, refuse_reserved
+from dedupd.volume.enabling.base import is_reserved, refuse_reserved
 from dedupd.volume.volume import Volume
 
 UNDELETE = b"user.dedupd.undelete"

@@ -13,8 +13,8 @@ from dedupd.stores.shared_directory import LOCK, MEMBERS_FILE, MEMBERS_LOCK, STO
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.paths import named
-from dedupd.volume.place import refuse_inside_volume, refuse_place
-from dedupd.volume.probe import probe, refuse_unsuitable
+from dedupd.volume.enabling.place import refuse_inside_volume, refuse_place
+from dedupd.volume.enabling.probe import probe, refuse_unsuitable
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _LEFTOVERS = frozenset((b"store", b"catalog", b"probe", LOCK.encode(), MEMBERS_LOCK.encode())) | {

@@ -1,1 +1,1 @@
-"""One volume, opened: its catalogue, its commits, enabling and disabling."""
+"""One volume, opened: its catalogue and its commits."""

@@ -16,7 +16,7 @@ from dedupd.errors import Busy, FileChanged
 from dedupd.stub.parts import begin_parts, punch_parts
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
-from dedupd.system.tree_paths import path_in_tree
+from dedupd.system.tree.tree_paths import path_in_tree
 from dedupd.units import GIB, MIB
 from dedupd.volume.commit_requests import CommitRequest
 from dedupd.volume.volume import Volume

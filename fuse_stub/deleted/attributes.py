@@ -23,8 +23,8 @@ from dedupd.deleted.undelete import Order, rights_of
 from dedupd.errors import UsageError
 from dedupd.format.deletion import Deletion
 from dedupd.format.stub import StubAttribute
-from dedupd.system.takeover import Rights
-from dedupd.system.tree_paths import path_in_tree
+from dedupd.system.tree.takeover import Rights
+from dedupd.system.tree.tree_paths import path_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles

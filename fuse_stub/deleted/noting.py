@@ -21,7 +21,7 @@ from dedupd.format.deletion import PATH_BYTES_MAX, Cause, Deletion
 from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.system.files import attributes_of, opened
 from dedupd.system.paths import explain
-from dedupd.system.tree_paths import numbered, path_in_tree
+from dedupd.system.tree.tree_paths import numbered, path_in_tree
 from dedupd.units import KIB, in_64_bits
 from dedupd.volume.volume import Volume
 from fuse_stub.files.inodes import PATH_FLAGS

@@ -20,7 +20,7 @@ from dedupd import native
 from dedupd.errors import NoSpace
 from dedupd.system.files import read_if_there
 from dedupd.system.paths import explain
-from dedupd.system.tree_paths import lies_elsewhere
+from dedupd.system.tree.tree_paths import lies_elsewhere
 from dedupd.volume.volume import Volume
 
 log = logging.getLogger("dedupd.mount")

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from dedupd import native
-from dedupd.volume.base import RESERVED_NAME
+from dedupd.volume.enabling.base import RESERVED_NAME
 from fuse_stub.files.file_handles import open_number
 
 CACHED_MAX = 65_536

@@ -10,7 +10,7 @@ import trio
 
 from dedupd.format.stub import Flag
 from dedupd.stub.stub_file import SparseStub
-from dedupd.system.tree_paths import name_in_tree
+from dedupd.system.tree.tree_paths import name_in_tree
 from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.shared_lock import SharedLock
 from fuse_stub.files.slow_closes import is_slow_to_free

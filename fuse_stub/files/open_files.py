@@ -24,7 +24,7 @@ from dedupd.stub.local_blocks import checked_stub
 from dedupd.stub.stub_file import SparseStub
 from dedupd.stub.transition import needs_settling, settle
 from dedupd.system.files import opened
-from dedupd.system.tree_paths import name_in_tree, path_in_tree
+from dedupd.system.tree.tree_paths import name_in_tree, path_in_tree
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.files.attributes import forget_attributes

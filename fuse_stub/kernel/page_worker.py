@@ -6,6 +6,7 @@ import re
 import sys
 
 from dedupd import native
+from dedupd.system.inherited import open_standard_streams
 from dedupd.system.processes import child_environment, show_as
 
 CONTROL_FD = 0
@@ -37,6 +38,7 @@ def writes_back(release: str) -> bool:
 
 
 if __name__ == "__main__":
+    open_standard_streams()
     point, number, flag = sys.argv[1:]
     show_as("dedupd-pages", point)
     native.mount.answer_for_pages(CONTROL_FD, point, int(number), flag == "1")

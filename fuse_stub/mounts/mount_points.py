@@ -9,7 +9,7 @@ from dedupd.errors import Busy, UsageError
 from dedupd.system import mount_table
 from dedupd.system.files import opened
 from dedupd.system.paths import show_text
-from dedupd.volume.base import left_in_place
+from dedupd.volume.enabling.base import left_in_place
 
 COVERED_SHOWN = 5
 """Names in a message: enough to recognise the files."""

@@ -10,7 +10,7 @@ from dedupd.system.disk import Disk
 from dedupd.system.files import UNREADABLE, opened
 from dedupd.system.paths import open_beneath, parents, show_path, split_path
 from dedupd.system.processes import cores
-from dedupd.volume.base import RESERVED, RESERVED_NAME, is_reserved
+from dedupd.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved
 from dedupd.volume.volume import BASE_NAME
 from jobs.backup.content import ContentReader
 from jobs.backup.nodes import PATH_FLAGS, Node, node_of, walk_nodes

@@ -24,7 +24,7 @@ from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.system.processes import cores
 from dedupd.units import in_64_bits
-from dedupd.volume.base import RESERVED, RESERVED_NAME, is_reserved
+from dedupd.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved
 from dedupd.volume.volume import Volume
 from jobs.backup.chunk_sender import ChunkSender
 from jobs.backup.nodes import Node, walk_nodes

@@ -14,7 +14,7 @@ from dedupd.store.mark_set import Marks, Needs
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient
 from dedupd.system.paths import show_path
-from dedupd.system.tree_paths import numbered, path_in_tree
+from dedupd.system.tree.tree_paths import numbered, path_in_tree
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.gc.inode_set import InodeSet

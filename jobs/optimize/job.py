@@ -14,8 +14,8 @@ from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.commit import Outcome, VolumeCommitter, settle_interrupted
 from dedupd.volume.commit_requests import CommitRequests
+from dedupd.volume.enabling.probe import require_suitable
 from dedupd.volume.partition_map import type_of
-from dedupd.volume.probe import require_suitable
 from dedupd.volume.restore import require_room, restore_file
 from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
 from dedupd.volume.volume import Volume

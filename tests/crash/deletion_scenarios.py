@@ -21,7 +21,7 @@ from dedupd.deleted.writer import DeletionWriter
 from dedupd.errors import NoSpace
 from dedupd.format.deletion import Cause, Deletion
 from dedupd.system.files import opened
-from dedupd.system.takeover import Rights
+from dedupd.system.tree.takeover import Rights
 from dedupd.volume.volume import Volume
 from tests.crash.scenarios import (
     Contents,

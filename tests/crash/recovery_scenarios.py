@@ -243,7 +243,7 @@ def enabling_what_does_not_suit(scene: Scene) -> None:
         raise UnsuitableFileSystem("this file system has no holes")
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(UnsuitableFileSystem):
-        patch.setattr("dedupd.volume.enable.probe", fails)
+        patch.setattr("dedupd.volume.enabling.enable.probe", fails)
         enabling(scene)
 
 

@@ -24,7 +24,7 @@ from dedupd.stub.transition import FileIdentity, begin_commit, finish_commit, re
 from dedupd.system.disk import Disk
 from dedupd.system.extents import has_unwritten
 from dedupd.system.files import opened
-from dedupd.volume.enable import enable
+from dedupd.volume.enabling.enable import enable
 from dedupd.volume.volume import Volume
 from jobs.compact.in_place import InPlace
 from jobs.frame.run import JobRun

@@ -10,7 +10,7 @@ from dedupd.shared.fellows import all_held
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
-from dedupd.volume.enable import enable
+from dedupd.volume.enabling.enable import enable
 from dedupd.volume.volume import Volume
 from jobs.check.verify import Verify
 from jobs.compact.job import Compact

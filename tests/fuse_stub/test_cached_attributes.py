@@ -94,10 +94,15 @@ def copy(path: Path) -> None:
         os.copy_file_range(source.fileno(), target.fileno(), 1 << 20)
 
 
+def set_and_remove(path: Path) -> None:
+    os.setxattr(path, "user.a", b"1")
+    os.removexattr(path, "user.a")
+
+
 CHANGES: list[Callable[[Path], object]] = [
     set_flags,
     lambda path: os.setxattr(path, "user.colour", b"blue"),
-    lambda path: (os.setxattr(path, "user.a", b"1"), os.removexattr(path, "user.a")),
+    set_and_remove,
     set_acl,
     lambda path: os.chown(path, ALICE, BOB),
     lambda path: path.chmod(0o600),

@@ -231,7 +231,7 @@ def test_a_change_treats_set_ids_as_the_file_system_below_does(
 
 def in_a_user_namespace(path: Path) -> None:
     """Its root is the owner of root's files, and has rights over that namespace only."""
-    punching = ["fallocate", "--punch-hole", "--offset", "0", "--length", str(BLOCK), path]
+    punching = ["fallocate", "--punch-hole", "--offset", "0", "--length", str(BLOCK), str(path)]
     subprocess.run(["unshare", "--user", "--map-root-user", *punching], check=True)
 
 

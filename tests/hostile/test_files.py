@@ -17,7 +17,7 @@ from dedupd.errors import UsageError
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
-from dedupd.volume.enable import disable, enable
+from dedupd.volume.enabling.enable import disable, enable
 from dedupd.volume.volume import Volume
 from jobs.optimize.job import OptimizeReport
 from tests.support import crash

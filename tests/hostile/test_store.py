@@ -14,7 +14,7 @@ from dedupd.errors import Damaged
 from dedupd.format.stub import Flag, StubAttribute, encode_stub
 from dedupd.format.table import HEADER_BYTES as TABLE_HEADER_BYTES
 from dedupd.system.disk import Disk
-from dedupd.volume.enable import enable
+from dedupd.volume.enabling.enable import enable
 from dedupd.volume.volume import Volume
 from tests.support import crash
 

@@ -69,8 +69,8 @@ ALLOWED = {
         "os.pwrite",
         "os.ftruncate",
     },  # a hint in a lock file, never synced
-    "dedupd.volume.enable": {"O_CREAT"},  # lock files
-    "dedupd.volume.probe": {"os.setxattr"},  # of a file of its own
+    "dedupd.volume.enabling.enable": {"O_CREAT"},  # lock files
+    "dedupd.volume.enabling.probe": {"os.setxattr"},  # of a file of its own
     "dedupd.system.processes": {"open for writing"},  # a setting of the kernel
 }
 """Effects outside of ``disk.py``, each for a reason."""

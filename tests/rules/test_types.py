@@ -74,8 +74,9 @@ def places(module: Module) -> Iterator[tuple[str, ast.AST]]:
 
     def inner(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST]]:
         for child in ast.iter_child_nodes(node):
-            is_named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            place = f"{name}.{child.name}" if is_named else name
+            place = name
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                place = f"{name}.{child.name}"
             yield place, child
             yield from inner(child, place)
 

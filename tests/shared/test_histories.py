@@ -8,7 +8,7 @@ import pytest
 from dedupd.errors import UnseenMember
 from dedupd.system.disk import Disk
 from dedupd.units import KIB
-from dedupd.volume.enable import disable
+from dedupd.volume.enabling.enable import disable
 from tests.support.lab import Lab, new_lab, noise
 from tests.support.shared import SharedLab, move, rejoin
 

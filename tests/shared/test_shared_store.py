@@ -12,7 +12,7 @@ from dedupd.errors import NotAVolume, StoreUnreachable, UnseenMember, UsageError
 from dedupd.format.stub import decode_stub
 from dedupd.system.disk import Disk
 from dedupd.units import KIB
-from dedupd.volume.enable import disable, enable
+from dedupd.volume.enabling.enable import disable, enable
 from tests.support.lab import fill, new_lab, noise, run_cli, stop_at
 from tests.support.shared import SharedLab
 

@@ -29,7 +29,7 @@ from dedupd.stub.transition import local_ranges
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_at
 from dedupd.system.paths import open_beneath
-from dedupd.volume.enable import disable, enable
+from dedupd.volume.enabling.enable import disable, enable
 from dedupd.volume.volume import Volume
 from jobs.check.verify import Verify, VerifyReport
 from jobs.compact.in_place import InPlace

@@ -28,7 +28,7 @@ from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_at
 from dedupd.system.paths import open_beneath
 from dedupd.units import KIB, MIB
-from dedupd.volume.enable import enable
+from dedupd.volume.enabling.enable import enable
 from dedupd.volume.volume import Volume
 from jobs.check.verify import Verify, VerifyReport
 from jobs.compact.job import Compact, CompactReport

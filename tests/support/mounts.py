@@ -22,7 +22,7 @@ from dedupd.errors import ServiceUnreachable, error_named
 from dedupd.stub.transition import FileIdentity
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient, socket_path
-from dedupd.volume.enable import enable
+from dedupd.volume.enabling.enable import enable
 from dedupd.volume.volume import Volume
 from fuse_stub import process
 from fuse_stub.busy.part_lane import PartLane

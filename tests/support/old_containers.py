@@ -21,7 +21,7 @@ def make_old(data: Path) -> None:
     public = fmt.seed_of(old)
     at = fmt.FILE_HEADER_BYTES
     while at < len(whole):
-        record = fmt.unpack_record(whole, at, seed)
+        record = fmt.unpack_record(memoryview(whole), at, seed)
         assert record is not None
         fmt.pack_record_into(memoryview(whole), at, record, public)
         at += fmt.record_size(record.stored_length)

@@ -10,7 +10,7 @@ import pytest
 from dedupd.errors import UsageError
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
-from dedupd.system.takeover import (
+from dedupd.system.tree.takeover import (
     Rights,
     is_privileged,
     make_directory_of,

@@ -14,7 +14,7 @@ from dedupd.errors import Busy, NotAVolume, UnsuitableFileSystem, UsageError
 from dedupd.failpoint import POINTS
 from dedupd.format.volume_parameters import PRESETS, Parameters
 from dedupd.system.disk import Disk
-from dedupd.volume.enable import disable, enable
+from dedupd.volume.enabling.enable import disable, enable
 from dedupd.volume.volume import Volume
 from tests.conftest import MakeFileSystem
 from tests.support.lab import OLD_NS, fill, new_lab, stop_at

@@ -13,7 +13,7 @@ from dedupd import failpoint
 from dedupd.errors import Busy, NotAVolume, UsageError
 from dedupd.system.disk import Disk
 from dedupd.system.files import locked, opened
-from dedupd.volume.enable import disable, enable
+from dedupd.volume.enabling.enable import disable, enable
 from dedupd.volume.volume import Volume
 from tests.volume.test_enable import DISABLE_POINTS, ENABLE_POINTS, look, make
 

@@ -12,8 +12,8 @@ import pytest
 from dedupd.errors import DedupdError, UnsuitableFileSystem, UsageError
 from dedupd.service.doctor import Check, Verdict, check_path
 from dedupd.system.disk import Disk
-from dedupd.volume.enable import CLOSED, disable, enable
-from dedupd.volume.place import refuse_place
+from dedupd.volume.enabling.enable import CLOSED, disable, enable
+from dedupd.volume.enabling.place import refuse_place
 from tests.conftest import MakeFileSystem
 from tests.support.lab import OLD_NS
 from tests.support.mounts import ALICE, as_user, mounted_lab

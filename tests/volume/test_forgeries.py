@@ -12,7 +12,7 @@ from dedupd.cli.setup import _looked_at
 from dedupd.errors import DedupdError, NotAVolume, UsageError
 from dedupd.service.doctor import Check, Verdict, check_path
 from dedupd.system.disk import Disk
-from dedupd.volume.enable import disable, enable
+from dedupd.volume.enabling.enable import disable, enable
 from dedupd.volume.volume import Volume
 from tests.conftest import MakeFileSystem
 from tests.support.lab import new_lab

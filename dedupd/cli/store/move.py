@@ -13,7 +13,7 @@ from dedupd.rados.cluster.address import is_address
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
 from dedupd.units import counted, format_size
-from dedupd.volume.place import refuse_mounted
+from dedupd.volume.enabling.place import refuse_mounted
 from jobs.move import Move, MoveReport, MovingVolume
 
 

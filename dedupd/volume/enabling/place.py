@@ -17,7 +17,7 @@ from dedupd.system.file_system import is_protected
 from dedupd.system.files import names_in, opened
 from dedupd.system.path_users import occupants
 from dedupd.system.paths import show_path, show_text
-from dedupd.volume.base import (
+from dedupd.volume.enabling.base import (
     is_no_directory,
     is_volume,
     left_in_place,

@@ -23,7 +23,7 @@ from dedupd.stub.instance import instance_of, record_instance
 from dedupd.system.disk import Disk
 from dedupd.system.files import is_there, locked, names_in, opened, read_if_there
 from dedupd.system.paths import explain, named, show_path
-from dedupd.volume.base import (
+from dedupd.volume.enabling.base import (
     DISABLING,
     ENABLING,
     RESERVED_NAME,
@@ -32,7 +32,7 @@ from dedupd.volume.base import (
     held_to_disable,
     left_in_place,
 )
-from dedupd.volume.place import (
+from dedupd.volume.enabling.place import (
     collision,
     in_the_way,
     refuse_base_of_others,
@@ -41,7 +41,7 @@ from dedupd.volume.place import (
     refuse_occupants,
     refuse_place,
 )
-from dedupd.volume.probe import ACCEPTED_FILE, note_accepted, probe, refuse_unsuitable
+from dedupd.volume.enabling.probe import ACCEPTED_FILE, note_accepted, probe, refuse_unsuitable
 from dedupd.volume.volume import BASE_NAME, LOCK_FILES, POLICY_FILE, VOLUME_FILE
 
 CLOSED = 0o700
