@@ -217,10 +217,10 @@ class DeletionWriter:
 
     def _created(self) -> tuple[int, int]:
         """The number of a new, empty file, and a descriptor."""
-        number = self._space.next_number()
-        try:
-            return number, self._disk.create(self._directory_fd, name_of(number))
-        except FileExistsError:  # another program has put logs there
-            self._space.refresh()
-        number = self._space.next_number()
-        return number, self._disk.create(self._directory_fd, name_of(number))
+        number = 0
+        while True:
+            number = max(number + 1, self._space.next_number())
+            try:
+                return number, self._disk.create(self._directory_fd, name_of(number))
+            except FileExistsError:  # another program has put a log there
+                self._space.refresh()

@@ -36,8 +36,9 @@ ANSWER_BYTES_MAX = 60_000
 WAITING_MAX = 16
 """Listings of one user that are answered or wait. Each takes one of the mount's tasks."""
 
-TURN_S = 0.01
-"""How long a listing is made until others have their turn."""
+TURN_S = 0.002
+"""How long a listing is made until others have their turn, and until it rests for as long: so all
+listings take half a thread at most."""
 
 Uncommitted = Callable[[OpenFile], AbstractAsyncContextManager[None]]
 
@@ -52,7 +53,7 @@ class Listings:
 
     def __init__(self, volume: Volume, in_thread: InThread) -> None:
         self._volume = volume
-        self.turns = Turns(in_thread, at_once=1, user_max=WAITING_MAX)
+        self.turns = Turns(in_thread, at_once=1, user_max=WAITING_MAX, rest=1.0)
         self.cache = LogCache(DeletionLogs(volume))
 
     async def value(self, directory_fd: int, name: bytes, uid: int) -> bytes:

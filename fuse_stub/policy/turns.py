@@ -32,12 +32,16 @@ class _User:
 class Turns:
     """Used by the thread of the event loop."""
 
-    def __init__(self, in_thread: InThread, *, at_once: int, user_max: int) -> None:
+    def __init__(
+        self, in_thread: InThread, *, at_once: int, user_max: int, rest: float = 0.0
+    ) -> None:
         """``at_once``: how many functions run. ``user_max``: how many requests of a user may wait,
-        each of which takes one of the mount's tasks."""
+        each of which takes one of the mount's tasks. ``rest``: the pause after each function, as a
+        multiple of the time that it took."""
         self._in_thread = in_thread
         self._running = trio.CapacityLimiter(at_once)
         self._user_max = user_max
+        self._rest = rest
         self._users: dict[int, _User] = {}
         self.most_at_once = 0
         """How many functions have run at a time."""
@@ -61,4 +65,7 @@ class Turns:
         """The result of a function that takes an instant, in a thread, within :meth:`of`."""
         async with self._running:
             self.most_at_once = max(self.most_at_once, int(self._running.borrowed_tokens))
-            return await self._in_thread(uid, function, *arguments)
+            began_s = trio.current_time()
+            result = await self._in_thread(uid, function, *arguments)
+            await trio.sleep(self._rest * (trio.current_time() - began_s))
+            return result

@@ -1,6 +1,7 @@
 """A collection stops where many stubs were overwritten with what looks encrypted."""
 
 import gzip
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -67,6 +68,18 @@ def test_texts_that_become_noise_stop_it_until_that_is_accepted(
         assert accept(volume.base_fd, volume.disk) is not None
         assert read_state(volume.base_fd).alarm is None
     assert lab.collect(all_garbage=True).errors == 0
+
+
+def test_files_of_many_users_count_together(lab: MountedLab) -> None:
+    """Each user has logs of their own, with fewer files than raise an alarm."""
+    for number in range(COUNT):
+        path = lab.view / f"{number}.txt"
+        os.chown(path, 40001 + number % 10, -1)
+        encrypt_in_place(path, number)
+    with pytest.raises(NoiseWritten, match=f"{COUNT} files"):
+        lab.collect()
+    with lab.opened() as volume:
+        assert accept(volume.base_fd, volume.disk) is not None
 
 
 def edit(path: Path, number: int) -> None:
