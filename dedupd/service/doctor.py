@@ -419,14 +419,12 @@ def _protected(root: str) -> Result:
         return _bad(str(error), "rename the entry")
     except OSError as error:
         return _warning(f"not looked at: {error.strerror}", "run this as root")
-    if names:
-        return _bad(f"immutable or append-only: {shortened(names)}", "run `chattr -i -a` on them")
-    return _fine("none")
+    detail = f"immutable or append-only: {shortened(names)}"
+    return _bad(detail, "run `chattr -i -a` on them") if names else _fine("none")
 
 
 def _occupied(root: str) -> Result:
-    found = next(occupants(root), None)
-    if found is not None:
+    for found in occupants(root):
         return _bad(found, "end that before you make it a volume")
     return _fine("nobody")
 

@@ -104,4 +104,4 @@ def test_every_way_to_make_a_file_says_what_is_used_up(point: Path) -> None:
         for path in (f"/proc/self/fd/{fd}/other", f"/proc/thread-self/fd/{fd}/other"):
             error = OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             assert explain(error) == f"{point}/other: No such file or directory"
-        assert explain(OSError(errno.EIO, "error", fd)) == f"{point}: error"
+        assert explain(OSError(errno.EIO, "error", fd)) == "error"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,8 @@ def test_a_run_ends_with_what_it_saved_and_says_what_it_left(lab: Lab) -> None:
 def test_files_that_are_too_young_are_named_with_the_way_to_take_them(lab: Lab) -> None:
     lab.set_policy('min_age = "3d"\nmin_size = "1"\n')
     text = run("run", "optimize", str(lab.root))
-    assert "4 files (50.77 MiB) changed less than min_age = 3d ago" in text
+    # Without the hole of 50 MiB in one of them.
+    assert re.search(r"4 files \(8\d\d\.\d+ KiB\) changed less than min_age = 3d ago", text)
     assert f"`dedupd run optimize --min-age 0s {lab.root}` takes them now" in text
     assert "Saved " in run("run", "optimize", "--min-age", "0s", str(lab.root))
 

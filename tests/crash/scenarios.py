@@ -217,7 +217,7 @@ def optimize_until_there_is_no_room(scene: Scene) -> None:
     defaults = ContainerWriter.__init__.__kwdefaults__
     left_bytes = 70 * KIB
 
-    def require(room: Room, need_bytes: int, what: str) -> None:
+    def require(room: Room, need_bytes: int, what: str, *, files: int = 0) -> None:
         nonlocal left_bytes
         if "chunks/" in what:  # recipes fit into the room that is made for them
             left_bytes -= need_bytes

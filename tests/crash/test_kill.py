@@ -52,6 +52,7 @@ def _all_fail_points() -> list[str]:
 
 SCENARIO = {
     "enable": "enable",
+    "seeds": "enable",
     "writer": "optimize",
     "commit": "optimize",
     "optimize.notes-saved": "optimize what saves",

@@ -95,6 +95,7 @@ def insisted(action: Callable[[], object]) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.logs_traceback
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_counted_and_the_mount_goes_on(tmp_path: Path, name: str) -> None:
     with mounted_lab(tmp_path, {"keep_deleted": "7d"}) as lab:

@@ -2,9 +2,10 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from dedupd.units import GIB, KIB, MIB
-from jobs.frame.run import JobRun, Progress
+from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize
 from jobs.tree.candidates import Skipped, candidates
 from jobs.unoptimize import Unoptimize
@@ -79,13 +80,15 @@ def test_progress_ends_where_it_should(tmp_path: Path) -> None:
         put_sparse(lab, "sparse")
         seen = list[tuple[int, int]]()
 
-        def note(progress: Progress) -> None:
-            seen.append((progress.done, progress.total))
+        class Watched(JobRun):
+            def update(self, **changes: Any) -> None:
+                super().update(**changes)
+                seen.append((self.progress.done, self.progress.total))
 
         with lab.opened() as volume, volume.job_lock():
-            Optimize(volume, JobRun("optimize", note)).run()
+            Optimize(volume, Watched("optimize")).run()
         with lab.opened() as volume, volume.tree_lock():
-            Unoptimize(volume, JobRun("unoptimize", note)).run()
+            Unoptimize(volume, Watched("unoptimize")).run()
         last_done = max(done for done, _ in seen)
         assert 2 * len(DATA) <= last_done < 3 * len(DATA)
         assert all(total < 3 * len(DATA) for _, total in seen)
