@@ -397,12 +397,15 @@ def test_a_needed_quarantined_record_keeps_its_container(
         lab.collect()
         with lab.opened() as volume, volume.containers(Kind.CHUNKS) as directory:
             state = recover(directory, 1)
-            hurt = state.entries[0]._replace(state=State.QUARANTINED)
-            set_entries(directory, state.header, {0: hurt})
+            at, needed = next(
+                (at, entry) for at, entry in enumerate(state.entries) if entry.state is State.LIVE
+            )
+            hurt = needed._replace(state=State.QUARANTINED)
+            set_entries(directory, state.header, {at: hurt})
             report = lab.compact()
             assert (report.rewritten, report.errors) == (0, 1)
             assert "quarantined" in report.messages[0]
-            set_entries(directory, state.header, {0: state.entries[0]})
+            set_entries(directory, state.header, {at: needed})
 
 
 # --- full disks -------------------------------------------------------------------------------

@@ -7,14 +7,16 @@
 //! syncs it performs itself: another thread would have to be woken, and to wake it again.
 //!
 //! Each queue begins with two threads. One that takes a request while no other of its queue is free
-//! starts one more, so that requests that wait do not keep others from being taken.
+//! starts as many more as there are, so that requests that wait do not keep others from being taken.
 
+use std::io;
+use std::iter::repeat_n;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle, sleep};
 use std::time::{Duration, Instant};
@@ -38,11 +40,14 @@ use crate::threads::processors::{bind_to, is_there, note_all};
 /// have 64 threads. One that has nothing to do takes some 50 KB.
 const MORE_MAX: usize = 256;
 
+/// How many of them are started at a time.
+const GROWTH_MAX: usize = 16;
+
 /// Where a thread beyond these cannot be had, how long until the next one is tried.
 const FAILURE_WAIT: Duration = Duration::from_millis(100);
 
 const ROOM_WAIT: Duration = Duration::from_millis(1);
-/// How often, and how many times, the waker asks whether all requests of a queue are answered.
+/// How often, and how many times, the waker looks whether all requests of a queue are answered.
 const WAKE_TICK: Duration = Duration::from_millis(2);
 const WAKE_LOOKS: u32 = 5;
 /// How often the end asks whether threads still wait for somebody.
@@ -158,24 +163,52 @@ impl Drop for Rings {
     }
 }
 
-/// Has the kernel look again at what waits in a queue that has a new thread: it gives that a request
-/// that comes, but not those that wait already. They are given out with the next answer.
+/// Has the kernel look again at what waits in a queue that has new threads: it gives them requests
+/// that come, but not those that wait already. They are given out with the next answer, so there is one
+/// request for each new thread.
 ///
-/// The request is another process's: one that waits for its own mount may not be killed.
+/// The requests are another process's: one that waits for its own mount may not be killed. None is
+/// waited for: where requests of others take the new threads, they themselves wait for newer ones.
 fn wake(mountpoint: &Path, queues: &[Queue], grown: &Receiver<usize>) {
-    for queue in grown {
-        let is_quiet = (0..WAKE_LOOKS).any(|_| {
-            sleep(WAKE_TICK);
-            queues[queue].is_quiet()
-        });
-        if !is_quiet {
-            bind_to(queue);
-            let mut asks = Command::new("stat");
-            asks.arg("--file-system").arg("--").arg(mountpoint);
-            asks.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            let _ = asks.status();
+    let mut asking: Vec<Child> = Vec::new();
+    loop {
+        let new = if asking.is_empty() {
+            grown.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            grown.recv_timeout(WAKE_TICK)
+        };
+        asking.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        match new {
+            Ok(queue) => {
+                let is_quiet = (0..WAKE_LOOKS).any(|_| {
+                    sleep(WAKE_TICK);
+                    queues[queue].is_quiet()
+                });
+                let mut new = vec![0; queues.len()];
+                [queue].into_iter().chain(grown.try_iter()).for_each(|queue| new[queue] += 1);
+                if is_quiet {
+                    new[queue] = 0;
+                }
+                for (queue, &count) in new.iter().enumerate().filter(|&(_, &count)| count > 0) {
+                    bind_to(queue);
+                    asking.extend(ask(mountpoint, count));
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
         }
     }
+    for mut child in asking {
+        let _ = child.wait();
+    }
+}
+
+/// A process that sends so many requests, one after another.
+fn ask(mountpoint: &Path, count: usize) -> io::Result<Child> {
+    let mut asks = Command::new("stat");
+    asks.arg("--file-system").arg("--").args(repeat_n(mountpoint, count));
+    asks.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    asks.spawn()
 }
 
 impl Crew {
@@ -217,7 +250,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Starts one more thread of a queue, none of which is free.
+    /// Starts more threads of a queue, none of which is free.
     fn grow(self: &Arc<Crew>, queue: usize) {
         if self.has_ended.load(Ordering::SeqCst) {
             return;
@@ -225,9 +258,13 @@ impl Crew {
         if locked(&self.failed).is_some_and(|failed| failed.elapsed() < FAILURE_WAIT) {
             return;
         }
-        let is_one_more = self.more.fetch_add(1, Ordering::Relaxed) < MORE_MAX;
-        if !is_one_more || self.start(queue, true, None).is_err() {
-            self.more.fetch_sub(1, Ordering::Relaxed);
+        let threads = self.queues[queue].threads.load(Ordering::SeqCst);
+        for _ in 0..threads.clamp(1, GROWTH_MAX) {
+            let is_one_more = self.more.fetch_add(1, Ordering::Relaxed) < MORE_MAX;
+            if !is_one_more || self.start(queue, true, None).is_err() {
+                self.more.fetch_sub(1, Ordering::Relaxed);
+                break;
+            }
         }
     }
 
