@@ -7,7 +7,7 @@ commit back first.
 
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -208,8 +208,10 @@ class CommitLane:
         pending = self._pending.get(ino)
         return pending is not None and pending.begun is not None
 
-    async def truncate(self, file: OpenFile, size: int, uid: int) -> None:
-        """Set the length of a file that is open for writing.
+    async def truncate(
+        self, file: OpenFile, size: int, uid: int, cut: Callable[[int], bool]
+    ) -> None:
+        """Set the length of a file that is open for writing, by its :meth:`OpenFile.cut`.
 
         A commit may have begun since the file was touched, while this waited. It is taken back
         under the same lock: later, it would put back an attribute that covers what is cut off.
@@ -218,9 +220,9 @@ class CommitLane:
         async with self.reshaping(file):
             self._deletions.changing(file, Cause.CUT, size)
             if file.is_slow_to_cut(size):
-                is_plain = await self._slow_calls.run(uid, file.cut, size)
+                is_plain = await self._slow_calls.run(uid, cut, size)
             else:
-                is_plain = file.cut(size)
+                is_plain = cut(size)
             if is_plain:
                 file.stub = None
 

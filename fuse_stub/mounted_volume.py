@@ -23,6 +23,7 @@ from fuse_stub.files.slow_closes import SlowCloses
 from fuse_stub.files.stub_reader import StubReader
 from fuse_stub.fill_lane import FillLane
 from fuse_stub.gc_names import MarkingSessions
+from fuse_stub.kernel.reserved_blocks import Caller, ReservedBlocks
 from fuse_stub.mounts.private_mount import PrivateMount
 from fuse_stub.policy.brake import Brake
 from fuse_stub.policy.turns import Turns
@@ -74,6 +75,7 @@ class MountedVolume:
         self.slow_calls = SlowCalls()
         self._closes = SlowCloses()
         self.inodes = Inodes(volume.data_fd, volume.space.name, load_secret(volume))
+        self.reserved_blocks = ReservedBlocks(self.inodes)
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
         seeds, block = volume.space.seeds, volume.block_bytes
         if volume.cluster is None:
@@ -115,16 +117,26 @@ class MountedVolume:
         on."""
         return await self.slow_calls.run(uid, function, *args)
 
-    async def write(self, uid: int, function: Callable[..., int], *arguments: object) -> int:
+    def change(self, caller: Caller, function: Callable[..., T], *args: object) -> T:
+        """Call a function that changes files below for a user."""
+        return self.reserved_blocks.change(caller, function, *args)
+
+    async def change_in_thread(
+        self, caller: Caller, function: Callable[..., T], *args: object
+    ) -> T:
+        """As :meth:`change`, as :meth:`in_thread`."""
+        return await self.in_thread(caller.uid, self.change, caller, function, *args)
+
+    async def write(self, caller: Caller, function: Callable[..., int], *arguments: object) -> int:
         """Write to the page cache: at once, or in a thread while writes have to wait."""
         if time.monotonic() < self._writes_wait_until_s:
-            return await self.in_thread(uid, self._timed_write, function, *arguments)
-        return self._timed_write(function, *arguments)
+            return await self.in_thread(caller.uid, self._timed_write, caller, function, *arguments)
+        return self._timed_write(caller, function, *arguments)
 
-    def _timed_write(self, function: Callable[..., int], *arguments: object) -> int:
+    def _timed_write(self, caller: Caller, function: Callable[..., int], *arguments: object) -> int:
         began = time.monotonic()
         try:
-            return function(*arguments)
+            return self.change(caller, function, *arguments)
         finally:
             ended = time.monotonic()
             if ended - began > WRITE_WAIT_S:

@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import pyfuse3
 from pyfuse3 import (
@@ -94,7 +95,7 @@ class NamespaceOperations(pyfuse3.Operations):
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         parent_fd = self._inodes.fd(parent_inode)
         with self._kept_open(parent_fd, name, ctx.uid, Cause.REMOVED):
-            os.unlink(name, dir_fd=parent_fd)
+            self._mount.change(ctx, partial(os.unlink, name, dir_fd=parent_fd))
 
     @contextmanager
     def _kept_open(self, parent_fd: int, name: FileNameT, uid: int, cause: Cause) -> Iterator[None]:
@@ -160,7 +161,7 @@ class NamespaceOperations(pyfuse3.Operations):
         if flags in (0, RENAME_WHITEOUT):
             kept = self._kept_open(new_fd, name_new, ctx.uid, Cause.REPLACED)
         with kept:
-            effects[flags](old_fd, name_old, new_fd, name_new)
+            self._mount.change(ctx, effects[flags], old_fd, name_old, new_fd, name_new)
         if self._marking_sessions.is_open:
             self._marking_sessions.moved(new_fd, name_new)
             if flags & pyfuse3.RENAME_EXCHANGE:
@@ -177,7 +178,8 @@ class NamespaceOperations(pyfuse3.Operations):
         self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
         parent_fd = self._inodes.fd(new_parent_inode)
-        os.link(self._inodes.path(inode), new_name, dst_dir_fd=parent_fd, follow_symlinks=True)
+        link = partial(os.link, dst_dir_fd=parent_fd, follow_symlinks=True)
+        self._mount.change(ctx, link, self._inodes.path(inode), new_name)
         fd = os.open(new_name, PATH_FLAGS, dir_fd=parent_fd)
         if self._marking_sessions.is_open:
             self._marking_sessions.changed(fd)
@@ -221,22 +223,24 @@ class NamespaceOperations(pyfuse3.Operations):
         if name in (self._reserved, CONTENT_ATTRIBUTE) or deleted.is_listing(name):
             raise FUSEError(errno.EPERM)
         if name == UNDELETE:
-            await self._undelete(inode, request.data, request.uid)
+            await self._undelete(inode, request)
             return
         await self._commit_lane.touch(inode)
         if name == CAPABILITY:
             await self._files.wait_for_times(inode)
         path = self._inodes.path(inode)
-        os.setxattr(path, name, request.data, request.flags)
+        self._mount.change(request, os.setxattr, path, name, request.data, request.flags)
         takes_set_group = bool(request.size)
         if takes_set_group and (mode := os.stat(path).st_mode) & stat.S_ISGID:
             os.chmod(path, stat.S_IMODE(mode) & ~stat.S_ISGID)
 
-    async def _undelete(self, inode: int, value: bytes, uid: int) -> None:
+    async def _undelete(self, inode: int, request: native.mount.Request) -> None:
         mount, alone = self._mount, self._commit_lane.reshaping
+        value, uid = request.data, request.uid
+        change = partial(mount.change, request)
         try:
             await deleted.undelete(
-                mount.volume, self._files, alone, mount.in_thread, inode, value, uid
+                mount.volume, self._files, alone, mount.in_thread, inode, value, uid, change
             )
         finally:
             forget_attributes(inode)
@@ -248,4 +252,4 @@ class NamespaceOperations(pyfuse3.Operations):
         await self._commit_lane.touch(inode)
         if name == CAPABILITY:
             await self._files.wait_for_times(inode)
-        os.removexattr(self._inodes.path(inode), name)
+        self._mount.change(ctx, os.removexattr, self._inodes.path(inode), name)

@@ -6,6 +6,7 @@ The kernel tells of no opening and no closing: each operation names its file by 
 import errno
 import os
 import stat
+from functools import partial
 
 from pyfuse3 import (
     EntryAttributes,
@@ -25,6 +26,7 @@ from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.inode_flags import PROTECTING, read_flags, set_flags
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.kernel.caller_rights import keeps_set_ids
+from fuse_stub.kernel.reserved_blocks import Caller
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.namespace import NamespaceOperations
 from fuse_stub.ranges import COPY_BYTES, PUNCH_HOLE, FileRanges
@@ -58,10 +60,7 @@ class StubOperations(NamespaceOperations):
                     # An older kernel leaves it to the mount to know what a write clears.
                     clears = bool(request.flags) if line.says_what_writes_clear else uid != 0
                     await self._wait_to_write(request.length)
-                    size = await self.write_at(
-                        node, uid, request.offset, request.data, clears=clears
-                    )
-                    line.answer_written(unique, size)
+                    line.answer_written(unique, await self.write_request(request, clears=clears))
                 case native.mount.CREATE | native.mount.TMPFILE:
                     await self._mount.brake.wait()
                     line.make_file(request.data)
@@ -122,7 +121,8 @@ class StubOperations(NamespaceOperations):
         await self._commit_lane.touch(ino)
         await self._files.wait_for_times(ino)
         with self._inodes.watched(ino):  # what is open for writing stays so in spite of the flags
-            flags = set_flags(self._inodes.path(ino), request.data)
+            path = self._inodes.path(ino)
+            flags = self._mount.change(request, set_flags, path, request.data)
         # The kernel does not take an ioctl for a change: it would keep the old change time.
         forget_attributes(ino)
         file = self._files.get(ino)
@@ -167,8 +167,21 @@ class StubOperations(NamespaceOperations):
 
     # --- writing ------------------------------------------------------------------------------
 
+    async def write_request(self, request: native.mount.Request, *, clears: bool) -> int:
+        """Write to a file; how many bytes. Of what a mapping has changed the kernel takes all for
+        written unless this fails."""
+        start, data, done = request.offset, request.data, 0
+        while True:
+            done += await self.write_at(
+                request.node, request, start + done, data[done:], clears=clears
+            )
+            if not request.is_mapping or done == len(data):
+                return done
+
     @answers
-    async def write_at(self, ino: int, uid: int, start: int, data: bytes, *, clears: bool) -> int:
+    async def write_at(
+        self, ino: int, caller: Caller, start: int, data: bytes, *, clears: bool
+    ) -> int:
         """Write to a file for a user; how many bytes. ``clears``: set-user-id and set-group-id too.
 
         No commit of the file is under way while it is written to: one that has begun is taken back,
@@ -186,12 +199,12 @@ class StubOperations(NamespaceOperations):
                     # A commit may have begun, or ended, while this waited.
                     if file.stub is None and not self._commit_lane.is_under_way(ino):
                         self._about_to_write(file, start, len(data), clears)
-                        return await self._mount.write(uid, os.pwrite, file.fd, data, start)
+                        return await self._mount.write(caller, os.pwrite, file.fd, data, start)
                 finally:
                     file.lock.unshare()
             async with self._commit_lane.uncommitted(file):
                 self._about_to_write(file, start, len(data), clears)
-                return await self._write_stub(file, uid, start, data)
+                return await self._write_stub(file, caller, start, data)
         finally:
             self._files.release(file)
 
@@ -216,15 +229,15 @@ class StubOperations(NamespaceOperations):
         if file.privileged and clears:
             file.drop_set_ids()
 
-    async def _write_stub(self, file: OpenFile, uid: int, start: int, data: bytes) -> int:
+    async def _write_stub(self, file: OpenFile, caller: Caller, start: int, data: bytes) -> int:
         stub = file.stub
         if stub is None:
             # It was made plain, or emptied, while this write waited for the lock.
-            return os.pwrite(file.fd, data, start)
+            return self._mount.change(caller, os.pwrite, file.fd, data, start)
         self._mount.deletions.changing(file, Cause.OVERWRITTEN)
         if stub.needs_chunks(start, start + len(data)):
-            return await self._mount.in_thread(uid, stub.write, start, data)
-        return await self._mount.write(uid, stub.write, start, data)
+            return await self._mount.change_in_thread(caller, stub.write, start, data)
+        return await self._mount.write(caller, stub.write, start, data)
 
     @answers
     async def sync_file(self, ino: int, uid: int, data_only: bool) -> None:
@@ -257,7 +270,8 @@ class StubOperations(NamespaceOperations):
             with self._files.using(file):
                 if file.privileged and not keeps_set_ids(ctx):
                     file.drop_set_ids()
-                await self._commit_lane.truncate(file, attr.st_size, ctx.uid)
+                cut = partial(self._mount.change, ctx, file.cut)
+                await self._commit_lane.truncate(file, attr.st_size, ctx.uid, cut)
         changes_times = fields.update_atime or fields.update_mtime
         if changes_times or fields.update_uid or fields.update_gid:
             # A settled or filled file gets its times back, and capabilities that a new owner must
@@ -265,13 +279,11 @@ class StubOperations(NamespaceOperations):
             await self._files.wait_for_times(inode)
         path = self._inodes.path(inode)
         if fields.update_uid or fields.update_gid:
-            os.chown(
-                path,
-                attr.st_uid if fields.update_uid else -1,
-                attr.st_gid if fields.update_gid else -1,
-            )
+            uid = attr.st_uid if fields.update_uid else -1
+            gid = attr.st_gid if fields.update_gid else -1
+            self._mount.change(ctx, os.chown, path, uid, gid)
         if fields.update_mode:
-            os.chmod(path, stat.S_IMODE(attr.st_mode))
+            self._mount.change(ctx, os.chmod, path, stat.S_IMODE(attr.st_mode))
             file_open = self._files.get(inode)
             if file_open is not None:
                 file_open.privileged = bool(attr.st_mode & 0o6000)

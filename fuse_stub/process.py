@@ -24,6 +24,7 @@ from dedupd.system.processes import (
     CAP_SYS_RESOURCE,
     cores,
     give_up_capability,
+    keep_capabilities_of_all_users,
     leave_callers_in_place,
 )
 from dedupd.units import MIB
@@ -79,6 +80,7 @@ def serve(volume: Volume, asked: Serving) -> None:
     set_up_process()
     # Quotas count for the users whose files these are, not for root.
     give_up_capability(CAP_SYS_RESOURCE)
+    keeps_rights = keep_capabilities_of_all_users()
     os.umask(0)
     # Its own mount will cover the volume: then this descriptor is the only way to it.
     below_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -93,6 +95,8 @@ def serve(volume: Volume, asked: Serving) -> None:
             settle_noted(own, transitions)
         at, cache_bytes = asked.mountpoint, asked.cache_bytes
         mount = MountedVolume(own, transitions, at, cache_bytes, cores(), private=private)
+        if not own.is_read_only:
+            mount.reserved_blocks.keep(own.data_fd, at, keeps_rights=keeps_rights)
         try:
             answer(mount, asked, below_fd)
         finally:

@@ -55,16 +55,16 @@ class FileRanges:
                 file.drop_set_ids()
             end = start + length
             if kind:
-                await self._in_steps(file, start, end, caller.uid, _zero, mode)
+                await self._in_steps(file, start, end, caller, _zero, mode)
             if kind != PUNCH_HOLE:
-                await self._in_steps(file, start, end, caller.uid, _allocate, mode & KEEP_SIZE)
+                await self._in_steps(file, start, end, caller, _allocate, mode & KEEP_SIZE)
 
     async def _in_steps(
         self,
         file: OpenFile,
         start: int,
         end: int,
-        uid: int,
+        ctx: Caller,
         take: Callable[[OpenFile, int, int, int], Step],
         mode: int,
     ) -> None:
@@ -72,7 +72,8 @@ class FileRanges:
             file.changes += 1
             async with self._lane.reshaping(file):
                 self._mount.deletions.changing(file, Cause.OVERWRITTEN)
-                start, is_plain = await self._mount.in_thread(uid, take, file, start, end, mode)
+                step = self._mount.change_in_thread(ctx, take, file, start, end, mode)
+                start, is_plain = await step
                 if is_plain:
                     file.stub = None
 
@@ -135,11 +136,13 @@ class FileRanges:
                         raise FUSEError(errno.EOPNOTSUPP)
                     try:
                         if source.stub is not None and offset == offset_to:
-                            return self._share(source, source.stub, file, offset, length)
+                            return self._mount.change(
+                                caller, self._share, source, source.stub, file, offset, length
+                            )
                         if source.stub is not None or file.stub is not None:
                             raise FUSEError(errno.EOPNOTSUPP)
                         what = (source.fd, file.fd, min(length, COPY_BYTES), offset, offset_to)
-                        return await self._mount.in_thread(caller.uid, os.copy_file_range, *what)
+                        return await self._mount.change_in_thread(caller, os.copy_file_range, *what)
                     finally:
                         source.lock.unshare()
 

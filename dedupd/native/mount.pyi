@@ -131,6 +131,15 @@ class Inodes:
     def allow_writes(self, size_bytes: int | None) -> None:
         """From now on writes are handed over after those of so many bytes; None: no bound."""
 
+    def keep_reserved_blocks(self, user: int, group: int, other: int) -> bool:
+        """From now on what users ask for takes no block that the file system reserves for root, for
+        ``user`` and for ``group`` (0: none); ``other`` is a user who may not have them. False where
+        threads cannot become that."""
+
+    def may_have_reserved(self, uid: int, pid: int, mapped: int | None = None) -> bool:
+        """Whether a caller may have these blocks: a user's thread. Where ``mapped`` is an inode, it
+        is the kernel, which writes what a mapping of it has changed."""
+
     def note_names(self, are_noted: bool) -> None:
         """Whether requests are handed over that add or remove names of files."""
 
@@ -184,7 +193,8 @@ class Request:
     of the data alone; of an allocation its mode; of a search what is looked for; of an ioctl its
     command, with room for ``size`` bytes. ``offset`` and ``length``: of a copy those of the source,
     which goes to ``offset_to`` of ``node_to``; of a write how much of it waits where room is short:
-    nothing of what a mapping has changed. ``data``: of a write; of a new file the whole message.
+    nothing of what a mapping has changed (``is_mapping``). ``data``: of a write; of a new file the
+    whole message.
 
     Of an attribute that is set: ``name`` and ``data``; ``flags`` as of ``os.setxattr``; ``size``,
     whether it is an ACL that takes the set-group-id bit.
@@ -198,6 +208,7 @@ class Request:
     offset: int
     size: int
     flags: int
+    is_mapping: bool
     length: int
     node_to: int
     offset_to: int

@@ -59,6 +59,10 @@ def generation(fd: int) -> int:
     """Generation of the inode that ``fd`` (``O_PATH``, too) is open on: it tells the inode from an
     earlier one of the same number. 0 where the file system has none."""
 
+def become_file_user(uid: int) -> None:
+    """Has this thread use file systems as a user, with the rights of the process, until it is
+    another one."""
+
 def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int: ...
 def fgetxattr(fd: int, name: bytes) -> bytes | None:
     """Attribute of an open file; None where it has none (ENODATA)."""

@@ -137,6 +137,19 @@ def give_up_capability(number: int) -> None:
         raise OSError(ctypes.get_errno(), "capset failed")
 
 
+_PR_GET_SECUREBITS, _PR_SET_SECUREBITS = 27, 28
+_NO_SETUID_FIXUP = 1 << 2
+"""``SECBIT_NO_SETUID_FIXUP`` of ``capabilities(7)``."""
+
+
+def keep_capabilities_of_all_users() -> bool:
+    """Have this thread, and those that it starts, keep their capabilities whatever users they
+    become; whether that is so. It takes ``CAP_SETPCAP``."""
+    libc = ctypes.CDLL(None)
+    bits = libc.prctl(_PR_GET_SECUREBITS, 0, 0, 0, 0)
+    return bits >= 0 and not libc.prctl(_PR_SET_SECUREBITS, bits | _NO_SETUID_FIXUP, 0, 0, 0)
+
+
 def sees_trusted_attributes() -> bool:
     """Whether this process is shown the attributes ``trusted.*``: to others they do not exist.
 

@@ -120,8 +120,12 @@ async def undelete(
     ino: int,
     value: bytes,
     uid: int,
+    change: Callable[..., StubAttribute],
 ) -> None:
-    """Make an empty file what a deletion took. Raises OSError, Damaged."""
+    """Make an empty file what a deletion took; ``change`` calls a function that changes it.
+
+    Raises OSError, Damaged.
+    """
     try:
         order = Order.parse(value.decode())
         if uid != 0 and (order.privileges or order.force):
@@ -140,7 +144,7 @@ async def undelete(
             if file.stub is not None or uid not in (0, status.st_uid) or status.st_size:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
             rights = rights_of(uid, privileges=order.privileges)
-            stub = _revived(volume, file, one, order.id, rights)
+            stub = change(_revived, volume, file, one, order.id, rights)
             file.stub = files.sparse(file, stub)
             file.privileged = bool(os.fstat(file.fd).st_mode & 0o6000)
 

@@ -17,6 +17,7 @@ ON_BOTH_WAYS = {
     "test_plain_files",
     "test_ranges",
     "test_reserved_name",
+    "test_reserved_blocks",
     "test_stand_ins",
 }
 """Modules whose tests take both, whatever was asked for."""

@@ -62,7 +62,7 @@ class Operations(StubOperations):
         return bytes(await self.read_at(ino, ROOT.uid, start, length))
 
     async def write(self, ino: int, start: int, data: bytes) -> int:
-        return await self.write_at(ino, ROOT.uid, start, data, clears=False)
+        return await self.write_at(ino, ROOT, start, data, clears=False)
 
     async def sync(self, ino: int) -> None:
         await self.sync_file(ino, ROOT.uid, False)

@@ -99,7 +99,7 @@ def test_a_cut_that_waits_while_a_commit_begins_is_a_cut(
             file.lock.unshare()
         await one.commit_lane.finish([ino])
         again = await one.files.acquire(ino, write=True)
-        await one.commit_lane.truncate(again, SIZE, Root.uid)
+        await one.commit_lane.truncate(again, SIZE, Root.uid, again.cut)
 
     with served(lab) as one:
         trio.run(run, one)
@@ -138,7 +138,7 @@ def test_a_write_that_waits_while_a_commit_begins_is_in_the_file(
         assert file.lock.try_share()
 
         async def write() -> None:
-            assert await operations.write_at(ino, 0, BLOCK, new, clears=False) == BLOCK
+            assert await operations.write_at(ino, Root, BLOCK, new, clears=False) == BLOCK
 
         async def begin() -> None:
             await one.commit_lane.begin([request])

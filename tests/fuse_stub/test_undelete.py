@@ -284,7 +284,7 @@ def fill(path: Path) -> None:
 
 @contextmanager
 def lab_on_a_small_disk(directory: Path, block_bytes: int) -> Iterator[MountedLab]:
-    options = ("-b", str(block_bytes))
+    options = ("-b", str(block_bytes), "-m", "0")  # no blocks that users leave to the log
     with crash.tmpfs(directory, 100) as memory, crash.ext4(memory, 64, options) as disk:
         for place in (memory, disk):
             let_others_pass(place)

@@ -14,6 +14,8 @@ import pytest
 
 from dedupd.service.config import SERVICE_KEYS, ServiceConfig, parse_config
 from dedupd.service.systemd.slice import SLICE
+from dedupd.system.file_system import file_system_of
+from dedupd.system.files import opened
 from fuse_stub.kernel.ring_offer import way_of
 from tests.support.lab import REPOSITORY, let_others_pass, noise
 from tests.support.mounts import ALICE, as_user
@@ -120,7 +122,7 @@ def test_the_rights_of_the_unit_suffice(tmp_path: Path, way: str) -> None:
         with subprocess.Popen(command, env=environment, cwd="/") as program:
             try:
                 machine.wait_until_it_listens()
-                machine.mount_pid(lab)
+                pid = machine.mount_pid(lab)
                 with lab.opened() as volume:
                     assert way == DEVICE or way_of(volume) == ", by io_uring"
                 for job in ("optimize", "gc", "compact", "scrub"):
@@ -129,12 +131,26 @@ def test_the_rights_of_the_unit_suffice(tmp_path: Path, way: str) -> None:
                 assert lab.stub("f") is not None
                 assert (lab.root / "f").read_bytes() == content
                 _do_what_root_and_users_do(lab.root)
+                # Of the device the thread is root's again by now.
+                assert way == DEVICE or not has_reserved_blocks(lab.root) or writes_as_another(pid)
             finally:
                 program.terminate()
         machine.verify()
 
 
 _RIGHTS = "CapabilityBoundingSet"
+
+
+def has_reserved_blocks(root: Path) -> bool:
+    with opened(os.open(root.parent, os.O_PATH)) as fd:
+        return file_system_of(fd).kind == "ext4"
+
+
+def writes_as_another(pid: int) -> bool:
+    """Whether threads of a mount have no right to what the file system reserves for root."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    users = {re.findall(r"^Uid:.*\t(\d+)$", (at / "status").read_text(), re.M)[0] for at in tasks}
+    return users == {"0", "65533"}
 
 
 def _do_what_root_and_users_do(root: Path) -> None:

@@ -52,6 +52,23 @@ fn user_of_thread(number: u32) -> Option<u32> {
     user_in(&String::from_utf8_lossy(&status))
 }
 
+/// Whether a thread uses files as a user who passes, or as a member of `group`, unless that is root's.
+/// False of one that has ended, and where `/proc` does not tell.
+pub fn is_user_or_member(number: u32, passes: impl Fn(u32) -> bool, group: u32) -> bool {
+    let Ok(status) = std::fs::read(format!("/proc/{number}/status")) else { return false };
+    let status = String::from_utf8_lossy(&status);
+    user_in(&status).is_some_and(passes) || group != 0 && groups_in(&status).any(|id| id == group)
+}
+
+/// The group of a thread for file systems, and all others that its user is in.
+fn groups_in(status: &str) -> impl Iterator<Item = u32> {
+    let ids = |name| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_default().split_whitespace().filter_map(|id| id.parse().ok())
+    };
+    ids("Gid:").skip(3).chain(ids("Groups:"))
+}
+
 /// From the text of `/proc/PID/status`: the last of four numbers is that for file systems.
 fn user_in(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
@@ -116,6 +133,17 @@ mod tests {
         for cut in ["", "Uid:\t1\t2\t3", "Gid:\t1\t2\t3\t4\n"] {
             assert_eq!(user_in(cut), None);
         }
+    }
+
+    #[test]
+    fn groups_are_those_for_files() {
+        let status = "Name:\t1\nGid:\t5\t6\t7\t8\nFDSize:\t64\nGroups:\t20 30 \nNStgid:\t9\n";
+        assert_eq!(groups_in(status).collect::<Vec<_>>(), [8, 20, 30]);
+        assert_eq!(groups_in("Gid:\t5\t6\t7\nGroups:\t\n").count(), 0);
+        let own = rustix::process::getpid().as_raw_nonzero().get() as u32;
+        assert!(is_user_or_member(own, |_| true, 0));
+        assert!(!is_user_or_member(own, |_| false, 0));
+        assert!(!is_user_or_member(u32::MAX, |_| true, 0));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::support::calls::{c_string, call};
 use super::support::input::Input;
 use crate::format::lmdb_pages;
 use crate::system::extents::{self, Range};
+use crate::system::file_user::become_user;
 use crate::system::{calls, effects};
 
 #[pyfunction]
@@ -74,6 +75,11 @@ pub fn generation(py: Python<'_>, fd: i32) -> PyResult<u32> {
 #[pyfunction]
 pub fn open_by_handle(py: Python<'_>, mount_fd: i32, handle: &[u8], flags: i32) -> PyResult<i32> {
     call(py, || calls::open_by_handle(mount_fd, handle, flags))
+}
+
+#[pyfunction]
+pub fn become_file_user(uid: u32) {
+    become_user(uid);
 }
 
 #[pyfunction]

@@ -4,6 +4,7 @@ pub mod attributes;
 pub mod calls;
 pub mod effects;
 pub mod extents;
+pub mod file_user;
 pub mod files;
 pub mod leases;
 pub mod reads;

@@ -115,7 +115,8 @@ impl Tree {
     pub fn write_at_once(&self, request: &Request, agreed: u64, out: &mut [u8]) -> Answer<Outcome> {
         let given: WriteIn = request.part()?;
         let data = request.rest.get(..given.size as usize).ok_or(Failure(libc::EINVAL))?;
-        let has_room = given.write_flags & WRITE_CACHE != 0 || self.may_write(given.size.into());
+        let is_mapping = given.write_flags & WRITE_CACHE != 0;
+        let has_room = is_mapping || self.may_write(given.size.into());
         let may_write = !self.writes_wait.is_now() && has_room;
         if agreed & init::HANDLE_KILLPRIV_V2 == 0 || !may_write {
             return Ok(Outcome::HandedOver);
@@ -142,7 +143,19 @@ impl Tree {
             None => effects::write(&*file, data, given.offset),
             Some(write) => self.write_stub(&file, node, write, data),
         });
-        Ok(Outcome::Answered(put(out, &WriteOut { size: written? as u32, unused: 0 })?))
+        let mut size = written?;
+        if is_mapping && size < data.len() {
+            // The kernel takes all of it for written, unless this fails.
+            let at = given.offset + size as u64;
+            size += match &stub {
+                None => effects::write(&*file, &data[size..], at)?,
+                Some(_) => 0,
+            };
+            if size < data.len() {
+                return Err(Failure(libc::ENOSPC));
+            }
+        }
+        Ok(Outcome::Answered(put(out, &WriteOut { size: size as u32, unused: 0 })?))
     }
 
     /// For Python, which opens the file.

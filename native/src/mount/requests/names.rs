@@ -147,18 +147,19 @@ impl Tree {
         answered(out, &self.remembered(found))
     }
 
-    /// The owner that an inode gets which this process makes as root; None where it has it already.
+    /// The owner that an inode gets which this process makes; None where it has it already.
     ///
     /// Where the directory has the set-group-id bit, the file system below has set the group.
     fn owner(&self, request: &Request, parent: &OwnedFd) -> Answer<Option<Owner>> {
         let (uid, gid) = (request.header.uid, request.header.gid);
-        if !self.is_root || uid == SUPERUSER && gid == SUPERUSER {
+        let is_roots = self.reserved_blocks.get().is_none();
+        if !self.is_root || is_roots && uid == SUPERUSER && gid == SUPERUSER {
             return Ok(None);
         }
         let inherits_group = u32::from(status_of(parent)?.stx_mode) & libc::S_ISGID != 0;
         // An id that has no number here: then the file is root's.
-        let known = |id: u32| (id != u32::MAX).then_some(id);
-        let gid = if inherits_group { None } else { known(gid) };
+        let known = |id: u32| if id == u32::MAX { SUPERUSER } else { id };
+        let gid = if inherits_group { None } else { Some(known(gid)) };
         Ok(Some(Owner { uid: known(uid), gid }))
     }
 
@@ -301,17 +302,17 @@ impl Tree {
     }
 }
 
-/// The owner that an inode gets; what is None stays as it is.
+/// The owner that an inode gets; a group that is None stays as it is.
 #[derive(Clone, Copy)]
 struct Owner {
-    uid: Option<u32>,
+    uid: u32,
     gid: Option<u32>,
 }
 
-/// Makes the caller the owner of an inode that this process has made as root. That clears special
+/// Makes the caller the owner of an inode that this process has made as another user. That clears special
 /// bits of a file; those of `mode`, which was asked for, are put back.
 fn give(inode: impl AsFd, owner: Owner, mode: u32) -> Answer<()> {
-    effects::change_owner(&inode, owner.uid, owner.gid)?;
+    effects::change_owner(&inode, Some(owner.uid), owner.gid)?;
     if mode & SET_IDS != 0 && mode & libc::S_IFMT != libc::S_IFDIR {
         let kept = u32::from(status_of(&inode)?.stx_mode) & PERMISSIONS;
         effects::change_mode(&inode, Mode::from_raw_mode(kept | mode & SET_IDS))?;

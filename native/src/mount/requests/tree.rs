@@ -11,6 +11,7 @@ use crate::mount::inodes::table::Inodes;
 use crate::mount::pages::client::Pages;
 use crate::mount::requests::readers::Readers;
 use crate::mount::requests::stubs::Store;
+use crate::mount::reserved_blocks::ReservedBlocks;
 use crate::mount::write_times::Notes;
 use crate::threads::lock::locked;
 
@@ -26,6 +27,8 @@ pub struct Tree {
     /// Whether what this process makes is root's at first.
     pub is_root: bool,
     pub callers: Callers,
+    /// Blocks that users may not have, where the file system below has such.
+    pub reserved_blocks: OnceLock<ReservedBlocks>,
     /// Where the content of stubs is, once it is known.
     pub store: OnceLock<Arc<Store>>,
     /// What tells of newer pages, once the mount shows.
@@ -53,6 +56,7 @@ impl Tree {
             has_labels: Path::new("/sys/fs/selinux/enforce").exists(),
             is_root: rustix::process::geteuid().is_root(),
             callers: Callers::default(),
+            reserved_blocks: OnceLock::new(),
             store: OnceLock::new(),
             pages: OnceLock::new(),
             readers: Readers::default(),

@@ -11,14 +11,37 @@
 use std::sync::atomic::Ordering;
 
 use crate::mount::inodes::table::{FREED_BYTES_MAX, STATUS_BLOCK_BYTES};
-use crate::mount::protocol::abi::{IoctlIn, Rename2In, SetattrIn, control, init, setattr};
+use crate::mount::protocol::abi::{
+    IoctlIn, Rename2In, SetattrIn, WRITE_CACHE, WriteIn, control, init, setattr,
+};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode as op;
 use crate::mount::requests::entries::status_of;
 use crate::mount::requests::tree::Tree;
+use crate::mount::reserved_blocks::Caller;
 
 /// What a rename may be asked for; the kernel tells the caller that there is nothing else.
 const RENAMES: u32 = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
+
+/// Requests that may take blocks below.
+const CHANGES: [u32; 16] = [
+    op::WRITE,
+    op::COPY_FILE_RANGE,
+    op::COPY_FILE_RANGE_64,
+    op::SETATTR,
+    op::SETXATTR,
+    op::REMOVEXATTR,
+    op::CREATE,
+    op::TMPFILE,
+    op::MKNOD,
+    op::MKDIR,
+    op::SYMLINK,
+    op::LINK,
+    op::UNLINK,
+    op::RMDIR,
+    op::RENAME,
+    op::RENAME2,
+];
 
 impl Tree {
     /// Answers a request into `out`, or hands it over. `agreed`: the flags of the session.
@@ -32,6 +55,41 @@ impl Tree {
         if self.is_pythons(request, agreed)? {
             return Ok(Outcome::HandedOver);
         }
+        self.change(request, || self.answer_own(request, agreed, out))
+    }
+
+    /// Makes the change that a request asks for without blocks that are not the caller's to have.
+    pub fn change(
+        &self,
+        request: &Request,
+        mut step: impl FnMut() -> Answer<Outcome>,
+    ) -> Answer<Outcome> {
+        match self.reserved_blocks.get().filter(|_| CHANGES.contains(&request.header.opcode)) {
+            Some(blocks) => blocks.change(step, || self.caller_of(request)),
+            None => step(),
+        }
+    }
+
+    fn caller_of(&self, request: &Request) -> Caller {
+        let header = &request.header;
+        let is_mapping = header.opcode == op::WRITE
+            && request.part::<WriteIn>().is_ok_and(|given| given.write_flags & WRITE_CACHE != 0);
+        if is_mapping {
+            self.mapping_of(header.node)
+        } else {
+            Caller::Thread(header.pid, header.uid)
+        }
+    }
+
+    /// The caller where the kernel writes what a mapping of an inode has changed.
+    pub fn mapping_of(&self, node: u64) -> Caller {
+        let status = self.inode(node).and_then(status_of);
+        status.map_or(Caller::Thread(0, u32::MAX), |status| {
+            Caller::Mapping(status.stx_uid, status.stx_mode.into())
+        })
+    }
+
+    fn answer_own(&self, request: &Request, agreed: u64, out: &mut [u8]) -> Answer<Outcome> {
         match request.header.opcode {
             op::WRITE => self.write_at_once(request, agreed, out),
             op::COPY_FILE_RANGE => self.copy_at_once(request, out, false),

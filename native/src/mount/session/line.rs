@@ -38,6 +38,7 @@ use crate::mount::session::helpers::Helpers;
 use crate::mount::session::returns::{Back, Returns};
 use crate::mount::session::shared::{Shared, Taken};
 use crate::mount::session::turn::Turn;
+use crate::system::file_user::RootAgain;
 
 /// How long the thread goes on looking for the next request before it sleeps: a program that reads one
 /// small file after the other has it after 10 to 30 microseconds. To sleep and to be woken takes as long,
@@ -166,6 +167,7 @@ impl Line {
     /// Answers up to `count` requests in a row, until one comes that is not to be answered here.
     /// Waits for the next one for `linger_ns`, or as long as it pays where requests come by io_uring.
     pub fn next(&mut self, count: u32, linger_ns: i64) -> Answer<Next> {
+        let _root = RootAgain; // Python's own steps are root's
         self.tree.inodes.given.clear();
         for _ in 0..count {
             self.shared.pace.look();
@@ -399,9 +401,11 @@ impl Line {
 
     /// Makes the file that a message asks for, which was handed over, and answers it.
     pub fn make_file(&mut self, message: &[u8]) -> Answer<()> {
+        let _root = RootAgain;
         let request = divided(message, self.agreed)?;
         let body = &mut self.output[OUT_HEADER_BYTES..];
-        let make = || self.tree.answer_but_data(&request, body);
+        let tree = &self.tree;
+        let make = || tree.change(&request, || tree.answer_but_data(&request, body));
         let answer = match catch_unwind(AssertUnwindSafe(make)).unwrap_or(Err(Failure(libc::EIO))) {
             Ok(Outcome::Answered(length)) => Ok(length),
             Ok(_) => Err(Failure(libc::EIO)),

@@ -18,12 +18,14 @@ use crate::mount::pages::client::Pages;
 use crate::mount::protocol::message::Failure;
 use crate::mount::requests::stubs::Store;
 use crate::mount::requests::tree::Tree;
+use crate::mount::reserved_blocks::{Caller, ReservedBlocks};
 use crate::python::rados::ClusterContent;
 use crate::python::store::chunk_cache::ChunkCache;
 use crate::python::support::calls::{c_string, os_error};
 use crate::python::upkeep::refine::Bases;
 use crate::store::content::{Containers, Content};
 use crate::system::calls::name_to_handle;
+use crate::system::file_user::can_become;
 use crate::threads::lock::locked;
 
 /// The inodes that the kernel knows, and what belongs to them. None once it is closed.
@@ -236,6 +238,37 @@ impl Inodes {
         let bound = size_bytes.unwrap_or(i64::MAX);
         self.tree(py)?.allowed_bytes.store(bound, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// From now on what users ask for takes no block that the file system reserves for root, for
+    /// `user` and for `group`; `other` is a user who may not have them. False where that cannot be.
+    fn keep_reserved_blocks(
+        &self,
+        py: Python<'_>,
+        user: u32,
+        group: u32,
+        other: u32,
+    ) -> PyResult<bool> {
+        let can = can_become(other);
+        if can {
+            let _ = self.tree(py)?.reserved_blocks.set(ReservedBlocks { user, group, other });
+        }
+        Ok(can)
+    }
+
+    /// Whether a caller may have these blocks: a user's thread, or, where `mapped` is an inode, the
+    /// kernel that writes what a mapping of it has changed.
+    #[pyo3(signature = (uid, pid, mapped = None))]
+    fn may_have_reserved(
+        &self,
+        py: Python<'_>,
+        uid: u32,
+        pid: u32,
+        mapped: Option<u64>,
+    ) -> PyResult<bool> {
+        let tree = self.tree(py)?;
+        let caller = mapped.map_or(Caller::Thread(pid, uid), |node| tree.mapping_of(node));
+        Ok(tree.reserved_blocks.get().is_some_and(|blocks| blocks.are_for(caller)))
     }
 
     fn note_names(&self, py: Python<'_>, are_noted: bool) -> PyResult<()> {

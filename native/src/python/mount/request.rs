@@ -24,6 +24,7 @@ pub struct Request {
     offset: u64,
     size: u32,
     flags: u32,
+    is_mapping: bool,
     length: u64,
     node_to: u64,
     offset_to: u64,
@@ -36,6 +37,7 @@ impl Request {
         let given = ready(py, line.request())?;
         let header = given.header;
         let (mut offset, mut size, mut flags) = (0, 0, 0);
+        let mut is_mapping = false;
         let (mut length, mut node_to, mut offset_to) = (0, 0, 0);
         let (mut name, mut data): (&[u8], &[u8]) = (&[], &[]);
         match header.opcode {
@@ -47,7 +49,8 @@ impl Request {
                 let part: WriteIn = ready(py, given.part())?;
                 (offset, size) = (part.offset, part.size);
                 flags = part.write_flags & WRITE_KILL_SUIDGID;
-                length = if part.write_flags & WRITE_CACHE == 0 { size.into() } else { 0 };
+                is_mapping = part.write_flags & WRITE_CACHE != 0;
+                length = if is_mapping { 0 } else { size.into() };
                 let there = given.rest.get(..size as usize).ok_or(Failure(libc::EIO));
                 data = ready(py, there)?;
             }
@@ -91,6 +94,7 @@ impl Request {
             offset,
             size,
             flags,
+            is_mapping,
             length,
             node_to,
             offset_to,

@@ -1,0 +1,120 @@
+"""Blocks that the file system below reserves for root, kept from the other users of the mount.
+
+Threads of the mount process are root's, and ext4 gives them these blocks whatever they write. So
+the changes that users ask for are made as a user who has no right to the blocks, with all the
+capabilities of the process. Native code does the same (``native/src/mount/reserved_blocks.rs``).
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from dedupd import native
+from dedupd.errors import NoSpace, OverQuota
+from dedupd.system.file_system import file_system_of
+
+log = logging.getLogger("dedupd.mount")
+
+T = TypeVar("T")
+
+_ROOT = 0
+
+_OTHERS = (65_533, 65_532)
+"""Users that no distribution gives to anybody, with numbers that fit into old quota files. What a
+user makes is theirs for the time between two system calls."""
+
+
+class Caller(Protocol):
+    """Who asks for a change: a request, or its context."""
+
+    @property
+    def uid(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+
+
+class ReservedBlocks:
+    """The reserved blocks of the file system of a mount. Used by any thread."""
+
+    def __init__(self, inodes: native.mount.Inodes) -> None:
+        self._inodes = inodes
+        self._user = _ROOT
+        self._other: int | None = None
+
+    def keep(self, data_fd: int, mountpoint: str, *, keeps_rights: bool) -> None:
+        """Keep them from users from now on, where the file system of ``data_fd`` has any.
+
+        ``keeps_rights``: whether this process has its capabilities as another user, too.
+        """
+        found = file_system_of(data_fd)
+        # XFS and btrfs reserve space for themselves alone. Without root there is no right to it.
+        if found.kind not in ("ext2", "ext3", "ext4") or os.geteuid() != _ROOT:
+            return
+        user, group = (_number(found.options, name) for name in ("resuid", "resgid"))
+        other = next(uid for uid in _OTHERS if uid != user)
+        if (
+            keeps_rights
+            and _leave_group(group)
+            and self._inodes.keep_reserved_blocks(user, group, other)
+        ):
+            self._user, self._other = user, other
+            return
+        log.warning(
+            "%s: users can take the blocks that %s reserves for root: the process lacks"
+            " CAP_SETUID, CAP_SETGID or CAP_SETPCAP",
+            mountpoint,
+            found.kind,
+        )
+
+    def change(self, caller: Caller, function: Callable[..., T], *args: object) -> T:
+        """Call a function, which changes nothing where there is no space, for a caller: with the
+        reserved blocks only if the caller may have them. Raises what it raises."""
+        if self._other is None:
+            return function(*args)
+        try:
+            return _as_user(self._other, function, *args)
+        except (NoSpace, OSError) as error:
+            if not _is_full(error) or not self._are_for(caller):
+                raise
+        return _as_user(self._user, function, *args)
+
+    def _are_for(self, caller: Caller) -> bool:
+        mapped = None
+        if isinstance(caller, native.mount.Request) and caller.is_mapping:
+            mapped = caller.node
+        return self._inodes.may_have_reserved(caller.uid, caller.pid, mapped)
+
+
+def _as_user(uid: int, function: Callable[..., T], *args: object) -> T:
+    native.system.become_file_user(uid)
+    try:
+        return function(*args)
+    finally:
+        native.system.become_file_user(_ROOT)
+
+
+def _is_full(error: NoSpace | OSError) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOSPC
+    return not isinstance(error, OverQuota)
+
+
+def _number(options: frozenset[str], name: str) -> int:
+    """The value of an option; 0, root's number, where it is not there."""
+    values = [one.partition("=")[2] for one in options if one.startswith(f"{name}=")]
+    return int(values[0]) if values and values[0].isdecimal() else _ROOT
+
+
+def _leave_group(group: int) -> bool:
+    """Have this process be no member of a group (root's does not count); whether that is so."""
+    if group == _ROOT:
+        return True
+    others = [one for one in os.getgroups() if one != group]
+    try:
+        if len(others) < len(os.getgroups()):
+            os.setgroups(others)
+    except PermissionError:
+        return False
+    return os.getegid() != group
