@@ -24,7 +24,7 @@ from dedupd.volume.commit_requests import CommitRequests
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.commit_lane import CommitLane
-from fuse_stub.files.attributes import forget_attributes
+from fuse_stub.files.attributes import unseen_step
 from fuse_stub.files.held_files import HeldFiles, HeldGroup
 from fuse_stub.files.open_files import OpenFiles
 
@@ -130,14 +130,14 @@ class BulkCommits:
         async with _alone(group):
             self._held.hold(group)
             try:
-                flags = await trio.to_thread.run_sync(group.batch.begin, group.requests)
+                with unseen_step(group.inodes):
+                    flags = await trio.to_thread.run_sync(group.batch.begin, group.requests)
             except BaseException:
                 await self._let_go_of_all(group)
                 raise
             for place, flag in enumerate(flags):
                 if flag:
                     begun.positions[place] = ordinary[place]
-                    forget_attributes(group.inodes[place])
                 else:
                     self._held.drop(group, place)
         return set(begun.positions.values())
@@ -179,14 +179,15 @@ class BulkCommits:
         group, positions = begun
         results: dict[int, Result] = {}
         async with _alone(group):
-            flags, freed_bytes = await trio.to_thread.run_sync(group.batch.finish)
-            for place in self._held.places(group):
-                at, ino = positions[place], group.inodes[place]
+            places = self._held.places(group)
+            with unseen_step([group.inodes[place] for place in places]):
+                flags, freed_bytes = await trio.to_thread.run_sync(group.batch.finish)
+            for place in places:
+                at = positions[place]
                 if flags[place]:
                     self._held.drop(group, place)
                 elif not self._held.hand_over(group, place):
                     results[at] = _HALF_WAY
-                forget_attributes(ino)
         done = [place for place in positions if flags[place]]
         if done:
             results[positions[done[0]]] = _DONE._replace(freed_bytes=freed_bytes)
@@ -215,16 +216,17 @@ class BulkCommits:
         In-place writes can reach the disk before the journal does: the removal of the attributes
         goes first. A file of which that fails is a stub with all its blocks, to be settled.
         """
+        places = self._held.places(group)
         try:
-            failed = await trio.to_thread.run_sync(self._take_back, group)
+            with unseen_step([group.inodes[place] for place in places]):
+                failed = await trio.to_thread.run_sync(self._take_back, group)
         except (DedupdError, OSError) as error:
             failed = 1
             log.error("commits are not taken back durably: %s", explain(error))
         if failed:
             log.error("%d commits are not taken back; these files are settled when opened", failed)
-        for place in self._held.places(group):
+        for place in places:
             self._held.drop(group, place)
-            forget_attributes(group.inodes[place])
 
     def _take_back(self, group: HeldGroup) -> int:
         failed = sum(group.batch.revert())

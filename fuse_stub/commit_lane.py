@@ -28,7 +28,7 @@ from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.deleted.noting import Deletions
-from fuse_stub.files.attributes import forget_attributes
+from fuse_stub.files.attributes import forget_attributes, unseen_step
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.files.slow_calls import SlowCalls
@@ -130,18 +130,17 @@ class CommitLane:
                     raise Busy("it is being made plain")
                 self._transitions.begin([request.path])
                 try:
-                    begun = begin_commit(
-                        file.fd,
-                        request.identity,
-                        request.recipe,
-                        volume.stub_files,
-                        request.previous,
-                    )
+                    with unseen_step([file.ino]):
+                        begun = begin_commit(
+                            file.fd,
+                            request.identity,
+                            request.recipe,
+                            volume.stub_files,
+                            request.previous,
+                        )
                 except BaseException:
                     self._transitions.end()
                     raise
-                finally:
-                    forget_attributes(file.ino)
                 self._pending[file.ino] = _Pending(file, begun)
                 keep = True
         finally:
@@ -165,7 +164,6 @@ class CommitLane:
             finally:
                 if pending is not None:
                     self._let_go(pending)
-                    forget_attributes(ino)
             await trio.lowlevel.checkpoint()
         return results
 
@@ -181,9 +179,10 @@ class CommitLane:
                 raise FileChanged(_CHANGED)
             pending.begun = None
             try:
-                return await trio.to_thread.run_sync(
-                    finish_commit, file.fd, begun, volume.stub_files
-                )
+                with unseen_step([file.ino]):
+                    return await trio.to_thread.run_sync(
+                        finish_commit, file.fd, begun, volume.stub_files
+                    )
             finally:
                 # Also where it failed half way: what is punched is the store's from now on.
                 self._look_again(file)

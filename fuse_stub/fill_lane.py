@@ -22,7 +22,7 @@ from dedupd.volume.restore import filling_of
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.commit_lane import CommitLane
-from fuse_stub.files.attributes import forget_attributes
+from fuse_stub.files.attributes import unseen_step
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
 
@@ -143,11 +143,10 @@ class FileFill:
             file.keeps_times = True
             try:
                 path = path_in_tree(lane.volume.data_fd, file.fd)
-                with lane.transitions.under_way([path]):
+                with lane.transitions.under_way([path]), unseen_step([file.ino]):
                     yield True
             finally:
                 file.keeps_times = False
-                forget_attributes(file.ino)
 
     async def _sync(self, sync: Callable[[], None]) -> None:
         """Under no lock: nobody waits for it."""

@@ -1,5 +1,6 @@
 """The mount's native loop: requests of the kernel, answered below the interpreter."""
 
+from collections.abc import Sequence
 from typing import Self
 
 from dedupd.native.rados import ClusterContent
@@ -294,6 +295,15 @@ class Line:
     def forget_attributes(self, ino: int) -> None:
         """Have the kernel ask again for an inode's attributes. Raises OSError (ENOENT) where it
         does not know the inode."""
+
+    def begin_steps(self, inodes: Sequence[int]) -> None:
+        """A job begins a step that changes inodes and nothing that users see of them but the number
+        of blocks: those that the kernel knows keep their time of change for users. No two steps of
+        an inode overlap. Raises OSError (ENOTCONN) after :meth:`close`."""
+
+    def end_steps(self, inodes: Sequence[int]) -> None:
+        """Such a step has ended, also by an error. The kernel asks for the attributes again. Raises
+        as :meth:`begin_steps`."""
 
     def requests(self) -> dict[str, int]:
         """How many requests of each kind have come, by the kernel's name of the kind."""

@@ -21,7 +21,7 @@ from dedupd.units import GIB, MIB
 from dedupd.volume.commit_requests import CommitRequest
 from dedupd.volume.volume import Volume
 from fuse_stub.busy.quiet_parts import GRAIN_BYTES, QuietParts, present_quiet
-from fuse_stub.files.attributes import forget_attributes
+from fuse_stub.files.attributes import unseen_step
 from fuse_stub.files.inodes import Inodes
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
@@ -144,10 +144,8 @@ class PartLane:
             before = file.stub
             if are_refused:
                 raise Busy("garbage is being collected")
-            try:
+            with unseen_step([file.ino]):
                 made = begin_parts(file.fd, request.recipe, parts.size, self._volume.stub_files)
-            finally:
-                forget_attributes(file.ino)
             file.stub = self._files.sparse(file, made)
             file.stub.has_unwritten = before is not None and before.has_unwritten
             parts.recipe = made.recipe
@@ -170,15 +168,15 @@ class PartLane:
                         continue
                     file.keeps_times = True
                     try:
-                        freed_bytes += await trio.to_thread.run_sync(
-                            punch_parts, file.fd, [(start, end)], self._volume.stub_files
-                        )
+                        with unseen_step([ino]):
+                            freed_bytes += await trio.to_thread.run_sync(
+                                punch_parts, file.fd, [(start, end)], self._volume.stub_files
+                            )
                     finally:
                         file.keeps_times = False
                 await trio.lowlevel.checkpoint()
         finally:
             self.end(ino)
-            forget_attributes(ino)
         return freed_bytes
 
 

@@ -2,7 +2,8 @@
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import pyfuse3
 
@@ -53,6 +54,25 @@ def forget_attributes(ino: int) -> None:
         # ENOENT: the kernel does not know the inode, and has nothing to forget.
         with suppress(OSError):
             _line.forget_attributes(ino)
+
+
+@contextmanager
+def unseen_step(inos: Sequence[int]) -> Iterator[None]:
+    """For a block in which a job changes inodes and nothing that users see of them but the number
+    of blocks: they keep their time of change for users as long as the kernel knows them.
+
+    No two such blocks are of the same inode at a time.
+    """
+    line = _line
+    if line is None:
+        yield
+        return
+    line.begin_steps(inos)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the mount has ended meanwhile
+            line.end_steps(inos)
 
 
 def tell_by(line: native.mount.Line | None) -> None:

@@ -27,7 +27,7 @@ from dedupd.system.files import opened
 from dedupd.system.tree.tree_paths import name_in_tree, path_in_tree
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
-from fuse_stub.files.attributes import forget_attributes
+from fuse_stub.files.attributes import unseen_step
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.held_files import HeldFiles
 from fuse_stub.files.inodes import Inodes, files_open_max
@@ -289,7 +289,7 @@ class OpenFiles:
         try:
             try:
                 path = path_in_tree(self._volume.data_fd, file.fd)
-                with self._transitions.under_way([path]):
+                with self._transitions.under_way([path]), unseen_step([file.ino]):
                     settled = await trio.to_thread.run_sync(self._settle, file.fd, stub.attribute)
                 file.stub = self.sparse(file, settled)
             except OSError as error:
@@ -299,7 +299,6 @@ class OpenFiles:
             file.settled = None
         finally:
             file.users = 0
-            forget_attributes(file.ino)  # blocks, and the change time
             if file.settled is not None:
                 self._leave(file)
                 os.close(file.fd)

@@ -11,7 +11,7 @@ from dedupd.stub.local_blocks import checked_stub, seal
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
 from dedupd.volume.volume import Volume
-from fuse_stub.files.attributes import forget_attributes
+from fuse_stub.files.attributes import unseen_step
 from fuse_stub.files.file_handles import open_number
 from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.files.unsealed_stubs import is_still
@@ -54,10 +54,8 @@ async def _sealed(volume: Volume, files: OpenFiles, ino: int, path: bytes | None
         async with file.lock.alone():
             if file.users > 1 or file.stub is None:
                 return True
-            try:
+            with unseen_step([ino]):
                 return await trio.to_thread.run_sync(file.stub.seal)
-            finally:
-                forget_attributes(ino)
 
 
 def _open(volume: Volume, ino: int, path: bytes | None) -> int:

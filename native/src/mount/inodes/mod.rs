@@ -1,5 +1,6 @@
 //! The inodes that the kernel knows, and the descriptors to reach them by.
 
+pub mod change_times;
 pub mod changes;
 pub mod data_file;
 pub mod generations;

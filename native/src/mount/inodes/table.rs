@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::{Mode, OFlags, fstat, fstatfs, openat};
 
+use crate::mount::inodes::change_times::ChangeTimes;
 use crate::mount::inodes::changes::Changes;
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::inodes::generations::Generations;
@@ -63,6 +64,7 @@ pub struct Inodes {
     pub watched: Arc<Watched>,
     pub lent: Lent,
     pub changes: Arc<Changes>,
+    pub change_times: ChangeTimes,
     /// Of which of them the kernel was told to forget the attributes.
     pub forgotten: Changes,
     pub given: Given,
@@ -95,6 +97,7 @@ impl Inodes {
             watched: Arc::default(),
             lent: Lent::default(),
             changes: Arc::default(),
+            change_times: ChangeTimes::default(),
             forgotten: Changes::default(),
             given: Given::default(),
             shards: (0..parts).map(|_| Mutex::default()).collect(),
@@ -134,6 +137,7 @@ impl Inodes {
                 // The number was given to a new file before the kernel forgot the old one.
                 node.handle = handle;
                 self.give_back(node);
+                self.change_times.drop(inode);
                 (node.data, node.path, node.is_pinned) = (None, None, false);
             }
             if has_path && node.path.is_none() {
@@ -158,6 +162,7 @@ impl Inodes {
         }
         let Some(mut node) = shard.remove(inode) else { return };
         self.give_back(&mut node);
+        self.change_times.drop(inode);
         drop(shard);
         close(node);
     }

@@ -38,7 +38,8 @@ impl Tree {
     pub fn get_attributes(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let node = request.header.node;
         let since = self.inodes.changes.now();
-        let status = status_of(self.inode(node)?)?;
+        let mut status = status_of(self.inode(node)?)?;
+        status.stx_ctime = self.inodes.change_times.shown(node, status.stx_ctime);
         shown(&status, self.unmoved_valid_s(node, since), out)
     }
 
@@ -59,7 +60,8 @@ impl Tree {
         let mask =
             StatxFlags::from_bits_retain(given.mask) & StatxFlags::ALL | StatxFlags::BASIC_STATS;
         let flags = AtFlags::from_bits_retain(given.statx_flags) | AtFlags::EMPTY_PATH;
-        let status = statx(&*inode, c"", flags, mask)?;
+        let mut status = statx(&*inode, c"", flags, mask)?;
+        status.stx_ctime = self.inodes.change_times.shown(node, status.stx_ctime);
         let valid_s = self.unmoved_valid_s(node, since);
         let answer = StatxOut { valid_s, statx: extended(&status), ..StatxOut::default() };
         Ok(Outcome::Answered(put(out, &answer)?))

@@ -109,12 +109,14 @@ impl Tree {
             ROOT => 0,
             _ => self.inodes.remember(node, found.handle, found.path),
         };
+        let mut status = found.status;
+        status.stx_ctime = self.inodes.change_times.shown(node, status.stx_ctime);
         EntryOut {
             node,
             generation,
             entry_valid_s: TIMEOUT_S,
             attributes_valid_s: TIMEOUT_S,
-            attributes: attributes(&found.status),
+            attributes: attributes(&status),
             ..EntryOut::default()
         }
     }

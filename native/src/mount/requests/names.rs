@@ -206,6 +206,7 @@ impl Tree {
         let inode = self.inodes.path(given.node)?;
         let parent = self.inodes.path(request.header.node)?;
         effects::add_name(&*inode, &*parent, name)?;
+        self.inodes.change_times.drop(given.node);
         self.named(&*parent, name, out)
     }
 

@@ -1,5 +1,6 @@
 //! What a request changes, as far as it says so.
 
+use crate::mount::inodes::change_times::ChangeTimes;
 use crate::mount::inodes::changes::Changes;
 use crate::mount::protocol::abi::{CopyFileRangeIn, LinkIn, Rename2In, RenameIn};
 use crate::mount::protocol::message::Request;
@@ -12,6 +13,10 @@ pub struct Touched {
     other: Option<u64>,
     /// Another one gets a new place, too.
     moves: bool,
+    /// Another one loses a name.
+    removes: bool,
+    /// Only the access time changes.
+    reads: bool,
 }
 
 impl Touched {
@@ -30,14 +35,21 @@ impl Touched {
             op::CREATE | op::TMPFILE => (None, false),
             _ => return None,
         };
-        Some(Touched { node: request.header.node, other, moves })
+        let opcode = request.header.opcode;
+        let (removes, reads) = (opcode == op::UNLINK, opcode == op::READ);
+        Some(Touched { node: request.header.node, other, moves, removes, reads })
     }
 
     /// The change is made.
-    pub fn note(&self, changes: &Changes) {
-        changes.note(self.node);
-        if let Some(other) = self.other {
-            changes.note(other);
+    pub fn note(&self, changes: &Changes, times: &ChangeTimes) {
+        for node in [Some(self.node), self.other].into_iter().flatten() {
+            if !self.reads {
+                times.drop(node);
+            }
+            changes.note(node);
+        }
+        if self.moves || self.removes {
+            times.drop_recent();
         }
         if self.moves {
             changes.note_move();
@@ -61,17 +73,19 @@ mod tests {
     #[test]
     fn both_directories_of_a_rename_change_and_what_is_moved() {
         let given = RenameIn { new_parent: 9 };
-        let expected = Touched { node: 7, other: Some(9), moves: true };
+        let expected =
+            Touched { node: 7, other: Some(9), moves: true, removes: false, reads: false };
         assert_eq!(touched(op::RENAME, given.as_bytes()), Some(expected));
         let changes = Changes::default();
-        expected.note(&changes);
+        expected.note(&changes, &ChangeTimes::default());
         assert!([7, 9].iter().all(|node| changes.has(*node, 0)) && changes.has_moves(0));
     }
 
     #[test]
     fn a_copy_changes_where_it_goes_to_and_looking_changes_nothing() {
         let given = CopyFileRangeIn { node_out: 9, ..CopyFileRangeIn::new_zeroed() };
-        let expected = Touched { node: 7, other: Some(9), moves: false };
+        let expected =
+            Touched { node: 7, other: Some(9), moves: false, removes: false, reads: false };
         assert_eq!(touched(op::COPY_FILE_RANGE, given.as_bytes()), Some(expected));
         for opcode in [op::LOOKUP, op::GETATTR, op::READDIRPLUS, op::FORGET, op::GETXATTR] {
             assert_eq!(touched(opcode, &[]), None);

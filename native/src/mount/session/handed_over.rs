@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::mount::inodes::changes::Changes;
+use crate::mount::inodes::table::Inodes;
 use crate::mount::protocol::message::Request;
 use crate::mount::protocol::opcode as op;
 use crate::mount::requests::dispatch::Counts;
@@ -47,9 +47,9 @@ impl HandedOver {
     }
 
     /// What a request changes is changed by now: it is answered.
-    pub fn answered(&mut self, unique: u64, changes: &Changes) {
+    pub fn answered(&mut self, unique: u64, inodes: &Inodes) {
         if let Some(touched) = self.touched.remove(&unique) {
-            touched.note(changes);
+            touched.note(&inodes.changes, &inodes.change_times);
         }
     }
 }

@@ -24,6 +24,7 @@ use rustix::net::{
 use rustix::thread::sched_yield;
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::mount::inodes::table::Inodes;
 use crate::mount::protocol::abi::{InHeader, OutHeader, init};
 use crate::mount::protocol::handshake::{Offer, for_libfuse};
 use crate::mount::protocol::message::{
@@ -139,6 +140,10 @@ impl Line {
 
     pub fn handed_over(&self) -> &Counts {
         &self.handed_over.counts
+    }
+
+    pub fn inodes(&self) -> &Inodes {
+        &self.tree.inodes
     }
 
     /// A descriptor that is readable while [`Line::next`] may find something.
@@ -380,7 +385,7 @@ impl Line {
             };
             // What libfuse says by itself has no number.
             self.awaited = self.awaited.saturating_sub(usize::from(header.unique != 0));
-            self.handed_over.answered(header.unique, &self.tree.inodes.changes);
+            self.handed_over.answered(header.unique, &self.tree.inodes);
             // The first request: the kernel sends no other one before it has the answer.
             let greeting = self.greeting.take();
             if let Some(offer) = &greeting {
@@ -412,19 +417,19 @@ impl Line {
             Err(failure) => Err(failure),
         };
         let unique = request.header.unique;
-        self.handed_over.answered(unique, &self.tree.inodes.changes);
+        self.handed_over.answered(unique, &self.tree.inodes);
         self.give(unique, &answer)
     }
 
     /// Answers a request with some bytes.
     pub fn answer(&mut self, unique: u64, body: &[u8]) -> Answer<()> {
-        self.handed_over.answered(unique, &self.tree.inodes.changes);
+        self.handed_over.answered(unique, &self.tree.inodes);
         self.shared.answers.give(unique, &[body])
     }
 
     /// Answers a request with an error number.
     pub fn refuse(&mut self, unique: u64, number: i32) -> Answer<()> {
-        self.handed_over.answered(unique, &self.tree.inodes.changes);
+        self.handed_over.answered(unique, &self.tree.inodes);
         self.shared.answers.refuse(unique, number)
     }
 }

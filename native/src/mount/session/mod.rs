@@ -12,5 +12,6 @@ pub mod returns;
 pub mod rings;
 pub mod shared;
 pub mod stand_ins;
+pub mod steps;
 pub mod syncs;
 pub mod turn;

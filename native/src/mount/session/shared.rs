@@ -133,7 +133,7 @@ impl Shared {
             },
         };
         if let (Taken::Answered(_), Some(touched)) = (&taken, Touched::of(request)) {
-            touched.note(&self.tree.inodes.changes);
+            touched.note(&self.tree.inodes.changes, &self.tree.inodes.change_times);
         }
         self.note_busy(began);
         taken

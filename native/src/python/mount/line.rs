@@ -170,6 +170,14 @@ impl Line {
         ready(py, self.with(|line| line.forget_attributes(ino)))
     }
 
+    fn begin_steps(&self, py: Python<'_>, inodes: Vec<u64>) -> PyResult<()> {
+        ready(py, self.with(|line| Ok(line.begin_steps(&inodes))))
+    }
+
+    fn end_steps(&self, py: Python<'_>, inodes: Vec<u64>) -> PyResult<()> {
+        ready(py, self.with(|line| Ok(line.end_steps(&inodes))))
+    }
+
     fn requests<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         match locked(&self.0).as_ref() {
             Some(line) => counted(py, line.counts()),
