@@ -1,5 +1,6 @@
 """Logs of deletions, decoded for listings (docs/format.md, "Deletion")."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from typing_extensions import Buffer
@@ -33,6 +34,14 @@ class DeletionLog:
 
         Those of the path ``below`` and below it, of the user ``uid`` if any, at an offset less than
         ``before``, and whose time, at most ``keep_ns`` after the deletion, ends after ``now_ns``.
+        """
+
+    def lost(self, offsets: Sequence[int], data_fd: int, attribute: bytes, seed: int) -> list[bool]:
+        """For deletions at some offsets, whether their content is not where it was: a deletion is
+        noted before it happens, and it may have been had back.
+
+        ``data_fd``: the tree; ``attribute``: that of its stubs, with the ``seed`` of its checksum.
+        Raises KeyError where no deletion begins at an offset.
         """
 
 def spans(data: Buffer, *, seed: int, is_proven: bool, base: int) -> tuple[bytes, bytes]:

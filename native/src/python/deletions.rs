@@ -1,10 +1,15 @@
 //! `DeletionLog`, `spans`.
 
+use std::os::fd::RawFd;
+
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::support::calls::c_string;
 use super::support::input::{Input, pack_u32, require};
 use crate::format::deletion::{Content, Log, Row};
+use crate::tree::deleted::Place;
 
 #[pyclass(frozen, module = "dedupd.native.deletions")]
 pub struct DeletionLog {
@@ -68,6 +73,24 @@ impl DeletionLog {
             .iter()
             .map(|row| (row.offset, bytes(&row.fields), bytes(&row.path), bytes(&row.names)));
         Ok(found.collect())
+    }
+
+    fn lost(
+        &self,
+        py: Python<'_>,
+        offsets: Vec<u32>,
+        data_fd: RawFd,
+        attribute: &[u8],
+        seed: u64,
+    ) -> PyResult<Vec<bool>> {
+        let attribute = c_string("attribute", attribute)?;
+        let place = Place { data: data_fd, attribute: &attribute, seed };
+        let row = |offset| {
+            let at = self.rows.binary_search_by_key(&offset, |row| row.offset);
+            at.map(|at| &self.rows[at]).map_err(|_| PyKeyError::new_err(offset))
+        };
+        let rows = offsets.into_iter().map(row).collect::<PyResult<Vec<_>>>()?;
+        Ok(py.detach(|| rows.into_iter().map(|row| place.lacks(row)).collect()))
     }
 }
 

@@ -74,7 +74,9 @@ pub enum Entry {
 /// Opens a file below the directory `dir`, without following links or crossing into another file
 /// system. Needs Linux 5.6; `EPERM` also where a container's filter does not know the call.
 pub fn open_beneath(dir: RawFd, path: &CStr, flags: c_int) -> Result<OwnedFd> {
-    let flags = flags | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // The call takes no others with `O_PATH`.
+    let waits_not = if flags & libc::O_PATH == 0 { libc::O_NONBLOCK } else { 0 };
+    let flags = flags | waits_not | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // SAFETY: `open_how` is plain data, and zero bytes are a valid value of it.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = flags as u64;

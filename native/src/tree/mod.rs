@@ -1,6 +1,7 @@
 //! Directories of a volume, many at once.
 
 pub mod candidates;
+pub mod deleted;
 pub mod stub_references;
 pub mod stub_sizes;
 pub mod stub_usage;

@@ -1,0 +1,65 @@
+//! Whether what was deleted is where it was.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsRawFd, RawFd};
+
+use rustix::fs::{AtFlags, StatxFlags, getxattr, statx};
+
+use crate::format::deletion::{Row, head};
+use crate::format::stub::{DIRECT, STUB_BYTES, StubHead, stub_head};
+use crate::system::calls::generation_of;
+use crate::system::files::open_beneath;
+
+/// Causes of deletions that take the whole file.
+const REMOVED: u8 = 1;
+const REPLACED: u8 = 2;
+
+/// The tree of a volume: its directory, and the attribute of its stubs.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    pub data: RawFd,
+    pub attribute: &'a CStr,
+    /// That of the attribute's checksum.
+    pub seed: u64,
+}
+
+impl Place<'_> {
+    /// Whether the content of a deletion is not where it was: a deletion is noted before it happens,
+    /// and it may have been had back.
+    pub fn lacks(self, row: &Row) -> bool {
+        if *row.path == *format!("#{}", head::INODE.u64(&row.fields)).as_bytes() {
+            return true; // no path was known
+        }
+        let there = CString::new(&*row.path).ok().and_then(|path| self.found(row, &path));
+        !there.is_some_and(|there| match there {
+            Found::Same => true,
+            Found::Stub(stub) => {
+                stub.flags & !DIRECT == 0
+                    && stub.local == 0
+                    && stub.recipe.0 == head::RECIPE.u64(&row.fields)
+                    && stub.covered == head::COVERED.u64(&row.fields)
+            }
+        })
+    }
+
+    fn found(self, row: &Row, path: &CStr) -> Option<Found> {
+        let file = open_beneath(self.data, path, libc::O_PATH).ok()?;
+        let status = statx(&file, c"", AtFlags::EMPTY_PATH, StatxFlags::INO).ok()?;
+        // What came back, or is new, may have been given the number of what went.
+        let is_same = status.stx_ino == head::INODE.u64(&row.fields)
+            && generation_of(file.as_raw_fd()).ok()? == head::GENERATION.u32(&row.fields);
+        if is_same && [REMOVED, REPLACED].contains(&head::CAUSE.u8(&row.fields)) {
+            return Some(Found::Same);
+        }
+        let mut value = [0; STUB_BYTES + 1];
+        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let length = getxattr(link, self.attribute, &mut value[..]).ok()?;
+        stub_head(&value[..length], self.seed).map(Found::Stub)
+    }
+}
+
+enum Found {
+    /// The very file.
+    Same,
+    Stub(StubHead),
+}
