@@ -398,7 +398,7 @@ def test_a_needed_quarantined_record_keeps_its_container(
         with lab.opened() as volume, volume.containers(Kind.CHUNKS) as directory:
             state = recover(directory, 1)
             at, needed = next(
-                (at, entry) for at, entry in enumerate(state.entries) if entry.state is State.LIVE
+                (at, entry) for at, entry in enumerate(state.entries) if entry.state == State.LIVE
             )
             hurt = needed._replace(state=State.QUARANTINED)
             set_entries(directory, state.header, {at: hurt})
