@@ -13,13 +13,14 @@ from dedupd.errors import Busy, DedupdError, FileChanged, UsageError
 from dedupd.stub.transition import FileIdentity
 from dedupd.system import mount_table
 from dedupd.system.files import data_ranges, opened
-from dedupd.system.paths import lies_in, open_beneath, parents, show_path, split_path
+from dedupd.system.paths import lies_in, parents, show_path, split_path
+from dedupd.system.tree.takeover import rights_of
 from dedupd.units import GIB, MIB
 from dedupd.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved, refuse_reserved
 from dedupd.volume.volume import Volume
 from jobs.backup.content import own_pieces
-from jobs.backup.nodes import Met, Node, walk_nodes
-from jobs.backup.tree_writer import TreeWriter
+from jobs.backup.tree.nodes import Met, node_of, walk_nodes
+from jobs.backup.tree.tree_writer import TreeWriter
 from jobs.frame.report import FileReport
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.job import Optimize
@@ -42,14 +43,15 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 
 @dataclass(slots=True)
 class ImportReport(FileReport):
-    """The results of a run. ``already`` were there from an earlier run. ``written_bytes`` leaves
-    out holes; ``room_bytes_min`` is the least that was free beyond the reserve between two files.
-    """
+    """The results of a run. ``already`` were there from an earlier run. ``without_privileges`` have
+    come without anything that gives rights. ``written_bytes`` leaves out holes; ``room_bytes_min``
+    is the least that was free beyond the reserve between two files."""
 
     job: str = "import"
     files: int = 0
     others: int = 0
     already: int = 0
+    without_privileges: int = 0
     batches: int = 0
     length_bytes: int = 0
     written_bytes: int = 0
@@ -62,13 +64,26 @@ class Import:
     """One import. Needs the job lock, or the lock of those that append. May be stopped and run
     again: it goes on."""
 
-    def __init__(self, volume: Volume, run: JobRun, source: str, folder: bytes) -> None:
-        """``folder``: where in the tree; it is made if need be. Raises UsageError, PolicyError."""
+    def __init__(
+        self,
+        volume: Volume,
+        run: JobRun,
+        source: str,
+        folder: bytes,
+        *,
+        privileges: bool = False,
+        force: bool = False,
+    ) -> None:
+        """``folder``: where in the tree; it is made if need be. ``privileges``: root imports what
+        gives rights. ``force``: also into directories of other users. Raises UsageError,
+        PolicyError."""
         self._volume = volume
         self._run = run
         self._source = os.path.realpath(source)
         self._folder = b"/".join(split_path(folder))
         refuse_reserved(self._folder)
+        self._rights = rights_of(os.geteuid(), privileges=privileges)
+        self._force = force
         self._points = mount_table.points_of(volume.parameters.uuid)
         self._refuse_overlap()
         self._room = volume.room()
@@ -93,21 +108,37 @@ class Import:
         with ExitStack() as stack:
             source_fd = stack.enter_context(opened(os.open(self._source, _FLAGS)))
             target_fd = self._target(stack)
-            writer = stack.enter_context(closing(TreeWriter(target_fd, disk, run.findings)))
+            writer = stack.enter_context(closing(self._writer(target_fd)))
             self._lock = stack.enter_context(ExitStack())
             run.update(phase="importing", total=0)
             self._begin_batch()
-            for parent in parents(self._folder) if self._folder else []:
+            above = parents(self._folder) if self._folder else []
+            for parent in above[:-1]:
                 writer.make_directory(parent)
             for met in walk_nodes(source_fd, b"", b"", run.findings.add_error):
                 run.safe_point()
-                self._take(writer, source_fd, met)
+                self._take(writer, met)
+            for parent in reversed(above[:-1]):
+                writer.release_directory(parent)
             self._end_batch()
             disk.sync_file_system(self._volume.data_fd)
-            writer.tell_of_others()
+            writer.properties.report()
+        report.without_privileges = writer.properties.without_privileges
         report.room_bytes_after = self._room.left_bytes
         report.complete(run)
         return report
+
+    def _writer(self, target_fd: int) -> TreeWriter:
+        """No file of the source becomes a stub by its attributes."""
+        volume, findings = self._volume, self._run.findings
+        return TreeWriter(
+            target_fd,
+            volume.disk,
+            findings,
+            self._rights,
+            force=self._force,
+            reserved=volume.space.name,
+        )
 
     def _target(self, stack: ExitStack) -> int:
         """The tree: as users see it where it is mounted, so that they see what comes."""
@@ -157,7 +188,7 @@ class Import:
 
     # --- files --------------------------------------------------------------------------------
 
-    def _take(self, writer: TreeWriter, source_fd: int, met: Met) -> None:
+    def _take(self, writer: TreeWriter, met: Met) -> None:
         path = b"/".join(part for part in (self._folder, met.path) if part)
         if is_reserved(path):
             if path == RESERVED_NAME and not met.is_left:
@@ -171,10 +202,9 @@ class Import:
             elif writer.make_link(path, met.node):
                 pass  # it counts once
             elif met.node.is_file:
-                self._take_file(writer, source_fd, path, met)
+                self._take_file(writer, path, met)
             else:
-                writer.make_other(path, met.node)
-                self._report.others += 1
+                self._report.others += writer.make_other(path, met.node)
         except Cancelled:
             raise
         except (DedupdError, OSError) as error:
@@ -185,26 +215,28 @@ class Import:
         if not path:
             return  # the volume's own directory stays as it is
         if met.is_left:
-            writer.finish_directory(path, met.node)
-        elif met.path:
-            writer.make_directory(path)
+            if met.path or writer.is_unfinished(path):  # a folder that exists was chosen as it is
+                writer.finish_directory(path, met.node)
+        else:
+            writer.make_directory(path, met.node)
 
-    def _take_file(self, writer: TreeWriter, source_fd: int, path: bytes, met: Met) -> None:
+    def _take_file(self, writer: TreeWriter, path: bytes, met: Met) -> None:
         for attempt in range(ATTEMPTS_MAX):
-            with opened(open_beneath(source_fd, met.path, _FILE_FLAGS)) as fd:
+            with opened(met.open(_FILE_FLAGS)) as fd:
                 try:
-                    self._copy(writer, path, met.node, fd)
+                    self._copy(writer, path, fd)
                     return
                 except FileChanged:
                     if attempt == ATTEMPTS_MAX - 1:
                         raise
 
-    def _copy(self, writer: TreeWriter, path: bytes, found: Node, fd: int) -> None:
-        """Raises FileChanged where the file is written to meanwhile."""
+    def _copy(self, writer: TreeWriter, path: bytes, fd: int) -> None:
+        """Copy an open file, with what belongs to that file: a user may have put it in place of the
+        one that the walk met. Raises FileChanged where the file is written to meanwhile."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise FileChanged("it is another thing by now")
-        node = found.refreshed(status)
+        node = node_of(fd, b"")
         # A file without blocks is a hole, or its source is a volume and has its data elsewhere.
         data = data_ranges(fd, 0, node.size) if not status.st_blocks else ()
         need = min(node.size, status.st_blocks * 512 + sum(end - start for start, end in data))

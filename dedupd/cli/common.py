@@ -45,6 +45,17 @@ trust_holes_option = click.option(
 )
 
 
+privileges_option = click.option(
+    "--privileges",
+    is_flag=True,
+    help="Keep set-user-ID bits, file capabilities, labels and devices, as root.",
+)
+
+force_option = click.option(
+    "--force", is_flag=True, help="Put files into directories of other users, as root."
+)
+
+
 def exits(command: Callable[P, R]) -> Callable[P, R]:
     """Turn the program's errors into one clear line and a stable exit status."""
 

@@ -4,7 +4,14 @@ import os
 
 import click
 
-from dedupd.cli.common import PATH, exits, job_run, json_option
+from dedupd.cli.common import (
+    PATH,
+    exits,
+    force_option,
+    job_run,
+    json_option,
+    privileges_option,
+)
 from dedupd.cli.report import finish_files
 from dedupd.errors import UsageError
 from dedupd.units import counted, format_size
@@ -16,20 +23,28 @@ from jobs.importing import Import, ImportReport
 @click.argument("source", type=PATH)
 @click.argument("path", type=PATH)
 @click.argument("folder", default="")
+@privileges_option
+@force_option
 @json_option
 @exits
-def command(source: str, path: str, folder: str, as_json: bool) -> None:
+def command(
+    source: str, path: str, folder: str, privileges: bool, force: bool, as_json: bool
+) -> None:
     """Copy the directory SOURCE into the volume PATH, below FOLDER, and deduplicate as it comes.
 
     With owners, modes, ACLs, attributes, times, links and holes, in batches that leave the reserve
-    to users: so a volume takes in more than its disk has room for. Run it again to go on.
+    to users: so a volume takes in more than its disk has room for. Run it again to go on. Nothing
+    that gives rights is imported without --privileges.
     """
     if not os.path.isdir(source):
         raise UsageError(f"{source}: no such directory to import")
     if os.path.isabs(folder) or ".." in folder.split("/"):
         raise UsageError(f"{folder}: FOLDER is a path within the volume, like projects/old")
     with Volume.open(path) as volume, volume.append_lock(), job_run("import") as run:
-        report = Import(volume, run, source, os.fsencode(folder)).run()
+        job = Import(
+            *(volume, run, source, os.fsencode(folder)), privileges=privileges, force=force
+        )
+        report = job.run()
     finish_files(report, as_json, _show)
 
 

@@ -4,7 +4,15 @@ import os
 
 import click
 
-from dedupd.cli.common import PATH, exits, job_run, json_option, trust_holes_option
+from dedupd.cli.common import (
+    PATH,
+    exits,
+    force_option,
+    job_run,
+    json_option,
+    privileges_option,
+    trust_holes_option,
+)
 from dedupd.cli.report import finish_files
 from dedupd.errors import UsageError
 from dedupd.units import counted, format_size
@@ -31,20 +39,34 @@ from jobs.backup.source import BackupSource
     help="Where the files are to be put; nothing there is overwritten.",
 )
 @trust_holes_option
+@privileges_option
+@force_option
 @json_option
 @exits
 def command(
-    paths: tuple[str, ...], source: str, target: str, trust_holes: bool, as_json: bool
+    paths: tuple[str, ...],
+    source: str,
+    target: str,
+    trust_holes: bool,
+    privileges: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Take PATHS, files or folders, out of a volume that is not mounted, or a copy of one.
 
     PATHS begin at the root of the volume; . stands for all of it. Nothing in the volume is changed.
-    Every byte is checked: a file that is damaged is named and left out.
+    Every byte is checked: a file that is damaged is named and left out. Root restores owners, and
+    restores nothing that gives rights without --privileges.
     """
     if not os.path.isdir(target):
         raise UsageError(f"{target}: no such directory to restore to; make it")
     with BackupSource.found(source) as volume, job_run("restore") as run:
-        restore = Restore(volume, run, target, trust_holes=trust_holes)
+        restore = Restore(
+            *(volume, run, target),
+            trust_holes=trust_holes,
+            privileges=privileges,
+            force=force,
+        )
         report = restore.run([os.fsencode(path.lstrip("/")) for path in paths])
     finish_files(report, as_json, _show, damage=report.damaged)
 

@@ -18,7 +18,6 @@ from dedupd.deleted.undelete import (
     Undelete,
     Wanted,
     attach_below,
-    keep_group,
 )
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 from dedupd.system import mount_table
@@ -26,6 +25,7 @@ from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.inherited import lift_limits
 from dedupd.system.paths import resolved, show_path, show_text
+from dedupd.system.tree.takeover import keep_group
 from dedupd.units import counted
 from dedupd.volume.volume import Volume
 

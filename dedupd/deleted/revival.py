@@ -7,7 +7,12 @@ from dedupd.deleted.listing import length_of
 from dedupd.errors import UsageError
 from dedupd.format.deletion import Deletion
 from dedupd.format.stub import Flag, StubAttribute
-from dedupd.system.tree.takeover import ACCESS_ACL, Rights, permissions, takes_attribute
+from dedupd.system.tree.takeover import (
+    Rights,
+    drop_inherited_acls,
+    permissions,
+    takes_attribute,
+)
 from dedupd.volume.volume import Volume
 
 
@@ -28,8 +33,7 @@ def revive(volume: Volume, fd: int, one: Deletion, rights: Rights) -> StubAttrib
     if rights is not Rights.USER and os.geteuid() == 0:
         disk.set_owner(fd, one.uid, one.gid)
     same_group = os.fstat(fd).st_gid == one.gid
-    if os.fsdecode(ACCESS_ACL) in os.listxattr(fd):  # the default of the directory
-        disk.remove_attribute(fd, ACCESS_ACL)
+    drop_inherited_acls(disk, fd)
     disk.set_mode(fd, permissions(one.mode, rights, same_group=same_group))
     for name, value in one.attributes:
         is_stub = name == volume.space.name

@@ -18,10 +18,11 @@ from dedupd.system.disk import Disk
 from dedupd.system.files import is_there, opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.system.tree.takeover import (
-    Rights,
+    keep_group,
     make_directory_of,
     refuse_others_directory,
     remove_private,
+    rights_of,
 )
 from dedupd.volume.enabling.base import is_reserved, refuse_reserved
 from dedupd.volume.volume import Volume
@@ -262,20 +263,3 @@ def attach_below(volume: Volume, *, privileges: bool = False, force: bool = Fals
         revive(volume, fd, one, rights)
 
     return attach
-
-
-def keep_group(disk: Disk, fd: int, gid: int) -> None:
-    """Have a new file of a user other than root belong to a group, if the kernel finds the user in
-    it. If not, the file stays in the group that its directory gives to new files."""
-    if os.geteuid() != 0:
-        with suppress(OSError):
-            disk.set_owner(fd, -1, gid)
-
-
-def rights_of(uid: int, *, privileges: bool) -> Rights:
-    """By whose rights a user restores a file. Raises UsageError."""
-    if uid != 0 and privileges:
-        raise UsageError("only root restores set-user-ID bits and capabilities (--privileges)")
-    if uid != 0:
-        return Rights.USER
-    return Rights.PRIVILEGED if privileges else Rights.ROOT

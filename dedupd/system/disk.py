@@ -200,9 +200,10 @@ class Disk:
     def set_mode(self, fd: int, mode: int) -> None:
         os.fchmod(fd, mode)
 
-    def make_link(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
-        """Another name of a file, which must not exist yet."""
-        os.link(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
+    def make_link(self, fd: int, dir_fd: int, name: bytes) -> None:
+        """Another name, which must not exist yet, of the file that ``fd`` (``O_PATH``, too) is open
+        on: also of a symbolic link itself."""
+        os.link(b"/proc/self/fd/%d" % fd, name, dst_dir_fd=dir_fd, follow_symlinks=True)
 
     def make_symlink(self, target: bytes, dir_fd: int, name: bytes) -> None:
         with _one_more_file(dir_fd):
@@ -228,6 +229,10 @@ class Disk:
     def set_attribute_of(self, fd: int, name: bytes, value: bytes) -> None:
         """As :meth:`set_attribute`, where ``fd`` may be ``O_PATH``: also of a symbolic link."""
         os.setxattr(f"/proc/self/fd/{fd}", name, value)
+
+    def remove_attribute_of(self, fd: int, name: bytes) -> None:
+        """As :meth:`remove_attribute`, where ``fd`` may be ``O_PATH``."""
+        os.removexattr(f"/proc/self/fd/{fd}", name)
 
     def remove_all(self, dir_fd: int, name: bytes) -> None:
         """Remove a file, or a directory with all that is in it."""

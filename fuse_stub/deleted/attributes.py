@@ -19,11 +19,11 @@ from dedupd.deleted.listing import DELETED, Lost, examined
 from dedupd.deleted.log import DeletionId, DeletionLogs
 from dedupd.deleted.log_cache import LogCache
 from dedupd.deleted.revival import revive, take_back
-from dedupd.deleted.undelete import Order, rights_of
+from dedupd.deleted.undelete import Order
 from dedupd.errors import UsageError
 from dedupd.format.deletion import Deletion
 from dedupd.format.stub import StubAttribute
-from dedupd.system.tree.takeover import Rights
+from dedupd.system.tree.takeover import Rights, rights_of
 from dedupd.system.tree.tree_paths import path_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.files.open_file import OpenFile

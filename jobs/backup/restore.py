@@ -5,17 +5,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 
-from dedupd.errors import Damaged, DedupdError, NoSpace, UsageError
+from dedupd.errors import Damaged, DedupdError, FileChanged, NoSpace, UsageError
 from dedupd.system.disk import Disk
 from dedupd.system.files import UNREADABLE, opened
 from dedupd.system.paths import open_beneath, parents, show_path, split_path
 from dedupd.system.processes import cores
+from dedupd.system.tree.takeover import rights_of
 from dedupd.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved
 from dedupd.volume.volume import BASE_NAME
 from jobs.backup.content import ContentReader
-from jobs.backup.nodes import PATH_FLAGS, Node, node_of, walk_nodes
 from jobs.backup.source import BackupSource
-from jobs.backup.tree_writer import TreeWriter
+from jobs.backup.tree.nodes import PATH_FLAGS, Met, Node, node_of, walk_nodes
+from jobs.backup.tree.tree_writer import TreeWriter
 from jobs.frame.report import FileReport
 from jobs.frame.run import JobRun
 
@@ -23,7 +24,8 @@ from jobs.frame.run import JobRun
 @dataclass(slots=True)
 class RestoreReport(FileReport):
     """The results of a run. ``damaged`` files were left out; ``already`` were there from an earlier
-    run. ``written_bytes`` leaves out holes."""
+    run. ``without_privileges`` have come without anything that gives rights. ``written_bytes``
+    leaves out holes."""
 
     job: str = "restore"
     trust_holes: bool = False
@@ -31,6 +33,7 @@ class RestoreReport(FileReport):
     others: int = 0
     already: int = 0
     damaged: int = 0
+    without_privileges: int = 0
     length_bytes: int = 0
     written_bytes: int = 0
 
@@ -39,14 +42,25 @@ class Restore:
     """Takes paths out of a source. May be stopped and run again: it goes on."""
 
     def __init__(
-        self, source: BackupSource, run: JobRun, target: str, *, trust_holes: bool = False
+        self,
+        source: BackupSource,
+        run: JobRun,
+        target: str,
+        *,
+        trust_holes: bool = False,
+        privileges: bool = False,
+        force: bool = False,
     ) -> None:
+        """``privileges``: root restores what gives rights. ``force``: also into directories of
+        other users. Raises UsageError."""
         inside = os.path.realpath(target) + "/"
         if inside.startswith(os.path.realpath(source.base) + "/"):
             raise UsageError(f"{target}: lies in the copy that is read; choose another directory")
         self._source = source
         self._run = run
         self._target = target
+        self._rights = rights_of(os.geteuid(), privileges=privileges)
+        self._force = force
         self._report = RestoreReport(trust_holes=trust_holes, started_s=run.started_s)
         self._disk = Disk()
 
@@ -68,19 +82,26 @@ class Restore:
         with (
             opened(os.open(self._target, flags)) as target_fd,
             ThreadPoolExecutor(cores(), thread_name_prefix="chunks") as pool,
-            closing(TreeWriter(target_fd, self._disk, run.findings)) as writer,
+            closing(self._writer(target_fd)) as writer,
         ):
             reader = ContentReader(source, pool)
+            above: list[tuple[bytes, Node]] = []
             for path in wanted:
-                above = parents(path)[:-1]
-                for parent in above:
-                    writer.make_directory(placed(parent))
+                self._finish_parents(writer, above, path)
+                for parent in parents(path)[len(above) : -1]:
+                    above.append((parent, self._node_of(parent)))
+                    writer.make_directory(placed(parent), above[-1][1])
                 self._restore(writer, reader, path)
-                self._finish_parents(writer, above)
+            self._finish_parents(writer, above, b"")
             self._disk.sync_file_system(target_fd)
-        writer.tell_of_others()
+        writer.properties.report()
+        report.without_privileges = writer.properties.without_privileges
         report.complete(run)
         return report
+
+    def _writer(self, target_fd: int) -> TreeWriter:
+        findings, force = self._run.findings, self._force
+        return TreeWriter(target_fd, self._disk, findings, self._rights, force=force)
 
     def _require(self, wanted: list[bytes]) -> None:
         """Raises UsageError, before anything is made, where one of the paths is not there."""
@@ -107,9 +128,9 @@ class Restore:
                         writer.finish_directory(placed(met.path), met.node)
                 elif met.node.is_directory:
                     if met.path:
-                        writer.make_directory(placed(met.path))
+                        writer.make_directory(placed(met.path), met.node)
                 else:
-                    self._take(writer, reader, met.path, met.node)
+                    self._take(writer, reader, met)
             except NoSpace:
                 raise
             except (DedupdError, OSError) as error:
@@ -117,17 +138,19 @@ class Restore:
                 run.findings.add_error(met.path, error)
             run.update(files=report.files, done=report.length_bytes)
 
-    def _take(self, writer: TreeWriter, reader: ContentReader, path: bytes, node: Node) -> None:
-        report, to = self._report, placed(path)
+    def _take(self, writer: TreeWriter, reader: ContentReader, met: Met) -> None:
+        report, path, node = self._report, met.path, met.node
+        to = placed(path)
         if not node.is_file:
             if writer.is_there(to, node):
                 report.already += 1
             elif not writer.make_link(to, node):
-                writer.make_other(to, node)
-                report.others += 1
+                report.others += writer.make_other(to, node)
             return
-        flags = os.O_RDONLY | os.O_NONBLOCK
-        with opened(open_beneath(self._source.data_fd, path, flags)) as fd:
+        with opened(met.open(os.O_RDONLY | os.O_NONBLOCK)) as fd:
+            node = node_of(fd, self._source.space.name)
+            if not node.is_file:
+                raise FileChanged("is no file any longer; run this again")
             stub = self._source.proved(fd, path, report.trust_holes)
             node = node.settled(stub)
             if writer.is_there(to, node):
@@ -140,10 +163,17 @@ class Restore:
             report.written_bytes += writer.make_file(to, node, self._run.checked(pieces))
         report.length_bytes += node.size
 
-    def _finish_parents(self, writer: TreeWriter, above: list[bytes]) -> None:
-        for parent in reversed(above):
-            with opened(open_beneath(self._source.data_fd, parent, PATH_FLAGS)) as fd:
-                writer.finish_directory(placed(parent), node_of(fd, self._source.space.name))
+    def _finish_parents(
+        self, writer: TreeWriter, above: list[tuple[bytes, Node]], path: bytes
+    ) -> None:
+        """Finish those of the directories above that are not above the next path, too."""
+        while above and not path.startswith(above[-1][0] + b"/"):
+            parent, node = above.pop()
+            writer.finish_directory(placed(parent), node)
+
+    def _node_of(self, path: bytes) -> Node:
+        with opened(open_beneath(self._source.data_fd, path, PATH_FLAGS)) as fd:
+            return node_of(fd, self._source.space.name)
 
 
 def _is_damage(error: DedupdError | OSError) -> bool:

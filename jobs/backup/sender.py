@@ -21,15 +21,15 @@ from dedupd.format.stub import StubAttribute
 from dedupd.stub.local_blocks import checked_stub
 from dedupd.stub.transition import FileIdentity
 from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath, show_path
+from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
 from dedupd.units import in_64_bits
 from dedupd.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved
 from dedupd.volume.volume import Volume
 from jobs.backup.chunk_sender import ChunkSender
-from jobs.backup.nodes import Node, walk_nodes
 from jobs.backup.rows import Row, Rows
 from jobs.backup.sent_points import Point, SentPoints
+from jobs.backup.tree.nodes import Met, Node, node_of, walk_nodes
 from jobs.backup.wire import FrameReader, FrameWriter, packed
 from jobs.frame.report import FileReport
 from jobs.frame.run import JobRun
@@ -145,7 +145,7 @@ class Sender:
                         error = UsageError(f"{RESERVED}; not sent: rename the entry")
                         run.findings.add_error(met.path, error)
                 elif not met.is_left:
-                    self._send(met.path, met.node)
+                    self._send(met)
                     run.update(files=report.files, done=self._out.written_bytes)
             if memory is not None:
                 # Before the end is sent: a receiver has no state that is not known here.
@@ -196,7 +196,8 @@ class Sender:
 
     # --- the tree -----------------------------------------------------------------------------
 
-    def _send(self, path: bytes, node: Node) -> None:
+    def _send(self, met: Met) -> None:
+        path, node = met.path, met.node
         if len(path) > stream.PATH_BYTES_MAX:
             error = OSError(errno.ENAMETOOLONG, "its path is too long to be sent")
             self._run.findings.add_error(path, error)
@@ -207,7 +208,7 @@ class Sender:
         elif node.is_file:
             self._report.files += 1
             try:
-                flags, recipe, node = self._send_file(path, node)
+                flags, recipe, node = self._send_file(met)
             except (FileChanged, Damaged, OSError) as error:
                 flags = NodeFlag.KEPT
                 self._report.kept += 1
@@ -224,13 +225,16 @@ class Sender:
             )
         )
 
-    def _send_file(self, path: bytes, node: Node) -> tuple[NodeFlag, int, Node]:
-        """Send the content of a file, whole as it is at some moment of this call."""
-        where = show_path(path)
+    def _send_file(self, met: Met) -> tuple[NodeFlag, int, Node]:
+        """Send the content of a file, whole as it is at some moment of this call. Returns the node
+        of that file: a user may have put another one in place of the one that the walk met."""
+        where = show_path(met.path)
         for _ in range(ATTEMPTS):
-            flags = os.O_RDONLY | os.O_NONBLOCK
-            with opened(open_beneath(self._volume.data_fd, path, flags)) as fd:
+            with opened(met.open(os.O_RDONLY | os.O_NONBLOCK)) as fd:
                 before = FileIdentity.of(os.fstat(fd))
+                node = node_of(fd, self._volume.space.name)
+                if not node.is_file:
+                    raise FileChanged(f"{where}: is no file any longer; sent next time")
                 stub = checked_stub(fd, self._volume.stub_files, where)
                 used = _Used()
                 is_same = self._since.files.has(before.inode, before.ctime_ns, before.size)

@@ -21,10 +21,11 @@ from dedupd.format.stub import NO_FLAGS, Flag, StubAttribute
 from dedupd.replica.replica import RECEIVE_DIR, Replica, note_replica
 from dedupd.system.files import names_in, opened
 from dedupd.system.paths import open_beneath, show_path
+from dedupd.system.tree.takeover import Rights
 from dedupd.volume.volume import Volume
-from jobs.backup.nodes import Node
 from jobs.backup.received import Received, ReceivedRecipe, remove_tree
-from jobs.backup.tree_writer import TreeWriter
+from jobs.backup.tree.nodes import Node
+from jobs.backup.tree.tree_writer import TreeWriter
 from jobs.frame.run import Findings, JobRun
 
 _TREE, _OLD, _SWITCHING, _PATHS, _ROOT = b"tree", b"old", b"switching", b"paths", b"root"
@@ -84,7 +85,7 @@ class TreeBuilder:
         with (
             opened(os.open(_TREE, _DIRECTORY, dir_fd=receive_fd)) as tree_fd,
             _paths(at + _PATHS, write=True) as new_paths,
-            closing(TreeWriter(tree_fd, disk, self._run.findings)) as writer,
+            closing(_writer(tree_fd, volume, self._run.findings)) as writer,
         ):
             if os.path.exists(old):
                 with _paths(old, write=False) as env, env.begin() as known:
@@ -105,7 +106,7 @@ class TreeBuilder:
                 found = _node(node)
                 if found.is_directory:
                     if node.path:
-                        writer.make_directory(node.path)
+                        writer.make_directory(node.path, found)
                         directories.append((node.path, found))
                     else:
                         self._volume.disk.replace_file(self._received.fd, _ROOT, encode_node(node))
@@ -238,5 +239,13 @@ def finish_switch(volume: Volume, receive_fd: int) -> None:
 def _dress_root(volume: Volume, receive_fd: int) -> None:
     with opened(open_beneath(receive_fd, _ROOT, os.O_RDONLY)) as fd:
         (root,) = decode_nodes(os.read(fd, 1 << 20), "the root that was received")
-    with closing(TreeWriter(volume.data_fd, volume.disk, Findings())) as writer:
-        writer.finish_directory(b"", _node(root))
+    with closing(_writer(volume.data_fd, volume, Findings())) as writer:
+        writer.finish_target(_node(root))
+
+
+def _writer(tree_fd: int, volume: Volume, findings: Findings) -> TreeWriter:
+    """A replica is the tree that root has sent, with all rights that its files give. No user
+    reaches the tree while it is made."""
+    rights = Rights.PRIVILEGED if os.geteuid() == 0 else Rights.USER
+    reserved = volume.space.name
+    return TreeWriter(tree_fd, volume.disk, findings, rights, reserved=reserved, owns_target=True)

@@ -36,6 +36,8 @@ OF_NO_GAIN = "sketches, which the next run makes again where they are wanted"
 
 BY_A_USER = "by users other than root, through a mount (tests/fuse_stub/test_undelete.py)"
 
+OF_A_NEW_FILE = "of a new file (tests/deleted/test_undelete.py)"
+
 BEFORE_AN_ERROR = "an older version's mark, taken back by one rename (test_collisions.py)"
 
 OF_NO_USE = "what nothing needs any more, in any order (tests/shared/test_move.py)"
@@ -59,9 +61,9 @@ ELSEWHERE = {
     "fuse_stub.commit_lane._take_back sync_file": BY_A_THREAD,
     "fuse_stub.bulk_commits._take_back sync_file_system": BY_A_THREAD,
     "fuse_stub.deleted.noting._sync_once sync_file": BY_A_THREAD,
-    "dedupd.deleted.revival.revive remove_attribute": "of a new file (test_undelete.py)",
     "dedupd.deleted.undelete._made_directory make_dir": BY_A_USER,
-    "dedupd.deleted.undelete.keep_group set_owner": BY_A_USER,
+    "dedupd.system.tree.takeover.drop_inherited_acls remove_attribute_of": OF_A_NEW_FILE,
+    "dedupd.system.tree.takeover.keep_group set_owner": BY_A_USER,
     "dedupd.deleted.writer._begin unlink": "a log without a header, which had no room",
     "dedupd.volume.enabling.enable.refuse_collisions rename": BEFORE_AN_ERROR,
     "dedupd.volume.enabling.enable.refuse_collisions sync_dir": BEFORE_AN_ERROR,

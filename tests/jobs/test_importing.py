@@ -35,7 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def imported(lab: Lab, source: Path, folder: bytes = b"") -> ImportReport:
     with lab.opened() as volume, volume.job_lock():
-        return Import(volume, JobRun("import"), str(source), folder).run()
+        return Import(volume, JobRun("import"), str(source), folder, privileges=True).run()
 
 
 @pytest.mark.slow
@@ -90,7 +90,8 @@ def test_an_import_that_was_stopped_goes_on(tmp_path: Path, source: Path) -> Non
     lab = new_lab(tmp_path / "volume")
     for stop_at in (3, 30, 60):
         with lab.opened() as volume, volume.job_lock(), pytest.raises(Cancelled):
-            Import(volume, StoppedRun(stop_at), str(source), b"all").run()
+            run = StoppedRun(stop_at)
+            Import(volume, run, str(source), b"all", privileges=True).run()
     assert imported(lab, source, b"all").messages == []
     with mounted(tmp_path, lab) as view:
         assert_same(source, view / "all")

@@ -95,6 +95,7 @@ FLOORS = (
     "jobs.adopt",
     "jobs.busy",
     "jobs.optimize",
+    "jobs.backup.tree",
     "jobs.backup",
     "jobs.cluster",
     "jobs",  # the way out, and rebuild

@@ -286,6 +286,11 @@ class RecordingDisk(Disk):
             super().remove_attribute(fd, name)
             self._add(fd, RemoveAttribute(name))
 
+    def remove_attribute_of(self, fd: int, name: bytes) -> None:
+        with self._lock:
+            super().remove_attribute_of(fd, name)
+            self._add(fd, RemoveAttribute(name))
+
     def set_times(self, fd: int, atime_ns: int, mtime_ns: int) -> None:
         with self._lock:
             super().set_times(fd, atime_ns, mtime_ns)

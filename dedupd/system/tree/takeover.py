@@ -21,7 +21,10 @@ CAPABILITIES = b"security.capability"
 _OWNED = (b"user.", b"system.posix_acl_")
 """Attributes that the owner of a file can set."""
 
+_OF_DIRECTORIES = stat.S_ISGID | stat.S_ISVTX
+
 ACCESS_ACL = b"system.posix_acl_access"
+DEFAULT_ACL = b"system.posix_acl_default"
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -38,15 +41,48 @@ class Rights(enum.Enum):
     too."""
 
 
-def permissions(mode: int, rights: Rights, *, same_group: bool) -> int:
-    """The mode with which a file comes back.
+def rights_of(uid: int, *, privileges: bool) -> Rights:
+    """By whose rights a user restores a file. Raises UsageError."""
+    if uid != 0 and privileges:
+        raise UsageError("only root restores set-user-ID bits and capabilities (--privileges)")
+    if uid != 0:
+        return Rights.USER
+    return Rights.PRIVILEGED if privileges else Rights.ROOT
 
-    If it gets another group, members of that group get the permissions of others.
+
+def keep_group(disk: Disk, fd: int, gid: int) -> None:
+    """Have a new file of a user other than root belong to a group, if the kernel finds the user in
+    it. If not, the file stays in the group that its directory gives to new files."""
+    if os.geteuid() != 0:
+        with suppress(OSError):
+            disk.set_owner(fd, -1, gid)
+
+
+def permissions(mode: int, rights: Rights, *, same_group: bool) -> int:
+    """The mode with which a file or directory comes back.
+
+    If it gets another group, members of that group get the permissions of others. A directory keeps
+    the bits that limit deletion and pass on its group: they give no program any rights, and without
+    the first one users could delete the files of each other.
     """
     if rights is Rights.PRIVILEGED:
         return stat.S_IMODE(mode)
-    mode &= PERMISSIONS
+    kept = PERMISSIONS | _OF_DIRECTORIES if stat.S_ISDIR(mode) else PERMISSIONS
+    mode &= kept
     return mode if same_group else mode & ~0o070 | mode & (mode & 0o007) << 3
+
+
+def loses_rights(mode: int, rights: Rights) -> bool:
+    """Return whether a file or directory comes back without a bit that gives rights."""
+    lost = SET_ID & ~_OF_DIRECTORIES if stat.S_ISDIR(mode) else SET_ID
+    return rights is not Rights.PRIVILEGED and bool(mode & lost)
+
+
+def takes_device(mode: int, device: int, rights: Rights) -> bool:
+    """Return whether a special file comes back. A device gives its owner what it leads to, and only
+    root can make one, except for the device 0 of an overlay."""
+    is_device = stat.S_ISBLK(mode) or stat.S_ISCHR(mode)
+    return rights is Rights.PRIVILEGED or not is_device or (stat.S_ISCHR(mode) and device == 0)
 
 
 def takes_attribute(name: bytes, rights: Rights, *, same_group: bool) -> bool:
@@ -54,6 +90,14 @@ def takes_attribute(name: bytes, rights: Rights, *, same_group: bool) -> bool:
     if rights is Rights.PRIVILEGED:
         return True
     return name.startswith(_OWNED) and (same_group or name != ACCESS_ACL)
+
+
+def drop_inherited_acls(disk: Disk, fd: int) -> None:
+    """Remove the ACLs that a new file or directory has from the default ACL of its directory, whose
+    owner has chosen the users in it. Call this before the mode is set. Raises OSError."""
+    for name in map(os.fsencode, os.listxattr(b"/proc/self/fd/%d" % fd)):
+        if name in (ACCESS_ACL, DEFAULT_ACL):
+            disk.remove_attribute_of(fd, name)
 
 
 def is_privileged(mode: int, names: list[bytes]) -> bool:
@@ -68,7 +112,7 @@ def refuse_others_directory(dir_fd: int, path: bytes, uid: int) -> None:
     if owner not in (0, uid):
         raise UsageError(
             f"{show_path(path or b'.')}: the directory belongs to user {owner}, the file to user"
-            f" {uid}; put the file into another directory with --to, or use --force"
+            f" {uid}; choose a directory of root or of that user, or use --force"
         )
 
 

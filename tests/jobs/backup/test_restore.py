@@ -29,10 +29,13 @@ from tests.support.lab import (
 from tests.support.trees import fill_with_all, seen
 
 
-def restore(source: Path, target: Path, *paths: bytes, trust_holes: bool = False) -> RestoreReport:
+def restore(
+    source: Path, target: Path, *paths: bytes, trust_holes: bool = False, privileges: bool = False
+) -> RestoreReport:
     target.mkdir(exist_ok=True)
     with BackupSource.found(str(source)) as volume:
-        job = Restore(volume, JobRun("restore"), str(target), trust_holes=trust_holes)
+        run, to = JobRun("restore"), str(target)
+        job = Restore(volume, run, to, trust_holes=trust_holes, privileges=privileges)
         return job.run(list(paths) or [b""])
 
 
@@ -42,7 +45,7 @@ def test_everything_comes_back_with_all_that_belongs_to_it(tmp_path: Path) -> No
     fill_with_all(lab)
     before = seen(lab.data)
     assert lab.optimize().files_optimized > 4
-    report = restore(lab.root, tmp_path / "out")
+    report = restore(lab.root, tmp_path / "out", privileges=True)
     assert report.messages == []
     assert seen(tmp_path / "out") == before
     assert (tmp_path / "out/sparse").stat().st_blocks * 512 < 1000 * KIB
@@ -59,7 +62,7 @@ def test_a_copy_of_the_base_alone_will_do_and_is_not_changed(tmp_path: Path) -> 
     subprocess.run(["cp", "-a", "--sparse=always", lab.base, tape], check=True)
     shutil.rmtree(lab.root)
     state = seen(tape, hidden="")
-    assert restore(tape, tmp_path / "out").messages == []
+    assert restore(tape, tmp_path / "out", privileges=True).messages == []
     assert seen(tmp_path / "out") == before
     assert seen(tape, hidden="") == state
 
@@ -97,7 +100,7 @@ def test_a_run_goes_on_where_another_stopped_and_overwrites_nothing(tmp_path: Pa
     out = tmp_path / "out"
     out.mkdir()
     (out / "base").write_bytes(b"somebody's")
-    (out / ".dedupd-unfinished").write_bytes(b"of a run that was killed")
+    (out / ".dedupd-unfinished").write_bytes(b"of a user")
     report = restore(lab.root, out)
     assert report.files == len(contents) - 1
     assert [message[:4] for message in report.messages] == ["base"]
@@ -106,7 +109,8 @@ def test_a_run_goes_on_where_another_stopped_and_overwrites_nothing(tmp_path: Pa
     report = restore(lab.root, out)
     assert (report.files, report.already, report.messages) == (1, len(contents) - 1, [])
     assert {name: (out / name).read_bytes() for name in contents} == contents
-    assert sorted(os.listdir(out)) == sorted(contents)
+    assert sorted(os.listdir(out)) == sorted([*contents, ".dedupd-unfinished"])
+    assert (out / ".dedupd-unfinished").read_bytes() == b"of a user"
 
 
 def test_a_damaged_file_is_named_and_the_others_are_restored(tmp_path: Path) -> None:

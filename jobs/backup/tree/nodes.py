@@ -1,0 +1,217 @@
+"""What a tree consists of, file or not: each node with all that belongs to it but its content."""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from dedupd.errors import UsageError
+from dedupd.format.stub import StubAttribute
+from dedupd.system.files import attributes_of, opened
+from dedupd.system.paths import open_beneath, show_path
+
+PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_STEP = PATH_FLAGS | os.O_DIRECTORY
+_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_UP = b".."
+
+_EXCHANGED = "another directory has its name by now"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A file, directory, link, device, pipe or socket. ``attributes`` are its extended ones, in the
+    order of their names: ACLs among them, and not that of a stub."""
+
+    mode: int
+    uid: int
+    gid: int
+    device: int
+    inode: int
+    links: int
+    size: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    target: bytes = b""
+    attributes: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_symlink(self) -> bool:
+        return stat.S_ISLNK(self.mode)
+
+    def settled(self, stub: StubAttribute | None) -> "Node":
+        """The node with the time that a change under way is to give back."""
+        if stub is not None and stub.flags.transient:
+            return replace(self, mtime_ns=stub.mtime_ns)
+        return self
+
+
+class Met(NamedTuple):
+    """A node that a walk came upon. ``is_left``: a directory whose entries have all come.
+    ``directory`` is the one that has the node, open until the walk goes on."""
+
+    path: bytes
+    node: Node
+    is_left: bool = False
+    directory: int = -1
+
+    def open(self, flags: int) -> int:
+        """Open what has the name now, in the directory that the walk has read. It may be another
+        file by now: only :func:`node_of` the descriptor says what belongs to it. Raises OSError."""
+        name = self.path.rpartition(b"/")[2] or b"."
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.directory)
+
+
+def node_of(fd: int, hidden: bytes) -> Node:
+    """The node that ``fd`` (``O_PATH``, too) is open on. ``hidden`` is the stubs' attribute.
+
+    Raises OSError.
+    """
+    status = os.stat(fd)
+    path = b"/proc/self/fd/%d" % fd
+    target = os.readlink(b"", dir_fd=fd) if stat.S_ISLNK(status.st_mode) else b""
+    try:
+        attributes = tuple(attributes_of(path, hidden))
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        attributes = ()  # a file system that has none
+    return Node(
+        *(status.st_mode, status.st_uid, status.st_gid, status.st_rdev),
+        *(status.st_ino, status.st_nlink, status.st_size),
+        *(status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns),
+        target,
+        attributes,
+    )
+
+
+OnError = Callable[[bytes, OSError], None]
+
+
+def walk_nodes(data_fd: int, below: bytes, hidden: bytes, on_error: OnError) -> Iterator[Met]:
+    """Every node from ``below`` on, each directory before its entries, and once more after them.
+
+    Entries come in the order of their names. Follows no link, enters no other file system. A
+    directory that is exchanged for another one is not entered: perhaps only its own mode closes its
+    entries to users. ``on_error`` is told of what cannot be looked at; a name that vanishes is
+    passed over. Raises UsageError where ``below`` is not there.
+    """
+    above, _, name = below.rpartition(b"/")
+    try:
+        here = open_beneath(data_fd, above, _STEP)
+        try:
+            with opened(os.open(name or b".", PATH_FLAGS, dir_fd=here)) as fd:
+                first = node_of(fd, hidden)
+        except OSError:
+            os.close(here)
+            raise
+    except OSError as error:
+        raise UsageError(f"{show_path(below)}: {os.strerror(error.errno or 0).lower()}") from None
+    with closing(_Walk(data_fd, here, hidden, on_error)) as walk:
+        yield from walk.through(below, first)
+
+
+class _Level(NamedTuple):
+    """A directory that is being read, and the names in it that are left, the last one first."""
+
+    met: Met
+    names: list[bytes]
+
+
+class _Walk:
+    """A walk with one open directory: that of the next entry. What it opens is compared with the
+    nodes that it has read."""
+
+    def __init__(self, data_fd: int, here: int, hidden: bytes, on_error: OnError) -> None:
+        """``here`` is the walk's from now on."""
+        self._data_fd = data_fd
+        self._here = here
+        self._hidden = hidden
+        self._on_error = on_error
+        self._device = os.fstat(data_fd).st_dev
+
+    def close(self) -> None:
+        os.close(self._here)
+
+    def through(self, below: bytes, first: Node) -> Iterator[Met]:
+        stack: list[_Level] = []
+        yield from self._visit(below, first, stack)
+        while stack:
+            met, names = stack[-1]
+            if not names:
+                stack.pop()
+                yield met
+                if stack:
+                    self._climb(stack[-1])
+                continue
+            name = names.pop()
+            path = b"/".join(part for part in (met.path, name) if part)
+            try:
+                with opened(os.open(name, PATH_FLAGS, dir_fd=self._here)) as fd:
+                    node = node_of(fd, self._hidden)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._on_error(path, error)
+                continue
+            yield from self._visit(path, node, stack)
+
+    def _visit(self, path: bytes, node: Node, stack: list[_Level]) -> Iterator[Met]:
+        yield Met(path, node, directory=self._here)
+        if not node.is_directory:
+            return
+        left = Met(path, node, True)
+        try:
+            name = path.rpartition(b"/")[2] or b"."
+            fd = os.open(name, _READ, dir_fd=self._here)
+        except OSError as error:
+            self._on_error(path, error)
+            yield left
+            return
+        try:
+            if os.fstat(fd).st_dev != self._device:
+                raise OSError(
+                    errno.EXDEV, "another file system or subvolume, which is no part of the volume"
+                )
+            if os.fstat(fd).st_ino != node.inode:
+                raise OSError(errno.ESTALE, _EXCHANGED)
+            names = sorted(map(os.fsencode, os.listdir(fd)), reverse=True)
+        except OSError as error:
+            os.close(fd)
+            self._on_error(path, error)
+            yield left
+            return
+        os.close(self._here)
+        self._here = fd
+        stack.append(_Level(left, names))
+
+    def _climb(self, to: _Level) -> None:
+        """Go back to the directory above, which has moved if it is not the one that was read."""
+        path, node = to.met.path, to.met.node
+        for start, way in ((self._here, b""), (self._data_fd, path)):
+            try:
+                fd = open_beneath(start, way, _STEP) if way else os.open(_UP, _STEP, dir_fd=start)
+            except OSError:
+                continue
+            status = os.fstat(fd)
+            if (status.st_dev, status.st_ino) == (self._device, node.inode):
+                os.close(self._here)
+                self._here = fd
+                return
+            os.close(fd)
+        if to.names:
+            self._on_error(path, OSError(errno.ESTALE, _EXCHANGED))
+            to.names.clear()

@@ -1,0 +1,168 @@
+"""A private directory in which a node is made, until it has all that belongs to it.
+
+Users may be able to change the directory that a node comes into. Until the node has its owner and
+mode, it lies where only this program's user can reach it. Then a rename that replaces nothing moves
+it to its place (docs/design/privileges.md).
+"""
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from dedupd.errors import UsageError
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened
+from dedupd.system.paths import show_path
+from dedupd.system.tree.takeover import open_own_directory
+
+_PREFIX = b".dedupd-unfinished-"
+_NODE = b"node"
+
+_MARKS = b"trusted.dedupd.unfinished", b"user.dedupd.unfinished"
+"""The first is root's, and no other user can set it. A node never gets one as its attribute."""
+_WORKSHOP, _DIRECTORY = b"workshop", b"directory"
+
+_NOT_HERE = (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENODATA)
+
+
+def is_mark(name: bytes) -> bool:
+    """Return whether an attribute says what is unfinished, and so belongs to no node."""
+    return name in _MARKS
+
+
+def mark_unfinished(disk: Disk, fd: int) -> None:
+    """Note that this program has made a directory, which is to get its owner and mode."""
+    _mark(disk, fd, _DIRECTORY)
+
+
+def unmark(disk: Disk, fd: int) -> None:
+    """Remove that note, before a directory gets its owner."""
+    with _if_supported():
+        disk.remove_attribute(fd, _own_mark())
+
+
+def open_unfinished(parent_fd: int, name: bytes) -> int | None:
+    """Open the directory of a run that was interrupted. None if the directory is another one: only
+    the note proves that this program has made it, and what exists keeps its owner."""
+    try:
+        fd = open_own_directory(parent_fd, name)
+    except (OSError, UsageError):
+        return None
+    if _marked(fd) == _DIRECTORY:
+        return fd
+    os.close(fd)
+    return None
+
+
+def _own_mark() -> bytes:
+    return _MARKS[0] if os.geteuid() == 0 else _MARKS[1]
+
+
+def _mark(disk: Disk, fd: int, value: bytes) -> None:
+    with _if_supported():
+        disk.set_attribute(fd, _own_mark(), value)
+
+
+def _marked(fd: int) -> bytes:
+    value = b""
+    with _if_supported():
+        value = os.getxattr(fd, _own_mark())
+    return value
+
+
+@contextmanager
+def _if_supported() -> Iterator[None]:
+    """Without attributes of this kind an interrupted run cannot be continued."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_HERE:
+            raise
+
+
+class Workshop:
+    """A private directory in ``parent_fd``, in which one node is made at a time.
+
+    A lock tells it from one that a kill has left, which the next run in the directory removes. No
+    name alone is a reason to remove anything: a user may have chosen it.
+    """
+
+    name = _NODE
+    """The name of a node that is made in it."""
+
+    def __init__(self, disk: Disk, parent_fd: int) -> None:
+        """Borrows ``parent_fd``. Raises OSError, NoSpace."""
+        self._disk = disk
+        self._parent_fd = os.open(
+            b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent_fd
+        )
+        try:
+            self._remove_abandoned()
+            self._name = _PREFIX + os.urandom(8).hex().encode()
+            disk.make_dir(self._parent_fd, self._name)
+            self.fd = self._opened_new()
+        except BaseException:
+            os.close(self._parent_fd)
+            raise
+        _locked(self.fd)
+        _mark(disk, self.fd, _WORKSHOP)
+
+    def _opened_new(self) -> int:
+        """Raises UsageError if a user has put another directory of root in its place."""
+        fd = open_own_directory(self._parent_fd, self._name)
+        if os.listdir(fd):
+            os.close(fd)
+            raise UsageError(
+                f"{show_path(self._name)}: another user has replaced this directory; try again"
+            )
+        return fd
+
+    def discard(self) -> None:
+        """Remove the node that was made, if it has not been moved to its place."""
+        _remove_node(self._disk, self.fd)
+
+    def close(self) -> None:
+        """Remove the directory."""
+        with opened(self._parent_fd), opened(self.fd):
+            self._remove(self._name, self.fd)
+
+    def _remove(self, name: bytes, fd: int) -> None:
+        """Remove a workshop, unless a user has moved it or has put something else in its place."""
+        with suppress(OSError):
+            _remove_node(self._disk, fd)
+            there = os.stat(name, dir_fd=self._parent_fd, follow_symlinks=False)
+            if os.path.samestat(there, os.fstat(fd)):
+                self._disk.remove_dir(self._parent_fd, name)
+
+    def _remove_abandoned(self) -> None:
+        for name in map(os.fsencode, os.listdir(self._parent_fd)):
+            if not name.startswith(_PREFIX):
+                continue
+            with (
+                suppress(OSError, UsageError),
+                opened(open_own_directory(self._parent_fd, name)) as fd,
+            ):
+                if _marked(fd) == _WORKSHOP and _locked(fd):
+                    self._remove(name, fd)
+
+
+def _locked(fd: int) -> bool:
+    """Whether no other run works in a directory."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # or a file system without locks
+        return False
+    return True
+
+
+def _remove_node(disk: Disk, fd: int) -> None:
+    """Remove a file or an empty directory that was made in a workshop, and nothing else: a user may
+    have put another directory of root in its place."""
+    with suppress(OSError):
+        if stat.S_ISDIR(os.stat(_NODE, dir_fd=fd, follow_symlinks=False).st_mode):
+            disk.remove_dir(fd, _NODE)
+        else:
+            disk.unlink(fd, _NODE)
