@@ -9,8 +9,9 @@ from dedupd.errors import Busy, UsageError
 from dedupd.system.files import opened
 from dedupd.system.paths import named
 from dedupd.system.processes import cores
+from dedupd.volume.base_directory import BASE_NAME
 from dedupd.volume.transition_log import Transitions
-from dedupd.volume.volume import BASE_NAME, Volume
+from dedupd.volume.volume import Volume
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts.mount_process import Serving
 from fuse_stub.process import answer, set_up_process

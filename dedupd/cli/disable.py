@@ -16,10 +16,11 @@ from dedupd.system.disk import Disk
 from dedupd.system.files import is_there
 from dedupd.system.paths import refuse_part, show_path
 from dedupd.units import counted
+from dedupd.volume.base_directory import BASE_NAME, VOLUME_FILE
 from dedupd.volume.enabling.base import RESERVED_NAME, Held, held_to_disable
 from dedupd.volume.enabling.enable import begin_disable, disable_held, refuse_collisions
 from dedupd.volume.enabling.place import reserved_entry
-from dedupd.volume.volume import BASE_NAME, VOLUME_FILE, Volume
+from dedupd.volume.volume import Volume
 from jobs.tree.walk import walk
 from jobs.unoptimize import Unoptimize
 

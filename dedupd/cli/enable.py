@@ -18,7 +18,7 @@ from dedupd.service.client import ServiceClient
 from dedupd.service.volume_registry import forget, register
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
-from dedupd.volume.enabling.base import is_volume
+from dedupd.volume.base_directory import is_volume
 from dedupd.volume.enabling.enable import enable
 from dedupd.volume.enabling.place import ONE_FILE_SYSTEM
 from dedupd.volume.volume import Volume

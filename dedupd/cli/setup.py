@@ -23,8 +23,8 @@ from dedupd.system import mount_table
 from dedupd.system.paths import resolved
 from dedupd.system.processes import give_way
 from dedupd.units import GIB, counted, exact_duration, exact_size, format_size
-from dedupd.volume.enabling.base import is_volume
-from dedupd.volume.volume import BASE_NAME, Volume
+from dedupd.volume.base_directory import BASE_NAME, is_volume
+from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize, OptimizeReport
 

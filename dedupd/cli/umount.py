@@ -10,8 +10,9 @@ from dedupd.format.volume_parameters import uuid_of
 from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
 from dedupd.system.paths import refuse_part
+from dedupd.volume.base_directory import BASE_NAME
 from dedupd.volume.detached_mount import detached_mount
-from dedupd.volume.volume import BASE_NAME, Volume
+from dedupd.volume.volume import Volume
 from fuse_stub.mounts.mount_process import unmount
 
 

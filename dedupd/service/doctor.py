@@ -29,7 +29,7 @@ from dedupd.system.nfs_exports import exports, faults, in_the_way
 from dedupd.system.path_users import occupants
 from dedupd.system.paths import explain, show_path
 from dedupd.units import GIB, counted, format_size
-from dedupd.volume.enabling.base import has_own_base, open_base
+from dedupd.volume.base_directory import BASE_NAME, has_own_base, open_base
 from dedupd.volume.enabling.place import (
     ONE_FILE_SYSTEM,
     described,
@@ -44,7 +44,7 @@ from dedupd.volume.enabling.place import (
 )
 from dedupd.volume.enabling.probe import accepted_by, obstacle_of, probe
 from dedupd.volume.hints import HintKey
-from dedupd.volume.volume import BASE_NAME, Volume
+from dedupd.volume.volume import Volume
 from fuse_stub.kernel.ring_offer import ring_offer, way_of
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 from jobs.tree.candidates import SHARED_BELOW

@@ -33,7 +33,8 @@ from dedupd.service.space import (
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, takes_no_changes
 from dedupd.system.paths import explain
-from dedupd.volume.volume import POLICY_FILE, VOLUME_FILE
+from dedupd.volume.base_directory import VOLUME_FILE
+from dedupd.volume.volume import POLICY_FILE
 from jobs.tree.candidates import YOUNG
 
 R = TypeVar("R")

@@ -41,13 +41,12 @@ from dedupd.system.files import (
     takes_no_changes,
 )
 from dedupd.system.paths import named, open_beneath, resolved
+from dedupd.volume.base_directory import BASE_NAME, VOLUME_FILE, is_volume
 from dedupd.volume.catalog import catalogue_of
 from dedupd.volume.hints import Hints
 from dedupd.volume.repair_notes import RepairNotes
 from dedupd.volume.transition_log import Transitions
 
-BASE_NAME = ".dedupd"
-VOLUME_FILE = b"volume.json"
 POLICY_FILE = b"policy.toml"
 LOCK_FILES = (b"lock", b"mount.lock")
 """Made with the volume, so that a volume on a read-only file system has them to be locked."""
@@ -154,14 +153,12 @@ class Volume(StoreSide):
         """
         absolute = resolved(path)
         mount = mount_table.find(absolute)
-        root = mount.point if mount is not None else absolute
-        while mount is None and not _is_enabled(root):
-            if root == "/":
-                raise NotAVolume(
-                    f"{path}: does not lie in a volume{_meant(absolute)}; `dedupd status` lists the"
-                    " mounted ones, and `dedupd enable DIRECTORY` makes a directory a volume"
-                )
-            root = os.path.dirname(root)
+        root = mount.point if mount is not None else _root_above(absolute)
+        if not root:
+            raise NotAVolume(
+                f"{path}: does not lie in a volume{_meant(absolute)}; `dedupd status` lists the"
+                " mounted ones, and `dedupd enable DIRECTORY` makes a directory a volume"
+            )
         below = os.path.relpath(absolute, root)
         volume = cls.open(root)
         return volume, b"" if below == "." else os.fsencode(below)
@@ -396,9 +393,26 @@ class Volume(StoreSide):
         return client
 
 
-def _is_enabled(directory: str) -> bool:
-    """Whether a volume's root is there. Raises PermissionError where that may not be seen: below
-    its mount the root is its owner's alone."""
+def _root_above(path: str) -> str:
+    """The root of the volume that an absolute path lies in; empty if there is none.
+
+    A ``.dedupd`` that a user has forged in the tree is passed over. If no volume is found, it is
+    the first of these, which no command opens: the reason for that helps more. Raises
+    PermissionError if a directory may not be searched: below its mount the root is its owner's
+    alone.
+    """
+    first, directory = "", path
+    while True:
+        if _has_base(directory):
+            if is_volume(directory):
+                return directory
+            first = first or directory
+        if directory == "/":
+            return first
+        directory = os.path.dirname(directory)
+
+
+def _has_base(directory: str) -> bool:
     try:
         return stat.S_ISDIR(os.stat(os.path.join(directory, BASE_NAME)).st_mode)
     except (FileNotFoundError, NotADirectoryError):

@@ -14,7 +14,8 @@ from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, sock
 from dedupd.system.files import opened
 from dedupd.system.processes import server_environment
 from dedupd.units import MIB
-from dedupd.volume.volume import BASE_NAME, Volume
+from dedupd.volume.base_directory import BASE_NAME
+from dedupd.volume.volume import Volume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
 from fuse_stub.mounts.mount_points import clear_dead_mount, detach, is_dead, is_dead_mount

@@ -26,8 +26,9 @@ from dedupd.system.files import names_in
 from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
 from dedupd.units import MIB
+from dedupd.volume.base_directory import VOLUME_FILE
 from dedupd.volume.enabling.base import RESERVED, is_reserved
-from dedupd.volume.volume import VOLUME_FILE, Volume
+from dedupd.volume.volume import Volume
 from jobs.backup.intake import LocalReception, Reception, RecipeIntake
 from jobs.backup.received import Received, ReceivedRecipe, remove_tree
 from jobs.backup.switch import finish_switch, is_switching, switch

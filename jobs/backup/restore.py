@@ -11,8 +11,8 @@ from dedupd.system.files import UNREADABLE, opened
 from dedupd.system.paths import open_beneath, parents, show_path, split_path
 from dedupd.system.processes import cores
 from dedupd.system.tree.takeover import rights_of
+from dedupd.volume.base_directory import BASE_NAME
 from dedupd.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved
-from dedupd.volume.volume import BASE_NAME
 from jobs.backup.content import ContentReader
 from jobs.backup.source import BackupSource
 from jobs.backup.tree.nodes import PATH_FLAGS, Met, Node, node_of, walk_nodes

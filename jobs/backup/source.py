@@ -14,7 +14,7 @@ from dedupd.system.file_system import block_bytes_of
 from dedupd.system.files import opened, read_file
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.system.processes import sees_trusted_attributes
-from dedupd.volume.volume import BASE_NAME, VOLUME_FILE
+from dedupd.volume.base_directory import BASE_NAME, VOLUME_FILE
 from jobs.adopt.proof import NOT_TRUSTED, TRUSTED_WITH, has_chunks, prove
 from jobs.adopt.volume_copy import VolumeCopy
 from jobs.frame.run import JobRun

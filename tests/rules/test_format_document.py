@@ -25,8 +25,8 @@ from dedupd.format.cluster import objects
 from dedupd.format.derived import saved_marks, saved_notes
 from dedupd.format.volume_parameters import FORMAT
 from dedupd.stores.local_store import STORE_DIRS
-from dedupd.volume.enabling.base import DISABLING, ENABLING
-from dedupd.volume.volume import POLICY_FILE, VOLUME_FILE
+from dedupd.volume.base_directory import DISABLING, ENABLING, VOLUME_FILE
+from dedupd.volume.volume import POLICY_FILE
 from jobs.check.invariants import INVARIANTS
 from tests.support.lab import lab_in
 

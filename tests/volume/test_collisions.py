@@ -10,7 +10,8 @@ import pytest
 
 from dedupd.errors import NotAVolume, UsageError
 from dedupd.system.disk import Disk
-from dedupd.volume.enabling.base import DISABLING, left_in_place
+from dedupd.volume.base_directory import DISABLING
+from dedupd.volume.enabling.base import left_in_place
 from dedupd.volume.enabling.enable import begin_disable, disable, enable
 from dedupd.volume.volume import Volume
 from fuse_stub.mounts.mount_points import covered

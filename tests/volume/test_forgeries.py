@@ -100,6 +100,22 @@ def test_a_forged_volume_above_does_not_stop_a_directory_below(tmp_path: Path) -
     enabled(root)
 
 
+@pytest.mark.parametrize("names", [["volume.json"], ["enabling"], []])
+def test_the_volume_above_a_forgery_is_found(tmp_path: Path, names: list[str]) -> None:
+    lab = new_lab(tmp_path / "share")
+    forge(lab.root / "x", *names)
+    for path in ("x", "x/y/file"):
+        volume, below = Volume.locate(str(lab.root / path))
+        with volume:
+            assert (volume.root, below) == (str(lab.root), path.encode())
+
+
+def test_a_forgery_in_no_volume_is_named(tmp_path: Path) -> None:
+    forge(tmp_path / "x", "volume.json")
+    with pytest.raises(UsageError, match=rf"x/\.dedupd: belongs to user {ALICE}"):
+        Volume.locate(str(tmp_path / "x/y"))
+
+
 # --- in the directory itself --------------------------------------------------------------------
 
 

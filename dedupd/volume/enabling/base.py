@@ -3,23 +3,20 @@ and the lock of ``enable`` and ``disable``."""
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from dedupd.errors import Busy, NotAVolume, UsageError
-from dedupd.stores.ownership import is_trusted, refuse_strangers
+from dedupd.stores.ownership import refuse_strangers
 from dedupd.system import mount_table
 from dedupd.system.file_system import file_system_of
-from dedupd.system.files import is_there, locked, opened
+from dedupd.system.files import locked, opened
 from dedupd.system.paths import show_path
-from dedupd.volume.volume import BASE_NAME, VOLUME_FILE
+from dedupd.volume.base_directory import BASE_NAME, open_base
 
 RESERVED_NAME = BASE_NAME.encode()
 """At the top of the tree: ``disable`` moves the entries there to where ``.dedupd`` is."""
-
-ENABLING = b"enabling"
-DISABLING = b"disabling"
 
 RESERVED = f"dedupd reserves the name {BASE_NAME} at the top of a volume"
 
@@ -50,43 +47,6 @@ def left_in_place(root_fd: int) -> frozenset[bytes]:
         "ext4",
     )
     return frozenset((RESERVED_NAME, b"lost+found") if is_ext_root else (RESERVED_NAME,))
-
-
-def open_base(root_fd: int) -> int:
-    """A descriptor of the ``.dedupd`` of a directory, which is no link. Raises OSError."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.open(RESERVED_NAME, flags, dir_fd=root_fd)
-
-
-def has_own_base(directory: str) -> bool:
-    """Return whether a directory has a ``.dedupd`` of root or of this user."""
-    return _has_base(directory, is_trusted)
-
-
-def is_volume(directory: str) -> bool:
-    """Return whether a directory is a volume of root or of this user that is not mounted.
-
-    Any user can make ``.dedupd/volume.json`` in a directory of their own. Such a forgery is none,
-    and neither is a link. A volume that is being enabled or disabled is one.
-    """
-    return _has_base(directory, lambda base_fd: is_trusted(base_fd) and _says_volume(base_fd))
-
-
-def looks_like_volume(directory: str) -> bool:
-    """Return whether a directory would be a volume if it belonged to root or this user."""
-    return _has_base(directory, _says_volume)
-
-
-def _says_volume(base_fd: int) -> bool:
-    return any(is_there(base_fd, name) for name in (VOLUME_FILE, ENABLING, DISABLING))
-
-
-def _has_base(directory: str, accepts: Callable[[int], bool]) -> bool:
-    with suppress(OSError):
-        root_fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        with opened(root_fd), opened(open_base(root_fd)) as base_fd:
-            return accepts(base_fd)
-    return False
 
 
 def is_no_directory(error: OSError) -> bool:

@@ -23,9 +23,8 @@ from dedupd.stub.instance import instance_of, record_instance
 from dedupd.system.disk import Disk
 from dedupd.system.files import is_there, locked, names_in, opened, read_if_there
 from dedupd.system.paths import explain, named, show_path
+from dedupd.volume.base_directory import BASE_NAME, DISABLING, ENABLING, VOLUME_FILE
 from dedupd.volume.enabling.base import (
-    DISABLING,
-    ENABLING,
     RESERVED_NAME,
     Held,
     base_lock,
@@ -42,7 +41,7 @@ from dedupd.volume.enabling.place import (
     refuse_place,
 )
 from dedupd.volume.enabling.probe import ACCEPTED_FILE, note_accepted, probe, refuse_unsuitable
-from dedupd.volume.volume import BASE_NAME, LOCK_FILES, POLICY_FILE, VOLUME_FILE
+from dedupd.volume.volume import LOCK_FILES, POLICY_FILE
 
 CLOSED = 0o700
 """The mode of the directory itself for as long as it is a volume. Whatever users, and programs with

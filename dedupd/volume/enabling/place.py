@@ -17,14 +17,11 @@ from dedupd.system.file_system import is_protected
 from dedupd.system.files import names_in, opened
 from dedupd.system.path_users import occupants
 from dedupd.system.paths import show_path, show_text
+from dedupd.volume.base_directory import BASE_NAME, is_volume, looks_like_volume, open_base
 from dedupd.volume.enabling.base import (
     is_no_directory,
-    is_volume,
     left_in_place,
-    looks_like_volume,
-    open_base,
 )
-from dedupd.volume.volume import BASE_NAME
 
 _log = logging.getLogger("dedupd")
 
