@@ -4,12 +4,17 @@
     pip install zstandard xxhash blake3
     python3 reader.py VOLUME                      # list
     python3 reader.py VOLUME --check              # read everything, and name what is damaged
-    python3 reader.py VOLUME --to DIRECTORY [PATH ...]
+    python3 reader.py VOLUME --to DIRECTORY [PATH ...] [--privileges]
 
 VOLUME is the directory of a volume that is not mounted, a copy of one, or a copy of its .dedupd.
-Nothing there is changed. It needs the programs of nobody, and no table: containers are scanned. A
-file that cannot be read whole is named and left out; then the exit status is 4. Stubs that were
-copied file by file and have blocks of their own are taken with --trust-holes (docs/backup.md).
+Nothing there is changed, and no user may change it meanwhile. It needs the programs of nobody, and
+no table: containers are scanned. A file that cannot be read whole is named and left out; then the
+exit status is 4. Stubs that were copied file by file and have blocks of their own are taken with
+--trust-holes (docs/backup.md).
+
+DIRECTORY is made, or has mode 0700: no user may exchange files before they have their owners. Root
+takes set-user-ID bits, capabilities, labels and devices with --privileges only. An entry .dedupd at
+the top becomes dedupd-of-a-user: DIRECTORY would look like a volume.
 
 Headings of docs/format.md are named in brackets.
 """
@@ -512,11 +517,24 @@ def without(present, start, end):
         yield start, end
 
 
+def refuse_open(target):
+    """Make the target. Raises Damaged for one that other users may reach."""
+    os.makedirs(target, mode=0o700, exist_ok=True)
+    status = os.lstat(target)
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_own or status.st_mode & 0o077:
+        raise Damaged(f"{target}: is no directory of mode 0700 of this user; name a new one")
+
+
+ACLS = "system.posix_acl_access", "system.posix_acl_default"
+
+
 class Extraction:
     """Takes nodes of the tree into a directory, or only reads them (``target`` None)."""
 
-    def __init__(self, volume, target):
+    def __init__(self, volume, target, privileges):
         self.volume, self.target, self.links, self.problems = volume, target, {}, 0
+        self.privileges, self.left_out = privileges, 0
 
     def tell(self, name, problem):
         self.problems += 1
@@ -545,6 +563,8 @@ class Extraction:
             self.tell(name, error)
 
     def place(self, name):
+        if name == ".dedupd" or name.startswith(".dedupd/"):
+            name = "dedupd-of-a-user" + name[len(".dedupd") :]
         return os.path.join(self.target, name) if name else self.target
 
     def take_file(self, path, name, status):
@@ -574,6 +594,10 @@ class Extraction:
 
     def make_other(self, path, name, status):
         place = self.place(name)
+        is_device = stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)
+        if is_device and status.st_rdev and not self.privileges:
+            self.left_out += 1
+            return
         if stat.S_ISLNK(status.st_mode):
             os.symlink(os.readlink(path), place)
         else:
@@ -585,15 +609,24 @@ class Extraction:
         place = self.place(name)
         if os.geteuid() == 0:
             os.chown(place, status.st_uid, status.st_gid, follow_symlinks=False)
+        mode, kept = stat.S_IMODE(status.st_mode), 0o7777
+        if not self.privileges:
+            kept = 0o3777 if stat.S_ISDIR(status.st_mode) else 0o777
+        lacks = bool(mode & ~kept & 0o6000)
         if not stat.S_ISLNK(status.st_mode):
-            os.chmod(place, stat.S_IMODE(status.st_mode))
+            for one in {*ACLS} & {*os.listxattr(place)}:  # of the directory above
+                os.removexattr(place, one)
+            os.chmod(place, mode & kept)
         for one in os.listxattr(path, follow_symlinks=False):
-            if one != self.volume.attribute:
+            if not (self.privileges or one.startswith("user.") or one in ACLS):
+                lacks |= one not in (self.volume.attribute, "security.selinux")
+            elif one != self.volume.attribute:
                 value = os.getxattr(path, one, follow_symlinks=False)
                 try:
                     os.setxattr(place, one, value, follow_symlinks=False)
                 except OSError as error:
                     self.tell(name, f"without its attribute {one}: {error.strerror}")
+        self.left_out += lacks
         os.utime(place, ns=(status.st_atime_ns, mtime_ns), follow_symlinks=False)
         if status.st_nlink > 1:
             self.links.setdefault(status.st_ino, place)
@@ -624,18 +657,24 @@ def main():
     parser.add_argument("--to", metavar="DIRECTORY", help="take files out")
     parser.add_argument("--check", action="store_true", help="read everything")
     parser.add_argument("--trust-holes", action="store_true", help="the copy kept holes")
+    parser.add_argument("--privileges", action="store_true", help="take what gives rights")
     given = parser.parse_args()
     try:
         volume = Volume(given.volume, given.trust_holes)
         if given.to is None and not given.check:
             listed(volume)
             return 0
-        work = Extraction(volume, given.to)
+        if given.to is not None:
+            refuse_open(given.to)
+        work = Extraction(volume, given.to, given.privileges)
         for path in given.paths or [""]:
             work.take(path.strip("/"))
     except (Damaged, OSError) as error:
         print(f"reader.py: {error}", file=sys.stderr)
         return 4
+    if work.left_out:
+        text = f"{work.left_out} names without privileges; see --privileges"
+        print(f"reader.py: {text}", file=sys.stderr)
     if volume.seed is None and not volume.stubs_seen:
         print("reader.py: a copy without any stub: were its attributes lost?", file=sys.stderr)
         return 4

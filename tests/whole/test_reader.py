@@ -4,6 +4,7 @@ import ast
 import os
 import random
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -82,7 +83,7 @@ def restored(lab: Lab, out: Path) -> set[str]:
 def test_the_reader_takes_out_what_the_program_does(tmp_path: Path) -> None:
     lab = mixed_lab(tmp_path / "volume")
     assert restored(lab, tmp_path / "by-the-program") == set()
-    done = reader(lab.root, "--to", tmp_path / "by-the-reader")
+    done = reader(lab.root, "--to", tmp_path / "by-the-reader", "--privileges")
     assert (done.returncode, done.stderr) == (0, "")
     assert seen(tmp_path / "by-the-reader") == seen(tmp_path / "by-the-program")
     assert reader(lab.base, "--check").returncode == 0
@@ -102,7 +103,7 @@ def test_the_reader_names_what_bits_hit_and_gets_all_else(tmp_path: Path, seed: 
     for path in rng.choices(files, weights, k=100):
         flip_bit(path, rng.randrange(path.stat().st_size), rng.randrange(8))
     out = tmp_path / "out"
-    done = reader(lab.root, "--to", out)
+    done = reader(lab.root, "--to", out, "--privileges")
     lines = [line.partition(": ")[0] for line in done.stderr.splitlines()]
     named = {os.fsdecode(ast.literal_eval(line)) for line in lines}
     right, got = seen(whole), seen(out)
@@ -114,6 +115,50 @@ def test_the_reader_names_what_bits_hit_and_gets_all_else(tmp_path: Path, seed: 
     by_program = tmp_path / "by-the-program"
     assert restored(lab, by_program) == {show_path(os.fsencode(name)) for name in named}
     assert seen(by_program) == got
+
+
+def test_the_reader_makes_no_volume_of_its_target(tmp_path: Path) -> None:
+    """Older versions let users have an entry of that name at the top."""
+    lab, out = new_lab(tmp_path / "volume"), tmp_path / "out"
+    for name in (".dedupd/volume.json", "folder/.dedupd/x"):
+        lab.put(name, b"of a user")
+    done = reader(lab.root, "--to", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(os.listdir(out)) == ["dedupd-of-a-user", "folder"]
+    assert (out / "dedupd-of-a-user/volume.json").read_bytes() == b"of a user"
+    assert (out / "folder/.dedupd/x").read_bytes() == b"of a user"
+
+
+def test_the_reader_takes_no_privileges_unasked(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    os.chmod(lab.put("file", b"x"), 0o6755)
+    os.setxattr(lab.put("other", b"x"), "trusted.x", b"1")
+    os.mknod(lab.data / "device", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    (lab.data / "shared").mkdir()
+    os.chmod(lab.data / "shared", 0o3777)
+    subprocess.run(["setfacl", "-d", "-m", "u:1234:rwx", tmp_path], check=True)
+    done = reader(lab.root, "--to", tmp_path / "out")
+    assert "3 names without privileges" in done.stderr
+    found = seen(tmp_path / "out")
+    modes = {name: stat.S_IMODE(int(str(row[0]))) for name, row in found.items()}
+    assert modes == {"file": 0o755, "other": 0o644, "shared": 0o3777}
+    assert all(row[6] == {} for row in found.values())
+    before = seen(lab.data)
+    subprocess.run(["setfacl", "-k", tmp_path], check=True)
+    reader(lab.root, "--to", tmp_path / "all", "--privileges")
+    assert seen(tmp_path / "all") == before
+
+
+def test_the_reader_refuses_a_target_that_users_reach(tmp_path: Path) -> None:
+    lab, out = new_lab(tmp_path / "volume"), tmp_path / "out"
+    lab.put("file", b"x")
+    for owner, mode in ((0, 0o755), (1000, 0o700)):
+        out.mkdir(exist_ok=True)
+        os.chown(out, owner, owner)
+        os.chmod(out, mode)
+        done = reader(lab.root, "--to", out)
+        assert (done.returncode, os.listdir(out)) == (4, [])
+        assert "is no directory of mode 0700 of this user" in done.stderr
 
 
 def test_what_the_reader_does_not_know_it_names(tmp_path: Path) -> None:
