@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dedupd import native
 from dedupd.errors import Damaged, DamagedStub
 from dedupd.failpoint import define, reach
-from dedupd.format.stub import StubAttribute, decode_stub
+from dedupd.format.stub import StubAttribute
 from dedupd.stub.instance import record_instance
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
@@ -144,8 +144,15 @@ class Adopt(Job[AdoptReport]):
                 continue
             try:
                 with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
+                    # Another file may have the name by now, and no word of the user is about that.
                     value = native.system.fgetxattr(fd, volume.space.name)
-                    self._bind(fd, decode_stub(value or b"", volume.space.volume_id, where))
+                    stub, is_own, verdict = prove(volume, fd, value or b"", where)
+                    if not verdict.is_spoilt and not is_own:
+                        self._bind(fd, stub)
             except (DamagedStub, OSError) as error:
                 report.spoilt += 1
                 run.findings.add_error(path, error)
+                continue
+            if verdict.is_spoilt:
+                report.spoilt += 1
+                run.findings.add(f"{where}: {verdict.reason}")
