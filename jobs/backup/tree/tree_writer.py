@@ -106,9 +106,7 @@ class TreeWriter:
                     f"{show_path(path)}: another file of that name is there already, and is left as"
                     " it is; choose an empty directory"
                 )
-            # A file of another user gets no second name: what that user writes would be there, too.
-            if there.uid == node.uid or not self._is_root:
-                self._note(path, node, fd)
+            self._note(path, node, fd)
         return True
 
     # --- directories --------------------------------------------------------------------------
@@ -246,8 +244,8 @@ class TreeWriter:
             status = os.fstat(fd)
             is_first = (status.st_dev, status.st_ino) == (first.device, first.inode)
             is_first &= stat.S_IFMT(status.st_mode) == stat.S_IFMT(node.mode)
-            # The number of a file that was deleted may be that of a new one. If that belongs to the
-            # same user, it gives no other user more than the file did.
+            # A file of another user gets no second name: what that user writes would be there, too.
+            # The number of a file that was deleted may be that of a new one, of the same user.
             if not is_first or (self._is_root and status.st_uid != node.uid):
                 return False
             self._link(fd, path, node)

@@ -40,7 +40,7 @@ def fill(root: Path) -> None:
         os.chmod(path, mode)
     (root / "roots").mkdir(mode=0o700)
     (root / "roots/file").write_bytes(SECRET)
-    (root / "file").write_bytes(b"public")
+    (root / "file").write_bytes(b"public".ljust(len(SECRET)))
     (root / "his").write_bytes(SECRET)
     for name, uid, mode in (("file", ALICE, 0o644), ("his", BOB, 0o600)):
         os.chown(root / name, uid, uid)
