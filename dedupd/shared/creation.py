@@ -8,7 +8,6 @@ from dedupd.failpoint import define, reach
 from dedupd.format.volume_parameters import Parameters, new_parameters
 from dedupd.stores.local_store import make_store_dirs
 from dedupd.stores.membership import MemberList
-from dedupd.stores.ownership import is_own
 from dedupd.stores.shared_directory import LOCK, MEMBERS_FILE, MEMBERS_LOCK, STORE_FILE
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
@@ -49,9 +48,9 @@ def create_store(
         if left - _LEFTOVERS - {b"lost+found"}:
             raise UsageError(f"{path}: not empty; a store needs a directory of its own")
         refuse_unsuitable(fd, path, force=force)
-        disk.set_mode(fd, 0o700)
-        if not is_own(fd):
+        if os.fstat(fd).st_uid != os.geteuid():
             raise UsageError(f"{path}: belongs to another user; use a directory of your own")
+        disk.set_mode(fd, 0o700)
         try:
             attribute = probe(fd, root, disk)
         except UnsuitableFileSystem as error:
