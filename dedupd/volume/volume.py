@@ -396,7 +396,7 @@ class Volume(StoreSide):
 def _root_above(path: str) -> str:
     """The root of the volume that an absolute path lies in; empty if there is none.
 
-    A ``.dedupd`` that a user has forged in the tree is passed over. If no volume is found, it is
+    A ``.dedupd`` that a user has forged in the tree is ignored. If no volume is found, it is
     the first of these, which no command opens: the reason for that helps more. Raises
     PermissionError if a directory may not be searched: below its mount the root is its owner's
     alone.
