@@ -3,6 +3,7 @@
 import enum
 import json
 import struct
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -48,6 +49,27 @@ class FrameKind(enum.IntEnum):
 
 
 _KINDS = frozenset(FrameKind)
+_CODECS = (0, 1)
+"""Raw, and zstd: a payload that leans on another record is not sent."""
+
+_TEXTS: dict[FrameKind, dict[str, type]] = {
+    FrameKind.BEGIN: {
+        "stream": str,
+        "volume": str,
+        "fingerprint": str,
+        "since": str,
+        "resumes": str,
+        "chunks": int,
+        "negotiates": bool,
+        "moment_ns": int,
+    },
+    FrameKind.END: {"stream": str, "chunks": int, "recipes": int, "nodes": int},
+    FrameKind.HELLO: {"hello": str, "point": str},
+    FrameKind.DONE: {"point": str},
+}
+"""The fields of each frame of text, besides its format."""
+_UUIDS = ("stream", "hello")
+_NUMBERS_END = 1 << 63
 
 
 class Frame(NamedTuple):
@@ -138,6 +160,8 @@ def decode_head(data: bytes, where: str) -> FrameHead:
         raise Damaged(f"{where}: no frame of a stream of dedupd")
     if flags or reserved or kind not in _KINDS:
         raise UnknownFormat(f"{where}: a frame of kind {kind} that this program does not know")
+    if codec not in _CODECS:
+        raise UnknownFormat(f"{where}: a frame of codec {codec} that this program does not know")
     if max(raw, stored) > PAYLOAD_BYTES_MAX:
         raise Damaged(f"{where}: a frame of {max(raw, stored)} bytes, which no stream has")
     return FrameHead(kind, codec, sequence, raw, stored, _U64.unpack_from(data, 24)[0])
@@ -161,16 +185,35 @@ def told(kind: FrameKind, fields: dict[str, Any]) -> Frame:
 _SEND_AGAIN = "send the volume again, by `dedupd send` of this version"
 
 
-def fields_of(frame: Frame, where: str) -> dict[str, Any]:
-    """Raises Damaged, UnknownFormat."""
+def fields_of(frame: Frame, kind: FrameKind, where: str) -> dict[str, Any]:
+    """The fields of a frame of text of this kind: all that there are, each a valid value. Raises
+    Damaged, UnknownFormat."""
+    if frame.kind is not kind:
+        raise Damaged(f"{where}: a frame of kind {frame.kind.name} instead of {kind.name}")
     try:
         fields: dict[str, Any] = json.loads(frame.payload)
         version = fields["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"{where}: not a valid frame of text ({error})") from error
     if version != FORMAT:
         raise UnknownFormat.of(where, "stream format", version, FORMAT, _SEND_AGAIN)
+    try:
+        for name, type_ in _TEXTS[kind].items():
+            _require_value(name, type_, fields[name])
+    except (ValueError, KeyError) as error:
+        raise Damaged(
+            f"{where}: not a valid frame of kind {kind.name} ({error}); {_SEND_AGAIN}"
+        ) from error
     return fields
+
+
+def _require_value(name: str, type_: type, value: object) -> None:
+    """Raises ValueError for what no sender and no receiver writes."""
+    is_number = type(value) is int and 0 <= value < _NUMBERS_END
+    if type(value) is not type_ or (type_ is int and not is_number):
+        raise ValueError(f"{name} is {value!r:.40}")
+    if name in _UUIDS:
+        uuid.UUID(str(value))
 
 
 def encode_known(rows: Sequence[tuple[bytes, int]]) -> bytes:
@@ -178,7 +221,10 @@ def encode_known(rows: Sequence[tuple[bytes, int]]) -> bytes:
     return b"".join(_KNOWN.pack(*row) for row in rows)
 
 
-def decode_known(data: bytes) -> list[tuple[bytes, int]]:
+def decode_known(data: bytes, where: str) -> list[tuple[bytes, int]]:
+    """Raises Damaged."""
+    if len(data) % _KNOWN.size:
+        raise Damaged(f"{where}: a list of chunks that is incomplete")
     return list(_KNOWN.iter_unpack(data))
 
 

@@ -1,6 +1,7 @@
 """The receive job: a stream becomes the state of a replica, as a whole or not at all."""
 
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -104,7 +105,7 @@ class Receiver:
     def _run_through(self, own: Replica | None) -> ReceiveReport:
         volume, run, report = self._volume, self._run, self._report
         self._say_hello(own)
-        fields = stream.fields_of(self._in.read(), "the stream")
+        fields = stream.fields_of(self._in.read(), FrameKind.BEGIN, "the stream")
         self._in.use_stream(fields["stream"])
         self._refuse(fields, own)
         report.point, report.since = fields["stream"], fields["since"]
@@ -191,7 +192,7 @@ class Receiver:
             if frame.kind is FrameKind.OFFER:
                 self._reply(frame)
             elif frame.kind is FrameKind.KNOWN:
-                known = self._store.add_known(stream.decode_known(frame.payload))
+                known = self._store.add_known(stream.decode_known(frame.payload, "the stream"))
                 self._received.add_chunks(known)
             elif frame.kind is FrameKind.RECIPE:
                 data = unpacked(frame, "the stream")
@@ -236,6 +237,8 @@ class Receiver:
     def _reply(self, frame: Frame) -> None:
         if self._back is None:
             raise Damaged("the stream: an offer, and nobody negotiates")
+        if len(frame.payload) % stream.FINGERPRINT_BYTES:
+            raise Damaged("the stream: an offer that is incomplete")
         has = self._store.has(frame.payload)
         self._back.write(Frame(FrameKind.ANSWER, 0, len(has), has))
         self._back.flush()
@@ -271,7 +274,7 @@ class Receiver:
         self._received.add_recipe(ReceivedRecipe(RecipeRef(0, bytes(DIGEST_BYTES)), 0))
 
     def _end(self, frame: Frame) -> None:
-        fields = stream.fields_of(frame, "the stream")
+        fields = stream.fields_of(frame, FrameKind.END, "the stream")
         received = self._received
         if self._recipe is not None:
             self._give_up_recipe()
@@ -286,6 +289,9 @@ class Receiver:
         a stream that is complete would fail again and again."""
         count, reserved = 0, self._volume.space.name
         for node in self._received.nodes():
+            is_root = not node.path
+            if is_root != (count == 0) or (is_root and not stat.S_ISDIR(node.mode)):
+                raise Damaged("the stream: does not begin with the tree itself, or has it twice")
             count += 1
             if is_reserved(node.path):
                 raise UsageError(
@@ -308,7 +314,12 @@ class Receiver:
 def _put_in_place(
     volume: ReplicaVolume, reception: Reception, received: Received, replica: Replica
 ) -> None:
-    reception.build(received)
+    try:
+        reception.build(received)
+    except Damaged:
+        # It would fail again: the next stream is received in its place.
+        received.note(received.state | {"is_complete": False})
+        raise
     held = received.held
     with _unmounted(volume):
         switch(volume, received, replica)

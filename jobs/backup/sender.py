@@ -159,7 +159,7 @@ class Sender:
     def _begin(self, memory: SentPoints | None, pool: ThreadPoolExecutor, stack: ExitStack) -> None:
         report, rows, resume = self._report, b"", self._resume
         if self._back is not None:
-            hello = stream.fields_of(self._back.read(), "the receiver")
+            hello = stream.fields_of(self._back.read(), FrameKind.HELLO, "the receiver")
             self._back.use_stream(hello["hello"])
             if not report.since and hello["point"] and memory is not None:
                 report.since = hello["point"] if hello["point"] in memory.points() else ""
@@ -330,7 +330,7 @@ class Sender:
         self._out.write(stream.told(FrameKind.END, totals))
         self._out.flush()
         if self._back is not None:
-            done = stream.fields_of(self._back.read(), "the receiver")
+            done = stream.fields_of(self._back.read(), FrameKind.DONE, "the receiver")
             if done.get("point") != self._report.point:
                 raise Damaged("the receiver: says that it has something else than what was sent")
 

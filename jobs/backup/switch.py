@@ -106,12 +106,19 @@ class TreeBuilder:
                 found = _node(node)
                 if found.is_directory:
                     if node.path:
-                        writer.make_directory(node.path, found)
+                        try:
+                            writer.make_directory(node.path, found)
+                        except _UNPLACED as error:
+                            raise _unplaced(node.path) from error
                         directories.append((node.path, found))
                     else:
                         self._volume.disk.replace_file(self._received.fd, _ROOT, encode_node(node))
                     continue
-                if self._make(writer, node, found, known) and found.is_file:
+                try:
+                    is_made = self._make(writer, node, found, known)
+                except _UNPLACED as error:
+                    raise _unplaced(node.path) from error
+                if is_made and found.is_file:
                     notes.put(node.inode.to_bytes(8, "little"), node.path, overwrite=False)
         self.flush()
         for path, found in reversed(directories):
@@ -169,6 +176,16 @@ class TreeBuilder:
             )
         self._run.findings.add(f"{where}: could not be sent, and is not here from before")
         return False
+
+
+_UNPLACED = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
+
+
+def _unplaced(path: bytes) -> Damaged:
+    return Damaged(
+        f"{show_path(path)}: the stream has no directory for it, or has the path twice; send the"
+        " volume again"
+    )
 
 
 def _size(data_fd: int, path: bytes) -> int | None:

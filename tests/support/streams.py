@@ -1,10 +1,14 @@
 """Volumes that are sent to others."""
 
+import json
 import os
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from dedupd.format import stream
+from dedupd.format.stream import Frame, FrameKind
 from dedupd.replica.replica import replica_of
 from dedupd.volume.volume import Volume
 from jobs.backup.intake import LocalReception, Reception
@@ -12,7 +16,7 @@ from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume
 from jobs.backup.restore import Restore
 from jobs.backup.sender import Resume, Sender, SendReport
 from jobs.backup.source import BackupSource
-from jobs.backup.wire import PipeClosed
+from jobs.backup.wire import PipeClosed, seed_of
 from jobs.cluster.receiving import ClusterReception
 from jobs.frame.run import JobRun
 from tests.support.lab import Lab
@@ -81,6 +85,71 @@ def content(lab: Lab, directory: Path, name: str) -> Seen:
         report = job.run([b""])
     assert report.messages == [], report.messages
     return seen(out)
+
+
+def stream_bytes(lab: Lab) -> bytes:
+    """All of a volume as a stream."""
+    reader, writer = os.pipe()
+    parts = list[bytes]()
+
+    def read() -> None:
+        with os.fdopen(reader, "rb") as file:
+            parts.append(file.read())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with ExitStack() as stack:
+        stack.callback(thread.join)
+        stack.callback(os.close, writer)
+        with Volume.open(str(lab.root)) as volume, volume.job_lock(reads_only=True):
+            Sender(volume, JobRun("send"), writer, None).run()
+    return parts[0]
+
+
+def received(lab: Lab, data: bytes) -> BaseException | None:
+    """Receive the bytes of a stream into a volume; the error if any."""
+    reader, writer = os.pipe()
+
+    def write() -> None:
+        with suppress(BrokenPipeError), os.fdopen(writer, "wb", buffering=0) as file:
+            file.write(data)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        with ReplicaVolume.open(str(lab.root)) as volume, volume.job_lock():
+            Receiver(volume, JobRun("receive"), reader).run()
+    except BaseException as error:
+        return error
+    finally:
+        os.close(reader)
+        thread.join()
+    return None
+
+
+def frames_of(data: bytes) -> Iterator[Frame]:
+    """The frames of a stream that is sound."""
+    at, seed = 0, 0
+    while at < len(data):
+        header = data[at : at + stream.HEADER_BYTES]
+        head = stream.decode_head(header, "")
+        at += stream.HEADER_BYTES
+        payload = data[at : at + head.stored_length]
+        at += head.stored_length
+        frame = stream.decode_frame(head, header, payload, seed, "")
+        seed = seed or seed_of(stream.fields_of(frame, FrameKind.BEGIN, "")["stream"])
+        yield frame
+
+
+def stream_of(frames: Sequence[Frame]) -> bytes:
+    """A stream of any frames, with the right numbers and checksums."""
+    seed, parts = 0, list[bytes]()
+    for sequence, frame in enumerate(frames):
+        parts.append(stream.encode_frame(frame, sequence, seed))
+        if sequence == 0:
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                seed = seed_of(json.loads(frame.payload)["stream"])
+    return b"".join(parts)
 
 
 def point_of(lab: Lab) -> str:
