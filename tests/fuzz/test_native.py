@@ -24,7 +24,11 @@ COVERAGE = (
 )
 """What cargo-fuzz has the compiler do; none of it needs a nightly one."""
 
-TARGETS = re.findall(r'^    \("(\w+)", \w+\),$', (CRATE / "src/targets.rs").read_text(), re.M)
+ADDRESSES = "-Zsanitizer=address"
+"""Finds what unsafe code reads and writes where it may not. A toolchain that comes with the runtime
+of AddressSanitizer takes this option with RUSTC_BOOTSTRAP=1."""
+
+TARGETS = re.findall(r'^    \("(\w+)", [\w:]+\),$', (CRATE / "src/targets.rs").read_text(), re.M)
 LIMITS = ("-rss_limit_mb=2048", "-malloc_limit_mb=512", "-timeout=20", "-max_len=16384")
 
 
@@ -34,25 +38,32 @@ def program() -> Path:
     path = os.environ["PATH"] + f":{os.environ.get('CARGO_HOME', Path.home() / '.cargo')}/bin"
     if shutil.which("cargo", path=path) is None or shutil.which("c++") is None:
         pytest.skip("building the fuzzer needs cargo and a compiler for C++")
-    host = subprocess.run(
-        ["rustc", "-vV"],
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.partition("host: ")[2]
-    host = host.partition("\n")[0]
+    environment = {**os.environ, "PATH": path}
+
+    def told(*arguments: str) -> str:
+        command = ["rustc", *arguments]
+        return subprocess.run(
+            command, cwd=CRATE, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    host = told("-vV").partition("host: ")[2].partition("\n")[0]
+    libraries = Path(told("--print", "sysroot").strip(), "lib/rustlib", host, "lib")
+    flags: tuple[str, ...] = COVERAGE
+    if any(libraries.glob("librustc*rt.asan.a")):
+        flags = (*COVERAGE, ADDRESSES)
+        environment["RUSTC_BOOTSTRAP"] = "1"
+    print(f"\nAddressSanitizer: {'yes' if ADDRESSES in flags else 'no, its runtime is missing'}")
     subprocess.run(
         ["cargo", "build", "--quiet", "--release", "--locked", "--target", host],
         cwd=CRATE,
-        env={**os.environ, "PATH": path, "RUSTFLAGS": " ".join(COVERAGE)},
+        env={**environment, "RUSTFLAGS": " ".join(flags)},
         check=True,
     )
     return CRATE / "target" / host / "release/dedupd-fuzz"
 
 
 def test_every_target_has_a_corpus() -> None:
-    assert len(TARGETS) == 10
+    assert len(TARGETS) == 12
     assert {path.name for path in (CRATE / "corpus").iterdir()} == set(TARGETS)
 
 
@@ -65,7 +76,12 @@ def test_a_fuzzer_finds_nothing(program: Path, tmp_path: Path, name: str) -> Non
     found = subprocess.run(
         [program, f"-max_total_time={SECONDS_SLOW}", *LIMITS, own, CRATE / "corpus" / name],
         cwd=tmp_path,
-        env={**os.environ, "DEDUPD_FUZZ": name},
+        env={
+            **os.environ,
+            "DEDUPD_FUZZ": name,
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "TMPDIR": str(tmp_path),
+        },
         capture_output=True,
         text=True,
         errors="replace",

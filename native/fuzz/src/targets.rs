@@ -25,6 +25,11 @@ use native::system::effects::SystemCalls;
 use native::system::room::Room;
 use native::upkeep::mark_set::Marks;
 
+#[path = "pages.rs"]
+mod pages;
+#[path = "requests.rs"]
+mod requests;
+
 pub type Target = fn(&[u8]);
 
 const SEED: u64 = 0x5EED;
@@ -32,13 +37,15 @@ const SEED: u64 = 0x5EED;
 /// An input may state lengths of gigabytes; a decoder may believe those that it has checked.
 const RAW_BYTES_MAX: usize = 1 << 20;
 
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("codec", codec),
     ("container", container),
     ("deletions", deletions),
     ("marks", marks),
+    ("pages", pages::pages),
     ("recipe", recipe),
     ("record", record),
+    ("requests", requests::requests),
     ("saved_chains", saved_chains),
     ("saved_table", saved_table),
     ("stub", stub),

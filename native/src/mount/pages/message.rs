@@ -58,7 +58,8 @@ pub fn ask(line: &OwnedFd, question: &Question, path: &[u8], limit: Duration) ->
     }
 }
 
-/// The next question and its path; None once the other end is closed.
+/// The next question and its path; None once the other end is closed. Fails with EINVAL if the message
+/// is too short, or if its range is empty.
 pub fn next_question(line: &OwnedFd) -> Answer<Option<(Question, Vec<u8>)>> {
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
     let length = heard(line, &mut bytes)?;
@@ -67,6 +68,9 @@ pub fn next_question(line: &OwnedFd) -> Answer<Option<(Question, Vec<u8>)>> {
         return Ok(None);
     }
     let (question, path) = Question::read_from_prefix(&bytes).map_err(|_| Failure(libc::EINVAL))?;
+    if question.start >= question.end {
+        return Err(Failure(libc::EINVAL));
+    }
     Ok(Some((question, path.to_vec())))
 }
 
@@ -90,5 +94,27 @@ fn heard(line: impl AsFd, bytes: &mut [u8]) -> Answer<usize> {
             Err(Errno::INTR) => {}
             result => return Ok(result?.0),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_is_no_question_is_refused() {
+        let (ours, theirs) = connection().unwrap();
+        let question = Question { inode: 7, generation: 1, start: 4096, end: 8192 };
+        told(&ours, &[question.as_bytes(), b"a/b"].concat()).unwrap();
+        let (heard, path) = next_question(&theirs).unwrap().unwrap();
+        assert_eq!((heard.as_bytes(), &path[..]), (question.as_bytes(), &b"a/b"[..]));
+        for end in [0, 4095, 4096] {
+            told(&ours, Question { end, ..question }.as_bytes()).unwrap();
+            assert_eq!(next_question(&theirs).err(), Some(Failure(libc::EINVAL)), "{end}");
+        }
+        told(&ours, &question.as_bytes()[1..]).unwrap();
+        assert_eq!(next_question(&theirs).err(), Some(Failure(libc::EINVAL)));
+        drop(ours);
+        assert!(next_question(&theirs).unwrap().is_none());
     }
 }

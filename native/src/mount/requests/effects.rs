@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 
 use crate::mount::inodes::table::proc_path;
-use crate::mount::protocol::message::Answer;
+use crate::mount::protocol::message::{Answer, Failure};
 
 /// Makes a file and opens it for reading and writing.
 pub fn create(parent: impl AsFd, name: &CStr, mode: Mode) -> Answer<OwnedFd> {
@@ -66,8 +66,12 @@ pub fn rename(
     Ok(rustix::fs::renameat_with(old_parent, old, new_parent, new, flags)?)
 }
 
-/// Changes the owner or the group, or both.
+/// Changes the owner or the group, or both. Fails with EINVAL for the number that no user and no group
+/// has: the file system below would take it for "unchanged".
 pub fn change_owner(inode: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> Answer<()> {
+    if [uid, gid].contains(&Some(u32::MAX)) {
+        return Err(Failure(libc::EINVAL));
+    }
     let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
     Ok(rustix::fs::chownat(inode, c"", uid, gid, AtFlags::EMPTY_PATH)?)
 }
@@ -139,4 +143,19 @@ pub fn set_attribute_of_open(file: impl AsFd, name: &CStr, value: &[u8], flags: 
 pub fn remove_attribute(inode: impl AsFd, name: &CStr) -> Answer<()> {
     let link = proc_path(inode.as_fd().as_raw_fd());
     Ok(rustix::fs::removexattr(link.as_str(), name)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_that_no_user_is_is_refused() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for (uid, gid) in
+            [(Some(u32::MAX), None), (None, Some(u32::MAX)), (Some(0), Some(u32::MAX))]
+        {
+            assert_eq!(change_owner(&file, uid, gid), Err(Failure(libc::EINVAL)));
+        }
+    }
 }
