@@ -1,0 +1,1 @@
+"""Generated histories of a user who forges whatever the program itself writes."""
