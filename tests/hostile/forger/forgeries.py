@@ -146,19 +146,23 @@ def node(known: Known) -> bytes:
     return recipe.encode_node(rng.choice((0, 0, 1)), digest, rows)
 
 
-def deletion(known: Known, log: int, offset: int) -> bytes:
-    """A deletion of a file that was none, of any owner, with any content of the store."""
+def deletion_of_none(known: Known) -> Deletion:
+    """A deletion of a file that was none, of any owner, with a content of the store."""
     rng = known.rng
-    stub = StubAttribute(
-        make_id(1, rng.randrange(9)), bytes(16), 3000, 0, rng.choice((Flag(0), Flag.DIRECT))
-    )
-    one = Deletion(
+    ordinal, content = known.target()
+    digest, length = native.hashing.fingerprint(content)[:16], len(content)
+    stub = StubAttribute(make_id(1, ordinal), digest, length, 0, Flag.DIRECT)
+    return Deletion(
         *(Cause.REMOVED, time.time_ns(), 7 * 86400, rng.choice((TOOL, PROFILE)), 0o104755),
-        *(rng.choice((0, 1001, MALLORY, MALLORY)), rng.choice((0, MALLORY)), 77, 5, 3000, 0, 0),
+        *(rng.choice((0, 1001, MALLORY, MALLORY)), rng.choice((0, MALLORY)), 77, 5, length, 0, 0),
         stub,
     )
-    seed = seed_of_log(known.volume_id, log)
-    if rng.random() < 0.3:
+
+
+def deletion(known: Known, log: int, offset: int) -> bytes:
+    """Such a deletion as a log has it, in the format of today or in the first one."""
+    one, seed = deletion_of_none(known), seed_of_log(known.volume_id, log)
+    if known.rng.random() < 0.3:
         return unproven_deletion(one, seed)
     return encode_deletion(one, seed, offset)
 

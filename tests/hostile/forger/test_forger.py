@@ -26,7 +26,7 @@ from tests.hostile.forger.histories import PER_WORLD, Forged, play_all
 
 pytestmark = [pytest.mark.root, pytest.mark.hostile]
 
-HISTORIES = 120
+HISTORIES = 80
 HISTORIES_SLOW = int(os.environ.get("DEDUPD_FORGER_HISTORIES", "20000"))
 ALONE = os.environ.get("DEDUPD_FORGER_SEED")
 MUTATED_MAX = 6000

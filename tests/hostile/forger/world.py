@@ -18,8 +18,6 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.format.deletion import LOG_HEADER_BYTES, Cause, Deletion
-from dedupd.format.ids import make_id
-from dedupd.format.stub import StubAttribute
 from dedupd.store.writer import ContainerWriter
 from dedupd.stores.local_store import STORE_DIRS
 from dedupd.system.disk import Disk
@@ -219,11 +217,7 @@ class _Builder:
         known, directory = self._known, self._world.base / "deleted"
         directory.mkdir(exist_ok=True, mode=0o700)
         seed = forgeries.seed_of_log(known.volume_id, OLD_LOG)
-        stub = StubAttribute(make_id(1, 0), bytes(16), 3000, 0)
-        one = Deletion(
-            *(Cause.REMOVED, time.time_ns(), KEEP_S, forgeries.TOOL, 0o104755, 0, 0, 7, 5, 3000),
-            *(0, 0, stub),
-        )
+        one = forgeries.deletion_of_none(known)
         body = unproven_header(OLD_LOG, known.volume_id) + unproven_deletion(one, seed)
         (directory / f"{OLD_LOG:08}.log").write_bytes(body)
 
