@@ -22,9 +22,7 @@ from dedupd.system.inherited import lift_limits, take_normal_priority
 from dedupd.system.log_queue import Datagrams, LogQueue, syslog_line
 from dedupd.system.paths import explain
 from dedupd.system.processes import (
-    CAP_SYS_RESOURCE,
     cores,
-    give_up_capability,
     keep_capabilities_of_all_users,
     leave_callers_in_place,
 )
@@ -37,8 +35,10 @@ from dedupd.volume.volume import Volume
 from fuse_stub.control import ControlServer
 from fuse_stub.files.attributes import tell_by
 from fuse_stub.files.sealing import seal_at_the_end, seal_closed
+from fuse_stub.kernel.confinement import bound_capabilities, deny_calls
 from fuse_stub.kernel.page_worker import ask_for_pages
 from fuse_stub.kernel.request_pump import Pump
+from fuse_stub.kernel.reserved_blocks import leave_group
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
 from fuse_stub.mounts.mount_process import Serving
@@ -57,6 +57,11 @@ _MALLOC_OPTIONS = {
     -8: 1,  # M_ARENA_MAX
     -3: 8 * MIB,  # M_MMAP_THRESHOLD: no mapping of its own for a request's bytes
     -1: 128 * MIB,  # M_TRIM_THRESHOLD: more than the chunks of all threads
+}
+
+_LIMITS = {
+    resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY,
+    resource.RLIMIT_NICE: 20,  # nice 0
 }
 
 LOG_SOCKET = "/dev/log"
@@ -80,7 +85,7 @@ def serve(volume: Volume, asked: Serving) -> None:
     """
     set_up_process()
     # Quotas count for the users whose files these are, not for root.
-    give_up_capability(CAP_SYS_RESOURCE)
+    native.system.give_up_capability("CAP_SYS_RESOURCE")
     keeps_rights = keep_capabilities_of_all_users()
     os.umask(0)
     # Its own mount will cover the volume: then this descriptor is the only way to it.
@@ -91,6 +96,8 @@ def serve(volume: Volume, asked: Serving) -> None:
         _mount_lock(own) as transitions,
     ):
         _refuse_copy(own)
+        leave_group(own.data_fd)
+        bound(asked, is_read_only=transitions.is_read_only)
         if not transitions.is_read_only:
             require_suitable(own)
             settle_noted(own, transitions)
@@ -163,6 +170,7 @@ def set_up_process() -> None:
     lift_limits()
     take_normal_priority()
     allow_descriptors()
+    allow_rings_and_priority()
     keep_memory()
 
 
@@ -170,6 +178,24 @@ def allow_descriptors() -> None:
     """Raise the limit of descriptors as far as possible: each open file takes one here too."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def allow_rings_and_priority() -> None:
+    """Replace two capabilities by limits, as far as possible: the kernel may count rings as locked
+    memory, and threads leave the idle class again (:func:`leave_callers_in_place`)."""
+    for limit, wanted in _LIMITS.items():
+        with suppress(OSError, ValueError):
+            resource.setrlimit(limit, (wanted, wanted))
+
+
+def bound(asked: Serving, *, is_read_only: bool) -> None:
+    """Give up the capabilities that the mount does not need. No thread has started.
+
+    Raises OSError.
+    """
+    bound_capabilities(is_read_only=is_read_only)
+    if asked.bounded is not None:
+        asked.bounded()
 
 
 def keep_memory() -> None:
@@ -194,6 +220,7 @@ def answer(mount: MountedVolume, asked: Serving, below_fd: int) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     operations = StubOperations(mount)
     with session(operations, mount, asked, below_fd):
+        deny_calls(mount.mountpoint)
         trio.run(_run, mount, operations, asked.ready)
 
 
@@ -318,10 +345,12 @@ def serve_for_parent(
             with open(os.devnull, "w") as null:
                 os.dup2(null.fileno(), 2)
 
-    _log_to_system()
+    bounded = _log_to_system()
+    ready = partial(tell, {})
+    asked = Serving(mountpoint, cache_bytes, options, ready=ready, bounded=bounded)
     try:
         with Volume.at(path, base_fd) as volume:
-            served(volume, Serving(mountpoint, cache_bytes, options, ready=lambda: tell({})))
+            served(volume, asked)
     except BaseException as error:
         if isinstance(error, DedupdError):  # a refusal, with its remedy
             log.error("the mount at %s ends: %s", mountpoint, error)
@@ -337,11 +366,16 @@ def _reason(error: BaseException) -> str:
     return explain(error)
 
 
-def _log_to_system() -> None:
+def _log_to_system() -> Callable[[], None]:
+    """Collect messages for the system's log; return what starts the thread that sends them."""
     logger = logging.getLogger()
     logger.setLevel(logging.INFO)
-    with suppress(OSError):  # a machine without a log
-        logger.addHandler(LogQueue(Datagrams(LOG_SOCKET, _log_line)))
+    try:
+        log_queue = LogQueue(Datagrams(LOG_SOCKET, _log_line))
+    except OSError:  # a machine without a log
+        return lambda: None
+    logger.addHandler(log_queue)
+    return log_queue.start
 
 
 def _log_line(record: logging.LogRecord) -> bytes:

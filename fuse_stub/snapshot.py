@@ -14,7 +14,7 @@ from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts.mount_process import Serving
-from fuse_stub.process import answer, set_up_process
+from fuse_stub.process import answer, bound, set_up_process
 
 
 def serve_snapshot(volume: Volume, asked: Serving) -> None:
@@ -25,6 +25,7 @@ def serve_snapshot(volume: Volume, asked: Serving) -> None:
     """
     set_up_process()
     with _snapshot_lock(volume) as transitions:
+        bound(asked, is_read_only=True)
         at, cache_bytes = asked.mountpoint, asked.cache_bytes
         mount = MountedVolume(volume, transitions, at, cache_bytes, cores())
         try:

@@ -63,6 +63,21 @@ def become_file_user(uid: int) -> None:
     """Has this thread use file systems as a user, with the rights of the process, until it is
     another one."""
 
+def give_up_capability(name: str) -> None:
+    """Drops a capability, such as ``CAP_FSETID``, in this thread and in those that it starts."""
+
+def bound_capabilities(kept: list[str]) -> bool:
+    """Drops all capabilities except ``kept`` in this thread, in the threads that it starts, and in
+    all programs that these run. Returns whether the bounding set is limited, which takes
+    ``CAP_SETPCAP``. Other threads of the process keep what they have."""
+
+def deny_calls() -> None:
+    """Denies all threads of this process, and the programs that they run, the system calls that a
+    mount process does not make. These fail with EPERM, and calls of later kernels with ENOSYS.
+    Programs that are run get no new rights.
+
+    Raises OSError on a kernel or a processor for which there is no such filter."""
+
 def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int: ...
 def fgetxattr(fd: int, name: bytes) -> bytes | None:
     """Attribute of an open file; None where it has none (ENODATA)."""

@@ -75,7 +75,10 @@ class RareLines(logging.Filter):
 
 
 class LogQueue(logging.handlers.QueueHandler):
-    """Hands records to a thread, in which ``handler`` may wait for as long as it likes."""
+    """Hands records to a thread, in which ``handler`` may wait for as long as it likes.
+
+    They wait until :meth:`start`. A thread has the rights that the process has when it starts.
+    """
 
     def __init__(self, handler: logging.Handler) -> None:
         self._waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(WAITING_MAX)
@@ -87,8 +90,14 @@ class LogQueue(logging.handlers.QueueHandler):
         self._counting = threading.Lock()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-        self._thread.start()
+        self._is_started = False
         atexit.register(self.close)
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        if not self._is_started:
+            self._is_started = True
+            self._thread.start()
 
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
@@ -107,7 +116,10 @@ class LogQueue(logging.handlers.QueueHandler):
             atexit.unregister(self.close)
             try:
                 self._waiting.put(None, timeout=END_WAIT_S)
-                self._thread.join(END_WAIT_S)
+                if self._is_started:
+                    self._thread.join(END_WAIT_S)
+                else:
+                    self._run()
             except queue.Full:
                 pass
         super().close()

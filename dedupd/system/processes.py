@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import struct
 import sys
 from contextlib import suppress
 from enum import StrEnum
@@ -109,33 +108,7 @@ def _keep_disk(thread: int) -> None:
         psutil.Process(thread).ionice(psutil.IOPRIO_CLASS_BE, 4)
 
 
-CAP_SYS_RESOURCE = 24
-"""Lets a process write beyond quotas, among others."""
-
 _CAP_SYS_ADMIN = 21
-
-_CAPABILITY_VERSION = 0x2008_0522
-_CAPABILITY_SETS = struct.Struct("=6I")
-"""Effective, permitted and inheritable ones; the lower 32 of each, then the others."""
-
-
-def give_up_capability(number: int) -> None:
-    """Do without a capability from here on, in this thread and in those that it starts.
-
-    Raises OSError.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    head = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-    sets = ctypes.create_string_buffer(_CAPABILITY_SETS.size)
-    if libc.capget(head, sets):
-        raise OSError(ctypes.get_errno(), "capget failed")
-    values = list(_CAPABILITY_SETS.unpack(sets))
-    half, bit = divmod(number, 32)
-    for at in range(3 * half, 3 * half + 3):
-        values[at] &= ~(1 << bit)
-    if libc.capset(head, _CAPABILITY_SETS.pack(*values)):
-        raise OSError(ctypes.get_errno(), "capset failed")
-
 
 _PR_GET_SECUREBITS, _PR_SET_SECUREBITS = 27, 28
 _NO_SETUID_FIXUP = 1 << 2

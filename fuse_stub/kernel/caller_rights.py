@@ -1,10 +1,14 @@
 """Rights of a calling program that the kernel does not pass with a request."""
 
-import os
+from functools import cache
 from typing import Protocol
 
 _CAP_FSETID = 1 << 4
 _EFFECTIVE = b"\nCapEff:\t"
+
+_ID_MAPS = ("uid_map", "gid_map", "projid_map")
+"""These identify a user namespace. The link ``ns/user`` of root's processes does not show to this
+process, which has fewer capabilities."""
 
 
 class Caller(Protocol):
@@ -24,12 +28,12 @@ def keeps_set_ids(caller: Caller) -> bool:
 
     True for root with that right in the user namespace of this process. Root in a container may
     lack the right, or have it in another namespace only. Other users count as without it, even if
-    they have it.
+    they have it. So does everybody whose processes ``/proc`` hides (``hidepid=``).
     """
     if caller.uid != 0:
         return False
     try:
-        if os.readlink(f"/proc/{caller.pid}/ns/user") != os.readlink("/proc/self/ns/user"):
+        if _id_maps(str(caller.pid)) != _own_id_maps():
             return False
         with open(f"/proc/{caller.pid}/status", "rb") as file:
             status = file.read()
@@ -37,3 +41,16 @@ def keeps_set_ids(caller: Caller) -> bool:
         return bool(int(status[start : start + 16], 16) & _CAP_FSETID)
     except (OSError, ValueError):
         return False  # the caller was killed, or is in a namespace that is not visible here
+
+
+@cache
+def _own_id_maps() -> list[bytes]:
+    return _id_maps("self")
+
+
+def _id_maps(process: str) -> list[bytes]:
+    maps = []
+    for name in _ID_MAPS:
+        with open(f"/proc/{process}/{name}", "rb") as file:
+            maps.append(file.read())
+    return maps

@@ -9,6 +9,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from dedupd import native
@@ -46,7 +47,8 @@ class ReservedBlocks:
     def keep(self, data_fd: int, mountpoint: str, *, keeps_rights: bool) -> None:
         """Keep them from users from now on, where the file system of ``data_fd`` has any.
 
-        ``keeps_rights``: whether this process has its capabilities as another user, too.
+        ``keeps_rights``: whether this process has its capabilities as another user, too. It has
+        left the group (:func:`leave_group`).
         """
         found = file_system_of(data_fd)
         # XFS and btrfs reserve space for themselves alone. Without root there is no right to it.
@@ -56,7 +58,7 @@ class ReservedBlocks:
         other = next(uid for uid in _OTHERS if uid != user)
         if (
             keeps_rights
-            and _leave_group(group)
+            and not _is_member(group)
             and self._inodes.keep_reserved_blocks(user, group, other)
         ):
             self._user, self._other = user, other
@@ -107,14 +109,16 @@ def _number(options: frozenset[str], name: str) -> int:
     return int(values[0]) if values and values[0].isdecimal() else _ROOT
 
 
-def _leave_group(group: int) -> bool:
-    """Have this process be no member of a group (root's does not count); whether that is so."""
-    if group == _ROOT:
-        return True
+def leave_group(data_fd: int) -> None:
+    """Have this process be no member of the group that may have the reserved blocks of a file
+    system, if it has the right to leave it."""
+    group = _number(file_system_of(data_fd).options, "resgid")
     others = [one for one in os.getgroups() if one != group]
-    try:
-        if len(others) < len(os.getgroups()):
+    if group != _ROOT and len(others) < len(os.getgroups()):
+        with suppress(PermissionError):
             os.setgroups(others)
-    except PermissionError:
-        return False
-    return os.getegid() != group
+
+
+def _is_member(group: int) -> bool:
+    """Whether this process is in a group; root's does not count."""
+    return group != _ROOT and group in (os.getegid(), *os.getgroups())

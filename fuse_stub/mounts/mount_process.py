@@ -28,12 +28,17 @@ EXIT_WAIT_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How a mount is to be served. ``ready`` is called once it answers."""
+    """How a mount is to be served. ``ready`` is called once it answers.
+
+    ``bounded`` is called once the process has given up its rights. A thread keeps those that the
+    process has when it starts.
+    """
 
     mountpoint: str
     cache_bytes: int = CACHE_BYTES
     options: MountOptions = NO_OPTIONS
     ready: Callable[[], None] | None = None
+    bounded: Callable[[], None] | None = None
     debug: bool = False
 
 

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 import resource
 import signal
 import stat
@@ -20,7 +19,6 @@ from dedupd.format.container import Kind
 from dedupd.system import control_socket, mount_table
 from dedupd.system.control_socket import ControlClient, runtime_dir
 from dedupd.system.files import opened
-from dedupd.system.processes import CAP_SYS_RESOURCE
 from dedupd.volume.restore import restore_file
 from dedupd.volume.volume import Volume
 from fuse_stub.kernel.request_pump import REQUESTS_PER_TURN
@@ -418,17 +416,6 @@ def test_a_mount_without_a_descriptor_left_stays(tmp_path: Path) -> None:
             with client:
                 assert client.call("status")["pid"] == lab.pid
         assert is_serving(lab)
-
-
-def test_no_thread_of_the_mount_may_write_beyond_the_quotas_of_users(lab: MountedLab) -> None:
-    stub = lab.make_stub("stub", noise(300_000, 1))
-    assert len(stub.read_bytes()) == 300_000
-    threads = list(Path(f"/proc/{lab.pid}/task").iterdir())
-    held = re.findall(
-        "^Cap(?:Eff|Prm):\t(.*)$", "".join((t / "status").read_text() for t in threads), re.M
-    )
-    assert len(held) == 2 * len(threads) > 2
-    assert not any(int(one, 16) & 1 << CAP_SYS_RESOURCE for one in held)
 
 
 def test_a_mount_of_another_version_is_unmounted(lab: MountedLab) -> None:

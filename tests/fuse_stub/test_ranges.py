@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from dedupd import native
 from dedupd.system.files import opened
-from dedupd.system.processes import give_up_capability
 from dedupd.units import KIB, MIB
 from tests.conftest import MakeFileSystem
 from tests.support.lab import noise
@@ -44,7 +44,6 @@ CONTENT = noise(40 * BLOCK) + bytes(20 * BLOCK) + noise(30 * BLOCK + 1000, 1)
 
 KEEP_SIZE, PUNCH, ZERO = 0x01, 0x03, 0x10
 MODES = (0, KEEP_SIZE, PUNCH, ZERO, ZERO | KEEP_SIZE)
-CAP_FSETID = 4
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -237,7 +236,7 @@ def in_a_user_namespace(path: Path) -> None:
 
 def in_a_container(path: Path) -> None:
     """Whose root lacks ``CAP_FSETID``."""
-    give_up_capability(CAP_FSETID)
+    native.system.give_up_capability("CAP_FSETID")
     CHANGES["punch"](path)
 
 

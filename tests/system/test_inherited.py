@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dedupd import native
 from dedupd.errors import UsageError
 from dedupd.system.inherited import lift_limits, take_normal_priority
-from dedupd.system.processes import CAP_SYS_RESOURCE, give_up_capability, server_environment
+from dedupd.system.processes import server_environment
 from tests.support.closed_streams import CLOSED, command_without
 from tests.support.sources import ROOT
 
@@ -78,7 +79,7 @@ def test_a_limit_of_the_caller_is_removed(name: str) -> None:
 def test_a_limit_that_cannot_be_removed_is_refused(name: str) -> None:
     def action() -> str:
         if os.geteuid() == 0:
-            give_up_capability(CAP_SYS_RESOURCE)
+            native.system.give_up_capability("CAP_SYS_RESOURCE")
         resource.setrlimit(getattr(resource, name), (LARGE, LARGE))
         try:
             lift_limits()

@@ -32,9 +32,11 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def to_log(listener: socket.socket) -> LogQueue:
-    return LogQueue(
+    log = LogQueue(
         Datagrams(listener.getsockname(), lambda one: syslog_line(one, one.getMessage()))
     )
+    log.start()
+    return log
 
 
 def record(text: str, *arguments: object, level: int = logging.ERROR) -> logging.LogRecord:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dedupd import native
 from dedupd.errors import UsageError
 from dedupd.system.files import opened
-from dedupd.system.processes import CAP_SYS_RESOURCE, give_up_capability
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
 from fuse_stub.mounts.mount_process import mount_in_background
@@ -191,7 +191,7 @@ def test_a_limit_that_users_would_hit_is_refused(tmp_path: Path) -> None:
     view.mkdir()
 
     def mount() -> None:
-        give_up_capability(CAP_SYS_RESOURCE)
+        native.system.give_up_capability("CAP_SYS_RESOURCE")
         with pytest.raises(UsageError, match="the size of files: the calling shell limits it"):
             call_with_limit(lab, view, resource.RLIMIT_FSIZE, (MIB, MIB))
 

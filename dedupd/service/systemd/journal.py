@@ -88,6 +88,8 @@ def set_up(path: str = JOURNAL_SOCKET) -> None:
         handler.setFormatter(logging.Formatter("dedupd: %(message)s"))
     root = logging.getLogger()
     root.setLevel(logging.INFO)
-    root.addHandler(LogQueue(handler))
+    log_queue = LogQueue(handler)
+    log_queue.start()
+    root.addHandler(log_queue)
     # A line for each request would drown the events.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

@@ -1,5 +1,7 @@
 //! System calls.
 
+use caps::Capability;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::support::calls::{c_string, call};
@@ -7,7 +9,7 @@ use super::support::input::Input;
 use crate::format::lmdb_pages;
 use crate::system::extents::{self, Range};
 use crate::system::file_user::become_user;
-use crate::system::{calls, effects};
+use crate::system::{calls, confinement, effects};
 
 #[pyfunction]
 pub fn punch_hole(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult<()> {
@@ -80,6 +82,27 @@ pub fn open_by_handle(py: Python<'_>, mount_fd: i32, handle: &[u8], flags: i32) 
 #[pyfunction]
 pub fn become_file_user(uid: u32) {
     become_user(uid);
+}
+
+#[pyfunction]
+pub fn give_up_capability(py: Python<'_>, name: &str) -> PyResult<()> {
+    let capability = capability(name)?;
+    call(py, || confinement::give_up_capability(capability))
+}
+
+#[pyfunction]
+pub fn bound_capabilities(py: Python<'_>, kept: Vec<String>) -> PyResult<bool> {
+    let kept = kept.iter().map(|name| capability(name)).collect::<PyResult<_>>()?;
+    call(py, || confinement::bound_capabilities(&kept))
+}
+
+fn capability(name: &str) -> PyResult<Capability> {
+    name.parse().map_err(|_| PyValueError::new_err(format!("{name}: no such capability")))
+}
+
+#[pyfunction]
+pub fn deny_calls(py: Python<'_>) -> PyResult<()> {
+    call(py, confinement::deny_calls)
 }
 
 #[pyfunction]

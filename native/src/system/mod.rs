@@ -1,7 +1,8 @@
-//! One machine: system calls, files, directories, leases.
+//! One machine: system calls, files, directories, leases, rights.
 
 pub mod attributes;
 pub mod calls;
+pub mod confinement;
 pub mod effects;
 pub mod extents;
 pub mod file_user;
