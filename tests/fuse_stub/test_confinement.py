@@ -8,12 +8,13 @@ import pwd
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -98,12 +99,28 @@ def use(lab: MountedLab) -> None:
     os.unlink(lab.view / "sparse")
 
 
-@pytest.mark.parametrize("serves", [Started, Nursery])
-def test_no_thread_of_a_mount_has_more_rights_than_it_needs(
-    tmp_path: Path, serves: type[Started] | type[Nursery]
+def serve_with_log(
+    log_socket: str, path: str, mountpoint: str, cache_bytes: int, answer: Connection
 ) -> None:
-    """Neither has the process that it starts. The program starts them as the tests' processes."""
-    with mounted_lab(tmp_path, nursery=serves()) as lab:
+    """Serve a mount on a machine with a log, to which a thread sends messages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "LOG_SOCKET", log_socket)
+        serve_for_test(path, mountpoint, cache_bytes, answer)
+
+
+@pytest.mark.parametrize("is_started", [True, False], ids=["program", "with-log"])
+def test_no_thread_of_a_mount_has_more_rights_than_it_needs(
+    tmp_path: Path, is_started: bool
+) -> None:
+    """Neither has the process that it starts."""
+    log_socket = str(tmp_path / "log")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener,
+        ExitStack() as stack,
+    ):
+        listener.bind(log_socket)
+        nursery = Started() if is_started else Nursery(serve_with_log, (log_socket,))
+        lab = stack.enter_context(mounted_lab(tmp_path, nursery=nursery))
         use(lab)
         threads = threads_of(lab.pid)
         assert len(threads) > 3
