@@ -59,11 +59,6 @@ _MALLOC_OPTIONS = {
     -1: 128 * MIB,  # M_TRIM_THRESHOLD: more than the chunks of all threads
 }
 
-_LIMITS = {
-    resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY,
-    resource.RLIMIT_NICE: 20,  # nice 0
-}
-
 LOG_SOCKET = "/dev/log"
 
 GROUP_POLL_S = 5.0
@@ -170,7 +165,7 @@ def set_up_process() -> None:
     lift_limits()
     take_normal_priority()
     allow_descriptors()
-    allow_rings_and_priority()
+    allow_rings()
     keep_memory()
 
 
@@ -180,12 +175,13 @@ def allow_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def allow_rings_and_priority() -> None:
-    """Replace two capabilities by limits, as far as possible: the kernel may count rings as locked
-    memory, and threads leave the idle class again (:func:`leave_callers_in_place`)."""
-    for limit, wanted in _LIMITS.items():
-        with suppress(OSError, ValueError):
-            resource.setrlimit(limit, (wanted, wanted))
+def allow_rings() -> None:
+    """Raise the limit of locked memory as far as possible: rings may count there for a process
+    without ``CAP_IPC_LOCK``."""
+    with suppress(OSError, ValueError):
+        resource.setrlimit(
+            resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
 
 
 def bound(asked: Serving, *, is_read_only: bool) -> None:

@@ -26,6 +26,7 @@ class _Right:
 _RIGHTS = (
     _Right("CAP_SYS_ADMIN", reads=True),
     _Right("CAP_DAC_READ_SEARCH", reads=True),
+    _Right("CAP_SYS_NICE", reads=True),
     _Right("CAP_DAC_OVERRIDE"),
     _Right("CAP_CHOWN"),
     _Right("CAP_FOWNER"),

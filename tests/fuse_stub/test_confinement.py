@@ -43,7 +43,7 @@ pytestmark = pytest.mark.root
 USER = pwd.getpwnam("nobody").pw_uid
 """``fusermount3`` asks for the user's name."""
 
-READING = {"CAP_SYS_ADMIN": 21, "CAP_DAC_READ_SEARCH": 2}
+READING = {"CAP_SYS_ADMIN": 21, "CAP_DAC_READ_SEARCH": 2, "CAP_SYS_NICE": 23}
 WRITING = READING | {
     "CAP_CHOWN": 0,
     "CAP_DAC_OVERRIDE": 1,
@@ -195,11 +195,15 @@ def failure_of(number: int) -> int:
 def serve_and_try(
     report: str, path: str, mountpoint: str, cache_bytes: int, answer: Connection
 ) -> None:
-    """Serve a mount in which a thread tries system calls, and starts a thread and a program."""
+    """Serve a mount in which a thread tries system calls, leaves the idle class again, and starts a
+    thread and a program."""
 
     def tries(inodes: native.mount.Inodes, mountpoint: str) -> None:
         numbers = [*DENIED.values(), CLONE3, OF_A_LATER_KERNEL, OF_ANOTHER_ABI]
         found: dict[str, object] = {str(number): failure_of(number) for number in numbers}
+        for policy in (os.SCHED_IDLE, os.SCHED_OTHER):
+            os.sched_setscheduler(0, policy, os.sched_param(0))
+        found["policy"] = os.sched_getscheduler(0)
         thread = threading.Thread(target=os.getpid)
         thread.start()
         thread.join()
@@ -225,7 +229,7 @@ def test_a_thread_of_a_mount_cannot_make_calls_that_the_mount_does_not_need(
     # These make the C library do without.
     for number in (CLONE3, OF_A_LATER_KERNEL, OF_ANOTHER_ABI):
         assert found[str(number)] == errno.ENOSYS
-    assert found["program"] == 0
+    assert (found["program"], found["policy"]) == (0, os.SCHED_OTHER)
 
 
 # --- mounts of users --------------------------------------------------------------------------

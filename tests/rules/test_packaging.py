@@ -17,6 +17,7 @@ from dedupd.service.config import SERVICE_KEYS, ServiceConfig, parse_config
 from dedupd.service.systemd.slice import SLICE
 from dedupd.system.file_system import file_system_of
 from dedupd.system.files import opened
+from fuse_stub.kernel.confinement import kept_capabilities
 from fuse_stub.kernel.ring_offer import way_of
 from tests.support.lab import REPOSITORY, let_others_pass, noise
 from tests.support.mounts import ALICE, as_user
@@ -164,6 +165,10 @@ ctypes.CDLL(None).prctl(65, 1, 0, 0, 0)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 """``PR_SET_MDWE``, which is what ``MemoryDenyWriteExecute=`` does (Linux 6.3)."""
+
+
+def test_the_unit_grants_what_mounts_keep() -> None:
+    assert set(kept_capabilities(is_read_only=False)) <= set(settings(_RIGHTS))
 
 
 def has_reserved_blocks(root: Path) -> bool:
