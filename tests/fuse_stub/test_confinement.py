@@ -37,48 +37,21 @@ from tests.support.mounts import (
     mounted_lab,
     serve_for_test,
 )
+from tests.support.rights import (
+    READING,
+    WRITING,
+    assert_bounded,
+    rights_of,
+    rights_with,
+    threads_of,
+)
 
 pytestmark = pytest.mark.root
 
 USER = pwd.getpwnam("nobody").pw_uid
 """``fusermount3`` asks for the user's name."""
 
-READING = {"CAP_SYS_ADMIN": 21, "CAP_DAC_READ_SEARCH": 2, "CAP_SYS_NICE": 23}
-WRITING = READING | {
-    "CAP_CHOWN": 0,
-    "CAP_DAC_OVERRIDE": 1,
-    "CAP_FOWNER": 3,
-    "CAP_FSETID": 4,
-    "CAP_SETUID": 7,
-    "CAP_LINUX_IMMUTABLE": 9,
-    "CAP_MKNOD": 27,
-    "CAP_SETFCAP": 31,
-}
 PROGRAM = (sys.executable, "-m", "dedupd.cli.main")
-FILTERED = "2"
-"""``SECCOMP_MODE_FILTER``."""
-
-
-def rights_of(status: Path) -> dict[str, str]:
-    names = "|".join(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp"))
-    return dict(re.findall(rf"^({names}):\t(\S+)$", status.read_text(), re.MULTILINE))
-
-
-def rights_with(capabilities: dict[str, int]) -> dict[str, str]:
-    mask = f"{sum(1 << number for number in capabilities.values()):016x}"
-    return {
-        "CapInh": f"{0:016x}",
-        "CapPrm": mask,
-        "CapEff": mask,
-        "CapBnd": mask,
-        "CapAmb": f"{0:016x}",
-        "NoNewPrivs": "1",
-        "Seccomp": FILTERED,
-    }
-
-
-def threads_of(pid: int) -> list[Path]:
-    return list(Path(f"/proc/{pid}/task").iterdir())
 
 
 def children_of(pid: int) -> Iterator[int]:
@@ -122,15 +95,12 @@ def test_no_thread_of_a_mount_has_more_rights_than_it_needs(
         nursery = Started() if is_started else Nursery(serve_with_log, (log_socket,))
         lab = stack.enter_context(mounted_lab(tmp_path, nursery=nursery))
         use(lab)
-        threads = threads_of(lab.pid)
-        assert len(threads) > 3
-        for thread in threads:
-            name = (thread / "comm").read_text()
-            assert rights_of(thread / "status") == rights_with(WRITING), name
+        assert len(threads_of(lab.pid)) > 3
+        assert_bounded(lab.pid, WRITING)
         children = [pid for pid in children_of(lab.pid) if pid != lab.pid]
         assert children, "no worker for pages"
         for pid in children:
-            assert rights_of(Path(f"/proc/{pid}/status")) == rights_with(WRITING)
+            assert_bounded(pid, WRITING)
 
 
 def test_a_mount_that_writes_nothing_has_fewer_rights(tmp_path: Path) -> None:
@@ -146,8 +116,7 @@ def test_a_mount_that_writes_nothing_has_fewer_rights(tmp_path: Path) -> None:
         )
         assert stub.read_bytes() == content
         lab.pid = int(str(lab.status()["pid"]))
-        for thread in threads_of(lab.pid):
-            assert rights_of(thread / "status") == rights_with(READING)
+        assert_bounded(lab.pid, READING)
 
 
 def test_the_table_of_capabilities_is_that_of_the_program() -> None:

@@ -17,6 +17,7 @@ from jobs.frame.run import JobRun
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, mounted_lab
 from tests.support.rados_hosts import Site
+from tests.support.rights import WRITING, assert_bounded
 
 pytestmark = pytest.mark.root
 
@@ -46,6 +47,7 @@ def test_users_read_and_write_what_is_in_the_cluster(site: Site, tmp_path: Path)
         assert (lab.view / "file").read_bytes() == content
         assert (lab.view / "small").read_bytes() == b"small"
         assert (lab.data / "file").stat().st_blocks == 0
+        assert_bounded(lab.pid, WRITING)  # with the threads of Ceph
         with (lab.view / "file").open("r+b") as file:
             os.pwrite(file.fileno(), b"new" * 1000, 100_000)
             content[100_000:103_000] = b"new" * 1000
