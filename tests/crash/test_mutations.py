@@ -108,6 +108,7 @@ HARMLESS = {
     "set_times": "times, which are not promised for the moment of a crash",
     "set_owner": "owner of the directory, which the next enable or disable sets again",
     "set_mode": "mode of the directory, likewise",
+    "remove_attribute_of": "an inherited ACL of a new file, which is not in its place yet",
     "allocate": "a place for what is written next, which is not read",
     "exchange": "a user's own rename",
     "rename_leaving": "a user's own rename",

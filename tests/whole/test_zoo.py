@@ -29,7 +29,7 @@ from tests.support import zoo
 from tests.support.lab import run_cli
 from tests.support.mounts import ALICE, BOB, MountedLab, is_serving, mounted_lab
 
-EACH_MAX = 4
+EACH_MAX = 2
 """Paths of each kind that are named to commands in the default test."""
 
 DONE, FINDINGS, USAGE, BUSY, DAMAGED = range(5)
@@ -351,7 +351,7 @@ def test_no_operation_of_a_user_fails_the_mount(loop_fs: MakeFileSystem) -> None
     with mounted_lab(place, {"keep_deleted": "7d", "reserve": "0"}) as lab:
         zoo.made(lab.view)
         lab.optimize()
-        one = Visitors(lab, place, 12)
+        one = Visitors(lab, place, 6)
         for path in map(os.fsencode, one.paths()):
             for operation in operations(path):
                 try:
