@@ -118,7 +118,7 @@ PLAIN: dict[str, list[Call] | Elsewhere] = {
         Call(on("policy")),
         *(
             Call(lambda one, at=at: ["policy", one.view, "--why", one.paths()[at]], ODD)  # type: ignore[misc]
-            for at in (0, 9, 30)
+            for at in (0, 9, -9)
         ),
     ],
     "run optimize": [

@@ -171,11 +171,19 @@ impl Line {
     }
 
     fn begin_steps(&self, py: Python<'_>, inodes: Vec<u64>) -> PyResult<()> {
-        ready(py, self.with(|line| Ok(line.begin_steps(&inodes))))
+        let begin = |line: &mut line::Line| {
+            line.begin_steps(&inodes);
+            Ok(())
+        };
+        ready(py, self.with(begin))
     }
 
     fn end_steps(&self, py: Python<'_>, inodes: Vec<u64>) -> PyResult<()> {
-        ready(py, self.with(|line| Ok(line.end_steps(&inodes))))
+        let end = |line: &mut line::Line| {
+            line.end_steps(&inodes);
+            Ok(())
+        };
+        ready(py, self.with(end))
     }
 
     fn requests<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
