@@ -518,7 +518,7 @@ def without(present, start, end):
 
 
 def refuse_open(target):
-    """Make the target. Raises Damaged for one that other users may reach."""
+    """Make the target. Raises Damaged if other users may reach it."""
     os.makedirs(target, mode=0o700, exist_ok=True)
     status = os.lstat(target)
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

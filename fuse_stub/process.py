@@ -53,6 +53,10 @@ READ_AHEAD_KIB = 1024
 """Read-ahead of the kernel, and size of its requests. Its default is 128 KiB, and a request costs
 some 30 µs, however long it is."""
 
+SWITCH_INTERVAL_S = 0.0005
+"""The longest time for which a thread without system calls keeps the interpreter from the loop's
+thread. With Python's own 5 ms, a small write of one user waits so long for another's listing."""
+
 _MALLOC_OPTIONS = {
     -8: 1,  # M_ARENA_MAX
     -3: 8 * MIB,  # M_MMAP_THRESHOLD: no mapping of its own for a request's bytes
@@ -204,11 +208,6 @@ def keep_memory() -> None:
     with suppress(AttributeError):  # another C library
         for option, value in _MALLOC_OPTIONS.items():
             libc.mallopt(option, value)
-
-
-SWITCH_INTERVAL_S = 0.0005
-"""How long a thread keeps the interpreter from the loop's, where it makes no system call. By
-default it is 5 ms, which a small write of one user would wait for a listing of another."""
 
 
 def answer(mount: MountedVolume, asked: Serving, below_fd: int) -> None:

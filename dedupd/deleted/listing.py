@@ -87,6 +87,7 @@ def examined(
     """
     now_ns = time.time_ns()
     keep_ns = int(min(policy.keep_deleted_s_max * NS, U64_MAX))
+    space = volume.space
     for number in cache.numbers(uid):
         if before is not None and number > before.log:
             continue
@@ -101,7 +102,6 @@ def examined(
                 keep_ns=keep_ns,
                 limit=ROWS_AT_ONCE,
             )
-            space = volume.space
             offsets = [row[0] for row in rows]
             is_lost = log.lost(offsets, volume.data_fd, space.name, space.seeds[0])
             for (offset, *parts), is_one in zip(rows, is_lost, strict=True):

@@ -104,7 +104,7 @@ def _is_full(error: NoSpace | OSError) -> bool:
 
 
 def _number(options: frozenset[str], name: str) -> int:
-    """The value of an option; 0, root's number, where it is not there."""
+    """The value of an option; 0, root's number, if the option is missing."""
     values = [one.partition("=")[2] for one in options if one.startswith(f"{name}=")]
     return int(values[0]) if values and values[0].isdecimal() else _ROOT
 

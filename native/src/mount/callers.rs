@@ -53,7 +53,7 @@ fn user_of_thread(number: u32) -> Option<u32> {
 }
 
 /// Whether a thread uses files as a user who passes, or as a member of `group`, unless that is root's.
-/// False of one that has ended, and where `/proc` does not tell.
+/// False if it has ended, or if `/proc` does not tell.
 pub fn is_user_or_member(number: u32, passes: impl Fn(u32) -> bool, group: u32) -> bool {
     let Ok(status) = std::fs::read(format!("/proc/{number}/status")) else { return false };
     let status = String::from_utf8_lossy(&status);

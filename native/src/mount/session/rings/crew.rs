@@ -172,13 +172,13 @@ impl Drop for Rings {
 fn wake(mountpoint: &Path, queues: &[Queue], grown: &Receiver<usize>) {
     let mut asking: Vec<Child> = Vec::new();
     loop {
-        let new = if asking.is_empty() {
+        let found = if asking.is_empty() {
             grown.recv().map_err(|_| RecvTimeoutError::Disconnected)
         } else {
             grown.recv_timeout(WAKE_TICK)
         };
         asking.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
-        match new {
+        match found {
             Ok(queue) => {
                 let is_quiet = (0..WAKE_LOOKS).any(|_| {
                     sleep(WAKE_TICK);
