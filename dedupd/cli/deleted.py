@@ -96,8 +96,7 @@ def _read(path: str) -> Iterator[dict[str, Any]]:
     with volume:
         logs, policy = DeletionLogs(volume), volume.policy()
         try:
-            for one in lost(volume, policy, below, logs=logs):
-                yield one.to_json()
+            yield from lost(volume, policy, below, logs=logs)
         finally:
             _report_dropped(volume, policy)
             for number, size in logs.lost_bytes.items():

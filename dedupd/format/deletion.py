@@ -276,13 +276,6 @@ def _tail(data: bytes, head: bytes, start: int) -> bytes:
     return data[start : start + fields[3] + fields[6]]
 
 
-def listed_deletion(fields: bytes, path: bytes, names: bytes) -> Deletion:
-    """A deletion of the parts that ``native.deletions`` gives: without attributes of users, and
-    without the values of others."""
-    attributes = tuple((name, b"") for name in names.split(b"\0")[:-1])
-    return _made(fields, path, attributes)
-
-
 def _deletion(head: bytes, tail: bytes) -> Deletion:
     """Raises ValueError, struct.error."""
     fields = _FIELDS.unpack_from(head)

@@ -1,6 +1,5 @@
 """Logs of deletions, decoded for listings (docs/format.md, "Deletion")."""
 
-from collections.abc import Sequence
 from typing import Final
 
 from typing_extensions import Buffer
@@ -19,29 +18,30 @@ class DeletionLog:
         """``data`` is the entire log, the rest is what its header says
         (:class:`dedupd.format.deletion.LogHeader`)."""
     def __len__(self) -> int: ...
-    def newest(
+    def lines(
         self,
         below: bytes,
         *,
+        number: int,
         uid: int | None,
         before: int,
         now_ns: int,
         keep_ns: int,
         limit: int,
-    ) -> list[tuple[int, bytes, bytes, bytes]]:
-        """Deletions as (offset, fields of the head, path, names), the newest first, at most
-        ``limit``. ``names`` are those of attributes, but for ``user.*``, each with a NUL after it.
+        data_fd: int,
+        attribute: bytes,
+        seed: int,
+    ) -> tuple[list[bytes], int]:
+        """What a listing says of the newest deletions: a line of JSON for each whose content is not
+        where it was. (A deletion is noted before it happens, and it may have been had back.)
 
-        Those of the path ``below`` and below it, of the user ``uid`` if any, at an offset less than
+        Of the path ``below`` and below it, of the user ``uid`` if any, at an offset less than
         ``before``, and whose time, at most ``keep_ns`` after the deletion, ends after ``now_ns``.
-        """
+        ``limit`` deletions are examined. The second result is the offset before which the rest
+        lies, 0 if there is none.
 
-    def lost(self, offsets: Sequence[int], data_fd: int, attribute: bytes, seed: int) -> list[bool]:
-        """For deletions at some offsets, whether their content is not where it was: a deletion is
-        noted before it happens, and it may have been had back.
-
-        ``data_fd``: the tree; ``attribute``: that of its stubs, with the ``seed`` of its checksum.
-        Raises KeyError where no deletion begins at an offset.
+        ``number``: of the log. ``data_fd``: the tree; ``attribute``: that of its stubs, with the
+        ``seed`` of its checksum.
         """
 
 def spans(data: Buffer, *, seed: int, is_proven: bool, base: int) -> tuple[bytes, bytes]:

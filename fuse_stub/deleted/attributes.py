@@ -7,7 +7,6 @@ root can append the words of :class:`~dedupd.deleted.undelete.Order`.
 """
 
 import errno
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from dedupd.deleted.expiry import end_ns
-from dedupd.deleted.listing import DELETED, Lost, examined
+from dedupd.deleted.listing import DELETED, lines
 from dedupd.deleted.log import DeletionId, DeletionLogs
 from dedupd.deleted.log_cache import LogCache
 from dedupd.deleted.revival import revive, take_back
@@ -28,13 +27,17 @@ from dedupd.system.tree.tree_paths import path_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
-from fuse_stub.policy.turns import InThread, Turns
+from fuse_stub.policy.turns import InThread, Pace, Turns
 
 ANSWER_BYTES_MAX = 60_000
 """Of one answer; the kernel takes 65,536 of an attribute."""
 
 WAITING_MAX = 16
 """Listings of one user that are answered or wait. Each takes one of the mount's tasks."""
+
+PACE = Pace(burst=200, interval_s=0.1)
+"""A tool of a user gets all of 40,000 deletions without a pause. A loop without end does not keep
+the thread that takes the requests of all users."""
 
 TURN_S = 0.002
 """How long a listing is made until others have their turn, and until it rests for as long: so all
@@ -53,7 +56,7 @@ class Listings:
 
     def __init__(self, volume: Volume, in_thread: InThread) -> None:
         self._volume = volume
-        self.turns = Turns(in_thread, at_once=1, user_max=WAITING_MAX, rest=1.0)
+        self.turns = Turns(in_thread, at_once=1, user_max=WAITING_MAX, rest=1.0, pace=PACE)
         self.cache = LogCache(DeletionLogs(volume))
 
     async def value(self, directory_fd: int, name: bytes, uid: int) -> bytes:
@@ -87,24 +90,24 @@ class _Answer:
         self.lines: list[bytes] = []
         self.is_complete = False
         self._length = 0
-        self._rows = self._examined(volume, cache, directory_fd, uid, before)
+        self._more = self._some_lines(volume, cache, directory_fd, uid, before)
 
     @staticmethod
-    def _examined(
+    def _some_lines(
         volume: Volume, cache: LogCache, directory_fd: int, uid: int, before: DeletionId | None
-    ) -> Iterator[Lost | None]:
+    ) -> Iterator[list[bytes]]:
         below = path_in_tree(volume.data_fd, directory_fd)
         if below is not None:
-            yield from examined(volume, volume.policy(), below, uid, cache, before)
+            yield from lines(volume, volume.policy(), below, uid, cache, before)
 
     def extend(self) -> None:
         """Make more of the answer, for :data:`TURN_S`. Raises OSError."""
         end_s = time.monotonic() + TURN_S
-        for one in self._rows:
-            line = b"" if one is None else json.dumps(one.to_json()).encode() + b"\n"
-            if self._length + len(line) > ANSWER_BYTES_MAX:
-                break
-            if line:
+        for some in self._more:
+            for line in some:
+                if self._length + len(line) > ANSWER_BYTES_MAX:
+                    self.is_complete = True
+                    return
                 self.lines.append(line)
                 self._length += len(line)
             if time.monotonic() > end_s:

@@ -16,7 +16,7 @@ from dedupd.deleted.dropped import Dropped, add_counts
 from dedupd.deleted.listing import lost
 from dedupd.deleted.log import DeletionId, DeletionLogs
 from dedupd.deleted.revival import revive, take_back
-from dedupd.deleted.undelete import UNFINISHED, Undelete, Wanted, attach_below
+from dedupd.deleted.undelete import UNFINISHED, Undelete, attach_below
 from dedupd.deleted.writer import DeletionWriter
 from dedupd.errors import NoSpace
 from dedupd.format.deletion import Cause, Deletion
@@ -35,6 +35,7 @@ from tests.crash.scenarios import (
 )
 from tests.crash.space_scenarios import disk_full_at
 from tests.support import crash
+from tests.support.deletions import wanted_of
 
 REMOVED = ("base", "dir/copy", "text")
 
@@ -57,9 +58,9 @@ def delete_and_have_back(scene: Scene) -> None:
         _remove(scene, volume, REMOVED)
         _unfinished(volume, scene)
         with volume.job_lock(), volume.mount_lock():
-            rows = [one for one in lost(volume, volume.policy(), b"") if b"t" not in one[1].path]
+            rows = [row for row in lost(volume, volume.policy(), b"") if "t" not in row["path"]]
             rows += list(lost(volume, volume.policy(), b"dir"))  # comes back beside itself
-            wanted = [Wanted(str(one.id), one.deletion.path, 0, 0, time.time()) for one in rows]
+            wanted = [wanted_of(row, time.time()) for row in rows]
             undelete = Undelete(volume.data_fd, scene.disk, attach_below(volume))
             for back in undelete.take(wanted):
                 assert back.error is None
@@ -117,14 +118,14 @@ def had_back(root: Path) -> None:
     """Whatever a crash has left in the logs comes back, and is what it was."""
     with Volume.open(str(root)) as volume, volume.job_lock(), volume.mount_lock():
         rows = list(lost(volume, volume.policy(), b""))
-        wanted = [Wanted(str(one.id), one.deletion.path, 0, 0, time.time()) for one in rows]
+        wanted = [wanted_of(row, time.time()) for row in rows]
         undelete = Undelete(volume.data_fd, volume.disk, attach_below(volume))
         back = list(undelete.take(wanted))
     assert all(one.error is None for one in back)
     found = contents(root)
     for one, row in zip(back, rows, strict=True):
         path = os.fsdecode(one.path)
-        assert found[path] == _before[os.fsdecode(row.deletion.path)]
+        assert found[path] == _before[row["path"]]
         if path not in _before:  # it came back beside itself
             (root / ".dedupd/data" / path).unlink()
     for left in list((root / ".dedupd/data").rglob(f"{UNFINISHED.decode()}*")):

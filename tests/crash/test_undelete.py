@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from dedupd.deleted.listing import lost
-from dedupd.deleted.undelete import UNFINISHED, Undelete, Wanted, attach_below
+from dedupd.deleted.undelete import UNFINISHED, Undelete, attach_below
 from dedupd.errors import Busy
 from dedupd.system.disk import Disk
 from dedupd.volume.volume import Volume
 from tests.support import crash
+from tests.support.deletions import wanted_of
 from tests.support.dying_mounts import dies_at
 from tests.support.lab import new_lab, noise, run_cli
 from tests.support.mounts import (
@@ -83,10 +84,7 @@ def deleted(fast: Path) -> tuple[Path, Seen]:
 def undelete(root: Path, disk: Disk) -> None:
     with Volume.open(str(root), disk) as volume, volume.job_lock(), volume.mount_lock():
         rows = list(lost(volume, volume.policy(), b""))
-        orders = [
-            Wanted(str(one.id), one.deletion.path, one.deletion.uid, one.deletion.gid, time.time())
-            for one in rows
-        ]
+        orders = [wanted_of(row, time.time()) for row in rows]
         results = list(Undelete(volume.data_fd, disk, attach_below(volume)).take(orders))
     assert [one.error for one in results if one.error is not None] == []
 

@@ -1,13 +1,13 @@
 """What a listing of deletions takes for lost (native/src/tree/deleted.rs)."""
 
+import json
 import os
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
-import pytest
-
 from dedupd import native
-from dedupd.format.deletion import LOG_HEADER_BYTES, Cause, Deletion, LogHeader
+from dedupd.format.deletion import LOG_HEADER_BYTES, Cause, Deletion, LogHeader, encoded_bytes
 from dedupd.system.files import opened
 from dedupd.units import KIB
 from tests.support.deletions import deletion_of, log_of
@@ -50,13 +50,22 @@ def test_what_is_where_it_was_is_told_from_what_is_lost(tmp_path: Path) -> None:
     log = native.deletions.DeletionLog(
         data, seed=SEED, is_proven=True, uid=None, first=LOG_HEADER_BYTES
     )
-    rows = log.newest(b"", uid=None, before=2**32 - 1, now_ns=0, keep_ns=2**64 - 1, limit=99)
-    offsets = [row[0] for row in reversed(rows)]
     with lab.opened() as volume:
-        space = volume.space
-        lost = log.lost(offsets, volume.data_fd, space.name, space.seeds[0])
-        with pytest.raises(KeyError):
-            log.lost([offsets[0] + 8], volume.data_fd, space.name, space.seeds[0])
+        lines, _ = log.lines(
+            b"",
+            number=1,
+            uid=None,
+            before=2**32 - 1,
+            now_ns=0,
+            keep_ns=2**64 - 1,
+            limit=99,
+            data_fd=volume.data_fd,
+            attribute=volume.space.name,
+            seed=volume.space.seeds[0],
+        )
+    told = {json.loads(line)["id"] for line in lines}
+    offsets = accumulate(map(encoded_bytes, found[:-1]), initial=LOG_HEADER_BYTES)
+    lost = [f"1-{offset}" in told for offset in offsets]
     expected = list[bool]()
     for cause in Cause:
         is_part = cause not in (Cause.REMOVED, Cause.REPLACED)

@@ -1,6 +1,9 @@
 """Logs of deletions: what was written is read, and damage takes one deletion with it."""
 
+import json
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,11 +24,11 @@ from dedupd.format.deletion import (
     encode_deletion,
     encode_header,
     encoded_bytes,
-    listed_deletion,
     read_log,
     spans,
 )
 from dedupd.format.stub import Flag, StubAttribute
+from dedupd.system.files import opened
 from tests.support.deletions import log_of, unproven_deletion, unproven_header
 from tests.support.formats import U32, U64, UUID, flipped
 
@@ -37,6 +40,9 @@ STUBS = st.builds(
     U64,
 )
 NAMES = st.binary(max_size=80).map(lambda name: b"n" + name.translate(None, b"\0/"))
+NAMES |= st.text(max_size=20).map(
+    lambda name: b"n" + name.replace("/", "").encode(errors="ignore").translate(None, b"\0")
+)
 PATHS = st.lists(NAMES, max_size=4).map(b"/".join)
 DELETIONS = st.builds(
     Deletion,
@@ -175,8 +181,55 @@ def test_nothing_is_read_that_was_not_appended(log: tuple[list[Deletion], bytes]
     }
 
 
-def listed(text: bytes, header: LogHeader) -> tuple[list[tuple[int, Deletion]], int]:
-    """The content of a log as native code has it, in the order of the log."""
+def told(one: Deletion, offset: int, keep_ns: int = 2**64 - 1) -> dict[str, Any]:
+    """What a listing says of a deletion of :data:`HEADER`'s log."""
+    end_ns = min(one.time_ns + min(one.keep_s * 10**9, keep_ns), 2**64 - 1)
+    names = [name for name, _ in one.attributes]
+    return {
+        "id": f"{HEADER.number}-{offset}",
+        "path": os.fsdecode(one.path),
+        "cause": one.cause.name.lower(),
+        "time_s": one.time_ns / 10**9,
+        "end_s": end_ns / 10**9,
+        "length_bytes": one.stub.covered if one.lost_own_blocks else one.size,
+        "uid": one.uid,
+        "gid": one.gid,
+        "mode": one.mode,
+        "mtime_ns": one.mtime_ns,
+        "lost_own_blocks": one.lost_own_blocks,
+        "privileged": bool(one.mode & 0o6000) or b"security.capability" in names,
+    }
+
+
+def lines_of(
+    log: native.deletions.DeletionLog,
+    below: bytes = b"",
+    uid: int | None = None,
+    before: int = 2**32 - 1,
+    now_ns: int = 0,
+    keep_ns: int = 2**64 - 1,
+    limit: int = 100,
+) -> tuple[list[dict[str, Any]], int]:
+    """What a log tells, and where it goes on. Nothing is below ``tree``, which is no directory."""
+    with opened(os.open(os.devnull, os.O_PATH)) as tree:
+        lines, rest = log.lines(
+            below,
+            number=HEADER.number,
+            uid=uid,
+            before=before,
+            now_ns=now_ns,
+            keep_ns=keep_ns,
+            limit=limit,
+            data_fd=tree,
+            attribute=b"trusted.dedupd",
+            seed=SEED,
+        )
+    assert all(line.endswith(b"\n") and line.isascii() for line in lines)
+    return [json.loads(line) for line in lines], rest
+
+
+def listed(text: bytes, header: LogHeader) -> tuple[list[dict[str, Any]], int]:
+    """What native code tells of a log, in the order of the log, and how much is damaged."""
     log = native.deletions.DeletionLog(
         text,
         seed=header.seed,
@@ -184,23 +237,19 @@ def listed(text: bytes, header: LogHeader) -> tuple[list[tuple[int, Deletion]], 
         uid=header.uid,
         first=header.first,
     )
-    rows = log.newest(b"", uid=None, before=2**32 - 1, now_ns=0, keep_ns=2**64 - 1, limit=100)
+    rows, rest = lines_of(log)
     assert len(rows) == len(log)
-    found = [(offset, listed_deletion(*parts)) for offset, *parts in reversed(rows)]
-    return found, log.lost_bytes
-
-
-def listed_as(one: Deletion) -> Deletion:
-    """A deletion without what a listing does not have of it."""
-    names = [name for name, _ in one.attributes if not name.startswith(b"user.")]
-    return one._replace(attributes=tuple((name, b"") for name in names))
+    assert rest == 0
+    return rows[::-1], log.lost_bytes
 
 
 def agrees(text: bytes, header: LogHeader) -> None:
     """Native code finds in a log what :func:`read_log` finds."""
     content = read_log(text, header)
-    rows = [(at, listed_as(one)) for at, one in content.rows]
-    assert listed(text, header) == (rows, content.lost_bytes)
+    assert listed(text, header) == (
+        [told(one, at) for at, one in content.rows],
+        content.lost_bytes,
+    )
     starts, lengths = native.deletions.spans(
         text[LOG_HEADER_BYTES:],
         seed=header.seed,
@@ -262,7 +311,7 @@ def test_a_listing_has_the_newest_of_a_path_and_of_a_user(
     log = native.deletions.DeletionLog(
         text, seed=SEED, is_proven=True, uid=None, first=LOG_HEADER_BYTES
     )
-    rows = log.newest(below, uid=uid, before=before, now_ns=now_ns, keep_ns=keep_ns, limit=limit)
+    rows, rest = lines_of(log, below, uid, before, now_ns, keep_ns, limit)
     wanted = [
         (at, one)
         for at, one in reversed(read_log(text, HEADER).rows)
@@ -271,7 +320,8 @@ def test_a_listing_has_the_newest_of_a_path_and_of_a_user(
         and (not below or one.path == below or one.path.startswith(below + b"/"))
         and min(one.time_ns + min(one.keep_s * 10**9, keep_ns), 2**64 - 1) > now_ns
     ]
-    assert [(at, listed_deletion(*parts)) for at, *parts in rows] == wanted[:limit]
+    assert rows == [told(one, at, keep_ns) for at, one in wanted[:limit]]
+    assert rest == (wanted[limit - 1][0] if len(wanted) > limit else 0)
 
 
 @given(st.lists(DELETIONS, min_size=1, max_size=5), st.data())

@@ -24,7 +24,7 @@ from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
 from fuse_stub.deleted import attributes
 from fuse_stub.deleted.attributes import Listings
-from fuse_stub.policy.turns import Turns
+from fuse_stub.policy.turns import Pace, Turns
 from tests.support.deletions import deletion_of, log_of
 from tests.support.lab import new_lab
 
@@ -156,6 +156,30 @@ def test_requests_run_as_many_at_once_as_there_are_turns() -> None:
     assert trio.run(all_of_them).most_at_once == 2
 
 
+def test_a_loop_of_requests_is_slowed_down_and_hinders_no_other_user() -> None:
+    async def here(_uid: int, function: Callable[..., T], *arguments: object) -> T:
+        return function(*arguments)
+
+    async def elapsed_s(turns: Turns, uid: int, count: int) -> float:
+        start_s = trio.current_time()
+        for _ in range(count):
+            async with turns.of(uid):
+                await turns.run(uid, int)
+        return trio.current_time() - start_s
+
+    async def all_of_them() -> None:
+        turns = Turns(here, at_once=1, user_max=9, pace=Pace(burst=5, interval_s=1.0))
+        assert await elapsed_s(turns, ALICE, 6) == 0
+        assert await elapsed_s(turns, ALICE, 4) == pytest.approx(4)
+        assert await elapsed_s(turns, BOB, 6) == 0
+        assert await elapsed_s(turns, 0, 50) == 0
+        await trio.sleep(100)
+        assert await elapsed_s(turns, ALICE, 6) == 0, "and no more for having waited longer"
+        assert await elapsed_s(turns, ALICE, 1) == pytest.approx(1)
+
+    trio.run(all_of_them, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
 def test_a_long_listing_is_continued_where_it_ended(
     volume: Volume, writer: DeletionWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,14 +196,15 @@ def test_a_long_listing_is_continued_where_it_ended(
             value = await listings.value(fd, name, ALICE)
         return [json.loads(line) for line in value.splitlines()]
 
-    for _ in itertools.count():
-        try:
-            rows = trio.run(page)
-        except OSError as error:
-            assert error.errno == errno.ENODATA
-            break
-        found += [row["path"] for row in rows]
-        last = rows[-1]["id"]
+    async def pages() -> None:
+        nonlocal last
+        with pytest.raises(OSError, match=os.strerror(errno.ENODATA)):
+            for _ in itertools.count():
+                rows = await page()
+                found.extend(row["path"] for row in rows)
+                last = rows[-1]["id"]
+
+    trio.run(pages)
     assert found == [f"{keep}-{at}" for keep in (7200, 3600) for at in range(39, -1, -1)]
     assert listings.cache.decoded == 2
 

@@ -1,9 +1,12 @@
 """Logs of deletions as bytes, also of the format that had no secret seed."""
 
+import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from dedupd.deleted.undelete import Wanted
 from dedupd.format.deletion import (
     LOG_HEADER_BYTES,
     LOG_MAGIC,
@@ -57,3 +60,8 @@ def deletion_of(uid: int, path: bytes, value: bytes = b"", *, recipe: int = 1) -
         *(Cause.REMOVED, time.time_ns(), 3600, path, 0o100644, uid, 8, 5, 6, 10, 0, 0),
         *(stub, attributes),
     )
+
+
+def wanted_of(row: Mapping[str, Any], time_s: float = 0.0) -> Wanted:
+    """An order for a deletion of a listing, at its place."""
+    return Wanted(row["id"], os.fsencode(row["path"]), row["uid"], row["gid"], time_s)

@@ -40,15 +40,49 @@ pub const FIELDS_BYTES: usize = head::TAIL_CHECKSUM.start;
 const UNPROVEN_HEAD_BYTES: usize = FIELDS_BYTES + 8;
 const MAGIC: &[u8; 4] = b"DDDL";
 const ALIGN_BYTES: usize = 8;
-const CAUSES: std::ops::RangeInclusive<u8> = 1..=4;
 const USERS: &[u8] = b"user.";
-const NS: u64 = 1_000_000_000;
+pub const NS: u64 = 1_000_000_000;
+
+/// What took the content of a stub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    Removed,
+    Replaced,
+    Cut,
+    Overwritten,
+}
+
+impl Cause {
+    fn of(fields: &[u8]) -> Option<Cause> {
+        match head::CAUSE.u8(fields) {
+            1 => Some(Cause::Removed),
+            2 => Some(Cause::Replaced),
+            3 => Some(Cause::Cut),
+            4 => Some(Cause::Overwritten),
+            _ => None,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Cause::Removed => "removed",
+            Cause::Replaced => "replaced",
+            Cause::Cut => "cut",
+            Cause::Overwritten => "overwritten",
+        }
+    }
+
+    pub fn takes_the_whole_file(self) -> bool {
+        matches!(self, Cause::Removed | Cause::Replaced)
+    }
+}
 
 /// A deletion without the values of its attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Where in the log it begins.
     pub offset: u32,
+    pub cause: Cause,
     pub fields: [u8; FIELDS_BYTES],
     pub path: Box<[u8]>,
     /// Names of attributes but for those in the namespace of users, each with a NUL after it.
@@ -111,6 +145,13 @@ struct Span<'a> {
     fields: &'a [u8; FIELDS_BYTES],
 }
 
+/// What follows a head.
+struct Tail<'a> {
+    cause: Cause,
+    path: &'a [u8],
+    names: Vec<u8>,
+}
+
 impl<'a> Log<'a> {
     pub fn content(self) -> Content {
         let mut found = Content::default();
@@ -119,10 +160,13 @@ impl<'a> Log<'a> {
             found.lost_bytes += start - last;
             last = end;
             match self.tail(start, fields) {
-                Some((path, names)) => {
-                    let (offset, path) = ((self.base + start) as u32, path.into());
-                    found.rows.push(Row { offset, fields: *fields, path, names: names.into() });
-                }
+                Some(Tail { cause, path, names }) => found.rows.push(Row {
+                    offset: (self.base + start) as u32,
+                    cause,
+                    fields: *fields,
+                    path: path.into(),
+                    names: names.into(),
+                }),
                 None if end <= self.data.len() => found.lost_bytes += end - start,
                 None => (),
             }
@@ -180,8 +224,8 @@ impl<'a> Log<'a> {
         is_sound.then_some(fields)
     }
 
-    /// Path and names of a deletion whose path and attributes are sound, and whose user is right.
-    fn tail(self, at: usize, fields: &[u8; FIELDS_BYTES]) -> Option<(&'a [u8], Vec<u8>)> {
+    /// The rest of a deletion, if path and attributes are sound and the user is right.
+    fn tail(self, at: usize, fields: &[u8; FIELDS_BYTES]) -> Option<Tail<'a>> {
         let start = at + self.head_bytes();
         let tail = self.data.get(start..start + tail_bytes(fields))?;
         let head = &self.data[at..start];
@@ -194,9 +238,9 @@ impl<'a> Log<'a> {
         };
         let is_own = self.uid.is_none_or(|uid| uid == head::UID.u32(fields));
         let (path, attributes) = tail.split_at(usize::from(head::PATH_BYTES.u16(fields)));
-        let is_valid = CAUSES.contains(&head::CAUSE.u8(fields)) && !leads_out(path);
+        let cause = Cause::of(fields)?;
         let names = names(attributes, head::ATTRIBUTES.u16(fields))?;
-        (is_sound && is_own && is_valid).then_some((path, names))
+        (is_sound && is_own && !leads_out(path)).then_some(Tail { cause, path, names })
     }
 
     /// The seed of all checksums of the deletion at `at` of a proven log.

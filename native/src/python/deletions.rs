@@ -2,7 +2,6 @@
 
 use std::os::fd::RawFd;
 
-use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -10,6 +9,7 @@ use super::support::calls::c_string;
 use super::support::input::{Input, pack_u32, require};
 use crate::format::deletion::{Content, Log, Row};
 use crate::tree::deleted::Place;
+use crate::tree::listing::line;
 
 #[pyclass(frozen, module = "dedupd.native.deletions")]
 pub struct DeletionLog {
@@ -19,9 +19,6 @@ pub struct DeletionLog {
     #[pyo3(get)]
     memory_bytes: usize,
 }
-
-/// Offset, fields, path, and names of attributes.
-type Found<'py> = (u32, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 
 #[pymethods]
 impl DeletionLog {
@@ -47,50 +44,39 @@ impl DeletionLog {
     }
 
     #[expect(clippy::too_many_arguments, reason = "all but one of them by name")]
-    #[pyo3(signature = (below, *, uid, before, now_ns, keep_ns, limit))]
-    fn newest<'py>(
+    #[pyo3(signature = (
+        below, *, number, uid, before, now_ns, keep_ns, limit, data_fd, attribute, seed
+    ))]
+    fn lines<'py>(
         &self,
         py: Python<'py>,
         below: &[u8],
+        number: u32,
         uid: Option<u32>,
         before: u32,
         now_ns: u64,
         keep_ns: u64,
         limit: usize,
-    ) -> PyResult<Vec<Found<'py>>> {
-        require(limit > 0, "limit is 0")?;
-        let found: Vec<&Row> = py.detach(|| {
-            let end = self.rows.partition_point(|row| row.offset < before);
-            let newest_first = self.rows[..end].iter().rev();
-            newest_first
-                .filter(|row| uid.is_none_or(|uid| uid == row.uid()))
-                .filter(|row| row.is_below(below) && row.end_ns(keep_ns) > now_ns)
-                .take(limit)
-                .collect()
-        });
-        let bytes = |value: &[u8]| PyBytes::new(py, value);
-        let found = found
-            .iter()
-            .map(|row| (row.offset, bytes(&row.fields), bytes(&row.path), bytes(&row.names)));
-        Ok(found.collect())
-    }
-
-    fn lost(
-        &self,
-        py: Python<'_>,
-        offsets: Vec<u32>,
         data_fd: RawFd,
         attribute: &[u8],
         seed: u64,
-    ) -> PyResult<Vec<bool>> {
+    ) -> PyResult<(Vec<Bound<'py, PyBytes>>, u32)> {
+        require(limit > 0, "limit is 0")?;
         let attribute = c_string("attribute", attribute)?;
         let place = Place { data: data_fd, attribute: &attribute, seed };
-        let row = |offset| {
-            let at = self.rows.binary_search_by_key(&offset, |row| row.offset);
-            at.map(|at| &self.rows[at]).map_err(|_| PyKeyError::new_err(offset))
-        };
-        let rows = offsets.into_iter().map(row).collect::<PyResult<Vec<_>>>()?;
-        Ok(py.detach(|| rows.into_iter().map(|row| place.lacks(row)).collect()))
+        let (lines, next) = py.detach(|| {
+            let end = self.rows.partition_point(|row| row.offset < before);
+            let newest_first = self.rows[..end].iter().rev();
+            let mut rows = newest_first
+                .filter(|row| uid.is_none_or(|uid| uid == row.uid()))
+                .filter(|row| row.is_below(below) && row.end_ns(keep_ns) > now_ns);
+            let mut next = 0;
+            let seen = rows.by_ref().take(limit).inspect(|row| next = row.offset);
+            let lost = seen.filter(|row| place.lacks(row));
+            let lines: Vec<String> = lost.map(|row| line(row, number, keep_ns)).collect();
+            (lines, if rows.next().is_some() { next } else { 0 })
+        });
+        Ok((lines.iter().map(|line| PyBytes::new(py, line.as_bytes())).collect(), next))
     }
 }
 

@@ -10,10 +10,6 @@ use crate::format::stub::{DIRECT, STUB_BYTES, StubHead, stub_head};
 use crate::system::calls::generation_of;
 use crate::system::files::open_beneath;
 
-/// Causes of deletions that take the whole file.
-const REMOVED: u8 = 1;
-const REPLACED: u8 = 2;
-
 /// The tree of a volume: its directory, and the attribute of its stubs.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
@@ -48,7 +44,7 @@ impl Place<'_> {
         // What came back, or is new, may have been given the number of what went.
         let is_same = status.stx_ino == head::INODE.u64(&row.fields)
             && generation_of(file.as_raw_fd()).ok()? == head::GENERATION.u32(&row.fields);
-        if is_same && [REMOVED, REPLACED].contains(&head::CAUSE.u8(&row.fields)) {
+        if is_same && row.cause.takes_the_whole_file() {
             return Some(Found::Same);
         }
         let mut value = [0; STUB_BYTES + 1];
