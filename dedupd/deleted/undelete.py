@@ -24,6 +24,7 @@ from dedupd.system.tree.takeover import (
     remove_private,
     rights_of,
 )
+from dedupd.system.tree.unfinished import Mark, is_marked, mark, unmark
 from dedupd.volume.enabling.base import is_reserved, refuse_reserved
 from dedupd.volume.volume import Volume
 
@@ -32,8 +33,8 @@ UNDELETE = b"user.dedupd.undelete"
 took."""
 
 UNFINISHED = b".dedupd-undelete"
-"""The name of a file that is coming back, and a number. One that a kill has left is removed by the
-next run that comes to its directory."""
+"""The name of a file that is coming back, and a number. One that a kill has left, which has a note
+that it is unfinished, is removed by the next run that comes to its directory."""
 
 _UNFINISHED = re.compile(re.escape(UNFINISHED) + rb"-[0-9]+")
 
@@ -147,8 +148,14 @@ class Undelete:
             name = b"%s-%d" % (UNFINISHED, number)
             with suppress(FileExistsError):
                 file = self._disk.create(fd, name)
-                with suppress(OSError):  # a file system without locks
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try:
+                    with suppress(OSError):  # a file system without locks
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    mark(self._disk, file, Mark.FILE)
+                except BaseException:
+                    os.close(file)
+                    self._discard(fd, name)
+                    raise
                 return name, file
         raise AssertionError("numbers do not end")
 
@@ -180,6 +187,8 @@ class Undelete:
                     f"{show_path(given)}: another user has put another file in its place; restore"
                     " it into another directory with --to"
                 )
+            with suppress(OSError):
+                _unmark(disk, made.file)
             return given
         raise UsageError(f"{show_path(given)}: is there already; move it, or use --to")
 
@@ -214,7 +223,8 @@ class Undelete:
                 flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
                 with opened(os.open(name, flags, dir_fd=fd)) as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    self._discard(fd, name)
+                    if is_marked(file, Mark.FILE):
+                        self._discard(fd, name)
 
     def _directory(self, path: bytes, one: Wanted) -> int:
         """The directory that a file comes back into. One that has gone is made, and is open to the
@@ -248,6 +258,20 @@ class Undelete:
                 if is_there(fd, name):
                     raise
         raise AssertionError("numbers do not end")
+
+
+def _unmark(disk: Disk, file: int) -> None:
+    """Remove the note from a file that has its name. A user without the permission to write to the
+    file takes it for that long. Raises OSError."""
+    mode = stat.S_IMODE(os.fstat(file).st_mode)
+    is_closed = os.geteuid() != 0 and not mode & stat.S_IWUSR
+    if is_closed:
+        disk.set_mode(file, mode | stat.S_IWUSR)
+    try:
+        unmark(disk, file)
+    finally:
+        if is_closed:
+            disk.set_mode(file, mode)
 
 
 def attach_below(volume: Volume, *, privileges: bool = False, force: bool = False) -> Attach:

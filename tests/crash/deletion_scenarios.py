@@ -22,6 +22,7 @@ from dedupd.errors import NoSpace
 from dedupd.format.deletion import Cause, Deletion
 from dedupd.system.files import opened
 from dedupd.system.tree.takeover import Rights
+from dedupd.system.tree.unfinished import Mark, mark
 from dedupd.volume.volume import Volume
 from tests.crash.scenarios import (
     Contents,
@@ -110,6 +111,7 @@ def _unfinished(volume: Volume, scene: Scene) -> None:
     logs = DeletionLogs(volume)
     one_id = DeletionId(logs.numbers()[0], 64)
     with opened(scene.disk.create(volume.data_fd, UNFINISHED + b"-7")) as fd:
+        mark(disk, fd, Mark.FILE)
         revive(volume, fd, logs.get(one_id), Rights.ROOT)
         take_back(volume, fd)
 

@@ -62,6 +62,7 @@ ELSEWHERE = {
     "fuse_stub.bulk_commits._take_back sync_file_system": BY_A_THREAD,
     "fuse_stub.deleted.noting._sync_once sync_file": BY_A_THREAD,
     "dedupd.deleted.undelete._made_directory make_dir": BY_A_USER,
+    "dedupd.deleted.undelete._unmark set_mode": BY_A_USER,
     "dedupd.system.tree.takeover.drop_inherited_acls remove_attribute_of": OF_A_NEW_FILE,
     "dedupd.system.tree.takeover.keep_group set_owner": BY_A_USER,
     "dedupd.deleted.writer._begin unlink": "a log without a header, which had no room",

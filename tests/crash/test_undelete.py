@@ -4,6 +4,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from dedupd.deleted.listing import lost
 from dedupd.deleted.undelete import UNFINISHED, Undelete, attach_below
 from dedupd.errors import Busy
 from dedupd.system.disk import Disk
+from dedupd.system.tree.unfinished import is_mark
 from dedupd.volume.volume import Volume
 from tests.support import crash
 from tests.support.deletions import wanted_of
@@ -118,12 +120,17 @@ def check(root: Path, before: Seen) -> set[str]:
         elif path.is_dir():
             assert found == DIRECTORIES[name]
         else:
-            assert (one, found) == (before[name], FILES[name])
+            # A kill right after a file has got its name leaves the note that it is unfinished.
+            own = tuple(pair for pair in one.attributes if not is_mark(os.fsencode(pair[0])))
+            assert (replace(one, attributes=own), found) == (before[name], FILES[name])
     return seen.keys() & FILES.keys()
 
 
 def unfinished(root: Path) -> list[str]:
-    return [name for name in crash.see(root) if UNFINISHED.decode() in name]
+    """But for an empty file, which may be a user's."""
+    names = [name for name in crash.see(root) if UNFINISHED.decode() in name]
+    paths = [root / ".dedupd/data" / name for name in names]
+    return [str(path) for path in paths if path.is_dir() or path.stat().st_size]
 
 
 def killed_at_steps(fast: Path, deleted: tuple[Path, Seen], first: int, stride: int) -> int:

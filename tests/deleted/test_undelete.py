@@ -95,6 +95,10 @@ def test_directories_that_users_exchange_during_a_run_get_no_file_of_another(tre
 def test_only_what_a_run_has_left_is_removed(tree: Path) -> None:
     hers = tree / "hers"
     (hers / ".dedupd-undelete-3").write_text("left by a kill")
+    os.setxattr(hers / ".dedupd-undelete-3", "trusted.dedupd.unfinished", b"file")
+    (hers / ".dedupd-undelete-1").write_text("root's own")
+    (hers / ".dedupd-undelete-2").write_text("hers")
+    os.setxattr(hers / ".dedupd-undelete-2", "user.dedupd.unfinished", b"file")
     (hers / ".dedupd-undelete-notes").write_text("hers")
     (hers / ".dedupd-undelete-4").mkdir()
     os.chown(hers / ".dedupd-undelete-4", ALICE, ALICE)
@@ -105,10 +109,11 @@ def test_only_what_a_run_has_left_is_removed(tree: Path) -> None:
     (hers / ".dedupd-undelete-7").symlink_to(hers)
     os.mkfifo(hers / ".dedupd-undelete-8")
     (hers / ".dedupd-undelete-9").write_text("of a run that is at work")
+    os.setxattr(hers / ".dedupd-undelete-9", "trusted.dedupd.unfinished", b"file")
     with open(hers / ".dedupd-undelete-9", "rb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert reasons(take(tree, wanted("hers/f"))) == []
-    kept = {"f", *(f".dedupd-undelete-{name}" for name in ("notes", 4, 6, 7, 8, 9))}
+    kept = {"f", *(f".dedupd-undelete-{name}" for name in ("notes", 1, 2, 4, 6, 7, 8, 9))}
     assert set(os.listdir(hers)) == kept
     assert os.listdir(hers / ".dedupd-undelete-6") == ["file"]
 

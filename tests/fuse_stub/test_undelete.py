@@ -191,6 +191,15 @@ def test_a_user_gets_no_group_by_undeleting(lab: MountedLab) -> None:
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (ALICE, TEAM, 0o674)
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o444, 0o000])
+def test_a_file_that_a_user_has_back_bears_no_note(lab: MountedLab, mode: int) -> None:
+    """Not even where the user may not write to it."""
+    path = removed(lab, "shared/plan", ALICE, mode)
+    assert undelete_as(ALICE, path).returncode == 0
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert [name for name in os.listxattr(path) if "unfinished" in name] == []
+
+
 def test_an_acl_that_names_another_group_does_not_come_back_to_a_user(lab: MountedLab) -> None:
     path = lab.make_stub("shared/plan", noise(20 * KIB))
     os.chown(path, ALICE, TEAM)

@@ -133,8 +133,11 @@ def test_undelete_removes_only_files_that_a_killed_run_has_left(tmp_path: Path) 
     (tmp_path / ".dedupd-undelete-notes").write_bytes(b"of a user")
     (tmp_path / ".dedupd-undelete-7").mkdir()
     (tmp_path / ".dedupd-undelete-8").write_bytes(b"left")
+    os.setxattr(tmp_path / ".dedupd-undelete-8", "trusted.dedupd.unfinished", b"file")
+    (tmp_path / ".dedupd-undelete-9").write_bytes(b"of a user")
     wanted = Wanted("1-0", b"f", os.geteuid(), os.getegid(), 0.0)
     with opened(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)) as tree_fd:
         (back,) = Undelete(tree_fd, Disk(), lambda fd, wanted: None).take([wanted])
     assert back.error is None
-    assert sorted(os.listdir(tmp_path)) == [".dedupd-undelete-7", ".dedupd-undelete-notes", "f"]
+    kept = {"f", *(f".dedupd-undelete-{name}" for name in (7, 9, "notes"))}
+    assert set(os.listdir(tmp_path)) == kept

@@ -1,7 +1,6 @@
 """Mounts whose process dies before one of its durable effects."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -36,6 +35,8 @@ def dies_at(root: Path, view: Path, step: int, job: Callable[[Path], object]) ->
     died |= is_dead(str(view))
     clear_dead_mount(str(view))
     if mount_table.find(str(view)) is not None:
-        with suppress(ServiceUnreachable):
+        try:
             mount_process.unmount(str(view))
+        except ServiceUnreachable:  # it was about to die
+            died = True
     return died

@@ -17,9 +17,9 @@ from dedupd.system.tree.takeover import (
     takes_attribute,
     takes_device,
 )
+from dedupd.system.tree.unfinished import is_mark
 from dedupd.units import MIB, counted
 from jobs.backup.tree.nodes import Node
-from jobs.backup.tree.workshop import is_mark
 from jobs.frame.run import Findings
 
 _NOT_HERE = (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES)

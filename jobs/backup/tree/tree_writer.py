@@ -17,9 +17,10 @@ from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.paths import DirectoryOpener, open_beneath, show_path
 from dedupd.system.tree.takeover import Rights, drop_inherited_acls, refuse_others_directory
+from dedupd.system.tree.unfinished import Mark, mark, unmark
 from jobs.backup.tree.nodes import PATH_FLAGS, Node, node_of
 from jobs.backup.tree.properties import Properties
-from jobs.backup.tree.workshop import Workshop, mark_unfinished, open_unfinished, unmark
+from jobs.backup.tree.workshop import Workshop, open_unfinished
 from jobs.frame.run import Findings
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -138,7 +139,7 @@ class TreeWriter:
             fd = os.open(workshop.name, _DIRECTORY, dir_fd=workshop.fd)
             try:
                 drop_inherited_acls(self._disk, fd)
-                mark_unfinished(self._disk, fd)
+                mark(self._disk, fd, Mark.DIRECTORY)
                 self._disk.rename_new(workshop.fd, workshop.name, directory, name)
             except BaseException:
                 os.close(fd)

@@ -5,43 +5,20 @@ mode, it lies where only this program's user can reach it. Then a rename that re
 it to its place (docs/design/privileges.md).
 """
 
-import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from dedupd.errors import UsageError
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.paths import show_path
 from dedupd.system.tree.takeover import open_own_directory
+from dedupd.system.tree.unfinished import Mark, is_marked, mark
 
 _PREFIX = b".dedupd-unfinished-"
 _NODE = b"node"
-
-_MARKS = b"trusted.dedupd.unfinished", b"user.dedupd.unfinished"
-"""The first is root's, and no other user can set it. A node never gets one as its attribute."""
-_WORKSHOP, _DIRECTORY = b"workshop", b"directory"
-
-_NOT_HERE = (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENODATA)
-
-
-def is_mark(name: bytes) -> bool:
-    """Return whether an attribute says what is unfinished, and so belongs to no node."""
-    return name in _MARKS
-
-
-def mark_unfinished(disk: Disk, fd: int) -> None:
-    """Note that this program has made a directory, which is to get its owner and mode."""
-    _mark(disk, fd, _DIRECTORY)
-
-
-def unmark(disk: Disk, fd: int) -> None:
-    """Remove that note, before a directory gets its owner."""
-    with _if_supported():
-        disk.remove_attribute(fd, _own_mark())
 
 
 def open_unfinished(parent_fd: int, name: bytes) -> int | None:
@@ -51,36 +28,10 @@ def open_unfinished(parent_fd: int, name: bytes) -> int | None:
         fd = open_own_directory(parent_fd, name)
     except (OSError, UsageError):
         return None
-    if _marked(fd) == _DIRECTORY:
+    if is_marked(fd, Mark.DIRECTORY):
         return fd
     os.close(fd)
     return None
-
-
-def _own_mark() -> bytes:
-    return _MARKS[0] if os.geteuid() == 0 else _MARKS[1]
-
-
-def _mark(disk: Disk, fd: int, value: bytes) -> None:
-    with _if_supported():
-        disk.set_attribute(fd, _own_mark(), value)
-
-
-def _marked(fd: int) -> bytes:
-    value = b""
-    with _if_supported():
-        value = os.getxattr(fd, _own_mark())
-    return value
-
-
-@contextmanager
-def _if_supported() -> Iterator[None]:
-    """Without attributes of this kind an interrupted run cannot be continued."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _NOT_HERE:
-            raise
 
 
 class Workshop:
@@ -108,7 +59,7 @@ class Workshop:
             os.close(self._parent_fd)
             raise
         _locked(self.fd)
-        _mark(disk, self.fd, _WORKSHOP)
+        mark(disk, self.fd, Mark.WORKSHOP)
 
     def _opened_new(self) -> int:
         """Raises UsageError if a user has put another directory of root in its place."""
@@ -145,7 +96,7 @@ class Workshop:
                 suppress(OSError, UsageError),
                 opened(open_own_directory(self._parent_fd, name)) as fd,
             ):
-                if _marked(fd) == _WORKSHOP and _locked(fd):
+                if is_marked(fd, Mark.WORKSHOP) and _locked(fd):
                     self._remove(name, fd)
 
 
