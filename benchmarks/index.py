@@ -32,6 +32,7 @@ from dedupd import native
 from dedupd.config.policy import IndexChoice
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
+from dedupd.format.domain import FIRST
 from dedupd.format.ids import make_id
 from dedupd.format.table_columns import PackedEntries
 from dedupd.index.bloom_index import BloomIndex
@@ -189,7 +190,7 @@ def make(
     choice: IndexChoice, directory: ContainerDirectory, chunks: int
 ) -> TableIndex | BloomIndex:
     """An index that ``chunks`` entries are about to be loaded into."""
-    index = make_index(choice, directory, partition=0, entries=chunks)
+    index = make_index(choice, directory, partition=FIRST, entries=chunks)
     assert isinstance(index, TableIndex | BloomIndex)
     return index
 
@@ -220,7 +221,7 @@ def measure(
     began = time.process_time()
     index.save()
     result["save_s"] = time.process_time() - began
-    file = directory / saved_name(choice, 0).decode()
+    file = directory / saved_name(choice).decode()
     result["file_bytes_per_chunk"] = file.stat().st_blocks * 512 / chunks
     del index
     for name in ("restore_s", "scan_s"):

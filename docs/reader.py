@@ -100,9 +100,9 @@ class Container:
             (seed,) = struct.unpack_from("<Q", head, 48)
             if magic != b"DEDUPCNT" or (number, owner) != (self.number, volume_id):
                 raise Damaged(f"{self.path}: a file of another volume, or of another number")
-            if version not in (1, 2):
+            if version not in (1, 2, 3):
                 raise unknown(f"{self.path}: container format {version}")
-            if version == 2 and seed:
+            if version >= 2 and seed:
                 return seed, False
             return xxh3(volume_id + struct.pack("<II", number, generation)), True
         try:
@@ -114,7 +114,7 @@ class Container:
             magic, version, _, number, generation = struct.unpack_from("<8sHHII", table)
             check, seed = struct.unpack_from("<QQ", table, 24)
             if (magic, number) == (b"DEDUPDIR", self.number):
-                if version == 2 and check == xxh3(volume_id):
+                if version in (2, 3) and check == xxh3(volume_id):
                     return seed, seed == xxh3(volume_id + struct.pack("<II", number, generation))
                 if version == 1 and table[24:40] == volume_id:
                     return xxh3(volume_id + struct.pack("<II", number, generation)), True

@@ -88,6 +88,7 @@ class MountedVolume:
         self.stub_reader = StubReader(self.cache, self.slow_calls)
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)
         policy = WatchedPolicy(volume, is_read_only=transitions.is_read_only)
+        self.policy = policy
         self.deletions = Deletions(volume, policy)
         self.listings = Listings(volume, self.in_thread)
         self.digest_turns = Turns(self.in_thread, at_once=DIGESTS_MAX, user_max=WAITING_MAX)

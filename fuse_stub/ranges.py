@@ -9,12 +9,15 @@ from typing import NamedTuple
 
 from pyfuse3 import FUSEError
 
+from dedupd.format.container import Kind
 from dedupd.format.deletion import Cause
+from dedupd.format.stub import Flag
 from dedupd.stub import ranges
 from dedupd.stub.copying import can_share, goes_on, share
 from dedupd.stub.ranges import Step
 from dedupd.stub.stub_file import SparseStub
 from dedupd.units import MIB
+from dedupd.volume.domains import Domains
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.kernel.caller_rights import Caller, keeps_set_ids
@@ -159,12 +162,21 @@ class FileRanges:
             or self._lane.is_pending(source.ino)
             or file.is_filled
             or not can_share(stub)
+            or not self._is_of_one_domain(stub, file)
             or not goes_on(stub, file.stub, start, os.fstat(file.fd).st_size)
         ):
             raise FUSEError(errno.EOPNOTSUPP)
         made = share(file.fd, stub.attribute, end, self._mount.volume.stub_files)
         file.stub = self._files.sparse(file, made)
         return end - start
+
+    def _is_of_one_domain(self, source: SparseStub, copy: OpenFile) -> bool:
+        """Whether a copy may have the recipe of a stub."""
+        volume, attribute = self._mount.volume, source.attribute
+        domains = Domains.of_volume(volume, self._mount.policy.now)
+        kind = Kind.CHUNKS if Flag.DIRECT in attribute.flags else Kind.RECIPES
+        domain = volume.records(kind).domain_of(attribute.recipe)
+        return domains.may_share(domain, os.fstat(copy.fd).st_uid)
 
 
 def _zero(file: OpenFile, start: int, end: int, mode: int) -> Step:

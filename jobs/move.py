@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from dedupd.deleted.log import DIRECTORY as DELETED
 from dedupd.errors import Damaged, DamagedContainer, DamagedStub, DedupdError, UsageError
 from dedupd.failpoint import define, reach
+from dedupd.format.domain import FIRST
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stream import Frame, FrameKind
@@ -40,6 +41,7 @@ from dedupd.system.files import opened, read_if_there
 from dedupd.system.paths import explain, open_beneath, show_path
 from dedupd.units import MIB
 from dedupd.volume.commit import settle_noted, settle_stub
+from dedupd.volume.domains import require_undivided
 from dedupd.volume.unfinished_files import Checkpoints
 from dedupd.volume.volume import Volume
 from jobs.backup.intake import LocalIntake
@@ -135,6 +137,7 @@ class Move(Job[MoveReport]):
     def _refuse(self) -> None:
         volume, shared = self._volume, self._shared
         refuse_unfinished(volume.base_fd, volume.root)
+        require_undivided(volume, "dedupd store move")
         own = volume.membership
         if shared is None and own is None:
             raise UsageError(f"{volume.root}: has a store of its own already")
@@ -230,7 +233,7 @@ class Move(Job[MoveReport]):
         volume, run = self._volume, self._run
         run.update(phase="copying")
         policy = volume.policy()
-        with closing(StoreSession(target, policy.index, 0, run.safe_point)) as store:
+        with closing(StoreSession(target, policy.index, FIRST, run.safe_point)) as store:
             copier = _Copier(volume, target, store, self._report)
             for found in self._stubs():
                 self._report.stubs += 1

@@ -14,9 +14,15 @@ from dedupd.config.policy import KEYS, RULES, TABLES, Policy, apply_values, pars
 from dedupd.config.policy_file import reset_in_text, set_in_text, wrong_keys
 from dedupd.errors import PolicyError, UsageError
 from dedupd.system.paths import named, refuse_part, show_text
+from dedupd.volume.domains import require_domains
 from dedupd.volume.volume import POLICY_FILE, Volume
 
 COUNTS = "jobs that begin from now on go by it"
+
+DOMAINS_STAY = (
+    "Stored files still share what they share now. A file moves to its domain when it is optimized"
+    " again; `dedupd expand` makes files plain for that."
+)
 
 
 @click.command("policy")
@@ -89,6 +95,12 @@ def saved(volume: Volume, change: Callable[[str], str]) -> _Change:
     """Change the policy's file. Raises PolicyError, OSError."""
     before = volume.policy_text()
     after = change(before)
+    try:
+        policy = parse_policy(after, volume.policy_where)
+    except PolicyError:
+        pass  # of a key that was wrong before, and may be put right later
+    else:
+        require_domains(volume, policy)
     with named(volume.policy_where):
         volume.disk.replace_file(volume.base_fd, POLICY_FILE, after.encode())
     return _Change(before, after)
@@ -152,6 +164,8 @@ def _tell(volume: Volume, change: _Change, as_json: bool, always: str | None = N
         f"{name}: {_written(before.get(name))} -> {_written(after.get(name))}" for name in names
     ] or ["nothing has another value"]
     lines.append(f"This is the policy of the whole volume {volume.root}; {COUNTS}.")
+    if "dedup_domain" in names:
+        lines.append(DOMAINS_STAY)
     lines += [f"Still wrong: {name}; `--reset {name}` gives it its default." for name in wrong]
     answer(as_json, value, "\n".join(lines))
 

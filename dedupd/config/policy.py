@@ -89,6 +89,16 @@ class BusyFilesMode(StrEnum):
     """Of a large file that is written to, what has been left alone for ``min_age`` is taken."""
 
 
+class DedupDomain(StrEnum):
+    """Values of the key ``dedup_domain``: the files that share chunks."""
+
+    VOLUME = "volume"
+    OWNER = "owner"
+    """Those of one user."""
+    FOLDER = "folder"
+    """Those below one folder at the top of the volume."""
+
+
 class SharedExtents(StrEnum):
     """Values of the keys ``shared_extents`` and ``compaction_shared``."""
 
@@ -155,6 +165,10 @@ class Policy:
     shared_extents: Annotated[
         SharedExtents, "files whose blocks snapshots or reflinks below have as well: skip or take"
     ] = SharedExtents.SKIP
+    dedup_domain: Annotated[
+        DedupDomain,
+        "the files that share chunks: of the volume, of one owner, or of one folder at its top",
+    ] = DedupDomain.VOLUME
     refine: Annotated[
         RefineMode, "whether what is stored and cold is made smaller: off, quick or full"
     ] = RefineMode.OFF

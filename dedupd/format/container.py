@@ -7,11 +7,16 @@ from dataclasses import dataclass
 import xxhash
 
 from dedupd.errors import DamagedContainer, UnknownFormat
+from dedupd.format import domain as domains
+from dedupd.format.domain import PartitionKey
 from dedupd.format.sealed_header import seal, unseal
 
 FORMAT = 2
 FORMAT_PUBLIC = 1
 """Older containers: their seed is computed from numbers that users can know."""
+FORMAT_APART = 3
+"""Containers, and their tables, of another domain than the volume's: a program that knows of none
+must not append to them."""
 
 FILE_MAGIC = b"DEDUPCNT"
 FILE_HEADER_BYTES = 128
@@ -28,7 +33,7 @@ PUNCHES_MAX = 255
 ORDINALS_MAX = 2 * CONTAINER_BYTES_MAX // RECORD_HEADER_BYTES
 """In one container: as many records as fit into it, once before a compaction and once after it."""
 
-_FILE = struct.Struct("<8sHBBIII16sQQQ")
+_FILE = struct.Struct("<8sHBBIII16sQQQ16s")
 _PLACE_OF_SEEDS = slice(48, 64)
 COLLECTED_MAX = (1 << 16) - 1
 """Of :attr:`Record.collected`."""
@@ -92,6 +97,7 @@ class FileHeader:
 
     ``punches``: how often records of this generation were punched. ``seed``: the seed of all
     checksums of this generation, which users cannot know; 0 if it is :func:`public_seed`.
+    ``domain``: the files that may share its records (:mod:`dedupd.format.domain`).
     """
 
     kind: Kind
@@ -102,6 +108,17 @@ class FileHeader:
     created_ns: int
     punches: int = 0
     seed: int = 0
+    domain: bytes = domains.VOLUME
+
+    @property
+    def partition_key(self) -> PartitionKey:
+        """The partition, and the domain that it is of."""
+        return PartitionKey(self.domain, self.partition)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it is of another domain than the volume's."""
+        return self.domain != domains.VOLUME
 
     @property
     def is_forgeable(self) -> bool:
@@ -180,7 +197,7 @@ def is_public(data: bytes) -> bool:
 def encode_file_header(header: FileHeader) -> bytes:
     body = _FILE.pack(
         FILE_MAGIC,
-        FORMAT,
+        FORMAT_APART if header.is_apart else FORMAT,
         header.kind,
         header.punches,
         header.container,
@@ -190,6 +207,7 @@ def encode_file_header(header: FileHeader) -> bytes:
         header.created_ns,
         header.seed,
         header.seed,
+        header.domain,
     )
     return seal(body, FILE_HEADER_BYTES)
 
@@ -202,8 +220,8 @@ def decode_file_header(data: bytes, where: str) -> FileHeader:
     if body is None:
         raise DamagedContainer(f"{where}: the container header fails its checksum; run scrub")
     _, version, kind, punches, *fields = _FILE.unpack_from(body)
-    container, generation, partition, volume_id, created_ns, seed, _ = fields
-    if version not in (FORMAT_PUBLIC, FORMAT):
+    container, generation, partition, volume_id, created_ns, seed, _, domain = fields
+    if version not in (FORMAT_PUBLIC, FORMAT, FORMAT_APART):
         raise UnknownFormat.of(where, "container format", version, FORMAT)
     if kind not in _KINDS:
         raise UnknownFormat(
@@ -211,7 +229,8 @@ def decode_file_header(data: bytes, where: str) -> FileHeader:
         )
     return FileHeader(
         *(Kind(kind), container, generation, partition, volume_id, created_ns, punches),
-        seed=seed if version == FORMAT else 0,
+        seed=0 if version == FORMAT_PUBLIC else seed,
+        domain=domain if version == FORMAT_APART else domains.VOLUME,
     )
 
 

@@ -15,6 +15,7 @@ from dedupd import native
 from dedupd.errors import DamagedTable
 from dedupd.format.container import (
     FORMAT,
+    FORMAT_APART,
     FORMAT_PUBLIC,
     LEANING,
     Codec,
@@ -71,7 +72,8 @@ class TableHeader:
     Those with ordinals below ``reconciled`` are in the reconciled set (docs/partitions.md).
     ``volume_check``: the xxh3 of the volume's uuid. ``seed``: that of all checksums of container
     and table. ``punches``: of how many punches of the container the table knows. ``map_lines``: how
-    long the map is of the records that have no entry; none where all have one.
+    long the map is of the records that have no entry; none where all have one. ``is_apart``:
+    whether the container is of another domain than the volume's.
     """
 
     kind: Kind
@@ -85,6 +87,7 @@ class TableHeader:
     reconciled: int = 0
     punches: int = 0
     map_lines: int = 0
+    is_apart: bool = False
 
     @classmethod
     def of(
@@ -103,6 +106,7 @@ class TableHeader:
             *(synced_bytes, synced_count, reconciled),
             punches=container.punches,
             map_lines=map_lines,
+            is_apart=container.is_apart,
         )
 
 
@@ -146,7 +150,7 @@ def encode_header(header: TableHeader) -> bytes:
     return seal(
         _HEADER.pack(
             MAGIC,
-            FORMAT,
+            FORMAT_APART if header.is_apart else FORMAT,
             header.kind,
             header.punches,
             header.container,
@@ -175,13 +179,14 @@ def decode_header(data: bytes, where: str) -> TableHeader:
         volume_id = _HEADER_PUBLIC.unpack_from(body)[7]
         volume_check = _volume_check(volume_id)
         seed = public_seed(volume_id, container, generation)
-    elif version != FORMAT:
+    elif version not in (FORMAT, FORMAT_APART):
         raise DamagedTable(f"{where}: redirection table of an unknown format {version}")
     if kind not in Kind.__members__.values():
         raise DamagedTable(f"{where}: redirection table of an unknown kind {kind}")
     return TableHeader(
         *(Kind(kind), container, generation, partition, volume_check, seed, high << 32 | low),
         *(count, reconciled, punches, lines),
+        is_apart=version == FORMAT_APART,
     )
 
 

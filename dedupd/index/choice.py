@@ -2,6 +2,7 @@
 
 from dedupd import native
 from dedupd.config.policy import IndexChoice
+from dedupd.format.domain import FIRST, PartitionKey
 from dedupd.index.bloom_index import BloomIndex
 from dedupd.index.saved_index import SavedFile
 from dedupd.index.table_index import TableIndex
@@ -9,10 +10,11 @@ from dedupd.store.chunk_index import StoreIndex
 from dedupd.store.container.directory import ContainerDirectory
 
 
-def saved_name(choice: IndexChoice, partition: int) -> bytes:
+def saved_name(choice: IndexChoice, partition: PartitionKey = FIRST) -> bytes:
     """The file of an index, in the directory of the containers that it is of."""
-    number = b"-%08d" % partition if partition else b""
-    return b"saved" + number + b"." + choice.encode()
+    domain = b"" if partition.is_of_volume else b"-" + partition.domain.hex().encode()
+    number = b"-%08d" % partition.number if partition.number else b""
+    return b"saved" + domain + number + b"." + choice.encode()
 
 
 _PASSING = b"beside.bloom"
@@ -36,7 +38,7 @@ def make_index(
     choice: IndexChoice,
     directory: ContainerDirectory,
     *,
-    partition: int,
+    partition: PartitionKey,
     entries: int,
     followers: native.chunker.Followers | None = None,
     is_kept: bool = True,

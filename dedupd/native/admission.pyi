@@ -24,6 +24,9 @@ class Ledger:
         """``rows`` are those of judged files (docs/format.md). A file that would save
         ``saving_min`` is judged again. Of more than ``rows_max`` files, and of their chunks,
         nothing is remembered; see :attr:`is_full` for ``notes_max``. Raises ValueError."""
+    def use_salt(self, salt: int) -> None:
+        """Note chunks of the files of another domain from here on: they have nothing in common with
+        those that were noted with another salt (u64)."""
     def saving_of(self, identity: Identity) -> float | None:
         """The fraction of its blocks that an earlier run has found a file to save, if the file is
         as it was then."""

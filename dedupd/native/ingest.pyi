@@ -45,13 +45,16 @@ class Placed:
         freed: Buffer,
         recall: Recall,
         saving_min: float,
+        *,
+        salt: int = 0,
     ) -> Judgement:
         """Decide which segments are taken, in their order: :data:`JUDGE` and the other modes.
 
         ``later`` has the u64 id of each new chunk that the store has got meanwhile, else 0, and
         ``stored_lengths`` the u32 bytes of its payload; ``freed`` the u64 bytes of the blocks that
         each segment gives up. A chunk of several segments is paid for by all of them, one that is
-        wanted by :class:`.admission.Recall` by none. Raises ValueError.
+        wanted by :class:`.admission.Recall` by none; ``salt`` as in :meth:`.Ledger.use_salt`.
+        Raises ValueError.
         """
 
 JUDGE: Final[int]

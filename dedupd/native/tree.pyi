@@ -98,10 +98,12 @@ class Rules:
         chunk_bytes: int,
         ledger: Ledger | None = None,
         recall: Recall | None = None,
+        by_owner: bool = False,
     ) -> Rules:
         """At least ``size_min`` bytes, and no change after ``newest_ns``; not judged by ``ledger``;
         with ``recall`` one of its files. ``seed`` is that of the attribute's checksum,
-        ``chunk_bytes`` the average of a chunk. Raises ValueError.
+        ``chunk_bytes`` the average of a chunk. ``by_owner``: plain files of several owners are
+        packed apart. Raises ValueError.
         """
     def is_young(self, identity: Identity) -> bool:
         """Whether a file was changed too recently."""
@@ -114,6 +116,8 @@ class PackedFiles:
     packed: Final[bytes]
     count: Final[int]
     size_bytes: Final[int]
+    owner: Final[int]
+    """Of all of them; 0 where they are not packed by owner."""
     chunks: Final[list[tuple[bytes, int]]]
     """About how many chunks they have, by what follows the last dot of their names."""
     files: Final[list[tuple[bytes, int]]]

@@ -28,9 +28,10 @@ class Join:
     def __len__(self) -> int: ...
     @property
     def memory_bytes(self) -> int: ...
-    def add(self, entries: Buffer, seed: int, first_id: int) -> bool:
-        """Add chunks. False, and nothing added, where there is no room for them."""
-    def probe(self, entries: Buffer, seed: int, first_id: int) -> bytes:
+    def add(self, entries: Buffer, seed: int, first_id: int, domain: int = 0) -> bool:
+        """Add chunks of a domain, given by any number of its own (u64); chunks of several domains
+        are no pairs. False, and nothing added, where there is no room for them."""
+    def probe(self, entries: Buffer, seed: int, first_id: int, domain: int = 0) -> bytes:
         """Pairs of chunks that were added and those of the other set; none with itself."""
     def finish(self) -> bytes:
         """Pairs among the added chunks without an equal one in the other set: the first of them
@@ -364,11 +365,14 @@ class Refiner:
         """The memory of all features."""
     def forget(self) -> None:
         """Forget all chunks."""
-    def want(self, sketches: Buffer) -> None:
-        """Look for what is like these chunks from now on."""
-    def offer(self, first_id: int, sketches: Buffer, table: Buffer, *, seed: int) -> None:
+    def want(self, sketches: Buffer, *, domain: int = 0) -> None:
+        """Look for what is like these chunks from now on. Chunks lean on those of their own
+        ``domain`` alone: a number below 2^24, 0 for the volume's. Raises ValueError."""
+    def offer(
+        self, first_id: int, sketches: Buffer, table: Buffer, *, seed: int, domain: int = 0
+    ) -> None:
         """Let the live records of a part of a table, which begins with the entry of
-        ``first_id``, be leaned on."""
+        ``first_id``, be leaned on in their domain. Raises ValueError."""
     def refine(
         self,
         *,
@@ -382,8 +386,10 @@ class Refiner:
         lengths: Buffer,
         payloads: Buffer,
         sketches: Buffer,
+        domain: int = 0,
     ) -> Refined:
-        """New payloads for records, in order. Those that are no difference to another may be leaned
+        """New payloads for records of one domain, in order; with a dictionary in that of the volume
+        alone. Those that are no difference to another may be leaned
         on by later ones. ``targets`` are the ids on which they lean now. ``settled`` has a byte for
         each: 1 for those that stay as they are, and may be leaned on.
 

@@ -161,6 +161,10 @@ class RecordReader:
         """The record's header, forwarded, without its bytes. Raises DamagedContainer."""
         return self._forwarded(record_id, _HEADER)
 
+    def domain_of(self, record_id: int) -> bytes:
+        """The domain of a record's container. Raises DamagedContainer, OSError."""
+        return self._acquire(container_of(record_id)).header.domain
+
     def is_live(self, record_id: int) -> bool:
         """Whether the table says that a record is there and needed. Raises DamagedContainer."""
         entry = self._entry(record_id)

@@ -14,6 +14,7 @@ from dedupd.errors import NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
+from dedupd.format.domain import FIRST, PartitionKey
 from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.store.container.container import data_name, table_name
 from dedupd.store.container.directory import ContainerDirectory
@@ -64,7 +65,7 @@ class ContainerWriter:
         self,
         directory: ContainerDirectory,
         *,
-        partition: int = 0,
+        partition: PartitionKey = FIRST,
         container_bytes_max: int = fmt.CONTAINER_BYTES_MAX,
         given_number: int = 0,
     ) -> None:
@@ -80,7 +81,7 @@ class ContainerWriter:
         self._unsynced: list[Growing] = []
         self.last_number = self._given_number = given_number
         """The highest number that was given out, as far as that is known."""
-        self._growing: dict[int, tuple[int, int]] = {}
+        self._growing: dict[PartitionKey, tuple[int, int]] = {}
         self.position = BEGINNING
         """Behind the record that was appended last in the partition in use."""
         self._unkept = UnkeptRecords()
@@ -98,13 +99,13 @@ class ContainerWriter:
             visit(state)
             if state.is_theirs:
                 continue
-            self._growing.pop(state.header.partition, None)
+            self._growing.pop(state.header.partition_key, None)
             if self._may_reopen(state):
                 last = state.header.container, len(state.entries)
-                self._growing[state.header.partition] = last
+                self._growing[state.header.partition_key] = last
         self._reopen()
 
-    def use_partition(self, partition: int) -> None:
+    def use_partition(self, partition: PartitionKey) -> None:
         """Append to containers of this partition from here on. Nothing may be reserved."""
         current = self._current
         if partition == self._partition:
@@ -222,8 +223,9 @@ class ContainerWriter:
         number = max(self.last_number, last_number(self._directory.fd)) + 1
         kind, volume_id = self._directory.kind, self._directory.volume_id
         header = fmt.FileHeader(
-            *(kind, number, 1, self._partition, volume_id, time.time_ns()),
+            *(kind, number, 1, self._partition.number, volume_id, time.time_ns()),
             seed=self._directory.new_seed(number, 1),
+            domain=self._partition.domain,
         )
         need_bytes = fmt.FILE_HEADER_BYTES + tbl.HEADER_BYTES
         where = self._directory.where(number)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
 from dedupd.format.container import Kind
+from dedupd.format.domain import FIRST, PartitionKey
 from dedupd.store.writer import ContainerWriter
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
@@ -30,7 +31,7 @@ class Numbers:
         """0 where none is known."""
         return self._known.get(kind, 0)
 
-    def writer(self, kind: Kind, partition: int = 0) -> ContainerWriter:
+    def writer(self, kind: Kind, partition: PartitionKey = FIRST) -> ContainerWriter:
         """A writer whose new containers get numbers that none has had, and which leaves users the
         reserve."""
         return ContainerWriter(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from dedupd import native
 from dedupd.errors import Damaged
+from dedupd.format.domain import VOLUME
 from dedupd.format.ids import HOLE
 from dedupd.store.recipe.recipe_reader import RecipeRow
 from dedupd.store.recipe.recipe_writer import Growth
@@ -24,10 +25,12 @@ FILE_BYTES_MIN = 4 * GIB
 
 
 class Checkpoint(NamedTuple):
-    """A file, and the recipe of its first ``growth.length`` bytes, all of it durable."""
+    """A file, and the recipe of its first ``growth.length`` bytes, all of it durable, in the
+    ``domain`` that the file was in."""
 
     identity: FileIdentity
     growth: Growth
+    domain: bytes = VOLUME
 
 
 class Checkpoints:
@@ -42,10 +45,11 @@ class Checkpoints:
         checkpoints = map(_decode, self._volume.hints.latest(HintKey.UNFINISHED_FILES))
         self._found = {one.identity.inode: one for one in checkpoints if one is not None}
 
-    def of(self, identity: FileIdentity) -> Growth | None:
-        """How far exactly this file is, if its chunks and the nodes of its recipe are there."""
+    def of(self, identity: FileIdentity, domain: bytes = VOLUME) -> Growth | None:
+        """How far exactly this file is, if its chunks and the nodes of its recipe are there, and
+        of the domain that it is in now."""
         checkpoint = self._found.get(identity.inode)
-        if checkpoint is None or checkpoint.identity != identity:
+        if checkpoint is None or (checkpoint.identity, checkpoint.domain) != (identity, domain):
             return None
         growth = checkpoint.growth
         chunks = self._volume.store.chunk_records
@@ -74,7 +78,8 @@ class Checkpoints:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint in place of the one before."""
-        body = json.dumps([list(checkpoint.identity), checkpoint.growth.to_json()])
+        identity, growth, domain = checkpoint
+        body = json.dumps([list(identity), growth.to_json(), domain.hex()])
         value = {"body": body, "digest": native.hashing.fingerprint(body.encode()).hex()}
         key = HintKey.UNFINISHED_FILES.of(f"{checkpoint.identity.inode:020d}")
         self._volume.hints.put(key, value)
@@ -89,7 +94,8 @@ def _decode(value: dict[str, str]) -> Checkpoint | None:
         body = value["body"]
         if native.hashing.fingerprint(body.encode()).hex() != value["digest"]:
             return None
-        identity, growth = json.loads(body)
-        return Checkpoint(FileIdentity(*identity), Growth.from_json(growth))
+        identity, growth, *domain = json.loads(body)
+        of = bytes.fromhex(domain[0]) if domain else VOLUME
+        return Checkpoint(FileIdentity(*identity), Growth.from_json(growth), of)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

@@ -8,6 +8,7 @@ from typing import Protocol
 from dedupd import native
 from dedupd.errors import UsageError
 from dedupd.format.container import Record, RecordKind
+from dedupd.format.domain import FIRST
 from dedupd.format.ids import HOLE
 from dedupd.format.stream import Frame
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
@@ -88,7 +89,7 @@ class LocalReception(Reception):
     def intake(self, received: Received) -> Iterator[Intake]:
         volume = self._volume
         policy = volume.policy()
-        with closing(StoreSession(volume, policy.index, 0, self._run.safe_point)) as store:
+        with closing(StoreSession(volume, policy.index, FIRST, self._run.safe_point)) as store:
             yield LocalIntake(volume, store)
             store.save_index()
 

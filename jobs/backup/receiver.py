@@ -28,6 +28,7 @@ from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.base_directory import VOLUME_FILE
+from dedupd.volume.domains import require_no_domains
 from dedupd.volume.enabling.base import RESERVED, is_reserved
 from dedupd.volume.volume import Volume
 from jobs.backup.intake import LocalReception, Reception, RecipeIntake
@@ -153,6 +154,7 @@ class Receiver:
     def _refuse(self, fields: dict[str, str], own: Replica | None) -> None:
         """Raises UsageError where the stream does not fit the volume."""
         volume = self._volume
+        require_no_domains(volume, "dedupd receive")
         if fields["volume"] == volume.parameters.uuid:
             raise UsageError(f"{volume.root}: is the volume that was sent, or a copy of it")
         if fields["fingerprint"] != volume.parameters.fingerprint:

@@ -24,6 +24,7 @@ from dedupd.system.files import opened
 from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
 from dedupd.units import in_64_bits
+from dedupd.volume.domains import require_undivided
 from dedupd.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved
 from dedupd.volume.volume import Volume
 from jobs.backup.chunk_sender import ChunkSender
@@ -129,6 +130,8 @@ class Sender:
     def run(self) -> SendReport:
         """Send everything. Raises PipeClosed, Damaged, UsageError, Cancelled."""
         volume, run, report = self._volume, self._run, self._report
+        if volume.cluster is None:
+            require_undivided(volume, "dedupd send")
         run.update(phase="sending", total=_store_bytes(volume))
         with ExitStack() as stack:
             stack.callback(self._out.close)

@@ -50,6 +50,7 @@ class BusyFile(NamedTuple):
     ranges: list[tuple[int, int]]
     compresses: bool
     is_certain: bool
+    owner: int
 
     @property
     def work_bytes(self) -> int:
@@ -84,7 +85,8 @@ class BusyFiles:
     def take_turn(self) -> bool:
         """From now on it is the turn of busy files; whether there may be any more of them."""
         self.is_turn = True
-        return self.has_more
+        is_more, self.has_more = self.has_more, False
+        return is_more
 
     def close(self) -> None:
         """The mount takes back what it has offered and was not committed."""
@@ -128,8 +130,7 @@ class BusyFiles:
 
     def offers(self, is_in: Callable[[bytes], bool]) -> Iterator[BusyFile]:
         """Each file once in a run, but for those that :meth:`left` asks for again."""
-        self.has_more = False
-        for path in dict.fromkeys([one.path for one in self.found()] + [*self._asked]):
+        for path in self.waiting():
             if path in self._done or not is_in(path):
                 continue
             self._done.add(path)
@@ -142,6 +143,15 @@ class BusyFiles:
             else:
                 self._ask_again(offer)
                 yield offer
+
+    def waiting(self) -> list[bytes]:
+        """The files of which something may be offered."""
+        return list(dict.fromkeys([one.path for one in self.found()] + [*self._asked]))
+
+    def owner(self, path: bytes) -> int | None:
+        """The user whose file it is; None where it is gone."""
+        status = self._status(path)
+        return None if status is None else status.st_uid
 
     def ask_for(self, candidate: Candidate) -> bool:
         """Have a file that pays, and does not fit as a whole, taken by its parts in the turn of
@@ -192,7 +202,8 @@ class BusyFiles:
         except OSError:
             return None
         with opened(fd):
-            if os.fstat(fd).st_ino != reply["inode"]:
+            status = os.fstat(fd)
+            if status.st_ino != reply["inode"]:
                 return None
             attribute = native.system.fgetxattr(fd, self._volume.space.name)
         ranges = [(start, end) for start, end in reply["ranges"]]
@@ -201,6 +212,7 @@ class BusyFiles:
             *(path, inode, reply["size"], attribute, ranges),
             compresses=self._policy.compresses(path),
             is_certain=inode in self._certain,
+            owner=status.st_uid,
         )
 
     def left(self, candidate: Candidate, reason: str, is_promising: bool) -> None:

@@ -7,6 +7,7 @@ from dedupd import native
 from dedupd.errors import DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
+from dedupd.format.domain import salt_of
 from dedupd.format.ids import make_id, show_id
 from dedupd.store.container.table_scan import loaded_tables
 from dedupd.store.forwards import FORWARDS_MAX
@@ -33,13 +34,14 @@ def check_partitions(volume: Volume, run: JobRun, kind: fmt.Kind) -> Iterator[Fi
 
 
 def check_set(volume: Volume, run: JobRun) -> Iterator[Finding]:
-    """Chunks that are in the reconciled set twice. 14 bytes of memory for each that is in it."""
+    """Chunks that are twice in the reconciled set of their domain. 14 bytes of memory for each."""
     with volume.containers(fmt.Kind.CHUNKS) as directory:
         tables = loaded_tables(directory, run.safe_point)
         join = native.upkeep.Join(sum(table.mark.reconciled for table in tables))
         for header, mark, body in loaded_tables(directory, run.safe_point):
             in_set = memoryview(body)[: mark.reconciled * tbl.ENTRY_BYTES]
-            join.add(in_set, fmt.seed_of(header), make_id(header.container, 0))
+            first_id = make_id(header.container, 0)
+            join.add(in_set, fmt.seed_of(header), first_id, salt_of(header.domain))
         ids = memoryview(join.finish()).cast("Q").tolist()
         for own, other in zip(ids[::2], ids[1::2], strict=True):
             first, second = directory.entry(own), directory.entry(other)

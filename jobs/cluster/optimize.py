@@ -24,6 +24,7 @@ from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.commit import Outcome, VolumeCommitter, settle_interrupted
 from dedupd.volume.commit_requests import CommitRequest, CommitRequests
+from dedupd.volume.domains import require_domains
 from dedupd.volume.volume import Volume
 from jobs.cluster.cutting import cut_file, reader_of
 from jobs.cluster.session import writing
@@ -68,6 +69,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
         super().__init__(volume, run, ClusterOptimizeReport())
         self._below = below
         self._policy = volume.policy()
+        require_domains(volume, self._policy)
         threads = min(self._policy.cores or cores(), 64)
         self._committer = VolumeCommitter(volume, threads)
         self._stubs = StubVersions(volume)

@@ -18,6 +18,7 @@ from dedupd.format.stub import NO_FLAGS, StubAttribute
 from dedupd.rados.chunks import Arrival, NewChunk
 from dedupd.rados.reading.content import reference
 from dedupd.rados.writer import FileChunk, NewFile, Prepared, Writer
+from dedupd.volume.domains import require_domains
 from dedupd.volume.volume import Volume
 from jobs.backup.intake import Intake, Reception, RecipeIntake, lacking
 from jobs.backup.received import Received, ReceivedChunk, ReceivedRecipe
@@ -39,6 +40,7 @@ class ClusterReception(Reception):
 
     @contextmanager
     def intake(self, received: Received) -> Iterator[Intake]:
+        require_domains(self._volume, self._volume.policy())
         with writing(self._volume, StubVersions(self._volume)) as (writer, _):
             intake = _ClusterIntake(self._volume, writer, received)
             yield intake

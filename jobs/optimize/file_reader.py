@@ -12,6 +12,7 @@ from dedupd.byte_ranges import joined
 from dedupd.errors import Damaged, DamagedChunk, FileChanged
 from dedupd.format.ids import HOLE, show_id
 from dedupd.format.recipe import fingerprint_check
+from dedupd.format.stub import StubAttribute
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
 from dedupd.store.recipe.recipe_writer import Growth
 from dedupd.stub.content import read_stub
@@ -57,6 +58,9 @@ SECOND_NS = 1_000_000_000
 
 FILES_PER_BATCH_MAX = 1024
 
+OTHER_DOMAIN = "is in the store for another domain"
+"""Said of a busy file: only as a whole it comes to the domain that it is in now."""
+
 KEPT_PER_SEGMENT_MAX = 4096
 """Chunks of an old recipe that are noted at once: a bound of memory."""
 
@@ -86,7 +90,8 @@ class BatchReader(FileReader[Batch | FilesBatch]):
     """Reads candidates.
 
     Small plain files go together, into batches of their own; large files, and stubs, come as they
-    are read. ``resume`` says how far a large file was when a run was interrupted.
+    are read. ``resume`` says how far a large file was when a run was interrupted. ``is_apart``: of
+    a stub whose recipe is of another domain than the files, nothing is kept.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         pool: BufferPool,
         limits: ReaderLimits,
         resume: Callable[[FileIdentity], Growth | None] = lambda _: None,
+        is_apart: Callable[[StubAttribute], bool] = lambda _: False,
     ) -> None:
         super().__init__(pool, limits.ahead)
         self._volume = volume
@@ -104,6 +110,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         self._batch_bytes = limits.batch_bytes
         self._threads = limits.threads
         self._resume = resume
+        self._is_apart = is_apart
         self._unshared_only = limits.unshared_only
         self._batch: Batch | None = None
         self._fill = 0
@@ -246,7 +253,11 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         covered = min(stub.covered, size)
         if not local and covered == size:
             task.failure = "already optimized"
-        parts = plan(content.recipe.spans(0, covered), local, covered, size)
+        if self._is_apart(stub):
+            task.need_bytes = size
+            parts = plan((), [(0, size)], 0, size)
+        else:
+            parts = plan(content.recipe.spans(0, covered), local, covered, size)
         self._read_planned(task, parts, partial(read_stub, fd, local, covered, content), size)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -274,7 +285,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         task.shared_bytes = native.system.shared_bytes(fd, size)
         if task.shared_bytes and self._unshared_only:
             task.failure = SHARED_BELOW
-        elif os.fstat(fd).st_ino != file.inode:
+        elif (os.fstat(fd).st_ino, os.fstat(fd).st_uid) != (file.inode, file.owner):
             task.failure = "changed since it was found"
         elif file.attribute is None:
             # Short gaps are read as well: a hole is zeros, and any other block stays in the file.
@@ -282,6 +293,10 @@ class BatchReader(FileReader[Batch | FilesBatch]):
             self._read_planned(task, plan((), ranges, 0, size), partial(_read_all, fd), size)
         else:
             stub = volume.space.decode(file.attribute, fd, where)
+            if self._is_apart(stub):
+                # What users have written goes to the store with the whole file, once it is calm.
+                task.failure = OTHER_DOMAIN
+                return
             content, covered = volume.content(stub, where), min(stub.covered, size)
             parts = plan(content.recipe.spans(0, covered), file.ranges, covered, size)
             local = local_ranges(fd, size)

@@ -1,12 +1,12 @@
 """The optimize job: candidates of the policy become stubs."""
 
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 
 from dedupd.config.memory_budget import OptimizeShares, optimize_shares
 from dedupd.config.policy import Policy, RestoreMode, SharedExtents
 from dedupd.errors import Damaged, DedupdError, NoSpace
+from dedupd.format.domain import PartitionKey
 from dedupd.system.files import free_space
 from dedupd.system.page_cache import BufferPool, new_buffer
 from dedupd.system.paths import explain
@@ -15,35 +15,24 @@ from dedupd.units import MIB
 from dedupd.volume.commit import Outcome, VolumeCommitter, settle_interrupted
 from dedupd.volume.commit_requests import CommitRequests
 from dedupd.volume.enabling.probe import require_suitable
-from dedupd.volume.partition_map import type_of
 from dedupd.volume.restore import require_room, restore_file
 from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
 from dedupd.volume.volume import Volume
-from jobs.busy.busy_files import BusyFiles
 from jobs.frame.report import Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.admission import Admission, Restoring
 from jobs.optimize.buffers import FileTask, Ready
-from jobs.optimize.file_reader import BatchReader, ReaderLimits, Work, batches_within
+from jobs.optimize.file_reader import BatchReader, ReaderLimits, batches_within
 from jobs.optimize.group_commit import RESTORE_GROUPS, GroupCommit, GroupResult
 from jobs.optimize.interpreter import let_objects_stream
 from jobs.optimize.judging import Judging
 from jobs.optimize.left_files import LeftFiles
-from jobs.optimize.order import Order
 from jobs.optimize.partitioning import Partitioning
 from jobs.optimize.pipeline import Ingest
 from jobs.optimize.report import OptimizeReport
 from jobs.optimize.store_session import StoreSession
-from jobs.tree.candidate_cache import CandidateCache
-from jobs.tree.candidates import (
-    SHARED_BELOW,
-    Candidate,
-    Judged,
-    Skipped,
-    candidates,
-    found_candidates,
-)
-from jobs.tree.file_classes import Choice
+from jobs.optimize.supply import Supply
+from jobs.tree.candidates import SHARED_BELOW
 
 __all__ = ["Optimize", "OptimizeReport"]
 
@@ -62,14 +51,9 @@ class Optimize(Job[OptimizeReport]):
 
     def __init__(self, volume: Volume, run: JobRun, below: bytes = b"") -> None:
         super().__init__(volume, run, OptimizeReport())
-        self._below = below
         self._policy: Policy = volume.policy()
-        self._skipped = Skipped()
         self._threads = min(self._policy.cores or cores(), 64)
         self._committer = VolumeCommitter(volume, self._threads)
-        self._unsettled: list[bytes] = []
-        self._mostly_local: list[bytes] = []
-        self._found = CandidateCache(self._shares(0).candidates_bytes)
         self._checkpoints = Checkpoints(volume)
         self._ready = Ready()
         self._requests = CommitRequests()
@@ -78,12 +62,14 @@ class Optimize(Job[OptimizeReport]):
         self._partitioning = Partitioning(volume, self._policy)
         self._room = volume.store_room()
         self._judging = Judging(volume, self._policy)
-        self._judged = Judged(self._judging.ledger)
-        self._busy = BusyFiles(volume, self._policy, below)
+        self._supply = Supply(
+            *(volume, self._policy, below, run, self._judging, self._partitioning, self._report),
+            self._shares(0).candidates_bytes,
+        )
+        self._busy = self._supply.busy
         self._restoring: Restoring | None = None
         if self._policy.restore_mode is RestoreMode.ON:
             self._restoring = Restoring(volume, self._judging, self._busy.ask_for)
-        self._order = Order(self._judging.classes, largest_first=self._restoring is not None)
         self._left = LeftFiles(self._report.files_left, run.findings)
         self._report.free_bytes_before = free_space(volume.data_fd).free_bytes
 
@@ -100,7 +86,7 @@ class Optimize(Job[OptimizeReport]):
 
     def _run_whole(self) -> OptimizeReport:
         self._committer.let_go()
-        has_work = self._count_candidates()
+        has_work = self._supply.count()
         let_objects_stream()
         if not has_work:
             return self.report()
@@ -128,47 +114,17 @@ class Optimize(Job[OptimizeReport]):
     def report(self) -> OptimizeReport:
         report = self._report
         self._busy.close()
-        report.files_skipped = self._skipped.files
-        report.bytes_skipped = self._skipped.size_bytes
+        report.files_skipped = self._supply.skipped.files
+        report.bytes_skipped = self._supply.skipped.size_bytes
         report.free_bytes_after = free_space(self._volume.data_fd).free_bytes
         return super().report()
 
     def _shares(self, index_bytes: int) -> OptimizeShares:
         return optimize_shares(self._policy.memory_bytes, index_bytes)
 
-    def _count_candidates(self) -> bool:
-        """Whether there is anything to do; a quiet volume needs neither store nor index."""
-        self._run.update(phase="scanning")
-        total = files = 0
-        skipped, errors = Skipped(), list[str]()
-        where = self._volume, self._policy, self._below
-        search = found_candidates if self._restoring is None else candidates
-        for found in search(*where, skipped, errors, self._run.safe_point, self._judged):
-            if self._busy.awaits(found):
-                continue
-            total += found.work_bytes if isinstance(found, Candidate) else found.size_bytes
-            files += 1
-            self._partitioning.expect(found)
-            self._order.expect(found)
-            self._found.add(found)
-            self._run.update(total=total)
-        self._unsettled = skipped.unsettled
-        self._mostly_local = skipped.mostly_local
-        self._judging.walk_is_whole = not (self._below or errors)
-        if not self._walks_again:
-            self._skipped = skipped
-            self._run.findings.add(*errors)
-        pending = self._partitioning.expect_all(self._busy.found()) or self._judging.is_pending
-        return bool(files or pending or skipped.unsettled or skipped.mostly_local)
-
-    @property
-    def _walks_again(self) -> bool:
-        """Whether what was found is not all, or not as it will be once files are settled."""
-        return not self._found.is_complete or bool(self._unsettled or self._mostly_local)
-
     def _settle(self) -> None:
         """Finish what an interrupted job left half done."""
-        for path in self._unsettled:
+        for path in self._supply.unsettled:
             self._run.safe_point()
             try:
                 settle_interrupted(self._volume, path)
@@ -177,7 +133,7 @@ class Optimize(Job[OptimizeReport]):
 
     def _make_plain(self) -> None:
         """Turn stubs that are in use, and mostly their own blocks by now, into plain files."""
-        for path in self._mostly_local:
+        for path in self._supply.mostly_local:
             self._run.safe_point()
             try:
                 require_room(self._volume, path, self._run.safe_point)
@@ -199,52 +155,7 @@ class Optimize(Job[OptimizeReport]):
                 f"what was stored in vain stays until the next gc: {explain(error)}"
             )
 
-    def _candidates(self, partition: int, is_first: bool, is_only: bool) -> Iterator[Work]:
-        """The files of one partition."""
-        is_in = partial(self._partitioning.is_in, partition=partition)
-        if self._busy.is_turn:
-            yield from self._busy.offers(lambda path: is_in(type_of(path)))
-            return
-        if self._judging.is_recall:
-            yield from self._recalled(is_in)
-            return
-        wanted = None if is_only else is_in
-        for number, choice in enumerate(self._order.choices(wanted)):
-            if self._walks_again:
-                yield from self._walked(is_in, choice, is_first and number == 0)
-                continue
-            for found in self._found.through(wanted, self._policy.compresses_type, choice):
-                yield self._work(found) if isinstance(found, Candidate) else found
-
-    def _work(self, candidate: Candidate) -> Work:
-        return candidate, self._policy.compresses(candidate.path)
-
-    def _walked(
-        self, is_in: Callable[[str], bool], choice: Choice, is_first: bool
-    ) -> Iterator[Work]:
-        """Those of a choice, by another walk: the first one has found more than is kept."""
-        errors: list[str] = []
-        skipped = self._skipped if is_first else Skipped()
-        check = self._run.safe_point
-        for candidate in candidates(
-            self._volume, self._policy, self._below, skipped, errors, check, self._judged
-        ):
-            path, identity = candidate.path, candidate.identity
-            is_wanted = choice.takes(path, identity.inode, identity.size)
-            if is_wanted and is_in(type_of(path)) and not self._busy.awaits(candidate):
-                yield self._work(candidate)
-        if is_first:
-            self._run.findings.add(*errors)
-
-    def _recalled(self, is_in: Callable[[str], bool]) -> Iterator[Work]:
-        """Files that were left, and have chunks in common with others."""
-        check, judged = self._run.safe_point, Judged(recall=self._judging.recall)
-        for found in candidates(self._volume, self._policy, b"", Skipped(), [], check, judged):
-            if found.attribute is None and is_in(type_of(found.path)):
-                self._report.files_recalled += 1
-                yield self._work(found)
-
-    def _optimize(self, store: StoreSession, partitions: list[int]) -> None:
+    def _optimize(self, store: StoreSession, partitions: list[PartitionKey]) -> None:
         self._judging.begin()
         headroom = self._volume.parameters.chunking.max_bytes
         shares = self._shares(self._partitioning.index_bytes)
@@ -294,11 +205,11 @@ class Optimize(Job[OptimizeReport]):
             self._report.recipe_bytes = store.streams.appended_bytes
             self._report.index_entries = len(store.index)
             self._report.index = store.counters()
-            self._report.count_left(ingest.left_files, self._skipped)
+            self._report.count_left(ingest.left_files, self._supply.skipped)
 
     def _take_round(
         self,
-        partitions: list[int],
+        partitions: list[PartitionKey],
         ingest: Ingest,
         groups: GroupCommit,
         store: StoreSession,
@@ -306,11 +217,12 @@ class Optimize(Job[OptimizeReport]):
         limits: ReaderLimits,
     ) -> None:
         """Ingest and commit what was found, or what was recalled, partition by partition."""
-        for partition in partitions:
+        for partition, found in self._supply.turns(partitions):
             store.use_partition(partition)
-            found = self._candidates(partition, partition == partitions[0], len(partitions) == 1)
-            of = self._checkpoints.of
-            with closing(BatchReader(self._volume, found, pool, limits, of)) as reader:
+            self._judging.use_domain(partition.domain)
+            of = partial(self._checkpoints.of, domain=partition.domain)
+            where = self._volume, found, pool, limits, of, store.is_apart
+            with closing(BatchReader(*where)) as reader:
                 self._take_in(reader, ingest, groups, store, pool)
             pool.reopen()
         self._commit_all(groups, ingest)

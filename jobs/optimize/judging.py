@@ -17,6 +17,7 @@ from dedupd.config.policy import Policy, RestoreMode
 from dedupd.errors import NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format.derived.saved_notes import NotesHeader
+from dedupd.format.domain import salt_of
 from dedupd.store.saved_notes import remove_notes, save_notes
 from dedupd.stub.transition import FileIdentity
 from dedupd.volume.hints import HintKey
@@ -49,6 +50,8 @@ class Judging:
         self.classes = ClassFigures.load(volume.hints, policy.no_compress_types)
         self.is_recall = False
         """Whether this is the second round."""
+        self.salt = 0
+        """In all that is noted of the files of a domain: only these are joined."""
         self.walk_is_whole = False
         """Whether the walk has met every file of the volume."""
         self._has_joined = False
@@ -60,6 +63,11 @@ class Judging:
         """What is noted from now on is lost with the run, until it is saved."""
         if self._restores:
             self._volume.hints.put(HintKey.JUDGING, True)
+
+    def use_domain(self, domain: bytes) -> None:
+        """The files that come from here on are of another domain."""
+        self.salt = salt_of(domain)
+        self.ledger.use_salt(self.salt)
 
     def pays(self, freed_bytes: int, cost_bytes: int) -> bool:
         """Whether a file that would give up so many bytes of blocks for so many in the store is

@@ -22,8 +22,18 @@ from dedupd.system.page_cache import BufferPool
 from dedupd.volume import unfinished_files
 from dedupd.volume.unfinished_files import Checkpoint
 from dedupd.volume.volume import Volume
-from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Ready, Segment, Taking
-from jobs.optimize.in_flight import Cut, Group, InFlight, Part
+from jobs.optimize.buffers import (
+    Batch,
+    Cut,
+    FilesBatch,
+    FileTask,
+    Group,
+    InFlight,
+    Part,
+    Ready,
+    Segment,
+    Taking,
+)
 from jobs.optimize.judging import Judging
 from jobs.optimize.order import Figures
 from jobs.optimize.report import Sums
@@ -100,7 +110,7 @@ class Ingest:
             or task.builder is None
         ):
             return None
-        return Checkpoint(task.identity, task.builder.growth)
+        return Checkpoint(task.identity, task.builder.growth, self._store.partition.domain)
 
     @property
     def is_in_large_file(self) -> bool:
@@ -309,6 +319,7 @@ class Ingest:
             freed,
             judging.recall,
             judging.saving_min,
+            salt=judging.salt,
         )
 
     def _hand_on(

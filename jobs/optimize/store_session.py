@@ -1,6 +1,6 @@
 """The volume's store opened for writing: writers, the index of one partition, one sync for all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +11,15 @@ from dedupd.config.policy import IndexChoice
 from dedupd.errors import DamagedContainer
 from dedupd.format import container as fmt
 from dedupd.format.container import COPIES_OF, Kind
+from dedupd.format.domain import PartitionKey
 from dedupd.format.ids import container_of
+from dedupd.format.stub import Flag, StubAttribute
 from dedupd.format.table import ENTRY_BYTES, TableEntry
 from dedupd.index import hooks
 from dedupd.index.choice import make_index
 from dedupd.index.hooks import HookedIndex
 from dedupd.store.chunk_index import EmptyIndex, IndexCounters, StoreIndex
+from dedupd.store.container.files import container_numbers
 from dedupd.store.container.recovery import recover, seen_of_theirs
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.container.table_totals import census, entries_by_partition
@@ -63,17 +66,20 @@ class StoreSession:
         self,
         volume: Volume,
         index: IndexChoice,
-        partition: int,
+        partition: PartitionKey,
         safe_point: Callable[[], None],
     ) -> None:
         """``safe_point`` is called between two containers."""
+        self._of_domain: dict[Kind, dict[bytes, set[int]]] = {kind: {} for kind in _KINDS}
+        self._domain_by_number: dict[Kind, dict[int, bytes]] = {kind: {} for kind in _KINDS}
+        self._counted: dict[Kind, int] = dict.fromkeys(_KINDS, 0)
         self._safe_point = safe_point
         self._choice, self._has_filters = index, False
         self._memory_bytes = volume.policy().memory_bytes
         self.partition = partition
         self._neighbours = volume.store.neighbours
         self._keeps_index = self._neighbours.claim_saved_index()
-        follows = volume.parameters.chunker().path in _FOLLOWED
+        follows = partition.is_of_volume and volume.parameters.chunker().path in _FOLLOWED
         self.followers = native.chunker.Followers() if follows else None
         """Of the chunks that are looked up, for those that cut the next ones."""
         with ExitStack() as files:
@@ -91,6 +97,7 @@ class StoreSession:
                 for kind in _KINDS
             )
             self._wanted = Wanted(volume, Kind.CHUNKS), Wanted(volume, Kind.RECIPES)
+            self._take_numbers()
             self.index: StoreIndex = self._new_index(Kind.CHUNKS)
             self._recipe_index: StoreIndex = self._new_index(Kind.RECIPES)
             self._past_counters = IndexCounters()
@@ -100,9 +107,43 @@ class StoreSession:
             self._files = files.pop_all()
         self.recipes = RecipeWriter(self.streams, self._recipe_index, volume.parameters.fingerprint)
 
+    def _take_numbers(self) -> None:
+        """Note of which domains the containers are that came since the last call."""
+        for kind in _KINDS:
+            new = self._new_numbers(kind)
+            self._counted[kind] = max(self._counted[kind], *new, 0)
+            for one in census(self._directories[kind].fd, new):
+                of = self._of_domain[kind].setdefault(one.key.domain, set())
+                of.add(one.number)
+
+    def _new_numbers(self, kind: Kind) -> Iterable[int]:
+        counted = self._counted[kind]
+        if counted and self._neighbours.is_alone:
+            writer = self.chunks if kind is Kind.CHUNKS else self.streams
+            return range(counted + 1, writer.last_number + 1)
+        return [n for n in container_numbers(self._directories[kind].fd) if n > counted]
+
+    def domain_of(self, kind: Kind, record_id: int) -> bytes:
+        """That of a record. Raises DamagedContainer, OSError."""
+        number = container_of(record_id)
+        known = self._domain_by_number[kind]
+        if number not in known:
+            known[number] = self._directories[kind].header(number).domain
+        return known[number]
+
+    def is_apart(self, stub: StubAttribute) -> bool:
+        """Whether the recipe of a stub, and so its chunks, are of another domain than the one in
+        use. Raises DamagedContainer, OSError."""
+        kind = Kind.CHUNKS if Flag.DIRECT in stub.flags else Kind.RECIPES
+        return self.domain_of(kind, stub.recipe) != self.partition.domain
+
+    def _of_this_domain(self, kind: Kind) -> list[int]:
+        """The containers of the domain in use. Chunks of no other are ever looked up."""
+        return sorted(self._of_domain[kind].get(self.partition.domain, ()))
+
     def _new_index(self, kind: Kind) -> StoreIndex:
         directory, partition = self._directories[kind], self.partition
-        known = entries_by_partition(directory.fd)
+        known = entries_by_partition(directory.fd, self._of_this_domain(kind))
         entries = known.pop(partition, 0)
         choice = fitting(self._choice, entries, self._memory_bytes)
         if kind is Kind.CHUNKS:
@@ -135,9 +176,10 @@ class StoreSession:
         wanted.load(container)
 
     def _load_into(self, index: StoreIndex, container: Recovered) -> None:
-        if container.header.partition == self.partition:
+        key = container.header.partition_key
+        if key == self.partition:
             index.load(container)
-        elif isinstance(index, HookedIndex):
+        elif isinstance(index, HookedIndex) and key.domain == self.partition.domain:
             index.load_other(container)
 
     @property
@@ -145,8 +187,9 @@ class StoreSession:
         """How many chunks and recipes can be found."""
         return len(self.index) + len(self._recipe_index)
 
-    def use_partition(self, partition: int) -> None:
-        """Look up, and append to, another partition from here on. Raises NoSpace.
+    def use_partition(self, partition: PartitionKey) -> None:
+        """Look up, and append to, another partition from here on, perhaps of another domain.
+        Raises NoSpace.
 
         Nothing may be on its way: every reserved record is appended, and every sync is done. The
         old index is let go of before the new one is made.
@@ -183,6 +226,7 @@ class StoreSession:
         self.recipes.use_index(self._recipe_index)
 
     def _load_index(self) -> None:
+        self._take_numbers()
         self.index = self._loaded_index(Kind.CHUNKS)
         self._recipe_index = self._loaded_index(Kind.RECIPES)
         self.recipes.use_index(self._recipe_index)
@@ -190,9 +234,9 @@ class StoreSession:
     def _loaded_index(self, kind: Kind) -> StoreIndex:
         """An index of what the partition has; every container has been recovered."""
         index = self._new_index(kind)
-        for one in census(self._directories[kind].fd):
+        for one in census(self._directories[kind].fd, self._of_this_domain(kind)):
             self._safe_point()
-            if one.partition == self.partition or isinstance(index, HookedIndex):
+            if one.key == self.partition or isinstance(index, HookedIndex):
                 directory, number = self._directories[kind], one.number
                 with suppress(DamagedContainer), self._neighbours.turn():
                     found = seen_of_theirs(directory, number) or recover(directory, number)
@@ -210,8 +254,8 @@ class StoreSession:
             self.chunks.begin_sync(),
             self.streams.begin_sync(),
             self.recipes.take_copies(),
-            self._wanted[0].met(self.index, self.chunks),
-            self._wanted[1].met(self._recipe_index, self.streams),
+            self._wanted[0].met(self.partition.domain, self.index, self.chunks),
+            self._wanted[1].met(self.partition.domain, self._recipe_index, self.streams),
             self.index.take_found_orphans(),
             self._recipe_index.take_found_orphans(),
             self._finished,

@@ -13,6 +13,7 @@ from dedupd.config.memory_budget import reconcile_join_bytes
 from dedupd.errors import DamagedTable
 from dedupd.failpoint import define, reach
 from dedupd.format.container import Kind
+from dedupd.format.domain import PartitionKey, show_domain
 from dedupd.format.ids import container_of
 from dedupd.store import merge_log
 from dedupd.store.container.recovery import recover_sound
@@ -38,6 +39,10 @@ GAIN_MIN = 0.01
 """The part of a partition that must be expected to be elsewhere as well."""
 
 
+ROWS_MAX = 256
+"""Partitions in a report, the largest ones: there may be thousands of domains."""
+
+
 class Strategy(enum.StrEnum):
     """The choice of chunks that a run reconciles, and of the time."""
 
@@ -53,10 +58,12 @@ class PartitionReport:
     """A partition and what of it others have too: a row of table 3 (seed 003).
 
     Bytes are those of chunks that are there; ``logical_bytes`` those of files whose type goes
-    there now. ``duplicate`` is what was found elsewhere, and merged unless the run was dry.
+    there now. ``domain`` is empty for the volume. ``duplicate`` is what was found elsewhere,
+    and merged unless the run was dry.
     """
 
     partition: int
+    domain: str
     types: str
     chunks: int
     raw_bytes: int
@@ -113,7 +120,7 @@ class Reconcile(Job[ReconcileReport]):
         self._capacity = min(join_bytes // ENTRY_BYTES, 1 << 30)
         self._threads = policy.cores
         self._map: PartitionMap = load_map(volume)
-        self._rows: dict[int, PartitionReport] = {}
+        self._rows: dict[PartitionKey, PartitionReport] = {}
 
     def run(self) -> ReconcileReport:
         """Reconcile. Raises Cancelled, NoSpace; the next run goes on where this one stopped."""
@@ -212,7 +219,7 @@ class Reconcile(Job[ReconcileReport]):
 
     # --- choosing partitions ---------------------------------------------------------------------
 
-    def _chosen(self) -> set[int] | None:
+    def _chosen(self) -> set[PartitionKey] | None:
         """The partitions to reconcile; None is all."""
         if self._strategy is not Strategy.SELECTIVE:
             return None
@@ -220,7 +227,7 @@ class Reconcile(Job[ReconcileReport]):
         todo = unreconciled(self._tables.shapes)
         count = sum(one.end - one.first for one in todo)
         bits = max(0, (count // SAMPLES_MAX).bit_length())
-        common: Counter[tuple[int, int]] = Counter()
+        common: Counter[tuple[PartitionKey, PartitionKey]] = Counter()
         of = self._tables.partition_of
         for pairs in join(self._tables, todo, self._tables.reconciled(), bits):
             ids = memoryview(pairs).cast("Q").tolist()
@@ -228,12 +235,15 @@ class Reconcile(Job[ReconcileReport]):
                 (of(container_of(own)), of(container_of(into)))
                 for own, into in zip(ids[::2], ids[1::2], strict=True)
             )
-        chosen: set[int] = set()
-        for number, row in self._rows.items():
-            others = {into: count for (own, into), count in common.items() if own == number}
-            row.expected_gain = min(1.0, (sum(others.values()) << bits) / max(1, row.chunks))
+        chosen: set[PartitionKey] = set()
+        others: dict[PartitionKey, dict[PartitionKey, int]] = {}
+        for (own, into), pairs_count in common.items():
+            others.setdefault(own, {})[into] = pairs_count
+        for key, row in self._rows.items():
+            found = others.get(key, {})
+            row.expected_gain = min(1.0, (sum(found.values()) << bits) / max(1, row.chunks))
             if row.expected_gain >= GAIN_MIN:
-                chosen |= {number, *others}
+                chosen |= {key, *found}
         return chosen
 
     # --- the report -----------------------------------------------------------------------------
@@ -242,16 +252,19 @@ class Reconcile(Job[ReconcileReport]):
         """Count the contents of each partition, before anything is merged."""
         report = self._report
         report.containers = len(self._tables.shapes)
-        for number, contents in sorted(self._tables.contents.items()):
-            types = self._map.types(number) if number in self._map.open else "closed"
-            self._rows[number] = PartitionReport(number, types, **asdict(contents))
-        report.partitions = list(self._rows.values())
-        report.chunks = sum(row.chunks for row in report.partitions)
+        for key, contents in sorted(self._tables.contents.items()):
+            types = self._map.types(key.number) if key.number in self._map.open else "closed"
+            types = types if key.is_of_volume else ""
+            domain = "" if key.is_of_volume else show_domain(key.domain)
+            self._rows[key] = PartitionReport(key.number, domain, types, **asdict(contents))
+        largest = sorted(self._rows.values(), key=lambda row: -row.raw_bytes)[:ROWS_MAX]
+        report.partitions = sorted(largest, key=lambda row: (row.domain, row.partition))
+        report.chunks = sum(row.chunks for row in self._rows.values())
         self._run.update(phase="walking the tree", done=0, total=0)
         sizes = stub_bytes_by_type(self._volume, self._run.safe_point, self._threads)
         report.logical_bytes = sizes.total()
         for file_type, size in sizes.items():
-            row = self._rows.get(self._map.of_type(file_type))
+            row = self._rows.get(PartitionKey(number=self._map.of_type(file_type)))
             if row is not None:
                 row.logical_bytes += size
 
@@ -269,7 +282,7 @@ class Reconcile(Job[ReconcileReport]):
         report = self._report
         if not report.logical_bytes:
             return
-        raw = sum(row.raw_bytes for row in report.partitions)
-        twice = sum(row.duplicate_raw_bytes for row in report.partitions)
+        raw = sum(row.raw_bytes for row in self._rows.values())
+        twice = sum(row.duplicate_raw_bytes for row in self._rows.values())
         report.savings_partitioned = 1 - raw / report.logical_bytes
         report.savings_global = 1 - (raw - twice) / report.logical_bytes

@@ -12,6 +12,7 @@ from itertools import compress
 from dedupd import native
 from dedupd.format import table as tbl
 from dedupd.format.container import seed_of
+from dedupd.format.domain import PartitionKey, salt_of
 from dedupd.store.container.directory import ContainerDirectory, OpenContainers
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.container.table_scan import RecordRange, TableScan, TableShape
@@ -40,12 +41,12 @@ class ChunkTables(TableScan):
         """Borrows ``directory``, and recovers every container in it. Raises Cancelled."""
         super().__init__(directory, run.safe_point, read_uncached)
         self.containers = OpenContainers(directory)
-        self.contents: dict[int, Contents] = {}
+        self.contents: dict[PartitionKey, Contents] = {}
         for state in run.each("tables", self.recover()):
             self._count(state)
 
     def _count(self, state: Recovered) -> None:
-        contents = self.contents.setdefault(state.header.partition, Contents())
+        contents = self.contents.setdefault(state.header.partition_key, Contents())
         words, states = memoryview(state.entries.data).cast("I"), state.entries.states
         is_live = [one == tbl.State.LIVE for one in states]
         contents.chunks += sum(is_live)
@@ -60,21 +61,21 @@ class ChunkTables(TableScan):
             if shape.reconciled
         ]
 
-    def partition_of(self, container: int) -> int:
-        return self.shapes[container].header.partition
+    def partition_of(self, container: int) -> PartitionKey:
+        return self.shapes[container].header.partition_key
 
 
 def unreconciled(
-    shapes: Mapping[int, TableShape], partitions: Collection[int] | None = None
+    shapes: Mapping[int, TableShape], partitions: Collection[PartitionKey] | None = None
 ) -> list[RecordRange]:
     """The records outside of the reconciled set, partition by partition; of all, or of some."""
     return [
         RecordRange(number, shape.reconciled, shape.count)
         for number, shape in sorted(
-            shapes.items(), key=lambda item: (item[1].header.partition, item[0])
+            shapes.items(), key=lambda item: (item[1].header.partition_key, item[0])
         )
         if shape.reconciled < shape.count
-        and (partitions is None or shape.header.partition in partitions)
+        and (partitions is None or shape.header.partition_key in partitions)
     ]
 
 
@@ -99,18 +100,20 @@ def rounds(ranges: list[RecordRange], capacity: int) -> Iterator[list[RecordRang
 def join(
     tables: ChunkTables, group: list[RecordRange], against: list[RecordRange], sample_bits: int = 0
 ) -> Iterator[bytes]:
-    """Pairs of equal chunks, as ``native.upkeep.Join`` gives them: those of ``group`` that are in
-    ``against``, or more than once in the group. Raises Cancelled, OSError."""
+    """Pairs of equal chunks of one domain, as ``native.upkeep.Join`` gives them: those of ``group``
+    that are in ``against``, or more than once in the group. Raises Cancelled, OSError."""
     count = sum(one.end - one.first for one in group)
     room = (count >> sample_bits) * 2 if sample_bits else count
     # The seed is a secret, so no user can make chunks that look the same.
     work = native.upkeep.Join(room, sample_bits, seed=secrets.randbits(64))
     for one in group:
         for block in tables.blocks([one]):
-            if not work.add(block.entries, seed_of(block.header), block.first_id):
+            domain = salt_of(block.header.domain)
+            if not work.add(block.entries, seed_of(block.header), block.first_id, domain):
                 break  # a sample that is larger than its double share says enough without the rest
     for block in tables.blocks(against):
-        found = work.probe(block.entries, seed_of(block.header), block.first_id)
+        domain = salt_of(block.header.domain)
+        found = work.probe(block.entries, seed_of(block.header), block.first_id, domain)
         if found:
             yield found
     found = work.finish()

@@ -120,15 +120,20 @@ class Merging:
         return entry is None or entry.state == tbl.State.LIVE
 
     def _are_equal(self, own: int, into: int) -> bool:
-        """Whether both are live, and of the same whole fingerprint."""
+        """Whether both are live, of one domain, and of the same whole fingerprint."""
         first, second = self._containers.entry(own), self._containers.entry(into)
         return (
             own != into
+            and self._domain(own) == self._domain(into)
             and first is not None
             and second is not None
             and first.state == second.state == tbl.State.LIVE
             and (first.fingerprint, first.raw_length) == (second.fingerprint, second.raw_length)
         )
+
+    def _domain(self, record_id: int) -> bytes | None:
+        container = self._containers.get(container_of(record_id))
+        return None if container is None else container.header.domain
 
     def _intact(self, record_ids: set[int]) -> set[int]:
         """Those whose bytes are there, and have their fingerprint; scrub is told of the others."""

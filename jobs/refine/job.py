@@ -12,6 +12,7 @@ from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format.container import Codec, Kind, seed_of
 from dedupd.format.derived.sketch import SKETCH_BYTES
+from dedupd.format.domain import VOLUME
 from dedupd.format.ids import container_of, ordinal_of
 from dedupd.store.container.compaction import Kept, compact
 from dedupd.store.container.container import data_name
@@ -117,6 +118,7 @@ class Refine(Job[RefineReport]):
             if not waiting:
                 self._report.outcome = "nothing new has come to be cold"
                 return self.report()
+            self._number_domains()
             looked = {number: self._lookings.of(number).count for number in self._tables.shapes}
             self._sketching = Sketching(self._run, self._tables, self._threads, looked.__getitem__)
             others = set(looked) - set(map(container_of, self._dictionaries.holders()))
@@ -138,6 +140,15 @@ class Refine(Job[RefineReport]):
         for _ in self._run.each("tables", tables.recover()):
             pass
         return tables
+
+    def _number_domains(self) -> None:
+        """Give each domain a number for this run; that of the volume is 0."""
+        found = {shape.header.domain for shape in self._tables.shapes.values()} - {VOLUME}
+        self._numbers = {VOLUME: 0} | {one: at for at, one in enumerate(sorted(found), 1)}
+
+    def _domain(self, number: int) -> int:
+        """The number of the domain of a container: nothing in it leans on what is of another."""
+        return self._numbers[self._tables.shapes[number].header.domain]
 
     def _plan(self) -> list[int]:
         """The containers to be looked at, ascending."""
@@ -188,7 +199,8 @@ class Refine(Job[RefineReport]):
             threads=self._threads,
         )
         if is_full:
-            sizes = {number: self._size(number) for number in waiting}
+            # A dictionary has strings of the files that it was trained with.
+            sizes = {number: self._size(number) for number in waiting if not self._domain(number)}
             found = self._dictionaries.wanted(sizes, self._policy.refine_level, GAIN_MIN)
             self._report.new_dictionaries = len(found.made)
             for number in {container_of(one) for one in found.made}:
@@ -237,7 +249,7 @@ class Refine(Job[RefineReport]):
         before stream by."""
         self._refiner.forget()
         for number in group:
-            self._refiner.want(self._sketching.sketched(number))
+            self._refiner.want(self._sketching.sketched(number), domain=self._domain(number))
         later = set(waiting) - {number for number in waiting if number < group[0]}
         for number in self._tables.shapes:
             if number not in later:
@@ -253,7 +265,11 @@ class Refine(Job[RefineReport]):
             return
         for block in self._tables.blocks([self._tables.whole(number)]):
             part = sketches[block.first * SKETCH_BYTES : block.end * SKETCH_BYTES]
-            self._refiner.offer(block.first_id, part, block.entries, seed=seed_of(block.header))
+            self._refiner.offer(
+                *(block.first_id, part, block.entries),
+                seed=seed_of(block.header),
+                domain=self._domain(number),
+            )
 
     # --- one container ----------------------------------------------------------------------------
 
@@ -309,6 +325,7 @@ class Refine(Job[RefineReport]):
                 self._run.safe_point,
                 0 if self._report.new_dictionaries else self._lookings.done(number),
                 self._leaving.credits,
+                self._domain(number),
             )
 
             def given(kept: Kept) -> Kept:

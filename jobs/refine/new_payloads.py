@@ -41,15 +41,18 @@ class NewPayloads:
         safe_point: Callable[[], None],
         done: int,
         parts: Mapping[int, int],
+        domain: int,
     ) -> None:
         """``done``: how many records a run of the same mode has looked at. These stay as they are,
-        but for those that may leave their bases: ``parts`` has what is won by that elsewhere."""
+        but for those that may leave their bases: ``parts`` has what is won by that elsewhere.
+        ``domain``: the number of that of the container."""
         self._number = number
         self._sketches = sketches
         self._refiner = refiner
         self._safe_point = safe_point
         self._done = done
         self._parts = parts
+        self._domain = domain
         self.savings = Savings()
 
     def given(self, kept: Kept) -> Kept:
@@ -77,6 +80,7 @@ class NewPayloads:
             lengths=array("I", (record.stored_length for record in batch)),
             payloads=payloads,
             sketches=b"".join(self._sketch(record.ordinal) for record in batch),
+            domain=self._domain,
         )
         places, others = memoryview(found.places).cast("I"), memoryview(found.leans_on).cast("Q")
         lengths, sums = memoryview(found.lengths).cast("I"), memoryview(found.checksums).cast("Q")

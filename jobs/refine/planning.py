@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dedupd.config.policy import RefineMode
+from dedupd.format.domain import PartitionKey
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.table_scan import TableShape
 from dedupd.volume.hints import HintKey
@@ -66,10 +67,10 @@ def cold(
     A container of a partition grows until the next one is begun. The last one is as old as its
     file: a compaction makes that young again.
     """
-    begun_ns: dict[int, int] = {}
+    begun_ns: dict[PartitionKey, int] = {}
     last_ns: dict[int, int] = {}
     for number, shape in sorted(shapes.items(), reverse=True):
-        partition = shape.header.partition
+        partition = shape.header.partition_key
         if partition in begun_ns:
             last_ns[number] = begun_ns[partition]
         else:

@@ -2,7 +2,8 @@
 
 The sources, in this order: another record with the same fingerprint, the second copy, a file that
 still holds the bytes. A record that none of them has is left to the next optimize run that meets it
-(``jobs/repair/returning_records.py``).
+(``jobs/repair/returning_records.py``). What is written again goes to the domain of the lost record,
+and no entry leads to another domain.
 """
 
 from collections import Counter
@@ -14,7 +15,8 @@ from dedupd.errors import Damaged
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.format.ids import make_id
+from dedupd.format.domain import PartitionKey
+from dedupd.format.ids import container_of, make_id
 from dedupd.format.recipe import fingerprint_check
 from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.record_states import set_states
@@ -39,6 +41,7 @@ FROM_TWIN, FROM_COPY, FROM_FILE = "from another record", "from the second copy",
 class _Group:
     """Records to be written at once: what each replaces, and its payload."""
 
+    domain: bytes
     ids: list[int] = field(default_factory=list)
     records: list[tuple[fmt.Record, bytes]] = field(default_factory=list)
     size: int = 0
@@ -68,7 +71,8 @@ class Repair:
         self._copies = volume.store.copies(kind)
         self._reader = volume.records(kind)
         self._algorithm = volume.parameters.fingerprint
-        self._group = _Group()
+        self._groups: dict[bytes, _Group] = {}
+        self._domains: dict[int, bytes] = {}
         self.repaired: Counter[str] = Counter()
 
     def close(self) -> None:
@@ -98,7 +102,7 @@ class Repair:
                 for old in {*wanted.get(entry.fingerprint, ()), *named}:
                     own = make_id(number, ordinal)
                     if self.is_wanted(old, entry.fingerprint) and self._is_intact(own, entry):
-                        if entry.leans:
+                        if entry.leans or self._domain(own) != self._domain(old):
                             leaning[old] = own
                             continue
                         found[old] = self._merged(old, own, entry.fingerprint, entry.raw_length)
@@ -111,8 +115,8 @@ class Repair:
         self._from_leaning({old: own for old, own in leaning.items() if old not in found})
 
     def _from_leaning(self, twins: dict[int, int]) -> None:
-        """Write lost records again, from others that lean on a third one: what was lost may be
-        leaned on itself, and so leads to none of these."""
+        """Write lost records again, from others that lean on a third one, or are of other domains:
+        what was lost may be leaned on itself, and so leads to none of these."""
         for old, own in twins.items():
             self._run.safe_point()
             found = self._stored(own)
@@ -181,22 +185,33 @@ class Repair:
         return expected is None or expected.fingerprint_check == fingerprint_check(fingerprint)
 
     def _add(self, record_id: int, record: fmt.Record, payload: bytes) -> None:
-        if record_id in self._group.ids:
+        domain = self._domain(record_id)
+        group = self._groups.setdefault(domain, _Group(domain))
+        if record_id in group.ids:
             return
-        self._group.ids.append(record_id)
-        self._group.records.append((replace(record, target=record_id), payload))
-        self._group.size += len(payload)
-        if self._group.size >= GROUP_BYTES:
+        group.ids.append(record_id)
+        group.records.append((replace(record, target=record_id), payload))
+        group.size += len(payload)
+        if sum(one.size for one in self._groups.values()) >= GROUP_BYTES:
             self.flush()
+
+    def _domain(self, record_id: int) -> bytes:
+        """That of the container of a record, which has a header: it was mended, if need be."""
+        number = container_of(record_id)
+        if number not in self._domains:
+            self._domains[number] = self._directory.header(number).domain
+        return self._domains[number]
 
     def flush(self) -> int:
         """Make what was added durable, then let the old entries lead there. Raises NoSpace.
 
         Returns how many records that were.
         """
-        group, self._group = self._group, _Group()
-        if not group.ids:
-            return 0
+        groups, self._groups = self._groups, {}
+        return sum(map(self._flush, groups.values()))
+
+    def _flush(self, group: _Group) -> int:
+        self._writer.use_partition(PartitionKey(group.domain))
         raw_bytes = sum(record.raw_length for record, _ in group.records)
         first = self._writer.reserve(len(group.ids), raw_bytes)
         self._writer.append_copies(first, group.records)

@@ -22,28 +22,33 @@ class Wanted:
     def __init__(self, volume: Volume, kind: fmt.Kind) -> None:
         self._volume = volume
         self._kind = kind
-        self._entries: dict[bytes, dict[int, tbl.TableEntry]] = {}
+        self._entries: dict[bytes, dict[bytes, dict[int, tbl.TableEntry]]] = {}
 
     def load(self, container: Recovered) -> None:
         """Note the lost records of a container."""
         for ordinal in container.entries.ordinals_in(tbl.State.QUARANTINED):
             entry = container.entries[ordinal]
             if entry.fingerprint != LOST.fingerprint:
-                lost = self._entries.setdefault(entry.fingerprint, {})
+                of_domain = self._entries.setdefault(container.header.domain, {})
+                lost = of_domain.setdefault(entry.fingerprint, {})
                 lost[make_id(container.header.container, ordinal)] = entry
 
-    def met(self, index: ChunkIndex, writer: ContainerWriter) -> dict[int, tbl.TableEntry]:
-        """New entries of the records whose bytes have been appended again; each is given once.
+    def met(
+        self, domain: bytes, index: ChunkIndex, writer: ContainerWriter
+    ) -> dict[int, tbl.TableEntry]:
+        """New entries of the records of a domain whose bytes have been appended again to it; each
+        is given once.
 
         For :meth:`settle`, once all that is appended now has been synced.
         """
-        if not self._entries:
+        lost = self._entries.get(domain)
+        if not lost:
             return {}
-        found = index.lookup(b"".join(self._entries))
+        found = index.lookup(b"".join(lost))
         changes: dict[int, tbl.TableEntry] = {}
-        for fingerprint, chunk_id in zip(list(self._entries), found, strict=True):
+        for fingerprint, chunk_id in zip(list(lost), found, strict=True):
             if chunk_id and writer.has(chunk_id):
-                for lost_id, entry in self._entries.pop(fingerprint).items():
+                for lost_id, entry in lost.pop(fingerprint).items():
                     changes[lost_id] = entry._replace(state=tbl.State.MERGED, target=chunk_id)
         return changes
 

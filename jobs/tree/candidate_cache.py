@@ -6,7 +6,7 @@ partition. Walking the tree each time costs more than a tenth of a run over smal
 
 import marshal
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from dedupd import native
@@ -19,10 +19,28 @@ _PER_BLOCK = 1024
 _LEVEL = 1
 """Names and times of files repeat much: 30 to 40 bytes are left of each candidate."""
 
-_One = tuple[bytes, tuple[int, ...], bytes | None, int]
-_Plain = tuple[bytes, bytes, list[bytes]]
-_Row = _One | _Plain
-"""A candidate; or the plain ones of a directory as they were found, and what their names end in."""
+_One = tuple[bytes, tuple[int, ...], bytes | None, int, int]
+_Plain = tuple[bytes, bytes, list[bytes], int]
+Row = _One | _Plain
+"""A candidate; or the plain ones of a directory as they were found, what their names end in, and
+their owner."""
+
+ROW_BYTES = 256
+"""Memory for a row beside its bytes, about."""
+
+
+def row_of(found: Candidate | PlainFiles) -> Row:
+    """Candidates in little memory."""
+    if isinstance(found, PlainFiles):
+        suffixes = [suffix for suffix, _ in found.chunks]
+        return found.directory, found.packed, suffixes, found.owner
+    path, identity, attribute, work_bytes, owner = found
+    return path, tuple(identity), attribute, work_bytes, owner
+
+
+def size_of(row: Row) -> int:
+    """The memory that a row takes, about."""
+    return ROW_BYTES + len(row[0]) + (len(row[1]) if len(row) == 4 else 0)
 
 
 class _Block(NamedTuple):
@@ -34,7 +52,7 @@ class _Block(NamedTuple):
     checksum: int
 
     @classmethod
-    def of(cls, rows: list[_Row]) -> "_Block":
+    def of(cls, rows: list[Row]) -> "_Block":
         raw = marshal.dumps(rows)
         packed = native.codec.encode(
             raw,
@@ -48,9 +66,9 @@ class _Block(NamedTuple):
         checksum = int.from_bytes(packed.checksums, "little")
         return cls(bytes(packed), packed.codecs[0], len(raw), checksum)
 
-    def rows(self) -> list[_Row]:
+    def rows(self) -> list[Row]:
         raw = native.codec.decode(self.stored, self.codec, self.raw_bytes, self.checksum)
-        rows: list[_Row] = marshal.loads(raw)
+        rows: list[Row] = marshal.loads(raw)
         return rows
 
 
@@ -60,7 +78,7 @@ class CandidateCache:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_left = bytes_max
         self._blocks: list[_Block] = []
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         self._count = 0
         self.is_complete = True
         """Whether all that were added are here: else there was no room, and none is."""
@@ -69,14 +87,8 @@ class CandidateCache:
         """Keep candidates, where there is room for all so far."""
         if not self.is_complete:
             return
-        if isinstance(found, PlainFiles):
-            suffixes = [suffix for suffix, _ in found.chunks]
-            self._rows.append((found.directory, found.packed, suffixes))
-            self._count += found.count
-        else:
-            path, identity, attribute, work_bytes = found
-            self._rows.append((path, tuple(identity), attribute, work_bytes))
-            self._count += 1
+        self._rows.append(row_of(found))
+        self._count += found.count if isinstance(found, PlainFiles) else 1
         if self._count >= _PER_BLOCK:
             self._close_block()
 
@@ -98,20 +110,25 @@ class CandidateCache:
     ) -> Iterator[Candidate | native.ingest.FileList]:
         """Those of a choice, and of a type that is wanted, in order: plain files by the directory,
         with whether to compress them by their type."""
+        yield from wanted(self.rows(), is_wanted, compresses, choice)
+
+    def rows(self) -> Iterator[Row]:
+        """All, in order."""
         for block in self._blocks:
-            yield from _wanted(block.rows(), is_wanted, compresses, choice)
-        yield from _wanted(self._rows, is_wanted, compresses, choice)
+            yield from block.rows()
+        yield from self._rows
 
 
-def _wanted(
-    rows: list[_Row],
+def wanted(
+    rows: Iterable[Row],
     is_wanted: Callable[[str], bool] | None,
     compresses: Callable[[str], bool],
     choice: Choice,
 ) -> Iterator[Candidate | native.ingest.FileList]:
+    """As :meth:`CandidateCache.through`, of some rows."""
     for row in rows:
-        if len(row) == 3:
-            directory, packed, suffixes = row
+        if len(row) == 4:
+            directory, packed, suffixes, _ = row
             types = {suffix: type_of_suffix(suffix) for suffix in suffixes}
             as_is = {suffix for suffix, name in types.items() if not compresses(name)}
             chosen = None
@@ -127,8 +144,8 @@ def _wanted(
                     directory, packed, chosen, as_is, choice.sample, choice.sizes
                 )
         else:
-            path, identity, attribute, work_bytes = row
+            path, identity, attribute, work_bytes, owner = row
             is_chosen = is_wanted is None or is_wanted(type_of(path))
             found = FileIdentity._make(identity)
             if is_chosen and choice.takes(path, found.inode, found.size):
-                yield Candidate(path, found, attribute, work_bytes)
+                yield Candidate(path, found, attribute, work_bytes, owner)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from dedupd import native
-from dedupd.config.policy import Decision, Policy, decided
+from dedupd.config.policy import Decision, DedupDomain, Policy, decided
 from dedupd.errors import Damaged, DamagedStub
 from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
 from dedupd.native.tree import DirectoryCandidates, Unreadable
@@ -85,19 +85,21 @@ class Candidate(NamedTuple):
     """A file to optimize, as it was when it was found.
 
     ``attribute`` is None for a plain file, else that of a stub which was written to;
-    ``work_bytes`` is about how much of it has to be read.
+    ``work_bytes`` is about how much of it has to be read. ``owner`` is a user by number; of plain
+    files it is 0 where domains do not depend on it.
     """
 
     path: bytes
     identity: FileIdentity
     attribute: bytes | None
     work_bytes: int
+    owner: int = 0
 
     @classmethod
-    def plain(cls, path: bytes, fields: "native.tree.Identity") -> Self:
+    def plain(cls, path: bytes, fields: "native.tree.Identity", owner: int = 0) -> Self:
         """A plain file, all of which has to be read."""
         identity = FileIdentity._make(fields)
-        return cls(path, identity, None, identity.size)
+        return cls(path, identity, None, identity.size, owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class PlainFiles:
 
     ``directory`` is what their paths begin with, ``packed`` what native code found. ``chunks`` says
     how many chunks they have, about, by what follows the last dot of their names, ``files`` how
-    many they are.
+    many they are. ``owner`` as in :class:`Candidate`.
     """
 
     directory: bytes
@@ -115,11 +117,12 @@ class PlainFiles:
     size_bytes: int
     chunks: Sequence[tuple[bytes, int]]
     files: Sequence[tuple[bytes, int]]
+    owner: int = 0
 
     def candidates(self) -> Iterator[Candidate]:
         """One by one, in the order of their inodes."""
         for path, identity, _ in native.ingest.FileList(self.directory, self.packed):
-            yield Candidate.plain(path, identity)
+            yield Candidate.plain(path, identity, self.owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,7 @@ class _Search:
                 chunk_bytes=self._volume.parameters.chunking.average_bytes,
                 ledger=self._known.ledger,
                 recall=self._known.recall,
+                by_owner=self._policy.dedup_domain is DedupDomain.OWNER,
             )
         return found
 
@@ -238,7 +242,7 @@ class _Search:
             if is_marked:
                 self._skipped.add(EXCLUDED, files.size_bytes, files.count)
                 continue
-            figures = files.count, files.size_bytes, files.chunks, files.files
+            figures = files.count, files.size_bytes, files.chunks, files.files, files.owner
             yield from self._plain(PlainFiles(prefix, files.packed, *figures))
         for file in self._linked.judged(directory, here.files):
             yield from self._judged(TreeFile.of(prefix, file))
@@ -293,7 +297,7 @@ class _Search:
         if reason:
             self._skipped.add(reason, size)
         else:
-            yield Candidate(file.path, file.identity, file.attribute, work_bytes)
+            yield Candidate(file.path, file.identity, file.attribute, work_bytes, file.owner)
 
     def _stub_reason(self, file: TreeFile, attribute: bytes) -> str:
         """Why a stub is no candidate, or nothing; notes a stub that needs a repair of its state."""

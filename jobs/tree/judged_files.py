@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 
 from dedupd import native
 from dedupd.config.memory_budget import notes_shares
-from dedupd.config.policy import Policy
+from dedupd.config.policy import DedupDomain, Policy
 from dedupd.store.saved_notes import SavedNotes
 from dedupd.volume.volume import Volume
 
@@ -14,11 +14,13 @@ from dedupd.volume.volume import Volume
 def policy_digest(policy: Policy) -> int:
     """Of what judgements depend on, besides ``min_file_saving``: where it differs, files are judged
     anew."""
+    domain = policy.dedup_domain
     keys = (
         policy.compression_level,
         policy.compression_min_saving,
         sorted(policy.no_compress_types),
         policy.rules,
+        *(() if domain is DedupDomain.VOLUME else (domain.value,)),
     )
     return zlib.crc32(repr(keys).encode())
 

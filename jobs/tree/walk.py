@@ -51,13 +51,14 @@ class TreeFile(NamedTuple):
     """A regular file of the tree. ``path`` is relative to the tree.
 
     ``attribute`` is the stub attribute as it was found, None for a plain file, and empty where it
-    could not be read.
+    could not be read. ``owner`` is a user by number.
     """
 
     path: bytes
     identity: FileIdentity
     allocated_bytes: int
     attribute: bytes | None
+    owner: int
 
     @property
     def is_stub(self) -> bool:
@@ -66,7 +67,8 @@ class TreeFile(NamedTuple):
     @classmethod
     def of(cls, prefix: bytes, file: FileEntry) -> Self:
         identity = FileIdentity._make(file.identity)
-        return cls(prefix + file.name, identity, file.allocated_bytes, file.attribute)
+        named = prefix + file.name, identity
+        return cls(*named, file.allocated_bytes, file.attribute, file.owner)
 
 
 class FirstNames:
@@ -165,7 +167,8 @@ def single_file(volume: Volume, path: bytes, errors: list[str]) -> Iterator[Tree
             if stat.S_ISREG(status.st_mode) and status.st_dev == os.fstat(volume.data_fd).st_dev:
                 attribute = native.system.fgetxattr(fd, volume.space.name)
                 identity = FileIdentity.of(status)
-                yield TreeFile(path, identity, status.st_blocks * 512, attribute)
+                size_bytes = status.st_blocks * 512
+                yield TreeFile(path, identity, size_bytes, attribute, status.st_uid)
     except FileNotFoundError:
         pass
     except OSError as error:

@@ -118,6 +118,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("keep_deleted_max", "auto", "a percentage"),
     ("restore_mode", "yes", "off"),
     ("busy_files", "maybe", 'write "skip" or "ranges"'),
+    ("dedup_domain", "user", 'write "volume" or "owner" or "folder"'),
     ("shared_extents", "maybe", 'write "skip" or "take"'),
     ("compaction_shared", "maybe", 'write "skip" or "take"'),
     ("partial_files", "yes", "write true or false"),

@@ -62,10 +62,10 @@ def test_a_container_header_cut_short_is_noticed(header: fmt.FileHeader, length:
 
 def test_a_container_of_a_newer_format_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     header = fmt.FileHeader(fmt.Kind.CHUNKS, 1, 1, 0, bytes(16), 0)
-    monkeypatch.setattr(fmt, "FORMAT", 3)
+    monkeypatch.setattr(fmt, "FORMAT", 4)
     newer = fmt.encode_file_header(header)
     monkeypatch.setattr(fmt, "FORMAT", 2)
-    with pytest.raises(UnknownFormat, match="format 3; this program reads 2"):
+    with pytest.raises(UnknownFormat, match="format 4; this program reads 2"):
         fmt.decode_file_header(newer, "here")
 
 

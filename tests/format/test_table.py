@@ -59,10 +59,10 @@ def test_a_table_header_cut_short_is_noticed(header: tbl.TableHeader, length: in
 
 
 def test_a_table_of_a_newer_format_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tbl, "FORMAT", 3)
+    monkeypatch.setattr(tbl, "FORMAT", 4)
     newer = tbl.encode_header(tbl.TableHeader(fmt.Kind.CHUNKS, 1, 1, 0, 0, 1, 0, 0))
     monkeypatch.setattr(tbl, "FORMAT", 2)
-    with pytest.raises(DamagedTable, match="unknown format 3"):
+    with pytest.raises(DamagedTable, match="unknown format 4"):
         tbl.decode_header(newer, "here")
 
 

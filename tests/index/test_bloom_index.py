@@ -13,6 +13,7 @@ from dedupd import native
 from dedupd.config.memory_budget import capacity, fitting
 from dedupd.config.policy import IndexChoice
 from dedupd.format.container import Kind
+from dedupd.format.domain import PartitionKey
 from dedupd.format.ids import make_id
 from dedupd.index.bloom_index import BloomIndex
 from dedupd.index.choice import make_index
@@ -263,6 +264,6 @@ def test_an_index_removes_what_another_one_left(tmp_path: Path) -> None:
         for choice in IndexChoice:
             (tmp_path / "saved-00000003.table").touch()
             (tmp_path / "saved-00000003.bloom").touch()
-            make_index(choice, directory, partition=3, entries=0)
+            make_index(choice, directory, partition=PartitionKey(number=3), entries=0)
             made.append(sorted(os.listdir(tmp_path)))
     assert made == [["saved-00000003.table"], ["saved-00000003.bloom"]]

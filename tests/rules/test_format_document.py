@@ -1,5 +1,6 @@
 """docs/format.md says what the code does: offsets, sizes, numbers, fail points, invariants."""
 
+import hashlib
 import importlib
 import os
 import pkgutil
@@ -7,7 +8,7 @@ import re
 import struct
 from array import array
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,6 +24,7 @@ from dedupd.format import deletion, merge_log, recipe, stream, stub
 from dedupd.format import table as tbl
 from dedupd.format.cluster import objects
 from dedupd.format.derived import saved_marks, saved_notes
+from dedupd.format.domain import VOLUME, of_folder, of_lost, of_owner
 from dedupd.format.volume_parameters import FORMAT
 from dedupd.stores.local_store import STORE_DIRS
 from dedupd.volume.base_directory import DISABLING, ENABLING, VOLUME_FILE
@@ -76,15 +78,27 @@ def expect(data: bytes, places: dict[str, tuple[int, int]], values: dict[str, An
 
 
 def test_the_container_header() -> None:
-    header = fmt.FileHeader(fmt.Kind.RECIPES, 0x1234, 7, 9, UUID, 0x123456789A, seed=0x1122)
-    data = fmt.encode_file_header(header)
-    values = {f.name: getattr(header, f.name) for f in fields(header)} | {"seed_again": 0x1122}
+    plain = fmt.FileHeader(fmt.Kind.RECIPES, 0x1234, 7, 9, UUID, 0x123456789A, seed=0x1122)
     places = layout("Container header (128 bytes)")
-    checksum = number(data, places["checksum"])
-    expect(
-        data, places, {**values, "magic": b"DEDUPCNT", "format": fmt.FORMAT, "checksum": checksum}
-    )
-    assert len(data) == fmt.FILE_HEADER_BYTES == 128
+    for header, version in (
+        (plain, fmt.FORMAT),
+        (replace(plain, domain=of_owner(1000)), fmt.FORMAT_APART),
+    ):
+        data = fmt.encode_file_header(header)
+        values = {f.name: getattr(header, f.name) for f in fields(header)} | {"seed_again": 0x1122}
+        checksum = number(data, places["checksum"])
+        own = {"magic": b"DEDUPCNT", "format": version, "checksum": checksum}
+        expect(data, places, {**values, **own})
+        assert len(data) == fmt.FILE_HEADER_BYTES == 128
+
+
+def test_the_domains() -> None:
+    kinds = {int(row[0]) for row in rows("Domains")}
+    made = (VOLUME, of_owner(0x1234), of_folder(UUID, b"top"), of_lost(7))
+    assert kinds == {one[0] for one in made} and {len(one) for one in made} == {16}
+    assert of_owner(0x1234) == bytes([1, 0, 0, 0, 0x34, 0x12]) + bytes(10)
+    digest = hashlib.blake2b(b"top", digest_size=15, key=UUID).digest()
+    assert of_folder(UUID, b"top") == bytes([2]) + digest
 
 
 def test_the_record_header() -> None:
@@ -99,15 +113,19 @@ def test_the_record_header() -> None:
 
 
 def test_the_table_header() -> None:
-    header = tbl.TableHeader(fmt.Kind.CHUNKS, 0x1234, 7, 9, 0x77, 0x88, 0x123456789A, 77, 66)
-    data = tbl.encode_header(header)
+    plain = tbl.TableHeader(fmt.Kind.CHUNKS, 0x1234, 7, 9, 0x77, 0x88, 0x123456789A, 77, 66)
     places = layout("Table header (64 bytes)")
-    values = {f.name: getattr(header, f.name) for f in fields(header)}
-    checksum = number(data, places["checksum"])
-    expect(
-        data, places, {**values, "magic": b"DEDUPDIR", "format": fmt.FORMAT, "checksum": checksum}
-    )
-    assert len(data) == tbl.HEADER_BYTES
+    for header, version in (
+        (plain, fmt.FORMAT),
+        (replace(plain, is_apart=True), fmt.FORMAT_APART),
+    ):
+        data = tbl.encode_header(header)
+        values = {f.name: getattr(header, f.name) for f in fields(header)}
+        del values["is_apart"]  # says the format
+        checksum = number(data, places["checksum"])
+        own = {"magic": b"DEDUPDIR", "format": version, "checksum": checksum}
+        expect(data, places, {**values, **own})
+        assert len(data) == tbl.HEADER_BYTES
 
 
 def test_the_table_entry() -> None:

@@ -11,6 +11,7 @@ from dedupd.config.policy import IndexChoice
 from dedupd.errors import Busy
 from dedupd.format import table as tbl
 from dedupd.format.container import Kind
+from dedupd.format.domain import PartitionKey
 from dedupd.format.ids import container_of, ordinal_of
 from dedupd.format.table import State
 from dedupd.store.container.record_states import join_set, set_states
@@ -114,7 +115,7 @@ def test_a_container_that_grows_on_is_known_as_it_was(labs: tuple[Lab, ...]) -> 
         writer.sync(keep=False)
         assert container_of(unkept) in (1, 2)
         for partition in (1, 0):
-            reader.store.use_partition(partition)
+            reader.store.use_partition(PartitionKey(number=partition))
         assert reader.look_up(OLD)
         assert reader.look_up(MORE)
         assert reader.look_up(NEW[0]) == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from dedupd import native
 from dedupd.config.policy import IndexChoice
 from dedupd.format.container import Kind
+from dedupd.format.domain import FIRST
 from dedupd.format.table import State
 from dedupd.shared.creation import create_store
 from dedupd.stores.local_store import STORE_DIRS
@@ -107,7 +108,7 @@ def appending(lab: Lab, index: IndexChoice = IndexChoice.TABLE) -> Iterator[Sess
     with (
         lab.opened() as volume,
         volume.append_lock(),
-        closing(StoreSession(volume, index, 0, lambda: None)) as store,
+        closing(StoreSession(volume, index, FIRST, lambda: None)) as store,
     ):
         yield Session(volume, store)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dedupd.config.memory_budget import capacity, planned
 from dedupd.config.policy import IndexChoice
 from dedupd.format.container import Kind
+from dedupd.format.domain import PartitionKey
 from dedupd.store.container.table_totals import entries_by_partition
 from dedupd.system.files import opened
 from dedupd.units import KIB, MIB
@@ -34,7 +35,7 @@ maps = st.builds(
 def by_partition(lab: Lab, kind: Kind = Kind.CHUNKS) -> dict[int, int]:
     """How many entries the containers of each partition have."""
     with lab.opened() as volume, opened(volume.store.open_directory(kind)) as dir_fd:
-        return entries_by_partition(dir_fd)
+        return {key.number: entries for key, entries in entries_by_partition(dir_fd).items()}
 
 
 # --- planning ---------------------------------------------------------------------------------
@@ -252,8 +253,8 @@ def test_a_cancelled_run_leaves_every_partition_in_order(
             run = JobRun("optimize")
             use_partition = StoreSession.use_partition
 
-            def cancel_at_the_third(store: StoreSession, partition: int) -> None:
-                if partition == 2:
+            def cancel_at_the_third(store: StoreSession, partition: PartitionKey) -> None:
+                if partition.number == 2:
                     run.cancel()
                 use_partition(store, partition)
 

@@ -40,7 +40,7 @@ def _show(report: ReconcileReport) -> None:
         share = row.duplicate_raw_bytes / row.raw_bytes if row.raw_bytes else 0.0
         table.add_row(
             str(row.partition),
-            row.types,
+            row.domain or row.types,
             format_size(row.logical_bytes),
             format_size(row.raw_bytes),
             f"{format_size(row.duplicate_raw_bytes)} ({share:.1%})",

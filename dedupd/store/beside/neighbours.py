@@ -35,6 +35,9 @@ assert ORDINALS_MAX < 1 << _NUMBER_SHIFT
 class Neighbours:
     """Those of a job that is alone in its store."""
 
+    is_alone = True
+    """Whether nobody else makes containers while the job runs."""
+
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Change what may not be this job's own. Turns may be nested, and taken by any thread."""
@@ -61,6 +64,8 @@ class Neighbours:
 
 class LockedNeighbours(Neighbours):
     """Those of a job on a store that others may write to."""
+
+    is_alone = False
 
     def __init__(self, open_file: Callable[[], int]) -> None:
         """``open_file``: opens the file of the locks, when the first one is asked for."""

@@ -12,12 +12,14 @@ from dataclasses import replace
 from dedupd.errors import DamagedContainer, DamagedTable
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
+from dedupd.format import domain as domains
 from dedupd.format import table as tbl
 from dedupd.store.container.container import data_name, header_of, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.recovery import completed, is_unfinished
 from dedupd.store.container.scan import valid_seed
 from dedupd.store.container.table_file import LOST, load_table, table_header_at
+from dedupd.store.container.table_totals import census
 from dedupd.system.disk import Disk
 from dedupd.system.files import BLOCK_BYTES, is_readable, opened, read_readable
 
@@ -116,7 +118,16 @@ def _new_header(
     return fmt.FileHeader(
         *(kind, number, generation, partition, volume_id, time.time_ns(), punches),
         seed=0 if is_public else seed,
+        domain=domains.of_lost(number) if _is_apart(directory, mark) else domains.VOLUME,
     )
+
+
+def _is_apart(directory: ContainerDirectory, mark: tbl.TableHeader | None) -> bool:
+    """Whether a container without a header may be of another domain than the volume's. Which one
+    it was is not known any more: so nothing new may share its records."""
+    if mark is not None:
+        return mark.is_apart
+    return any(not one.key.is_of_volume for one in census(directory.fd))
 
 
 def _table_header(dir_fd: int, number: int) -> tbl.TableHeader | None:

@@ -1,11 +1,12 @@
 """How many entries the containers of a directory have, by headers and sizes: none is read."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from dedupd.errors import DamagedContainer, UnknownFormat
 from dedupd.format import table as tbl
+from dedupd.format.domain import PartitionKey
 from dedupd.store.container.container import data_name, header_of, table_name
 from dedupd.store.container.files import container_numbers
 from dedupd.system.files import open_to_read, opened
@@ -15,27 +16,29 @@ class Counted(NamedTuple):
     """One container: its number, its partition, and about how many entries its table has."""
 
     number: int
-    partition: int
+    key: PartitionKey
     entries: int
 
 
-def census(dir_fd: int) -> Iterator[Counted]:
-    """All containers with a valid header, by number."""
-    for number in container_numbers(dir_fd):
+def census(dir_fd: int, numbers: Iterable[int] | None = None) -> Iterator[Counted]:
+    """The containers of these numbers that have a valid header, or all of them, by number."""
+    for number in container_numbers(dir_fd) if numbers is None else numbers:
         try:
             name = data_name(number)
             with opened(open_to_read(dir_fd, name)) as fd:
                 header = header_of(fd, name.decode())
         except (FileNotFoundError, DamagedContainer, UnknownFormat):
             continue
-        yield Counted(number, header.partition, entries_in(dir_fd, number))
+        yield Counted(number, header.partition_key, entries_in(dir_fd, number))
 
 
-def entries_by_partition(dir_fd: int) -> dict[int, int]:
-    """About how many entries the tables of each partition have."""
-    entries: dict[int, int] = {}
-    for one in census(dir_fd):
-        entries[one.partition] = entries.get(one.partition, 0) + one.entries
+def entries_by_partition(
+    dir_fd: int, numbers: Iterable[int] | None = None
+) -> dict[PartitionKey, int]:
+    """About how many entries the tables of each partition have, as far as these containers go."""
+    entries: dict[PartitionKey, int] = {}
+    for one in census(dir_fd, numbers):
+        entries[one.key] = entries.get(one.key, 0) + one.entries
     return entries
 
 

@@ -1,7 +1,7 @@
 //! The files that were judged to save too little, and the notes of a run.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -42,6 +42,8 @@ pub struct Ledger {
     gain_min: u16,
     rows_max: usize,
     notes_max: usize,
+    /// Goes into each prefix that is noted: files of several domains have none in common.
+    salt: AtomicU64,
     run: Mutex<Run>,
 }
 
@@ -85,7 +87,18 @@ impl Ledger {
         rows.dedup_by_key(|row| row.inode);
         rows.truncate(rows_max);
         let seen = rows.iter().map(|_| AtomicU8::new(UNSEEN)).collect();
-        Ledger { earlier: rows, seen, gain_min, rows_max, notes_max, run: Mutex::default() }
+        let (salt, run) = (AtomicU64::default(), Mutex::default());
+        Ledger { earlier: rows, seen, gain_min, rows_max, notes_max, salt, run }
+    }
+
+    /// What is noted from here on is of the files of another domain.
+    pub fn use_salt(&self, salt: u64) {
+        self.salt.store(salt, Ordering::Relaxed);
+    }
+
+    fn salted(&self, prefixes: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
+        let salt = self.salt.load(Ordering::Relaxed);
+        prefixes.map(move |prefix| prefix ^ salt)
     }
 
     /// Whether a plain file was judged as it is now: then it need not be read.
@@ -125,7 +138,7 @@ impl Ledger {
         }
         run.judged.push(judged);
         let owner = judged.inode;
-        run.notes.extend(prefixes.map(|prefix| Note::new(prefix, owner)));
+        run.notes.extend(self.salted(prefixes).map(|prefix| Note::new(prefix, owner)));
     }
 
     /// Remember a file that is left though others have chunks of it; its notes stay as they are.
@@ -136,14 +149,14 @@ impl Ledger {
     /// Note chunks of a file that is being read.
     pub fn note(&self, inode: u64, prefixes: impl Iterator<Item = u64>) {
         let mut run = locked(&self.run);
-        run.notes.extend(prefixes.map(|prefix| Note::new(prefix, inode)));
+        run.notes.extend(self.salted(prefixes).map(|prefix| Note::new(prefix, inode)));
     }
 
     /// Note chunks that are stored: a file that was left may have them.
     pub fn note_stored(&self, prefixes: impl Iterator<Item = u64>) {
         let mut run = locked(&self.run);
         if !self.earlier.is_empty() || !run.judged.is_empty() {
-            run.notes.extend(prefixes.map(Note::stored));
+            run.notes.extend(self.salted(prefixes).map(Note::stored));
         }
     }
 

@@ -184,7 +184,7 @@ pub fn seed_in(
         1 if is_own && volume == volume_id => {
             Some(public_seed(volume_id, container, header::GENERATION.u32(header_bytes)))
         }
-        2 if is_own && header::VOLUME_CHECK.u64(header_bytes) == xxh3_64(volume_id) => {
+        2 | 3 if is_own && header::VOLUME_CHECK.u64(header_bytes) == xxh3_64(volume_id) => {
             Some(header::SEED.u64(header_bytes))
         }
         _ => None,

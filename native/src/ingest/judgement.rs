@@ -96,12 +96,14 @@ fn recipe_bytes(rows: usize) -> u64 {
 }
 
 /// Decides, part by part, in their order. The cost of a chunk that several parts have is divided among
-/// them; one of `wanted` has other owners, and costs nothing. None where the columns do not fit.
+/// them; one of `wanted` has other owners, and costs nothing. `salt` is that of the domain in which
+/// the chunks were noted. None where the columns do not fit.
 pub fn judge(
     placed: &Placed,
     parts: &[Part],
     encoded: &Encoded<'_>,
     wanted: &HashSet<u64>,
+    salt: u64,
     min: f64,
 ) -> Option<Judgement> {
     let lengths = [0, 1].map(|group: usize| placed.new[group].chunks.len());
@@ -139,7 +141,7 @@ pub fn judge(
             let chunk = &placed.new[group].chunks[at];
             fresh += (chunk.end - chunk.start) as u64;
             let fingerprint = &chunk.fingerprint;
-            if wanted.is_empty() || !wanted.contains(&hash_of(fingerprint)) {
+            if wanted.is_empty() || !wanted.contains(&(hash_of(fingerprint) ^ salt)) {
                 let stored = record_bytes(encoded.stored[group][at].into()) + ENTRY_BYTES as u64;
                 cost += stored / u64::from(owners[group][at]);
             }

@@ -54,6 +54,10 @@ impl Ledger {
         Ok(Ledger(Arc::new(ledger::Ledger::new(list, gain_min, rows_max, notes_max))))
     }
 
+    fn use_salt(&self, salt: u64) {
+        self.0.use_salt(salt);
+    }
+
     fn saving_of(&self, identity: Fields) -> Option<f64> {
         self.0.gain_of(&identity_of(identity)).map(|gain| f64::from(gain) / THOUSANDTHS)
     }

@@ -143,7 +143,7 @@ impl Placed {
         pack_u64(self.inner.ids([first, first_as_is]))
     }
 
-    #[pyo3(signature = (later, stored_lengths, modes, freed, recall, saving_min))]
+    #[pyo3(signature = (later, stored_lengths, modes, freed, recall, saving_min, *, salt = 0))]
     #[allow(clippy::too_many_arguments)]
     fn judge(
         this: Bound<'_, Placed>,
@@ -153,6 +153,7 @@ impl Placed {
         freed: Input,
         recall: &Recall,
         saving_min: f64,
+        salt: u64,
     ) -> PyResult<Judgement> {
         let later = [later.0.u64s("later")?, later.1.u64s("later")?];
         let stored =
@@ -171,7 +172,7 @@ impl Placed {
         let placed = &this.get().inner;
         let inner = parts
             .filter(|parts| parts.len() == modes.bytes().len() && parts.len() == freed.len())
-            .and_then(|parts| judge(placed, &parts, &encoded, &recall.0.wanted, saving_min))
+            .and_then(|parts| judge(placed, &parts, &encoded, &recall.0.wanted, salt, saving_min))
             .ok_or_else(|| PyValueError::new_err("these are not the columns of these chunks"))?;
         Ok(Judgement { inner, placed: this.unbind(), freed })
     }

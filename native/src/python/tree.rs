@@ -42,7 +42,7 @@ pub struct Rules(candidates::Rules);
 #[pymethods]
 impl Rules {
     #[new]
-    #[pyo3(signature = (*, seed, size_min, newest_ns, chunk_bytes, ledger = None, recall = None))]
+    #[pyo3(signature = (*, seed, size_min, newest_ns, chunk_bytes, ledger = None, recall = None, by_owner = false))]
     fn new(
         seed: u64,
         size_min: i64,
@@ -50,6 +50,7 @@ impl Rules {
         chunk_bytes: i64,
         ledger: Option<&Ledger>,
         recall: Option<&Recall>,
+        by_owner: bool,
     ) -> PyResult<Rules> {
         if chunk_bytes <= 0 {
             let message = format!("chunk_bytes must be positive: {chunk_bytes}");
@@ -57,7 +58,15 @@ impl Rules {
         }
         let ledger = ledger.map(|ledger| Arc::clone(&ledger.0));
         let recalled = recall.map(|recall| recall.0.inodes.clone());
-        Ok(Rules(candidates::Rules { seed, size_min, newest_ns, chunk_bytes, ledger, recalled }))
+        Ok(Rules(candidates::Rules {
+            seed,
+            size_min,
+            newest_ns,
+            chunk_bytes,
+            ledger,
+            recalled,
+            by_owner,
+        }))
     }
 
     fn is_young(&self, identity: Fields) -> bool {
@@ -84,6 +93,7 @@ pub struct PackedFiles {
     packed: Py<PyBytes>,
     count: usize,
     size_bytes: i64,
+    owner: u32,
     chunks: Py<PyList>,
     files: Py<PyList>,
 }
@@ -115,6 +125,7 @@ pub fn find_candidates<'py>(
                 packed: column(py, one.bytes),
                 count: one.count,
                 size_bytes: one.size,
+                owner: one.owner,
                 chunks: summed(py, one.chunks)?,
                 files: summed(py, one.files)?,
             };

@@ -22,6 +22,8 @@ pub struct Rules {
     pub ledger: Option<Arc<Ledger>>,
     /// The only files that are asked for, where that is some, by inode.
     pub recalled: Option<HashSet<u64>>,
+    /// Whether files of several owners are packed apart.
+    pub by_owner: bool,
 }
 
 /// Why a file is passed over.
@@ -104,12 +106,19 @@ pub struct Passed {
     pub size: i64,
 }
 
+/// A plain file of a directory.
+struct Plain {
+    identity: Identity,
+    owner: u32,
+    name: CString,
+}
+
 /// What a directory holds. `left` are directories, files of several names, and files and stubs that
 /// are in any way out of the ordinary.
 #[derive(Default)]
 pub struct Candidates {
     pub left: Vec<Entry>,
-    pub plain: Vec<(Identity, CString)>,
+    plain: Vec<Plain>,
     passed: [Passed; Reason::ALL.len()],
     /// By their places in [`MARKERS`], whether they are there.
     markers: [bool; MARKERS.len()],
@@ -133,12 +142,16 @@ impl Candidates {
                     name,
                     identity,
                     links: 1,
+                    owner,
                     attribute: None,
                     is_capable: false,
                     allocated,
                     ..
                 } if identity.size <= LENGTH_BYTES_MAX as i64 => match rules.reason(&identity) {
-                    None => self.plain.push((identity, name)),
+                    None => {
+                        let owner = if rules.by_owner { owner } else { 0 };
+                        self.plain.push(Plain { identity, owner, name });
+                    }
                     Some(reason) => self.pass(reason, identity.size.min(allocated)),
                 },
                 Entry::File {
@@ -174,10 +187,13 @@ impl Candidates {
         MARKERS.into_iter().zip(self.markers).filter(|&(_, found)| found).map(|(name, _)| name)
     }
 
-    /// The plain files in the order of their inodes, which on a disk is near that of their blocks.
+    /// The plain files in the order of their inodes, which on a disk is near that of their blocks;
+    /// those of one owner after the other where these are packed apart.
     pub fn packed(&mut self, rules: &Rules) -> Vec<Packed> {
-        self.plain.sort_unstable_by_key(|(identity, _)| identity.inode);
-        let packed = self.plain.chunks(PACKED_MAX).map(|files| Packed::of(files, rules)).collect();
+        self.plain.sort_unstable_by_key(|file| (file.owner, file.identity.inode));
+        let of_owners = self.plain.chunk_by(|one, other| one.owner == other.owner);
+        let parts = of_owners.flat_map(|files| files.chunks(PACKED_MAX));
+        let packed = parts.map(|files| Packed::of(files, rules)).collect();
         self.plain = Vec::new();
         packed
     }
@@ -196,6 +212,8 @@ const PACKED_MAX: usize = 4096;
 pub struct Packed {
     pub bytes: Vec<u8>,
     pub count: usize,
+    /// Of all of the files; 0 where that is not asked for.
+    pub owner: u32,
     /// Of the files together.
     pub size: i64,
     /// How many chunks they have, about.
@@ -205,9 +223,10 @@ pub struct Packed {
 }
 
 impl Packed {
-    fn of(files: &[(Identity, CString)], rules: &Rules) -> Packed {
-        let mut packed = Packed { count: files.len(), ..Packed::default() };
-        for (identity, name) in files {
+    fn of(files: &[Plain], rules: &Rules) -> Packed {
+        let owner = files.first().map_or(0, |file| file.owner);
+        let mut packed = Packed { count: files.len(), owner, ..Packed::default() };
+        for Plain { identity, name, .. } in files {
             packed.size += identity.size;
             packed.chunks.add(name.to_bytes(), 1 + identity.size / rules.chunk_bytes);
             packed.files.add(name.to_bytes(), 1);

@@ -68,10 +68,10 @@ impl Join {
         self.keys.len() * 12 + self.runs.len() * size_of::<Run>()
     }
 
-    /// Add the live entries of a part of a table. `id` is the id of its first entry. False, and
-    /// nothing added, where there may not be room for them.
-    pub fn add(&mut self, table: &[u8], seed: u64, id: RecordId) -> bool {
-        let keys = self.keys(table, seed, id);
+    /// Add the live entries of a part of a table. `id` is the id of its first entry, `domain` a number
+    /// of its own for each domain. False, and nothing added, where there may not be room for them.
+    pub fn add(&mut self, table: &[u8], seed: u64, id: RecordId, domain: u64) -> bool {
+        let keys = self.keys(table, seed, id, domain);
         let Some(end) = self.next_number.checked_add((table.len() / ENTRY_BYTES) as u32) else {
             return false;
         };
@@ -97,10 +97,10 @@ impl Join {
     }
 
     /// Pairs of added chunks and equal chunks of the other set, the live entries of a part of a
-    /// table. Each added chunk is found once.
-    pub fn probe(&mut self, table: &[u8], seed: u64, id: RecordId) -> Pairs {
+    /// table. Each added chunk is found once, and by chunks of its domain alone.
+    pub fn probe(&mut self, table: &[u8], seed: u64, id: RecordId, domain: u64) -> Pairs {
         let mut pairs = Pairs::new();
-        for batch in self.keys(table, seed, id).chunks(AHEAD) {
+        for batch in self.keys(table, seed, id, domain).chunks(AHEAD) {
             batch.iter().for_each(|&(key, _)| self.prefetch(key));
             for &(key, other) in batch {
                 let mut slot = self.slot(key);
@@ -144,16 +144,17 @@ impl Join {
         pairs
     }
 
-    /// Keys and ids of the live entries that count.
-    fn keys(&self, table: &[u8], seed: u64, id: RecordId) -> Vec<(u64, RecordId)> {
+    /// Keys and ids of the live entries that count. Each domain has a hash of its own.
+    fn keys(&self, table: &[u8], seed: u64, id: RecordId, domain: u64) -> Vec<(u64, RecordId)> {
         let ids = (0..).map(|at| id.plus(at));
+        let key_seed = self.key_seed.wrapping_add(domain);
         ids.zip(entries(table))
             .filter_map(|(id, bytes)| {
                 let entry = TableEntry::unchecked(bytes);
                 if entry.state != State::LIVE {
                     return None;
                 }
-                let key = xxh3_64_with_seed(&entry.fingerprint, self.key_seed);
+                let key = xxh3_64_with_seed(&entry.fingerprint, key_seed);
                 let counts = key & self.sample == 0 && TableEntry::sound(bytes, seed).is_some();
                 counts.then_some((key, id))
             })

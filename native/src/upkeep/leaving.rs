@@ -3,7 +3,7 @@
 
 use super::groups::{Decision, Groups};
 use super::refining::{Join, Piece, TRIAL_LEVEL, Tools, Trial};
-use super::sketch::{Sketch, sketch};
+use super::sketch::{Sketch, in_domain, sketch};
 use crate::codec::delta;
 use crate::format::ids::RecordId;
 use crate::format::record_header::RECORD_HEADER_BYTES;
@@ -59,7 +59,7 @@ impl Tools<'_> {
         }
         let (base_raw, base_entry) = self.bases.with_entry(base, Reads::Uncached)?;
         let sketch = if piece.sketch == Sketch::default() {
-            sketch(trial.raw.as_deref()?)
+            in_domain(sketch(trial.raw.as_deref()?), self.domain)
         } else {
             piece.sketch
         };

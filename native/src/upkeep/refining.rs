@@ -98,6 +98,8 @@ pub struct Tools<'a> {
     pub dictionaries: &'a [Usable],
     /// Records that hold dictionaries: these stay as they are.
     pub kept: &'a HashSet<RecordId>,
+    /// Of the pieces, and of all that they may lean on.
+    pub domain: u64,
     pub options: Options,
 }
 

@@ -17,6 +17,14 @@ pub const FEATURE_BITS: u32 = 40;
 /// All zeros where a chunk has nothing to be sketched.
 pub type Sketch = [u64; FEATURES];
 
+/// How many domains can be told apart, with the volume's, which is 0.
+pub const DOMAINS_MAX: u64 = 1 << (u64::BITS - FEATURE_BITS);
+
+/// A sketch that has no feature in common with those of other domains.
+pub fn in_domain(sketch: Sketch, domain: u64) -> Sketch {
+    sketch.map(|feature| if feature == 0 { 0 } else { feature | domain << FEATURE_BITS })
+}
+
 /// The hash is of so many bytes: each shifts the ones before it up by a bit.
 const WINDOW: usize = 32;
 /// A hash counts where as many of its upper bits are zero.

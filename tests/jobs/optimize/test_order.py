@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dedupd.format.domain import FIRST
 from dedupd.units import GIB, KIB, MIB
 from dedupd.volume.hints import HintKey
 from dedupd.volume.partition_map import type_of
@@ -100,8 +101,9 @@ def test_while_a_restore_fills_the_volume_the_largest_files_come_first(tmp_path:
     taken: list[str] = []
     with lab.opened() as volume, volume.job_lock():
         job = Optimize(volume, JobRun("optimize"))
-        assert job._count_candidates()
-        for found in job._candidates(0, is_first=True, is_only=True):
+        assert job._supply.count()
+        ((_, files),) = job._supply.turns([FIRST])
+        for found in files:
             if isinstance(found, tuple):
                 assert isinstance(found[0], Candidate)
                 taken.append(found[0].path.decode())

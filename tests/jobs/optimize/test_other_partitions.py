@@ -10,6 +10,7 @@ import pytest
 
 from dedupd.errors import NoSpace
 from dedupd.format.container import Kind
+from dedupd.format.domain import PartitionKey
 from dedupd.format.table import State
 from dedupd.index import hooks
 from dedupd.units import KIB, MIB
@@ -159,7 +160,7 @@ def test_files_become_stubs_while_the_next_partition_is_under_way(
             waited.append(moved_on.wait(20))
         return commit(self, requests)
 
-    def move_on(self: StoreSession, partition: int) -> None:
+    def move_on(self: StoreSession, partition: PartitionKey) -> None:
         before = self.partition
         use_partition(self, partition)
         if partition != before:
@@ -194,7 +195,7 @@ def test_a_partition_ends_when_its_groups_are_durable(
         finish_sync(self, noted)
         syncing.clear()
 
-    def move_on(self: StoreSession, partition: int) -> None:
+    def move_on(self: StoreSession, partition: PartitionKey) -> None:
         if partition != self.partition:
             were_syncing.append(syncing.is_set())
         use_partition(self, partition)
@@ -239,11 +240,11 @@ def test_files_of_several_partitions_are_stubs_before_a_job_gives_up(
 
         def fail(
             self: StoreSession,
-            partition: int,
+            partition: PartitionKey,
             error: Exception = error,
-            use: Callable[[StoreSession, int], None] = use_partition,
+            use: Callable[[StoreSession, PartitionKey], None] = use_partition,
         ) -> None:
-            if self.partition == 1 and partition == 2:
+            if (self.partition.number, partition.number) == (1, 2):
                 raise error
             use(self, partition)
 

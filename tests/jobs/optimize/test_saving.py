@@ -13,7 +13,7 @@ from dedupd.config import memory_budget
 from dedupd.store.saved_notes import NAME, SavedNotes
 from dedupd.system.file_reader import BATCH_BYTES
 from dedupd.units import KIB, MIB
-from jobs.optimize.in_flight import Cut, InFlight
+from jobs.optimize.buffers import Cut, InFlight
 from jobs.optimize.pipeline import Ingest
 from jobs.tree import judged_files
 from jobs.tree.candidates import SAVES_LITTLE

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dedupd.errors import DamagedTable
 from dedupd.format import table as tbl
 from dedupd.format.container import Kind
+from dedupd.format.domain import PartitionKey
 from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.store.container.record_states import join_set, set_states
 from dedupd.store.container.table_file import load_table
@@ -183,7 +184,7 @@ def test_rounds_hold_everything_once_in_the_order_of_partitions(
 ) -> None:
     class Header:
         def __init__(self, partition: int) -> None:
-            self.partition = partition
+            self.partition_key = PartitionKey(number=partition)
 
     known = {
         number: TableShape(Header(partition), max(a, b), min(a, b))  # type: ignore[arg-type]
@@ -193,7 +194,7 @@ def test_rounds_hold_everything_once_in_the_order_of_partitions(
     assert all(sum(one.end - one.first for one in group) <= capacity for group in groups)
     seen = [(one.container, at) for group in groups for one in group
             for at in range(one.first, one.end)]  # fmt: skip
-    order = sorted(known, key=lambda number: (known[number].header.partition, number))
+    order = sorted(known, key=lambda number: (known[number].header.partition_key, number))
     assert seen == [
         (number, at)
         for number in order

@@ -104,14 +104,23 @@ impl Join {
         py.detach(|| locked(&self.0).bytes())
     }
 
-    fn add(&self, py: Python<'_>, entries: Input, seed: u64, first_id: u64) -> bool {
+    #[pyo3(signature = (entries, seed, first_id, domain = 0))]
+    fn add(&self, py: Python<'_>, entries: Input, seed: u64, first_id: u64, domain: u64) -> bool {
         let entries = entries.bytes();
-        py.detach(|| locked(&self.0).add(entries, seed, RecordId(first_id)))
+        py.detach(|| locked(&self.0).add(entries, seed, RecordId(first_id), domain))
     }
 
-    fn probe(&self, py: Python<'_>, entries: Input, seed: u64, first_id: u64) -> Vec<u8> {
+    #[pyo3(signature = (entries, seed, first_id, domain = 0))]
+    fn probe(
+        &self,
+        py: Python<'_>,
+        entries: Input,
+        seed: u64,
+        first_id: u64,
+        domain: u64,
+    ) -> Vec<u8> {
         let entries = entries.bytes();
-        packed(py.detach(|| locked(&self.0).probe(entries, seed, RecordId(first_id))))
+        packed(py.detach(|| locked(&self.0).probe(entries, seed, RecordId(first_id), domain)))
     }
 
     fn finish(&self, py: Python<'_>) -> Vec<u8> {

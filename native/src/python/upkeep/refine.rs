@@ -19,7 +19,7 @@ use crate::upkeep::follow_merges;
 use crate::upkeep::groups::Groups;
 use crate::upkeep::refining::{self, Join, Options, Piece, Tools, Usable};
 use crate::upkeep::similar::Similar;
-use crate::upkeep::sketch::{self, FEATURES, SKETCH_BYTES, Sketch};
+use crate::upkeep::sketch::{self, DOMAINS_MAX, FEATURES, SKETCH_BYTES, Sketch, in_domain};
 use crate::upkeep::sketching::{Looked, Payload};
 use crate::upkeep::training::{self, Wanted};
 
@@ -57,6 +57,12 @@ fn sketches(data: &Input) -> PyResult<Vec<Sketch>> {
     require(are_whole, "sketches: not a multiple of 64 bytes")?;
     let numbers = data.u64s("sketches")?;
     Ok(numbers.chunks_exact(FEATURES).filter_map(|one| one.try_into().ok()).collect())
+}
+
+/// Those of chunks of one domain: no others have a feature in common with them.
+fn sketches_in(data: &Input, domain: u64) -> PyResult<Vec<Sketch>> {
+    require(domain < DOMAINS_MAX, "domain: too many of them")?;
+    Ok(sketches(data)?.into_iter().map(|one| in_domain(one, domain)).collect())
 }
 
 #[pyfunction]
@@ -237,13 +243,14 @@ impl Refiner {
         locked(&self.similar).forget();
     }
 
-    fn want(&self, py: Python<'_>, sketches: Input) -> PyResult<()> {
-        let sketches = self::sketches(&sketches)?;
+    #[pyo3(signature = (sketches, *, domain = 0))]
+    fn want(&self, py: Python<'_>, sketches: Input, domain: u64) -> PyResult<()> {
+        let sketches = sketches_in(&sketches, domain)?;
         py.detach(|| locked(&self.similar).want(&sketches));
         Ok(())
     }
 
-    #[pyo3(signature = (first_id, sketches, table, *, seed))]
+    #[pyo3(signature = (first_id, sketches, table, *, seed, domain = 0))]
     fn offer(
         &self,
         py: Python<'_>,
@@ -251,14 +258,15 @@ impl Refiner {
         sketches: Input,
         table: Input,
         seed: u64,
+        domain: u64,
     ) -> PyResult<()> {
-        let sketches = self::sketches(&sketches)?;
+        let sketches = sketches_in(&sketches, domain)?;
         let (first, entries) = (RecordId(first_id), table.entries("table")?);
         py.detach(|| locked(&self.similar).offer(first, &sketches, &entries, seed));
         Ok(())
     }
 
-    #[pyo3(signature = (*, ids, codecs, settled, targets, raw_lengths, checksums, fingerprints, lengths, payloads, sketches))]
+    #[pyo3(signature = (*, ids, codecs, settled, targets, raw_lengths, checksums, fingerprints, lengths, payloads, sketches, domain = 0))]
     #[expect(clippy::too_many_arguments, reason = "columns, all by name")]
     fn refine(
         &self,
@@ -273,13 +281,14 @@ impl Refiner {
         lengths: Input,
         payloads: Input,
         sketches: Input,
+        domain: u64,
     ) -> PyResult<Refined> {
         let (ids, codecs, targets) = (ids.ids("ids")?, codecs.bytes(), targets.ids("targets")?);
         let (raw_lengths, lengths) = (raw_lengths.u32s("raw_lengths")?, lengths.u32s("lengths")?);
         let settled = settled.bytes();
         let checksums = checksums.u64s("checksums")?;
         let fingerprints = fingerprints.fingerprints("fingerprints")?;
-        let sketches = self::sketches(&sketches)?;
+        let sketches = sketches_in(&sketches, domain)?;
         let counts = [
             settled.len(),
             codecs.len(),
@@ -314,7 +323,9 @@ impl Refiner {
             let mut groups = locked(&self.groups);
             let (dictionaries, kept) = (locked(&self.dictionaries), locked(&self.kept));
             let (bases, options) = (&*self.bases, self.options);
-            let tools = Tools { bases, dictionaries: &dictionaries, kept: &kept, options };
+            // What a dictionary was trained with may be files of any domain.
+            let dictionaries = if domain == 0 { &dictionaries[..] } else { &[] };
+            let tools = Tools { bases, dictionaries, kept: &kept, domain, options };
             let mut join = Join { similar: &mut similar, leaned: &mut leaned, groups: &mut groups };
             refining::refine(&pieces, &mut join, &tools)
         });
