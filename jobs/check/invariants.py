@@ -16,6 +16,7 @@ class Invariant(enum.StrEnum):
     MERGED_TARGET = "merged-target"
     MERGE_ENDS = "merge-ends"
     PARTITION_AGREES = "partition-agrees"
+    DOMAIN_AGREES = "domain-agrees"
     SET_DISTINCT = "set-distinct"
     MERGE_LOG = "merge-log"
     COPY_AGREES = "copy-agrees"
@@ -43,6 +44,7 @@ INVARIANTS = {
     Invariant.MERGED_TARGET: "every merged entry leads to a chunk of the same fingerprint",
     Invariant.MERGE_ENDS: "every row of merged entries ends at a record that was not merged",
     Invariant.PARTITION_AGREES: "a container and its redirection table name the same partition",
+    Invariant.DOMAIN_AGREES: "no record leads to, or leans on, a record of another domain",
     Invariant.SET_DISTINCT: "no chunk is in the reconciled set twice",
     Invariant.MERGE_LOG: "a merge log that has its name is whole, and of this volume",
     Invariant.COPY_AGREES: "every second copy has the fingerprint of what it repeats",

@@ -2,20 +2,23 @@
 
 import os
 from collections.abc import Iterator
+from itertools import chain
 
 from dedupd import native
 from dedupd.errors import DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.format.domain import salt_of
-from dedupd.format.ids import make_id, show_id
+from dedupd.format.domain import VOLUME, salt_of, show_domain
+from dedupd.format.ids import container_of, make_id, show_id
 from dedupd.store.container.table_scan import loaded_tables
+from dedupd.store.container.table_totals import census
 from dedupd.store.forwards import FORWARDS_MAX
 from dedupd.store.merge_log import MergeLog
 from dedupd.stores.local_store import MERGE_DIR
 from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
 from jobs.check.invariants import Finding, Invariant
+from jobs.check.leaning import deltas
 from jobs.check.record_census import RecordCensus
 from jobs.frame.run import JobRun
 
@@ -31,6 +34,24 @@ def check_partitions(volume: Volume, run: JobRun, kind: fmt.Kind) -> Iterator[Fi
             if mark.reconciled > mark.synced_count:
                 detail = f"{mark.reconciled} of {mark.synced_count} records are reconciled"
                 yield Finding(Invariant.TABLE_AGREES, where, detail)
+
+
+def check_domains(
+    volume: Volume, run: JobRun, kind: fmt.Kind, known: RecordCensus
+) -> Iterator[Finding]:
+    """Records that lead to, or lean on, one of another domain."""
+    with volume.containers(kind) as directory:
+        domains = {one.number: one.key.domain for one in census(directory.fd)}
+        if not any(domain != VOLUME for domain in domains.values()):
+            return
+        merged = ((one, entry.target) for one, entry in known.merged.items())
+        numbers = list(domains)
+        leaning = ((one.record_id, one.base) for one in deltas(directory, numbers, run.safe_point))
+        for own, other in run.checked(chain(merged, leaning)):
+            here, there = domains.get(container_of(own)), domains.get(container_of(other))
+            if here is not None and there is not None and here != there:
+                detail = f"is of {show_domain(here)}, and {show_id(other)} of {show_domain(there)}"
+                yield Finding(Invariant.DOMAIN_AGREES, show_id(own), detail)
 
 
 def check_set(volume: Volume, run: JobRun) -> Iterator[Finding]:

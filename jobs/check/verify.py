@@ -23,7 +23,13 @@ from jobs.check.collected import count_collected
 from jobs.check.invariants import OF_FILES, Finding, Invariant
 from jobs.check.leaning import count_dependants, needs_copy, without_base
 from jobs.check.losses import losses
-from jobs.check.reconciled_set import check_log, check_merges, check_partitions, check_set
+from jobs.check.reconciled_set import (
+    check_domains,
+    check_log,
+    check_merges,
+    check_partitions,
+    check_set,
+)
 from jobs.check.record_census import RecordCensus
 from jobs.check.record_check import (
     PORTION_BYTES,
@@ -102,6 +108,7 @@ class Verify(Job[VerifyReport]):
                     self._find(Invariant.MERGED_TARGET, show_id(record_id), detail)
         for kind, known in self._known.items():
             report.findings += check_partitions(self._volume, self._run, kind)
+            report.findings += check_domains(self._volume, self._run, kind, known)
             report.findings += check_merges(known, self._run)
         self._check_bases()
         report.findings += check_set(self._volume, self._run)

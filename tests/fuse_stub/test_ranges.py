@@ -357,6 +357,26 @@ def test_every_other_copy_has_the_right_bytes(
     assert lab.stub("copy") is None
 
 
+@pytest.mark.parametrize(
+    "domain, uid, shares",
+    [("owner", 1001, True), ("owner", 0, False), ("folder", 1001, False), ("volume", 0, False)],
+)
+def test_a_copy_shares_a_recipe_within_its_domain_alone(
+    lab: MountedLab, domain: str, uid: int, shares: bool
+) -> None:
+    lab.set_policy('min_age = "0s"\nmin_size = "1"\ndedup_domain = "owner"\n')
+    (lab.view / "stub").write_bytes(CONTENT)
+    os.chown(lab.view / "stub", 1001, -1)
+    lab.optimize()
+    lab.set_policy(f'min_age = "0s"\ndedup_domain = "{domain}"\n')
+    copy = lab.view / "copy"
+    copy.touch()
+    os.chown(copy, uid, -1)
+    assert copied(lab.view / "stub", copy) == len(CONTENT)
+    assert (lab.stub("copy") is not None) == shares
+    assert copy.read_bytes() == CONTENT
+
+
 def test_plain_files_are_copied_below(lab: MountedLab) -> None:
     """Without their bytes passing through the mount."""
     (lab.view / "plain").write_bytes(CONTENT)

@@ -184,6 +184,8 @@ DAMAGE: list[tuple[str, str, Callable[[Lab], None]]] = [
 
 OF_RECONCILIATION = {"merge-ends", "partition-agrees", "set-distinct", "merge-log"}
 """They are violated in ``tests/jobs/reconcile/test_reconcile.py``."""
+OF_DOMAINS = {"domain-agrees"}
+"""Violated in ``tests/jobs/domains/test_domains.py``."""
 
 
 @pytest.mark.parametrize(("invariant", "named", "damage"), DAMAGE)
@@ -199,7 +201,7 @@ def test_damage_is_found_by_the_name_of_what_it_violates(
 
 
 def test_every_invariant_has_its_damage_in_these_tests() -> None:
-    elsewhere = {"tree-readable", "delta-base", *OF_RECONCILIATION}
+    elsewhere = {"tree-readable", "delta-base", *OF_RECONCILIATION, *OF_DOMAINS}
     assert {name for name, _, _ in DAMAGE} | elsewhere == set(INVARIANTS)
 
 

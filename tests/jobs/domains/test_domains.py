@@ -2,26 +2,38 @@
 
 import os
 import shutil
+import struct
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UsageError
+from dedupd.cli.policy import DOMAINS_STAY
+from dedupd.config.policy import IndexChoice, Policy
+from dedupd.errors import PolicyError, UsageError
 from dedupd.format.container import Codec, Kind
-from dedupd.format.domain import of_lost, of_owner
+from dedupd.format.domain import PartitionKey, of_lost, of_owner
 from dedupd.format.table import State
+from dedupd.index.bloom_index import BloomIndex
+from dedupd.index.hooks import HookedIndex
+from dedupd.index.table_index import TableIndex
+from dedupd.store.container.record_states import set_states
+from dedupd.store.merge_log import MergeLogWriter
 from dedupd.store.recipe.recipe_writer import Growth
 from dedupd.stub.transition import FileIdentity
+from dedupd.system.files import opened
 from dedupd.units import KIB
+from dedupd.volume.domains import require_domains
 from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
 from jobs.backup.sender import Sender
 from jobs.frame.run import JobRun
 from jobs.importing import Import
+from jobs.optimize.store_session import StoreSession
 from jobs.optimize.supply import slices
 from jobs.tree.candidate_cache import ROW_BYTES, CandidateCache
 from tests.support.domains import Reach, expect_apart, refine
 from tests.support.gc_oracle import entries
-from tests.support.lab import Lab, lab_in, noise, prose
+from tests.support.lab import Lab, lab_in, new_lab, noise, prose, run_cli
 from tests.support.upkeep import chunks_of, damage_record, reconcile, scrub
 
 TAKES_ALL = 'min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0\nrefine_age = "0s"\n'
@@ -133,6 +145,16 @@ def test_a_full_partition_is_followed_by_another_one_of_its_domain(
         assert stored_bytes(lab) == before and report.index.hits_of_others > 0
         chunks = {one for one in found["a/again"] if one[0] is Kind.CHUNKS}
         assert chunks <= found["a/0"]
+        key = PartitionKey(of_owner(1001), 2)
+        with (
+            lab.opened() as volume,
+            volume.job_lock(),
+            closing(StoreSession(volume, IndexChoice.TABLE, key, lambda: None)) as store,
+        ):
+            records = [volume.chunk_records.describe(one) for one, *_ in chunks_of(lab, "b/0")]
+            assert isinstance(store.index, HookedIndex)
+            offered = set(store.index.lookup(b"".join(one.fingerprint for one in records)))
+            assert offered <= {record_id for _, record_id in found["a/0"]}
 
 
 def test_a_run_takes_the_files_in_slices_where_memory_is_short(
@@ -243,6 +265,45 @@ def test_reconciliation_merges_what_one_domain_has_twice(
         lab.compact()
         expect_apart(lab, of)
         assert all(lab.read(name) == LARGE for name in of)
+
+
+def test_a_merge_log_that_names_chunks_of_two_domains_is_not_carried_out(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.set_policy(BY_OWNER)
+        of = put_equal(lab)
+        lab.optimize()
+        ((one, *_),), ((other, *_),) = chunks_of(lab, "a/single"), chunks_of(lab, "b/single")
+        with lab.opened() as volume:
+            ids, room = volume.space.volume_id, volume.store_room()
+            with opened(volume.store.open_merge_directory()) as fd:
+                log = MergeLogWriter(fd, ids, volume.disk, room)
+                log.add(struct.pack("<QQ", one, other))
+                log.complete()
+                log.close()
+        report = reconcile(lab)
+        assert report.resumed and report.merged.chunks == 0
+        expect_apart(lab, of)
+
+
+@pytest.mark.parametrize("choice", ["table", "bloom"])
+def test_saved_indexes_are_of_a_domain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
+) -> None:
+    for kind in (TableIndex, BloomIndex):
+        defaults = kind.__init__.__kwdefaults__
+        assert defaults is not None
+        monkeypatch.setitem(defaults, "saved_entries_min", 1)
+    with lab_in(tmp_path) as lab:
+        lab.set_policy(BY_OWNER + f'index = "{choice}"\n')
+        of = {}
+        for turn in range(3):
+            for user in USERS:
+                of[f"{user}/{turn}"] = user
+                put(lab, f"{user}/{turn}", LARGE + noise(90 * KIB, turn))
+            lab.optimize()
+            expect_apart(lab, of)
+        saved = {path.name for path in (lab.base / "store/chunks").glob("saved*")}
+        assert saved == {f"saved-{of_owner(uid).hex()}.{choice}" for uid in USERS.values()}
 
 
 @pytest.mark.parametrize("mode", ["quick", "full"])
@@ -362,6 +423,20 @@ def test_files_that_save_little_are_recalled_for_their_domain_alone(tmp_path: Pa
         ]
 
 
+def test_verify_finds_a_record_that_leads_to_another_domain(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    lab.set_policy(BY_OWNER)
+    put_equal(lab)
+    lab.optimize()
+    ((one, *_),), ((other, *_),) = chunks_of(lab, "a/single"), chunks_of(lab, "b/single")
+    lab.verify_clean()
+    with lab.opened() as volume, volume.containers(Kind.CHUNKS) as directory:
+        entry = directory.entry(one)
+        assert entry is not None
+        set_states(directory, {one: entry._replace(state=State.MERGED, target=other)})
+    assert lab.broken() == {"domain-agrees"}
+
+
 def test_import_stores_files_for_their_owners(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for user, uid in USERS.items():
@@ -390,3 +465,40 @@ def test_what_knows_no_domains_refuses_them(tmp_path: Path) -> None:
                 Sender(volume, JobRun("send"), out.fileno()).run()
             lab.optimize()
             lab.set_policy(TAKES_ALL)  # what is stored is still in a domain
+
+
+@pytest.mark.parametrize("policy", [BY_OWNER, TAKES_ALL])
+def test_a_volume_with_domains_is_not_moved_to_another_store(tmp_path: Path, policy: str) -> None:
+    with lab_in(tmp_path) as lab:
+        put(lab, "a/file", SINGLE)
+        lab.set_policy(BY_OWNER)
+        lab.optimize()
+        lab.set_policy(policy)
+        store = tmp_path / "store"
+        made = run_cli("store", "create", store, "--chunk-size", "64k", "--force")
+        assert made.returncode == 0, made.stderr
+        moved = run_cli("store", "move", lab.root, "--store", store)
+        assert moved.returncode == 2 and "cannot keep domains apart" in moved.stderr
+        expect_apart(lab, {"a/file": "a"})
+        assert lab.read("a/file") == SINGLE
+
+
+def test_the_command_says_what_a_change_of_the_key_does(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        changed = run_cli("policy", lab.root, "dedup_domain", "owner")
+        assert changed.returncode == 0 and DOMAINS_STAY in changed.stdout
+        wrong = run_cli("policy", lab.root, "dedup_domain", "user")
+        assert wrong.returncode == 2 and "dedup_domain = 'user'" in wrong.stderr
+
+
+def test_a_store_in_a_cluster_refuses_domains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.set_policy(BY_OWNER)
+        with lab.opened() as volume, monkeypatch.context() as patch:
+            require_domains(volume, volume.policy())
+            patch.setitem(volume.__dict__, "cluster", object())
+            with pytest.raises(PolicyError, match="a store in a cluster has no domain"):
+                require_domains(volume, volume.policy())
+            require_domains(volume, Policy())
