@@ -1,8 +1,10 @@
 """dedup_domain: files of different domains share no record (docs/partitions.md, "Domains")."""
 
 import os
+import random
 import shutil
 import struct
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -62,6 +64,14 @@ def domain_of(lab: Lab, name: str) -> bytes:
         found = {directory.header(chunk >> 32).domain for chunk, *_ in chunks_of(lab, name)}
     (domain,) = found
     return domain
+
+
+def texts(seed: int, count: int) -> Iterator[bytes]:
+    """Contents of the same words in another order each."""
+    chosen = random.Random(seed)
+    words = ["".join(chosen.choices("abcdefghijklmnop", k=9)) for _ in range(300)]
+    for _ in range(count):
+        yield " ".join(chosen.choices(words, k=300)).encode()
 
 
 def stored_bytes(lab: Lab) -> int:
@@ -143,6 +153,8 @@ def test_a_full_partition_is_followed_by_another_one_of_its_domain(
         report = lab.optimize()
         found = expect_apart(lab, of)
         assert stored_bytes(lab) == before and report.index.hits_of_others > 0
+        put(lab, "b/of b alone", noise(300 * KIB, 50))
+        lab.optimize()
         chunks = {one for one in found["a/again"] if one[0] is Kind.CHUNKS}
         assert chunks <= found["a/0"]
         key = PartitionKey(of_owner(1001), 2)
@@ -151,10 +163,11 @@ def test_a_full_partition_is_followed_by_another_one_of_its_domain(
             volume.job_lock(),
             closing(StoreSession(volume, IndexChoice.TABLE, key, lambda: None)) as store,
         ):
-            records = [volume.chunk_records.describe(one) for one, *_ in chunks_of(lab, "b/0")]
             assert isinstance(store.index, HookedIndex)
-            offered = set(store.index.lookup(b"".join(one.fingerprint for one in records)))
-            assert offered <= {record_id for _, record_id in found["a/0"]}
+            for name, is_known in (("a/0", True), ("b/of b alone", False)):
+                for chunk, *_ in chunks_of(lab, name):
+                    fingerprint = volume.chunk_records.describe(chunk).fingerprint
+                    assert list(store.index.lookup(fingerprint)) == [chunk if is_known else 0]
 
 
 def test_a_run_takes_the_files_in_slices_where_memory_is_short(
@@ -323,16 +336,52 @@ def test_refine_leans_on_chunks_of_the_domain_alone(tmp_path: Path, mode: str) -
         report = refine(lab)
         assert report.new_deltas > 0 and report.dictionaries == 0
         expect_apart(lab, of)
-        with lab.opened() as volume:
-            known = entries(volume, Kind.CHUNKS)
-            codecs = {
-                name: {known[chunk].codec for chunk, *_ in chunks_of(lab, name)} for name in of
-            }
+        codecs = {name: codecs_of(lab, name) for name in of}
         for name in ("b/like one of a", "a/like one of b"):
             assert Codec.DELTA not in codecs[name], "nothing in its own domain is like it"
         for user in USERS:
             assert any(Codec.DELTA in codecs[f"{user}/{number}"] for number in range(3))
         assert all(lab.read(f"{user}/0") == text for user in USERS)
+
+
+def codecs_of(lab: Lab, name: str) -> set[int]:
+    """How the chunks of a file are stored."""
+    with lab.opened() as volume:
+        known = entries(volume, Kind.CHUNKS)
+    return {known[chunk].codec for chunk, *_ in chunks_of(lab, name)}
+
+
+def test_nothing_leans_on_what_another_domain_had_refined_before(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.set_policy(BY_OWNER + 'refine = "quick"\n')
+        alike = noise(60 * KIB, 8)
+        put(lab, "a/early", alike)
+        lab.optimize()
+        refine(lab)
+        lab.set_policy(TAKES_ALL + 'refine = "quick"\n')
+        put(lab, "a/later, of the volume", alike + b"!")
+        lab.optimize()
+        refine(lab)
+        assert Codec.DELTA not in codecs_of(lab, "a/later, of the volume")
+        put(lab, "b/later still, of the volume", alike + b"?")
+        lab.optimize()
+        refine(lab)
+        volume = ("a/later, of the volume", "b/later still, of the volume")
+        assert any(Codec.DELTA in codecs_of(lab, name) for name in volume)
+        expect_apart(lab, {"a/early": "a"} | dict.fromkeys(volume, "volume"))
+
+
+@pytest.mark.parametrize("policy", [BY_OWNER, TAKES_ALL])
+def test_dictionaries_are_of_the_volume_alone(tmp_path: Path, policy: str) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.set_policy(policy + 'refine = "full"\n')
+        for number, content in enumerate(texts(1, 80)):
+            put(lab, f"a/{number}", content)
+        lab.optimize()
+        report = refine(lab)
+        assert bool(report.new_dictionaries) == (policy == TAKES_ALL)
+        used = any(Codec.DICTIONARY in codecs_of(lab, f"a/{number}") for number in range(80))
+        assert used == (policy == TAKES_ALL)
 
 
 @pytest.mark.parametrize("source", ["another record", "the user's file", "another user's file"])
