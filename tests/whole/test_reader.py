@@ -92,6 +92,24 @@ def test_the_reader_takes_out_what_the_program_does(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines if line.endswith(" prose")] == ["stub"]
 
 
+@pytest.mark.parametrize("lost", ["nothing", "headers"])
+def test_the_reader_reads_a_store_of_several_domains(tmp_path: Path, lost: str) -> None:
+    lab = new_lab(tmp_path / "volume")
+    lab.set_policy('min_age = "0s"\nmin_size = "1"\ndedup_domain = "folder"\n')
+    contents = {f"{top}/{name}": noise(80 * KIB, name) for top in "ab" for name in range(2)}
+    for name, content in contents.items():
+        lab.put(name, content)
+    lab.optimize()
+    if lost == "headers":
+        for path in (lab.base / "store").rglob("*.dat"):
+            with open(path, "r+b") as file:
+                file.write(bytes(128))
+    out = tmp_path / "out"
+    done = reader(lab.root, "--to", out, "--privileges")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {name: (out / name).read_bytes() for name in contents} == contents
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_reader_names_what_bits_hit_and_gets_all_else(tmp_path: Path, seed: int) -> None:
     lab = mixed_lab(tmp_path / "volume")
