@@ -23,7 +23,7 @@ from dedupd.system.files import opened
 from dedupd.units import MIB
 from fuse_stub.errors import answers
 from fuse_stub.files.attributes import forget_attributes
-from fuse_stub.files.inode_flags import PROTECTING, read_flags, set_flags
+from fuse_stub.files.inode_flags import read_flags, set_extended, set_flags
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.kernel.caller_rights import keeps_set_ids
 from fuse_stub.kernel.reserved_blocks import Caller
@@ -114,20 +114,25 @@ class StubOperations(NamespaceOperations):
 
     @answers
     async def control(self, request: native.mount.Request) -> bytes:
-        """Read or set the flags of an inode."""
+        """Read or set the flags of an inode, or its project."""
         ino = request.node
-        if request.flags != native.mount.SET_FLAGS:
-            return read_flags(self._inodes.path(ino), request.flags, request.size)
+        match request.flags:
+            case native.mount.SET_FLAGS:
+                change = set_flags
+            case native.mount.SET_EXTENDED:
+                change = set_extended
+            case _:
+                return read_flags(self._inodes.path(ino), request.flags, request.size)
         await self._commit_lane.touch(ino)
         await self._files.wait_for_times(ino)
         with self._inodes.watched(ino):  # what is open for writing stays so in spite of the flags
             path = self._inodes.path(ino)
-            flags = self._mount.change(request, set_flags, path, request.data)
+            is_protected = self._mount.change(request, change, path, request.data)
         # The kernel does not take an ioctl for a change: it would keep the old change time.
         forget_attributes(ino)
         file = self._files.get(ino)
         if file is not None:
-            file.protected = bool(flags & PROTECTING)
+            file.protected = is_protected
         return b""
 
     # --- reading ------------------------------------------------------------------------------

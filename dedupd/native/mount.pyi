@@ -27,7 +27,9 @@ CREATE: int
 
 GET_FLAGS: int
 SET_FLAGS: int
-"""What an ioctl asks for: the flags of an inode, to read or to set them."""
+GET_EXTENDED: int
+SET_EXTENDED: int
+"""Commands of ioctl(2): read or set the flags of an inode; the last two with its project."""
 
 class Inodes:
     """The inodes that the kernel may ask for by number, and descriptors to reach them by."""

@@ -31,7 +31,27 @@ _SETTABLE = PROTECTING | sum(
 """Not among them: upper and lower case the same (the kernel keeps names of the mount apart), and
 data in the journal (docs/crash-safety.md says nothing of it)."""
 
+_PROTECTING_EXTENDED = 0x08 | 0x10
+_SETTABLE_EXTENDED = _PROTECTING_EXTENDED | sum(
+    (
+        0x20,  # synced
+        0x40,  # without access times
+        0x80,  # not dumped
+        0x200,  # the project of the directory
+    )
+)
+"""The flags above that a structure with a project has, under its numbers. Not among them: sizes of
+extents, which belong to the allocation of the file system below, and DAX."""
+
+_SHOWN_ONLY = 0x02 | 0x8000_0000
+"""Set by the file system itself, which ignores what a change says of them: space was allocated in
+advance, and there are extended attributes."""
+
 _FLAGS = struct.Struct("<I")
+
+_EXTENDED = struct.Struct("<5I8x")
+"""``struct fsxattr``: flags, size of extents, their number, project, size of extents for copy on
+write."""
 
 
 def read_flags(path: bytes, command: int, length: int) -> bytes:
@@ -42,17 +62,39 @@ def read_flags(path: bytes, command: int, length: int) -> bytes:
         return bytes(answer[:length])
 
 
-def set_flags(path: bytes, data: bytes) -> int:
-    """Set the flags in ``data``; returns them. Raises OSError."""
+def set_flags(path: bytes, data: bytes) -> bool:
+    """Set the flags in ``data``; returns whether they protect the inode. Raises OSError."""
     (flags,) = _FLAGS.unpack_from(data)
     with opened(_open(path)) as fd:
         answer = bytearray(8)
         fcntl.ioctl(fd, native.mount.GET_FLAGS, answer)
         (before,) = _FLAGS.unpack_from(answer)
         if (before ^ flags) & ~_SETTABLE:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            raise _unsupported()
         fcntl.ioctl(fd, native.mount.SET_FLAGS, _FLAGS.pack(flags) + bytes(4))
-    return int(flags)
+    return bool(flags & PROTECTING)
+
+
+def set_extended(path: bytes, data: bytes) -> bool:
+    """As :func:`set_flags`, with a project, both from a ``struct fsxattr``.
+
+    The kernel has checked that the caller owns the inode or has ``CAP_FOWNER``, and that a new
+    project comes from the first user namespace, as file systems on disks demand.
+    """
+    flags, extent_bytes, _, _, copy_bytes = _EXTENDED.unpack(data)
+    with opened(_open(path)) as fd:
+        answer = bytearray(_EXTENDED.size)
+        fcntl.ioctl(fd, native.mount.GET_EXTENDED, answer)
+        before, extent_bytes_before, _, _, copy_bytes_before = _EXTENDED.unpack(answer)
+        sizes_change = (extent_bytes, copy_bytes) != (extent_bytes_before, copy_bytes_before)
+        if sizes_change or (before ^ flags) & ~(_SETTABLE_EXTENDED | _SHOWN_ONLY):
+            raise _unsupported()
+        fcntl.ioctl(fd, native.mount.SET_EXTENDED, data)
+    return bool(flags & _PROTECTING_EXTENDED)
+
+
+def _unsupported() -> OSError:
+    return OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
 
 def _open(path: bytes) -> int:

@@ -10,6 +10,7 @@ from tests.support.ways import way as default_way
 ON_BOTH_WAYS = {
     "test_direct_writes",
     "test_idmapped_mounts",
+    "test_inode_flags",
     "test_line",
     "test_mapped_writes",
     "test_namespace",

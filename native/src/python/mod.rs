@@ -184,6 +184,10 @@ mod exported {
         #[pymodule_export]
         const SET_FLAGS: u32 = crate::mount::protocol::abi::control::SET_FLAGS;
         #[pymodule_export]
+        const GET_EXTENDED: u32 = crate::mount::protocol::abi::control::GET_EXTENDED;
+        #[pymodule_export]
+        const SET_EXTENDED: u32 = crate::mount::protocol::abi::control::SET_EXTENDED;
+        #[pymodule_export]
         const BACKGROUND_MAX: u16 = crate::mount::protocol::handshake::BACKGROUND_MAX;
         #[pymodule_export]
         const CONGESTED_FROM: u16 = crate::mount::protocol::handshake::CONGESTED_FROM;

@@ -275,9 +275,10 @@ pub mod init {
 pub mod control {
     pub const GET_FLAGS: u32 = 0x8008_6601;
     pub const SET_FLAGS: u32 = 0x4008_6602;
-    /// With the number of the project.
+    /// With the number of the project (`FS_IOC_FSGETXATTR`). The kernel reads it before each change.
     pub const GET_EXTENDED: u32 = 0x801c_581f;
-    pub const FLAGS: [u32; 3] = [GET_FLAGS, SET_FLAGS, GET_EXTENDED];
+    pub const SET_EXTENDED: u32 = 0x401c_5820;
+    pub const FLAGS: [u32; 4] = [GET_FLAGS, SET_FLAGS, GET_EXTENDED, SET_EXTENDED];
 }
 
 /// Fields of [`SetattrIn`] that count.
