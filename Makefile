@@ -5,7 +5,6 @@ BIN := .venv/bin
 CARGO_PATH := PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin"
 COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/uv pip compile --quiet --upgrade \
 	--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links
-SUITE ?= bookworm
 SIZE ?= 6G
 RUNS ?= 3
 DIR ?= build/bench/data
@@ -16,7 +15,7 @@ BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-develop build demo test test-native test-slow test-hostile test-cluster lint types format wheel \
+.PHONY: help setup setup-develop build demo test test-native test-slow test-hostile test-cluster test-suites lint types format wheel \
 	deb test-deb docs changelog lock bench bench-dataset clean distclean
 
 help: ## show this list
@@ -50,6 +49,9 @@ test-cluster: setup-develop ## the long tests of a store in a Ceph cluster, whic
 	$(BIN)/python -m pytest -m slow --timeout 3600 tests/rados tests/jobs/cluster tests/cli/test_cluster.py \
 		tests/service/test_cluster.py tests/service/test_cluster_hosts.py $(ARGS)
 
+test-suites: setup-develop ## suites of other projects: DIR=their built sources [SUITE=xfstests|pjdfstest|stress-ng]
+	$(BIN)/python -m tests.suites $(if $(SUITE),--suite $(SUITE)) $(ARGS) "$(DIR)"
+
 lint: setup-develop ## form and likely mistakes: ruff, cargo fmt, clippy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,7 +80,7 @@ deb: ## a Debian package for this release of Debian, in dist/
 	$(CARGO_PATH) DEB_OUTPUT=dist debian/rules binary
 
 test-deb: ## build the package in a clean Debian, install it in another, reboot that [SUITE=bookworm]
-	scripts/test_deb.sh $(SUITE)
+	scripts/test_deb.sh $(or $(SUITE),bookworm)
 
 docs: setup ## manual pages, and the report of a study of TREES, in build/docs [TREES="/usr/lib /usr/share"]
 	$(BIN)/python scripts/man_pages.py build/docs/man
