@@ -134,6 +134,7 @@ def _on_side(
     logs.mkdir(parents=True, exist_ok=True)
     results: Results = {}
     state = Path(mkdtemp(prefix=f"suites-{side}-", dir=options.work)) / "run"
+    state.parent.chmod(0o755)  # for the users of tests
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, state.parent, ignore_errors=True)
         here = stack.enter_context(ground(side, state, with_jobs=options.jobs))
