@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 
 from dedupd.errors import DedupdError, UsageError
 from tests.suites import commands, jobs
-from tests.suites.ground import Ground, ground
+from tests.suites.ground import Ground, ground, unmount_all
 from tests.suites.mounting import LOG
 from tests.suites.pjdfstest import Pjdfstest
 from tests.suites.results import (
@@ -162,7 +162,8 @@ def _examine(here: Ground, logs: Path) -> list[str]:
         found.append(f"{here.side}: a mount has logged an error of the program; see {logs / LOG}")
     for place in here.places:
         if place.volume is not None:
-            is_well, said = jobs.verify(place.volume)
+            unmount_all(place.point)
+            is_well, said = jobs.verify(place)
             if not is_well:
                 found.append(f"{here.side}: {place.point.name}: the volume is damaged\n{said}")
     return found

@@ -26,6 +26,9 @@ PLACES = ("test", "scratch")
 SIZE_BYTES = 12 << 30
 """Of the image of each file system. It is sparse, and a suite fills little of it."""
 
+SHOWN = "SUITES_SHOWN_TYPE"
+"""In the environment: the type that ``df`` shows for mounts of volumes; ``fuse`` without it."""
+
 MAKE = ("mkfs.ext4", "-q", "-F")
 
 JOB_POLICY: dict[str, str | int] = {
@@ -62,7 +65,7 @@ class Ground:
     @property
     def environment(self) -> dict[str, str]:
         """Programs that stand before those of the system: a ``mount`` that knows the volumes, and a
-        ``df`` that shows the type as xfstests wants it."""
+        ``df`` that shows the type that the suite expects."""
         ours = {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
         if self.is_mount:
             ours |= {WAY: self.side, "PATH": f"{self.state / 'bin'}:{os.environ['PATH']}"}
@@ -115,18 +118,18 @@ def _place(side: str, state: Path, name: str, with_jobs: bool) -> Iterator[Place
         device = _call(["losetup", "--find", "--show", image]).strip()
         stack.callback(_call, ["losetup", "--detach", device])
         if side == BELOW:
-            stack.callback(_unmount_all, point)
+            stack.callback(unmount_all, point)
             yield Place(point, device, None)
             return
         low.mkdir(parents=True)
         _call(["mount", device, low])
-        stack.callback(_unmount_all, low)
+        stack.callback(unmount_all, low)
         root = low / "volume"
         root.mkdir()
         enable(str(root), policy_values=JOB_POLICY if with_jobs else {}, force=True, disk=Disk())
         with Volume.open(str(root)) as volume:
             source = f"{mount_table.SOURCE_PREFIX}{volume.parameters.uuid}"
-        stack.callback(_unmount_all, point)
+        stack.callback(unmount_all, point)
         yield Place(point, source, root)
 
 
@@ -135,7 +138,7 @@ def _write_programs(state: Path) -> None:
         "mount": 'case " $* " in\n*" -t fuse.dedupd "*)\n'
         f'  exec "{sys.executable}" -m tests.suites.mounting "{state}" "$@" ;;\nesac\n'
         f'exec {_behind("mount")} "$@"\n',
-        "df": f'{_behind("df")} "$@" | sed "s/ fuse\\.dedupd / fuse        /"\n'
+        "df": f'{_behind("df")} "$@" | sed "s/ fuse\\.dedupd / ${{{SHOWN}:-fuse}} /"\n'
         'exit "${PIPESTATUS[0]}"\n',
     }
     (state / "bin").mkdir()
@@ -152,7 +155,7 @@ def _behind(name: str) -> str:
     raise FileNotFoundError(f"{name}: no such program; install it")
 
 
-def _unmount_all(directory: Path) -> None:
+def unmount_all(directory: Path) -> None:
     """Unmount a directory and what is mounted inside, and wait until the data is synced."""
     for point in [*reversed(mount_table.inside(str(directory))), str(directory)]:
         while any(row.point == point for row in mount_table.all_mounts()):

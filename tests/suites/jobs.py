@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.suites.ground import Ground
+from dedupd.system import mount_table
+from tests.suites.ground import Ground, Place
 from tests.support.sources import ROOT
 
 PAUSE_S = 4
@@ -20,10 +21,10 @@ COMPACT_EVERY = 7
 @contextmanager
 def beside(ground: Ground, log: Path) -> Iterator[None]:
     """Run jobs on all volumes of the ground during a block; what they say goes to ``log``."""
-    volumes = [place.volume for place in ground.places if place.volume is not None]
     over = threading.Event()
     threads = [
-        threading.Thread(target=_work, args=(volume, log, over), daemon=True) for volume in volumes
+        threading.Thread(target=_work, args=(place, log, over), daemon=True)
+        for place in ground.places
     ]
     for thread in threads:
         thread.start()
@@ -35,28 +36,29 @@ def beside(ground: Ground, log: Path) -> Iterator[None]:
             thread.join()
 
 
-def _work(volume: Path, log: Path, over: threading.Event) -> None:
+def _work(place: Place, log: Path, over: threading.Event) -> None:
     rounds = 0
     while not over.wait(PAUSE_S):
         rounds += 1
         names = ["optimize", "gc", *(["compact"] if rounds % COMPACT_EVERY == 0 else [])]
         for name in names:
-            command = [sys.executable, "-m", "dedupd.cli.main", "run", name, str(volume)]
-            result = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                check=False,
-                cwd=ROOT,
-            )
+            status, said = _run(name, place)
             with open(log, "a") as file:
-                file.write(f"{name} {volume.parent.name}: status {result.returncode}\n")
-                if result.returncode > 1:
-                    file.write(f"{result.stdout}{result.stderr}\n")
+                file.write(f"{name} {place.point.name}: status {status}\n")
+                if status > 1:
+                    file.write(f"{said}\n")
 
 
-def verify(volume: Path) -> tuple[bool, str]:
-    """Check every stub of a volume; whether all is well, and what the command says."""
-    command = [sys.executable, "-m", "dedupd.cli.main", "verify", str(volume)]
+def verify(place: Place) -> tuple[bool, str]:
+    """Check every file of a volume; whether all is well, and what the command says."""
+    status, said = _run("verify", place)
+    return status == 0, said
+
+
+def _run(name: str, place: Place) -> tuple[int, str]:
+    """Run a job; its status and what it says. A test may unmount the volume at any moment."""
+    is_mounted = any(mount.point == str(place.point) for mount in mount_table.volumes())
+    path = place.point if is_mounted else place.volume
+    command = [sys.executable, "-m", "dedupd.cli.main", "run", name, str(path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    return result.returncode == 0, result.stdout + result.stderr
+    return result.returncode, result.stdout + result.stderr

@@ -72,7 +72,7 @@ def _serve(state: Path, volume: str, point: str, options: MountOptions) -> None:
         root, base_fd = opened.root, os.dup(opened.base_fd)
     if os.fork() == 0:
         try:
-            os.close(receive_fd)
+            _close_all_but(send_fd, base_fd)
             null = os.open(os.devnull, os.O_RDWR)
             for fd in (0, 1, 2):
                 os.dup2(null, fd)
@@ -99,6 +99,15 @@ def _serve(state: Path, volume: str, point: str, options: MountOptions) -> None:
         with suppress(ChildProcessError):
             os.wait()
         raise error_named(reply["kind"], reply["error"])
+
+
+def _close_all_but(*kept: int) -> None:
+    """Close what the process that serves has not opened: among it is the lock of the transport,
+    and the output that somebody reads to its end."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with suppress(OSError):
+                os.close(int(name))
 
 
 if __name__ == "__main__":

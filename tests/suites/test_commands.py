@@ -1,0 +1,31 @@
+"""A test of a suite is ended with all its processes."""
+
+import subprocess
+import sys
+
+RUN = """
+import psutil
+from tests.suites import commands
+
+commands.adopt_orphans()
+finished = commands.run(["sh", "-c", {script!r}], {limit_s})
+print(finished.status, finished.output.strip(), len(psutil.Process().children(recursive=True)))
+"""
+
+
+def ran(script: str, limit_s: float) -> str:
+    """Status, output and how many processes are left; in a process that adopts orphans."""
+    code = RUN.format(script=script, limit_s=limit_s)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return result.stdout.strip()
+
+
+def test_a_command_that_ends_leaves_no_process() -> None:
+    assert ran("setsid sleep 1000 & echo done; exit 3", 60) == "3 done 0"
+
+
+def test_a_command_whose_time_is_over_is_ended_with_what_it_has_started() -> None:
+    script = "(setsid sh -c 'echo on; exec sleep 1000' &) ; sleep 1000"
+    assert ran(script, 1) == "None on 0"
