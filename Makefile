@@ -7,6 +7,7 @@ COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/uv pip compile -
 	--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links
 SIZE ?= 6G
 RUNS ?= 3
+KERNELS ?=
 DIR ?= build/bench/data
 TREES ?= /usr/lib /usr/share
 BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
@@ -15,7 +16,7 @@ BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-develop build demo test test-native test-slow test-hostile test-cluster test-suites lint types format wheel \
+.PHONY: help setup setup-develop build demo test test-native test-slow test-hostile test-cluster test-suites test-vm lint types format wheel \
 	deb test-deb docs changelog lock bench bench-dataset clean distclean
 
 help: ## show this list
@@ -34,7 +35,7 @@ demo: setup ## deduplicate real files in a temporary volume, and compare every b
 
 test: setup-develop ## the tests, in minutes (ARGS="-k name" chooses)
 	@# Two a core: half of the time of a test is the disk's, or a clock's.
-	$(BIN)/python -m pytest -n $$((2 * $$(nproc))) --dist worksteal -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $$((2 * $$(nproc))) --dist worksteal -m "not slow and not vm" $(ARGS)
 
 test-native: setup-develop ## the tests of the Rust crate by itself
 	$(CARGO_PATH) cargo test --manifest-path native/Cargo.toml --locked --no-default-features --lib --quiet
@@ -51,6 +52,10 @@ test-cluster: setup-develop ## the long tests of a store in a Ceph cluster, whic
 
 test-suites: setup-develop ## suites of other projects: DIR=their built sources [SUITE=xfstests|pjdfstest|stress-ng]
 	$(BIN)/python -m tests.suites $(if $(SUITE),--suite $(SUITE)) $(ARGS) "$(DIR)"
+
+test-vm: ## the scenarios on real kernels in virtual machines [KERNELS="bookworm trixie trixie-backports sid"]
+	@scripts/setup.sh vm
+	DEDUPD_VM_KERNELS="$(KERNELS)" $(BIN)/python -m pytest -m vm tests/vm $(ARGS)
 
 lint: setup-develop ## form and likely mistakes: ruff, cargo fmt, clippy
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@
 #   scripts/setup.sh run         what running dedupd needs
 #   scripts/setup.sh develop     and what the tests and checks need
 #   scripts/setup.sh benchmark   and the programs that the benchmarks compare with
+#   scripts/setup.sh vm          and what the tests in virtual machines need
 #   scripts/setup.sh package     what building a Debian package needs, and no .venv
 #
 # It says which system packages are missing, and what for, before it installs any. At a terminal it
@@ -17,9 +18,9 @@ cd "$(dirname "$0")/.."
 
 purpose=${1:-run}
 case $purpose in
-    run | develop | benchmark) ;;
+    run | develop | benchmark | vm) ;;
     package) PYTHON=/usr/bin/python3 ;; # what the package depends on is Debian's own
-    *) echo "usage: scripts/setup.sh [run|develop|benchmark|package]" >&2; exit 2 ;;
+    *) echo "usage: scripts/setup.sh [run|develop|benchmark|vm|package]" >&2; exit 2 ;;
 esac
 
 RUST_MINOR_MIN=85 # edition 2024
@@ -164,7 +165,25 @@ look_for_tools() {
     has setfattr || want attr "tests of extended attributes"
     has setfacl || want acl "tests of access control lists"
     look_for_ceph
-    [ "$purpose" = develop ] && return
+    case $purpose in
+        vm) look_for_machines ;;
+        benchmark) look_for_peers ;;
+    esac
+}
+
+look_for_machines() {
+    has qemu-system-x86_64 || need qemu-system-x86 "boots other kernels, without KVM (70 MB)"
+    has depmod || need kmod "prepares the modules of these kernels"
+    [ -n "$(find /usr/share/keyrings -name 'debian-archive-keyring.*' -print -quit 2>/dev/null)" ] ||
+        need debian-archive-keyring "to verify the kernels of Debian"
+    # The guests use these programs of this machine.
+    has mkfs.ext4 || need e2fsprogs "file systems of the guests"
+    has mkfs.xfs || need xfsprogs "file systems of the guests"
+    has mkfs.btrfs || need btrfs-progs "file systems of the guests"
+    has ip || need iproute2 "the network of a guest"
+}
+
+look_for_peers() {
     has borg || want borgbackup "what ingest is compared with"
     has restic || want restic "what ingest is compared with"
     has casync || want casync "what ingest is compared with"
@@ -225,7 +244,7 @@ install_packages() {
 }
 
 add_rust_checks() {
-    [[ $purpose =~ ^(develop|benchmark)$ ]] && rust_by_rustup || return 0
+    [[ $purpose =~ ^(develop|benchmark|vm)$ ]] && rust_by_rustup || return 0
     cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ||
         rustup component add rustfmt clippy || say "Going on without rustfmt and clippy."
 }

@@ -1,0 +1,79 @@
+"""Directories of ext4 that ignore the case of names (casefold), below a mount."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.lab import noise, prose
+from tests.support.mounts import MountedLab, mounted_lab
+from tests.vm.guest.disks import made, run
+from tests.vm.guest.kernel_features import lacks
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[MountedLab]:
+    if not Path("/sys/fs/ext4/features/casefold").exists():
+        lacks("casefold of ext4")
+    make = ["mkfs.ext4", "-q", "-O", "casefold", "-E", "encoding=utf8"]
+    with made(tmp_path, make) as point, mounted_lab(point) as lab:
+        (lab.data / "folded").mkdir()
+        run("chattr", "+F", lab.data / "folded")
+        yield lab
+        lab.unmount()
+        lab.verify_clean()
+
+
+def test_a_file_has_one_name_in_every_case(lab: MountedLab) -> None:
+    content = prose(300_000)
+    lab.make_stub("folded/Report.txt", content)
+    assert lab.stub("folded/Report.txt") is not None
+    folded = lab.view / "folded"
+    for name in ("Report.txt", "REPORT.TXT", "report.txt"):
+        assert (folded / name).read_bytes() == content, name
+    with open(folded / "rEPORT.txt", "r+b") as file:
+        file.write(b"an edit")
+    content = b"an edit" + content[7:]
+    for name in ("Report.txt", "REPORT.TXT", "report.txt"):
+        assert (folded / name).read_bytes() == content, name
+    assert os.listdir(folded) == ["Report.txt"], "the name that it was given"
+    with pytest.raises(FileExistsError):
+        os.close(os.open(folded / "REPORT.txt", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+
+
+def test_what_is_removed_by_one_name_is_missing_by_all(lab: MountedLab) -> None:
+    folded = lab.view / "folded"
+    for action in ("unlink", "rename", "replace"):
+        path = lab.make_stub("folded/Name", noise(50_000))
+        for name in ("Name", "NAME", "name"):
+            assert (folded / name).exists()
+        if action == "unlink":
+            (folded / "NAME").unlink()
+        elif action == "rename":
+            (folded / "NAME").rename(lab.view / "moved")
+        else:
+            (lab.view / "new").write_bytes(b"another file")
+            (lab.view / "new").replace(folded / "nAME")
+            for name in ("Name", "NAME", "name"):
+                assert (folded / name).read_bytes() == b"another file", name
+            path.unlink()
+        for name in ("NAME", "Name", "name"):
+            assert not (folded / name).exists(), f"{name} after {action}"
+
+
+def test_jobs_work_in_such_directories(lab: MountedLab) -> None:
+    contents = {f"folded/Übung {number}": prose(100_000, number) for number in range(4)}
+    for name, content in contents.items():
+        lab.make_stub(name, content)
+    (lab.view / "folded/übung 0").rename(lab.view / "folded/ANDERS")
+    contents["folded/ANDERS"] = contents.pop("folded/Übung 0")
+    (lab.view / "folded/ÜBUNG 1").unlink()
+    del contents["folded/Übung 1"]
+    lab.collect(full=True)
+    lab.compact()
+    lab.unmount()
+    lab.mount()
+    assert {name: (lab.view / name).read_bytes() for name in contents} == contents
+    assert lab.unoptimize().errors == 0
+    assert {name: (lab.view / name).read_bytes() for name in contents} == contents

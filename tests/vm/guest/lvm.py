@@ -1,0 +1,163 @@
+"""Snapshots of logical volumes, classic and thin, while a volume on them is mounted and written."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dedupd.volume.volume import Volume
+from tests.support.lab import Lab, noise, prose, run_cli
+from tests.support.mounts import MountedLab, mounted_lab
+from tests.support.sources import ROOT
+from tests.vm.guest.disks import loop_device, mounted, run
+from tests.vm.guest.kernel_features import need_modules
+
+GROUP = "dedupd_test"
+LINE_BYTES = 16
+READ_ONLY = {"ext4": "ro,noload", "xfs": "ro,norecovery,nouuid"}
+WRITABLE = {"ext4": "rw", "xfs": "rw,nouuid"}
+CONTENTS = {"a": prose(900_000, 1), "b": noise(700_000, 2), "c": prose(300_000, 3)}
+
+
+def lvm(*arguments: str) -> None:
+    settings = "activation { udev_sync=0 udev_rules=0 monitoring=0 } devices { use_devicesfile=0 }"
+    run("lvm", arguments[0], "--config", settings, "-y", *arguments[1:])
+
+
+@dataclass
+class Written:
+    """A user's log: each line is a number, and is synced before the next one."""
+
+    path: Path
+    synced: int = 0
+
+    @contextmanager
+    def growing(self) -> Iterator[None]:
+        over = threading.Event()
+
+        def write() -> None:
+            with open(self.path, "ab", buffering=0) as file:
+                while not over.is_set():
+                    file.write(b"%015d\n" % self.synced)
+                    os.fsync(file.fileno())
+                    self.synced += 1
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+@dataclass
+class Share:
+    kind: str
+    lab: MountedLab
+    log: Written
+    before: int = 0
+    """Lines of the log that were synced before the snapshot."""
+
+    def snapshot(self, *how: str) -> None:
+        """Make a snapshot while a user writes."""
+        with self.log.growing():
+            while self.log.synced < 5:
+                os.sched_yield()
+            self.before = self.log.synced
+            lvm("lvcreate", "-s", "-n", "copy", *how, f"{GROUP}/share")
+
+
+@pytest.fixture(params=["ext4", "xfs"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["classic", "thin"])
+def share(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[Share]:
+    need_modules("dm_snapshot" if request.param == "classic" else "dm_thin_pool")
+    with loop_device(tmp_path / "image", 1536 << 20) as device:
+        lvm("vgcreate", GROUP, device)
+        if request.param == "classic":
+            lvm("lvcreate", "-n", "share", "-L", "500M", GROUP)
+        else:
+            lvm("lvcreate", "--type", "thin-pool", "-n", "pool", "-L", "1100M", GROUP)
+            lvm("lvcreate", "-n", "share", "-V", "500M", "--thinpool", f"{GROUP}/pool")
+        try:
+            run(f"mkfs.{kind}", "-q", f"/dev/{GROUP}/share")
+            with (
+                mounted(f"/dev/{GROUP}/share", tmp_path / "mount") as point,
+                mounted_lab(point) as lab,
+            ):
+                for name, content in CONTENTS.items():
+                    lab.make_stub(name, content)
+                share = Share(kind, lab, Written(lab.view / "log"))
+                how = ["-L", "300M"] if request.param == "classic" else ["-kn"]
+                share.snapshot(*how)
+                yield share
+                assert contents_of(lab.view)[0] == CONTENTS
+                lab.unmount()
+                lab.verify_clean()
+        finally:
+            lvm("vgremove", "-f", GROUP)
+
+
+def contents_of(tree: Path) -> tuple[dict[str, bytes], bytes]:
+    """The files that do not change, and the log."""
+    found = {name: (tree / name).read_bytes() for name in os.listdir(tree)}
+    log = found.pop("log")
+    return found, log
+
+
+def check(tree: Path, lines: int) -> None:
+    found, log = contents_of(tree)
+    assert found == CONTENTS
+    whole = len(log) // LINE_BYTES
+    assert log == b"".join(b"%015d\n" % number for number in range(whole))
+    assert whole >= lines, "a line that was synced before the snapshot is missing"
+
+
+def test_a_snapshot_is_read_beside_the_volume(share: Share, tmp_path: Path) -> None:
+    """By ``mount --snapshot``, and by the reader that knows nothing but the format."""
+    with mounted(f"/dev/{GROUP}/copy", tmp_path / "copy", READ_ONLY[share.kind]) as point:
+        seen = tmp_path / "seen"
+        seen.mkdir()
+        done = run_cli("mount", "--snapshot", point / "volume", seen)
+        assert done.returncode == 0, done.stdout + done.stderr
+        try:
+            check(seen, share.before)
+        finally:
+            assert run_cli("umount", seen).returncode == 0
+        taken = tmp_path / "taken"
+        taken.mkdir(mode=0o700)
+        run(sys.executable, "-I", ROOT / "docs/reader.py", point / "volume", "--to", taken)
+        check(taken, share.before)
+
+
+def test_a_snapshot_is_a_volume_of_its_own(share: Share, tmp_path: Path) -> None:
+    """It takes changes, and jobs, beside the original."""
+    with mounted(f"/dev/{GROUP}/copy", tmp_path / "copy", WRITABLE[share.kind]) as point:
+        copy, seen = point / "volume", tmp_path / "seen"
+        seen.mkdir()
+        with Volume.open(str(copy)):
+            pass
+        Lab(copy).verify_clean()
+        lab = MountedLab(copy, seen)
+        lab.mount()
+        try:
+            check(seen, share.before)
+            with open(seen / "a", "r+b") as file:
+                file.write(b"changed in the copy")
+            lab.optimize()
+            lab.collect()
+            assert (seen / "a").read_bytes()[:19] == b"changed in the copy"
+            done = run_cli("doctor", copy)
+            assert done.returncode in (0, 1), done.stdout + done.stderr
+        finally:
+            lab.unmount()
+        lab.verify_clean()

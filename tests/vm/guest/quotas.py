@@ -1,0 +1,176 @@
+"""Quotas of users and groups on ext4 and XFS: a mount holds users to them."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dedupd.units import KIB, MIB
+from tests.support.lab import noise, prose, run_cli
+from tests.support.mounts import ALICE, TEAM, MountedLab, as_user, mounted_lab
+from tests.vm.guest.disks import made, run
+from tests.vm.guest.kernel_features import need_modules
+
+MAKE = {
+    "ext4": ["mkfs.ext4", "-q", "-O", "quota", "-E", "quotatype=usrquota:grpquota"],
+    "xfs": ["mkfs.xfs", "-q"],
+}
+LIMIT = 8 * MIB
+SLACK = 512 * KIB
+"""Blocks of maps and attributes count as well."""
+
+
+@dataclass
+class Share:
+    """A volume on a file system with quotas, and a directory beside it. Both are Alice's."""
+
+    lab: MountedLab
+    point: Path
+    beside: Path
+
+    def limit(self, what: str, identity: int, *, inodes: int = 0) -> None:
+        """``what``: ``-u`` for a user, ``-g`` for a group."""
+        blocks = "0" if inodes else str(LIMIT // KIB)
+        run("setquota", what, str(identity), "0", blocks, "0", str(inodes), self.point)
+
+    def used(self, what: str, identity: int) -> int:
+        """Bytes that count for a user or a group."""
+        os.sync()
+        rows = run("repquota", what, "-n", "-p", self.point).splitlines()
+        found = [row.split() for row in rows if row.startswith(f"#{identity} ")]
+        return int(found[0][2]) * KIB if found else 0
+
+
+@pytest.fixture(params=["ext4", "xfs"])
+def share(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Share]:
+    if request.param == "ext4":
+        need_modules("quota_v2")
+    with made(tmp_path, MAKE[request.param], "usrquota,grpquota") as point:
+        if request.param == "ext4":
+            assert "usrquota" in run("findmnt", "-n", "-o", "OPTIONS", point)
+        with mounted_lab(point) as lab:
+            beside = point / "beside"
+            beside.mkdir()
+            for directory in (lab.view, beside):
+                os.chown(directory, ALICE, TEAM)
+                directory.chmod(0o2775)
+            yield Share(lab, point, beside)
+            lab.unmount()
+            lab.verify_clean()
+
+
+def written_until_refused(path: Path) -> int:
+    """Write until a quota refuses it; how many bytes the file has then."""
+    with open(path, "wb", buffering=0) as file:
+        try:
+            for number in range(4 * LIMIT // (64 * KIB)):
+                file.write(noise(64 * KIB, number))
+        except OSError as error:
+            assert error.errno == errno.EDQUOT, error
+            return os.fstat(file.fileno()).st_size
+    raise AssertionError("no quota refused anything")
+
+
+def refused(action: Callable[[], object]) -> None:
+    with pytest.raises(OSError) as caught:
+        action()
+    assert caught.value.errno == errno.EDQUOT
+
+
+@pytest.mark.parametrize("what", ["-u", "-g"])
+def test_a_user_gets_no_more_through_the_mount_than_below(share: Share, what: str) -> None:
+    share.limit(what, ALICE if what == "-u" else TEAM)
+    sizes = []
+    for directory in (share.beside, share.lab.view):
+
+        def fill(path: Path = directory / "f") -> None:
+            (path.parent / "size").write_text(str(written_until_refused(path)))
+
+        (directory / "size").touch()
+        os.chown(directory / "size", ALICE, 0)
+        as_user(ALICE, fill, TEAM)
+        sizes.append(int((directory / "size").read_text()))
+        (directory / "f").unlink()
+        os.sync()
+    below, through = sizes
+    assert LIMIT - SLACK <= through <= LIMIT
+    assert abs(through - below) <= SLACK
+
+
+def test_a_user_gets_no_more_inodes(share: Share) -> None:
+    share.limit("-u", ALICE, inodes=20)
+
+    def fill() -> None:
+        for number in range(100):
+            (share.lab.view / f"{number}").touch()
+
+    as_user(ALICE, lambda: refused(fill), TEAM)
+    assert len(os.listdir(share.lab.view)) <= 20
+
+
+def test_a_stub_counts_its_own_blocks_only(share: Share) -> None:
+    share.limit("-u", ALICE)
+    content = prose(6 * MIB)
+    path = share.lab.view / "f"
+    as_user(ALICE, lambda: path.write_bytes(content), TEAM)
+    assert share.used("-u", ALICE) >= 6 * MIB
+    share.lab.optimize()
+    assert share.lab.stub("f") is not None
+    assert share.used("-u", ALICE) <= SLACK
+    as_user(ALICE, lambda: (share.lab.view / "g").write_bytes(noise(6 * MIB)), TEAM)
+
+    def overwrite() -> None:
+        """Blocks of the stub itself count."""
+        with open(path, "r+b", buffering=0) as file:
+            for at in range(0, 6 * MIB, 64 * KIB):
+                file.seek(at)
+                file.write(b"x" * 64 * KIB)
+
+    as_user(ALICE, lambda: refused(overwrite), TEAM)
+    now = path.read_bytes()
+    changed = len(now) - len(now.lstrip(b"x"))
+    assert 0 < changed < 2 * MIB + SLACK and now[changed:] == content[changed:]
+    assert share.used("-u", ALICE) <= LIMIT + SLACK
+
+
+def test_jobs_respect_a_quota_that_is_used_up(share: Share) -> None:
+    """optimize and gc need nothing of it; what undelete restores takes no blocks of it."""
+    share.lab.write_policy('min_age = "0s"\nmin_size = "1"\nmin_file_saving = 0\n')
+    share.limit("-u", ALICE)
+    kept, lost = prose(4 * MIB, 1), prose(3 * MIB, 2)
+    as_user(ALICE, lambda: (share.lab.view / "kept").write_bytes(kept), TEAM)
+    as_user(ALICE, lambda: (share.lab.view / "lost").write_bytes(lost), TEAM)
+    share.lab.optimize()
+    as_user(ALICE, (share.lab.view / "lost").unlink, TEAM)
+    as_user(ALICE, lambda: written_until_refused(share.lab.view / "full"), TEAM)
+    full = (share.lab.view / "full").read_bytes()
+    done = run_cli("undelete", share.lab.view / "lost")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (share.lab.view / "lost").read_bytes() == lost
+    assert (share.lab.view / "lost").stat().st_uid == ALICE
+    assert share.used("-u", ALICE) <= LIMIT + SLACK
+    report = share.lab.optimize()
+    assert report.errors == 0
+    share.lab.collect()
+    assert (share.lab.view / "kept").read_bytes() == kept
+    assert (share.lab.view / "full").read_bytes() == full
+
+
+def test_what_becomes_plain_beyond_a_quota(share: Share) -> None:
+    """The job that expands stubs is root's, whom ext4 does not limit; XFS refuses it."""
+    share.limit("-u", ALICE)
+    content = prose(6 * MIB)
+    as_user(ALICE, lambda: (share.lab.view / "f").write_bytes(content), TEAM)
+    share.lab.optimize()
+    as_user(ALICE, lambda: (share.lab.view / "g").write_bytes(noise(6 * MIB)), TEAM)
+    report = share.lab.unoptimize()
+    assert (share.lab.view / "f").read_bytes() == content
+    if report.errors:
+        assert "f: a quota is used up" in report.messages[0], report.messages
+        assert share.lab.stub("f") is not None
+        assert share.used("-u", ALICE) <= LIMIT + SLACK
+    else:
+        assert share.lab.stub("f") is None
