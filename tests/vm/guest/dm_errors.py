@@ -22,6 +22,7 @@ MAKE = {
     "xfs": ["mkfs.xfs", "-q", "-f"],
     "btrfs": ["mkfs.btrfs", "-q", "-f"],
 }
+FLICKER_S = 6
 CONTENTS = {"a": prose(900_000, 1), "b": noise(700_000, 2), "c": prose(300_000, 3)}
 
 
@@ -100,7 +101,7 @@ def test_blocks_of_the_store_that_fail_are_errors_until_they_do_not(shaky: Shaky
         found = shaky.read()
         right_or_failed(found)
         assert errno.EIO in found.values()
-        done = run_cli("run", "scrub", "--full", "--report-only", shaky.lab.root)
+        done = run_cli("run", "scrub", "--report-only", shaky.lab.root)
         assert done.returncode == 4 or done.returncode == 1, done.stdout + done.stderr
     shaky.disk.heal()
     assert shaky.read() == CONTENTS
@@ -111,7 +112,7 @@ def test_a_disk_that_flickers_below_readers(shaky: Shaky) -> None:
     os.sync()
     shaky.disk.flicker()
     failures = 0
-    end = time.monotonic() + 12
+    end = time.monotonic() + FLICKER_S
     while time.monotonic() < end:
         Path("/proc/sys/vm/drop_caches").write_text("3")
         found = shaky.read()
@@ -145,14 +146,14 @@ def test_a_disk_that_is_gone_and_comes_back(shaky: Shaky) -> None:
     forget(shaky.lab)
     shaky.disk.break_all()
     right_or_failed(shaky.read())
-    with suppress(OSError):
-        (shaky.lab.view / "a").write_bytes(b"lost")
-        raise AssertionError("a write succeeded without a disk")
+    with pytest.raises(OSError), open(shaky.lab.view / "a", "r+b", buffering=0) as file:
+        file.write(b"lost")
+        os.fsync(file.fileno())
     done = run_cli("run", "scrub", "--full", shaky.lab.root)
     assert done.returncode != 0 and "Traceback" not in done.stderr, done.stderr
     shaky.mount_again()
     found = (shaky.lab.view / "a").read_bytes()
-    assert found in (CONTENTS["a"], b"", b"lost")
+    assert found in (CONTENTS["a"], b"lost" + CONTENTS["a"][4:])
     (shaky.lab.view / "a").write_bytes(CONTENTS["a"])
 
 

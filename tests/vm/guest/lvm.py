@@ -73,17 +73,13 @@ class Share:
             lvm("lvcreate", "-s", "-n", "copy", *how, f"{GROUP}/share")
 
 
-@pytest.fixture(params=["ext4", "xfs"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=["classic", "thin"])
-def share(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[Share]:
-    need_modules("dm_snapshot" if request.param == "classic" else "dm_thin_pool")
+@pytest.fixture(params=["classic ext4", "thin xfs"])
+def share(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Share]:
+    how, kind = request.param.split()
+    need_modules("dm_snapshot" if how == "classic" else "dm_thin_pool")
     with loop_device(tmp_path / "image", 1536 << 20) as device:
         lvm("vgcreate", GROUP, device)
-        if request.param == "classic":
+        if how == "classic":
             lvm("lvcreate", "-n", "share", "-L", "500M", GROUP)
         else:
             lvm("lvcreate", "--type", "thin-pool", "-n", "pool", "-L", "1100M", GROUP)
@@ -97,8 +93,7 @@ def share(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator
                 for name, content in CONTENTS.items():
                     lab.make_stub(name, content)
                 share = Share(kind, lab, Written(lab.view / "log"))
-                how = ["-L", "300M"] if request.param == "classic" else ["-kn"]
-                share.snapshot(*how)
+                share.snapshot(*(["-L", "300M"] if how == "classic" else ["-kn"]))
                 yield share
                 assert contents_of(lab.view)[0] == CONTENTS
                 lab.unmount()

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,15 +63,15 @@ def share(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Share]:
             lab.verify_clean()
 
 
-def written_until_refused(path: Path) -> int:
-    """Write until a quota refuses it; how many bytes the file has then."""
+def write_until_refused(path: Path) -> None:
+    """Write a file until a quota refuses it."""
     with open(path, "wb", buffering=0) as file:
         try:
             for number in range(4 * LIMIT // (64 * KIB)):
                 file.write(noise(64 * KIB, number))
         except OSError as error:
             assert error.errno == errno.EDQUOT, error
-            return os.fstat(file.fileno()).st_size
+            return
     raise AssertionError("no quota refused anything")
 
 
@@ -85,14 +86,8 @@ def test_a_user_gets_no_more_through_the_mount_than_below(share: Share, what: st
     share.limit(what, ALICE if what == "-u" else TEAM)
     sizes = []
     for directory in (share.beside, share.lab.view):
-
-        def fill(path: Path = directory / "f") -> None:
-            (path.parent / "size").write_text(str(written_until_refused(path)))
-
-        (directory / "size").touch()
-        os.chown(directory / "size", ALICE, 0)
-        as_user(ALICE, fill, TEAM)
-        sizes.append(int((directory / "size").read_text()))
+        as_user(ALICE, partial(write_until_refused, directory / "f"), TEAM)
+        sizes.append((directory / "f").stat().st_size)
         (directory / "f").unlink()
         os.sync()
     below, through = sizes
@@ -145,7 +140,7 @@ def test_jobs_respect_a_quota_that_is_used_up(share: Share) -> None:
     as_user(ALICE, lambda: (share.lab.view / "lost").write_bytes(lost), TEAM)
     share.lab.optimize()
     as_user(ALICE, (share.lab.view / "lost").unlink, TEAM)
-    as_user(ALICE, lambda: written_until_refused(share.lab.view / "full"), TEAM)
+    as_user(ALICE, lambda: write_until_refused(share.lab.view / "full"), TEAM)
     full = (share.lab.view / "full").read_bytes()
     done = run_cli("undelete", share.lab.view / "lost")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,73 @@
+"""File systems that allocate more than one block at a time: XFS realtime files, ext4 bigalloc."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.lab import Lab, noise, prose
+from tests.support.mounts import mounted_lab
+from tests.vm.guest.disks import loop_device, made, mounted, run
+
+BIGALLOC = ["mkfs.ext4", "-q", "-O", "bigalloc", "-C", "65536"]
+CONTENTS = {
+    "whole": prose(512 << 10),
+    "ends within an extent": prose(600_001, 1) + noise(77_777, 2),
+    "small": prose(20_000, 3),
+}
+
+
+@contextmanager
+def realtime(directory: Path) -> Iterator[Path]:
+    """An XFS whose files are realtime files, with extents of 64 KiB."""
+    with (
+        loop_device(directory / "image", 512 << 20) as device,
+        loop_device(directory / "realtime", 512 << 20) as realtime,
+    ):
+        make = ("mkfs.xfs", "-q", "-m", "reflink=0,rmapbt=0", "-d", "rtinherit=1")
+        run(*make, "-r", f"rtdev={realtime},extsize=64k", device)
+        with mounted(device, directory / "mount", f"rtdev={realtime}") as point:
+            yield point
+
+
+def edit_and_check(point: Path) -> None:
+    """Make stubs, write to them, and make them plain: every byte is right at each step."""
+    contents = {name: bytearray(content) for name, content in CONTENTS.items()}
+    with mounted_lab(point) as lab:
+
+        def check() -> None:
+            for name, content in contents.items():
+                assert (lab.view / name).read_bytes() == content, name
+
+        for name, content in contents.items():
+            lab.put(name, content)
+        lab.optimize()
+        check()
+        lab.unmount()
+        lab.mount()
+        check()
+        for name, content in contents.items():
+            with open(lab.view / name, "r+b") as file:
+                for at in (3, 17_000, 300_000):
+                    if at < len(content):
+                        os.pwrite(file.fileno(), b"an edit", at)
+                        content[at : at + 7] = b"an edit"
+        check()
+        lab.optimize()
+        check()
+        lab.unmount()
+        lab.verify_clean()
+        assert Lab(lab.root).unoptimize().errors == 0
+        lab.mount()
+        check()
+        lab.unmount()
+
+
+def test_realtime_files_of_xfs(tmp_path: Path) -> None:
+    with realtime(tmp_path) as point:
+        edit_and_check(point)
+
+
+def test_clusters_of_ext4(tmp_path: Path) -> None:
+    with made(tmp_path, BIGALLOC) as point:
+        edit_and_check(point)
