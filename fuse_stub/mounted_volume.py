@@ -7,6 +7,7 @@ from typing import TypeVar
 import trio
 
 from dedupd import native
+from dedupd.system.file_system import may_ignore_case
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.bulk_commits import BulkCommits
@@ -14,6 +15,7 @@ from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.deleted.attributes import Listings
 from fuse_stub.deleted.noting import Deletions
+from fuse_stub.files import attributes
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.file_handles import load_secret
 from fuse_stub.files.inodes import Inodes
@@ -75,6 +77,9 @@ class MountedVolume:
         self.slow_calls = SlowCalls()
         self._closes = SlowCloses()
         self.inodes = Inodes(volume.data_fd, volume.space.name, load_secret(volume))
+        if may_ignore_case(volume.base_fd):
+            self.inodes.ignore_case()
+            attributes.ignore_case()
         self.reserved_blocks = ReservedBlocks(self.inodes)
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
         seeds, block = volume.space.seeds, volume.block_bytes

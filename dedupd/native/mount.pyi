@@ -146,6 +146,9 @@ class Inodes:
     def note_names(self, are_noted: bool) -> None:
         """Whether requests are handed over that add or remove names of files."""
 
+    def ignore_case(self) -> None:
+        """Keep the kernel from caching names: the file system below may ignore their case."""
+
     def note_writes(self, times: WriteTimes) -> None:
         """Have native code note there what it writes to files."""
 

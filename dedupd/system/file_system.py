@@ -16,7 +16,8 @@ from dedupd.system import mount_table
 
 _GETFLAGS = 0x8008_6601
 """``FS_IOC_GETFLAGS``, as 64-bit machines number it."""
-_IMMUTABLE, _APPEND_ONLY = 0x10, 0x20
+_SETFLAGS = 0x4008_6602
+_IMMUTABLE, _APPEND_ONLY, _IGNORES_CASE = 0x10, 0x20, 0x4000_0000
 
 _MAGIC = {
     0xEF53: "ext4",  # ext2 and ext3 as well: they have a line in mountinfo wherever it matters
@@ -31,6 +32,8 @@ _MAGIC = {
 _XFS_GEOMETRY = 0x8100_587E
 _XFS_GEOMETRY_BYTES = 256
 _XFS_UUID = slice(64, 80)
+_XFS_FLAGS_AT = 92
+_XFS_IGNORES_CASE = 0x2000
 
 _BTRFS_INFO = 0x8400_941F
 _BTRFS_INFO_BYTES = 1024
@@ -128,6 +131,28 @@ def is_protected(fd: int) -> bool:
             return False  # no such thing on this file system
         raise
     return bool(struct.unpack_from("=I", flags)[0] & (_IMMUTABLE | _APPEND_ONLY))
+
+
+def may_ignore_case(fd: int) -> bool:
+    """Return whether directories of a file system may ignore the case of names.
+
+    ``fd``: of a directory that is not empty. ext4 does not report its feature ``casefold``. But it
+    refuses the flag for a directory with entries by another error than without the feature, so
+    that this call changes nothing. Raises OSError.
+    """
+    if _MAGIC.get(native.system.file_system_type(fd)) == "xfs":
+        geometry = _ioctl(fd, _XFS_GEOMETRY, bytearray(_XFS_GEOMETRY_BYTES))
+        return bool(struct.unpack_from("=I", geometry, _XFS_FLAGS_AT)[0] & _XFS_IGNORES_CASE)
+    try:
+        flags = struct.unpack_from("=I", _ioctl(fd, _GETFLAGS, bytearray(8)))[0]
+        if not flags & _IGNORES_CASE:
+            _ioctl(fd, _SETFLAGS, bytearray(struct.pack("=Ixxxx", flags | _IGNORES_CASE)))
+    except OSError as error:
+        if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL, errno.EROFS, errno.EPERM):
+            return False
+        if error.errno != errno.ENOTEMPTY:
+            raise
+    return True
 
 
 def block_bytes_of(fd: int) -> int:

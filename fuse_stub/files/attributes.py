@@ -13,6 +13,8 @@ TIMEOUT_S = 3600.0
 """How long the kernel may keep names and attributes. All changes come through the mount, or are
 reported to the kernel (commits and restores), so it could keep them for ever."""
 
+_names_timeout_s = TIMEOUT_S
+
 _line: native.mount.Line | None = None
 """There is one FUSE session in a process."""
 
@@ -32,7 +34,7 @@ def entry(status: os.stat_result, ino: int, generation: int = 0) -> pyfuse3.Entr
     attributes = pyfuse3.EntryAttributes()
     attributes.st_ino = ino
     attributes.generation = generation
-    attributes.entry_timeout = TIMEOUT_S
+    attributes.entry_timeout = _names_timeout_s
     attributes.attr_timeout = TIMEOUT_S
     attributes.st_mode = status.st_mode
     attributes.st_nlink = status.st_nlink
@@ -46,6 +48,13 @@ def entry(status: os.stat_result, ino: int, generation: int = 0) -> pyfuse3.Entr
     attributes.st_mtime_ns = status.st_mtime_ns
     attributes.st_ctime_ns = status.st_ctime_ns
     return attributes
+
+
+def ignore_case() -> None:
+    """Keep the kernel from caching names: the file system below may ignore their case, and the
+    kernel would not forget the other spellings of a name that is removed."""
+    global _names_timeout_s
+    _names_timeout_s = 0.0
 
 
 def forget_attributes(ino: int) -> None:

@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{AtFlags, Mode, Statx, StatxFlags, makedev, openat, statx};
 use rustix::io::Errno;
@@ -114,7 +115,7 @@ impl Tree {
         EntryOut {
             node,
             generation,
-            entry_valid_s: TIMEOUT_S,
+            entry_valid_s: self.names_valid_s(),
             attributes_valid_s: TIMEOUT_S,
             attributes: attributes(&status),
             ..EntryOut::default()
@@ -123,6 +124,17 @@ impl Tree {
 }
 
 impl Tree {
+    /// How long the kernel may keep a name. The kernel does not know which names are the same to a
+    /// file system that ignores case: a name that it kept would outlive the removal of its file.
+    fn names_valid_s(&self) -> u64 {
+        if self.ignores_case.load(Ordering::Relaxed) { 0 } else { TIMEOUT_S }
+    }
+
+    /// The answer "no such name", which the kernel may keep.
+    pub fn absent(&self) -> EntryOut {
+        EntryOut { entry_valid_s: self.names_valid_s(), ..EntryOut::default() }
+    }
+
     /// How long the kernel may keep attributes of an inode that were taken after an instant: not at
     /// all where the inode has changed since.
     pub fn attributes_valid_s(&self, node: u64, since: u64) -> u64 {
@@ -137,11 +149,6 @@ impl Tree {
             entry.attributes_valid_s = self.attributes_valid_s(entry.node, since);
         }
     }
-}
-
-/// The answer "no such name", which the kernel may keep.
-pub fn absent() -> EntryOut {
-    EntryOut { entry_valid_s: TIMEOUT_S, ..EntryOut::default() }
 }
 
 /// The kernel's form of `status`.
@@ -183,7 +190,7 @@ fn device(status: &Statx) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 

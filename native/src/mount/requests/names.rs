@@ -16,7 +16,7 @@ use crate::mount::protocol::abi::{
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
 use crate::mount::protocol::opcode as op;
 use crate::mount::requests::attributes::SET_IDS;
-use crate::mount::requests::entries::{absent, status_at, status_of};
+use crate::mount::requests::entries::{status_at, status_of};
 use crate::mount::requests::{effects, tree::Tree};
 use crate::system::attributes::getxattr_at;
 
@@ -66,7 +66,7 @@ impl Tree {
         }
         let parent = self.inodes.path(request.header.node)?;
         let since = self.inodes.changes.now();
-        let mut entry = self.find_known(&*parent, name)?.unwrap_or_else(absent);
+        let mut entry = self.find_known(&*parent, name)?.unwrap_or_else(|| self.absent());
         self.keep_while_same(&mut entry, since);
         answered(out, &entry)
     }

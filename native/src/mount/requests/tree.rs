@@ -45,6 +45,8 @@ pub struct Tree {
     pub allowed_bytes: AtomicI64,
     /// Whether Python takes notes of all names that come and go: a tree is being walked.
     pub names_are_noted: AtomicBool,
+    /// Whether directories of the file system below may ignore the case of names.
+    pub ignores_case: AtomicBool,
 }
 
 impl Tree {
@@ -65,6 +67,7 @@ impl Tree {
             files_are_delayed: AtomicBool::new(false),
             allowed_bytes: AtomicI64::new(i64::MAX),
             names_are_noted: AtomicBool::new(false),
+            ignores_case: AtomicBool::new(false),
         }
     }
 

@@ -276,6 +276,11 @@ impl Inodes {
         Ok(())
     }
 
+    fn ignore_case(&self, py: Python<'_>) -> PyResult<()> {
+        self.tree(py)?.ignores_case.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Closes all that is open below: the file system may be unmounted then.
     fn close(&self) {
         locked(&self.0).take();
