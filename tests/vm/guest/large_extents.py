@@ -1,10 +1,14 @@
 """File systems that allocate more than one block at a time: XFS realtime files, ext4 bigalloc."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from dedupd.errors import UnsuitableFileSystem
+from dedupd.volume.enabling.enable import enable
 from tests.support.lab import Lab, noise, prose
 from tests.support.mounts import mounted_lab
 from tests.vm.guest.disks import loop_device, made, mounted, run
@@ -18,19 +22,19 @@ CONTENTS = {
 
 
 @contextmanager
-def realtime(directory: Path) -> Iterator[Path]:
-    """An XFS whose files are realtime files, with extents of 64 KiB."""
+def realtime(directory: Path, *, inherit: bool) -> Iterator[Path]:
+    """An XFS with a realtime part, with extents of 64 KiB. ``inherit``: all files lie in it."""
     with (
         loop_device(directory / "image", 512 << 20) as device,
         loop_device(directory / "realtime", 512 << 20) as realtime,
     ):
-        make = ("mkfs.xfs", "-q", "-m", "reflink=0,rmapbt=0", "-d", "rtinherit=1")
+        make = ("mkfs.xfs", "-q", "-m", "reflink=0,rmapbt=0", "-d", f"rtinherit={inherit:d}")
         run(*make, "-r", f"rtdev={realtime},extsize=64k", device)
         with mounted(device, directory / "mount", f"rtdev={realtime}") as point:
             yield point
 
 
-def edit_and_check(point: Path) -> None:
+def edit_and_check(point: Path, make: Callable[[Path], None] = Path.touch) -> None:
     """Make stubs, write to them, and make them plain: every byte is right at each step."""
     contents = {name: bytearray(content) for name, content in CONTENTS.items()}
     with mounted_lab(point) as lab:
@@ -40,7 +44,8 @@ def edit_and_check(point: Path) -> None:
                 assert (lab.view / name).read_bytes() == content, name
 
         for name, content in contents.items():
-            lab.put(name, content)
+            make(lab.data / name)
+            (lab.data / name).write_bytes(content)
         lab.optimize()
         check()
         lab.unmount()
@@ -63,9 +68,19 @@ def edit_and_check(point: Path) -> None:
         lab.unmount()
 
 
-def test_realtime_files_of_xfs(tmp_path: Path) -> None:
-    with realtime(tmp_path) as point:
-        edit_and_check(point)
+def test_a_volume_of_realtime_files_is_refused(tmp_path: Path) -> None:
+    with realtime(tmp_path, inherit=True) as point:
+        (point / "volume").mkdir()
+        with pytest.raises(UnsuitableFileSystem, match="does not free a file that is punched"):
+            enable(str(point / "volume"))
+
+
+def test_realtime_files_in_a_volume(tmp_path: Path) -> None:
+    def make(path: Path) -> None:
+        run("xfs_io", "-f", "-c", "chattr +r", path)
+
+    with realtime(tmp_path, inherit=False) as point:
+        edit_and_check(point, make)
 
 
 def test_clusters_of_ext4(tmp_path: Path) -> None:
