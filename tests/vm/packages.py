@@ -43,7 +43,9 @@ class Kernel:
 
     @property
     def image(self) -> Path:
-        return self.tree / f"boot/vmlinuz-{self.release}"
+        """Beside the modules since Linux 7."""
+        old = self.tree / f"boot/vmlinuz-{self.release}"
+        return old if old.exists() else self.modules / "vmlinuz"
 
     @property
     def modules(self) -> Path:
@@ -62,12 +64,14 @@ def kernel(suite: str) -> Kernel:
         made = _fresh(tree)
         for name in _parts_of(apt, f"linux-image-amd64/{suite}"):
             _unpack(apt.download(name), made)
-        [found] = (made / "boot").glob("vmlinuz-*")
-        release = found.name.removeprefix("vmlinuz-")
-        subprocess.run(["depmod", "-b", made / "usr", release], check=True)
+        subprocess.run(["depmod", "-b", made / "usr", _release(made)], check=True)
         made.rename(tree)
-    [found] = (tree / "boot").glob("vmlinuz-*")
-    return Kernel(suite, version, found.name.removeprefix("vmlinuz-"), tree)
+    return Kernel(suite, version, _release(tree), tree)
+
+
+def _release(tree: Path) -> str:
+    [found] = (tree / "usr/lib/modules").iterdir()
+    return found.name
 
 
 def guest_programs() -> Path:

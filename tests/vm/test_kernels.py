@@ -41,9 +41,13 @@ SCENARIOS = [f"{file.stem}::{test}" for file in _scenario_files() for test in _t
 
 
 @cache
-def _results_on(suite: str) -> dict[str, Result]:
+def _results_on(suite: str) -> dict[str, Result] | Exception:
+    """Boot a kernel, once: an error is the result of all its scenarios."""
     files = [str(file.relative_to(ROOT)) for file in _scenario_files()]
-    return boot(kernel(suite), [*(["-k", ONLY] if ONLY else []), *files])
+    try:
+        return boot(kernel(suite), [*(["-k", ONLY] if ONLY else []), *files])
+    except Exception as error:
+        return error
 
 
 @pytest.mark.parametrize("suite", CHOSEN)
@@ -54,6 +58,8 @@ def test_scenario(suite: str, scenario: str) -> None:
     module, _, test = scenario.partition("::")
     path = f"{GUEST.relative_to(ROOT)}/{module}.py"
     results = _results_on(suite)
+    if isinstance(results, Exception):
+        raise results
     assert path not in results, results[path].text  # it could not be imported
     mine = {
         name: result
