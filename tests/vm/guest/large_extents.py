@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dedupd.errors import UnsuitableFileSystem
+from dedupd.system.disk import Disk
 from dedupd.volume.enabling.enable import enable
 from tests.support.lab import Lab, noise, prose
 from tests.support.mounts import mounted_lab
@@ -72,7 +73,7 @@ def test_a_volume_of_realtime_files_is_refused(tmp_path: Path) -> None:
     with realtime(tmp_path, inherit=True) as point:
         (point / "volume").mkdir()
         with pytest.raises(UnsuitableFileSystem, match="does not free a file that is punched"):
-            enable(str(point / "volume"))
+            enable(str(point / "volume"), policy_values={}, disk=Disk())
 
 
 def test_realtime_files_in_a_volume(tmp_path: Path) -> None:
