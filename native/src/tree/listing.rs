@@ -34,7 +34,7 @@ pub fn line(row: &Row, log: u32, keep_ns: u64) -> String {
         row.uid(),
         head::GID.u32(fields),
         mode,
-        head::MTIME_NS.u64(fields).cast_signed(),
+        head::MTIME_NS.u64(fields) as i64,
         lost_own_blocks,
         is_privileged,
     )
