@@ -3,7 +3,7 @@
 import sys
 
 from dedupd.system.inherited import open_standard_streams
-from dedupd.system.processes import show_as
+from dedupd.system.processes import register, show_as
 from fuse_stub.mounts.mount_options import parse_options
 from fuse_stub.process import serve, serve_for_parent
 from fuse_stub.snapshot import serve_snapshot
@@ -11,6 +11,7 @@ from fuse_stub.snapshot import serve_snapshot
 if __name__ == "__main__":
     open_standard_streams()
     path, base_fd, mountpoint, cache_bytes, options, answer_fd, *kind = sys.argv[1:]
+    register()
     show_as("dedupd-mount", mountpoint)
     serve_for_parent(
         path,

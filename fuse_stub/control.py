@@ -146,6 +146,8 @@ class ControlServer:
             operation = request["op"]
             if operation == "volume":
                 return {}, [self._mount.base_for_jobs_fd]
+            if operation == "own_mounts":
+                return {}, self._mount.own_mount_fds
             if operation == "commit_begin":
                 return await self._commit_begin(request, talk.begun), []
             if operation == "commit_finish":

@@ -118,6 +118,11 @@ class MountedVolume:
             return self.volume.base_fd
         return self.private.below_fd
 
+    @property
+    def own_mount_fds(self) -> list[int]:
+        """The ``.dedupd`` in each mount of the file system below that mount and jobs use."""
+        return [self.base_for_jobs_fd, self.volume.base_fd]
+
     async def in_thread(self, uid: int, function: Callable[..., T], *args: object) -> T:
         """Run a function that may block in one of a user's threads, so that the event loop goes
         on."""

@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem
 from dedupd import __version__
 from dedupd.cli.lazy_command import LazyGroup
 from dedupd.system.inherited import open_standard_streams
+from dedupd.system.processes import register
 
 GROUPS = {
     "Begin": {
@@ -64,6 +65,7 @@ class _Commands(LazyGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         open_standard_streams()
+        register()
         return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -85,3 +85,23 @@ def fgetxattr(fd: int, name: bytes) -> bytes | None:
 def lmdb_is_sound(data: Buffer) -> bool:
     """Whether LMDB can go through a file with these bytes, and write to it: every page of both
     trees is what it should be, and is in one place, and none of them is free as well."""
+
+class OpenGuard:
+    """Refuses opens of stubs on a file system, by permission events of fanotify, until it is
+    deleted or the process ends.
+
+    Opens through the mounts that ``exempt_fds`` lie in cause no event. A process that holds the
+    ``flock`` of ``register`` may open stubs. Threads answer without the GIL. An event that takes
+    too long ends the process, and the kernel then allows all opens.
+    """
+
+    def __init__(self, directory_fd: int, exempt_fds: list[int], register: bytes) -> None:
+        """``register`` is ``major:minor:inode`` as ``/proc/locks`` shows it. Raises OSError."""
+
+    def take(self, seconds: float) -> tuple[list[tuple[int, int, bytes, bytes]], int]:
+        """Wait for refused opens. Returns pid, effective user, program and path of each, and the
+        number of all refused opens so far. A burst is counted, and not listed completely."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the guard answers."""

@@ -208,6 +208,7 @@ class ServiceConfig:
     listen: Annotated[Listen | None, Form(_listen)] = None
     jobs_max: Annotated[int, whole(1, 64)] = 1
     unmount_on_stop: Annotated[bool, SWITCH] = True
+    guard_below: Annotated[bool, SWITCH] = False
     on_problem: Annotated[tuple[str, ...], Form(_command)] = ()
     mail_to: Annotated[str, Form(_address)] = ""
     sendmail: Annotated[str, Form(_absolute)] = SENDMAIL

@@ -20,6 +20,7 @@ from dedupd.errors import (
 )
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path, load_config
+from dedupd.service.guard.check import guard_text
 from dedupd.shared.health import kept_elsewhere, unknown_members
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
@@ -149,7 +150,7 @@ def _service() -> Result:
         return _warning(str(error), "run this as root")
     if service["problems"]:
         return _bad("; ".join(service["problems"]), "see `dedupd status`")
-    return _fine(service["status"])
+    return _fine(f"{service['status']}; {guard_text(service['guard'])}")
 
 
 def check_path(path: str) -> list[Check]:
@@ -323,8 +324,7 @@ def _exports(root: str) -> Result:
 
 
 def _exported_already(root: str) -> Result:
-    found = in_the_way(root, exports())
-    if not found:
+    if not (found := in_the_way(root, exports())):
         return _fine("none by the kernel's NFS server")
     what = f"exported now: {shortened(found)}; handles of clients lead past the mount"
     return _bad(what, "end that, and restart the server; then see docs/nfs.md")

@@ -7,7 +7,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 
 from dedupd.errors import (
@@ -22,6 +22,7 @@ from dedupd.errors import (
 from dedupd.failures import Failures
 from dedupd.service.client import only_service
 from dedupd.service.config import ServiceConfig, VolumeConfig, load_config
+from dedupd.service.guard.guards import Guards
 from dedupd.service.job_process import JobProcess
 from dedupd.service.mount_keeper import MountState
 from dedupd.service.mount_usage import is_worth_measuring, measure
@@ -80,6 +81,7 @@ class Service:
         self.listen_problem = ""
         """Why the page cannot be reached, to be shown; empty where nothing is wrong."""
         self.telling = Telling(self)
+        self.guards = Guards(self)
         self.failures = Failures("dedupd.service")
         """What failed unexpectedly in this process."""
         self._notifier = notifier
@@ -115,6 +117,7 @@ class Service:
                     "the schedule": self._schedule,
                     "watching space": self._watch_space,
                     "notifications": self.telling.run,
+                    "the guard below mounts": self.guards.run,
                 }
                 tasks = [self._keep_up(*work) for work in works.items()]
                 self._notifier.ready(self.status)
@@ -169,10 +172,9 @@ class Service:
 
     def _reload_on_signal(self) -> None:
         async def reload() -> None:
-            try:
+            # A failure is in the log, or has no meaning any more.
+            with suppress(ConfigurationError, ServiceUnreachable):
                 await self.reload()
-            except (ConfigurationError, ServiceUnreachable):
-                pass  # it is in the log, or has no meaning any more
 
         self._begin("a reload", reload)
 
@@ -251,11 +253,9 @@ class Service:
         while True:
             self._wake.clear()
             await self._decide()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._next_look_s):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
 
     async def _decide(self) -> None:
         """Carry out all actions for now."""

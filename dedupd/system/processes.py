@@ -1,11 +1,17 @@
 """Processes of this program: their priority, their cores, and how to start another one."""
 
 import ctypes
+import fcntl
 import os
 import sys
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
+
+from dedupd.system.control_socket import runtime_dir
+
+REGISTER = "programs.lock"
+"""The file that programs of root have locked while they run, in the directory of sockets."""
 
 
 class IoPriority(StrEnum):
@@ -152,6 +158,36 @@ def show_as(name: str, *arguments: str) -> None:
     if 0 < start < end:  # 0 where the kernel does not tell
         text = b"\0".join(map(os.fsencode, (name, *arguments)))[: end - start - 1]
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+_registered: list[int] = []
+"""The descriptor that holds the lock of this process."""
+
+
+def register() -> None:
+    """Hold the lock by which a guard (``dedupd/service/guard``) recognizes programs of ours.
+
+    Only root can enter the directory, so no other user can hold it. The lock ends with the process.
+    """
+    if os.geteuid() == 0 and not _registered:
+        with suppress(OSError):
+            fd = os.open(os.path.join(runtime_dir(), REGISTER), os.O_RDONLY | os.O_CLOEXEC)
+            _registered.append(fd)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def make_register() -> None:
+    """Create the file of :func:`register`. Raises OSError."""
+    os.makedirs(runtime_dir(), mode=0o700, exist_ok=True)
+    path = os.path.join(runtime_dir(), REGISTER)
+    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def lock_of_register() -> bytes:
+    """Return the lock of :func:`register` as ``/proc/locks`` shows it. Raises OSError."""
+    found = os.stat(os.path.join(runtime_dir(), REGISTER))
+    device = found.st_dev
+    return f"{os.major(device):02x}:{os.minor(device):02x}:{found.st_ino}".encode()
 
 
 def cores() -> int:

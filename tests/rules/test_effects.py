@@ -71,7 +71,8 @@ ALLOWED = {
     },  # a hint in a lock file, never synced
     "dedupd.volume.enabling.enable": {"O_CREAT"},  # lock files
     "dedupd.volume.enabling.probe": {"os.setxattr"},  # of a file of its own
-    "dedupd.system.processes": {"open for writing"},  # a setting of the kernel
+    # A setting of the kernel, and a lock file in /run.
+    "dedupd.system.processes": {"open for writing", "os.makedirs", "O_CREAT"},
 }
 """Effects outside of ``disk.py``, each for a reason."""
 

@@ -111,6 +111,7 @@ FLOORS = (
     "analysis.report",
     "dedupd.service.systemd",
     "dedupd.service.notices",
+    "dedupd.service.guard",
     "dedupd.service",
     "dedupd.service.web",
     "dedupd.cli",

@@ -37,6 +37,7 @@ class Event(Enum):
     DAMAGE_MET = "e94a1b7d603c4d2f9b86a5c2f7d3e0b1"
     DAMAGE_REPAIRED = "3a8d5f1c74e24690a2b7c6e9d1f0843b"
     DENIED = "5686a6647da7418bbc2a78806b2ca8d6"
+    STUB_REFUSED = "6f0f7d2b9a3e4c51b8e07c4a1d95e3f2"
 
 
 log = logging.getLogger("dedupd.service")

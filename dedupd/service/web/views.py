@@ -7,7 +7,7 @@ messages, no output, no path but those of volumes.
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from dedupd import __version__
@@ -59,6 +59,9 @@ def service_view(service: "Service", right: Right) -> Json:
     found = [problem.message for problem in problems(service, time.time())]
     if found and right < Right.ACT:
         found = [f"{counted(len(found), 'problem')}: {_UNTOLD}"]
+    guard = service.guards.state
+    if right < Right.ACT:
+        guard = replace(guard, guarded=(), problem=_UNTOLD if guard.problem else "")
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -68,6 +71,7 @@ def service_view(service: "Service", right: Right) -> Json:
         "jobs_max": service.config.jobs_max,
         "volumes": len(service.volumes),
         "problems": found,
+        "guard": asdict(guard),
     }
 
 

@@ -1,15 +1,18 @@
 //! System calls.
 
+use std::time::Duration;
+
 use caps::Capability;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use super::support::calls::{c_string, call};
 use super::support::input::Input;
 use crate::format::lmdb_pages;
 use crate::system::extents::{self, Range};
 use crate::system::file_user::become_user;
-use crate::system::{calls, confinement, effects};
+use crate::system::{calls, confinement, effects, open_guard};
 
 #[pyfunction]
 pub fn punch_hole(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult<()> {
@@ -115,4 +118,39 @@ pub fn fgetxattr(py: Python<'_>, fd: i32, name: &[u8]) -> PyResult<Option<Vec<u8
 pub fn lmdb_is_sound(py: Python<'_>, data: Input) -> bool {
     let data = data.bytes();
     py.detach(|| lmdb_pages::is_sound(data))
+}
+
+#[pyclass(frozen, module = "dedupd.native.system")]
+pub struct OpenGuard(open_guard::OpenGuard);
+
+/// Process, user, name of the program and path.
+type Refusal<'py> = (i32, u32, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+#[pymethods]
+impl OpenGuard {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        directory_fd: i32,
+        exempt_fds: Vec<i32>,
+        register: Vec<u8>,
+    ) -> PyResult<Self> {
+        let start =
+            || open_guard::OpenGuard::start(directory_fd, &exempt_fds, register.clone()).map(Self);
+        call(py, start)
+    }
+
+    fn take<'py>(&self, py: Python<'py>, seconds: f64) -> (Vec<Refusal<'py>>, u64) {
+        let (found, count) = py.detach(|| self.0.take(Duration::from_secs_f64(seconds.max(0.0))));
+        let found = found.iter().map(|one| {
+            let (program, path) = (&one.program, &one.path);
+            (one.pid, one.uid, PyBytes::new(py, program), PyBytes::new(py, path))
+        });
+        (found.collect(), count)
+    }
+
+    #[getter]
+    fn is_open(&self) -> bool {
+        self.0.is_open()
+    }
 }

@@ -8,5 +8,6 @@ pub mod extents;
 pub mod file_user;
 pub mod files;
 pub mod leases;
+pub mod open_guard;
 pub mod reads;
 pub mod room;

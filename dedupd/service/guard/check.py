@@ -1,0 +1,17 @@
+"""The state of the guard below mounts, for `dedupd doctor`."""
+
+from typing import Any
+
+from dedupd.units import counted
+
+
+def guard_text(guard: dict[str, Any]) -> str:
+    """Return the state of the guard in words, from the service's view of it."""
+    if not guard["wanted"]:
+        return "guard below mounts: off (guard_below in dedupd.toml)"
+    if guard["problem"]:
+        return f"guard below mounts: not on, {guard['problem']}"
+    if not guard["guarded"]:
+        return "guard below mounts: on, but no volume is mounted"
+    refused = counted(guard["refused"], "open")
+    return f"guard below mounts: on for {', '.join(guard['guarded'])}, {refused} refused"
