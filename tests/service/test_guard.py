@@ -127,6 +127,23 @@ def test_jobs_work_and_users_write_while_it_guards(machine: ServiceLab, beside: 
     assert (machine.base / "copy" / "new").read_bytes() == CONTENT
 
 
+def test_the_kernel_asks_the_guard_nothing_about_the_mount_and_its_neighbours(
+    machine: ServiceLab,
+) -> None:
+    lab = served(machine)
+    neighbour = machine.base / "neighbour"
+    neighbour.write_bytes(b"beside the volume")
+    pid = guard_pid(machine)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert (lab.root / "f").read_bytes() == CONTENT
+        assert (lab.root / "plain").read_bytes() == b"as it was written"
+        assert error_of(neighbour) == 0
+        assert not has_ended(pid), "they have not waited until it was killed"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def test_a_program_of_ours_opens_stubs_by_any_mount(machine: ServiceLab, beside: Path) -> None:
     served(machine)
     pid = guard_pid(machine)
