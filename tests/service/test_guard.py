@@ -104,7 +104,9 @@ def test_a_program_that_opens_a_stub_past_the_mount_gets_an_error_and_is_named(
     assert in_tree(beside, "plain").read_bytes() == b"as it was written"
     assert (lab.root / "f").read_bytes() == CONTENT
     assert f"on for {machine.base}, 1 open refused" in eventually(
-        lambda: next((x for x in [machine.run("doctor").stdout] if "1 open refused" in x), None),
+        lambda: next(
+            (x for x in [machine.run("doctor", "--json").stdout] if "1 open refused" in x), None
+        ),
         "doctor counts it",
     )
 
@@ -196,7 +198,7 @@ def test_it_is_off_unless_it_is_asked_for(machine: ServiceLab, beside: Path) -> 
     machine.configure()
     served(machine)
     assert error_of(in_tree(beside, "f")) == 0
-    assert "guard below mounts: off" in machine.run("doctor").stdout
+    assert "guard below mounts: off" in machine.run("doctor", "--json").stdout
     machine.configure("guard_below = true\n")
     machine.client.post("/v1/reload", {})
     guard_pid(machine)
