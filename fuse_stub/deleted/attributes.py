@@ -35,13 +35,15 @@ ANSWER_BYTES_MAX = 60_000
 WAITING_MAX = 16
 """Listings of one user that are answered or wait. Each takes one of the mount's tasks."""
 
-PACE = Pace(burst=200, interval_s=0.1)
-"""A tool of a user gets all of 40,000 deletions without a pause. A loop without end does not keep
-the thread that takes the requests of all users."""
+PACE = Pace(burst=100, interval_s=0.1)
+"""A tool of a user gets 24,000 deletions without a pause. Loops without end do not keep the thread
+that takes the requests of all users."""
 
 TURN_S = 0.002
-"""How long a listing is made until others have their turn, and until it rests for as long: so all
-listings take half a thread at most."""
+"""How long a listing is made until others have their turn."""
+
+REST = 4.0
+"""How many times as long the listing rests then: so all listings take a fifth of a thread."""
 
 Uncommitted = Callable[[OpenFile], AbstractAsyncContextManager[None]]
 
@@ -56,7 +58,7 @@ class Listings:
 
     def __init__(self, volume: Volume, in_thread: InThread) -> None:
         self._volume = volume
-        self.turns = Turns(in_thread, at_once=1, user_max=WAITING_MAX, rest=1.0, pace=PACE)
+        self.turns = Turns(in_thread, at_once=1, user_max=WAITING_MAX, rest=REST, pace=PACE)
         self.cache = LogCache(DeletionLogs(volume))
 
     async def value(self, directory_fd: int, name: bytes, uid: int) -> bytes:

@@ -26,8 +26,8 @@ class InThread(Protocol):
 
 
 class Pace(NamedTuple):
-    """How often a user's requests are answered: ``burst`` at once, and then one per
-    ``interval_s``."""
+    """How often a user's requests are answered: ``burst`` in a row, and then one per
+    ``interval_s``. A request counts as many times as requests of the user wait."""
 
     burst: int
     interval_s: float
@@ -78,14 +78,14 @@ class Turns:
         user.count += 1
         try:
             async with user.lock:
-                await trio.sleep(self._pause_s(uid))
+                await trio.sleep(self._pause_s(uid, user.count))
                 yield
         finally:
             user.count -= 1
             if not user.count:
                 del self._users[uid]
 
-    def _pause_s(self, uid: int) -> float:
+    def _pause_s(self, uid: int, weight: int) -> float:
         """How long the next request of a user waits (a leaky bucket, as GCRA counts it)."""
         if uid == 0:
             return 0.0
@@ -93,7 +93,7 @@ class Turns:
         if len(self._due_s) >= PACED_MAX:
             self._due_s = {who: due for who, due in self._due_s.items() if due > now_s - burst_s}
         due_s = max(self._due_s.get(uid, -math.inf), now_s - burst_s)
-        self._due_s[uid] = due_s + self._pace.interval_s
+        self._due_s[uid] = due_s + weight * self._pace.interval_s
         return max(0.0, due_s - now_s)
 
     async def run(self, uid: int, function: Callable[..., T], *arguments: object) -> T:

@@ -157,7 +157,7 @@ def test_requests_run_as_many_at_once_as_there_are_turns() -> None:
 
 
 def test_a_loop_of_requests_is_slowed_down_and_hinders_no_other_user() -> None:
-    async def here(_uid: int, function: Callable[..., T], *arguments: object) -> T:
+    async def here(uid: int, function: Callable[..., T], *arguments: object) -> T:
         return function(*arguments)
 
     async def elapsed_s(turns: Turns, uid: int, count: int) -> float:
@@ -176,6 +176,13 @@ def test_a_loop_of_requests_is_slowed_down_and_hinders_no_other_user() -> None:
         await trio.sleep(100)
         assert await elapsed_s(turns, ALICE, 6) == 0, "and no more for having waited longer"
         assert await elapsed_s(turns, ALICE, 1) == pytest.approx(1)
+        await trio.sleep(100)
+        start_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(elapsed_s, turns, ALICE, 1)
+        # They count 4, 3, 2 and 1 times, and 5 may come in a row.
+        assert trio.current_time() - start_s == pytest.approx(4)
 
     trio.run(all_of_them, clock=trio.testing.MockClock(autojump_threshold=0))
 
