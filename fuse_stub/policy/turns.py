@@ -25,9 +25,14 @@ class InThread(Protocol):
     async def __call__(self, uid: int, function: Callable[..., T], *arguments: object) -> T: ...
 
 
+WEIGHT_MAX = 4
+"""A process that is killed ends only when its request is answered, so this cannot take long."""
+
+
 class Pace(NamedTuple):
     """How often a user's requests are answered: ``burst`` in a row, and then one per
-    ``interval_s``. A request counts as many times as requests of the user wait."""
+    ``interval_s``. A request counts as many times as requests of the user wait, up to
+    :data:`WEIGHT_MAX`."""
 
     burst: int
     interval_s: float
@@ -78,7 +83,7 @@ class Turns:
         user.count += 1
         try:
             async with user.lock:
-                await trio.sleep(self._pause_s(uid, user.count))
+                await trio.sleep(self._pause_s(uid, min(user.count, WEIGHT_MAX)))
                 yield
         finally:
             user.count -= 1
