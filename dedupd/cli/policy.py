@@ -21,7 +21,7 @@ COUNTS = "jobs that begin from now on go by it"
 
 DOMAINS_STAY = (
     "Stored files still share what they share now. A file moves to its domain when it is optimized"
-    " again; `dedupd expand` makes files plain for that."
+    " again; `dedupd run unoptimize` makes files plain for that."
 )
 
 

@@ -131,6 +131,7 @@ class Undelete:
                 self._clean(fd)
                 name, file = self._create(fd)
                 try:
+                    mark(self._disk, file, Mark.FILE)
                     self._attach(file, one)
                     unfinished = _Unfinished(file, os.dup(fd), name)
                 except BaseException:
@@ -148,14 +149,8 @@ class Undelete:
             name = b"%s-%d" % (UNFINISHED, number)
             with suppress(FileExistsError):
                 file = self._disk.create(fd, name)
-                try:
-                    with suppress(OSError):  # a file system without locks
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    mark(self._disk, file, Mark.FILE)
-                except BaseException:
-                    os.close(file)
-                    self._discard(fd, name)
-                    raise
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return name, file
         raise AssertionError("numbers do not end")
 

@@ -18,15 +18,14 @@ T = TypeVar("T")
 PACED_MAX = 1000
 """Users whose pace is remembered until those who have paused are forgotten."""
 
+WEIGHT_MAX = 4
+"""A process that is killed ends only when its request is answered, so this cannot take long."""
+
 
 class InThread(Protocol):
     """Runs a function that may block in one of a user's threads."""
 
     async def __call__(self, uid: int, function: Callable[..., T], *arguments: object) -> T: ...
-
-
-WEIGHT_MAX = 4
-"""A process that is killed ends only when its request is answered, so this cannot take long."""
 
 
 class Pace(NamedTuple):
