@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use crate::format::deletion::{NS, Row, head};
 use crate::format::stub::WRITTEN;
+use crate::system::files::CAPABILITY;
 
 const SET_ID: u32 = 0o6000;
-const CAPABILITIES: &[u8] = b"security.capability";
 
 /// A deletion in the log of a number, kept at most `keep_ns`.
 pub fn line(row: &Row, log: u32, keep_ns: u64) -> String {
@@ -16,7 +16,7 @@ pub fn line(row: &Row, log: u32, keep_ns: u64) -> String {
     let length = if lost_own_blocks { head::COVERED } else { head::SIZE }.u64(fields);
     let seconds = |ns: u64| format!("{}.{:09}", ns / NS, ns % NS);
     let mut names = row.names.split(|byte| *byte == 0);
-    let is_privileged = mode & SET_ID != 0 || names.any(|name| name == CAPABILITIES);
+    let is_privileged = mode & SET_ID != 0 || names.any(|name| name == CAPABILITY.to_bytes());
     format!(
         concat!(
             r#"{{"id": "{}-{}", "path": "{}", "cause": "{}", "time_s": {}, "end_s": {}, "#,

@@ -15,6 +15,7 @@ use crate::mount::protocol::opcode::SHORT_SETXATTR_BYTES;
 use crate::mount::requests::attributes::{Inode, change_mode};
 use crate::mount::requests::entries::status_of;
 use crate::mount::requests::{effects, tree::Tree};
+use crate::system::files::CAPABILITY;
 
 /// The longest value or list of names that Linux has.
 const VALUE_BYTES_MAX: usize = 64 << 10;
@@ -27,7 +28,6 @@ const MADE: &[u8] = b"user.dedupd.";
 const CONTENT: &CStr = c"user.dedupd.content";
 /// Who may use a file beside owner, group and others.
 const ACCESS_ACL: &CStr = c"system.posix_acl_access";
-const CAPABILITY: &CStr = c"security.capability";
 const SECURITY: &[u8] = b"security.";
 const TRUSTED: &[u8] = b"trusted.";
 
