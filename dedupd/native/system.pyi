@@ -36,6 +36,13 @@ def local_bytes(fd: int, end: int, sync: bool) -> tuple[int, int]:
     these are written first. (0, 0) on a file system without an extent map.
     """
 
+def has_large_units(fd: int) -> bool:
+    """Return whether the file system frees the blocks of this file only in units of several blocks.
+
+    XFS does so on a realtime device with large extents. If a unit is punched in part, XFS
+    overwrites that part with zeros, and the extent map shows these blocks as data. Raises OSError.
+    """
+
 def file_system_type(fd: int) -> int:
     """Magic number of the file system of ``fd``, as ``statfs`` has it."""
 

@@ -48,6 +48,8 @@ ones."""
 CAPABILITY = b"security.capability"
 """Lets a program do what is else root's alone. The kernel takes it from a file whose blocks change,
 whether they are punched or filled up, with the same content."""
+LARGE_UNITS = "lies on a realtime device with extents of several blocks"
+"""Of a file whose blocks cannot be freed one by one (:func:`native.system.has_large_units`)."""
 LENGTH_BYTES_MAX = (1 << 63) - (64 << 10)
 """Of a stub: the end of its last block has to be an offset too, whatever the size of a block."""
 
@@ -165,7 +167,10 @@ class StubFiles:
     block_bytes: int
 
     def write(self, fd: int, stub: StubAttribute) -> None:
-        """Set the attribute of an open file."""
+        """Set the attribute of an open file. Raises OSError, also for a file that cannot be a stub
+        because its blocks cannot be freed one by one."""
+        if native.system.has_large_units(fd):
+            raise OSError(errno.EOPNOTSUPP, LARGE_UNITS)
         self.disk.set_attribute(fd, self.space.name, self.space.encode(stub, fd))
 
 
@@ -205,6 +210,8 @@ def begin_commit(
             raise FileChanged("it became a stub meanwhile, or another one")
         if native.system.fgetxattr(fd, CAPABILITY) is not None:
             raise FileChanged("it has capabilities, which it would lose")
+        if native.system.has_large_units(fd):
+            raise FileChanged(f"it {LARGE_UNITS}")
         raise FileChanged("it changed since it was read")
     begun = FileIdentity(*after)
     if (begun.size, begun.mtime_ns) != (expected.size, expected.mtime_ns):

@@ -17,7 +17,7 @@ from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
 from dedupd.store.recipe.recipe_writer import Growth
 from dedupd.stub.content import read_stub
 from dedupd.stub.local_blocks import refuse_tampered
-from dedupd.stub.transition import FileIdentity, local_ranges
+from dedupd.stub.transition import LARGE_UNITS, FileIdentity, local_ranges
 from dedupd.system.file_reader import (
     BATCH_BYTES,
     HOLE_BYTES_MIN,
@@ -187,7 +187,9 @@ class BatchReader(FileReader[Batch | FilesBatch]):
                 task.failure = "in use"
             else:
                 task.shared_bytes = native.system.shared_bytes(fd, status.st_size)
-                if task.shared_bytes and self._unshared_only:
+                if native.system.has_large_units(fd):
+                    task.failure = LARGE_UNITS
+                elif task.shared_bytes and self._unshared_only:
                     task.failure = SHARED_BELOW
             if task.failure:
                 self._add(task, 0, 0, True)
@@ -283,7 +285,9 @@ class BatchReader(FileReader[Batch | FilesBatch]):
     def _read_quiet(self, fd: int, task: FileTask, file: BusyFile) -> None:
         size, volume, where = file.size, self._volume, show_path(file.path)
         task.shared_bytes = native.system.shared_bytes(fd, size)
-        if task.shared_bytes and self._unshared_only:
+        if native.system.has_large_units(fd):
+            task.failure = LARGE_UNITS
+        elif task.shared_bytes and self._unshared_only:
             task.failure = SHARED_BELOW
         elif (os.fstat(fd).st_ino, os.fstat(fd).st_uid) != (file.inode, file.owner):
             task.failure = "changed since it was found"

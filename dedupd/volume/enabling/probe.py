@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
+from dedupd import native
 from dedupd.errors import UnsuitableFileSystem
 from dedupd.system.disk import Disk
 from dedupd.system.file_system import block_bytes_of, file_system_of
@@ -119,6 +120,7 @@ def probe(base_fd: int, where: str, disk: Disk) -> str:
 
     Checks what stubs rely on: extended attributes, punching, and that the extent map shows
     written blocks (zeros as well) as data and punched ones as holes, before and after a sync.
+    Refuses an XFS that frees blocks in units of several ones.
     """
     name = b"probe"
     with suppress(FileNotFoundError):
@@ -139,6 +141,11 @@ def _probe_blocks(fd: int, where: str, disk: Disk) -> None:
         if list(data_ranges(fd, 0, 8 * block)) != list(ranges):
             raise UnsuitableFileSystem(f"{where}: this file system {what}")
 
+    if native.system.has_large_units(fd):
+        raise UnsuitableFileSystem(
+            f"{where}: this file system puts new files on a realtime device, in extents of several"
+            " blocks (`xfs_io -c 'chattr -t'` makes it stop that)"
+        )
     disk.write_at(fd, [os.urandom(8 * block - 100)], 0)
     try:
         disk.punch(fd, 0, 8 * block)

@@ -9,6 +9,7 @@ use std::os::fd::{FromRawFd, RawFd};
 
 use crate::system::calls;
 use crate::system::effects::Effects;
+use crate::system::extents::has_large_units;
 use crate::system::files::{CAPABILITY, Identity, status_of};
 
 /// Fail points: `dedupd/stub/transition.py` says what they mean.
@@ -22,7 +23,8 @@ const BLOCK_COUNTED: i64 = 512;
 
 /// Sets an attribute on a file that is `expected` and has the attribute `previous`; returns what
 /// the file is then, or None where it is not, or has not, or a time that has no room in one, or a
-/// capability that the punch would take away, and nothing was done.
+/// capability that the punch would take away, or blocks that cannot be freed one by one, and nothing
+/// was done.
 pub fn exchange_attribute(
     effects: &dyn Effects,
     fd: RawFd,
@@ -36,6 +38,7 @@ pub fn exchange_attribute(
     if !is_expected
         || calls::fgetxattr(fd, name)?.as_deref() != previous
         || calls::fgetxattr(fd, CAPABILITY)?.is_some()
+        || has_large_units(fd)?
     {
         return Ok(None);
     }

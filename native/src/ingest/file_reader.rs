@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsRawFd, RawFd};
 
 use crate::ingest::small_files::PlainFile;
-use crate::system::extents::has_shared;
+use crate::system::extents::{has_large_units, has_shared};
 use crate::system::files::{Identity, SECOND_NS, open_beneath, status_of};
 use crate::system::leases::has_writers;
 use crate::system::reads::fill;
@@ -12,8 +12,8 @@ use crate::threads::scoped;
 
 /// Reads the whole of a file without holes into `out`, which has its size, provided that it is and
 /// stays the one that was found, that nothing changed it within `settle_ns`, that nobody has it open
-/// for writing, and that no block of it belongs to others as well. False, with `out` in any state,
-/// where one of these does not hold.
+/// for writing, that no block of it belongs to others as well, and that each block can be freed alone.
+/// False, with `out` in any state, where one of these does not hold.
 fn read_unchanged(
     dir: RawFd,
     path: &CStr,
@@ -29,6 +29,7 @@ fn read_unchanged(
         && !has_writers(fd)
         && has_no_hole(fd, expected.size)
         && !has_shared(fd, expected.size)
+        && has_large_units(fd).is_ok_and(|has| !has)
         && fill(fd, out)
         && same()
 }

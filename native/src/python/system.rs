@@ -40,6 +40,11 @@ pub fn local_bytes(py: Python<'_>, fd: i32, end: i64, sync: bool) -> PyResult<(i
 }
 
 #[pyfunction]
+pub fn has_large_units(py: Python<'_>, fd: i32) -> PyResult<bool> {
+    call(py, || extents::has_large_units(fd))
+}
+
+#[pyfunction]
 pub fn file_system_type(py: Python<'_>, fd: i32) -> PyResult<i64> {
     call(py, || extents::file_system_type(fd))
 }

@@ -5,6 +5,8 @@ use std::io::{Error, ErrorKind, Result};
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 
+use crate::system::files::status_of;
+
 pub type Range = (i64, i64);
 
 const XFS_MAGIC: i64 = 0x5846_5342;
@@ -22,6 +24,10 @@ const EXTENT_DELAYED: u32 = 4;
 const EXTENT_UNWRITTEN: u32 = 0x800;
 const EXTENT_SHARED: u32 = 0x2000;
 const EXTENTS_PER_CALL: usize = 64;
+const FSGETXATTR: libc::Ioctl = 0x801C_581F_u32 as libc::Ioctl;
+/// The kernel's `struct fsxattr` has seven fields of 32 bits; the first one has the flags.
+const FSXATTR_FIELDS: usize = 7;
+const FLAG_REALTIME: u32 = 1;
 
 /// The kernel's `struct fiemap_extent`.
 #[repr(C)]
@@ -155,21 +161,42 @@ fn seek(fd: RawFd, position: i64, whence: libc::c_int) -> Result<Option<i64>> {
     if error.raw_os_error() == Some(libc::ENXIO) { Ok(None) } else { Err(error) }
 }
 
+/// Whether the file system frees the blocks of a file only in units of several blocks, as XFS does on
+/// a realtime device with large extents. Of a unit that is punched in part, it overwrites that part with
+/// zeros, and the extent map shows these blocks as data.
+pub fn has_large_units(fd: RawFd) -> Result<bool> {
+    let file_system = file_system_status(fd)?;
+    if file_system.f_type as i64 != XFS_MAGIC {
+        return Ok(false);
+    }
+    let mut fields = [0_u32; FSXATTR_FIELDS];
+    // SAFETY: the kernel writes as many fields as there are.
+    if unsafe { libc::ioctl(fd, FSGETXATTR, fields.as_mut_ptr()) } < 0 {
+        return Err(Error::last_os_error());
+    }
+    // Of a realtime file, XFS reports its unit as the size of a block for I/O.
+    let is_realtime = fields[0] & FLAG_REALTIME != 0;
+    Ok(is_realtime && status_of(fd)?.st_blksize as i64 > file_system.f_bsize as i64)
+}
+
 fn is_xfs(fd: RawFd) -> Result<bool> {
     Ok(file_system_type(fd)? == XFS_MAGIC)
 }
 
 /// The magic number of the file system of `fd`.
 pub fn file_system_type(fd: RawFd) -> Result<i64> {
+    Ok(file_system_status(fd)?.f_type as i64)
+}
+
+fn file_system_status(fd: RawFd) -> Result<libc::statfs64> {
     let mut status = MaybeUninit::<libc::statfs64>::uninit();
     // SAFETY: `status` is writable; it is read only where the call has filled it.
-    let status = unsafe {
+    unsafe {
         if libc::fstatfs64(fd, status.as_mut_ptr()) < 0 {
             return Err(Error::last_os_error());
         }
-        status.assume_init()
-    };
-    Ok(status.f_type as i64)
+        Ok(status.assume_init())
+    }
 }
 
 /// The extents that touch [start, end) and pass the filter, with adjacent ones merged.
