@@ -327,7 +327,7 @@ class ControlServer:
             "root": mount.volume.root,
             "mountpoint": mount.mountpoint,
             "mount_device": mount.device,
-            "read_only": mount.is_read_only or is_replica(mount.volume.base_fd),
+            "read_only": mount.is_read_only or _is_replica(mount.volume.base_fd),
             "options": mount.private.options.text if mount.private is not None else "",
             "by_ring": line is not None and line.is_by_ring,
             "ring_failure": None if line is None else line.ring_failure,
@@ -342,6 +342,17 @@ class ControlServer:
             "failures": failures.counts,
             "busy_s": load.busy_s + (0.0 if line is None else line.busy_s()),
         }
+
+
+def _is_replica(base_fd: int) -> bool:
+    """Return whether the volume is a replica; False if the disk below fails.
+
+    Unmounting needs the status of a mount, even of one whose disk is gone.
+    """
+    try:
+        return is_replica(base_fd)
+    except OSError:
+        return False
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ import pytest
 from dedupd import native
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
 from dedupd.format.container import Kind
+from dedupd.replica.replica import REPLICA_FILE
 from dedupd.system import control_socket, mount_table
 from dedupd.system.control_socket import ControlClient, runtime_dir
 from dedupd.system.files import opened
@@ -431,3 +432,18 @@ def test_a_mount_of_another_version_is_unmounted(lab: MountedLab) -> None:
     path.write_text(json.dumps(fields))
     again = run_cli("umount", lab.root)
     assert again.returncode == 2 and "not mounted" in again.stderr
+
+
+def test_a_volume_is_unmounted_whose_file_system_has_failed(loop_fs: MakeFileSystem) -> None:
+    """XFS fails each request after an error in its log."""
+    point = loop_fs("xfs")
+    with mounted_lab(point) as lab, lab.client() as client:
+        replica = lab.base / os.fsdecode(REPLICA_FILE)
+        replica.touch()
+        replica.rename(lab.base / "moved")  # the kernel does not remember that the name is free
+        subprocess.run(["xfs_io", "-x", "-c", "shutdown", point], check=True)
+        with pytest.raises(OSError):
+            (lab.view / "g").touch()
+        assert client.call("status")["pid"] == lab.pid
+        lab.unmount()
+        assert not mounted_at(lab.view)
