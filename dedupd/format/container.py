@@ -90,6 +90,9 @@ class Codec(enum.IntEnum):
 LEANING = frozenset((Codec.DELTA, Codec.DICTIONARY))
 """Codecs of records that can only be decoded with the bytes of another record."""
 
+STANDALONE = frozenset(Codec) - LEANING
+"""Codecs of records that can be decoded without any other record."""
+
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:

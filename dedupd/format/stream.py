@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dedupd import native
 from dedupd.errors import Damaged, UnknownFormat
+from dedupd.format.container import STANDALONE
 
 FORMAT = 1
 MAGIC = 0x4653_4444  # "DDSF" on the wire
@@ -49,9 +50,6 @@ class FrameKind(enum.IntEnum):
 
 
 _KINDS = frozenset(FrameKind)
-_CODECS = (0, 1)
-"""Raw, and zstd: a payload that leans on another record is not sent."""
-
 _TEXTS: dict[FrameKind, dict[str, type]] = {
     FrameKind.BEGIN: {
         "stream": str,
@@ -160,7 +158,7 @@ def decode_head(data: bytes, where: str) -> FrameHead:
         raise Damaged(f"{where}: no frame of a stream of dedupd")
     if flags or reserved or kind not in _KINDS:
         raise UnknownFormat(f"{where}: a frame of kind {kind} that this program does not know")
-    if codec not in _CODECS:
+    if codec not in STANDALONE:  # a payload that leans on another record is never sent
         raise UnknownFormat(f"{where}: a frame of codec {codec} that this program does not know")
     if max(raw, stored) > PAYLOAD_BYTES_MAX:
         raise Damaged(f"{where}: a frame of {max(raw, stored)} bytes, which no stream has")

@@ -7,7 +7,7 @@ from itertools import groupby
 from dedupd import native
 from dedupd.errors import Damaged, DamagedContainer
 from dedupd.format import stream
-from dedupd.format.container import Codec, RecordKind
+from dedupd.format.container import STANDALONE, RecordKind
 from dedupd.format.ids import container_of
 from dedupd.format.recipe import fingerprint_check
 from dedupd.format.stream import FINGERPRINT_BYTES, Frame, FrameKind
@@ -203,7 +203,7 @@ class ChunkSender:
             record, payload = self._volume.chunk_records.read_alone(row.chunk)
         except (DamagedContainer, OSError):
             return None
-        is_whole = record.codec in (Codec.RAW, Codec.ZSTD) and record.kind != RecordKind.FORWARD
+        is_whole = record.codec in STANDALONE and record.kind != RecordKind.FORWARD
         check = fingerprint_check(record.fingerprint)
         if not is_whole or (record.raw_length, check) != (row.length, row.check):
             return None

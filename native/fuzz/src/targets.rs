@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use native::codec::encode;
 use native::fingerprint::Algorithm;
+use native::format::codec::Codec;
 use native::format::deletion;
 use native::format::ids::{Checksum, ContainerNumber, RecordId};
 use native::format::recipe::Leaf;
-use native::format::record_header::{CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
+use native::format::record_header::{RECORD_HEADER_BYTES, RecordHeader, RecordKind};
 use native::format::saved_index::{Header, Owner, SAVED_CHAINS, SAVED_TABLE, checked, seal};
 use native::format::stub::stub_head;
 use native::format::table_entry::{ENTRY_BYTES, TableEntry, entries, set_state};
@@ -91,7 +92,7 @@ fn header(input: &mut Input<'_>) -> RecordHeader {
         ordinal,
         collected: ordinal.min(input.u8().into()) as u16,
         kind: RecordKind(input.u8() % 5),
-        codec: input.u8() % 3,
+        codec: Codec::from(input.u8() % 3),
         raw_length: input.u32(),
         stored_length: input.u32(),
         hint: input.u32(),
@@ -233,7 +234,7 @@ fn container(data: &[u8]) {
     for (entry, status) in entries(&found.entries).zip(&found.statuses) {
         let entry = TableEntry::sound(entry, SEED).expect("its own entry is refused");
         if *status == record_check::Status::Intact as u8 && entry.state.has_bytes() {
-            assert!(entry.codec <= CODEC_ZSTD);
+            assert!(entry.codec.stands_alone());
         }
     }
 }
@@ -282,7 +283,7 @@ fn stub(data: &[u8]) {
 
 fn codec(data: &[u8]) {
     let mut input = Input(data);
-    let (codec, stated) = (input.u8() % 2, input.u32() as usize % RAW_BYTES_MAX);
+    let (codec, stated) = (Codec::from(input.u8() % 2), input.u32() as usize % RAW_BYTES_MAX);
     let stored = input.rest();
     for length in [stated, stored.len()] {
         if encode::check(stored, codec, length, Checksum(xxhash(stored))).is_ok() {

@@ -8,8 +8,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use zstd_safe::{CCtx, CParameter, DCtx};
 
 use crate::codec::compressibility::incompressible;
+use crate::format::codec::Codec;
 use crate::format::ids::Checksum;
-use crate::format::record_header::{CODEC_RAW, CODEC_ZSTD};
 use crate::threads::lock::locked;
 
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +105,7 @@ pub struct Records {
     pub length: usize,
     pub starts: Vec<u32>,
     pub stored_lengths: Vec<u32>,
-    pub codecs: Vec<u8>,
+    pub codecs: Vec<Codec>,
     pub checksums: Vec<Checksum>,
 }
 
@@ -140,15 +140,15 @@ pub fn encode(data: &[u8], ranges: &[(usize, usize)], options: Options) -> Resul
 }
 
 /// Writes the payload of `raw` into `out`, which is as long; returns codec and stored length.
-fn store(raw: &[u8], out: &mut [u8], options: Options) -> Result<(u8, usize), String> {
+fn store(raw: &[u8], out: &mut [u8], options: Options) -> Result<(Codec, usize), String> {
     let stored_max = options.stored_max(raw.len());
     if options.level > 0 && stored_max > 0 && !incompressible(raw) {
         if let Some(stored) = compress(raw, &mut out[..stored_max], options.level)? {
-            return Ok((CODEC_ZSTD, stored));
+            return Ok((Codec::Zstd, stored));
         }
     }
     out.copy_from_slice(raw);
-    Ok((CODEC_RAW, raw.len()))
+    Ok((Codec::Raw, raw.len()))
 }
 
 pub(super) struct Compressor {
@@ -216,7 +216,7 @@ fn checksum_of(stored: &[u8]) -> Checksum {
 /// Checks everything that needs no decompression.
 pub fn check(
     stored: &[u8],
-    codec: u8,
+    codec: Codec,
     raw_length: usize,
     checksum: Checksum,
 ) -> Result<(), Corruption> {
@@ -228,8 +228,11 @@ pub fn check(
         ));
     }
     let stated = match codec {
-        CODEC_RAW => Some(stored.len() as u64),
-        _ => zstd_safe::get_frame_content_size(stored).unwrap_or(None),
+        Codec::Raw => Some(stored.len() as u64),
+        Codec::Zstd | Codec::Delta | Codec::Dictionary => {
+            zstd_safe::get_frame_content_size(stored).unwrap_or(None)
+        }
+        Codec::Unknown(number) => return Err(format!("codec {number} is not known")),
     };
     match stated {
         Some(length) if length == raw_length as u64 => Ok(()),
@@ -238,15 +241,21 @@ pub fn check(
     }
 }
 
-/// Fills `out` from a payload that passed `check`.
-pub fn decode(stored: &[u8], codec: u8, out: &mut [u8]) -> Result<(), Corruption> {
-    if codec == CODEC_RAW {
-        out.copy_from_slice(stored);
-        return Ok(());
+/// Fills `out` from a payload that passed `check`, and needs no other record.
+pub fn decode(stored: &[u8], codec: Codec, out: &mut [u8]) -> Result<(), Corruption> {
+    match codec {
+        Codec::Raw => {
+            out.copy_from_slice(stored);
+            Ok(())
+        }
+        Codec::Zstd => decompress(stored, out),
+        Codec::Delta | Codec::Dictionary | Codec::Unknown(_) => {
+            Err(format!("payload of codec {} cannot be decoded alone", codec.number()))
+        }
     }
-    if codec != CODEC_ZSTD {
-        return Err(format!("payload of codec {codec} cannot be decoded alone"));
-    }
+}
+
+fn decompress(stored: &[u8], out: &mut [u8]) -> Result<(), Corruption> {
     let length = DECOMPRESSOR
         .with_borrow_mut(|context| context.decompress(out, stored))
         .map_err(describe)?;

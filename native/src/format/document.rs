@@ -1,9 +1,8 @@
 //! The layouts against the tables of docs/format.md.
 
 use super::cluster::{chunk_frame, file_recipe, kept_frame};
-use super::record_header::{
-    CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD, RECORD_ALIGN_BYTES, RecordKind,
-};
+use super::codec::{CODECS, Codec};
+use super::record_header::{RECORD_ALIGN_BYTES, RecordKind};
 use super::table_entry::State;
 use super::{
     deletion, recipe, record_header, saved_index, saved_notes, stream, stub, table_entry, table_map,
@@ -93,12 +92,16 @@ fn numbers_have_the_names_of_the_document() {
         (RecordKind::COPY.0, "copy"),
     ];
     has_numbers("Record header (80 bytes)", "kind", &kinds);
-    let codecs = [
-        (CODEC_RAW, "raw"),
-        (CODEC_ZSTD, "zstd"),
-        (CODEC_DELTA, "delta"),
-        (CODEC_DICTIONARY, "dictionary"),
-    ];
+    let codecs = CODECS.map(|codec| {
+        let name = match codec {
+            Codec::Raw => "raw",
+            Codec::Zstd => "zstd",
+            Codec::Delta => "delta",
+            Codec::Dictionary => "dictionary",
+            Codec::Unknown(_) => unreachable!(),
+        };
+        (codec.number(), name)
+    });
     has_numbers("Record header (80 bytes)", "codec", &codecs);
     let states = [
         (State::LIVE.0, "live"),

@@ -5,6 +5,7 @@
 
 pub mod bytes;
 pub mod cluster;
+pub mod codec;
 pub mod deletion;
 pub mod ids;
 pub mod lmdb_pages;

@@ -3,6 +3,7 @@
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::bytes::layout;
+use super::codec::Codec;
 use super::ids::{Checksum, Fingerprint, RecordId};
 use super::table_entry::{State, TableEntry};
 
@@ -28,8 +29,6 @@ pub const RECORD_HEADER_BYTES: usize = fields::BYTES;
 pub const RECORD_ALIGN_BYTES: usize = 8;
 const MAGIC: [u8; 4] = *b"DDRC";
 
-pub use super::table_entry::{CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD};
-
 /// The kind of a record. A header may hold any other value, which is not a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordKind(pub u8);
@@ -52,7 +51,7 @@ impl RecordKind {
 pub struct RecordHeader {
     pub ordinal: u32,
     pub kind: RecordKind,
-    pub codec: u8,
+    pub codec: Codec,
     pub raw_length: u32,
     pub stored_length: u32,
     pub hint: u32,
@@ -76,7 +75,7 @@ impl RecordHeader {
         is_sound.then(|| RecordHeader {
             ordinal: fields::ORDINAL.u32(bytes),
             kind: RecordKind(fields::KIND.u8(bytes)),
-            codec: fields::CODEC.u8(bytes),
+            codec: Codec::from(fields::CODEC.u8(bytes)),
             raw_length: fields::RAW_LENGTH.u32(bytes),
             stored_length: fields::STORED_LENGTH.u32(bytes),
             hint: fields::HINT.u32(bytes),
@@ -91,7 +90,7 @@ impl RecordHeader {
         fields::MAGIC.put(out, &MAGIC);
         fields::ORDINAL.put(out, &self.ordinal.to_le_bytes());
         fields::KIND.put(out, &[self.kind.0]);
-        fields::CODEC.put(out, &[self.codec]);
+        fields::CODEC.put(out, &[self.codec.number()]);
         fields::COLLECTED.put(out, &self.collected.to_le_bytes());
         fields::RAW_LENGTH.put(out, &self.raw_length.to_le_bytes());
         fields::STORED_LENGTH.put(out, &self.stored_length.to_le_bytes());
@@ -116,8 +115,7 @@ impl RecordHeader {
 
     /// The id of the record that this one leans on. The target of a copy is none.
     pub fn leans_on(&self) -> Option<u64> {
-        let is_other = matches!(self.codec, CODEC_DELTA | CODEC_DICTIONARY);
-        let leans = is_other && self.kind == RecordKind::DATA;
+        let leans = self.codec.leans() && self.kind == RecordKind::DATA;
         leans.then_some(self.target)
     }
 
@@ -126,7 +124,7 @@ impl RecordHeader {
         (self.collected > 0).then(|| RecordHeader {
             ordinal: self.ordinal - u32::from(self.collected),
             kind: RecordKind::TOMBSTONE,
-            codec: CODEC_RAW,
+            codec: Codec::Raw,
             raw_length: 0,
             stored_length: 0,
             hint: 0,

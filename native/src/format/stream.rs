@@ -3,6 +3,7 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::bytes::layout;
+use super::codec::Codec;
 
 layout! {
     pub mod header: 32 bytes {
@@ -28,7 +29,7 @@ pub const CHUNK: u8 = 2;
 #[derive(Clone, Copy)]
 pub struct Head {
     pub kind: u8,
-    pub codec: u8,
+    pub codec: Codec,
     pub sequence: u32,
     pub raw_length: u32,
 }
@@ -40,7 +41,7 @@ pub fn write_header(frame: &mut [u8], head: Head, seed: u64) -> Option<()> {
     out.fill(0);
     header::MAGIC.put(out, &MAGIC);
     header::KIND.put(out, &[head.kind]);
-    header::CODEC.put(out, &[head.codec]);
+    header::CODEC.put(out, &[head.codec.number()]);
     header::SEQUENCE.put(out, &head.sequence.to_le_bytes());
     header::RAW_LENGTH.put(out, &head.raw_length.to_le_bytes());
     header::STORED_LENGTH.put(out, &stored_length.to_le_bytes());

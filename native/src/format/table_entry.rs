@@ -3,6 +3,7 @@
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::bytes::layout;
+use super::codec::Codec;
 use super::ids::{ContainerNumber, Fingerprint, FingerprintCheck, RecordId};
 
 layout! {
@@ -39,13 +40,6 @@ layout! {
 }
 
 pub const ENTRY_BYTES: usize = fields::BYTES;
-
-pub const CODEC_RAW: u8 = 0;
-pub const CODEC_ZSTD: u8 = 1;
-/// Compressed with the raw bytes of another record, the base.
-pub const CODEC_DELTA: u8 = 2;
-/// Compressed with the dictionary that another record holds.
-pub const CODEC_DICTIONARY: u8 = 3;
 
 /// Steps that readers take from a merged record to the one with its bytes. More are taken for a
 /// loop.
@@ -90,7 +84,7 @@ pub struct TableEntry {
     pub raw_length: u32,
     pub hint: u32,
     pub state: State,
-    pub codec: u8,
+    pub codec: Codec,
 }
 
 impl TableEntry {
@@ -105,7 +99,7 @@ impl TableEntry {
             raw_length: fields::RAW_LENGTH.u32(bytes),
             hint: fields::HINT.u32(bytes),
             state: State(fields::STATE.u8(bytes)),
-            codec: fields::CODEC.u8(bytes),
+            codec: Codec::from(fields::CODEC.u8(bytes)),
         }
     }
 
@@ -120,13 +114,7 @@ impl TableEntry {
     /// Whether the payload can only be decoded with the bytes of another record.
     #[inline]
     pub fn leans(&self) -> bool {
-        matches!(self.codec, CODEC_DELTA | CODEC_DICTIONARY) && self.stored_length > 0
-    }
-
-    /// Whether others may be stored as the difference to it: it is no difference itself.
-    #[inline]
-    pub fn is_base(&self) -> bool {
-        matches!(self.codec, CODEC_RAW | CODEC_ZSTD | CODEC_DICTIONARY)
+        self.codec.leans() && self.stored_length > 0
     }
 
     pub fn to_bytes(&self, seed: u64) -> EntryBytes {
@@ -138,7 +126,7 @@ impl TableEntry {
         fields::RAW_LENGTH.put(&mut bytes, &self.raw_length.to_le_bytes());
         fields::HINT.put(&mut bytes, &self.hint.to_le_bytes());
         fields::STATE.put(&mut bytes, &[self.state.0]);
-        fields::CODEC.put(&mut bytes, &[self.codec]);
+        fields::CODEC.put(&mut bytes, &[self.codec.number()]);
         let check = check(&bytes, seed);
         fields::CHECK.put(&mut bytes, &check.to_le_bytes());
         bytes

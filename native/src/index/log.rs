@@ -203,9 +203,9 @@ impl Log {
             match TableEntry::sound(&bytes, table.seed) {
                 Some(entry) if entry.state == State::MERGED => id = entry.target,
                 entry => {
-                    return Ok(
-                        entry.is_some_and(|entry| entry.state == State::LIVE && entry.is_base())
-                    );
+                    return Ok(entry.is_some_and(|entry| {
+                        entry.state == State::LIVE && entry.codec.may_be_base()
+                    }));
                 }
             }
         }

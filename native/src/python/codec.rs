@@ -15,8 +15,8 @@ use crate::codec::encode as codec;
 use crate::codec::encode::{Buffer, Options};
 use crate::codec::{delta, dictionary};
 use crate::format::bytes::u32s;
+use crate::format::codec::Codec;
 use crate::format::ids::Checksum;
-use crate::format::record_header::{CODEC_DELTA, CODEC_DICTIONARY, CODEC_ZSTD};
 
 create_exception!(
     dedupd.native.codec,
@@ -136,12 +136,13 @@ pub fn encode(
     }
     let records =
         py.detach(|| codec::encode(data, &ranges, options)).map_err(PyValueError::new_err)?;
+    let numbers: Vec<u8> = records.codecs.into_iter().map(Codec::number).collect();
     Ok(Encoded {
         length: records.length,
         buffer: Exported(UnsafeCell::new(records.buffer)),
         starts: column(py, pack_u32(records.starts)),
         stored_lengths: column(py, pack_u32(records.stored_lengths)),
-        codecs: column(py, records.codecs),
+        codecs: column(py, numbers),
         checksums: column(py, pack_u64(records.checksums.into_iter().map(|checksum| checksum.0))),
     })
 }
@@ -156,11 +157,15 @@ pub fn decode(
     checksum: u64,
     base: Option<Input>,
 ) -> PyResult<Py<PyBytes>> {
-    let codec_max = if base.is_some() { CODEC_DICTIONARY } else { CODEC_ZSTD };
     let codec = u8::try_from(codec)
+        .map(Codec::from)
         .ok()
-        .filter(|&codec| codec <= codec_max)
-        .ok_or_else(|| PyValueError::new_err(format!("codec must be 0 or 1, not {codec}")))?;
+        .filter(|codec| codec.is_known())
+        .ok_or_else(|| PyValueError::new_err(format!("codec {codec} is not known")))?;
+    if codec.leans() && base.is_none() {
+        let number = codec.number();
+        return Err(PyValueError::new_err(format!("codec {number} needs the bytes of a base")));
+    }
     let (stored, base) = (stored.bytes(), base.as_ref().map(Input::bytes));
     // Checked before memory is allocated for the stated length.
     py.detach(|| codec::check(stored, codec, raw_length, Checksum(checksum)))
@@ -168,8 +173,8 @@ pub fn decode(
     let mut result = NewBytes::of(py, raw_length)?;
     let out = result.bytes_mut();
     py.detach(|| match base {
-        Some(base) if codec == CODEC_DELTA => delta::decode(stored, base, out),
-        Some(base) if codec == CODEC_DICTIONARY => match dictionary::Dictionary::of(base) {
+        Some(base) if codec == Codec::Delta => delta::decode(stored, base, out),
+        Some(base) if codec == Codec::Dictionary => match dictionary::Dictionary::of(base) {
             Some(found) => dictionary::decode(stored, &found, out),
             None => Err("these bytes are no dictionary".to_owned()),
         },

@@ -16,8 +16,8 @@ use crate::codec::encode as codec;
 use crate::fingerprint::Algorithm;
 use crate::format::cluster::chunk_frame::{ChunkFrame, FRAME_BYTES};
 use crate::format::cluster::file_recipe::PART_BYTES_MAX;
+use crate::format::codec::Codec;
 use crate::format::ids::Fingerprint;
-use crate::format::record_header::CODEC_RAW;
 
 /// Of an object whose length is not known, at first.
 const OBJECT_BYTES: usize = 64 << 10;
@@ -137,7 +137,7 @@ pub fn decode(
 ) -> Found {
     let is_good = ChunkFrame::of(object, fingerprint).is_some_and(|frame| {
         frame.raw_length as usize == out.len()
-            && (frame.codec != CODEC_RAW || frame.payload.len() == out.len())
+            && (frame.codec != Codec::Raw || frame.payload.len() == out.len())
             && codec::decode(frame.payload, frame.codec, out).is_ok()
             && algorithm.digest(out) == *fingerprint
     });

@@ -190,7 +190,9 @@ impl Bases {
     /// The record at the end of a row of merged ones, where it has bytes of its own.
     fn end_of(&self, id: RecordId, reads: Reads) -> Option<(RecordId, TableEntry, Arc<Opened>)> {
         self.unmerged(id, reads).filter(|(_, entry, _)| {
-            entry.state.has_bytes() && entry.is_base() && entry.raw_length as usize <= RAW_BYTES_MAX
+            entry.state.has_bytes()
+                && entry.codec.may_be_base()
+                && entry.raw_length as usize <= RAW_BYTES_MAX
         })
     }
 

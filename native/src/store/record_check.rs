@@ -4,10 +4,9 @@
 
 use crate::codec::encode;
 use crate::fingerprint::Algorithm;
+use crate::format::codec::Codec;
 use crate::format::ids::RecordId;
-use crate::format::record_header::{
-    CODEC_DICTIONARY, CODEC_RAW, RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES, RecordHeader,
-};
+use crate::format::record_header::{RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES, RecordHeader};
 use crate::store::bases::Bases;
 use crate::store::record_reader::{BaseBytes, Reads, Undecoded, decode_with, with_scratch};
 use crate::threads::pool;
@@ -109,12 +108,10 @@ fn judge(record: &Found<'_>, algorithm: Algorithm, bases: Option<&Bases>) -> Sta
         return Status::Intact;
     }
     let (codec, raw_length) = (header.codec, header.raw_length as usize);
-    if codec > CODEC_DICTIONARY
-        || encode::check(payload, codec, raw_length, header.checksum).is_err()
-    {
+    if encode::check(payload, codec, raw_length, header.checksum).is_err() {
         return Status::Payload;
     }
-    let digest = if codec == CODEC_RAW {
+    let digest = if codec == Codec::Raw {
         algorithm.digest(payload)
     } else {
         let bases = bases.map(|bases| bases as &dyn BaseBytes);

@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex};
 use crate::codec::delta;
 use crate::codec::dictionary::{self, Dictionary};
 use crate::codec::encode::{check, decode};
+use crate::format::codec::Codec;
 use crate::format::ids::{FingerprintCheck, RecordId};
-use crate::format::record_header::{
-    CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, RECORD_HEADER_BYTES, RecordHeader,
-};
+use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader};
 use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry};
 use crate::format::table_map;
 use crate::store::blocks_ahead::Blocks;
@@ -62,22 +61,22 @@ pub enum Undecoded {
 /// reads that one.
 pub fn decode_with(
     stored: &[u8],
-    codec: u8,
+    codec: Codec,
     other: Option<(&dyn BaseBytes, RecordId)>,
     reads: Reads,
     out: &mut [u8],
 ) -> Result<(), Undecoded> {
     let decoded = match codec {
-        CODEC_DELTA => {
+        Codec::Delta => {
             let base = other.and_then(|(bases, id)| bases.raw(id, reads)).ok_or(Undecoded::Base)?;
             delta::decode(stored, &base, out)
         }
-        CODEC_DICTIONARY => {
+        Codec::Dictionary => {
             let found = other.and_then(|(bases, id)| bases.dictionary(id, reads));
             let found = found.ok_or(Undecoded::Base)?;
             dictionary::decode(stored, &found, out)
         }
-        _ => decode(stored, codec, out),
+        Codec::Raw | Codec::Zstd | Codec::Unknown(_) => decode(stored, codec, out),
     };
     decoded.map_err(|_| Undecoded::Payload)
 }
@@ -128,7 +127,7 @@ impl Files<'_> {
     /// The table entry of a live record; None of any other record.
     pub fn entry(&self, ordinal: u32) -> Option<TableEntry> {
         let entry = self.any_entry(ordinal)?;
-        (entry.state == State::LIVE && entry.codec <= CODEC_DICTIONARY).then_some(entry)
+        (entry.state == State::LIVE && entry.codec.is_known()).then_some(entry)
     }
 
     /// The table entry of a record in whatever state; None where there is no sound one.
@@ -155,7 +154,7 @@ impl Files<'_> {
     ) -> Option<()> {
         let stored_length = entry.stored_length as usize;
         let mut header = [0; RECORD_HEADER_BYTES];
-        if entry.codec == CODEC_RAW {
+        if entry.codec == Codec::Raw {
             if stored_length != out.len() {
                 return None;
             }

@@ -3,6 +3,7 @@
 //! `dedupd/format` does the same in Python; a test compares the two.
 
 use crate::fingerprint::Fingerprint;
+use crate::format::codec::Codec;
 use crate::format::ids::{Checksum, RecordId};
 use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader, RecordKind};
 use crate::format::table_entry::ENTRY_BYTES;
@@ -55,7 +56,7 @@ pub fn seal(buffer: &mut [u8], columns: &Columns<'_>, place: &Place) -> Result<V
         let header = RecordHeader {
             ordinal,
             kind: RecordKind::DATA,
-            codec: columns.codecs[at],
+            codec: Codec::from(columns.codecs[at]),
             raw_length: columns.raw_lengths[at],
             stored_length: columns.stored_lengths[at],
             hint: columns.hints[at],

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use crate::format::ids::{Fingerprint, FingerprintCheck};
 use crate::format::record_header::RECORD_HEADER_BYTES;
 use crate::format::stream::{CHUNK, HEADER_BYTES, Head, write_header};
-use crate::format::table_entry::{CODEC_ZSTD, TableEntry};
+use crate::format::table_entry::TableEntry;
 use crate::store::blocks_ahead::{Blocks, BlocksAhead};
 use crate::store::record_reader::{Files, Row};
 use crate::threads::lock::locked;
@@ -26,7 +26,7 @@ pub struct Place {
 /// another.
 pub fn entries(files: &Files<'_>, rows: &[Row]) -> Vec<TableEntry> {
     let is_expected = |entry: &TableEntry, &(_, length, check): &Row| {
-        entry.codec <= CODEC_ZSTD
+        entry.codec.stands_alone()
             && entry.raw_length as usize == length
             && entry.fingerprint_check() == FingerprintCheck(check)
     };

@@ -3,9 +3,7 @@
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::format::record_header::record_bytes;
-use crate::format::table_entry::{
-    CODEC_DELTA, CODEC_DICTIONARY, ENTRY_BYTES, State, TableEntry, entries,
-};
+use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry, entries};
 use crate::format::table_map;
 
 /// The state of each whole entry; 0 where it is damaged, or was never written.
@@ -108,7 +106,7 @@ impl Weight {
     fn count_saved(&mut self, entry: &TableEntry) {
         self.raw_bytes += u64::from(entry.raw_length);
         let saved = u64::from(entry.raw_length.saturating_sub(entry.stored_length));
-        if matches!(entry.codec, CODEC_DELTA | CODEC_DICTIONARY) {
+        if entry.codec.leans() {
             self.refined_away_bytes += saved;
         } else {
             self.compressed_away_bytes += saved;

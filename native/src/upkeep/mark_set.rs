@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use crate::codec::encode::{check, decode};
 use crate::format::ids::{ContainerNumber, RecordId};
 use crate::format::recipe::Leaf;
-use crate::format::record_header::{CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader};
+use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader};
 use crate::format::table_entry::{EntryBytes, TableEntry};
 use crate::system::files::status_of;
 use crate::system::reads::fill_at;
@@ -197,7 +197,7 @@ impl Reader {
         out: &mut Vec<u8>,
     ) -> Option<()> {
         let entry = TableEntry::sound(entry, seed)?;
-        if !entry.state.has_bytes() || entry.codec > CODEC_ZSTD {
+        if !entry.state.has_bytes() || !entry.codec.stands_alone() {
             return None;
         }
         let stored = entry.stored_length as usize;

@@ -11,8 +11,8 @@ use crate::codec::compressibility::incompressible;
 use crate::codec::delta;
 use crate::codec::dictionary;
 use crate::codec::encode;
+use crate::format::codec::Codec;
 use crate::format::ids::{Checksum, RecordId};
-use crate::format::record_header::{CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD};
 use crate::store::record_reader::Reads;
 
 /// The part of a payload that a dictionary must save of it.
@@ -33,7 +33,7 @@ impl Tools<'_> {
     /// The payload of a piece by itself, whatever it has now.
     pub(super) fn whole(&self, piece: &Piece<'_>, trial: &Trial) -> Option<Given> {
         let raw = trial.raw.as_deref()?;
-        let (codec, leans_on) = (CODEC_RAW, RecordId::HOLE);
+        let (codec, leans_on) = (Codec::Raw, RecordId::HOLE);
         let payload = Payload { codec, leans_on, stored: raw, ..piece.payload };
         let whole = Piece { payload, ..*piece };
         let level = self.options.level.unwrap_or(TRIAL_LEVEL);
@@ -61,7 +61,7 @@ impl Tools<'_> {
         let Some((base, _)) = trial.delta else { return alone };
         let stored = alone.as_ref().map_or(own, |one| one.payload.len());
         // A difference takes a second record to read; what is one already does so anyway.
-        let stored_max = if piece.payload.codec == CODEC_DELTA {
+        let stored_max = if piece.payload.codec == Codec::Delta {
             stored.saturating_sub(1)
         } else {
             self.options.delta_max(stored)
@@ -85,8 +85,8 @@ impl Tools<'_> {
         level: i32,
     ) -> Option<Given> {
         let own = piece.payload.stored.len();
-        if piece.payload.codec == CODEC_DICTIONARY
-            || piece.payload.codec == CODEC_RAW && incompressible(raw)
+        if piece.payload.codec == Codec::Dictionary
+            || piece.payload.codec == Codec::Raw && incompressible(raw)
         {
             return None;
         }
@@ -99,8 +99,8 @@ impl Tools<'_> {
         let mut out = vec![0; own.saturating_sub(1)];
         let stored = encode::compress(raw, &mut out, level).ok()??;
         let mut back = vec![0; raw.len()];
-        encode::decode(&out[..stored], CODEC_ZSTD, &mut back).ok()?;
-        given(CODEC_ZSTD, RecordId::HOLE, &out[..stored], &back, raw)
+        encode::decode(&out[..stored], Codec::Zstd, &mut back).ok()?;
+        given(Codec::Zstd, RecordId::HOLE, &out[..stored], &back, raw)
     }
 
     fn with_dictionary(&self, raw: &[u8], used: &Usable, stored_max: usize) -> Option<Given> {
@@ -108,7 +108,7 @@ impl Tools<'_> {
         let stored = dictionary::compress(raw, &used.last, &mut out).ok()??;
         let mut back = vec![0; raw.len()];
         dictionary::decode(&out[..stored], &used.decoding, &mut back).ok()?;
-        given(CODEC_DICTIONARY, used.id, &out[..stored], &back, raw)
+        given(Codec::Dictionary, used.id, &out[..stored], &back, raw)
     }
 
     fn delta(
@@ -143,12 +143,18 @@ fn is_clear(stored: usize, other: usize) -> bool {
 fn decoded_delta(raw: &[u8], base: RecordId, bytes: &[u8], payload: &[u8]) -> Option<Given> {
     let mut back = vec![0; raw.len()];
     delta::decode(payload, bytes, &mut back).ok()?;
-    given(CODEC_DELTA, base, payload, &back, raw)
+    given(Codec::Delta, base, payload, &back, raw)
 }
 
 /// What is about to take the place of the only payload was decoded once: None where it gave other
 /// bytes.
-fn given(codec: u8, leans_on: RecordId, payload: &[u8], back: &[u8], raw: &[u8]) -> Option<Given> {
+fn given(
+    codec: Codec,
+    leans_on: RecordId,
+    payload: &[u8],
+    back: &[u8],
+    raw: &[u8],
+) -> Option<Given> {
     let checksum = Checksum(xxh3_64(payload));
     let payload = payload.to_vec();
     (back == raw).then_some(Given { at: 0, codec, leans_on, payload, checksum })

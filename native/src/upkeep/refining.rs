@@ -13,8 +13,8 @@ use crate::codec::compressibility::incompressible;
 use crate::codec::delta::{self, RAW_BYTES_MAX};
 use crate::codec::dictionary::{self, Compressing, Dictionary};
 use crate::fingerprint::Algorithm;
+use crate::format::codec::Codec;
 use crate::format::ids::{Checksum, Fingerprint, RecordId};
-use crate::format::record_header::{CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW};
 use crate::store::bases::Bases;
 use crate::store::record_reader::Reads;
 use crate::threads::pool;
@@ -50,7 +50,7 @@ pub struct Piece<'a> {
 #[derive(Clone)]
 pub struct Given {
     pub at: usize,
-    pub codec: u8,
+    pub codec: Codec,
     /// A hole where it leans on none.
     pub leans_on: RecordId,
     pub payload: Vec<u8>,
@@ -162,7 +162,7 @@ impl Tools<'_> {
         for (piece, trial) in pieces.iter().zip(&mut trials) {
             if self.may_change(piece) {
                 self.lean(piece, trial, join, &mut out);
-            } else if piece.is_settled && piece.payload.codec != CODEC_DELTA {
+            } else if piece.is_settled && piece.payload.codec != Codec::Delta {
                 self.stand(piece, join);
             }
         }
@@ -179,7 +179,7 @@ impl Tools<'_> {
     }
 
     fn is_chunk(&self, piece: &Piece<'_>) -> bool {
-        piece.payload.codec <= CODEC_DICTIONARY
+        piece.payload.codec.is_known()
             && piece.payload.raw_length <= RAW_BYTES_MAX
             && !self.kept.contains(&piece.id)
     }
@@ -198,7 +198,7 @@ impl Tools<'_> {
         }
         let raw = trial.raw.as_deref().filter(|_| !self.dictionaries.is_empty())?;
         // What is packed already has no use of one.
-        let is_packed = piece.payload.codec == CODEC_RAW && incompressible(raw);
+        let is_packed = piece.payload.codec == Codec::Raw && incompressible(raw);
         if is_packed { None } else { self.choose(raw) }
     }
 
@@ -223,7 +223,7 @@ impl Tools<'_> {
 
     /// Decides whether a piece is to be the difference to another one.
     fn lean(&self, piece: &Piece<'_>, trial: &mut Trial, join: &mut Join<'_>, out: &mut Vec<u8>) {
-        if piece.payload.codec == CODEC_DELTA {
+        if piece.payload.codec == Codec::Delta {
             if self.leave(piece, trial, join, out).is_some() {
                 return;
             }

@@ -87,7 +87,7 @@ impl Similar {
                 continue;
             }
             let Some(entry) = TableEntry::sound(bytes, seed) else { continue };
-            if entry.state == State::LIVE && entry.is_base() {
+            if entry.state == State::LIVE && entry.codec.may_be_base() {
                 self.stand(id, sketch);
             }
         }

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use super::sketch::{Sketch, sketch};
 use crate::codec::delta::RAW_BYTES_MAX;
 use crate::codec::encode::check;
+use crate::format::codec::Codec;
 use crate::format::ids::{Checksum, RecordId};
 use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader};
 use crate::format::table_entry::{EntryBytes, State, TableEntry};
@@ -101,7 +102,7 @@ impl Looked<'_> {
     fn wanted(&self, bytes: &EntryBytes) -> Option<TableEntry> {
         let entry = TableEntry::sound(bytes, self.seed)?;
         let is_wanted = entry.state == State::LIVE
-            && entry.is_base()
+            && entry.codec.may_be_base()
             && entry.raw_length as usize <= RAW_BYTES_MAX
             && entry.stored_length as usize <= RAW_BYTES_MAX;
         is_wanted.then_some(entry)
@@ -133,7 +134,7 @@ fn end_of(entry: &TableEntry) -> Option<u64> {
 /// A payload as it is stored.
 #[derive(Clone, Copy)]
 pub struct Payload<'a> {
-    pub codec: u8,
+    pub codec: Codec,
     /// The record without which it cannot be decoded; a hole where there is none.
     pub leans_on: RecordId,
     pub raw_length: usize,

@@ -3,8 +3,8 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::format::bytes::layout;
+use crate::format::codec::Codec;
 use crate::format::ids::{Checksum, Fingerprint, hash_of};
-use crate::format::table_entry::CODEC_ZSTD;
 
 layout! {
     pub mod fields: 32 bytes {
@@ -25,7 +25,7 @@ const FORMAT: u8 = 1;
 
 /// A frame whose header is that of a chunk, with its payload, which was not looked at.
 pub struct ChunkFrame<'a> {
-    pub codec: u8,
+    pub codec: Codec,
     pub raw_length: u32,
     pub checksum: Checksum,
     pub payload: &'a [u8],
@@ -37,14 +37,15 @@ impl<'a> ChunkFrame<'a> {
     pub fn of(object: &'a [u8], fingerprint: &Fingerprint) -> Option<ChunkFrame<'a>> {
         let (head, payload) = object.split_at_checked(FRAME_BYTES)?;
         let checked = &head[..fields::HEADER_CHECK.start];
+        let codec = Codec::from(fields::CODEC.u8(head));
         let is_sound = *fields::MAGIC.of(head) == MAGIC
             && fields::HEADER_CHECK.u64(head) == xxh3_64_with_seed(checked, hash_of(fingerprint))
             && fields::FORMAT.u8(head) == FORMAT
             && fields::RESERVED.u16(head) == 0
-            && fields::CODEC.u8(head) <= CODEC_ZSTD
+            && codec.stands_alone()
             && fields::STORED_LENGTH.u32(head) as usize == payload.len();
         is_sound.then(|| ChunkFrame {
-            codec: fields::CODEC.u8(head),
+            codec,
             raw_length: fields::RAW_LENGTH.u32(head),
             checksum: Checksum(fields::CHECKSUM.u64(head)),
             payload,

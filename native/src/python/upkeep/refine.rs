@@ -7,6 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::format::codec::Codec;
 use crate::format::ids::{Checksum, ContainerNumber, RecordId};
 use crate::python::hashing::algorithm_named;
 use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64, require};
@@ -308,7 +309,7 @@ impl Refiner {
             };
             rest = after;
             let payload = Payload {
-                codec: codecs[at],
+                codec: Codec::from(codecs[at]),
                 leans_on: targets[at],
                 raw_length: raw_lengths[at] as usize,
                 checksum: Checksum(checksums[at]),
@@ -330,7 +331,7 @@ impl Refiner {
             refining::refine(&pieces, &mut join, &tools)
         });
         let payloads: Vec<&[u8]> = given.iter().map(|one| &one.payload[..]).collect();
-        let codecs: Vec<u8> = given.iter().map(|one| one.codec).collect();
+        let codecs: Vec<u8> = given.iter().map(|one| one.codec.number()).collect();
         Ok(Refined {
             places: column(py, pack_u32(given.iter().map(|one| one.at as u32))),
             codecs: column(py, codecs),

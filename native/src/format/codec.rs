@@ -1,0 +1,82 @@
+//! How a payload gives the raw bytes of its record (docs/format.md, "Record header").
+
+/// The codec of a payload. A header or an entry may hold a number that is none.
+///
+/// A new codec is one more line of `CODECS`; the compiler then names each place that has to decide about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    /// The raw bytes themselves.
+    Raw,
+    Zstd,
+    /// Compressed with the raw bytes of another record, the base.
+    Delta,
+    /// Compressed with the dictionary that another record holds.
+    Dictionary,
+    Unknown(u8),
+}
+
+/// The codecs by their numbers on disk.
+pub const CODECS: [Codec; 4] = [Codec::Raw, Codec::Zstd, Codec::Delta, Codec::Dictionary];
+
+impl From<u8> for Codec {
+    #[inline]
+    fn from(number: u8) -> Codec {
+        CODECS.get(usize::from(number)).copied().unwrap_or(Codec::Unknown(number))
+    }
+}
+
+impl Codec {
+    /// The number on disk.
+    #[inline]
+    pub fn number(self) -> u8 {
+        match self {
+            Codec::Raw => 0,
+            Codec::Zstd => 1,
+            Codec::Delta => 2,
+            Codec::Dictionary => 3,
+            Codec::Unknown(number) => number,
+        }
+    }
+
+    #[inline]
+    pub fn is_known(self) -> bool {
+        !matches!(self, Codec::Unknown(_))
+    }
+
+    /// Whether decoding needs the bytes of another record.
+    #[inline]
+    pub fn leans(self) -> bool {
+        match self {
+            Codec::Delta | Codec::Dictionary => true,
+            Codec::Raw | Codec::Zstd | Codec::Unknown(_) => false,
+        }
+    }
+
+    /// Whether the payload can be decoded without any other record.
+    #[inline]
+    pub fn stands_alone(self) -> bool {
+        self.is_known() && !self.leans()
+    }
+
+    /// Whether other records may be stored as the difference to this one: it is no difference itself.
+    #[inline]
+    pub fn may_be_base(self) -> bool {
+        match self {
+            Codec::Raw | Codec::Zstd | Codec::Dictionary => true,
+            Codec::Delta | Codec::Unknown(_) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_comes_back() {
+        for number in 0..=u8::MAX {
+            assert_eq!(Codec::from(number).number(), number);
+            assert_eq!(Codec::from(number).is_known(), usize::from(number) < CODECS.len());
+        }
+    }
+}
