@@ -52,10 +52,11 @@ def noise(length: int, seed: int = 0) -> bytes:
 
 def prose(length: int, seed: int = 0) -> bytes:
     """Bytes that compress well, and do not repeat from chunk to chunk."""
-    rng = random.Random(seed)
-    words = [b"store", b"chunk", b"stub", b"volume", b"recipe", b"mount", b"file", b"\n"]
-    lines = (b" ".join(rng.choices(words, k=16)) for _ in range(length // 60 + 1))
-    return b"".join(lines)[:length].ljust(length, b".")
+    letters = random.Random(seed).randbytes(length // 4 + 1)
+    return b"".join([_WORDS[letter % 8] for letter in letters])[:length]
+
+
+_WORDS = (b"store ", b"chunk ", b"stub ", b"volume ", b"recipe ", b"mount ", b"file ", b"\n")
 
 
 def descriptors() -> int:

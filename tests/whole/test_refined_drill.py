@@ -25,7 +25,7 @@ POLICY = (
     'min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 4\nrefine = "full"\nrefine_age = "0s"\n'
 )
 
-CASES, CASES_SLOW = 8, 400
+CASES, CASES_SLOW = 4, 400
 
 
 class RefinedStore:

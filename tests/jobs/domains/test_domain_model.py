@@ -176,7 +176,7 @@ def run(kind: str, entries: int, steps: list[tuple[Any, ...]]) -> None:
 kinds, capacities = st.sampled_from(("owner", "folder")), st.sampled_from((3, 1000))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(kinds, capacities, st.lists(operations, min_size=4, max_size=14))
 def test_no_record_is_reached_from_two_domains(
     kind: str, entries: int, steps: list[tuple[Any, ...]]
