@@ -18,17 +18,6 @@ use crate::threads::lock::locked;
 /// In the place of a user whom the kernel does not tell.
 const UNTOLD: u32 = u32::MAX;
 
-/// Requests that Python answers according to the rights of the caller. Of all others the user counts
-/// for shares only.
-const BY_RIGHTS: [u32; 6] = [
-    op::SETATTR,
-    op::SETXATTR,
-    op::GETXATTR,
-    op::FALLOCATE,
-    op::COPY_FILE_RANGE,
-    op::COPY_FILE_RANGE_64,
-];
-
 /// Which share of what users have in common is a thread's, is looked up so often at most: it takes
 /// some 10 microseconds. A server that acts for many users in a thread (setfsuid) may so have a
 /// request counted as the user's before.
@@ -111,7 +100,7 @@ impl Callers {
     /// Puts into a message for Python whose it is, where the kernel has not.
     pub fn tell(&self, message: &mut [u8]) {
         let Ok((header, _)) = InHeader::mut_from_prefix(message) else { return };
-        let by_rights = BY_RIGHTS.contains(&header.opcode);
+        let by_rights = op::route(header.opcode).is_by_rights;
         header.uid = if by_rights { user_of(header) } else { self.share_of(header) };
     }
 }

@@ -22,6 +22,9 @@ pub struct Touched {
 impl Touched {
     /// None of a request that only looks. (One to read moves the access time.)
     pub fn of(request: &Request) -> Option<Touched> {
+        if !op::route(request.header.opcode).touches {
+            return None;
+        }
         let (other, moves) = match request.header.opcode {
             op::RENAME => (request.part().ok().map(|given: RenameIn| given.new_parent), true),
             op::RENAME2 => (request.part().ok().map(|given: Rename2In| given.new_parent), true),
@@ -29,11 +32,7 @@ impl Touched {
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
                 (request.part().ok().map(|given: CopyFileRangeIn| given.node_out), false)
             }
-            op::READ | op::WRITE | op::SETATTR | op::FALLOCATE | op::IOCTL => (None, false),
-            op::SETXATTR | op::REMOVEXATTR => (None, false),
-            op::SYMLINK | op::MKNOD | op::MKDIR | op::UNLINK | op::RMDIR => (None, false),
-            op::CREATE | op::TMPFILE => (None, false),
-            _ => return None,
+            _ => (None, false),
         };
         let opcode = request.header.opcode;
         let (removes, reads) = (opcode == op::UNLINK, opcode == op::READ);

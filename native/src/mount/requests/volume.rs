@@ -23,26 +23,6 @@ use crate::mount::reserved_blocks::Caller;
 /// What a rename may be asked for; the kernel tells the caller that there is nothing else.
 const RENAMES: u32 = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
 
-/// Requests that may take blocks below.
-const CHANGES: [u32; 16] = [
-    op::WRITE,
-    op::COPY_FILE_RANGE,
-    op::COPY_FILE_RANGE_64,
-    op::SETATTR,
-    op::SETXATTR,
-    op::REMOVEXATTR,
-    op::CREATE,
-    op::TMPFILE,
-    op::MKNOD,
-    op::MKDIR,
-    op::SYMLINK,
-    op::LINK,
-    op::UNLINK,
-    op::RMDIR,
-    op::RENAME,
-    op::RENAME2,
-];
-
 impl Tree {
     /// Answers a request into `out`, or hands it over. `agreed`: the flags of the session.
     pub fn answer_of_volume(
@@ -64,7 +44,7 @@ impl Tree {
         request: &Request,
         mut step: impl FnMut() -> Answer<Outcome>,
     ) -> Answer<Outcome> {
-        match self.reserved_blocks.get().filter(|_| CHANGES.contains(&request.header.opcode)) {
+        match self.reserved_blocks.get().filter(|_| op::route(request.header.opcode).takes_blocks) {
             Some(blocks) => blocks.change(step, || self.caller_of(request)),
             None => step(),
         }

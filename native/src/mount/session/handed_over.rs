@@ -4,30 +4,8 @@ use std::collections::HashMap;
 
 use crate::mount::inodes::table::Inodes;
 use crate::mount::protocol::message::Request;
-use crate::mount::protocol::opcode as op;
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::touched::Touched;
-
-/// Requests that the caller answers, where native code does not: a file's data passes no socket, a new
-/// file that had to wait is made here all the same, and pyfuse3 does not know the others.
-const OF_CALLER: [u32; 12] = [
-    op::READ,
-    op::WRITE,
-    op::FSYNC,
-    op::FSYNCDIR,
-    op::CREATE,
-    op::TMPFILE,
-    op::FALLOCATE,
-    op::LSEEK,
-    op::COPY_FILE_RANGE,
-    op::COPY_FILE_RANGE_64,
-    op::IOCTL,
-    op::SETXATTR,
-];
-
-pub fn is_callers(opcode: u32) -> bool {
-    OF_CALLER.contains(&opcode)
-}
 
 /// The requests of a mount that were handed over.
 #[derive(Default)]

@@ -30,11 +30,11 @@ use crate::mount::protocol::handshake::{Offer, for_libfuse};
 use crate::mount::protocol::message::{
     ANSWER_BYTES_MAX, Answer, Failure, OUT_HEADER_BYTES, Outcome, Request, divided, whole,
 };
-use crate::mount::protocol::opcode as op;
+use crate::mount::protocol::opcode::{self as op, Rest, route};
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::device::{Received, forget_attributes, receive};
-use crate::mount::session::handed_over::{HandedOver, is_callers};
+use crate::mount::session::handed_over::HandedOver;
 use crate::mount::session::helpers::Helpers;
 use crate::mount::session::returns::{Back, Returns};
 use crate::mount::session::shared::{Shared, Taken};
@@ -306,7 +306,7 @@ impl Line {
         let InHeader { opcode, unique, .. } = request.header;
         self.handed_over.add(&request);
         self.shared.answers.seats.note_with_loop(unique);
-        if is_callers(opcode) {
+        if route(opcode).rest == Rest::Serve {
             return Ok(Next::ForCaller);
         }
         tell(&self.ours, &self.input[..self.length])?;

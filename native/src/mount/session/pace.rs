@@ -7,23 +7,6 @@ use zerocopy::FromBytes;
 use crate::mount::protocol::abi::InHeader;
 use crate::mount::protocol::opcode as op;
 
-/// Requests that are no load: nobody waits for their answers, and a program alone has them beside its
-/// own. The kernel lets go of what was closed and removed, and it reads ahead.
-const NO_LOAD: [u32; 5] = [op::FORGET, op::BATCH_FORGET, op::RELEASE, op::RELEASEDIR, op::READ];
-
-/// Requests that others answer, too (`Tree::answer_beside`).
-const LOOKS: [u32; 9] = [
-    op::LOOKUP,
-    op::GETATTR,
-    op::STATX,
-    op::READLINK,
-    op::READDIR,
-    op::READDIRPLUS,
-    op::GETXATTR,
-    op::LISTXATTR,
-    op::STATFS,
-];
-
 /// What the loop's thread says of itself, and what is asked for. Counters go up.
 #[derive(Default)]
 pub struct Pace {
@@ -65,7 +48,7 @@ impl Pace {
         self.taken.fetch_add(1, Ordering::Relaxed);
         if self.is_of_another(header.pid) && waited {
             self.queued.fetch_add(1, Ordering::Relaxed);
-            let looks = LOOKS.contains(&header.opcode);
+            let looks = op::route(header.opcode).looks;
             self.queued_looks.fetch_add(u64::from(looks), Ordering::Relaxed);
         }
     }
@@ -74,7 +57,7 @@ impl Pace {
     pub fn take_beside(&self, message: &[u8], waited: bool) {
         let Some(header) = load(message) else { return };
         self.beside.fetch_add(1, Ordering::Relaxed);
-        let looks = LOOKS.contains(&header.opcode);
+        let looks = op::route(header.opcode).looks;
         self.answered.fetch_add(u64::from(looks), Ordering::Relaxed);
         let together = self.is_of_another(header.pid) && waited;
         self.together.fetch_add(u64::from(together), Ordering::Relaxed);
@@ -107,7 +90,7 @@ impl Pace {
 /// The header of a message that is a load.
 fn load(message: &[u8]) -> Option<InHeader> {
     let (header, _) = InHeader::read_from_prefix(message).ok()?;
-    (!NO_LOAD.contains(&header.opcode)).then_some(header)
+    (!op::route(header.opcode).is_in_background).then_some(header)
 }
 
 /// What is seen at an instant.

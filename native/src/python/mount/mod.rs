@@ -30,7 +30,7 @@ fn counted<'py>(py: Python<'py>, counts: &Counts) -> PyResult<Bound<'py, PyDict>
     let all = PyDict::new(py);
     for (number, count) in counts.all().into_iter().enumerate() {
         if count > 0 {
-            all.set_item(opcode::name(number as u32), count)?;
+            all.set_item(opcode::route(number as u32).name, count)?;
         }
     }
     Ok(all)

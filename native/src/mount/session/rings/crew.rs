@@ -53,10 +53,6 @@ const WAKE_LOOKS: u32 = 5;
 /// How often the end asks whether threads still wait for somebody.
 const END_TICK: Duration = Duration::from_millis(2);
 
-/// Requests whose answers carry attributes, which the kernel keeps whatever it was told meanwhile.
-const WITH_ATTRIBUTES: [u32; 7] =
-    [op::SETATTR, op::CREATE, op::TMPFILE, op::MKNOD, op::MKDIR, op::SYMLINK, op::LINK];
-
 /// The threads of a queue: all of them, and those that wait for a request.
 #[derive(Default)]
 struct Queue {
@@ -415,7 +411,7 @@ impl Crew {
 fn told_attributes(request: &Request, body: &[u8]) -> Option<u64> {
     match request.header.opcode {
         op::SETATTR => Some(request.header.node),
-        opcode if WITH_ATTRIBUTES.contains(&opcode) => {
+        opcode if op::route(opcode).tells_attributes => {
             EntryOut::read_from_prefix(body).ok().map(|(entry, _)| entry.node)
         }
         _ => None,
