@@ -34,6 +34,10 @@ log = logging.getLogger("dedupd.mount")
 
 T = TypeVar("T")
 
+Request = dict[str, Any]
+Reply = dict[str, Any]
+"""As JSON of one line (docs/control.md)."""
+
 LINE_BYTES_MAX = 16 << 20
 """A request to commit 512 files with the longest paths stays below 4 MiB."""
 
@@ -95,7 +99,7 @@ class ControlServer:
         if talk.marks is not None:
             self._mount.marking_sessions.end(talk.marks)
         with failures.noted("the end of a run"):
-            self._run_end(talk, None)
+            self._end_run(talk, None)
         with trio.CancelScope(shield=True):
             with failures.noted("rolling back commits"):
                 await talk.end_bulk(self._mount.bulk_commits)
@@ -129,7 +133,9 @@ class ControlServer:
                     buffer += data
                 talk.payload = bytes(buffer[at + 1 : end])
                 del buffer[:end]
-                reply, fds = await self._answer(line, talk)
+                talk.lent.clear()
+                reply = await self._answer(line, talk)
+                fds = [*talk.lent, *talk.sending]
                 try:
                     await _send(connection, json.dumps(reply).encode() + b"\n", fds)
                 finally:
@@ -140,78 +146,51 @@ class ControlServer:
             # The client has gone.
             pass
 
-    async def _answer(self, line: bytes, talk: "_Conversation") -> tuple[dict[str, Any], list[int]]:
+    async def _answer(self, line: bytes, talk: "_Conversation") -> dict[str, Any]:
         try:
             request = json.loads(line)
-            operation = request["op"]
-            if operation == "volume":
-                return {}, [self._mount.base_for_jobs_fd]
-            if operation == "own_mounts":
-                return {}, self._mount.own_mount_fds
-            if operation == "commit_begin":
-                return await self._commit_begin(request, talk.begun), []
-            if operation == "commit_finish":
-                return await self._commit_finish(request, talk.begun), []
-            if operation == "parts_written":
-                return self._parts_written(), []
-            if operation == "parts_offer":
-                return await self._parts_offer(request, talk), []
-            if operation == "parts_end":
-                return self._parts_end(request, talk), []
-            if operation == "commit_many":
-                return await self._commit_many(talk), []
-            if operation == "commit_done":
-                return await self._commit_done(talk), []
-            if operation == "fill_begin":
-                return await self._fill_begin(request, talk), []
-            if operation == "fill":
-                return await self._fill(talk), []
-            if operation == "mark_begin":
-                return await self._mark_begin(talk), []
-            if operation == "mark_drain":
-                return self._mark_drain(talk), talk.sending
-            if operation == "mark_hold":
-                self._mount.marking_sessions.hold()
-                return {}, []
-            if operation == "run_begin":
-                return self._run_begin(talk), []
-            if operation == "run_end":
-                return self._run_end(talk, int(request["freed_bytes"])), []
-            if operation == "reopen":
-                return self._reopen(request), []
-            if operation == "remount":
-                return self._remount(request), []
-            if operation == "let_go":
-                self._mount.files.let_go()
-                return {}, []
-            if operation == "status":
-                return self._status(), []
-            return {"error": f"unknown operation {operation!r}", "kind": "UsageError"}, []
+            name = request["op"]
+            operation = OPERATIONS.get(name)
+            if operation is None:
+                return {"error": f"unknown operation {name!r}", "kind": "UsageError"}
+            reply = operation(self, request, talk)
+            return reply if isinstance(reply, dict) else await reply
         except (DedupdError, OSError) as error:
             log.exception("a request on the control socket failed")
-            return {"error": str(error), "kind": type(error).__name__}, []
+            return {"error": str(error), "kind": type(error).__name__}
         except Exception as error:
             failures.note("a request on the control socket", error)
-            return {"error": str(error), "kind": type(error).__name__}, []
+            return {"error": str(error), "kind": type(error).__name__}
 
-    def _run_begin(self, talk: "_Conversation") -> dict[str, Any]:
+    def _volume(self, _: Request, talk: "_Conversation") -> Reply:
+        talk.lent.append(self._mount.base_for_jobs_fd)
+        return {}
+
+    def _own_mounts(self, _: Request, talk: "_Conversation") -> Reply:
+        talk.lent += self._mount.own_mount_fds
+        return {}
+
+    def _run_begin(self, _: Request, talk: "_Conversation") -> Reply:
         if talk.run_began_s is None:
             talk.run_began_s = self._mount.brake.run_begins()
         return {}
 
-    def _run_end(self, talk: "_Conversation", freed_bytes: int | None) -> dict[str, Any]:
+    def _run_end(self, request: Request, talk: "_Conversation") -> Reply:
+        self._end_run(talk, int(request["freed_bytes"]))
+        return {}
+
+    def _end_run(self, talk: "_Conversation", freed_bytes: int | None) -> None:
         began_s, talk.run_began_s = talk.run_began_s, None
         if began_s is not None:
             self._mount.brake.run_ends(began_s, freed_bytes)
-        return {}
 
-    async def _mark_begin(self, talk: "_Conversation") -> dict[str, Any]:
+    async def _mark_begin(self, _: Request, talk: "_Conversation") -> Reply:
         if talk.marks is not None:
             self._mount.marking_sessions.end(talk.marks)
         talk.marks = await self._mount.marking_sessions.begin()
         return {}
 
-    def _mark_drain(self, talk: "_Conversation") -> dict[str, Any]:
+    def _mark_drain(self, _: Request, talk: "_Conversation") -> Reply:
         """The notes since the last drain; directories as descriptors."""
         log = talk.marks
         if log is None:
@@ -227,38 +206,46 @@ class ControlServer:
             "more": log.has_more,
         }
 
-    def _reopen(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _mark_hold(self, *_: object) -> Reply:
+        self._mount.marking_sessions.hold()
+        return {}
+
+    def _let_go(self, *_: object) -> Reply:
+        self._mount.files.let_go()
+        return {}
+
+    def _reopen(self, request: Request, _: "_Conversation") -> Reply:
         """Close containers that a compaction has replaced."""
         self._mount.volume.records(Kind(request["kind"])).drop(request["containers"])
         return {}
 
-    def _remount(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _remount(self, request: Request, _: "_Conversation") -> Reply:
         """Have other access times."""
         if self._mount.private is not None:
             self._mount.private.change(parse_options(request["options"]))
         return {}
 
-    async def _commit_begin(self, request: dict[str, Any], begun: set[int]) -> dict[str, Any]:
+    async def _commit_begin(self, request: Request, talk: "_Conversation") -> Reply:
         requests = [request_from_json(row) for row in request["files"]]
         results = await self._mount.commit_lane.begin(requests)
-        begun |= {
+        talk.begun |= {
             one.identity.inode
             for one, result in zip(requests, results, strict=True)
             if result.outcome.value == "done"
         }
         return {"results": [result_to_json(result) for result in results]}
 
-    async def _commit_finish(self, request: dict[str, Any], begun: set[int]) -> dict[str, Any]:
+    async def _commit_finish(self, request: Request, talk: "_Conversation") -> Reply:
         inodes = request["inodes"]
         results = await self._mount.commit_lane.finish(inodes)
-        begun -= set(inodes)
+        talk.begun -= set(inodes)
         return {"results": [result_to_json(result) for result in results]}
 
-    def _parts_written(self) -> dict[str, Any]:
+    def _parts_written(self, *_: object) -> Reply:
         found = self._mount.parts.written()
         return {"files": [{"path": os.fsdecode(path), "size": size} for path, size in found]}
 
-    async def _parts_offer(self, request: dict[str, Any], talk: "_Conversation") -> dict[str, Any]:
+    async def _parts_offer(self, request: Request, talk: "_Conversation") -> Reply:
         path = os.fsencode(request["path"])
         try:
             offer = await self._mount.parts.offer(
@@ -275,27 +262,27 @@ class ControlServer:
         talk.offered.add(file.ino)
         return {"inode": file.ino, "size": parts.size, "ranges": parts.ranges}
 
-    def _parts_end(self, request: dict[str, Any], talk: "_Conversation") -> dict[str, Any]:
+    def _parts_end(self, request: Request, talk: "_Conversation") -> Reply:
         inode = request["inode"]
         if inode in talk.offered:
             talk.offered.discard(inode)
             self._mount.parts.end(inode, saves_little=request["saves_little"])
         return {}
 
-    async def _commit_many(self, talk: "_Conversation") -> dict[str, Any]:
+    async def _commit_many(self, _: Request, talk: "_Conversation") -> Reply:
         lane = self._mount.bulk_commits
         await talk.end_bulk(lane)
         requests = native.commit.PlainRequests.from_bytes(talk.payload)
         talk.bulk, results = await lane.begin(requests)
         return {"taken": talk.bulk.count, "results": _rows(results)}
 
-    async def _commit_done(self, talk: "_Conversation") -> dict[str, Any]:
+    async def _commit_done(self, _: Request, talk: "_Conversation") -> Reply:
         bulk, talk.bulk = talk.bulk, None
         if bulk is None:
             return {"error": "no files are being committed", "kind": "UsageError"}
         return {"results": _rows(await self._mount.bulk_commits.finish(bulk))}
 
-    async def _fill_begin(self, request: dict[str, Any], talk: "_Conversation") -> dict[str, Any]:
+    async def _fill_begin(self, request: Request, talk: "_Conversation") -> Reply:
         await talk.end_fill()
         try:
             path, lane = os.fsencode(request["path"]), self._mount.fill_lane
@@ -304,7 +291,7 @@ class ControlServer:
             return _refusal(error, request["path"])
         return {"is_plain": talk.fill is None}
 
-    async def _fill(self, talk: "_Conversation") -> dict[str, Any]:
+    async def _fill(self, _: Request, talk: "_Conversation") -> Reply:
         fill = talk.fill
         if fill is None:
             return {"error": "no file is being made plain", "kind": "UsageError"}
@@ -318,7 +305,7 @@ class ControlServer:
             talk.fill = None
         return {"is_plain": is_plain, "filled_bytes": fill.filled_bytes}
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self, *_: object) -> Reply:
         mount, line = self._mount, self._mount.line
         chunk_hits, chunk_misses = mount.cache.uses
         return {
@@ -344,6 +331,33 @@ class ControlServer:
         }
 
 
+OPERATIONS: dict[
+    str, Callable[[ControlServer, Request, "_Conversation"], Reply | Awaitable[Reply]]
+] = {
+    "volume": ControlServer._volume,
+    "own_mounts": ControlServer._own_mounts,
+    "commit_begin": ControlServer._commit_begin,
+    "commit_finish": ControlServer._commit_finish,
+    "parts_written": ControlServer._parts_written,
+    "parts_offer": ControlServer._parts_offer,
+    "parts_end": ControlServer._parts_end,
+    "commit_many": ControlServer._commit_many,
+    "commit_done": ControlServer._commit_done,
+    "fill_begin": ControlServer._fill_begin,
+    "fill": ControlServer._fill,
+    "mark_begin": ControlServer._mark_begin,
+    "mark_drain": ControlServer._mark_drain,
+    "mark_hold": ControlServer._mark_hold,
+    "run_begin": ControlServer._run_begin,
+    "run_end": ControlServer._run_end,
+    "reopen": ControlServer._reopen,
+    "let_go": ControlServer._let_go,
+    "remount": ControlServer._remount,
+    "status": ControlServer._status,
+}
+"""By the name in a request, in the order of docs/control.md."""
+
+
 def _is_replica(base_fd: int) -> bool:
     """Return whether the volume is a replica; False if the disk below fails.
 
@@ -360,7 +374,8 @@ class _Conversation:
     """The commits, the marking session and the file that is being made plain of one client: they
     end when it hangs up.
 
-    ``sending``: descriptors to be closed once they are sent. Used by the client's task alone.
+    ``lent``, ``sending``: descriptors that go with the reply; those of ``sending`` are closed once
+    they are sent. Used by the client's task alone.
     """
 
     connection: trio.socket.SocketType
@@ -371,6 +386,7 @@ class _Conversation:
     bulk: BulkCommit | None = None
     payload: bytes = b""
     run_began_s: float | None = None
+    lent: list[int] = field(default_factory=list)
     sending: list[int] = field(default_factory=list)
 
     async def end_bulk(self, lane: BulkCommits) -> None:

@@ -19,7 +19,7 @@ import pytest
 from dedupd import native
 from dedupd.system.files import opened
 from dedupd.units import MIB
-from fuse_stub.control import ControlServer
+from fuse_stub.control import OPERATIONS
 from fuse_stub.kernel.request_pump import stand_ins
 from tests.support.forks import CONTEXT
 from tests.support.lab import noise
@@ -82,15 +82,15 @@ def beside(*works: Callable[[], object]) -> Iterator[None]:
 def held_by_questions(mountpoint: str) -> Iterator[None]:
     """For a block in which a question for the state of a mount holds Python up for a while, once a
     file lies beside it."""
-    state = ControlServer._status
+    state = OPERATIONS["status"]
 
-    def held(control: ControlServer) -> dict[str, Any]:
+    def held(*given: Any) -> Any:
         if os.path.exists(f"{mountpoint}.hold"):
             time.sleep(HELD_S)
-        return state(control)
+        return state(*given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ControlServer, "_status", held)
+        patch.setitem(OPERATIONS, "status", held)
         yield
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dedupd.system.control_socket import socket_path
+from fuse_stub.control import OPERATIONS
 from tests.support.fuzzing import SECONDS_SLOW, damaged, fuzz
 from tests.support.lab import noise, prose
 from tests.support.mounts import MountedLab, mounted_lab
@@ -18,11 +19,10 @@ pytestmark = [pytest.mark.root, pytest.mark.logs_traceback]
 
 CONTENTS = {"noise": noise(300_000), "prose": prose(200_000), "plain": noise(70_000, 3)}
 ANSWER_S = 20
-OPERATIONS = (
-    *("volume", "status", "reopen", "commit_begin", "commit_finish", "fill_begin", "fill"),
-    *("mark_begin", "mark_drain", "mark_hold"),
+FIELDS = (
+    *("op", "path", "files", "inodes", "kind", "containers", "identity", "recipe", "digest"),
+    *("age_s", "bytes_max", "inode", "saves_little", "freed_bytes", "options"),
 )
-FIELDS = ("op", "path", "files", "inodes", "kind", "containers", "identity", "recipe", "digest")
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -34,7 +34,7 @@ values = st.recursive(
 )
 requests = st.builds(
     lambda operation, fields: json.dumps({**fields, "op": operation}).encode(),
-    st.sampled_from(OPERATIONS),
+    st.sampled_from(list(OPERATIONS)),
     st.dictionaries(st.sampled_from(FIELDS), values, max_size=4),
 )
 samples = [
