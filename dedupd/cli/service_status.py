@@ -10,8 +10,8 @@ from rich.table import Table
 from dedupd.cli.common import print_json
 from dedupd.cli.terminal import clock, figures, show
 from dedupd.service.client import ServiceClient
-from dedupd.service.planned_jobs import TASKS
 from dedupd.units import counted, format_duration, format_moment, format_size
+from jobs.specs import TASKS
 
 
 def show_service(path: str | None, as_json: bool) -> bool:

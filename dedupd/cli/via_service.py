@@ -11,9 +11,9 @@ from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
 from dedupd.cli.job_limits import OPTIONS, conduct, take_limits
 from dedupd.errors import EXIT_FINDINGS
 from dedupd.service.client import ServiceClient
-from dedupd.service.planned_jobs import JOBS
 from dedupd.system.paths import resolved
 from jobs.frame.run import Cancelled, JobRun
+from jobs.specs import JOBS
 
 WAIT_S = 5
 """How long one request waits for news of a job."""
@@ -27,7 +27,8 @@ def job_command(job: str, *options: Decorator) -> Decorator:
 
     The limits of a run that the job knows (``JOBS``) are options of it, and not arguments.
     """
-    known = JOBS.get(job, frozenset())
+    spec = JOBS.get(job)
+    known = spec.known if spec is not None else frozenset()
     limits = [OPTIONS[name] for name in OPTIONS if name in known]
     decorators: tuple[Decorator, ...] = (
         click.command(job),
@@ -57,7 +58,7 @@ def _through_service(job: str) -> Decorator:
         def wrapper(path: str, as_json: bool, wait: bool, **options: Any) -> None:
             chosen = {
                 name: value
-                for name in JOBS.get(job, ())
+                for name in (JOBS[job].known if job in JOBS else ())
                 if (value := options.get(name)) not in (None, False)
             }
             take_limits(options)

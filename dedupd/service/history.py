@@ -6,7 +6,7 @@ Unlike jobs, the service says so where the catalogue cannot be used.
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar
 
 from dedupd.service.scheduler import TaskHistory, TaskName
 from dedupd.stores.standing import membership_at
@@ -14,12 +14,11 @@ from dedupd.system.files import opened
 from dedupd.volume.catalog import Catalog, Catalogue, catalogue_of
 from dedupd.volume.hints import HintKey, Hints
 from dedupd.volume.repair_notes import RepairNotes
+from jobs.specs import TASKS
 
 RUNS_KEPT = 2000
 SAVINGS_KEPT = 5000
 """An hourly run for half a year; a sample of 200 bytes after each run that changed something."""
-
-TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,7 @@ class History:
         with Catalogue(self._directory) as catalog:
             tasks = {
                 name: history
-                for name in TASK_NAMES
+                for name in TASKS
                 if (history := _decoded(TaskHistory, catalog.get(HintKey.TASKS.of(name))))
                 is not None
             }

@@ -8,22 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import tzinfo
 from enum import IntEnum
-from typing import Literal
 
 from dedupd.config.schedule import Calendar, Every, Off, Schedule
 
-TaskName = Literal[
-    "reconcile",
-    "gc",
-    "compact",
-    "scrub",
-    "full_scrub",
-    "recover",
-    "audit",
-    "throughput",
-    "refine",
-    "background",
-]
+TaskName = str
+"""Of a task in the schedule (:class:`jobs.specs.Task`)."""
 
 RETRY_S_MIN = 60.0
 RETRY_S_MAX = 86400.0

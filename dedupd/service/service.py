@@ -26,7 +26,7 @@ from dedupd.service.guard.guards import Guards
 from dedupd.service.job_process import JobProcess
 from dedupd.service.mount_keeper import MountState
 from dedupd.service.mount_usage import is_worth_measuring, measure
-from dedupd.service.planned_jobs import OF_A_SUBTREE, TASKS, job_arguments
+from dedupd.service.planned_jobs import job_arguments
 from dedupd.service.scheduler import (
     JobRequest,
     Running,
@@ -44,6 +44,7 @@ from dedupd.service.systemd.journal import Event, report
 from dedupd.service.systemd.notify import Notifier
 from dedupd.service.telling import Telling
 from dedupd.units import counted
+from jobs.specs import JOBS, TASKS
 
 AGAIN_S = 5.0
 """Delay before a task that failed starts again."""
@@ -395,7 +396,7 @@ class Service:
                 " (`dmesg`), then `mount -o remount,rw`"
             )
         whole = os.path.normpath(path) in volume.keeper.places
-        if not whole and name not in OF_A_SUBTREE:
+        if not whole and not JOBS[name].of_a_subtree:
             raise UsageError(f"{path}: {name} works on whole volumes; name {volume.config.path}")
         if len(self.waiting) >= WAITING_MAX:
             raise Busy(f"{WAITING_MAX} jobs are waiting already; cancel some, or wait")

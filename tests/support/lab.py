@@ -56,7 +56,7 @@ def prose(length: int, seed: int = 0) -> bytes:
     return b"".join([_WORDS[letter % 8] for letter in letters])[:length]
 
 
-_WORDS = (b"store ", b"chunk ", b"stub ", b"volume ", b"recipe ", b"mount ", b"file ", b"\n")
+_WORDS = (b"stor ", b"chunk ", b"stub ", b"vol ", b"recipe ", b"mount ", b"file ", b"\n")
 
 
 def descriptors() -> int:

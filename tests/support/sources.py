@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOM_FILES_MAX = 16
-MODULE_LINES_MAX = 450
+ROOM_FILES_MAX = 20
+MODULE_LINES_MAX = 600
 """What can be read: files directly in a folder of the product, lines of one of them."""
 
 PACKAGES = ("dedupd", "jobs", "fuse_stub", "analysis")

@@ -7,10 +7,9 @@ import click
 
 from dedupd.cli.job_limits import Conduct
 from dedupd.cli.lazy_command import LazyGroup
-from dedupd.service.planned_jobs import JOBS
+from jobs.specs import SPECS
 
-COMMANDS = sorted([*JOBS, "verify"])
-"""What the service runs, and what needs the volume unmounted."""
+COMMANDS = sorted(spec.name for spec in SPECS)
 
 
 @click.group("run", cls=LazyGroup, package=__name__, names=COMMANDS)

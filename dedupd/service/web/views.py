@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from dedupd import __version__
 from dedupd.config.schedule import Off
 from dedupd.service.job_process import JobProcess
-from dedupd.service.planned_jobs import TASKS
 from dedupd.service.problems import problems
 from dedupd.service.scheduler import TaskName, due
 from dedupd.service.served_volume import ServedVolume
 from dedupd.service.web.peers import Right
 from dedupd.units import counted
+from jobs.specs import TASKS
 
 if TYPE_CHECKING:
     from dedupd.service.service import Service
