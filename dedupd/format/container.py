@@ -129,18 +129,19 @@ class FileHeader:
         return self.seed == 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The header of one record. ``hint`` is the raw length of the chunk that followed, or 0."""
+    """The header of one record. ``hint`` is the raw length of the chunk that followed, or 0;
+    ``checksum`` that of the payload."""
 
-    ordinal: int
+    ordinal: int = 0
     kind: int
     codec: int
-    raw_length: int
-    stored_length: int
-    hint: int
+    raw_length: int = 0
+    stored_length: int = 0
+    hint: int = 0
     fingerprint: bytes
-    target: int
+    target: int = 0
     checksum: int
     collected: int = 0
     """How many records right before it were collected, and left nothing but this."""
@@ -164,7 +165,14 @@ class Record:
 
 def tombstone(ordinal: int, count: int, fingerprint: bytes = bytes(32)) -> Record:
     """The record of ``count`` collected ones, ``ordinal`` the first."""
-    return Record(ordinal, RecordKind.TOMBSTONE, 0, 0, 0, 0, fingerprint, count, EMPTY_CHECKSUM)
+    return Record(
+        ordinal=ordinal,
+        kind=RecordKind.TOMBSTONE,
+        codec=Codec.RAW,
+        fingerprint=fingerprint,
+        target=count,
+        checksum=EMPTY_CHECKSUM,
+    )
 
 
 def seed_of(header: FileHeader) -> int:
@@ -277,4 +285,15 @@ def unpack_record(data: bytes | memoryview, offset: int, seed: int) -> Record | 
     _, ordinal, kind, codec, collected, raw, stored, hint, fingerprint, target, checksum = fields
     if collected > ordinal:
         return None
-    return Record(ordinal, kind, codec, raw, stored, hint, fingerprint, target, checksum, collected)
+    return Record(
+        ordinal=ordinal,
+        kind=kind,
+        codec=codec,
+        raw_length=raw,
+        stored_length=stored,
+        hint=hint,
+        fingerprint=fingerprint,
+        target=target,
+        checksum=checksum,
+        collected=collected,
+    )

@@ -113,14 +113,14 @@ class TableHeader:
 class TableEntry(NamedTuple):
     """One chunk: where its record begins in the container, and its state."""
 
-    fingerprint: bytes
-    offset: int
-    target: int
-    stored_length: int
-    raw_length: int
-    hint: int
-    state: int
-    codec: int
+    fingerprint: bytes = bytes(32)
+    offset: int = 0
+    target: int = 0
+    stored_length: int = 0
+    raw_length: int = 0
+    hint: int = 0
+    state: int = 0
+    codec: int = Codec.RAW
 
     @property
     def leans(self) -> bool:
@@ -142,7 +142,7 @@ class TableEntry(NamedTuple):
         return self.target if self.leans and self.state == State.LIVE else 0
 
 
-COLLECTED = TableEntry(bytes(32), 0, 0, 0, 0, 0, State.TOMBSTONE, 0)
+COLLECTED = TableEntry(state=State.TOMBSTONE)
 """Stands for a record that was collected and has no entry."""
 
 

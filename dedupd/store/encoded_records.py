@@ -35,7 +35,11 @@ def encoded_alone(raw: bytes, fingerprint: bytes) -> tuple[fmt.Record, bytes]:
     payload."""
     codec, payload, checksum = encoded_payload(raw)
     record = fmt.Record(
-        *(0, fmt.RecordKind.COPY, codec, len(raw), len(payload), 0),
-        *(fingerprint, 0, checksum),
+        kind=fmt.RecordKind.COPY,
+        codec=codec,
+        raw_length=len(raw),
+        stored_length=len(payload),
+        fingerprint=fingerprint,
+        checksum=checksum,
     )
     return record, payload

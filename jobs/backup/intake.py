@@ -180,6 +180,10 @@ def lacking(volume: Volume) -> UsageError:
 def _record(frame: Frame) -> Record:
     fingerprint, stored = frame.fingerprint, frame.stored
     return Record(
-        *(0, RecordKind.DATA, frame.codec, frame.raw_length, len(stored), 0),
-        *(fingerprint, 0, native.hashing.xxh3_64(stored)),
+        kind=RecordKind.DATA,
+        codec=frame.codec,
+        raw_length=frame.raw_length,
+        stored_length=len(stored),
+        fingerprint=fingerprint,
+        checksum=native.hashing.xxh3_64(stored),
     )

@@ -30,8 +30,14 @@ def forged(lab: Lab, ordinal: int, fingerprint: bytes, kind: fmt.RecordKind, tar
         seed = fmt.public_seed(volume.space.volume_id, 1, 1)
     payload = EVIL if kind == fmt.RecordKind.DATA else b""
     record = fmt.Record(
-        *(ordinal, kind, fmt.Codec.RAW, len(EVIL), len(payload), 0, fingerprint, target),
-        native.hashing.xxh3_64(payload),
+        ordinal=ordinal,
+        kind=kind,
+        codec=fmt.Codec.RAW,
+        raw_length=len(EVIL),
+        stored_length=len(payload),
+        fingerprint=fingerprint,
+        target=target,
+        checksum=native.hashing.xxh3_64(payload),
     )
     buffer = bytearray(fmt.record_size(len(payload)))
     fmt.pack_record_into(memoryview(buffer), 0, record, seed)

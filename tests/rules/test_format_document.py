@@ -102,7 +102,17 @@ def test_the_domains() -> None:
 
 
 def test_the_record_header() -> None:
-    record = fmt.Record(5, 1, 1, 1000, 900, 800, HASH, 0xABCDEF, 0x1122334455)
+    record = fmt.Record(
+        ordinal=5,
+        kind=1,
+        codec=1,
+        raw_length=1000,
+        stored_length=900,
+        hint=800,
+        fingerprint=HASH,
+        target=0xABCDEF,
+        checksum=0x1122334455,
+    )
     buffer = bytearray(fmt.RECORD_HEADER_BYTES)
     fmt.pack_record_into(memoryview(buffer), 0, record, 3)
     data = bytes(buffer)

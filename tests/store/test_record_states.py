@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from tests.support.lab import flip_bit, noise, stop_at
 from tests.support.stores import SECRET, VOLUME, Records
 
 SEED = SECRET.seed(fmt.Kind.CHUNKS, 1, 1)
-EMPTY = native.hashing.xxh3_64(b"")
 
 
 def three(directory: Path) -> tuple[Records, list[int]]:
@@ -134,14 +134,7 @@ def _records(store: Records) -> list[ScannedRecord]:
 def _forge_payload(store: Records, found: ScannedRecord) -> None:
     """Other bytes with a checksum that is right, as a bad memory would have stored them."""
     payload = bytes(found.record.stored_length)
-    record = fmt.Record(
-        **{
-            name: getattr(found.record, name)
-            for name in found.record.__dataclass_fields__
-            if name != "checksum"
-        },
-        checksum=native.hashing.xxh3_64(payload),
-    )
+    record = replace(found.record, checksum=native.hashing.xxh3_64(payload))
     header = bytearray(fmt.RECORD_HEADER_BYTES)
     fmt.pack_record_into(memoryview(header), 0, record, SEED)
     with open(store.data(), "r+b") as file:
@@ -152,7 +145,7 @@ def _forge_payload(store: Records, found: ScannedRecord) -> None:
 def test_a_row_of_tombstones_is_one_record_and_an_entry_each(tmp_path: Path) -> None:
     store, _ = three(tmp_path / "s")
     buffer = bytearray(fmt.RECORD_HEADER_BYTES)
-    tombstone = fmt.Record(3, fmt.RecordKind.TOMBSTONE, 0, 0, 0, 0, bytes(32), 5, EMPTY)
+    tombstone = fmt.tombstone(3, 5)
     fmt.pack_record_into(memoryview(buffer), 0, tombstone, SEED)
     with open(store.data(), "ab") as file:
         file.write(buffer)

@@ -181,7 +181,13 @@ def test_a_forged_ordinal_costs_no_memory(tmp_path: Path) -> None:
     store.append(noise(100))
     store.writer.sync()
     forged = bytearray(fmt.record_size(0))
-    record = fmt.Record(0xFFFF_FFF0, 0, 0, 0, 0, 0, bytes(32), 0, native.hashing.xxh3_64(b""))
+    record = fmt.Record(
+        ordinal=0xFFFF_FFF0,
+        kind=fmt.RecordKind.DATA,
+        codec=fmt.Codec.RAW,
+        fingerprint=bytes(32),
+        checksum=fmt.EMPTY_CHECKSUM,
+    )
     fmt.pack_record_into(memoryview(forged), 0, record, SEED)
     with open(store.data(), "ab") as file:
         file.write(forged)

@@ -56,7 +56,14 @@ def sealed(store: Records, kind: fmt.RecordKind, target: int = 0) -> int:
     """A record without payload, as compaction will leave them; returns its id."""
     ordinal = len(store.contents)
     buffer = bytearray(fmt.record_size(0))
-    record = fmt.Record(ordinal, kind, 0, 0, 0, 0, bytes(32), target, native.hashing.xxh3_64(b""))
+    record = fmt.Record(
+        ordinal=ordinal,
+        kind=kind,
+        codec=fmt.Codec.RAW,
+        fingerprint=bytes(32),
+        target=target,
+        checksum=fmt.EMPTY_CHECKSUM,
+    )
     fmt.pack_record_into(memoryview(buffer), 0, record, SEED)
     with open(store.data(), "ab") as file:
         file.write(buffer)

@@ -204,10 +204,12 @@ class Lab:
         begin = fmt.FILE_HEADER_BYTES + fmt.RECORD_HEADER_BYTES
         data[begin : begin + len(other)] = other
         forged = fmt.Record(
-            *(0, 0, 0, len(other), len(other), 0),
-            native.hashing.fingerprint(other),
-            0,
-            native.hashing.xxh3_64(other),
+            kind=fmt.RecordKind.DATA,
+            codec=fmt.Codec.RAW,
+            raw_length=len(other),
+            stored_length=len(other),
+            fingerprint=native.hashing.fingerprint(other),
+            checksum=native.hashing.xxh3_64(other),
         )
         fmt.pack_record_into(memoryview(data), fmt.FILE_HEADER_BYTES, forged, seed)
         path.write_bytes(data)

@@ -273,4 +273,11 @@ def _raise_failure(store: RadosStore, errno: int) -> None:
 
 
 def _record(fingerprint: bytes, length: int) -> Record:
-    return Record(0, RecordKind.DATA, Codec.RAW, length, length, 0, fingerprint, 0, 0)
+    return Record(
+        kind=RecordKind.DATA,
+        codec=Codec.RAW,
+        raw_length=length,
+        stored_length=length,
+        fingerprint=fingerprint,
+        checksum=0,
+    )

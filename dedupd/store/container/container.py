@@ -62,8 +62,15 @@ _WITHOUT_BYTES = frozenset((fmt.RecordKind.FORWARD, fmt.RecordKind.TOMBSTONE))
 def forward(ordinal: int, entry: tbl.TableEntry, collected: int = 0) -> fmt.Record:
     """The record that a compaction makes of a merged one, behind so many collected ones."""
     return fmt.Record(
-        *(ordinal, fmt.RecordKind.FORWARD, fmt.Codec.RAW, entry.raw_length, 0, entry.hint),
-        *(entry.fingerprint, entry.target, fmt.EMPTY_CHECKSUM, collected),
+        ordinal=ordinal,
+        kind=fmt.RecordKind.FORWARD,
+        codec=fmt.Codec.RAW,
+        raw_length=entry.raw_length,
+        hint=entry.hint,
+        fingerprint=entry.fingerprint,
+        target=entry.target,
+        checksum=fmt.EMPTY_CHECKSUM,
+        collected=collected,
     )
 
 

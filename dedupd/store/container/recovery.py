@@ -47,14 +47,14 @@ def entry_of(found: ScannedRecord) -> tbl.TableEntry:
     }
     state = states.get(record.kind, tbl.State.LIVE)
     return tbl.TableEntry(
-        record.fingerprint,
-        0 if found.is_implied else found.offset,
-        0 if record.kind == fmt.RecordKind.TOMBSTONE else record.target,
-        record.stored_length,
-        record.raw_length,
-        record.hint,
-        state,
-        record.codec,
+        fingerprint=record.fingerprint,
+        offset=0 if found.is_implied else found.offset,
+        target=0 if record.kind == fmt.RecordKind.TOMBSTONE else record.target,
+        stored_length=record.stored_length,
+        raw_length=record.raw_length,
+        hint=record.hint,
+        state=state,
+        codec=record.codec,
     )
 
 

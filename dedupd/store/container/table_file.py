@@ -14,7 +14,7 @@ from dedupd.system.files import open_to_read, opened, read_readable
 _ORDINALS = (1 << 32) - 1
 """More than a table has."""
 
-LOST = tbl.TableEntry(bytes(32), 0, 0, 0, 0, 0, tbl.State.QUARANTINED, 0)
+LOST = tbl.TableEntry(state=tbl.State.QUARANTINED)
 """Stands in a table for an ordinal whose record was not found, so that one scan is enough."""
 
 

@@ -98,8 +98,13 @@ class RecipeWriter:
         for at, (fingerprint, length, start, stored, codec, checksum) in enumerate(columns):
             payload = view[start + fmt.RECORD_HEADER_BYTES :][:stored]
             record = fmt.Record(
-                *(0, fmt.RecordKind.COPY, codec, length, stored, 0),
-                *(fingerprint, run.first_id + at, checksum),
+                kind=fmt.RecordKind.COPY,
+                codec=codec,
+                raw_length=length,
+                stored_length=stored,
+                fingerprint=fingerprint,
+                target=run.first_id + at,
+                checksum=checksum,
             )
             self._copies.append((record, bytes(payload)))
 

@@ -81,11 +81,15 @@ def record(known: Known, ordinal: int, victim: bytes, seed: int) -> bytes:
         payload, target = b"", target if kind == kinds.FORWARD else rng.randrange(1, 9)
     collected = rng.choice((0, 0, 0, ordinal))
     one = fmt.Record(
-        *(ordinal, kind, fmt.Codec.RAW, len(payload) or len(victim), len(payload), 0),
-        native.hashing.fingerprint(shown),
-        target,
-        native.hashing.xxh3_64(payload),
-        collected,
+        ordinal=ordinal,
+        kind=kind,
+        codec=fmt.Codec.RAW,
+        raw_length=len(payload) or len(victim),
+        stored_length=len(payload),
+        fingerprint=native.hashing.fingerprint(shown),
+        target=target,
+        checksum=native.hashing.xxh3_64(payload),
+        collected=collected,
     )
     buffer = bytearray(fmt.record_size(len(payload)))
     fmt.pack_record_into(memoryview(buffer), 0, one, seed)
