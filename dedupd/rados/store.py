@@ -76,7 +76,7 @@ class RadosStore:
             data = cluster.read(STORE_OBJECT)
             if data is None:
                 raise UsageError(
-                    f"{address}: there is no store; `dedupd store create {address}` makes one"
+                    f"{address}: there is no store; `dedupd cluster create {address}` creates one"
                 )
             return cls(cluster, StoreParameters.from_json(data, f"{address}: {STORE_OBJECT}"))
         except BaseException:
