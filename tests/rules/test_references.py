@@ -84,7 +84,8 @@ def texts() -> Iterator[tuple[str, str]]:
     for name in sorted(tracked()):
         if name.startswith(CODE) and name.endswith((".py", ".rs", ".pyi")):
             text = (ROOT / name).read_text(encoding="utf-8")
-            yield name, text if not name.endswith(".py") else joined_literals(text)
+            is_split = name.endswith(".py") and "`dedupd" in text
+            yield name, joined_literals(text) if is_split else text
 
 
 def joined_literals(text: str) -> str:
