@@ -3,6 +3,8 @@
 All raise OSError, release the GIL and retry EINTR.
 """
 
+from typing import Final, final
+
 from typing_extensions import Buffer
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
@@ -43,8 +45,25 @@ def has_large_units(fd: int) -> bool:
     overwrites that part with zeros, and the extent map shows these blocks as data. Raises OSError.
     """
 
-def file_system_type(fd: int) -> int:
-    """Magic number of the file system of ``fd``, as ``statfs`` has it."""
+@final
+class FileSystemKind:
+    """What is true of a file system (native/src/system/file_systems.rs has each)."""
+
+    name: Final[str]
+    """As the mount table has it; empty of one without a row."""
+    title: Final[str]
+    """As people write it."""
+    magic: Final[int]
+    """As ``statfs`` has it."""
+    is_supported: Final[bool]
+    punching_frees: Final[bool]
+    has_random_generations: Final[bool]
+
+def file_systems() -> list[FileSystemKind]:
+    """All rows of the table."""
+
+def file_system_kind(fd: int) -> FileSystemKind:
+    """The row of the file system of ``fd``. Raises OSError."""
 
 def shared_bytes(fd: int, end: int) -> int:
     """How many bytes below ``end`` lie in blocks that other files or snapshots have as well.

@@ -24,7 +24,7 @@ from dedupd.service.guard.check import guard_text
 from dedupd.shared.health import kept_elsewhere, unknown_members
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
-from dedupd.system.file_system import file_system_of
+from dedupd.system.file_system import SUPPORTED, file_system_of
 from dedupd.system.files import opened
 from dedupd.system.nfs_exports import exports, faults, in_the_way
 from dedupd.system.path_users import occupants
@@ -225,8 +225,8 @@ def _file_system(root: str) -> Result:
         return _fine(kind)
     found = f"{obstacle.name} {obstacle.why}"
     if obstacle.name in accepted:
-        return _warning(f"{found}; this was accepted by --force", "use ext4, XFS or btrfs")
-    return _bad(found, "use ext4, XFS or btrfs as they are made by default")
+        return _warning(f"{found}; this was accepted by --force", f"use {SUPPORTED}")
+    return _bad(found, f"use {SUPPORTED} as they are made by default")
 
 
 def _free_space(root: str) -> Result:
@@ -440,7 +440,7 @@ def _probe(root: str) -> Result:
     try:
         attribute = probe(fd, root, Disk())
     except UnsuitableFileSystem as error:
-        return _bad(str(error), "use ext4, XFS or btrfs")
+        return _bad(str(error), f"use {SUPPORTED}")
     except OSError as error:
         return _bad(f"{root}: {error.strerror}", "free some space")
     finally:

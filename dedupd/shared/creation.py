@@ -10,6 +10,7 @@ from dedupd.stores.local_store import make_store_dirs
 from dedupd.stores.membership import MemberList
 from dedupd.stores.shared_directory import LOCK, MEMBERS_FILE, MEMBERS_LOCK, STORE_FILE
 from dedupd.system.disk import Disk
+from dedupd.system.file_system import SUPPORTED
 from dedupd.system.files import opened
 from dedupd.system.paths import named
 from dedupd.volume.enabling.place import refuse_inside_volume, refuse_place
@@ -54,7 +55,7 @@ def create_store(
         try:
             attribute = probe(fd, root, disk)
         except UnsuitableFileSystem as error:
-            raise UnsuitableFileSystem(f"{error}; use ext4, XFS or btrfs") from error
+            raise UnsuitableFileSystem(f"{error}; use {SUPPORTED}") from error
         parameters = new_parameters(chunk_size, fingerprint, attribute)
         _fill(fd, disk)
         reach(_PREPARED)

@@ -19,15 +19,9 @@ _GETFLAGS = 0x8008_6601
 _SETFLAGS = 0x4008_6602
 _IMMUTABLE, _APPEND_ONLY, _IGNORES_CASE = 0x10, 0x20, 0x4000_0000
 
-_MAGIC = {
-    0xEF53: "ext4",  # ext2 and ext3 as well: they have a line in mountinfo wherever it matters
-    0x5846_5342: "xfs",
-    0x9123_683E: "btrfs",
-    0x0102_1994: "tmpfs",
-    0x8584_58F6: "ramfs",
-    0x794C_7630: "overlay",
-}
-
+_TITLES = [row.title for row in native.system.file_systems() if row.is_supported]
+SUPPORTED = f"{', '.join(_TITLES[:-1])} or {_TITLES[-1]}"
+"""The file systems to use, for messages."""
 
 _XFS_GEOMETRY = 0x8100_587E
 _XFS_GEOMETRY_BYTES = 256
@@ -43,6 +37,9 @@ _BTRFS_METADATA_UUID = slice(64, 80)
 _BTRFS_ASK_METADATA_UUID = 4
 
 
+_EXT = frozenset(("ext2", "ext3", "ext4"))
+
+
 @dataclass(frozen=True, slots=True)
 class FileSystem:
     """A mounted file system. ``options`` are those of the file system, not of one of its mounts;
@@ -50,6 +47,11 @@ class FileSystem:
 
     kind: str
     options: frozenset[str]
+
+    @property
+    def is_ext(self) -> bool:
+        """Whether it is ext4, or one of its forerunners, which the same driver mounts."""
+        return self.kind in _EXT
 
     @property
     def data_mode(self) -> str:
@@ -63,7 +65,7 @@ def file_system_of(fd: int) -> FileSystem:
     device = os.fstat(fd).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     kind, options = mount_table.file_system(_mount_id(fd), number) or (_kind_by_magic(fd), set())
-    if kind in ("ext2", "ext3", "ext4"):
+    if kind in _EXT:
         options |= _ext4_options(number)
     return FileSystem(kind, frozenset(options))
 
@@ -78,8 +80,8 @@ def _mount_id(fd: int) -> str:
 
 
 def _kind_by_magic(fd: int) -> str:
-    magic = native.system.file_system_type(fd)
-    return _MAGIC.get(magic, f"a file system of type {magic:#x}")
+    row = native.system.file_system_kind(fd)
+    return row.name or f"a file system of type {row.magic:#x}"
 
 
 def _ext4_options(number: str) -> set[str]:
@@ -99,13 +101,13 @@ def file_system_id(fd: int) -> str:
     XFS and btrfs say their uuid, ext4 a number made of it. Of btrfs it is the uuid in its metadata:
     the other one is made up where two copies are mounted at once. Raises OSError.
     """
-    magic = native.system.file_system_type(fd)
-    kind = _MAGIC.get(magic)
+    row = native.system.file_system_kind(fd)
+    kind = row.name
     if kind == "xfs":
         return f"xfs:{_ioctl(fd, _XFS_GEOMETRY, bytearray(_XFS_GEOMETRY_BYTES))[_XFS_UUID].hex()}"
     if kind == "btrfs":
         return f"btrfs:{_btrfs_uuid(fd).hex()}"
-    name = kind if kind == "ext4" else f"{magic:x}"
+    name = kind if kind == "ext4" else f"{row.magic:x}"
     return f"{name}:{os.fstatvfs(fd).f_fsid & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
@@ -140,7 +142,7 @@ def may_ignore_case(fd: int) -> bool:
     refuses the flag for a directory with entries by another error than without the feature, so
     that this call changes nothing. Raises OSError.
     """
-    if _MAGIC.get(native.system.file_system_type(fd)) == "xfs":
+    if native.system.file_system_kind(fd).name == "xfs":
         geometry = _ioctl(fd, _XFS_GEOMETRY, bytearray(_XFS_GEOMETRY_BYTES))
         return bool(struct.unpack_from("=I", geometry, _XFS_FLAGS_AT)[0] & _XFS_IGNORES_CASE)
     try:

@@ -54,7 +54,7 @@ class ReservedBlocks:
         """
         found = file_system_of(data_fd)
         # XFS and btrfs reserve space for themselves alone. Without root there is no right to it.
-        if found.kind not in ("ext2", "ext3", "ext4") or os.geteuid() != _ROOT:
+        if not found.is_ext or os.geteuid() != _ROOT:
             return
         user, group = (_number(found.options, name) for name in ("resuid", "resgid"))
         other = next(uid for uid in _OTHERS if uid != user)

@@ -2,6 +2,7 @@
 
 from functools import cached_property
 
+from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.format.instance import Instance
 from dedupd.stub.instance import recorded_instance
@@ -32,15 +33,15 @@ class VolumeCopy(Volume):
     def space_before(self) -> AttributeSpace | None:
         """How stubs are recognised that nobody has copied, only the file system got a new uuid.
 
-        On ext4 and XFS only: there the generations of inodes are random. Those of btrfs are small
-        numbers, which the inodes of a copy may have by chance.
+        Only where the generations of inodes are random. Those of btrfs are small numbers, which the
+        inodes of a copy may have by chance.
         """
         recorded, here = self.recorded, self.instance
         if (
             recorded is None
             or self.is_the_volume
             or (recorded.inode, recorded.generation) != (here.inode, here.generation)
-            or here.file_system.partition(":")[0] not in ("ext4", "xfs")
+            or not native.system.file_system_kind(self.base_fd).has_random_generations
         ):
             return None
         return self.space_of(recorded)

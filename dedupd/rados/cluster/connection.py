@@ -397,5 +397,5 @@ def permitted() -> None:
 def required(data: bytes | None, what: str) -> bytes:
     """What was read. Raises Damaged where it was not there."""
     if data is None:
-        raise Damaged(f"{what}: its object is missing; `dedupd cluster audit STORE` lists what is missing")
+        raise Damaged(f"{what}: its object is missing; see `dedupd cluster audit STORE`")
     return data

@@ -41,11 +41,7 @@ def left_in_place(root_fd: int) -> frozenset[bytes]:
     ``lost+found`` is the file system's own at the root of ext4 alone. Elsewhere it is a file like
     others, which users can make.
     """
-    is_ext_root = os.fstat(root_fd).st_ino == EXT4_ROOT_INODE and file_system_of(root_fd).kind in (
-        "ext2",
-        "ext3",
-        "ext4",
-    )
+    is_ext_root = os.fstat(root_fd).st_ino == EXT4_ROOT_INODE and file_system_of(root_fd).is_ext
     return frozenset((RESERVED_NAME, b"lost+found") if is_ext_root else (RESERVED_NAME,))
 
 

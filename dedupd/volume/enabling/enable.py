@@ -21,6 +21,7 @@ from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.stores.standing import MEMBERSHIP_FILE, put_membership
 from dedupd.stub.instance import instance_of, record_instance
 from dedupd.system.disk import Disk
+from dedupd.system.file_system import SUPPORTED
 from dedupd.system.files import is_there, locked, names_in, opened, read_if_there
 from dedupd.system.paths import explain, named, show_path
 from dedupd.volume.base_directory import BASE_NAME, DISABLING, ENABLING, VOLUME_FILE
@@ -95,7 +96,7 @@ def enable(
                 except BaseException as error:
                     _leave_untouched(root_fd, base_fd, before, disk)
                     if isinstance(error, UnsuitableFileSystem):
-                        raise UnsuitableFileSystem(f"{error}; use ext4, XFS or btrfs") from error
+                        raise UnsuitableFileSystem(f"{error}; use {SUPPORTED}") from error
                     raise
                 parameters = new_parameters(chunk_size, fingerprint, attribute)
                 if shared is not None:

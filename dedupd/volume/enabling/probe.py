@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dedupd import native
 from dedupd.errors import UnsuitableFileSystem
 from dedupd.system.disk import Disk
-from dedupd.system.file_system import block_bytes_of, file_system_of
+from dedupd.system.file_system import SUPPORTED, block_bytes_of, file_system_of
 from dedupd.system.files import data_ranges, opened, read_file
 from dedupd.volume.volume import Volume
 
@@ -22,6 +22,8 @@ ACCEPTED_FILE = b"accepted.json"
 
 IN_MEMORY = frozenset(("tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs", "zram"))
 PSEUDO = frozenset(("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "configfs"))
+
+_SUPPORTED_KINDS = frozenset(row.name for row in native.system.file_systems() if row.is_supported)
 
 _ALWAYS_TOLD = frozenset(("bsddf", "minixdf"))
 """One of them is in ``/proc/fs/ext4``, so that a data mode that is not there is none."""
@@ -50,10 +52,10 @@ def obstacle_of(fd: int) -> Obstacle | None:
     found = file_system_of(fd)
     if found.kind in IN_MEMORY | PSEUDO:
         return Obstacle(found.kind, "keeps files in memory, and loses them with the machine", True)
-    if found.kind in ("xfs", "btrfs"):
-        return None
+    if found.kind not in _SUPPORTED_KINDS:
+        return Obstacle(found.kind, f"was not tried out; use {SUPPORTED}")
     if found.kind != "ext4":
-        return Obstacle(found.kind, "was not tried out; use ext4, XFS or btrfs")
+        return None
     if found.data_mode == "writeback":
         return Obstacle(
             "ext4 with data=writeback",
@@ -78,7 +80,7 @@ def refuse_unsuitable(
     what an administrator can accept."""
     found = obstacle_of(fd)
     if found is not None and (found.is_final or not (force or found.name in accepted)):
-        remedy = "use ext4, XFS or btrfs" if found.is_final else _ACCEPT
+        remedy = f"use {SUPPORTED}" if found.is_final else _ACCEPT
         raise UnsuitableFileSystem(f"{where}: {found.name} {found.why}; {remedy}")
 
 

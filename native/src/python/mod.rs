@@ -211,10 +211,11 @@ mod exported {
     mod system {
         #[pymodule_export]
         use crate::python::system::{
-            OpenGuard, become_file_user, bound_capabilities, deny_calls, fallocate_keep_size,
-            fgetxattr, file_system_type, generation, give_up_capability, has_large_units,
-            lmdb_is_sound, local_bytes, name_to_handle, open_by_handle, present_ranges, punch_hole,
-            renameat2, shared_bytes, syncfs, unwritten_ranges,
+            FileSystemKind, OpenGuard, become_file_user, bound_capabilities, deny_calls,
+            fallocate_keep_size, fgetxattr, file_system_kind, file_systems, generation,
+            give_up_capability, has_large_units, lmdb_is_sound, local_bytes, name_to_handle,
+            open_by_handle, present_ranges, punch_hole, renameat2, shared_bytes, syncfs,
+            unwritten_ranges,
         };
     }
 

@@ -11,6 +11,7 @@ use super::support::calls::{c_string, call};
 use super::support::input::Input;
 use crate::format::lmdb_pages;
 use crate::system::extents::{self, Range};
+use crate::system::file_systems::{FILE_SYSTEMS, FileSystemRow, row_of};
 use crate::system::file_user::become_user;
 use crate::system::{calls, confinement, effects, open_guard};
 
@@ -44,9 +45,51 @@ pub fn has_large_units(py: Python<'_>, fd: i32) -> PyResult<bool> {
     call(py, || extents::has_large_units(fd))
 }
 
+/// A file system, for Python.
+#[pyclass(frozen, module = "dedupd.native.system")]
+pub struct FileSystemKind(FileSystemRow);
+
+#[pymethods]
+impl FileSystemKind {
+    #[getter]
+    fn name(&self) -> &str {
+        self.0.name
+    }
+
+    #[getter]
+    fn title(&self) -> &str {
+        self.0.title
+    }
+
+    #[getter]
+    fn magic(&self) -> i64 {
+        self.0.magic
+    }
+
+    #[getter]
+    fn is_supported(&self) -> bool {
+        self.0.is_supported
+    }
+
+    #[getter]
+    fn punching_frees(&self) -> bool {
+        self.0.punching_frees
+    }
+
+    #[getter]
+    fn has_random_generations(&self) -> bool {
+        self.0.has_random_generations
+    }
+}
+
 #[pyfunction]
-pub fn file_system_type(py: Python<'_>, fd: i32) -> PyResult<i64> {
-    call(py, || extents::file_system_type(fd))
+pub fn file_systems() -> Vec<FileSystemKind> {
+    FILE_SYSTEMS.iter().copied().map(FileSystemKind).collect()
+}
+
+#[pyfunction]
+pub fn file_system_kind(py: Python<'_>, fd: i32) -> PyResult<FileSystemKind> {
+    call(py, || row_of(fd)).map(FileSystemKind)
 }
 
 #[pyfunction]

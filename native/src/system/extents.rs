@@ -2,20 +2,13 @@
 //! were allocated but never written.
 
 use std::io::{Error, ErrorKind, Result};
-use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 
+use crate::system::file_systems::{file_system_status, row_of};
 use crate::system::files::status_of;
 
 pub type Range = (i64, i64);
 
-const XFS_MAGIC: i64 = 0x5846_5342;
-const BTRFS_MAGIC: i64 = 0x9123_683E;
-const BCACHEFS_MAGIC: i64 = 0xCA45_1A4E;
-const OCFS2_MAGIC: i64 = 0x7461_636F;
-
-/// File systems on which two files, or a file and a snapshot, can have a block in common.
-const SHARING: [i64; 4] = [XFS_MAGIC, BTRFS_MAGIC, BCACHEFS_MAGIC, OCFS2_MAGIC];
 const FIEMAP: libc::Ioctl = 0xC020_660B_u32 as libc::Ioctl;
 const FIEMAP_SYNC: u32 = 1;
 const EXTENT_LAST: u32 = 1;
@@ -63,7 +56,9 @@ pub fn present(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
     let (Some(&(first, _)), Some(&(_, last))) = (data.first(), data.last()) else {
         return Ok(data);
     };
-    if !is_xfs(fd)? || common(&data, &extents(fd, first, last, 0, |_| true)?) == data {
+    if !row_of(fd)?.keeps_blocks_around_copies
+        || common(&data, &extents(fd, first, last, 0, |_| true)?) == data
+    {
         return Ok(data);
     }
     // A copy of a shared block shows in the map only after it is written.
@@ -109,7 +104,7 @@ pub fn has_shared(fd: RawFd, end: i64) -> bool {
 }
 
 fn shared(fd: RawFd, end: i64) -> Result<Vec<Range>> {
-    if !SHARING.contains(&file_system_type(fd)?) {
+    if !row_of(fd)?.shares_blocks {
         return Ok(Vec::new());
     }
     extents_if_known(fd, end, 0, |extent| extent.flags & EXTENT_SHARED != 0)
@@ -166,7 +161,7 @@ fn seek(fd: RawFd, position: i64, whence: libc::c_int) -> Result<Option<i64>> {
 /// zeros, and the extent map shows these blocks as data.
 pub fn has_large_units(fd: RawFd) -> Result<bool> {
     let file_system = file_system_status(fd)?;
-    if file_system.f_type as i64 != XFS_MAGIC {
+    if !row_of(fd)?.has_realtime_files {
         return Ok(false);
     }
     let mut fields = [0_u32; FSXATTR_FIELDS];
@@ -177,26 +172,6 @@ pub fn has_large_units(fd: RawFd) -> Result<bool> {
     // Of a realtime file, XFS reports its unit as the size of a block for I/O.
     let is_realtime = fields[0] & FLAG_REALTIME != 0;
     Ok(is_realtime && status_of(fd)?.st_blksize as i64 > file_system.f_bsize as i64)
-}
-
-fn is_xfs(fd: RawFd) -> Result<bool> {
-    Ok(file_system_type(fd)? == XFS_MAGIC)
-}
-
-/// The magic number of the file system of `fd`.
-pub fn file_system_type(fd: RawFd) -> Result<i64> {
-    Ok(file_system_status(fd)?.f_type as i64)
-}
-
-fn file_system_status(fd: RawFd) -> Result<libc::statfs64> {
-    let mut status = MaybeUninit::<libc::statfs64>::uninit();
-    // SAFETY: `status` is writable; it is read only where the call has filled it.
-    unsafe {
-        if libc::fstatfs64(fd, status.as_mut_ptr()) < 0 {
-            return Err(Error::last_os_error());
-        }
-        Ok(status.assume_init())
-    }
 }
 
 /// The extents that touch [start, end) and pass the filter, with adjacent ones merged.

@@ -5,6 +5,7 @@ pub mod calls;
 pub mod confinement;
 pub mod effects;
 pub mod extents;
+pub mod file_systems;
 pub mod file_user;
 pub mod files;
 pub mod leases;
