@@ -158,15 +158,16 @@ def _examine(here: Ground, logs: Path) -> list[str]:
     text = (here.state / LOG).read_text(errors="replace")
     (logs / LOG).write_text(text)
     found = []
-    if "Traceback" in text:
+    if "Traceback" in text or " panicked at " in text:
         found.append(f"{here.side}: a mount has logged an error of the program; see {logs / LOG}")
     for place in here.places:
         if place.volume is not None:
+            here.note_if_dead(place)
             unmount_all(place.point)
             is_well, said = jobs.verify(place)
             if not is_well:
                 found.append(f"{here.side}: {place.point.name}: the volume is damaged\n{said}")
-    return found
+    return [*here.findings, *found]
 
 
 def _report(suite: Suite, sides: dict[str, Results], judged: list[Judged], output: Path) -> None:
@@ -190,7 +191,9 @@ def _report(suite: Suite, sides: dict[str, Results], judged: list[Judged], outpu
         if difference.suite == suite.name and difference.test in passed - failed:
             print(f"{difference.test}: listed as a difference, but passed")
     for one in new_failures(judged):
-        print(f"{one.test}, {one.side}: {one.result.outcome}, and not on ext4\n{one.result.detail}")
+        below = one.below.outcome if one.below else Outcome.NOT_RUN
+        print(f"{one.test}, {one.side}: {one.result.outcome}; on ext4: {below}")
+        print(one.result.detail)
     print(f"Results: {output}/{suite.name}.md, {suite.name}.json")
 
 

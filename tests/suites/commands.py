@@ -29,6 +29,8 @@ class Finished:
     status: int | None
     output: str
     seconds: float
+    stuck: tuple[str, ...] = ()
+    """Processes that did not end when they were killed."""
 
 
 def adopt_orphans() -> None:
@@ -48,6 +50,8 @@ class Running:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._before = {child.pid for child in psutil.Process().children()}
+        self.stuck: tuple[str, ...] = ()
+        """After the block: processes that did not end when they were killed."""
         self._process = subprocess.Popen(
             command,
             cwd=cwd,
@@ -62,7 +66,7 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _end_all_but(self._before)
+        self.stuck = tuple(_described(one) for one in _end_all_but(self._before))
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._process.wait()
@@ -102,14 +106,15 @@ def run(
             status = running.status
         except TimeoutError:
             pass
-    return Finished(status, output.decode(errors="replace"), time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return Finished(status, output.decode(errors="replace"), seconds, running.stuck)
 
 
-def _end_all_but(before: set[int]) -> None:
+def _end_all_but(before: set[int]) -> list[psutil.Process]:
     """Kill the descendants of this process, but not its children of before and theirs, and not
-    those that serve mounts."""
+    those that serve mounts. Return the processes that have not ended after a time."""
     give_up = time.monotonic() + END_WAIT_S
-    while time.monotonic() < give_up:
+    while True:
         ended = [
             one
             for child in psutil.Process().children()
@@ -117,8 +122,8 @@ def _end_all_but(before: set[int]) -> None:
             for one in (*_descendants(child), child)
             if not _serves(one)
         ]
-        if not ended:
-            return
+        if not ended or time.monotonic() > give_up:
+            return ended
         for one in ended:
             try:
                 one.send_signal(signal.SIGKILL)
@@ -129,7 +134,9 @@ def _end_all_but(before: set[int]) -> None:
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
     try:
-        return process.children(recursive=True)
+        # A search reads all of /proc, and a stressor may leave thousands of dead children.
+        is_dead = process.status() == psutil.STATUS_ZOMBIE
+        return [] if is_dead else process.children(recursive=True)
     except psutil.NoSuchProcess:
         return []
 
@@ -140,3 +147,11 @@ def _serves(process: psutil.Process) -> bool:
     except psutil.Error:
         return False
     return bool(words) and words[0].startswith(SERVER)
+
+
+def _described(process: psutil.Process) -> str:
+    try:
+        with process.oneshot():
+            return f"{process.pid} {process.name()} ({process.status()})"
+    except psutil.NoSuchProcess:
+        return str(process.pid)

@@ -4,9 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dedupd.system import mount_table
@@ -57,6 +57,8 @@ class Ground:
     side: str
     state: Path
     places: tuple[Place, ...]
+    findings: list[str] = field(default_factory=list)
+    """Faults that no result of a test shows."""
 
     @property
     def is_mount(self) -> bool:
@@ -75,10 +77,11 @@ class Ground:
         """Mount a place again if a test has unmounted it, or its mount is dead. Raises OSError."""
         while True:
             rows = [row for row in mount_table.all_mounts() if row.point == str(place.point)]
-            if len(rows) == 1 and rows[0].source == place.source and not is_dead(str(place.point)):
-                return
             if not rows:
                 break
+            is_ours = len(rows) == 1 and rows[0].source == place.source
+            if is_ours and not self.note_if_dead(place):
+                return
             _call(["umount", "-l", place.point])
         for point in reversed(mount_table.inside(str(place.point))):
             _call(["umount", "-l", point])
@@ -87,6 +90,17 @@ class Ground:
             return
         kind = mount_table.FS_TYPE
         _call([self.state / "bin/mount", "-t", kind, place.source, place.point], self.environment)
+
+    def note_if_dead(self, place: Place) -> bool:
+        """Return whether the process of a mount has died, which is a finding."""
+        if place.volume is None or not is_dead(str(place.point)):
+            return False
+        self.findings.append(f"{self.side}: {place.point.name}: the process of the mount has died")
+        return True
+
+    def note_stuck(self, test: str, stuck: Iterable[str]) -> None:
+        """Processes of a test that did not end when they were killed are findings."""
+        self.findings.extend(f"{self.side}: {test}: {one} did not end" for one in stuck)
 
 
 @contextmanager

@@ -74,8 +74,9 @@ def _serve(state: Path, volume: str, point: str, options: MountOptions) -> None:
         try:
             _close_all_but(send_fd, base_fd)
             null = os.open(os.devnull, os.O_RDWR)
-            for fd in (0, 1, 2):
-                os.dup2(null, fd)
+            log = os.open(state / LOG, os.O_WRONLY | os.O_APPEND)
+            for fd, target in ((0, null), (1, null), (2, log)):  # native code panics to 2
+                os.dup2(target, fd)
             os.chdir("/")
             show_as(SERVER, point)
             logging.basicConfig(

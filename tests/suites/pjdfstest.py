@@ -51,6 +51,7 @@ class Pjdfstest:
             # It chooses tests by the type of the file system: those of ext4 run on all sides.
             environment={**ground.environment, SHOWN: BELOW},
         )
+        ground.note_stuck(test, finished.stuck)
         (output / f"{test.replace('/', '-')}.log").write_text(finished.output)
         outcome, detail = read_tap(finished.status, finished.output)
         return Result(outcome, round(finished.seconds, 1), detail)

@@ -42,6 +42,9 @@ class Verdict(StrEnum):
     NEW = "new failure"
 
 
+_UNREMARKABLE = (Verdict.PASSED, Verdict.NOT_RUN)
+
+
 @dataclass(frozen=True)
 class Difference:
     """A test that fails on a mount and passes on ext4, and the reason."""
@@ -82,7 +85,8 @@ def judge(
     suite: str, sides: Mapping[str, Results], differences: Iterable[Difference]
 ) -> list[Judged]:
     """Compare each mount with ext4. A failure that ext4 does not have must be listed: if ext4 did
-    not run the test, it does not have the failure."""
+    not run the test, it does not have the failure. A test that runs on ext4, and not on a mount
+    because the mount lacks a feature, must be listed too."""
     reasons = {one.test: one.reason for one in differences if one.suite == suite}
     below = sides.get(BELOW, {})
     judged = []
@@ -93,7 +97,9 @@ def judge(
             beside, reason = below.get(test), ""
             if result.outcome is Outcome.PASSED:
                 verdict = Verdict.PASSED
-            elif result.outcome is Outcome.NOT_RUN:
+            elif result.outcome is Outcome.NOT_RUN and not (
+                beside is not None and beside.outcome is Outcome.PASSED
+            ):
                 verdict = Verdict.NOT_RUN
             elif beside is not None and beside.outcome.is_failure:
                 verdict = Verdict.AS_BELOW
@@ -125,7 +131,7 @@ def as_markdown(heading: str, judged: list[Judged]) -> str:
     for side, counts in totals(judged).items():
         numbers = [counts[verdict] for verdict in Verdict]
         lines.append(f"| {side} | " + " | ".join(map(str, [*numbers, sum(numbers)])) + " |")
-    shown = [one for one in judged if one.result.outcome.is_failure]
+    shown = [one for one in judged if one.verdict not in _UNREMARKABLE]
     if shown:
         lines += ["", "| test | transport | mount | ext4 | verdict | reason |"]
         lines.append("| --- | --- | --- | --- | --- | --- |")
@@ -147,6 +153,6 @@ def as_json(sides: Mapping[str, Results], judged: Iterable[Judged]) -> dict[str,
         "differences": [
             {"side": one.side, "test": one.test, "verdict": one.verdict, "reason": one.reason}
             for one in judged
-            if one.result.outcome.is_failure
+            if one.verdict not in _UNREMARKABLE
         ],
     }

@@ -60,6 +60,7 @@ class StressNg:
             cwd=directory,
             environment=ground.environment,
         )
+        ground.note_stuck(test, finished.stuck)
         (output / f"{test}.log").write_text(finished.output)
         outcome, detail = read_status(finished.status, finished.output)
         return Result(outcome, round(finished.seconds, 1), detail)
@@ -76,7 +77,10 @@ def read_status(status: int | None, output: str) -> tuple[Outcome, str]:
     """The result of one stressor: one that skips itself ends with success, and says so."""
     if status is None:
         return Outcome.TIMED_OUT, ""
-    skipped = re.search(r"\bskipped: [1-9].*|.*\bskipping stressor.*", output)
+    disabled = re.search(r"\bdisabled '.*", output)
+    if disabled:
+        return Outcome.NOT_RUN, disabled[0]
+    skipped = re.search(r"\bskipped: [1-9].*|.*\bskipping stress.*", output)
     if status in _SKIPPED or (status == 0 and skipped):
         said = [line for line in output.splitlines() if "skip" in line]
         return Outcome.NOT_RUN, first_lines("\n".join(said), 2) or _SKIPPED.get(status, "")

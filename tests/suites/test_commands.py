@@ -26,6 +26,23 @@ def test_a_command_that_ends_leaves_no_process() -> None:
     assert ran("setsid sleep 1000 & echo done; exit 3", 60) == "3 done 0"
 
 
+def test_a_process_that_does_not_end_is_named() -> None:
+    # A process that waits for a file system for ever takes no signal: nor does this one.
+    code = """
+import psutil
+from tests.suites import commands
+
+commands.END_WAIT_S = 0
+psutil.Process.send_signal = lambda *_: None
+commands.adopt_orphans()
+print(commands.run(["sh", "-c", "setsid sleep 2 &"], 60).stuck)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "sleep (" in result.stdout
+
+
 def test_a_command_whose_time_is_over_is_ended_with_what_it_has_started() -> None:
     script = "(setsid sh -c 'echo on; exec sleep 1000' &) ; sleep 1000"
     assert ran(script, 1) == "None on 0"

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from dedupd.errors import UsageError
@@ -69,7 +70,10 @@ class Xfstests:
         config = self._configure(ground, output)
         environment = {**ground.environment, "HOST_OPTIONS": str(config)}
         said, done, began = b"", 0, time.monotonic()
-        with commands.Running(["./check", *tests], self._sources, environment) as running:
+        running = commands.Running(["./check", *tests], self._sources, environment)
+        with ExitStack() as stack:
+            stack.callback(lambda: ground.note_stuck(tests[done], running.stuck))
+            stack.enter_context(running)
             while done < len(tests):
                 try:
                     part = running.read(began + limit_s)
