@@ -49,7 +49,6 @@ class Running:
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._before = {child.pid for child in psutil.Process().children()}
         self.stuck: tuple[str, ...] = ()
         """After the block: processes that did not end when they were killed."""
         self._process = subprocess.Popen(
@@ -66,7 +65,7 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stuck = tuple(_described(one) for one in _end_all_but(self._before))
+        self.stuck = tuple(_described(one) for one in _end_all())
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._process.wait()
@@ -110,15 +109,17 @@ def run(
     return Finished(status, output.decode(errors="replace"), seconds, running.stuck)
 
 
-def _end_all_but(before: set[int]) -> list[psutil.Process]:
-    """Kill the descendants of this process, but not its children of before and theirs, and not
-    those that serve mounts. Return the processes that have not ended after a time."""
+def _end_all() -> list[psutil.Process]:
+    """Kill the descendants of this process that are not of its session, as all those of a command,
+    except the processes that serve mounts. Return the processes that have not ended after a time.
+
+    Jobs that run at the same time belong to the session."""
     give_up = time.monotonic() + END_WAIT_S
     while True:
         ended = [
             one
             for child in psutil.Process().children()
-            if child.pid not in before and not _serves(child)
+            if not _is_of_this_session(child) and not _serves(child)
             for one in (*_descendants(child), child)
             if not _serves(one)
         ]
@@ -139,6 +140,13 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
         return [] if is_dead else process.children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def _is_of_this_session(process: psutil.Process) -> bool:
+    try:
+        return os.getsid(process.pid) == os.getsid(0)
+    except ProcessLookupError:
+        return True
 
 
 def _serves(process: psutil.Process) -> bool:

@@ -15,7 +15,11 @@ print(finished.status, finished.output.strip(), len(psutil.Process().children(re
 
 def ran(script: str, limit_s: float) -> str:
     """Status, output and how many processes are left; in a process that adopts orphans."""
-    code = RUN.format(script=script, limit_s=limit_s)
+    return printed(RUN.format(script=script, limit_s=limit_s))
+
+
+def printed(code: str) -> str:
+    """What a Python program prints."""
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
@@ -24,6 +28,20 @@ def ran(script: str, limit_s: float) -> str:
 
 def test_a_command_that_ends_leaves_no_process() -> None:
     assert ran("setsid sleep 1000 & echo done; exit 3", 60) == "3 done 0"
+
+
+def test_a_process_started_while_a_command_runs_is_not_ended_with_it() -> None:
+    code = """
+import subprocess
+from tests.suites import commands
+
+commands.adopt_orphans()
+with commands.Running(["cat", "/dev/zero"]):
+    beside = subprocess.Popen(["sleep", "1000"])
+print(beside.poll())
+beside.kill()
+"""
+    assert printed(code) == "None"
 
 
 def test_a_process_that_does_not_end_is_named() -> None:
@@ -37,10 +55,7 @@ psutil.Process.send_signal = lambda *_: None
 commands.adopt_orphans()
 print(commands.run(["sh", "-c", "setsid sleep 2 &"], 60).stuck)
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert "sleep (" in result.stdout
+    assert "sleep (" in printed(code)
 
 
 def test_a_command_whose_time_is_over_is_ended_with_what_it_has_started() -> None:
