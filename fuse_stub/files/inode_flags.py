@@ -31,6 +31,20 @@ _SETTABLE = PROTECTING | sum(
 """Not among them: upper and lower case the same (the kernel keeps names of the mount apart), and
 data in the journal (docs/crash-safety.md says nothing of it)."""
 
+_KEPT = sum(
+    (
+        0x800,  # encrypted
+        0x1000,  # directory with an index
+        0x4_0000,  # huge file
+        0x8_0000,  # extents
+        0x10_0000,  # verity
+        0x1000_0000,  # data in the inode
+    )
+)
+"""Set by the file system below itself, and kept by every change. A program that clears all flags
+(``chattr =``, or an ioctl with 0) does not know them. ext4 ignores that for all but extents: it
+would go back to its old maps of blocks, which belong to the allocation of the file system."""
+
 _PROTECTING_EXTENDED = 0x08 | 0x10
 _SETTABLE_EXTENDED = _PROTECTING_EXTENDED | sum(
     (
@@ -69,6 +83,7 @@ def set_flags(path: bytes, data: bytes) -> bool:
         answer = bytearray(8)
         fcntl.ioctl(fd, native.mount.GET_FLAGS, answer)
         (before,) = _FLAGS.unpack_from(answer)
+        flags |= before & _KEPT
         if (before ^ flags) & ~_SETTABLE:
             raise _unsupported()
         fcntl.ioctl(fd, native.mount.SET_FLAGS, _FLAGS.pack(flags) + bytes(4))

@@ -53,6 +53,22 @@ def set_extended(path: Path, **values: int) -> None:
         fcntl.ioctl(fd, native.mount.SET_EXTENDED, _EXTENDED.pack(*changed))
 
 
+INODE_IMMUTABLE, INODE_NO_ACCESS_TIMES, EXTENTS = 0x10, 0x80, 0x8_0000
+"""Flags of ``FS_IOC_SETFLAGS``."""
+
+
+def inode_flags(path: Path) -> int:
+    with opened(os.open(path, os.O_RDONLY)) as fd:
+        answer = bytearray(8)
+        fcntl.ioctl(fd, native.mount.GET_FLAGS, answer)
+    return int.from_bytes(answer[:4], "little")
+
+
+def set_inode_flags(path: Path, flags: int) -> None:
+    with opened(os.open(path, os.O_RDONLY)) as fd:
+        fcntl.ioctl(fd, native.mount.SET_FLAGS, struct.pack("<Q", flags))
+
+
 def refused(action: Callable[[], object], number: int) -> None:
     with pytest.raises(OSError) as refusal:
         action()
@@ -88,6 +104,28 @@ def test_flags_are_set_below_and_the_change_shows(lab: MountedLab, name: str) ->
     assert path.stat().st_ctime_ns == below.stat().st_ctime_ns > before
     set_extended(path, flags=0)
     assert extended(below).flags & shown == 0
+
+
+@pytest.mark.parametrize("name", ["stub", "plain", "folder"])
+def test_a_change_of_all_flags_keeps_those_of_the_file_system(
+    loop_fs: MakeFileSystem, name: str
+) -> None:
+    """A program that clears all flags does not know that ext4 marks files with extents."""
+    with mounted_lab(loop_fs("ext4")) as lab:
+        lab.make_stub("stub", CONTENT)
+        (lab.view / "plain").write_bytes(CONTENT)
+        (lab.view / "folder").mkdir()
+        path, below = lab.view / name, lab.data / name
+        before = inode_flags(below)
+        assert before & EXTENTS
+        set_inode_flags(path, INODE_IMMUTABLE)
+        assert inode_flags(below) == before | INODE_IMMUTABLE
+        set_inode_flags(path, 0)
+        assert inode_flags(below) == inode_flags(path) == before
+        subprocess.run(["chattr", "=A", path], check=True)
+        assert inode_flags(below) == before | INODE_NO_ACCESS_TIMES
+        if path.is_file():
+            assert path.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("flag", [IMMUTABLE, APPEND])
