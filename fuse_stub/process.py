@@ -41,17 +41,14 @@ from fuse_stub.kernel.request_pump import Pump
 from fuse_stub.kernel.reserved_blocks import leave_group, obey_inode_quotas
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
-from fuse_stub.mounts.mount_process import Serving
+from fuse_stub.mounts.mount_process import Mounter, Serving
 from fuse_stub.mounts.private_mount import private_mount
+from fuse_stub.mounts.read_ahead import device_of, read_ahead_more
 from fuse_stub.mounts.tasks import failures, kept_up
 from fuse_stub.operations import StubOperations
 from fuse_stub.session import session
 
 log = logging.getLogger("dedupd.mount")
-
-READ_AHEAD_KIB = 1024
-"""Read-ahead of the kernel, and size of its requests. Its default is 128 KiB, and a request costs
-some 30 µs, however long it is."""
 
 SWITCH_INTERVAL_S = 0.0005
 """The longest time for which a thread without system calls keeps the interpreter from the loop's
@@ -89,8 +86,9 @@ def serve(volume: Volume, asked: Serving) -> None:
     os.umask(0)
     # Its own mount will cover the volume: then this descriptor is the only way to it.
     below_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    make_private = private_mount if asked.outside is None else asked.outside.private_mount
     with (
-        private_mount(below_fd, asked.options) as private,
+        make_private(below_fd, asked.options) as private,
         Volume.at(volume.root, os.dup(private.base_fd), volume.disk) as own,
         _mount_lock(own) as transitions,
     ):
@@ -217,12 +215,10 @@ def answer(mount: MountedVolume, asked: Serving, below_fd: int) -> None:
     operations = StubOperations(mount)
     with session(operations, mount, asked, below_fd):
         deny_calls(mount.mountpoint)
-        trio.run(_run, mount, operations, asked.ready)
+        trio.run(_run, mount, operations, asked)
 
 
-async def _run(
-    mount: MountedVolume, operations: StubOperations, ready: Callable[[], None] | None
-) -> None:
+async def _run(mount: MountedVolume, operations: StubOperations, asked: Serving) -> None:
 
     def use(line: native.mount.Line | None) -> None:
         mount.line = line
@@ -233,7 +229,7 @@ async def _run(
         if not mount.is_snapshot:
             await nursery.start(ControlServer(mount).serve)
         await nursery.start(_stop_on_signal, pump)
-        nursery.start_soon(_announce, mount, ready)
+        nursery.start_soon(_announce, mount, asked)
         nursery.start_soon(kept_up, "closing idle files", mount.files.sweep)
         nursery.start_soon(kept_up, "watching the policy", mount.watch_policy)
         if not mount.volume.is_read_only:
@@ -247,23 +243,24 @@ async def _run(
         nursery.cancel_scope.cancel()
 
 
-async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> None:
-    """Call ``ready`` as soon as the mount answers."""
-    await trio.to_thread.run_sync(os.statvfs, mount.mountpoint)
-    mount.device = await trio.to_thread.run_sync(_device_of, mount.mountpoint)
-    await trio.to_thread.run_sync(ask_for_pages, mount.inodes, mount.mountpoint)
+async def _announce(mount: MountedVolume, asked: Serving) -> None:
+    """Say that it is ready as soon as the mount answers."""
+    view = asked.view
+    await trio.to_thread.run_sync(os.statvfs, view)
+    mount.device = await trio.to_thread.run_sync(device_of, view)
+    await trio.to_thread.run_sync(ask_for_pages, mount.inodes, mount.mountpoint, view)
     with failures.noted("setting up the mount"):
-        await trio.to_thread.run_sync(_read_ahead_more, mount.device)
+        await trio.to_thread.run_sync(read_ahead_more, mount.device)
         if not mount.volume.is_read_only:
-            await trio.to_thread.run_sync(_open_once, mount.mountpoint)
+            await trio.to_thread.run_sync(_open_once, view)
     line = mount.line
     way = "io_uring" if line is not None and line.is_by_ring else "/dev/fuse"
     log.info("%s is mounted at %s, by %s", mount.volume.root, mount.mountpoint, way)
     if line is not None and line.ring_failure is not None:
         why = os.strerror(line.ring_failure)
         log.warning("%s: io_uring is offered, and cannot be used: %s", mount.mountpoint, why)
-    if ready is not None:
-        ready()
+    if asked.ready is not None:
+        asked.ready()
     if line is not None and line.is_by_ring:
         await kept_up("placing callers", _keep_callers_in_place)
 
@@ -278,17 +275,6 @@ async def _keep_callers_in_place() -> None:
         if os.getsid(0) == os.getpid():  # set up already
             leave_callers_in_place()
         await trio.sleep(GROUP_POLL_S)
-
-
-def _device_of(mountpoint: str) -> str:
-    device = os.stat(mountpoint).st_dev
-    return f"{os.major(device)}:{os.minor(device)}"
-
-
-def _read_ahead_more(device: str) -> None:
-    path = f"/sys/class/bdi/{device}/read_ahead_kb"
-    with suppress(OSError), open(path, "w") as file:  # not root: the default will do
-        file.write(str(READ_AHEAD_KIB))
 
 
 def _open_once(mountpoint: str) -> None:
@@ -321,9 +307,10 @@ def serve_for_parent(
     answer_fd: int,
     served: Callable[[Volume, Serving], None] = serve,
     options: MountOptions = NO_OPTIONS,
+    outside: Mounter | None = None,
 ) -> None:
     """The child's side of ``mount_process.served_in_background``. ``served``: :func:`serve`, or its
-    like."""
+    like. ``outside``: what mounts in place of this process."""
     os.set_inheritable(answer_fd, False)
     os.set_inheritable(base_fd, False)
     answered = False
@@ -331,6 +318,8 @@ def serve_for_parent(
     def tell(reply: dict[str, str]) -> None:
         nonlocal answered
         if not answered:
+            if outside is not None:
+                outside.let_go()
             # Not before: until it is mounted, an automount of systemd lets nobody in but processes
             # of its own group.
             with suppress(PermissionError):  # it leads its group already
@@ -342,8 +331,12 @@ def serve_for_parent(
                 os.dup2(null.fileno(), 2)
 
     bounded = _log_to_system()
-    ready = partial(tell, {})
-    asked = Serving(mountpoint, cache_bytes, options, ready=ready, bounded=bounded)
+    asked = Serving(
+        *(mountpoint, cache_bytes, options),
+        ready=partial(tell, {}),
+        bounded=bounded,
+        outside=outside,
+    )
     try:
         with Volume.at(path, base_fd) as volume:
             served(volume, asked)

@@ -15,7 +15,7 @@ from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_options import MountOptions
 from fuse_stub.mounts.mount_points import clear_dead_mount, is_dead_mount
-from fuse_stub.mounts.mount_process import Serving
+from fuse_stub.mounts.mount_process import Mounter, Serving
 from fuse_stub.mounts.private_mount import show
 from fuse_stub.operations import StubOperations
 
@@ -65,9 +65,12 @@ def session(
     mountpoint, options = asked.mountpoint, _options_for(mount, asked.options)
     if asked.debug:
         options.add("debug")
-    takes_over = is_dead_mount(mountpoint) and os.geteuid() == 0
+    outside = asked.outside
+    takes_over = outside is None and is_dead_mount(mountpoint) and os.geteuid() == 0
     try:
-        if takes_over:
+        if outside is not None:
+            _serve_mount_of(outside, operations, options)
+        elif takes_over:
             _take_over(operations, mountpoint, options)
         else:
             clear_dead_mount(mountpoint)
@@ -78,7 +81,8 @@ def session(
             " user open /dev/fuse and write to the directory?"
         ) from error
     try:
-        show(mountpoint, asked.options, below_fd)
+        if outside is None:
+            show(mountpoint, asked.options, below_fd)
         yield
     finally:
         pyfuse3.close(unmount=True)
@@ -87,13 +91,25 @@ def session(
             clear_dead_mount(mountpoint)
 
 
+def _serve_mount_of(outside: Mounter, operations: StubOperations, options: set[str]) -> None:
+    device_fd = outside.new_mount(_of_the_kernel(options))
+    with _owned_by_session(device_fd):
+        pyfuse3.init(operations, f"/dev/fd/{device_fd}", options)
+
+
 def _take_over(operations: StubOperations, mountpoint: str, options: set[str]) -> None:
     device_fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with _owned_by_session(device_fd):
         mount_fd = over_mount.new_mount(device_fd, _of_the_kernel(options))
         with opened(mount_fd):
             pyfuse3.init(operations, f"/dev/fd/{device_fd}", options)
             over_mount.replace(mount_fd, mountpoint)
+
+
+@contextmanager
+def _owned_by_session(device_fd: int) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         with suppress(OSError):  # unless libfuse has closed it
             os.close(device_fd)

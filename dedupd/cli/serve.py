@@ -11,12 +11,33 @@ from dedupd.system.inherited import lift_limits
 
 @click.command("serve")
 @click.option("--config", "path", type=PATH, help=f"Configuration file; else {CONFIG_PATH}.")
+@click.option(
+    "--mount",
+    "volume",
+    metavar="UUID",
+    help="Serve one volume for a service that waits for it: the unit dedupd-mount@.service does.",
+)
+@click.option(
+    "--after",
+    "ended",
+    metavar="UUID",
+    help="Unmount what the process of that unit left, and cannot unmount itself.",
+)
 @exits
-def command(path: str | None) -> None:
+def command(path: str | None, volume: str | None, ended: str | None) -> None:
     """Mount every volume of the configuration, run jobs by schedule, and answer requests.
 
     SIGHUP reads the configuration again; SIGTERM stops at the next safe point.
     """
+    if volume or ended:
+        # What the unit of a mount runs.
+        from fuse_stub.unit import clear_after, serve_in_unit
+
+        if volume:
+            serve_in_unit(volume)
+        if ended:
+            clear_after(ended)
+        return
     from dedupd.service.service import Service
     from dedupd.service.systemd import journal
     from dedupd.service.systemd.notify import Notifier

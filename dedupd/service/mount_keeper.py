@@ -11,12 +11,16 @@ import time
 from enum import StrEnum
 
 from dedupd.errors import Busy, DedupdError, UsageError
+from dedupd.rados.reading.binding import BINDING_FILE
 from dedupd.service.config import VolumeConfig
 from dedupd.service.systemd.journal import Event, report
+from dedupd.service.systemd.slice import is_of_systemd
 from dedupd.system import mount_table
 from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, fetch_base, socket_path
+from dedupd.system.files import is_there
 from fuse_stub.mounts.mount_points import covered, is_dead
 from fuse_stub.mounts.mount_process import Serving, open_volume, served_in_background, unmount
+from fuse_stub.mounts.mount_unit import NoUnit, served_in_unit
 
 log = logging.getLogger("dedupd.service")
 
@@ -152,7 +156,17 @@ class MountKeeper:
         if hidden:
             log.warning("%s; unmount it to move them away", hidden)
         asked = Serving(point, self.config.cache_bytes, self.config.options)
-        return served_in_background(path, self._base_fd, asked)
+        return self._serve(path, self._base_fd, asked)
+
+    def _serve(self, path: str, base_fd: int, asked: Serving) -> int:
+        """Have a process serve the volume: in a unit of its own, or else beside the service."""
+        # The unit has no network, by which a cluster is reached.
+        if self.uuid and is_of_systemd() and not is_there(base_fd, BINDING_FILE):
+            try:
+                return served_in_unit(self.uuid, path, base_fd, asked)
+            except NoUnit as error:
+                log.warning("%s: its mount process has no unit of its own: %s", path, error)
+        return served_in_background(path, base_fd, asked)
 
     def _adopt(self, mounted: mount_table.Mount) -> int:
         """Take over a mount that runs already: the service was restarted."""

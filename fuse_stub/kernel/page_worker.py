@@ -19,12 +19,13 @@ CLOSES_WRITE_BACK = (6, 16)
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 
-def ask_for_pages(inodes: native.mount.Inodes, mountpoint: str) -> None:
+def ask_for_pages(inodes: native.mount.Inodes, mountpoint: str, view: str = "") -> None:
     """Have ``inodes`` ask a process of this kind, which starts with the first question.
 
-    ``mountpoint`` shows the mount. Raises OSError.
+    ``mountpoint`` shows the mount then; ``view`` shows it now, if that is another path. Raises
+    OSError.
     """
-    device = os.stat(mountpoint).st_dev
+    device = os.stat(view or mountpoint).st_dev
     closes_write_back = int(writes_back(os.uname().release))
     command = [sys.executable, "-P", "-m", MODULE, mountpoint, str(device)]
     command.append(str(closes_write_back))

@@ -5,8 +5,10 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
 from dedupd.system import mount_table
@@ -19,6 +21,7 @@ from dedupd.volume.volume import Volume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
 from fuse_stub.mounts.mount_points import clear_dead_mount, detach, is_dead, is_dead_mount
+from fuse_stub.mounts.private_mount import PrivateMount
 
 CACHE_BYTES = 64 * MIB
 
@@ -26,12 +29,24 @@ EXIT_WAIT_MS = 60_000
 """How long an unmount may take to sync written data."""
 
 
+class Mounter(Protocol):
+    """What mounts for a process that cannot do so where users see it."""
+
+    def private_mount(
+        self, below_fd: int, options: MountOptions
+    ) -> AbstractContextManager[PrivateMount]: ...
+    def new_mount(self, options: Mapping[str, str]) -> int: ...
+    @property
+    def view(self) -> str: ...
+    def let_go(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Serving:
     """How a mount is to be served. ``ready`` is called once it answers.
 
     ``bounded`` is called once the process has given up its rights. A thread keeps those that the
-    process has when it starts.
+    process has when it starts. ``outside``: what mounts in place of the process, if not itself.
     """
 
     mountpoint: str
@@ -40,6 +55,12 @@ class Serving:
     ready: Callable[[], None] | None = None
     bounded: Callable[[], None] | None = None
     debug: bool = False
+    outside: Mounter | None = None
+
+    @property
+    def view(self) -> str:
+        """A path of the mount for the process that serves it, until ``ready`` is called."""
+        return self.mountpoint if self.outside is None else self.outside.view
 
 
 def mount_in_background(

@@ -115,6 +115,11 @@ def replace(mount_fd: int, point: str) -> None:
         detach(point)
 
 
+def attach(mount_fd: int, point: str) -> None:
+    """Put a mount in its place, upon what is there. Raises OSError."""
+    _call(_MOVE_MOUNT, mount_fd, b"", _AT_FDCWD, os.fsencode(point), _FROM_EMPTY_PATH)
+
+
 def detach(point: str) -> None:
     """Take the uppermost mount at ``point`` away; files that are open there stay open."""
     if _libc.umount2(os.fsencode(point), _DETACH | _NO_FOLLOW) < 0:

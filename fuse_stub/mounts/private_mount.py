@@ -29,16 +29,26 @@ class PrivateMount:
     def __init__(self, base_fd: int, below_fd: int, mount_fd: int | None) -> None:
         self.base_fd = base_fd
         self.below_fd = below_fd
-        self._mount_fd = mount_fd
+        self.mount_fd = mount_fd
         self.options = NO_OPTIONS
         """All that was asked for since it was mounted."""
 
     def change(self, options: MountOptions) -> None:
-        """Have the access times of ``options`` from here on. Raises UsageError."""
+        """Have the access times of ``options`` from here on. Raises UsageError.
+
+        A process in a unit has no right to change its mount. There others have done it before.
+        """
         attributes, mask = times_of(options)
-        if mask:
+        if mask and not self._is_as(options):
             self._set(attributes, mask, options)
         self.options = self.options.changed_by(options)
+
+    def _is_as(self, options: MountOptions) -> bool:
+        flags = os.fstatvfs(self.base_fd).f_flag
+        times, diratime = options.access_times, options.diratime
+        return (times is None or times is times_shown(flags)) and (
+            diratime is None or diratime is not bool(flags & os.ST_NODIRATIME)
+        )
 
     def refuse_changes(self, options: MountOptions) -> None:
         """Have it be read-only, for good. Nothing is open for writing. Raises UsageError."""
@@ -46,9 +56,9 @@ class PrivateMount:
 
     def _set(self, attributes: int, mask: int, options: MountOptions) -> None:
         try:
-            if self._mount_fd is None:
+            if self.mount_fd is None:
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-            over_mount.set_attributes(self._mount_fd, attributes, mask)
+            over_mount.set_attributes(self.mount_fd, attributes, mask)
         except OSError as error:
             raise UsageError(
                 f"{options.text}: root alone can have a mount read-only, or with other access times"
@@ -68,13 +78,29 @@ def private_mount(below_fd: int, options: MountOptions) -> Iterator[PrivateMount
         private = PrivateMount(below_fd, below_fd, None)
         with suppress(OSError):
             mount_fd = stack.enter_context(opened(over_mount.private_mount(below_fd)))
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            base_fd = stack.enter_context(opened(os.open(".", flags, dir_fd=mount_fd)))
+            base_fd = stack.enter_context(opened(_root_of(mount_fd)))
             private = PrivateMount(base_fd, below_fd, mount_fd)
         private.change(options)
         if options.read_only:
             private.refuse_changes(options)
         yield private
+
+
+@contextmanager
+def given_mount(mount_fd: int, below_fd: int, options: MountOptions) -> Iterator[PrivateMount]:
+    """As :func:`private_mount`, of a mount that another process has made with ``options``.
+
+    Closes both descriptors. Before that the mount could not be changed any more if ``mount_fd`` was
+    closed in all processes.
+    """
+    with opened(below_fd), opened(mount_fd), opened(_root_of(mount_fd)) as base_fd:
+        private = PrivateMount(base_fd, below_fd, mount_fd)
+        private.change(options)
+        yield private
+
+
+def _root_of(mount_fd: int) -> int:
+    return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount_fd)
 
 
 def times_of(options: MountOptions) -> tuple[int, int]:
@@ -89,9 +115,16 @@ def times_of(options: MountOptions) -> tuple[int, int]:
     return attributes, mask
 
 
-def show(point: str, options: MountOptions, below_fd: int) -> None:
-    """Have the mount at ``point`` say when access times are moved, and follow links or not: libfuse
-    knows no words for these. Raises UsageError."""
+def set_times(mount_fd: int, options: MountOptions) -> None:
+    """Have a private mount have the access times of ``options``. Raises OSError."""
+    attributes, mask = times_of(options)
+    if mask:
+        over_mount.set_attributes(mount_fd, attributes, mask)
+
+
+def show(mount: str | int, options: MountOptions, below_fd: int) -> None:
+    """Have a mount (its point, or a descriptor of it) say when access times are moved, and follow
+    links or not: libfuse knows no words for these. Raises UsageError."""
     attributes, mask = times_of(options)
     if not mask & over_mount.ANY_TIMES:
         attributes |= _TIMES[times_shown(os.fstatvfs(below_fd).f_flag)]
@@ -100,7 +133,7 @@ def show(point: str, options: MountOptions, below_fd: int) -> None:
         attributes |= 0 if options.symfollow else over_mount.NO_LINKS
         mask |= over_mount.NO_LINKS
     try:
-        over_mount.set_attributes(point, attributes, mask)
+        over_mount.set_attributes(mount, attributes, mask)
     except OSError as error:
         if options.symfollow is False:
             raise UsageError(

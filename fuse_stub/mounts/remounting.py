@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dedupd.errors import Busy, UsageError
@@ -10,7 +11,7 @@ from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, sock
 from dedupd.system.files import opened
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_options import AccessTimes, MountOptions
-from fuse_stub.mounts.private_mount import times_shown
+from fuse_stub.mounts.private_mount import set_times, times_shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,21 @@ def remount(point: str, options: MountOptions, *, is_complete: bool = False) -> 
         _require_writable(point, options, is_read_only=client.call("status").get("read_only"))
         shown = os.statvfs(point).f_flag
         _set_flags(point, options, _by_default(client, shown) if is_complete else shown)
+        _change_private(client, options)
         client.call("remount", options=options.text)
+
+
+def _change_private(client: ControlClient, options: MountOptions) -> None:
+    """Change the private mount of the mount process, which may have no right to do that itself. If
+    it cannot be changed here either, the process says why."""
+    _, fds = client.call_for_fds("own_mounts")
+    try:
+        with suppress(OSError):
+            if fds:
+                set_times(fds[-1], options)
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 def _by_default(client: ControlClient, shown: int) -> int:

@@ -167,7 +167,7 @@ def serve_and_try(
     """Serve a mount in which a thread tries system calls, leaves the idle class again, and starts a
     thread and a program."""
 
-    def tries(inodes: native.mount.Inodes, mountpoint: str) -> None:
+    def tries(inodes: native.mount.Inodes, mountpoint: str, view: str) -> None:
         numbers = [*DENIED.values(), CLONE3, OF_A_LATER_KERNEL, OF_ANOTHER_ABI]
         found: dict[str, object] = {str(number): failure_of(number) for number in numbers}
         for policy in (os.SCHED_IDLE, os.SCHED_OTHER):
@@ -178,7 +178,7 @@ def serve_and_try(
         thread.join()
         found["program"] = subprocess.run(["true"], check=False).returncode
         Path(report).write_text(json.dumps(found))
-        ask_for_pages(inodes, mountpoint)
+        ask_for_pages(inodes, mountpoint, view)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "ask_for_pages", tries)

@@ -26,12 +26,15 @@ from tests.support.ways import DEVICE, RING, has_ring, ring_is_offered
 
 PACKAGING = REPOSITORY / "packaging"
 UNIT = PACKAGING / "systemd/dedupd.service"
+MOUNT_UNIT = PACKAGING / "systemd/dedupd-mount@.service"
 SLICE_UNIT = PACKAGING / "systemd" / SLICE
+MOUNTS_SLICE_UNIT = PACKAGING / "systemd/system-dedupd.slice"
+UNITS = [UNIT, MOUNT_UNIT, SLICE_UNIT, MOUNTS_SLICE_UNIT]
 
 
-def settings(name: str) -> list[str]:
-    """The words of all lines of the unit that set something."""
-    return " ".join(re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)).split()
+def settings(name: str, unit: Path = UNIT) -> list[str]:
+    """The words of all lines of a unit that set something."""
+    return " ".join(re.findall(rf"^{name}=(.*)$", unit.read_text(), re.MULTILINE)).split()
 
 
 needs_systemd = pytest.mark.skipif(
@@ -39,41 +42,49 @@ needs_systemd = pytest.mark.skipif(
 )
 
 
-def unit_to_check(directory: Path) -> Path:
-    """The unit, for a machine on which the program is not installed."""
-    unit = directory / UNIT.name
-    unit.write_text(UNIT.read_text().replace("/usr/bin/dedupd", "/bin/true"))
-    return unit
+def unit_to_check(directory: Path, unit: Path) -> Path:
+    """A unit, for a machine on which the program is not installed."""
+    copy = directory / unit.name
+    copy.write_text(unit.read_text().replace("/usr/bin/dedupd", "/bin/true"))
+    return copy
 
 
 @needs_systemd
 def test_systemd_understands_the_units(tmp_path: Path) -> None:
-    unit = unit_to_check(tmp_path)
+    units = [unit_to_check(tmp_path, unit) for unit in UNITS]
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit), str(SLICE_UNIT)],
+        ["systemd-analyze", "verify", "--man=no", *map(str, units)],
         capture_output=True,
         text=True,
         check=False,
     )
-    names = (unit.name, SLICE_UNIT.name)
+    # It gives a template an instance, and its name says so.
+    names = [unit.name.partition("@")[0] for unit in units]
     assert [line for line in done.stderr.splitlines() if any(n in line for n in names)] == []
 
 
-EXPOSURE_MAX = 5.3
-"""What ``systemd-analyze security`` may find, of 10."""
-
-
 @needs_systemd
-def test_the_exposure_that_systemd_finds_is_documented(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("unit", "exposure_max", "heading"),
+    [(UNIT, 5.3, "### Exposure of the service"), (MOUNT_UNIT, 3.0, "### The unit of a mount")],
+    ids=["service", "mount"],
+)
+def test_the_exposure_that_systemd_finds_is_documented(
+    tmp_path: Path, unit: Path, exposure_max: float, heading: str
+) -> None:
     """Each setting that the unit leaves out has its reason in docs/service.md, and none that it
     has is listed there."""
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager"]
-    threshold = f"--threshold={EXPOSURE_MAX * 10:.0f}"
-    unit = str(unit_to_check(tmp_path))
-    subprocess.run([*command, threshold, unit], check=True, stdout=subprocess.DEVNULL)
-    found = subprocess.run([*command, "--json=short", unit], check=True, stdout=subprocess.PIPE)
+    threshold = f"--threshold={exposure_max * 10:.0f}"
+    checked = unit_to_check(tmp_path, unit)
+    # Without default dependencies, systemd takes a unit for one of the boot, and counts less.
+    checked.write_text(checked.read_text().replace("DefaultDependencies=no", ""))
+    subprocess.run([*command, threshold, checked], check=True, stdout=subprocess.DEVNULL)
+    found = subprocess.run([*command, "--json=short", checked], check=True, stdout=subprocess.PIPE)
     rows = json.loads(found.stdout)
-    text = (REPOSITORY / "docs/service.md").read_text()
+    document = (REPOSITORY / "docs/service.md").read_text()
+    parts = re.split(r"^##", document, flags=re.MULTILINE)
+    (text,) = (part for part in parts if part.startswith(heading.removeprefix("##")))
     listed = re.findall(r"^\| (.*`.*) \| \d\.\d \| .+ \|$", text, re.MULTILINE)
     documented = set(re.findall(r"`([^`]+)`", " ".join(listed)))
     left_out = {row["name"] for row in rows if row["exposure"]}
@@ -167,8 +178,19 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """``PR_SET_MDWE``, which is what ``MemoryDenyWriteExecute=`` does (Linux 6.3)."""
 
 
-def test_the_unit_grants_what_mounts_keep() -> None:
-    assert set(kept_capabilities(is_read_only=False)) <= set(settings(_RIGHTS))
+@pytest.mark.parametrize("unit", [UNIT, MOUNT_UNIT], ids=["service", "mount"])
+def test_a_unit_grants_what_mounts_keep(unit: Path) -> None:
+    assert set(kept_capabilities(is_read_only=False)) <= set(settings(_RIGHTS, unit))
+
+
+def test_nothing_but_an_unmount_ends_a_mount() -> None:
+    """Neither the shutdown of the machine, which would do so before programs have written, nor
+    another runlevel, nor a start too many."""
+    assert settings("DefaultDependencies", MOUNT_UNIT) == ["no"]
+    assert settings("IgnoreOnIsolate", MOUNT_UNIT) == settings("RefuseManualStop", MOUNT_UNIT)
+    assert settings("StartLimitIntervalSec", MOUNT_UNIT) == ["0"]
+    for name in ("Requires", "BindsTo", "PartOf", "Conflicts", "RuntimeMaxSec", "WatchdogSec"):
+        assert settings(name, MOUNT_UNIT) == []
 
 
 def has_reserved_blocks(root: Path) -> bool:

@@ -15,7 +15,7 @@ from email.message import EmailMessage
 from email.policy import SMTP
 
 from dedupd.service.notices.problem import Notice
-from dedupd.service.systemd.slice import STARTED_BY_SYSTEMD
+from dedupd.service.systemd.slice import is_of_systemd
 from dedupd.system.processes import child_environment
 
 DELIVERY_S_MAX = 60.0
@@ -82,6 +82,6 @@ async def deliver(way: Way, notice: Notice, length_s: float = DELIVERY_S_MAX) ->
 def _outside() -> list[str]:
     """The words that start a process outside of the service's unit, whose rights do not suffice for
     a mail, or a network."""
-    if STARTED_BY_SYSTEMD not in os.environ or shutil.which("systemd-run") is None:
+    if not is_of_systemd() or shutil.which("systemd-run") is None:
         return []
     return ["systemd-run", "--quiet", "--collect", "--wait", "--pipe", "--"]

@@ -21,13 +21,18 @@ ANSWER_S_MAX = 10.0
 _log = logging.getLogger("dedupd")
 
 
+def is_of_systemd() -> bool:
+    """Whether systemd has started this process."""
+    return STARTED_BY_SYSTEMD in os.environ
+
+
 async def command_in_slice() -> list[str]:
     """The words before a command that make it run in the slice.
 
     Nothing where systemd did not start this process. Where it did and does not do it, nothing
     either, and a warning: the job has the lowest priority by itself.
     """
-    if STARTED_BY_SYSTEMD not in os.environ or shutil.which("systemd-run") is None:
+    if not is_of_systemd() or shutil.which("systemd-run") is None:
         return []
     command = ["systemd-run", "--quiet", "--collect", "--scope", f"--slice={SLICE}", "--"]
     try:

@@ -1,0 +1,135 @@
+"""The process of a mount in a unit of systemd, with a file system namespace of its own.
+
+What it cannot do there is done here, by the service, in the namespace of the host
+(:mod:`fuse_stub.mounts.handover`).
+"""
+
+import logging
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from dedupd.errors import Busy, ServiceUnreachable, UsageError
+from dedupd.system.control_socket import runtime_dir
+from dedupd.system.files import opened
+from dedupd.volume.detached_mount import detached_mount
+from dedupd.volume.volume import Volume
+from fuse_stub.mounts import over_mount
+from fuse_stub.mounts.handover import Line, meeting_place, task_of
+from fuse_stub.mounts.mount_points import is_dead_mount
+from fuse_stub.mounts.mount_process import Serving
+from fuse_stub.mounts.private_mount import private_mount, show
+from fuse_stub.mounts.read_ahead import device_of, read_ahead_more
+
+UNIT = "dedupd-mount@{}.service"
+
+START_S_MAX = 60.0
+"""For a process of the unit that still ends, and for the start of another."""
+
+CALL_S_MAX = 3.0
+"""How long to wait for a call before asking systemd again: its unit may have been about to end."""
+
+log = logging.getLogger("dedupd.service")
+
+
+class NoUnit(Exception):
+    """systemd cannot start the unit; says why."""
+
+
+def served_in_unit(volume: str, path: str, base_fd: int, asked: Serving) -> int:
+    """Serve the volume (a uuid) whose ``.dedupd`` is open by a process in its unit; return its pid
+    once the volume is mounted. ``base_fd`` stays the caller's.
+
+    Raises NoUnit, the errors of the process, Busy, UsageError, OSError.
+    """
+    with ExitStack() as stack:
+        below_fd = os.dup(base_fd)
+        private = stack.enter_context(private_mount(below_fd, asked.options))
+        if private.mount_fd is None:
+            raise NoUnit("the kernel gives no private mount of the file system below")
+        line = stack.enter_context(_called(volume, path, base_fd))
+        line.send(task_of(path, asked), [base_fd, private.mount_fd])
+        request, _ = line.receive()
+        with opened(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)) as device_fd:
+            mount_fd = over_mount.new_mount(device_fd, request["mount"])
+            stack.callback(os.close, mount_fd)
+            show(mount_fd, asked.options, base_fd)
+            line.send({}, [device_fd, mount_fd])
+        line.receive()
+        read_ahead_more(device_of(f"/proc/self/fd/{mount_fd}"))
+        _put(mount_fd, asked.mountpoint)
+        return line.pid
+
+
+def _put(mount_fd: int, point: str) -> None:
+    """Put a mount in its place, instead of a dead one. Raises UsageError."""
+    try:
+        if is_dead_mount(point):
+            over_mount.replace(mount_fd, point)
+        else:
+            over_mount.attach(mount_fd, point)
+    except OSError as error:
+        raise UsageError(
+            f"{point}: cannot be mounted ({error.strerror}); is it a directory?"
+        ) from error
+
+
+@contextmanager
+def _called(volume: str, path: str, base_fd: int) -> Iterator[Line]:
+    """Start the unit, and wait for the call of its process."""
+    where = meeting_place(volume)
+    os.makedirs(runtime_dir(), mode=0o700, exist_ok=True)
+    with suppress(FileNotFoundError):
+        os.unlink(where)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(where)
+        try:
+            listener.listen(1)
+            listener.settimeout(CALL_S_MAX)
+            line = Line(_call_of(listener, volume, path, base_fd))
+        finally:
+            os.unlink(where)
+    try:
+        yield line
+    finally:
+        line.close()
+
+
+def _call_of(listener: socket.socket, volume: str, path: str, base_fd: int) -> socket.socket:
+    end = time.monotonic() + START_S_MAX
+    while True:
+        _start(UNIT.format(volume))
+        with suppress(TimeoutError):
+            connection, _ = listener.accept()
+            connection.settimeout(None)
+            return connection
+        # The unit runs already. Its process serves users of a mount that was detached, or syncs.
+        with Volume.at(path, os.dup(base_fd)) as opened_volume:
+            detached = detached_mount(opened_volume)
+        if detached is not None and (detached.users or time.monotonic() > end):
+            raise Busy(detached.message)
+        if time.monotonic() > end:
+            raise ServiceUnreachable(
+                f"{path}: {UNIT.format(volume)} runs, and does not mount the volume; see"
+                f" `systemctl status {UNIT.format(volume)}`"
+            )
+
+
+def _start(unit: str) -> None:
+    try:
+        done = subprocess.run(
+            ["systemctl", "--quiet", "--no-ask-password", "start", "--", unit],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=START_S_MAX,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoUnit(str(error)) from error
+    if done.returncode:
+        text = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise NoUnit(text[0] if text else f"systemctl ended with status {done.returncode}")

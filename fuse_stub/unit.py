@@ -1,0 +1,38 @@
+"""The process of a mount in a unit of systemd (``packaging/systemd/dedupd-mount@.service``)."""
+
+import os
+
+from dedupd.errors import ServiceUnreachable
+from dedupd.system import mount_table
+from dedupd.system.processes import show_as
+from fuse_stub.mounts.handover import Line, Outside
+from fuse_stub.mounts.mount_points import clear_dead_mount
+from fuse_stub.process import serve_for_parent
+
+
+def serve_in_unit(volume: str) -> None:
+    """Serve the volume (a uuid) for which the service has started the unit.
+
+    Raises ServiceUnreachable where no service waits for that, and the errors that it reports.
+    """
+    try:
+        line = Line.to_service(volume)
+    except OSError as error:
+        raise ServiceUnreachable(
+            f"{volume}: no service waits for the mount process of this volume ({error.strerror});"
+            " `dedupd mount PATH` mounts it"
+        ) from error
+    outside = Outside(line)
+    show_as("dedupd-mount", outside.mountpoint)
+    serve_for_parent(
+        *(outside.path, outside.base_fd, outside.mountpoint, outside.cache_bytes),
+        os.dup(line.fileno()),
+        options=outside.options,
+        outside=outside,
+    )
+
+
+def clear_after(volume: str) -> None:
+    """Unmount what a process of the unit left when it ended in order: it could not do so itself."""
+    for point in mount_table.points_of(volume):
+        clear_dead_mount(point)
