@@ -36,6 +36,10 @@ def meeting_place(volume: str) -> str:
     return os.path.join(runtime_dir(), f"{volume}.start")
 
 
+class Ended(ServiceUnreachable):
+    """The process at the other end has ended without an answer."""
+
+
 class Line:
     """A connection, on either side. Closes the socket."""
 
@@ -67,25 +71,25 @@ class Line:
         self._socket.close()
 
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Raises ServiceUnreachable where the other end is closed."""
+        """Raises Ended."""
         try:
             socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
         except OSError as error:
-            raise ServiceUnreachable(f"the other process has ended ({error.strerror})") from error
+            raise Ended(f"the other process has ended ({error.strerror})") from error
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
         """The next message, and its descriptors, which the caller closes.
 
-        Raises ServiceUnreachable where there is none, and an error that it reports.
+        Raises Ended, and an error that it reports.
         """
         try:
             data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES_MAX, FDS_MAX)
         except OSError as error:
-            raise ServiceUnreachable(f"the other process has ended ({error.strerror})") from error
+            raise Ended(f"the other process has ended ({error.strerror})") from error
         for fd in fds:
             os.set_inheritable(fd, False)
         if not data:
-            raise ServiceUnreachable("the other process has ended")
+            raise Ended("the other process has ended")
         message: dict[str, Any] = json.loads(data)
         if "error" in message:
             for fd in fds:

@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from dedupd.errors import Busy, ServiceUnreachable, UsageError
+from dedupd.errors import Busy, UsageError
 from dedupd.system.control_socket import runtime_dir
 from dedupd.system.files import opened
 from dedupd.volume.detached_mount import detached_mount
 from dedupd.volume.volume import Volume
 from fuse_stub.mounts import over_mount
-from fuse_stub.mounts.handover import Line, meeting_place, task_of
+from fuse_stub.mounts.handover import Ended, Line, meeting_place, task_of
 from fuse_stub.mounts.mount_points import is_dead_mount
 from fuse_stub.mounts.mount_process import Serving
 from fuse_stub.mounts.private_mount import private_mount, show
@@ -45,6 +45,14 @@ def served_in_unit(volume: str, path: str, base_fd: int, asked: Serving) -> int:
 
     Raises NoUnit, the errors of the process, Busy, UsageError, OSError.
     """
+    try:
+        return _served(volume, path, base_fd, asked)
+    except Ended as error:
+        unit = UNIT.format(volume)
+        raise NoUnit(f"{unit} has ended; `journalctl -u {unit}` may say why") from error
+
+
+def _served(volume: str, path: str, base_fd: int, asked: Serving) -> int:
     with ExitStack() as stack:
         below_fd = os.dup(base_fd)
         private = stack.enter_context(private_mount(below_fd, asked.options))
@@ -100,28 +108,28 @@ def _called(volume: str, path: str, base_fd: int) -> Iterator[Line]:
 
 def _call_of(listener: socket.socket, volume: str, path: str, base_fd: int) -> socket.socket:
     end = time.monotonic() + START_S_MAX
+    unit = UNIT.format(volume)
     while True:
-        _start(UNIT.format(volume))
+        _systemctl("start", unit)
         with suppress(TimeoutError):
             connection, _ = listener.accept()
             connection.settimeout(None)
             return connection
-        # The unit runs already. Its process serves users of a mount that was detached, or syncs.
+        _systemctl("is-active", unit)
+        # It starts slowly, or has run before: for users of a mount that was detached, or to sync.
         with Volume.at(path, os.dup(base_fd)) as opened_volume:
             detached = detached_mount(opened_volume)
         if detached is not None and (detached.users or time.monotonic() > end):
             raise Busy(detached.message)
         if time.monotonic() > end:
-            raise ServiceUnreachable(
-                f"{path}: {UNIT.format(volume)} runs, and does not mount the volume; see"
-                f" `systemctl status {UNIT.format(volume)}`"
-            )
+            raise NoUnit(f"{unit} runs, and does not call; see `systemctl status {unit}`")
 
 
-def _start(unit: str) -> None:
+def _systemctl(action: str, unit: str) -> None:
+    """Raises NoUnit where systemd does not do it."""
     try:
         done = subprocess.run(
-            ["systemctl", "--quiet", "--no-ask-password", "start", "--", unit],
+            ["systemctl", "--quiet", "--no-ask-password", action, "--", unit],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -132,4 +140,5 @@ def _start(unit: str) -> None:
         raise NoUnit(str(error)) from error
     if done.returncode:
         text = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise NoUnit(text[0] if text else f"systemctl ended with status {done.returncode}")
+        status = f"`systemctl {action} {unit}` ended with status {done.returncode}"
+        raise NoUnit(text[0] if text else status)

@@ -36,6 +36,7 @@ _SYSTEMCTL = """#!/bin/sh
 echo "$@" >>{calls}
 test ! -e {refusal} || {{ cat {refusal} >&2; exit 1; }}
 for unit; do :; done
+case " $* " in *" is-active "*) pgrep -f -- "--mount ${{unit#dedupd-mount@}}" >>{log}; exit ;; esac
 volume=${{unit#dedupd-mount@}}
 export PYTHONPATH={sources}
 setsid unshare --mount --propagation slave \\
@@ -53,7 +54,7 @@ class UnitLab:
         programs = base / "bin"
         programs.mkdir()
         words = " ".join(re.findall(r"^CapabilityBoundingSet=(.*)$", UNIT.read_text(), re.M))
-        stand_in = programs / "systemctl"
+        self._systemctl = stand_in = programs / "systemctl"
         stand_in.write_text(
             _SYSTEMCTL.format(
                 calls=self.calls,
@@ -65,7 +66,16 @@ class UnitLab:
             )
         )
         stand_in.chmod(0o755)
+        # No job waits for a systemd that is not there.
+        (programs / "systemd-run").symlink_to("/bin/false")
         self._path = f"{programs}:{os.environ['PATH']}"
+
+    def run_instead(self, program: str) -> None:
+        """Have units run something else than the process of a mount."""
+        text = self._systemctl.read_text()
+        self._systemctl.write_text(
+            text[: text.index("setsid")] + f"({program}) >>{self.log} 2>&1 &\n"
+        )
 
     def start(self) -> None:
         self.machine.start(INVOCATION_ID="1", PATH=self._path)
@@ -115,14 +125,13 @@ def test_a_mount_process_has_a_namespace_and_rights_of_its_own(lab: UnitLab) -> 
     volume = machine.add_volume()
     content = noise(200_000)
     volume.put("f", content)
+    volume.optimize()
+    assert volume.stub("f") is not None
     lab.start()
     pid = machine.mount_pid(volume)
     assert namespace(pid) != namespace(os.getpid())
     assert_bounded(pid, WRITING)
     assert_serves(volume, content)
-    ended = machine.ended(machine.submit("optimize", volume))
-    assert ended["exit_status"] == 0 and volume.stub("f") is not None
-    assert (volume.root / "f").read_bytes() == content
     assert machine.run("umount", volume.root).returncode == 0
     assert not is_mounted(volume) and has_ended(pid)
     assert machine.run("mount", volume.root).returncode == 0
@@ -199,6 +208,30 @@ def test_without_a_unit_the_process_runs_beside_the_service(lab: UnitLab) -> Non
     assert (volume.root / "f").read_bytes() == b"content"
     machine.stop()
     assert "no unit of its own: Failed to start: no such unit" in machine.log.read_text()
+
+
+@pytest.mark.parametrize("dies", ["before it calls", "before it answers"])
+def test_a_process_that_cannot_run_in_a_unit_runs_beside_the_service(
+    lab: UnitLab, dies: str
+) -> None:
+    """Whatever the unit takes away: users have their files."""
+    volume = lab.machine.add_volume()
+    volume.put("f", b"content")
+    program = "exit 1"
+    if dies == "before it answers":
+        program = f"exec {sys.executable} -P -c '{_CALLS_AND_ENDS}' \"$volume\""
+    lab.run_instead(program)
+    lab.start()
+    assert namespace(lab.machine.mount_pid(volume)) == namespace(os.getpid())
+    assert (volume.root / "f").read_bytes() == b"content"
+    lab.machine.stop()
+    assert "no unit of its own" in lab.machine.log.read_text()
+
+
+_CALLS_AND_ENDS = (
+    "import sys; from fuse_stub.mounts.handover import Line;"
+    ' Line.to_service(sys.argv[1].removesuffix(".service")).receive()'
+)
 
 
 def test_a_failure_of_the_process_is_that_of_the_mount(lab: UnitLab) -> None:
