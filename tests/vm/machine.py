@@ -111,7 +111,8 @@ def _run_qemu(kernel: Kernel, run: Path, programs: Path, disk: Path) -> str:
         *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", MEMORY),
         *("-kernel", str(kernel.image), "-initrd", str(run / "initramfs")),
         "-append",
-        "console=ttyS0 panic=-1 quiet loglevel=5 security=selinux selinux=1 fuse.enable_uring=1",
+        "console=ttyS0 panic=-1 quiet loglevel=5 security=selinux selinux=1 fuse.enable_uring=1"
+        " mitigations=off no5lvl init_on_alloc=0",  # these cost much time without KVM
         *("-serial", f"file:{run / 'console'}", "-serial", f"file:{run / 'results'}"),
         *("-drive", f"file={disk},if=virtio,format=raw,cache=unsafe,discard=unmap"),
     ]

@@ -19,9 +19,11 @@ from tests.support.service import eventually
 from tests.vm.guest.disks import run
 from tests.vm.guest.kernel_features import lacks, need_modules
 
-VERSIONS = ["3", "4.2"]
+VERSIONS = ["3", "4.0", "4.2"]
 GRACE_S = 10
 STATE = Path("/var/lib/nfs")
+PIPES = STATE / "rpc_pipefs"
+"""By these the kernel reaches ``nfsdcld``, which remembers the clients of NFS 4 over a restart."""
 SERVER = Path("/proc/fs/nfsd")
 TOP = Path("/scratch")
 """The root of all exports to clients by NFS 4. That of the guest cannot be exported: an overlay."""
@@ -41,17 +43,21 @@ class NfsServer:
         with open("/etc/passwd", "a", encoding="ascii") as users:
             for number, name in enumerate(("_rpc", "statd"), 901):
                 users.write(f"{name}:x:{number}:65534::/run/rpcbind:/usr/sbin/nologin\n")
-        for directory in (STATE / "v4recovery", STATE / "sm", Path("/run/rpcbind")):
+        for directory in (STATE / "sm", Path("/run/rpcbind")):
             directory.mkdir(parents=True, exist_ok=True)
             shutil.chown(directory, "_rpc")
+        for directory in (STATE / "nfsdcld", PIPES):
+            directory.mkdir(exist_ok=True)
         Path("/etc/nfs.conf").write_text(f"[exports]\nrootdir={TOP}\n")
         for path in (STATE / "etab", STATE / "rmtab", Path("/etc/exports")):
             path.touch()
+        run("mount", "-t", "rpc_pipefs", "sunrpc", PIPES)
         run("mount", "-t", "nfsd", "nfsd", SERVER)
         for name in ("nfsv4leasetime", "nfsv4gracetime"):
             (SERVER / name).write_text(str(GRACE_S))
         self._programs = [subprocess.Popen(["rpcbind", "-f"])]
         eventually(lambda: answers(["rpcinfo"]), "rpcbind answers")
+        self._programs.append(subprocess.Popen(["nfsdcld", "--foreground"]))
         self._programs.append(subprocess.Popen(["rpc.mountd", "--foreground"]))
         eventually(lambda: "mountd" in run("rpcinfo"), "rpc.mountd is registered")
         self.start()
@@ -69,6 +75,7 @@ class NfsServer:
             program.kill()
             program.wait()
         run("umount", SERVER)
+        run("umount", PIPES)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +90,8 @@ def server() -> Iterator[NfsServer]:
 @pytest.fixture(params=VERSIONS)
 def version(request: pytest.FixtureRequest, server: NfsServer) -> str:
     offered = (SERVER / "versions").read_text().split()
-    if f"+{request.param}" not in offered:
+    # "+4" includes 4.0, which the kernel names only if it does not offer it.
+    if f"+{request.param.removesuffix('.0')}" not in offered or f"-{request.param}" in offered:
         lacks(f"NFS {request.param} of the server ({' '.join(offered)})")
     return str(request.param)
 

@@ -1,5 +1,6 @@
 """The main path of a volume: set up, mounted, optimized, read, written, collected and checked."""
 
+import errno
 import os
 import platform
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeFileSystem
-from tests.support.lab import noise, prose, run_cli
+from tests.support.lab import fill_to_the_brim, noise, prose, run_cli
 from tests.support.mounts import MountedLab, mounted_lab
 from tests.support.upkeep import scrub
 from tests.support.ways import DEVICE, RING, WAY, has_ring
@@ -102,3 +103,19 @@ def test_a_killed_mount_loses_nothing(lab: MountedLab) -> None:
     lab.kill()
     lab.mount()
     assert path.read_bytes() == content[:1000] + b"edit" + content[1004:]
+
+
+def test_a_refused_write_leaves_nothing_behind(lab: MountedLab) -> None:
+    """Neither in the file nor in the cache of the kernel, which has copied it there."""
+    contents = {"stub": noise(300_000), "hole": bytes(300_000)}
+    lab.make_stub("stub", contents["stub"])
+    (lab.view / "hole").touch()
+    os.truncate(lab.view / "hole", len(contents["hole"]))
+    assert {name: (lab.view / name).read_bytes() for name in contents} == contents
+    fill_to_the_brim(lab.data / "ballast")
+    for name, content in contents.items():
+        with open(lab.view / name, "r+b", buffering=0) as file, pytest.raises(OSError) as caught:
+            os.pwrite(file.fileno(), b"refused", 1_000)
+        assert caught.value.errno == errno.ENOSPC
+        assert (lab.view / name).read_bytes() == content, name
+    (lab.data / "ballast").unlink()
