@@ -21,6 +21,7 @@ from dedupd.system.files import is_there
 from fuse_stub.mounts.mount_points import covered, is_dead
 from fuse_stub.mounts.mount_process import Serving, open_volume, served_in_background, unmount
 from fuse_stub.mounts.mount_unit import NoUnit, served_in_unit
+from fuse_stub.mounts.over_mount import replaces_without_gap
 
 log = logging.getLogger("dedupd.service")
 
@@ -160,8 +161,10 @@ class MountKeeper:
 
     def _serve(self, path: str, base_fd: int, asked: Serving) -> int:
         """Have a process serve the volume: in a unit of its own, or else beside the service."""
-        # The unit has no network, by which a cluster is reached.
-        if self.uuid and is_of_systemd() and not is_there(base_fd, BINDING_FILE):
+        # The unit has no network, by which a cluster is reached. Before Linux 6.5 no mount can be
+        # put in the place of a dead one without a gap.
+        may_have_unit = is_of_systemd() and replaces_without_gap()
+        if self.uuid and may_have_unit and not is_there(base_fd, BINDING_FILE):
             try:
                 return served_in_unit(self.uuid, path, base_fd, asked)
             except NoUnit as error:

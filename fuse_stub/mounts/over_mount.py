@@ -26,6 +26,7 @@ _CLOEXEC = 1
 """The flag of both fsopen and fsmount."""
 _SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6
 _FROM_EMPTY_PATH, BENEATH = 0x4, 0x200
+_PUTS_BENEATH = (6, 5)
 _DETACH, _NO_FOLLOW = 2, 8
 _REMOUNT = 32
 
@@ -96,6 +97,13 @@ def new_mount(device_fd: int, options: Mapping[str, str]) -> int:
                 _call(_FSCONFIG, context, _SET_FLAG, name.encode(), None, 0)
         _call(_FSCONFIG, context, _CREATE, None, None, 0)
         return _call(_FSMOUNT, context, _CLOEXEC, attributes)
+
+
+def replaces_without_gap() -> bool:
+    """Whether the kernel puts a mount beneath another one (Linux 6.5)."""
+    major, _, rest = os.uname().release.partition(".")
+    minor = rest.partition(".")[0]
+    return major.isdecimal() and minor.isdecimal() and (int(major), int(minor)) >= _PUTS_BENEATH
 
 
 def replace(mount_fd: int, point: str) -> None:
