@@ -141,7 +141,7 @@ class Scrub(Job[ScrubReport]):
             self._check_all()
             tree = self._walk()
             self._repair(tree)
-            self._copy()
+            self._copy(is_complete=not tree.findings)
             self._name_losses(tree)
             self._numbers.note({kind: last_number(self._directories[kind].fd) for kind in fmt.Kind})
         self._volume.repairs.clear(self._noted)
@@ -393,7 +393,7 @@ class Scrub(Job[ScrubReport]):
                 search = FileSearch(one.volume, self._run, self._throttle, repair, self._threads)
                 search.search(one.suspects)
 
-    def _copy(self) -> None:
+    def _copy(self, *, is_complete: bool) -> None:
         self._run.update(phase="second copies")
         threshold = self._policy.redundancy_threshold or REFERENCES_MAX
         where = self._volume, self._run, self._throttle
@@ -404,9 +404,10 @@ class Scrub(Job[ScrubReport]):
                     closing(Redundancy(*where, kind, writer, self._report)) as copies,
                 ):
                     if kind is fmt.Kind.CHUNKS:
-                        copies.update(self._known[kind], threshold + 1, self._dictionaries)
+                        least, always = threshold + 1, self._dictionaries
                     else:
-                        copies.update(self._known[kind], 1)
+                        least, always = 1, set[int]()
+                    copies.update(self._known[kind], least, always, is_complete=is_complete)
             except NoSpace as error:
                 self._report.messages.append(f"second copies: {error}")
 

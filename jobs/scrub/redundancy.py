@@ -56,20 +56,27 @@ class Redundancy:
         self._directory.close()
 
     def update(
-        self, known: RecordCensus, references_min: int, always: Collection[int] = ()
+        self,
+        known: RecordCensus,
+        references_min: int,
+        always: Collection[int] = (),
+        *,
+        is_complete: bool,
     ) -> None:
         """Copy every record that is there and is referred to at least so often, or is one of
         ``always``.
 
         A copy is given up where the record that it repeats has no reference left, or has another
-        copy; not where that record is lost: the copy may be the only one. Raises Cancelled.
+        copy; not where that record is lost: the copy may be the only one. Nor without
+        references unless these ``is_complete``: what could not be read may have some. Raises
+        Cancelled.
         """
         have: set[int] = set()
         dropped: dict[int, tbl.TableEntry] = {}
         for copy in self._run.checked(all_copies(self._directory.fd, self._kind, self._uuid)):
             target = copy.entry.target
             is_needed = known.is_primary(target) and known.references(target) > 0
-            is_needed |= known.is_lost(known.end_of(target))
+            is_needed |= not is_complete or known.is_lost(known.end_of(target))
             if is_needed and target not in have:
                 have.add(target)
             else:

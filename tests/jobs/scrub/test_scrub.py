@@ -227,6 +227,20 @@ def test_a_copy_is_given_up_when_nothing_refers_to_what_it_repeats(tmp_path: Pat
         assert scrub(lab, Depth.QUICK).copies_dropped == 1
 
 
+def test_a_copy_stays_while_a_stub_cannot_be_read(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.put("file", noise(500 * KIB))
+        lab.optimize()
+        path = lab.data / "file"
+        name = next(one for one in os.listxattr(path) if one.endswith(".dedupd"))
+        value = os.getxattr(path, name)
+        os.setxattr(path, name, value[:-1] + bytes([value[-1] ^ 1]))
+        report = scrub(lab, Depth.QUICK)
+        assert report.findings and report.copies_dropped == 0
+        os.setxattr(path, name, value)
+        assert scrub(lab, Depth.QUICK).copies_dropped == 0
+
+
 def test_a_damaged_copy_is_written_again(lab: Lab) -> None:
     damage_record(lab, Kind.RECIPE_COPIES, 1 << 32)
     report = scrub(lab)
