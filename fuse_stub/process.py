@@ -38,7 +38,7 @@ from fuse_stub.files.sealing import seal_at_the_end, seal_closed
 from fuse_stub.kernel.confinement import bound_capabilities, deny_calls
 from fuse_stub.kernel.page_worker import ask_for_pages
 from fuse_stub.kernel.request_pump import Pump
-from fuse_stub.kernel.reserved_blocks import leave_group, obey_inode_quotas
+from fuse_stub.kernel.reserved_blocks import leave_group
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
 from fuse_stub.mounts.mount_process import Mounter, Serving
@@ -102,7 +102,6 @@ def serve(volume: Volume, asked: Serving) -> None:
         mount = MountedVolume(own, transitions, at, cache_bytes, cores(), private=private)
         if not own.is_read_only:
             mount.reserved_blocks.keep(own.data_fd, at, keeps_rights=keeps_rights)
-            obey_inode_quotas(mount.inodes, own.data_fd, at, keeps_rights=keeps_rights)
         try:
             answer(mount, asked, below_fd)
         finally:

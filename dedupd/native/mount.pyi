@@ -139,10 +139,6 @@ class Inodes:
         ``user`` and for ``group`` (0: none); ``other`` is a user who may not have them. False where
         threads cannot become that."""
 
-    def make_as_owner(self, other: int) -> bool:
-        """From now on make inodes of users as these users. Return False if threads cannot become
-        other users, of whom ``other`` is one."""
-
     def may_have_reserved(self, uid: int, pid: int, mapped: int | None = None) -> bool:
         """Whether a caller may have these blocks: a user's thread. Where ``mapped`` is an inode, it
         is the kernel, which writes what a mapping of it has changed."""

@@ -3,8 +3,6 @@
 Threads of the mount process are root's, and ext4 gives them these blocks whatever they write. So
 the changes that users ask for are made as a user who has no right to the blocks, with all the
 capabilities of the process. Native code does the same (``native/src/mount/reserved_blocks.rs``).
-
-Quotas of XFS for inodes need another user, too: :func:`obey_inode_quotas`.
 """
 
 import errno
@@ -89,26 +87,6 @@ class ReservedBlocks:
         if isinstance(caller, native.mount.Request) and caller.is_mapping:
             mapped = caller.node
         return self._inodes.may_have_reserved(caller.uid, caller.pid, mapped)
-
-
-def obey_inode_quotas(
-    inodes: native.mount.Inodes, data_fd: int, mountpoint: str, *, keeps_rights: bool
-) -> None:
-    """Make the file system of ``data_fd`` refuse inodes beyond a user's quota.
-
-    ext4 refuses to give such an inode away. XFS does not, but it refuses to make one as this user.
-    ``keeps_rights``: whether this process keeps its capabilities as another user.
-    """
-    found = file_system_of(data_fd)
-    enforces_quotas = found.kind == "xfs" and "usrquota" in found.options
-    if not enforces_quotas or os.geteuid() != _ROOT:
-        return
-    if not (keeps_rights and inodes.make_as_owner(_OTHERS[0])):
-        log.warning(
-            "%s: quotas do not limit the number of files: the process lacks CAP_SETUID or"
-            " CAP_SETPCAP",
-            mountpoint,
-        )
 
 
 def _as_user(uid: int, function: Callable[..., T], *args: object) -> T:

@@ -24,20 +24,6 @@ pub fn become_user(uid: u32) {
     });
 }
 
-/// Runs `step` with this thread as `uid`, and then as the user that it was before.
-pub fn as_user<T>(uid: u32, step: impl FnOnce() -> T) -> T {
-    struct Before(u32);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            become_user(self.0);
-        }
-    }
-    let known = USER.with(Cell::get);
-    let _before = Before(if known == UNKNOWN { set(UNKNOWN) } else { known });
-    become_user(uid);
-    step()
-}
-
 /// Whether threads of this process can become `uid`, and root again.
 pub fn can_become(uid: u32) -> bool {
     let before = set(uid);
@@ -84,7 +70,6 @@ mod tests {
             {
                 let _root = RootAgain;
                 become_user(65_532);
-                assert_eq!(as_user(65_531, || set(UNKNOWN)), 65_531);
                 assert_eq!(set(UNKNOWN), 65_532);
             }
             assert_eq!(set(UNKNOWN), ROOT);

@@ -2,7 +2,6 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
 
 use rustix::fs::{Mode, OFlags, RenameFlags, openat, readlinkat_raw};
 use rustix::io::Errno;
@@ -20,7 +19,6 @@ use crate::mount::requests::attributes::SET_IDS;
 use crate::mount::requests::entries::{status_at, status_of};
 use crate::mount::requests::{effects, tree::Tree};
 use crate::system::attributes::getxattr_at;
-use crate::system::file_user::as_user;
 
 const PERMISSIONS: u32 = 0o7777;
 /// Renames that give a new entry to the old name, too.
@@ -83,7 +81,7 @@ impl Tree {
         let (given, name): (MknodIn, _) = (request.part()?, request.name()?);
         let parent = self.inodes.path(request.header.node)?;
         let mode = inherited_mode(&parent, given.mode, given.umask);
-        self.as_owner(request, || effects::make_node(&*parent, name, mode, given.device))?;
+        effects::make_node(&*parent, name, mode, given.device)?;
         self.made(request, &parent, name, given.mode, out)
     }
 
@@ -91,24 +89,15 @@ impl Tree {
         let (given, name): (MkdirIn, _) = (request.part()?, request.name()?);
         let parent = self.inodes.path(request.header.node)?;
         let mode = inherited_mode(&parent, given.mode & PERMISSIONS, given.umask);
-        self.as_owner(request, || effects::make_directory(&*parent, name, mode))?;
+        effects::make_directory(&*parent, name, mode)?;
         self.made(request, &parent, name, libc::S_IFDIR, out)
     }
 
     pub fn make_link(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let (name, target) = request.names()?;
         let parent = self.inodes.path(request.header.node)?;
-        self.as_owner(request, || effects::make_link(&*parent, name, target))?;
+        effects::make_link(&*parent, name, target)?;
         self.made(request, &parent, name, libc::S_IFLNK, out)
-    }
-
-    /// Makes an inode as the user whose inode it becomes, if quotas demand that: XFS refuses no inode
-    /// that root makes and then gives to a user. All rights stay those of this process.
-    fn as_owner<T>(&self, request: &Request, make: impl FnOnce() -> Answer<T>) -> Answer<T> {
-        if !self.makes_as_owner.load(Ordering::Relaxed) {
-            return make();
-        }
-        as_user(known(request.header.uid), make)
     }
 
     /// Completes a new inode, and tells the kernel of it. `mode`: as was asked for.
@@ -168,6 +157,8 @@ impl Tree {
             return Ok(None);
         }
         let inherits_group = u32::from(status_of(parent)?.stx_mode) & libc::S_ISGID != 0;
+        // An id that has no number here: then the file is root's.
+        let known = |id: u32| if id == u32::MAX { SUPERUSER } else { id };
         let gid = if inherits_group { None } else { Some(known(gid)) };
         Ok(Some(Owner { uid: known(uid), gid }))
     }
@@ -176,8 +167,7 @@ impl Tree {
         let (given, name): (CreateIn, _) = (request.part()?, request.name()?);
         let parent = self.inodes.path(request.header.node)?;
         let mode = inherited_mode(&parent, given.mode & PERMISSIONS, given.umask);
-        let create = || effects::create(&*parent, name, Mode::from_raw_mode(mode));
-        let fd = match self.as_owner(request, create) {
+        let fd = match effects::create(&*parent, name, Mode::from_raw_mode(mode)) {
             // Created after the kernel's lookup, so its permission check did not cover it. ESTALE
             // makes the kernel look again.
             Err(Failure(libc::EEXIST)) if given.flags & libc::O_EXCL as u32 == 0 => {
@@ -202,8 +192,7 @@ impl Tree {
         }
         let parent = self.inodes.path(request.header.node)?;
         let mode = inherited_mode(&parent, given.mode & PERMISSIONS, given.umask);
-        let create = || effects::create_nameless(&*parent, Mode::from_raw_mode(mode));
-        let fd = self.as_owner(request, create)?;
+        let fd = effects::create_nameless(&*parent, Mode::from_raw_mode(mode))?;
         self.give_owner(request, &parent, &fd, given.mode)?;
         let entry = self.remembered(self.found(&fd)?);
         // A descriptor for reading would do as well: what counts is that the inode stays.
@@ -319,11 +308,6 @@ impl Tree {
 struct Owner {
     uid: u32,
     gid: Option<u32>,
-}
-
-/// An ID that has no number here counts as root's.
-fn known(id: u32) -> u32 {
-    if id == u32::MAX { SUPERUSER } else { id }
 }
 
 /// Makes the caller the owner of an inode that this process has made as another user. That clears special

@@ -37,8 +37,6 @@ pub struct Tree {
     pub readers: Readers,
     /// While writes to the page cache wait for the disk.
     pub writes_wait: SlowTime,
-    /// Whether inodes of users are made as these users: their quotas then refuse them.
-    pub makes_as_owner: AtomicBool,
     /// Where writes are noted, once that is known.
     pub write_times: OnceLock<Arc<Notes>>,
     /// Whether new files may have to wait, which Python sees to.
@@ -61,7 +59,6 @@ impl Tree {
             is_root: rustix::process::geteuid().is_root(),
             callers: Callers::default(),
             reserved_blocks: OnceLock::new(),
-            makes_as_owner: AtomicBool::new(false),
             store: OnceLock::new(),
             pages: OnceLock::new(),
             readers: Readers::default(),

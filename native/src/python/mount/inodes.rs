@@ -256,16 +256,6 @@ impl Inodes {
         Ok(can)
     }
 
-    /// From now on inodes of users are made as these users. False if threads cannot become `other`, a
-    /// user of that kind.
-    fn make_as_owner(&self, py: Python<'_>, other: u32) -> PyResult<bool> {
-        let can = can_become(other);
-        if can {
-            self.tree(py)?.makes_as_owner.store(true, Ordering::Relaxed);
-        }
-        Ok(can)
-    }
-
     /// Whether a caller may have these blocks: a user's thread, or, where `mapped` is an inode, the
     /// kernel that writes what a mapping of it has changed.
     #[pyo3(signature = (uid, pid, mapped = None))]
