@@ -4,6 +4,7 @@ tells the way out."""
 import os
 import re
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -190,4 +191,33 @@ def test_an_entry_that_root_makes_while_others_move_is_listed(
     enable(str(root), policy_values={}, disk=Late())
     assert os.listdir(root) == [NAME]
     disable(str(root), disk=Disk())
+    assert os.listdir(root) == ["late"]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+def test_an_entry_that_was_opened_while_others_move_stops_enabling(
+    loop_fs: MakeFileSystem, kind: str
+) -> None:
+    """The directory was empty before, and btrfs lists by a descriptor what was there then."""
+    root = loop_fs(kind) / "r"
+    root.mkdir()
+    late = root / "late"
+    with ExitStack() as stack:
+
+        class Late(Disk):
+            is_first = True
+
+            def set_mode(self, fd: int, mode: int) -> None:
+                if self.is_first:
+                    self.is_first = False
+                    late.write_bytes(b"x")
+                    with late.open("rb") as file:
+                        command = ["sleep", "600"]
+                        process = stack.enter_context(subprocess.Popen(command, stdin=file))
+                    stack.callback(process.kill)
+                super().set_mode(fd, mode)
+
+        with pytest.raises(UsageError, match="late is in use by process"):
+            enable(str(root), policy_values={}, disk=Late())
     assert os.listdir(root) == ["late"]

@@ -199,7 +199,7 @@ def _move_in(root: str, root_fd: int, base_fd: int, disk: Disk) -> Parameters:
         reach(_CLOSED)
         with opened(_open_dir(base_fd, b"data")) as data_fd:
             _move_all_in(root, root_fd, data_fd, disk)
-            is_empty = not os.listdir(data_fd)
+            is_empty = not names_in(data_fd)
             disk.set_times(data_fd, times.st_atime_ns, times.st_mtime_ns)
             disk.sync_file(data_fd)
             disk.sync_dir(root_fd)

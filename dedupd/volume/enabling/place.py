@@ -189,7 +189,7 @@ def refuse_content(root: str, root_fd: int, path: str) -> None:
             f"{path}: nothing was changed: immutable or append-only, and so cannot be moved:"
             f" {shortened(protected)}; take that away (`chattr -i -a`), and run the command again"
         )
-    if any(name != BASE_NAME for name in os.listdir(root_fd)):
+    if any(name != os.fsencode(BASE_NAME) for name in names_in(root_fd)):
         refuse_occupants(root)  # which asks every process of the machine
 
 
