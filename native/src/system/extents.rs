@@ -4,7 +4,7 @@
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::RawFd;
 
-use crate::system::file_systems::{file_system_status, row_of};
+use crate::system::file_systems::{file_system_status, row_by, row_of};
 use crate::system::files::status_of;
 
 pub type Range = (i64, i64);
@@ -161,7 +161,7 @@ fn seek(fd: RawFd, position: i64, whence: libc::c_int) -> Result<Option<i64>> {
 /// zeros, and the extent map shows these blocks as data.
 pub fn has_large_units(fd: RawFd) -> Result<bool> {
     let file_system = file_system_status(fd)?;
-    if !row_of(fd)?.has_realtime_files {
+    if !row_by(&file_system).has_realtime_files {
         return Ok(false);
     }
     let mut fields = [0_u32; FSXATTR_FIELDS];

@@ -94,9 +94,14 @@ pub static FILE_SYSTEMS: [FileSystemRow; 8] = [
 
 /// The row of the file system of `fd`; of one without a row what is true of most.
 pub fn row_of(fd: RawFd) -> Result<FileSystemRow> {
-    let magic = file_system_status(fd)?.f_type as i64;
+    Ok(row_by(&file_system_status(fd)?))
+}
+
+/// As [`row_of`], by what `statfs` says.
+pub fn row_by(status: &libc::statfs64) -> FileSystemRow {
+    let magic = status.f_type as i64;
     let row = FILE_SYSTEMS.iter().find(|row| row.magic == magic);
-    Ok(row.copied().unwrap_or(FileSystemRow { magic, ..OTHER }))
+    row.copied().unwrap_or(FileSystemRow { magic, ..OTHER })
 }
 
 /// What `statfs` says of the file system of `fd`.
