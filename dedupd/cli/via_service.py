@@ -37,7 +37,7 @@ def job_command(job: str, *options: Decorator) -> Decorator:
         *limits,
         json_option,
         exits,
-        _through_service(job),
+        _through_service(job, known),
     )
 
     def decorate(command: Callable[..., None]) -> Any:
@@ -49,17 +49,18 @@ def job_command(job: str, *options: Decorator) -> Decorator:
     return decorate
 
 
-def _through_service(job: str) -> Decorator:
-    """Let the service run a job if it serves the volume; ``--wait`` waits for the end."""
+def _through_service(job: str, known: frozenset[str]) -> Decorator:
+    """Let the service run a job if it serves the volume; ``--wait`` waits for the end.
+
+    ``known``: the options that the service takes.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @click.option("--wait", is_flag=True, help="Wait where the service runs the job.")
         @functools.wraps(command)
         def wrapper(path: str, as_json: bool, wait: bool, **options: Any) -> None:
             chosen = {
-                name: value
-                for name in (JOBS[job].known if job in JOBS else ())
-                if (value := options.get(name)) not in (None, False)
+                name: value for name in known if (value := options.get(name)) not in (None, False)
             }
             take_limits(options)
             client = None
