@@ -103,7 +103,7 @@ def test_the_reference_rolls_to_the_defined_remainder() -> None:
 
 
 @given(data=contents(6000), chunking=chunkings(), final=st.booleans())
-@settings(max_examples=50)
+@settings(max_examples=120)
 @example(bytes(9000), Chunking(POLYNOMIAL, 16, 0, 4, 64, 4097), True)
 @example(bytes(9000), Chunking(POLYNOMIAL, 5, 1, 4, 64, 64), False)
 def test_every_path_cuts_where_the_definition_says(
@@ -115,7 +115,7 @@ def test_every_path_cuts_where_the_definition_says(
 
 
 @given(data=contents(6000), chunking=chunkings())
-@settings(max_examples=30)
+@settings(max_examples=60)
 def test_every_path_finds_the_matches_of_the_definition(data: bytes, chunking: Chunking) -> None:
     expected = [
         number
@@ -179,7 +179,7 @@ def test_no_run_of_one_byte_has_a_match(preset: str) -> None:
     cuts=st.lists(st.integers(1, 20_000), min_size=1, max_size=12),
     path=st.sampled_from(PATHS),
 )
-@settings(max_examples=40)
+@settings(max_examples=80)
 def test_cuts_do_not_depend_on_how_a_file_is_read(
     data: bytes, chunking: Chunking, cuts: list[int], path: str
 ) -> None:
@@ -258,7 +258,7 @@ def test_many_small_files_in_one_buffer_are_kept_apart(
 
 
 @given(data=contents(3000), chunking=chunkings())
-@settings(max_examples=30)
+@settings(max_examples=60)
 def test_chunks_cover_the_data_within_their_limits(data: bytes, chunking: Chunking) -> None:
     lengths = [b - a for a, b in pairwise([0, *cut(data, chunking)])]
     assert sum(lengths) == len(data)

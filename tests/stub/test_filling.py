@@ -117,7 +117,7 @@ def test_users_see_a_file_whatever_piece_it_is_at(loop_fs: MakeFileSystem, kind:
     lab = new_lab(loop_fs(kind) / "volume", "4k")
     names: list[str] = []
 
-    @settings(max_examples=30)
+    @settings(max_examples=60)
     @given(acts(), st.booleans())
     def check(steps: list[tuple[str, int, int]], to_the_end: bool) -> None:
         if not names:

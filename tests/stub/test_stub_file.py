@@ -152,7 +152,7 @@ def operations(draw: st.DrawFn) -> list[tuple[str, int, int]]:
 def test_a_stub_reads_and_writes_like_a_file(lab: Lab) -> None:
     names: list[str] = []
 
-    @settings(max_examples=20)
+    @settings(max_examples=40)
     @given(operations())
     def check(steps: list[tuple[str, int, int]]) -> None:
         if not names:

@@ -637,7 +637,7 @@ ACTIONS = [name for name in ACTIONS if not name.startswith("_")]
 
 @given(st.integers(0, 10**6), st.lists(st.sampled_from(ACTIONS), min_size=4, max_size=14))
 @example(0, ["create", "remove", "remove", "optimize_and_die"])  # files, chunks, and no stub
-@settings(max_examples=8)
+@settings(max_examples=20)
 def test_whatever_happened_just_what_is_needed_is_kept(
     tmp_path_factory: pytest.TempPathFactory, seed: int, actions: list[str]
 ) -> None:

@@ -216,7 +216,7 @@ def walk_beside_moves(lab: Lab, one: MountedVolume, seed: int) -> None:
     assert missed == set()
 
 
-@settings(max_examples=30)
+@settings(max_examples=80)
 @given(seed=st.integers(0, 1 << 32))
 def test_no_stub_of_the_tree_is_missed_whatever_moves_at_any_step(
     one: tuple[Lab, MountedVolume], seed: int

@@ -111,7 +111,7 @@ pieces = st.lists(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=25)
 @given(st.lists(pieces, min_size=1, max_size=6))
 def test_any_content_comes_back(shared_lab: Lab, files: list[list[tuple[str, int, int]]]) -> None:
     make: dict[str, Callable[[int, int], bytes]] = {

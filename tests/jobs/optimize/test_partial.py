@@ -244,7 +244,7 @@ def test_a_stub_in_use_that_is_mostly_its_own_becomes_plain(lab: Lab) -> None:
     assert lab.read("busy") == content
 
 
-@settings(max_examples=10)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_edits_in_turns_with_optimize_read_back(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

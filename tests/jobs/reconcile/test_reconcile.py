@@ -517,7 +517,7 @@ def test_a_lost_table_leaves_the_set_and_is_compared_again(tmp_path: Path) -> No
         assert read_all(lab, contents) == contents
 
 
-@settings(max_examples=4)
+@settings(max_examples=8)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.lists(st.integers(0, 9), min_size=1, max_size=6)),
