@@ -67,10 +67,16 @@ def connected(path: str, timeout_s: float) -> socket.socket:
     return connection
 
 
+def peer_ids(connection: socket.socket) -> tuple[int, int, int]:
+    """Return the process at the other end, its user and its group."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", raw)
+    return pid, uid, gid
+
+
 def _refuse_stranger(connection: socket.socket) -> None:
     """Raises PermissionError where the process that listens is neither root's nor this user's."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", raw)
+    _, uid, _ = peer_ids(connection)
     if uid & 0xFFFF_FFFF not in (0, os.geteuid()):
         raise PermissionError(errno.EACCES, f"user {uid} listens there")
 

@@ -15,13 +15,12 @@ nobody has it open, and the process with it.
 import json
 import os
 import socket
-import struct
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from dedupd.errors import ServiceUnreachable, error_named
-from dedupd.system.control_socket import runtime_dir
+from dedupd.system.control_socket import peer_ids, runtime_dir
 from fuse_stub.mounts.mount_options import MountOptions, parse_options
 from fuse_stub.mounts.mount_process import Serving
 from fuse_stub.mounts.private_mount import PrivateMount, given_mount
@@ -63,8 +62,7 @@ class Line:
     @property
     def pid(self) -> int:
         """The process at the other end."""
-        raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid: int = struct.unpack("3i", raw)[0]
+        pid, _, _ = peer_ids(self._socket)
         return pid
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dedupd.service.config import Readers
+from dedupd.system.control_socket import peer_ids
 
 _SO_PEERGROUPS = 59
 """Of <asm-generic/socket.h>; Python has no name for it."""
@@ -33,8 +34,7 @@ class Peer:
 
 def peer_of(connection: socket.socket) -> Peer:
     """The process at the other end of a Unix socket."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, gid = struct.unpack("3i", raw)
+    pid, uid, gid = peer_ids(connection)
     try:
         others = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
         groups: tuple[int, ...] = struct.unpack(f"{len(others) // 4}I", others)
