@@ -99,7 +99,7 @@ pub fn row_of(fd: RawFd) -> Result<FileSystemRow> {
 
 /// As [`row_of`], by what `statfs` says.
 pub fn row_by(status: &libc::statfs64) -> FileSystemRow {
-    let magic = status.f_type as i64;
+    let magic = status.f_type;
     let row = FILE_SYSTEMS.iter().find(|row| row.magic == magic);
     row.copied().unwrap_or(FileSystemRow { magic, ..OTHER })
 }
