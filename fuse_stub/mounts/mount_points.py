@@ -15,6 +15,10 @@ COVERED_SHOWN = 5
 """Names in a message: enough to recognise the files."""
 
 
+_BUSY_POLL_S = 0.05
+_BUSY_TRIES = 10
+"""How often a mount in use is tried again: for half a second."""
+
 _CANCELED_POLL_S = 0.001
 _CANCELED_MAX = 1000
 """Of a process that dies, the kernel takes its rings away before it ends the mount."""
@@ -50,17 +54,30 @@ def clear_dead_mount(path: str) -> None:
 
 
 def detach(point: str, *, lazily: bool) -> None:
-    """Unmount ``point``; ``lazily`` also while it is in use. Raises Busy, UsageError."""
+    """Unmount ``point``; ``lazily`` also while it is in use. Raises Busy, UsageError.
+
+    Programs that look at every mount, as monitors do, use it for a moment: being in use counts
+    once it lasts.
+    """
+    for _ in range(_BUSY_TRIES):
+        reason = _refusal(point, lazily=lazily)
+        if not reason:
+            return
+        if "busy" not in reason:
+            raise UsageError(f"{point}: cannot be unmounted: {reason.splitlines()[-1]}")
+        time.sleep(_BUSY_POLL_S)
+    raise Busy(f"{point}: in use; `fuser -vm {point}` shows by whom")
+
+
+def _refusal(point: str, *, lazily: bool) -> str:
+    """Try to unmount ``point`` once; what it said where it refused, else nothing."""
     command = ["umount", *(["-l"] if lazily else []), "--", point]
     if os.geteuid() != 0:
         command = ["fusermount3", "-u", *(["-z"] if lazily else []), "--", point]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
-        return
-    reason = done.stderr.strip().splitlines()
-    if "busy" in done.stderr:
-        raise Busy(f"{point}: in use; `fuser -vm {point}` shows by whom")
-    raise UsageError(f"{point}: cannot be unmounted: {reason[-1] if reason else done.returncode}")
+        return ""
+    return done.stderr.strip() or str(done.returncode)
 
 
 def covered(point: str) -> str:
