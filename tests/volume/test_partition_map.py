@@ -16,6 +16,7 @@ from dedupd.system.files import opened
 from dedupd.units import KIB, MIB
 from dedupd.volume.partition_map import PartitionMap, plan, type_of
 from jobs.frame.run import Cancelled, JobRun
+from jobs.optimize.file_reader import BATCHES_MIN
 from jobs.optimize.job import Optimize
 from jobs.optimize.store_session import StoreSession
 from tests.support.lab import Lab, fill, lab_in, noise
@@ -194,16 +195,17 @@ def test_a_full_partition_is_closed_also_in_the_middle_of_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.optimize.partitioning.capacity", lambda *_: 40)
-    monkeypatch.setattr("jobs.optimize.file_reader.BATCH_BYTES", 1 * MIB)
+    monkeypatch.setattr("jobs.optimize.job.batches_within", lambda *_: (MIB, BATCHES_MIN))
     with lab_in(tmp_path, "4k") as lab:
         lab.set_policy(PLAIN)
-        contents = fill(lab) | {"large.img": noise(6 * MIB, 5)}
+        contents = fill(lab) | {"large.img": noise(12 * MIB, 5)}
         lab.put("large.img", contents["large.img"])
         report = lab.optimize()
         assert report.partitions > 2
         assert {name: lab.read(name) for name in contents} == contents
         # The chunks of batches that are under way come on top of what fills it.
-        assert max(by_partition(lab).values()) < 40 + 2 * MIB // (2 * KIB) + 4
+        most = 40 + BATCHES_MIN * MIB // (2 * KIB) + 4
+        assert max(by_partition(lab).values()) < most < sum(by_partition(lab).values())
 
 
 def test_a_table_that_is_full_becomes_filters_and_the_partition_goes_on(
