@@ -1,6 +1,6 @@
 # Every target sets up what it needs first (scripts/setup.sh), which is quick where nothing changed.
 
-PYTHON_SOURCES := dedupd jobs fuse_stub analysis tests benchmarks
+PYTHON_SOURCES := dedupd dedupd_core jobs fuse_stub analysis tests benchmarks
 BIN := .venv/bin
 CARGO_PATH := PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin"
 COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/uv pip compile --quiet --upgrade \
@@ -119,4 +119,4 @@ clean: ## remove what tests and builds leave
 	find . -name .venv -prune -o -name __pycache__ -print0 | xargs -0r rm -rf
 
 distclean: clean ## and the virtual environment and the native module
-	rm -rf .venv dedupd/native*.so
+	rm -rf .venv dedupd_core/native*.so

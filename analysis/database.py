@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from analysis.collection.chunk_log import HOLE_MARK, NOT_MEASURED, Log, Spec, logged_share, quoted
 from analysis.collection.chunkings import BASIC_SUFFIX, DEFAULT
 from analysis.collection.connection import connect
-from dedupd.errors import UsageError
+from dedupd_core.errors import UsageError
 
 EVERYTHING = "all datasets"
 """The name of the sum over all datasets."""

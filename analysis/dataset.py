@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from dedupd.errors import UsageError
-from dedupd.system.inherited import open_standard_streams
-from dedupd.units import MIB, format_size, parse_size
+from dedupd_core.errors import UsageError
+from dedupd_core.system.inherited import open_standard_streams
+from dedupd_core.units import MIB, format_size, parse_size
 
 SHARES = {"software": 0.36, "images": 0.30, "documents": 0.20, "media": 0.14}
 

@@ -9,12 +9,12 @@ from typing import Protocol
 
 from analysis.collection.chunkings import DEFAULT, SIZES
 from analysis.figures import AgeRow, DatasetRow, ProfileSums, SavingsRow, TypeRow
-from dedupd.config.policy import Policy, apply_values
-from dedupd.config.profiles import PROFILES
-from dedupd.format.container import RECORD_HEADER_BYTES
-from dedupd.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
-from dedupd.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
-from dedupd.units import KIB, exact_duration, exact_size, format_size
+from dedupd_core.config.policy import Policy, apply_values
+from dedupd_core.config.profiles import PROFILES
+from dedupd_core.format.container import RECORD_HEADER_BYTES
+from dedupd_core.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
+from dedupd_core.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
+from dedupd_core.units import KIB, exact_duration, exact_size, format_size
 
 SMALLER_CHUNKS_GAIN_MIN = 0.02
 """Smaller chunks cost reads, memory and metadata; below two points of the data they don't pay."""

@@ -32,13 +32,13 @@ from analysis.recommendation import (
     recommend,
     with_small_files,
 )
-from dedupd.config.policy import Policy, apply_values
-from dedupd.config.profiles import PROFILES
-from dedupd.format.container import ALIGN_BYTES, RECORD_HEADER_BYTES
-from dedupd.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
-from dedupd.format.recipe import HEADER_BYTES as RECIPE_HEADER_BYTES
-from dedupd.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
-from dedupd.format.volume_parameters import PRESETS
+from dedupd_core.config.policy import Policy, apply_values
+from dedupd_core.config.profiles import PROFILES
+from dedupd_core.format.container import ALIGN_BYTES, RECORD_HEADER_BYTES
+from dedupd_core.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
+from dedupd_core.format.recipe import HEADER_BYTES as RECIPE_HEADER_BYTES
+from dedupd_core.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
+from dedupd_core.format.volume_parameters import PRESETS
 
 TYPES_MAX = 12
 """File types that table 7 shows."""

@@ -28,9 +28,9 @@ from analysis.figures import SavingsRow
 from analysis.study import run_study
 from benchmarks.measure import read_through
 from benchmarks.resample import resample
-from dedupd import native
-from dedupd.format.volume_parameters import PRESETS
-from dedupd.units import MIB
+from dedupd_core import native
+from dedupd_core.format.volume_parameters import PRESETS
+from dedupd_core.units import MIB
 
 _BATCH = 8 * MIB
 _COMPRESSED_SHARE = 0.55

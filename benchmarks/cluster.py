@@ -25,16 +25,16 @@ from statistics import median
 from typing import Any
 
 from benchmarks.measure import keep, machine
-from dedupd import native
-from dedupd.format.cluster.objects import FRAME_BYTES, FileId, frame_of
-from dedupd.format.recipe import fingerprint_check
-from dedupd.rados.chunks import NewChunk
-from dedupd.rados.cluster.address import StoreAddress, parse_address
-from dedupd.rados.cluster.connection import OPERATIONS_AT_ONCE
-from dedupd.rados.collection import Collection
-from dedupd.rados.reading.content import ClusterChunks
-from dedupd.rados.store import RadosStore
-from dedupd.rados.writer import FileChunk, NewFile, Writer
+from dedupd_core import native
+from dedupd_core.format.cluster.objects import FRAME_BYTES, FileId, frame_of
+from dedupd_core.format.recipe import fingerprint_check
+from dedupd_core.rados.chunks import NewChunk
+from dedupd_core.rados.cluster.address import StoreAddress, parse_address
+from dedupd_core.rados.cluster.connection import OPERATIONS_AT_ONCE
+from dedupd_core.rados.collection import Collection
+from dedupd_core.rados.reading.content import ClusterChunks
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.writer import FileChunk, NewFile, Writer
 from tests.support.ceph import mini_ceph
 
 CHUNK_BYTES = 80 << 10

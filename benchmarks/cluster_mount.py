@@ -20,10 +20,10 @@ from statistics import median
 
 from benchmarks.cluster import CHUNK_BYTES, ceph_bench
 from benchmarks.measure import drop_caches, keep, machine, read_through
-from dedupd.rados.cluster.address import StoreAddress
-from dedupd.rados.reading.volume_store import CACHE_BYTES, CACHE_DIR, bind
-from dedupd.rados.store import RadosStore
-from dedupd.system.disk import Disk
+from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.rados.reading.volume_store import CACHE_BYTES, CACHE_DIR, bind
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.system.disk import Disk
 from jobs.cluster.optimize import ClusterOptimize
 from jobs.frame.run import JobRun
 from tests.support.ceph import mini_ceph

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from benchmarks.measure import DEDUPD, drop_caches, drop_pages, keep
 from benchmarks.mount import fio, write_mixed
 from benchmarks.volumes import mounted, new_volume, optimize
-from dedupd.format.container import Kind
-from dedupd.units import KIB, MIB
-from dedupd.volume.volume import Volume
+from dedupd_core.format.container import Kind
+from dedupd_core.units import KIB, MIB
+from dedupd_core.volume.volume import Volume
 from jobs.compact.job import Compact
 from jobs.frame.run import JobRun
 from jobs.gc.job import Gc

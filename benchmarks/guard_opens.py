@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dedupd import native
+from dedupd_core import native
 
 TURNS = 20
 """Times that a round opens each file: a round takes some 20 ms."""

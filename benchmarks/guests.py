@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import DEDUPD, dedupd
-from dedupd.units import MIB
+from dedupd_core.units import MIB
 from tests.support.crash import ext4
 
 BLOCK_BYTES = 4096

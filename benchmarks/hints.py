@@ -30,8 +30,8 @@ from unittest import mock
 
 from benchmarks.locality import files
 from benchmarks.volumes import new_volume, optimize
-from dedupd import native
-from dedupd.format.volume_parameters import PRESETS, Parameters, new_parameters
+from dedupd_core import native
+from dedupd_core.format.volume_parameters import PRESETS, Parameters, new_parameters
 from jobs.optimize import store_session
 
 WINDOW_BYTES = 64

@@ -28,21 +28,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.locality import Version, replay, versions
-from dedupd import native
-from dedupd.config.policy import IndexChoice
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.domain import FIRST
-from dedupd.format.ids import make_id
-from dedupd.format.table_columns import PackedEntries
-from dedupd.index.bloom_index import BloomIndex
-from dedupd.index.choice import make_index, saved_name
-from dedupd.index.table_index import TableIndex
-from dedupd.store.chunk_index import StoreIndex
-from dedupd.store.container.container import data_name, table_name
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.table_file import Recovered
-from dedupd.system.disk import Disk
+from dedupd_core import native
+from dedupd_core.config.policy import IndexChoice
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.domain import FIRST
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.table_columns import PackedEntries
+from dedupd_core.index.bloom_index import BloomIndex
+from dedupd_core.index.choice import make_index, saved_name
+from dedupd_core.index.table_index import TableIndex
+from dedupd_core.store.chunk_index import StoreIndex
+from dedupd_core.store.container.container import data_name, table_name
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.table_file import Recovered
+from dedupd_core.system.disk import Disk
 
 VOLUME = bytes(range(16))
 CONTAINER_CHUNKS = 1 << 14

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.volumes import new_volume, optimize
-from dedupd.config.policy import IndexChoice
-from dedupd.format.volume_parameters import PRESETS
+from dedupd_core.config.policy import IndexChoice
+from dedupd_core.format.volume_parameters import PRESETS
 
 
 @dataclass(frozen=True, slots=True)

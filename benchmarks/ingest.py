@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.measure import Failed, copy, files_of, logical_bytes, machine, typical
 from benchmarks.programs import FIRST, PROGRAMS, SECOND, Ingest, Setting
-from dedupd.units import format_size
+from dedupd_core.units import format_size
 
 
 def median(runs: list[Ingest], value: Callable[[Ingest], float]) -> float:

@@ -23,9 +23,9 @@ from random import Random
 from statistics import mean, median
 from typing import NamedTuple
 
-from dedupd import native
-from dedupd.format.volume_parameters import PRESETS, new_parameters
-from dedupd.units import parse_size
+from dedupd_core import native
+from dedupd_core.format.volume_parameters import PRESETS, new_parameters
+from dedupd_core.units import parse_size
 
 LONG_CHUNKS = 16
 """A run of so many known chunks pays for the read that its first one costs."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dedupd.units import MIB
+from dedupd_core.units import MIB
 
 DEDUPD = (sys.executable, "-m", "dedupd.cli.main")
 

@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks.measure import drop_pages, keep
 from benchmarks.mount_sides import Below, OwnMount, Peer, Side
 from benchmarks.volumes import new_volume, optimize
-from dedupd.units import MIB
+from dedupd_core.units import MIB
 
 FILES = 10_000
 CREATED = 2_000

@@ -29,11 +29,11 @@ from pathlib import Path
 from analysis.dataset import TEXT_SUFFIXES, programs
 from benchmarks.measure import STOLEN_MAX, keep, processor_ticks, stolen_since
 from benchmarks.mount import Bench
-from dedupd import native
-from dedupd.system.files import opened
-from dedupd.system.processes import cores
-from dedupd.units import MIB
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.system.files import opened
+from dedupd_core.system.processes import cores
+from dedupd_core.units import MIB
+from dedupd_core.volume.volume import Volume
 
 Payload = tuple[bytes, int, int, int]
 """Stored bytes, codec, raw length and checksum of a chunk."""

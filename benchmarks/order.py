@@ -22,8 +22,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dedupd.config.profiles import COMPRESSED
-from dedupd.units import GIB, KIB, MIB, format_size, parse_size
+from dedupd_core.config.profiles import COMPRESSED
+from dedupd_core.units import GIB, KIB, MIB, format_size, parse_size
 from jobs.optimize.order import SAMPLE, ClassFigures, Figures, Order
 from jobs.tree.candidates import Candidate
 from jobs.tree.file_classes import FileClass, class_of

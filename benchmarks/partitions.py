@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.measure import STOLEN_MAX, processor_ticks, report_of, stolen_since
 from benchmarks.volumes import new_volume
-from dedupd.config.profiles import PROFILES
+from dedupd_core.config.profiles import PROFILES
 
 CONFIGURATIONS = (("table", 1), ("bloom", 1), ("table", 3), ("bloom", 3))
 

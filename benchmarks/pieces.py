@@ -18,11 +18,11 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 from benchmarks.measure import files_of
-from dedupd import native
-from dedupd.format.container import Codec, record_size
-from dedupd.format.table import ENTRY_BYTES
-from dedupd.format.volume_parameters import PRESETS, Parameters, new_parameters
-from dedupd.units import KIB
+from dedupd_core import native
+from dedupd_core.format.container import Codec, record_size
+from dedupd_core.format.table import ENTRY_BYTES
+from dedupd_core.format.volume_parameters import PRESETS, Parameters, new_parameters
+from dedupd_core.units import KIB
 
 ROW_BYTES = 16
 PIECES = "4k"

@@ -110,8 +110,8 @@ def _optimized(dataset: Path, root: Path, mode: str, level: int = 3) -> dict[str
 
 
 def _raw_bytes(root: Path) -> int:
-    from dedupd.format.container import Kind
-    from dedupd.volume.volume import Volume
+    from dedupd_core.format.container import Kind
+    from dedupd_core.volume.volume import Volume
 
     with Volume.open(str(root)) as volume, volume.containers(Kind.CHUNKS) as directory:
         return sum(

@@ -23,15 +23,15 @@ from pathlib import Path
 
 from benchmarks.measure import files_of, machine
 from benchmarks.volumes import new_volume
-from dedupd.config.policy import RefineMode
-from dedupd.format.container import FILE_HEADER_BYTES, Codec, Kind, record_size
-from dedupd.format.ids import make_id
-from dedupd.format.table import COLLECTED, ENTRY_BYTES, HEADER_BYTES, State, TableEntry
-from dedupd.shared.fellows import all_held
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.system.files import opened
-from dedupd.units import MIB
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.format.container import FILE_HEADER_BYTES, Codec, Kind, record_size
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.table import COLLECTED, ENTRY_BYTES, HEADER_BYTES, State, TableEntry
+from dedupd_core.shared.fellows import all_held
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.system.files import opened
+from dedupd_core.units import MIB
+from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify
 from jobs.compact.job import Compact
 from jobs.frame.run import JobRun

@@ -19,7 +19,7 @@ from statistics import median
 
 from benchmarks.measure import DEDUPD, copy, keep, prepare
 from benchmarks.volumes import new_volume, optimize
-from dedupd.units import MIB, format_size, parse_size
+from dedupd_core.units import MIB, format_size, parse_size
 
 NOISE_FILE_BYTES = 64 * MIB
 

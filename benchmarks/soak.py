@@ -37,11 +37,11 @@ from benchmarks.soak_figures import (
     sample,
 )
 from benchmarks.soak_users import Signals, be_user
-from dedupd.errors import DedupdError
 from dedupd.service.client import ServiceClient
-from dedupd.system.disk import Disk
-from dedupd.volume.enabling.enable import enable
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DedupdError
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.enabling.enable import enable
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_points import clear_dead_mount
 from fuse_stub.mounts.mount_process import unmount
 from jobs.check.verify import Verify

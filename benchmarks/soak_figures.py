@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 
-from dedupd.errors import DedupdError
-from dedupd.system.control_socket import ControlClient, socket_path
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DedupdError
+from dedupd_core.system.control_socket import ControlClient, socket_path
+from dedupd_core.volume.volume import Volume
 
 JOBS = ("optimize", "gc", "compact", "reconcile", "scrub", "full scrub")
 """What the schedules of a soak ask for."""

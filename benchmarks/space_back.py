@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.waits import CALLER, STUB_BYTES, STUBS, Waits, timed
 from dedupd.service.space import LOOK_S
-from dedupd.units import KIB
+from dedupd_core.units import KIB
 from tests.support.crash import ext4
 from tests.support.service import ServiceLab, eventually, free_bytes, service_lab
 

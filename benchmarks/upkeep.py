@@ -22,13 +22,13 @@ from pathlib import Path
 
 from benchmarks.measure import drop_pages, keep, read_through
 from benchmarks.volumes import new_volume, optimize
-from dedupd import native
-from dedupd.format import container as fmt
-from dedupd.format.container import Codec
-from dedupd.store.container.scan import ScannedRecord, scan
-from dedupd.system.processes import cores
-from dedupd.units import MIB, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.format import container as fmt
+from dedupd_core.format.container import Codec
+from dedupd_core.store.container.scan import ScannedRecord, scan
+from dedupd_core.system.processes import cores
+from dedupd_core.units import MIB, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify
 from jobs.frame.run import JobRun
 from jobs.scrub.job import Depth, Scrub

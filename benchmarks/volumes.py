@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dedupd.format.volume_parameters import PRESETS
-from dedupd.system.disk import Disk
-from dedupd.volume.enabling.enable import enable
-from dedupd.volume.volume import Volume
+from dedupd_core.format.volume_parameters import PRESETS
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.enabling.enable import enable
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_process import mount_in_background, unmount
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize, OptimizeReport

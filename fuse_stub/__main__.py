@@ -2,8 +2,8 @@
 
 import sys
 
-from dedupd.system.inherited import open_standard_streams
-from dedupd.system.processes import register, show_as
+from dedupd_core.system.inherited import open_standard_streams
+from dedupd_core.system.processes import register, show_as
 from fuse_stub.mounts.mount_options import parse_options
 from fuse_stub.process import serve, serve_for_parent
 from fuse_stub.snapshot import serve_snapshot

@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import trio
 
-from dedupd import native
-from dedupd.errors import DedupdError
-from dedupd.system.paths import explain
-from dedupd.system.processes import cores
-from dedupd.volume.commit import Outcome, Result
-from dedupd.volume.commit_requests import CommitRequests
-from dedupd.volume.transition_log import Transitions
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import DedupdError
+from dedupd_core.system.paths import explain
+from dedupd_core.system.processes import cores
+from dedupd_core.volume.commit import Outcome, Result
+from dedupd_core.volume.commit_requests import CommitRequests
+from dedupd_core.volume.transition_log import Transitions
+from dedupd_core.volume.volume import Volume
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.attributes import unseen_step
 from fuse_stub.files.held_files import HeldFiles, HeldGroup

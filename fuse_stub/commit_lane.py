@@ -12,20 +12,20 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from dedupd.errors import Busy, DedupdError, FileChanged
-from dedupd.format.deletion import Cause
-from dedupd.format.stub import StubAttribute, decode_stub
-from dedupd.stub.transition import (
+from dedupd_core.errors import Busy, DedupdError, FileChanged
+from dedupd_core.format.deletion import Cause
+from dedupd_core.format.stub import StubAttribute, decode_stub
+from dedupd_core.stub.transition import (
     Begun,
     begin_commit,
     finish_commit,
     revert_commit,
 )
-from dedupd.system.paths import explain, open_beneath
-from dedupd.volume.commit import Outcome, Result, open_failure, step_failure
-from dedupd.volume.commit_requests import CommitRequest
-from dedupd.volume.transition_log import Transitions
-from dedupd.volume.volume import Volume
+from dedupd_core.system.paths import explain, open_beneath
+from dedupd_core.volume.commit import Outcome, Result, open_failure, step_failure
+from dedupd_core.volume.commit_requests import CommitRequest
+from dedupd_core.volume.transition_log import Transitions
+from dedupd_core.volume.volume import Volume
 from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.deleted.noting import Deletions
 from fuse_stub.files.attributes import forget_attributes, unseen_step

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import trio
 
-from dedupd import native
-from dedupd.errors import DedupdError
-from dedupd.format.container import Kind
-from dedupd.replica.replica import is_replica
-from dedupd.system.control_socket import socket_path
-from dedupd.volume.commit import Result, result_to_json
-from dedupd.volume.commit_requests import request_from_json
+from dedupd_core import native
+from dedupd_core.errors import DedupdError
+from dedupd_core.format.container import Kind
+from dedupd_core.replica.replica import is_replica
+from dedupd_core.system.control_socket import socket_path
+from dedupd_core.volume.commit import Result, result_to_json
+from dedupd_core.volume.commit_requests import request_from_json
 from fuse_stub.bulk_commits import BulkCommit, BulkCommits
 from fuse_stub.busy.part_lane import OFFER_BYTES_MAX
 from fuse_stub.errors import load

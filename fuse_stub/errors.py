@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from pyfuse3 import FUSEError
 
-from dedupd.errors import Damaged, NoSpace, OverQuota, StoreUnreachable
+from dedupd_core.errors import Damaged, NoSpace, OverQuota, StoreUnreachable
 from fuse_stub.mounts.tasks import failures
 
 log = logging.getLogger("dedupd.mount")

@@ -13,14 +13,14 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from dedupd.errors import Busy, DedupdError
-from dedupd.stub.filling import Filling
-from dedupd.stub.stub_file import SparseStub
-from dedupd.system.paths import explain, open_beneath
-from dedupd.system.tree.tree_paths import path_in_tree
-from dedupd.volume.restore import filling_of
-from dedupd.volume.transition_log import Transitions
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Busy, DedupdError
+from dedupd_core.stub.filling import Filling
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.system.paths import explain, open_beneath
+from dedupd_core.system.tree.tree_paths import path_in_tree
+from dedupd_core.volume.restore import filling_of
+from dedupd_core.volume.transition_log import Transitions
+from dedupd_core.volume.volume import Volume
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.attributes import unseen_step
 from fuse_stub.files.open_file import OpenFile

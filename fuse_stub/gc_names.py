@@ -15,12 +15,12 @@ from itertools import islice
 
 import trio
 
-from dedupd import native
-from dedupd.errors import DamagedStub
-from dedupd.format.stub import Flag, StubAttribute, decode_stub
-from dedupd.system.files import opened
-from dedupd.system.tree.tree_paths import name_in_tree
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import DamagedStub
+from dedupd_core.format.stub import Flag, StubAttribute, decode_stub
+from dedupd_core.system.files import opened
+from dedupd_core.system.tree.tree_paths import name_in_tree
+from dedupd_core.volume.volume import Volume
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.inodes import PATH_FLAGS, Inodes
 from fuse_stub.files.open_files import OpenFiles

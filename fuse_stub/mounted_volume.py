@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import trio
 
-from dedupd import native
-from dedupd.system.file_system import may_ignore_case
-from dedupd.volume.transition_log import Transitions
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.system.file_system import may_ignore_case
+from dedupd_core.volume.transition_log import Transitions
+from dedupd_core.volume.volume import Volume
 from fuse_stub.bulk_commits import BulkCommits
 from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.commit_lane import CommitLane

@@ -18,11 +18,11 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
-from dedupd import native
-from dedupd.deleted.undelete import UNDELETE
-from dedupd.format.deletion import Cause
-from dedupd.stub.transition import CAPABILITY
-from dedupd.system.files import opened
+from dedupd_core import native
+from dedupd_core.deleted.undelete import UNDELETE
+from dedupd_core.format.deletion import Cause
+from dedupd_core.stub.transition import CAPABILITY
+from dedupd_core.system.files import opened
 from fuse_stub.deleted import attributes as deleted
 from fuse_stub.errors import answers
 from fuse_stub.files.attributes import entry, forget_attributes

@@ -17,10 +17,10 @@ from pyfuse3 import (
     SetattrFields,
 )
 
-from dedupd import native
-from dedupd.format.deletion import Cause
-from dedupd.system.files import opened
-from dedupd.units import MIB
+from dedupd_core import native
+from dedupd_core.format.deletion import Cause
+from dedupd_core.system.files import opened
+from dedupd_core.units import MIB
 from fuse_stub.errors import answers
 from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.inode_flags import read_flags, set_extended, set_flags

@@ -14,24 +14,24 @@ from functools import partial
 
 import trio
 
-from dedupd import native
-from dedupd.errors import Busy, DedupdError
-from dedupd.system import mount_table
-from dedupd.system.files import opened
-from dedupd.system.inherited import lift_limits, take_normal_priority
-from dedupd.system.log_queue import Datagrams, LogQueue, syslog_line
-from dedupd.system.paths import explain
-from dedupd.system.processes import (
+from dedupd_core import native
+from dedupd_core.errors import Busy, DedupdError
+from dedupd_core.system import mount_table
+from dedupd_core.system.files import opened
+from dedupd_core.system.inherited import lift_limits, take_normal_priority
+from dedupd_core.system.log_queue import Datagrams, LogQueue, syslog_line
+from dedupd_core.system.paths import explain
+from dedupd_core.system.processes import (
     cores,
     keep_capabilities_of_all_users,
     leave_callers_in_place,
 )
-from dedupd.units import MIB
-from dedupd.volume.commit import settle_noted
-from dedupd.volume.detached_mount import detached_mount
-from dedupd.volume.enabling.probe import require_suitable
-from dedupd.volume.transition_log import Transitions
-from dedupd.volume.volume import Volume
+from dedupd_core.units import MIB
+from dedupd_core.volume.commit import settle_noted
+from dedupd_core.volume.detached_mount import detached_mount
+from dedupd_core.volume.enabling.probe import require_suitable
+from dedupd_core.volume.transition_log import Transitions
+from dedupd_core.volume.volume import Volume
 from fuse_stub.control import ControlServer
 from fuse_stub.files.attributes import tell_by
 from fuse_stub.files.sealing import seal_at_the_end, seal_closed

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 from pyfuse3 import FUSEError
 
-from dedupd.format.container import Kind
-from dedupd.format.deletion import Cause
-from dedupd.format.stub import Flag
-from dedupd.stub import ranges
-from dedupd.stub.copying import can_share, goes_on, share
-from dedupd.stub.ranges import Step
-from dedupd.stub.stub_file import SparseStub
-from dedupd.units import MIB
-from dedupd.volume.domains import Domains
+from dedupd_core.format.container import Kind
+from dedupd_core.format.deletion import Cause
+from dedupd_core.format.stub import Flag
+from dedupd_core.stub import ranges
+from dedupd_core.stub.copying import can_share, goes_on, share
+from dedupd_core.stub.ranges import Step
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.units import MIB
+from dedupd_core.volume.domains import Domains
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.kernel.caller_rights import Caller, keeps_set_ids

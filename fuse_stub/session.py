@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 
 import pyfuse3
 
-from dedupd.errors import UsageError
-from dedupd.replica.replica import is_replica
-from dedupd.system import mount_table
-from dedupd.system.files import opened
+from dedupd_core.errors import UsageError
+from dedupd_core.replica.replica import is_replica
+from dedupd_core.system import mount_table
+from dedupd_core.system.files import opened
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_options import MountOptions

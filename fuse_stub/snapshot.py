@@ -5,13 +5,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dedupd.errors import Busy, UsageError
-from dedupd.system.files import opened
-from dedupd.system.paths import named
-from dedupd.system.processes import cores
-from dedupd.volume.base_directory import BASE_NAME
-from dedupd.volume.transition_log import Transitions
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Busy, UsageError
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import named
+from dedupd_core.system.processes import cores
+from dedupd_core.volume.base_directory import BASE_NAME
+from dedupd_core.volume.transition_log import Transitions
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts.mount_process import Serving
 from fuse_stub.process import answer, bound, set_up_process

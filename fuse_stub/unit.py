@@ -2,9 +2,9 @@
 
 import os
 
-from dedupd.errors import ServiceUnreachable
-from dedupd.system import mount_table
-from dedupd.system.processes import show_as
+from dedupd_core.errors import ServiceUnreachable
+from dedupd_core.system import mount_table
+from dedupd_core.system.processes import show_as
 from fuse_stub.mounts.handover import Line, Outside
 from fuse_stub.mounts.mount_points import clear_dead_mount
 from fuse_stub.process import serve_for_parent

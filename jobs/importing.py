@@ -8,16 +8,16 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
-from dedupd.config.run_limits import RunLimits
-from dedupd.errors import Busy, DedupdError, FileChanged, UsageError
-from dedupd.stub.transition import FileIdentity
-from dedupd.system import mount_table
-from dedupd.system.files import data_ranges, opened
-from dedupd.system.paths import lies_in, parents, show_path, split_path
-from dedupd.system.tree.takeover import rights_of
-from dedupd.units import GIB, MIB
-from dedupd.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved, refuse_reserved
-from dedupd.volume.volume import Volume
+from dedupd_core.config.run_limits import RunLimits
+from dedupd_core.errors import Busy, DedupdError, FileChanged, UsageError
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system import mount_table
+from dedupd_core.system.files import data_ranges, opened
+from dedupd_core.system.paths import lies_in, parents, show_path, split_path
+from dedupd_core.system.tree.takeover import rights_of
+from dedupd_core.units import GIB, MIB
+from dedupd_core.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved, refuse_reserved
+from dedupd_core.volume.volume import Volume
 from jobs.backup.content import own_pieces
 from jobs.backup.tree.nodes import Met, node_of, walk_nodes
 from jobs.backup.tree.tree_writer import TreeWriter

@@ -11,23 +11,23 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 
-from dedupd.deleted.log import DIRECTORY as DELETED
-from dedupd.errors import Damaged, DamagedContainer, DamagedStub, DedupdError, UsageError
-from dedupd.failpoint import define, reach
-from dedupd.format.domain import FIRST
-from dedupd.format.ids import HOLE
-from dedupd.format.recipe import RecipeRef
-from dedupd.format.stream import Frame, FrameKind
-from dedupd.format.stub import Flag, StubAttribute
-from dedupd.replica.replica import refuse_unfinished
-from dedupd.store import saved_marks
-from dedupd.store.encoded_records import encoded_payload
-from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Span
-from dedupd.store.recipe.recipe_writer import RecipeBuilder
-from dedupd.stores.joining import refuse_overlap
-from dedupd.stores.local_store import make_store_dirs
-from dedupd.stores.shared_directory import SharedDirectory
-from dedupd.stores.standing import (
+from dedupd_core.deleted.log import DIRECTORY as DELETED
+from dedupd_core.errors import Damaged, DamagedContainer, DamagedStub, DedupdError, UsageError
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format.domain import FIRST
+from dedupd_core.format.ids import HOLE
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.format.stream import Frame, FrameKind
+from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.replica.replica import refuse_unfinished
+from dedupd_core.store import saved_marks
+from dedupd_core.store.encoded_records import encoded_payload
+from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, Span
+from dedupd_core.store.recipe.recipe_writer import RecipeBuilder
+from dedupd_core.stores.joining import refuse_overlap
+from dedupd_core.stores.local_store import make_store_dirs
+from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.stores.standing import (
     MEMBERSHIP_FILE,
     MOVING_FILE,
     membership_at,
@@ -35,15 +35,15 @@ from dedupd.stores.standing import (
     renew_tokens,
     require_known,
 )
-from dedupd.stub.content import described_record, proved_record
-from dedupd.stub.local_blocks import checked_stub
-from dedupd.system.files import opened, read_if_there
-from dedupd.system.paths import explain, open_beneath, show_path
-from dedupd.units import MIB
-from dedupd.volume.commit import settle_noted, settle_stub
-from dedupd.volume.domains import require_undivided
-from dedupd.volume.unfinished_files import Checkpoints
-from dedupd.volume.volume import Volume
+from dedupd_core.stub.content import described_record, proved_record
+from dedupd_core.stub.local_blocks import checked_stub
+from dedupd_core.system.files import opened, read_if_there
+from dedupd_core.system.paths import explain, open_beneath, show_path
+from dedupd_core.units import MIB
+from dedupd_core.volume.commit import settle_noted, settle_stub
+from dedupd_core.volume.domains import require_undivided
+from dedupd_core.volume.unfinished_files import Checkpoints
+from dedupd_core.volume.volume import Volume
 from jobs.backup.intake import LocalIntake
 from jobs.backup.received import remove_tree
 from jobs.backup.sent_points import SENT_DIR

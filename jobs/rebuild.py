@@ -3,15 +3,15 @@
 import os
 from dataclasses import dataclass, field
 
-from dedupd.errors import CatalogUnusable, Damaged, DamagedChunk
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.ids import make_id
-from dedupd.format.table import State
-from dedupd.store import saved_marks
-from dedupd.store.container.directory import OpenContainers
-from dedupd.store.container.record_states import set_states
-from dedupd.volume.catalog import Catalog
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import CatalogUnusable, Damaged, DamagedChunk
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.table import State
+from dedupd_core.store import saved_marks
+from dedupd_core.store.container.directory import OpenContainers
+from dedupd_core.store.container.record_states import set_states
+from dedupd_core.volume.catalog import Catalog
+from dedupd_core.volume.volume import Volume
 from jobs.check.losses import Loss
 from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun

@@ -8,18 +8,18 @@ still there: those are live again before the store knows the volume, so nothing 
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from dedupd.errors import DamagedContainer, NotAVolume, UnseenMember, UsageError
-from dedupd.format.container import COPIES_OF, Kind, seed_of
-from dedupd.format.ids import make_id
-from dedupd.format.table import State
-from dedupd.shared.fellows import opened_member
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.record_states import revive
-from dedupd.store.container.recovery import recover_or_discard
-from dedupd.store.second_copies import all_copies
-from dedupd.stores.shared_directory import SharedDirectory
-from dedupd.stores.standing import put_membership, renew_tokens
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DamagedContainer, NotAVolume, UnseenMember, UsageError
+from dedupd_core.format.container import COPIES_OF, Kind, seed_of
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.table import State
+from dedupd_core.shared.fellows import opened_member
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.record_states import revive
+from dedupd_core.store.container.recovery import recover_or_discard
+from dedupd_core.store.second_copies import all_copies
+from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.stores.standing import put_membership, renew_tokens
+from dedupd_core.volume.volume import Volume
 from jobs.check.leaning import count_dependants
 from jobs.check.losses import Loss, losses
 from jobs.check.record_census import RecordCensus

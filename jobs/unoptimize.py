@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dedupd import native
-from dedupd.errors import Damaged, DedupdError, NoSpace, OverQuota, ServiceUnreachable
-from dedupd.system.paths import explain, show_path
-from dedupd.units import align_down, align_up, format_size
-from dedupd.volume.restore import missing_data, restore_file
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Damaged, DedupdError, NoSpace, OverQuota, ServiceUnreachable
+from dedupd_core.system.paths import explain, show_path
+from dedupd_core.units import align_down, align_up, format_size
+from dedupd_core.volume.restore import missing_data, restore_file
+from dedupd_core.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.tree.walk import TreeFile, walk

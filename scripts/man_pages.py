@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 import roff
 
-from dedupd import __version__
 from dedupd.cli.main import COMMANDS, main
+from dedupd_core import __version__
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -54,7 +54,7 @@ native_state() {
         cat pyproject.toml
     } | digest
 }
-native_is_made() { [ -e dedupd/native.abi3.so ] && is_made native "$(native_state)"; }
+native_is_made() { [ -e dedupd_core/native.abi3.so ] && is_made native "$(native_state)"; }
 
 # --- what the machine has ---------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ build_native() {
 # than half of the time that `dedupd status` takes. Python keeps none of itself where
 # PYTHONDONTWRITEBYTECODE says so, or where it may not write.
 keep_bytecode() {
-    .venv/bin/python -m compileall -q dedupd jobs fuse_stub analysis ||
+    .venv/bin/python -m compileall -q dedupd dedupd_core jobs fuse_stub analysis ||
         say "Going on without the bytecode of what could not be compiled."
 }
 

@@ -17,12 +17,12 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from dedupd.store.container import punching
-from dedupd.system.file_system import file_system_of
-from dedupd.system.files import opened
-from dedupd.system.mount_table import all_mounts
-from dedupd.units import parse_size
-from dedupd.volume.enabling.probe import IN_MEMORY
+from dedupd_core.store.container import punching
+from dedupd_core.system.file_system import file_system_of
+from dedupd_core.system.files import opened
+from dedupd_core.system.mount_table import all_mounts
+from dedupd_core.units import parse_size
+from dedupd_core.volume.enabling.probe import IN_MEMORY
 from tests.hostile.scenarios import SCENARIOS, scenario_of
 from tests.support.lab import let_others_pass
 from tests.support.mount_logs import new_tracebacks

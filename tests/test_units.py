@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.errors import UsageError
-from dedupd.units import (
+from dedupd_core.errors import UsageError
+from dedupd_core.units import (
     DURATION_S_MAX,
     SIZE_BYTES_MAX,
     align_down,

@@ -26,7 +26,7 @@ import duckdb
 from numpy.typing import NDArray
 
 from analysis.collection.connection import connect
-from dedupd.errors import Damaged, UnknownFormat, UsageError
+from dedupd_core.errors import Damaged, UnknownFormat, UsageError
 
 FORMAT = 1
 SPEC_FILE = "study.json"

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dedupd import native
-from dedupd.errors import UsageError
-from dedupd.format.volume_parameters import PRESETS, Chunking
-from dedupd.units import KIB
+from dedupd_core import native
+from dedupd_core.errors import UsageError
+from dedupd_core.format.volume_parameters import PRESETS, Chunking
+from dedupd_core.units import KIB
 
 DEFAULT = "64k"
 """The product's default, and the chunking of most of the study's tables."""

@@ -17,8 +17,8 @@ from analysis.collection.file_log import logged_files
 from analysis.collection.file_reader import Reader
 from analysis.collection.log_lanes import Lane, Selection, Stream, WholeFiles
 from analysis.collection.tree_walk import Failure, Scan, write_failures
-from dedupd.system.file_reader import BATCH_BYTES
-from dedupd.system.page_cache import BufferPool, new_buffer
+from dedupd_core.system.file_reader import BATCH_BYTES
+from dedupd_core.system.page_cache import BufferPool, new_buffer
 
 BUFFERS = 5
 """One is read while the lanes, which drift apart, work on the others; 8 MiB each."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.collection.chunk_log import Timing
-from dedupd import native
+from dedupd_core import native
 
 SLOTS = 1 << 22
 """Direct-mapped, 12 bytes each: 50 MB. A chunk that is pushed out is only compressed again."""

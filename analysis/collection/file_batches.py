@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.collection.tree_walk import Failure
-from dedupd.units import KIB
+from dedupd_core.units import KIB
 
 HEADROOM_BYTES = 128 * KIB
 """Kept from the batch before, for the unfinished chunks of a file that goes on: S_max at least."""

@@ -18,9 +18,9 @@ from analysis.collection.file_batches import (
 )
 from analysis.collection.file_log import Files, FoundFile
 from analysis.collection.tree_walk import Failure
-from dedupd import native
-from dedupd.errors import FileChanged
-from dedupd.system.file_reader import (
+from dedupd_core import native
+from dedupd_core.errors import FileChanged
+from dedupd_core.system.file_reader import (
     BATCH_BYTES,
     SMALL_BYTES_MAX,
     FileReader,
@@ -31,8 +31,8 @@ from dedupd.system.file_reader import (
     open_unnoticed,
     stretches,
 )
-from dedupd.system.files import data_ranges
-from dedupd.system.page_cache import BufferPool
+from dedupd_core.system.files import data_ranges
+from dedupd_core.system.page_cache import BufferPool
 
 HOLE_LEAD_BYTES = 2 * HEADROOM_BYTES
 """Zeros at the start of a hole that are chunked as if they had been read: after S_max of them every

@@ -12,9 +12,9 @@ import numpy as np
 
 from analysis.collection.chunk_log import Columns, Dataset, Log, ScanState, part_path, write_part
 from analysis.collection.file_log import Files, files_of, part_files, table_of
-from dedupd import native
-from dedupd.errors import UsageError
-from dedupd.units import MIB
+from dedupd_core import native
+from dedupd_core.errors import UsageError
+from dedupd_core.units import MIB
 
 FILES_PER_PART_MAX = 20_000
 FILES_PER_PART_MIN = 1_000

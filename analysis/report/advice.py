@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from analysis.figures import CONFIDENCE_95
 from analysis.recommendation import SAMPLED_CHUNKS_MIN, Recommendation, Setting
 from analysis.study import Forecast, Recommended, Study
-from dedupd.config.memory_budget import capacity, memory_for, planned
-from dedupd.config.policy import Policy
-from dedupd.format.volume_parameters import PRESETS
-from dedupd.units import MIB
+from dedupd_core.config.memory_budget import capacity, memory_for, planned
+from dedupd_core.config.policy import Policy
+from dedupd_core.format.volume_parameters import PRESETS
+from dedupd_core.units import MIB
 
 FILE_CPU_S = 85e-6
 """What a file costs beside its bytes (docs/performance.md, "How it grows")."""

@@ -12,7 +12,7 @@ from analysis.figures import (
     FrequencyRow,
 )
 from analysis.study import Study
-from dedupd.units import format_size
+from dedupd_core.units import format_size
 
 
 def findings(study: Study) -> dict[str, str]:

@@ -18,8 +18,8 @@ from analysis.report.advice import Advice, advise
 from analysis.report.findings import findings
 from analysis.report.plots import plots
 from analysis.study import Study
-from dedupd import __version__
-from dedupd.units import format_duration, format_size
+from dedupd_core import __version__
+from dedupd_core.units import format_duration, format_size
 
 HTML = "report.html"
 JSON = "report.json"

@@ -4,8 +4,8 @@ import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option, trust_holes_option
 from dedupd.cli.report import finish_files
-from dedupd.units import counted
-from dedupd.volume.enabling.place import refuse_mounted
+from dedupd_core.units import counted
+from dedupd_core.volume.enabling.place import refuse_mounted
 from jobs.adopt.job import Adopt, AdoptReport
 from jobs.adopt.volume_copy import VolumeCopy
 

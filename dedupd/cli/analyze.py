@@ -9,9 +9,9 @@ import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
 from dedupd.cli.terminal import figures, show
-from dedupd.config.policy import Policy
-from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
-from dedupd.units import format_size
+from dedupd_core.config.policy import Policy
+from dedupd_core.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
+from dedupd_core.units import format_size
 
 if TYPE_CHECKING:
     from analysis.collection.chunk_log import Log, Spec
@@ -76,7 +76,7 @@ def command(
     from analysis.report.report import HTML, write_report
     from analysis.report.report import as_json as report_json
     from analysis.study import run_study
-    from dedupd.system.processes import give_way
+    from dedupd_core.system.processes import give_way
 
     logs = [Log.open(os.path.join(path, LOG_DIRECTORY)) for path in merge]
     if paths or labels:

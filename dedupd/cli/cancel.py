@@ -5,8 +5,8 @@ from urllib.parse import quote
 import click
 
 from dedupd.cli.common import answer, exits, json_option
-from dedupd.errors import UsageError
 from dedupd.service.client import ServiceClient
+from dedupd_core.errors import UsageError
 
 
 @click.command("cancel")

@@ -7,9 +7,9 @@ import click
 
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish_files
-from dedupd.rados.collection import GRACE_S
-from dedupd.units import counted, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core.rados.collection import GRACE_S
+from dedupd_core.units import counted, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.cluster.gc import ClusterGc, ClusterGcReport
 from jobs.cluster.optimize import ClusterOptimize, ClusterOptimizeReport
 from jobs.cluster.scrub import ClusterScrub, ClusterScrubReport

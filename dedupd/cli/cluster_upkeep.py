@@ -7,8 +7,8 @@ import click
 
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish_files
-from dedupd.units import counted, format_moment
-from dedupd.volume.volume import Volume
+from dedupd_core.units import counted, format_moment
+from dedupd_core.volume.volume import Volume
 from jobs.cluster.upkeep import (
     ELSEWHERE,
     ClusterAudit,

@@ -12,9 +12,9 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from dedupd.errors import EXIT_FINDINGS, EXIT_USAGE, DedupdError, ReadOnlyVolume
-from dedupd.system.inherited import lift_limits
-from dedupd.system.paths import explain, filename_of, show_text
+from dedupd_core.errors import EXIT_FINDINGS, EXIT_USAGE, DedupdError, ReadOnlyVolume
+from dedupd_core.system.inherited import lift_limits
+from dedupd_core.system.paths import explain, filename_of, show_text
 from jobs.frame.channel import Channel
 from jobs.frame.run import JobRun
 

@@ -10,16 +10,16 @@ from typing import Any
 import click
 
 from dedupd.cli.common import PATH, answer, exits, json_option, print_json
-from dedupd.config.policy import Policy
-from dedupd.deleted.alarm import accept as accept_alarm
-from dedupd.deleted.dropped import read_counts
-from dedupd.deleted.expiry import NS
-from dedupd.deleted.listing import DELETED, lost
-from dedupd.deleted.log import DeletionLogs
-from dedupd.system import mount_table
-from dedupd.system.paths import resolved, show_path
-from dedupd.units import counted, format_duration, format_moment, format_size, parse_duration
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import Policy
+from dedupd_core.deleted.alarm import accept as accept_alarm
+from dedupd_core.deleted.dropped import read_counts
+from dedupd_core.deleted.expiry import NS
+from dedupd_core.deleted.listing import DELETED, lost
+from dedupd_core.deleted.log import DeletionLogs
+from dedupd_core.system import mount_table
+from dedupd_core.system.paths import resolved, show_path
+from dedupd_core.units import counted, format_duration, format_moment, format_size, parse_duration
+from dedupd_core.volume.volume import Volume
 
 since_option = click.option(
     "--since", metavar="TIME", help="Only what was deleted so long ago at most, like 2h."

@@ -17,11 +17,11 @@ from rich.table import Table
 from analysis.dataset import build
 from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
 from dedupd.cli.terminal import show
-from dedupd.errors import EXIT_DAMAGED, NoSpace, UsageError
-from dedupd.system.disk import Disk
-from dedupd.units import counted, format_duration, format_size, parse_size
-from dedupd.volume.enabling.enable import enable
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import EXIT_DAMAGED, NoSpace, UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import counted, format_duration, format_size, parse_size
+from dedupd_core.volume.enabling.enable import enable
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_process import mount_in_background, unmount
 from jobs.check.verify import Verify
 from jobs.frame.run import JobRun

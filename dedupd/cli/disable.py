@@ -7,20 +7,20 @@ from contextlib import contextmanager
 import click
 
 from dedupd.cli.common import PATH, answer, exits, job_run, json_option
-from dedupd.errors import DedupdError, UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path
 from dedupd.service.volume_registry import forget, is_named, unnamed
-from dedupd.system import mount_table
-from dedupd.system.disk import Disk
-from dedupd.system.files import is_there
-from dedupd.system.paths import refuse_part, show_path
-from dedupd.units import counted
-from dedupd.volume.base_directory import BASE_NAME, VOLUME_FILE
-from dedupd.volume.enabling.base import RESERVED_NAME, Held, held_to_disable
-from dedupd.volume.enabling.enable import begin_disable, disable_held, refuse_collisions
-from dedupd.volume.enabling.place import reserved_entry
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DedupdError, UsageError
+from dedupd_core.system import mount_table
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import is_there
+from dedupd_core.system.paths import refuse_part, show_path
+from dedupd_core.units import counted
+from dedupd_core.volume.base_directory import BASE_NAME, VOLUME_FILE
+from dedupd_core.volume.enabling.base import RESERVED_NAME, Held, held_to_disable
+from dedupd_core.volume.enabling.enable import begin_disable, disable_held, refuse_collisions
+from dedupd_core.volume.enabling.place import reserved_entry
+from dedupd_core.volume.volume import Volume
 from jobs.tree.walk import walk
 from jobs.unoptimize import Unoptimize
 

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.cli.terminal import figures, show
-from dedupd.errors import EXIT_DONE, EXIT_FINDINGS
-from dedupd.units import counted
+from dedupd_core.errors import EXIT_DONE, EXIT_FINDINGS
+from dedupd_core.units import counted
 
 _STYLES = {"bad": "bold red", "warning": "yellow", "fine": "green"}
 """Of a verdict, on a terminal; the worst first."""

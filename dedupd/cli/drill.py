@@ -5,7 +5,7 @@ import random
 import click
 
 from dedupd.cli.common import PATH, answer, exits, job_run, json_option
-from dedupd.units import counted, format_size
+from dedupd_core.units import counted, format_size
 from jobs.backup.drill import DamagedStore, Drill, DrillReport
 
 

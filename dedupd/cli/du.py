@@ -9,10 +9,10 @@ from typing import get_args
 import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
-from dedupd.errors import UsageError
-from dedupd.system.paths import show_text
-from dedupd.units import counted, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import UsageError
+from dedupd_core.system.paths import show_text
+from dedupd_core.units import counted, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.usage.groups import By
 from jobs.usage.usage import Usage, UsageRow, usage

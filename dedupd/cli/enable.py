@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dedupd.cli.common import PATH, answer, exits, force_option, json_option, message_of
-from dedupd.config.policy import Policy, apply_values
-from dedupd.config.profiles import PROFILES
-from dedupd.errors import Busy, DedupdError, ServiceUnreachable
-from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS
-from dedupd.rados.cluster.address import is_address, parse_address
 from dedupd.service.client import ServiceClient
 from dedupd.service.volume_registry import forget, register
-from dedupd.stores.shared_directory import SharedDirectory
-from dedupd.system.disk import Disk
-from dedupd.volume.base_directory import is_volume
-from dedupd.volume.enabling.enable import enable
-from dedupd.volume.enabling.place import ONE_FILE_SYSTEM
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import Policy, apply_values
+from dedupd_core.config.profiles import PROFILES
+from dedupd_core.errors import Busy, DedupdError, ServiceUnreachable
+from dedupd_core.format.volume_parameters import FINGERPRINTS, PRESETS
+from dedupd_core.rados.cluster.address import is_address, parse_address
+from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.base_directory import is_volume
+from dedupd_core.volume.enabling.enable import enable
+from dedupd_core.volume.enabling.place import ONE_FILE_SYSTEM
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_process import mount_in_background
 
 if TYPE_CHECKING:
-    from dedupd.rados.store import RadosStore
+    from dedupd_core.rados.store import RadosStore
 
 profile_option = click.option(
     "--profile",
@@ -150,7 +150,7 @@ def make_volume(
     with ExitStack() as stores:
         disk, shared, cluster = Disk(), None, None
         if store is not None and is_address(store):
-            from dedupd.rados.store import RadosStore
+            from dedupd_core.rados.store import RadosStore
 
             cluster = stores.enter_context(RadosStore.open(parse_address(store)))
             fingerprint = cluster.parameters.fingerprint
@@ -192,7 +192,7 @@ def make_volume(
 
 def _bind(path: str, store: "RadosStore") -> None:
     """Put a volume that was just made on a store in a cluster."""
-    from dedupd.rados.reading.volume_store import CACHE_BYTES, bind
+    from dedupd_core.rados.reading.volume_store import CACHE_BYTES, bind
 
     with Volume.open(path) as volume, volume.job_lock():
         uuid = volume.parameters.uuid

@@ -9,14 +9,14 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json
 from dedupd.cli.policy import saved
-from dedupd.config.policy_file import keep_plain
-from dedupd.config.rules import pattern_of
-from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
-from dedupd.system.files import opened
-from dedupd.system.inherited import lift_limits
-from dedupd.system.paths import named, open_beneath, show_text
-from dedupd.volume.restore import require_room, restore_file
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy_file import keep_plain
+from dedupd_core.config.rules import pattern_of
+from dedupd_core.errors import EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
+from dedupd_core.system.files import opened
+from dedupd_core.system.inherited import lift_limits
+from dedupd_core.system.paths import named, open_beneath, show_text
+from dedupd_core.volume.restore import require_room, restore_file
+from dedupd_core.volume.volume import Volume
 
 
 @click.command("expand")

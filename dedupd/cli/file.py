@@ -15,10 +15,10 @@ from dedupd.cli.common import (
     print_json,
     status_of,
 )
-from dedupd.errors import EXIT_DONE, DedupdError, PolicyError
-from dedupd.system.paths import show_text
-from dedupd.units import counted, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import EXIT_DONE, DedupdError, PolicyError
+from dedupd_core.system.paths import show_text
+from dedupd_core.units import counted, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.tree.explanation import Explanation, explain_file
 from jobs.tree.file_figures import file_figures, is_folder, sharing
 from jobs.usage.usage import usage

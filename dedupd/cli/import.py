@@ -13,9 +13,9 @@ from dedupd.cli.common import (
     privileges_option,
 )
 from dedupd.cli.report import finish_files
-from dedupd.errors import UsageError
-from dedupd.units import counted, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import UsageError
+from dedupd_core.units import counted, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.importing import Import, ImportReport
 
 

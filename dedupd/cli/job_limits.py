@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import click
 
 from dedupd.cli.common import job_run
-from dedupd.config.config_values import whole
-from dedupd.config.policy import Policy, RestoreMode
-from dedupd.config.run_limits import RunLimits
-from dedupd.errors import PolicyError, UsageError
-from dedupd.system.processes import give_way, give_way_as_group
-from dedupd.units import parse_duration, parse_size
-from dedupd.volume.volume import Volume
+from dedupd_core.config.config_values import whole
+from dedupd_core.config.policy import Policy, RestoreMode
+from dedupd_core.config.run_limits import RunLimits
+from dedupd_core.errors import PolicyError, UsageError
+from dedupd_core.system.processes import give_way, give_way_as_group
+from dedupd_core.units import parse_duration, parse_size
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import Cancelled, JobRun
 
 

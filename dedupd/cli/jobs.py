@@ -15,11 +15,11 @@ from rich.table import Table
 from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.cli.service_status import how_far
 from dedupd.cli.terminal import console, figures, headed, show
-from dedupd.errors import DedupdError, UsageError
 from dedupd.service.client import ServiceClient
-from dedupd.system import mount_table
-from dedupd.units import format_duration, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DedupdError, UsageError
+from dedupd_core.system import mount_table
+from dedupd_core.units import format_duration, format_size
+from dedupd_core.volume.volume import Volume
 
 REFRESH_S = 1.0
 RUNS_SHOWN = 20

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from dedupd.cli.common import print_json
-from dedupd.system.paths import show_text
-from dedupd.units import format_size
-from dedupd.volume.volume import Volume
+from dedupd_core.system.paths import show_text
+from dedupd_core.units import format_size
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.optimize.left_files import named_left
 from jobs.tree.left_listing import left_files

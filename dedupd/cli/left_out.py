@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from dedupd.config.policy import Policy
-from dedupd.units import counted, exact_duration, exact_size, format_size
+from dedupd_core.config.policy import Policy
+from dedupd_core.units import counted, exact_duration, exact_size, format_size
 from jobs.optimize.job import OptimizeReport
 from jobs.tree.candidates import EXCLUDED, OPTIMIZED, SAVES_LITTLE, SMALL, YOUNG
 

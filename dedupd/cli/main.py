@@ -7,10 +7,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from dedupd import __version__
 from dedupd.cli.lazy_command import LazyGroup
-from dedupd.system.inherited import open_standard_streams
-from dedupd.system.processes import register
+from dedupd_core import __version__
+from dedupd_core.system.inherited import open_standard_streams
+from dedupd_core.system.processes import register
 
 GROUPS = {
     "Begin": {

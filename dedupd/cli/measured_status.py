@@ -9,13 +9,13 @@ import click
 from dedupd.cli.common import message_of, print_json, show_or_json, status_of
 from dedupd.cli.service_status import add_backlog, add_quarantined, add_savings
 from dedupd.cli.terminal import figures, show
-from dedupd.errors import EXIT_DONE, DedupdError
 from dedupd.service.history import Savings
-from dedupd.system import mount_table
-from dedupd.system.paths import show_text
-from dedupd.system.processes import give_way
-from dedupd.units import counted, format_duration, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import EXIT_DONE, DedupdError
+from dedupd_core.system import mount_table
+from dedupd_core.system.paths import show_text
+from dedupd_core.system.processes import give_way
+from dedupd_core.units import counted, format_duration, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.tree.candidates import SHARED_BELOW
 from jobs.usage.volume_figures import volume_figures
 

@@ -4,7 +4,7 @@ import click
 
 from dedupd.cli.common import PATH, answer, exits, force_option, json_option
 from dedupd.cli.mounting import Mounting, bring_up
-from dedupd.units import parse_size
+from dedupd_core.units import parse_size
 from fuse_stub.mounts.mount_options import parse_options
 
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from dedupd.cli.common import message_of
 from dedupd.cli.mounting import Mounting, bring_up
-from dedupd.errors import DedupdError, UsageError
-from dedupd.system.inherited import open_standard_streams
-from dedupd.system.paths import show_text
+from dedupd_core.errors import DedupdError, UsageError
+from dedupd_core.system.inherited import open_standard_streams
+from dedupd_core.system.paths import show_text
 from fuse_stub.mounts.mount_options import MountOptions, parse_options
 from fuse_stub.mounts.mount_process import CACHE_BYTES, open_volume
 

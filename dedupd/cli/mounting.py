@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dedupd.cli.umount import mounted_point
-from dedupd.errors import Busy, ServiceUnreachable, UsageError
-from dedupd.replica.replica import is_replica
 from dedupd.service.client import ServiceClient
-from dedupd.system import mount_table
-from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
-from dedupd.volume.enabling.probe import accept
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Busy, ServiceUnreachable, UsageError
+from dedupd_core.replica.replica import is_replica
+from dedupd_core.system import mount_table
+from dedupd_core.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
+from dedupd_core.volume.enabling.probe import accept
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_options import MountOptions
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 from fuse_stub.mounts.mount_process import (

@@ -5,8 +5,8 @@ import sys
 import click
 
 from dedupd.cli.common import exits, json_option, print_json
-from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 from dedupd.service.client import ServiceClient
+from dedupd_core.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 
 
 @click.command("notify")

@@ -10,12 +10,12 @@ import click
 import tomlkit
 
 from dedupd.cli.common import PATH, answer, exits, json_option, print_json
-from dedupd.config.policy import KEYS, RULES, TABLES, Policy, apply_values, parse_policy
-from dedupd.config.policy_file import reset_in_text, set_in_text, wrong_keys
-from dedupd.errors import PolicyError, UsageError
-from dedupd.system.paths import named, refuse_part, show_text
-from dedupd.volume.domains import require_domains
-from dedupd.volume.volume import POLICY_FILE, Volume
+from dedupd_core.config.policy import KEYS, RULES, TABLES, Policy, apply_values, parse_policy
+from dedupd_core.config.policy_file import reset_in_text, set_in_text, wrong_keys
+from dedupd_core.errors import PolicyError, UsageError
+from dedupd_core.system.paths import named, refuse_part, show_text
+from dedupd_core.volume.domains import require_domains
+from dedupd_core.volume.volume import POLICY_FILE, Volume
 
 COUNTS = "jobs that begin from now on go by it"
 

@@ -7,9 +7,9 @@ import click
 
 from dedupd.cli.common import PATH, answer, exits, job_run, json_option, print_json
 from dedupd.cli.report import show_messages
-from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
-from dedupd.system.inherited import require_standard_stream
-from dedupd.units import counted, format_size
+from dedupd_core.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
+from dedupd_core.system.inherited import require_standard_stream
+from dedupd_core.units import counted, format_size
 from jobs.backup.intake import LocalReception, Reception
 from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume, drop, end, finish, token
 from jobs.frame.run import JobRun

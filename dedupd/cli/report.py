@@ -7,7 +7,7 @@ from typing import NoReturn, TypeVar
 import click
 
 from dedupd.cli.common import show_or_json
-from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS
+from dedupd_core.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS
 from jobs.check.invariants import Finding
 from jobs.frame.report import FileReport, ReportT
 

@@ -14,8 +14,8 @@ from dedupd.cli.common import (
     trust_holes_option,
 )
 from dedupd.cli.report import finish_files
-from dedupd.errors import UsageError
-from dedupd.units import counted, format_size
+from dedupd_core.errors import UsageError
+from dedupd_core.units import counted, format_size
 from jobs.backup.restore import Restore, RestoreReport
 from jobs.backup.source import BackupSource
 

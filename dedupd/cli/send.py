@@ -10,10 +10,10 @@ import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option
 from dedupd.cli.report import show_messages
-from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
-from dedupd.system.inherited import require_standard_stream
-from dedupd.units import counted, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
+from dedupd_core.system.inherited import require_standard_stream
+from dedupd_core.units import counted, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.backup.sender import Resume, Sender, SendReport
 
 

@@ -6,7 +6,7 @@ import click
 
 from dedupd.cli.common import PATH, exits
 from dedupd.service.config import CONFIG_PATH, config_path
-from dedupd.system.inherited import lift_limits
+from dedupd_core.system.inherited import lift_limits
 
 
 @click.command("serve")

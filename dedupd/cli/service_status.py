@@ -10,7 +10,7 @@ from rich.table import Table
 from dedupd.cli.common import print_json
 from dedupd.cli.terminal import clock, figures, show
 from dedupd.service.client import ServiceClient
-from dedupd.units import counted, format_duration, format_moment, format_size
+from dedupd_core.units import counted, format_duration, format_moment, format_size
 from jobs.specs import TASKS
 
 

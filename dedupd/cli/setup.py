@@ -14,17 +14,17 @@ from dedupd.cli.analyze import open_log
 from dedupd.cli.common import PATH, exits, force_option, job_run, json_option, print_json
 from dedupd.cli.enable import Made, chosen_values, chunk_size_option, make_volume, profile_option
 from dedupd.cli.left_out import Place, outcome_of
-from dedupd.config.policy import Policy, apply_values
-from dedupd.config.run_limits import RunLimits
-from dedupd.errors import EXIT_FINDINGS, ServiceUnreachable, UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.service.doctor import Check, Verdict, check_machine, check_path
-from dedupd.system import mount_table
-from dedupd.system.paths import resolved
-from dedupd.system.processes import give_way
-from dedupd.units import GIB, counted, exact_duration, exact_size, format_size
-from dedupd.volume.base_directory import BASE_NAME, is_volume
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import Policy, apply_values
+from dedupd_core.config.run_limits import RunLimits
+from dedupd_core.errors import EXIT_FINDINGS, ServiceUnreachable, UsageError
+from dedupd_core.system import mount_table
+from dedupd_core.system.paths import resolved
+from dedupd_core.system.processes import give_way
+from dedupd_core.units import GIB, counted, exact_duration, exact_size, format_size
+from dedupd_core.volume.base_directory import BASE_NAME, is_volume
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize, OptimizeReport
 

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 
-from dedupd.units import format_size
+from dedupd_core.units import format_size
 from jobs.frame.run import Progress as JobProgress
 from jobs.frame.time_to_go import TimeToGo
 

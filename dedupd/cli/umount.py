@@ -5,14 +5,14 @@ import os
 import click
 
 from dedupd.cli.common import PATH, answer, exits, json_option
-from dedupd.errors import Busy, UnknownFormat, UsageError
-from dedupd.format.volume_parameters import uuid_of
 from dedupd.service.client import ServiceClient
-from dedupd.system import mount_table
-from dedupd.system.paths import refuse_part
-from dedupd.volume.base_directory import BASE_NAME
-from dedupd.volume.detached_mount import detached_mount
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Busy, UnknownFormat, UsageError
+from dedupd_core.format.volume_parameters import uuid_of
+from dedupd_core.system import mount_table
+from dedupd_core.system.paths import refuse_part
+from dedupd_core.volume.base_directory import BASE_NAME
+from dedupd_core.volume.detached_mount import detached_mount
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_process import unmount
 
 

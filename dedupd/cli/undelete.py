@@ -10,8 +10,8 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json
 from dedupd.cli.deleted import deletions, since_option
-from dedupd.deleted.log import DeletionId, DeletionLogs
-from dedupd.deleted.undelete import (
+from dedupd_core.deleted.log import DeletionId, DeletionLogs
+from dedupd_core.deleted.undelete import (
     UNDELETE,
     Attach,
     Order,
@@ -19,15 +19,15 @@ from dedupd.deleted.undelete import (
     Wanted,
     attach_below,
 )
-from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
-from dedupd.system import mount_table
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.system.inherited import lift_limits
-from dedupd.system.paths import resolved, show_path, show_text
-from dedupd.system.tree.takeover import keep_group
-from dedupd.units import counted
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
+from dedupd_core.system import mount_table
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.system.inherited import lift_limits
+from dedupd_core.system.paths import resolved, show_path, show_text
+from dedupd_core.system.tree.takeover import keep_group
+from dedupd_core.units import counted
+from dedupd_core.volume.volume import Volume
 
 
 @click.command("undelete")

@@ -9,9 +9,9 @@ import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
 from dedupd.cli.job_limits import OPTIONS, conduct, take_limits
-from dedupd.errors import EXIT_FINDINGS
 from dedupd.service.client import ServiceClient
-from dedupd.system.paths import resolved
+from dedupd_core.errors import EXIT_FINDINGS
+from dedupd_core.system.paths import resolved
 from jobs.frame.run import Cancelled, JobRun
 from jobs.specs import JOBS
 

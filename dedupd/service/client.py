@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from dedupd.errors import (
+from dedupd.service.config import config_path, default_socket, load_config
+from dedupd_core.errors import (
     EXIT_USAGE,
     ConfigurationError,
     DedupdError,
@@ -15,10 +16,9 @@ from dedupd.errors import (
     ServiceUnreachable,
     error_named,
 )
-from dedupd.service.config import config_path, default_socket, load_config
-from dedupd.system.control_socket import TIMEOUT_S, connected
-from dedupd.system.files import locked
-from dedupd.system.paths import refuse_part, resolved
+from dedupd_core.system.control_socket import TIMEOUT_S, connected
+from dedupd_core.system.files import locked
+from dedupd_core.system.paths import refuse_part, resolved
 
 SYSTEM_SOCKET = "/run/dedupd.sock"
 

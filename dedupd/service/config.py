@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
-from dedupd.config.config_values import (
+from dedupd.service.notices.problem import Severity
+from dedupd_core.config.config_values import (
     DURATION,
     SWITCH,
     Form,
@@ -24,12 +25,11 @@ from dedupd.config.config_values import (
     size,
     whole,
 )
-from dedupd.config.schedule import Calendar, Off, parse_schedule
-from dedupd.errors import ConfigurationError, UsageError
-from dedupd.service.notices.problem import Severity
-from dedupd.system.control_socket import runtime_dir
-from dedupd.system.mount_table import is_uuid
-from dedupd.units import MIB, brief, exact_size
+from dedupd_core.config.schedule import Calendar, Off, parse_schedule
+from dedupd_core.errors import ConfigurationError, UsageError
+from dedupd_core.system.control_socket import runtime_dir
+from dedupd_core.system.mount_table import is_uuid
+from dedupd_core.units import MIB, brief, exact_size
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions, parse_options
 
 CONFIG_PATH = "/etc/dedupd/dedupd.toml"

@@ -8,30 +8,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dedupd.config.policy import Policy, SharedExtents
-from dedupd.config.policy_file import wrong_keys
-from dedupd.config.reserve import Reserve
-from dedupd.errors import (
+from dedupd.service.client import ServiceClient
+from dedupd.service.config import config_path, load_config
+from dedupd.service.guard.check import guard_text
+from dedupd_core.config.policy import Policy, SharedExtents
+from dedupd_core.config.policy_file import wrong_keys
+from dedupd_core.config.reserve import Reserve
+from dedupd_core.errors import (
     ConfigurationError,
     DedupdError,
     PolicyError,
     UnsuitableFileSystem,
     UsageError,
 )
-from dedupd.service.client import ServiceClient
-from dedupd.service.config import config_path, load_config
-from dedupd.service.guard.check import guard_text
-from dedupd.shared.health import kept_elsewhere, unknown_members
-from dedupd.system import mount_table
-from dedupd.system.disk import Disk
-from dedupd.system.file_system import SUPPORTED, file_system_of
-from dedupd.system.files import opened
-from dedupd.system.nfs_exports import exports, faults, in_the_way
-from dedupd.system.path_users import occupants
-from dedupd.system.paths import explain, show_path
-from dedupd.units import GIB, counted, format_size
-from dedupd.volume.base_directory import BASE_NAME, has_own_base, open_base
-from dedupd.volume.enabling.place import (
+from dedupd_core.shared.health import kept_elsewhere, unknown_members
+from dedupd_core.system import mount_table
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.file_system import SUPPORTED, file_system_of
+from dedupd_core.system.files import opened
+from dedupd_core.system.nfs_exports import exports, faults, in_the_way
+from dedupd_core.system.path_users import occupants
+from dedupd_core.system.paths import explain, show_path
+from dedupd_core.units import GIB, counted, format_size
+from dedupd_core.volume.base_directory import BASE_NAME, has_own_base, open_base
+from dedupd_core.volume.enabling.place import (
     ONE_FILE_SYSTEM,
     described,
     protected_entries,
@@ -43,9 +43,9 @@ from dedupd.volume.enabling.place import (
     things_inside,
     unreachable_inside,
 )
-from dedupd.volume.enabling.probe import accepted_by, obstacle_of, probe
-from dedupd.volume.hints import HintKey
-from dedupd.volume.volume import Volume
+from dedupd_core.volume.enabling.probe import accepted_by, obstacle_of, probe
+from dedupd_core.volume.hints import HintKey
+from dedupd_core.volume.volume import Volume
 from fuse_stub.kernel.ring_offer import ring_offer, way_of
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 from jobs.tree.candidates import SHARED_BELOW

@@ -1,4 +1,4 @@
-"""The service's memory of a volume: hints of its catalogue (``dedupd/volume/hints.py``).
+"""The service's memory of a volume: hints of its catalogue (``dedupd_core/volume/hints.py``).
 
 Unlike jobs, the service says so where the catalogue cannot be used.
 """
@@ -9,11 +9,11 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Self, TypeVar
 
 from dedupd.service.scheduler import TaskHistory, TaskName
-from dedupd.stores.standing import membership_at
-from dedupd.system.files import opened
-from dedupd.volume.catalog import Catalog, Catalogue, catalogue_of
-from dedupd.volume.hints import HintKey, Hints
-from dedupd.volume.repair_notes import RepairNotes
+from dedupd_core.stores.standing import membership_at
+from dedupd_core.system.files import opened
+from dedupd_core.volume.catalog import Catalog, Catalogue, catalogue_of
+from dedupd_core.volume.hints import HintKey, Hints
+from dedupd_core.volume.repair_notes import RepairNotes
 from jobs.specs import TASKS
 
 RUNS_KEPT = 2000

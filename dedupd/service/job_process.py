@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from dedupd.errors import EXIT_BUSY, EXIT_DAMAGED, EXIT_FINDINGS
 from dedupd.service.scheduler import TaskName, Urgency
 from dedupd.service.systemd.slice import command_in_slice
-from dedupd.system.processes import server_environment
+from dedupd_core.errors import EXIT_BUSY, EXIT_DAMAGED, EXIT_FINDINGS
+from dedupd_core.system.processes import server_environment
 from jobs.frame.channel import CHANNEL_VARIABLE
 from jobs.frame.time_to_go import TimeToGo
 

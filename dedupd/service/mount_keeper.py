@@ -10,14 +10,19 @@ import os
 import time
 from enum import StrEnum
 
-from dedupd.errors import Busy, DedupdError, UsageError
-from dedupd.rados.reading.binding import BINDING_FILE
 from dedupd.service.config import VolumeConfig
 from dedupd.service.systemd.journal import Event, report
 from dedupd.service.systemd.slice import is_of_systemd
-from dedupd.system import mount_table
-from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, fetch_base, socket_path
-from dedupd.system.files import is_there
+from dedupd_core.errors import Busy, DedupdError, UsageError
+from dedupd_core.rados.reading.binding import BINDING_FILE
+from dedupd_core.system import mount_table
+from dedupd_core.system.control_socket import (
+    QUESTION_TIMEOUT_S,
+    ControlClient,
+    fetch_base,
+    socket_path,
+)
+from dedupd_core.system.files import is_there
 from fuse_stub.mounts.mount_points import covered, is_dead
 from fuse_stub.mounts.mount_process import Serving, open_volume, served_in_background, unmount
 from fuse_stub.mounts.mount_unit import NoUnit, served_in_unit

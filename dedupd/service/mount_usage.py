@@ -8,8 +8,8 @@ import time
 
 from dedupd.service.history import Savings
 from dedupd.service.job_process import JobProcess
-from dedupd.system.paths import explain
-from dedupd.system.processes import child_environment
+from dedupd_core.system.paths import explain
+from dedupd_core.system.processes import child_environment
 
 MEASURE_S = 86400.0
 """How old the figures of a volume may become; to measure them takes a walk through its tree."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from dedupd.config.policy import Policy, RefineMode
-from dedupd.config.schedule import Off, Schedule
-from dedupd.errors import UsageError
 from dedupd.service.scheduler import TaskName
+from dedupd_core.config.policy import Policy, RefineMode
+from dedupd_core.config.schedule import Off, Schedule
+from dedupd_core.errors import UsageError
 from jobs.specs import JOBS, TASKS, Stores
 
 

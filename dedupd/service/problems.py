@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from dedupd.config.schedule import Off
 from dedupd.service.config import ServiceConfig, VolumeConfig
 from dedupd.service.mount_keeper import MountState
 from dedupd.service.notices.problem import Problem, Severity
 from dedupd.service.scheduler import SpaceLevel
 from dedupd.service.served_volume import ServedVolume
-from dedupd.units import counted, format_duration, format_moment, format_size
+from dedupd_core.config.schedule import Off
+from dedupd_core.units import counted, format_duration, format_moment, format_size
 
 BACKLOG_S = 3 * 86400.0
 """Without an optimize run that got through, what is to be optimized grows."""

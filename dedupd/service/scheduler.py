@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import tzinfo
 from enum import IntEnum
 
-from dedupd.config.schedule import Calendar, Every, Off, Schedule
+from dedupd_core.config.schedule import Calendar, Every, Off, Schedule
 
 TaskName = str
 """Of a task in the schedule (:class:`jobs.specs.Task`)."""

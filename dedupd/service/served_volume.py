@@ -9,12 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dedupd.config.policy import Policy, parse_policy
-from dedupd.config.policy_file import set_in_text
-from dedupd.config.schedule import Schedule
-from dedupd.deleted.alarm import Alarm, read_state
-from dedupd.errors import CatalogUnusable, PolicyError
-from dedupd.rados.reading.binding import BINDING_FILE
 from dedupd.service.config import VolumeConfig
 from dedupd.service.history import WEEK_S, Flow, History, Memory, Savings
 from dedupd.service.job_process import JobProcess
@@ -30,11 +24,17 @@ from dedupd.service.space import (
     reclaimable,
     sample_of,
 )
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened, takes_no_changes
-from dedupd.system.paths import explain
-from dedupd.volume.base_directory import VOLUME_FILE
-from dedupd.volume.volume import POLICY_FILE
+from dedupd_core.config.policy import Policy, parse_policy
+from dedupd_core.config.policy_file import set_in_text
+from dedupd_core.config.schedule import Schedule
+from dedupd_core.deleted.alarm import Alarm, read_state
+from dedupd_core.errors import CatalogUnusable, PolicyError
+from dedupd_core.rados.reading.binding import BINDING_FILE
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened, takes_no_changes
+from dedupd_core.system.paths import explain
+from dedupd_core.volume.base_directory import VOLUME_FILE
+from dedupd_core.volume.volume import POLICY_FILE
 from jobs.tree.candidates import YOUNG
 
 R = TypeVar("R")

@@ -10,16 +10,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 
-from dedupd.errors import (
-    Busy,
-    ConfigurationError,
-    DedupdError,
-    NotAVolume,
-    ReadOnlyVolume,
-    ServiceUnreachable,
-    UsageError,
-)
-from dedupd.failures import Failures
 from dedupd.service.client import only_service
 from dedupd.service.config import ServiceConfig, VolumeConfig, load_config
 from dedupd.service.guard.guards import Guards
@@ -43,7 +33,17 @@ from dedupd.service.space import LOOK_S as SPACE_LOOK_S
 from dedupd.service.systemd.journal import Event, report
 from dedupd.service.systemd.notify import Notifier
 from dedupd.service.telling import Telling
-from dedupd.units import counted
+from dedupd_core.errors import (
+    Busy,
+    ConfigurationError,
+    DedupdError,
+    NotAVolume,
+    ReadOnlyVolume,
+    ServiceUnreachable,
+    UsageError,
+)
+from dedupd_core.failures import Failures
+from dedupd_core.units import counted
 from jobs.specs import JOBS, TASKS
 
 AGAIN_S = 5.0

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import linear_regression
 
-from dedupd.config.policy import Policy, RestoreMode
-from dedupd.deleted.expiry import CALM_SHARE
 from dedupd.service.scheduler import SpaceLevel, SpaceState, TaskHistory, TaskName
-from dedupd.units import exact_duration
+from dedupd_core.config.policy import Policy, RestoreMode
+from dedupd_core.deleted.expiry import CALM_SHARE
+from dedupd_core.units import exact_duration
 
 LOOK_S = 5.0
 """Between two looks at the free space; a look takes microseconds."""

@@ -15,8 +15,8 @@ from dedupd.service.notices.ledger import Ledger, Waiting
 from dedupd.service.notices.problem import Happening, Notice, Problem, Severity
 from dedupd.service.problems import Served, problems, summary
 from dedupd.service.systemd.journal import Event, report
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
 
 LOOK_S = 1.0
 """Between two looks at what problems there are."""

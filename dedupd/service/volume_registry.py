@@ -8,16 +8,16 @@ import os
 
 import tomlkit
 
-from dedupd.errors import ConfigurationError
 from dedupd.service.config import (
     VolumeConfig,
     config_path,
     parse_config,
     volumes_directory,
 )
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.units import exact_size
+from dedupd_core.errors import ConfigurationError
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.units import exact_size
 
 
 def register(path: str, uuid: str) -> bool:

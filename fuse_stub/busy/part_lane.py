@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import trio
 
-from dedupd import native
-from dedupd.errors import Busy, FileChanged
-from dedupd.stub.parts import begin_parts, punch_parts
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath
-from dedupd.system.tree.tree_paths import path_in_tree
-from dedupd.units import GIB, MIB
-from dedupd.volume.commit_requests import CommitRequest
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Busy, FileChanged
+from dedupd_core.stub.parts import begin_parts, punch_parts
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath
+from dedupd_core.system.tree.tree_paths import path_in_tree
+from dedupd_core.units import GIB, MIB
+from dedupd_core.volume.commit_requests import CommitRequest
+from dedupd_core.volume.volume import Volume
 from fuse_stub.busy.quiet_parts import GRAIN_BYTES, QuietParts, present_quiet
 from fuse_stub.files.attributes import unseen_step
 from fuse_stub.files.inodes import Inodes

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterator
 
-from dedupd import native
-from dedupd.byte_ranges import intersections
-from dedupd.units import align_down, align_up
+from dedupd_core import native
+from dedupd_core.byte_ranges import intersections
+from dedupd_core.units import align_down, align_up
 
 GRAIN_BYTES = native.mount.GRAIN_BYTES
 

@@ -3,7 +3,7 @@
 ``user.dedupd.deleted`` of a directory says what can be had back below it, and the same with an id
 appended (``user.dedupd.deleted.3-4096``) what is older than that. Setting ``user.dedupd.undelete``
 of a new, empty file to an id makes it that file. Every user has what was theirs, root everything;
-root can append the words of :class:`~dedupd.deleted.undelete.Order`.
+root can append the words of :class:`~dedupd_core.deleted.undelete.Order`.
 """
 
 import errno
@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from dedupd.deleted.expiry import end_ns
-from dedupd.deleted.listing import DELETED, lines
-from dedupd.deleted.log import DeletionId, DeletionLogs
-from dedupd.deleted.log_cache import LogCache
-from dedupd.deleted.revival import revive, take_back
-from dedupd.deleted.undelete import Order
-from dedupd.errors import UsageError
-from dedupd.format.deletion import Deletion
-from dedupd.format.stub import StubAttribute
-from dedupd.system.tree.takeover import Rights, rights_of
-from dedupd.system.tree.tree_paths import path_in_tree
-from dedupd.volume.volume import Volume
+from dedupd_core.deleted.expiry import end_ns
+from dedupd_core.deleted.listing import DELETED, lines
+from dedupd_core.deleted.log import DeletionId, DeletionLogs
+from dedupd_core.deleted.log_cache import LogCache
+from dedupd_core.deleted.revival import revive, take_back
+from dedupd_core.deleted.undelete import Order
+from dedupd_core.errors import UsageError
+from dedupd_core.format.deletion import Deletion
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.system.tree.takeover import Rights, rights_of
+from dedupd_core.system.tree.tree_paths import path_in_tree
+from dedupd_core.volume.volume import Volume
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.policy.turns import InThread, Pace, Turns

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable, Iterator
 
 import trio
 
-from dedupd import native
-from dedupd.deleted.dropped import add_counts
-from dedupd.deleted.writer import DeletionWriter
-from dedupd.errors import DamagedStub, DedupdError, NoSpace
-from dedupd.format.deletion import PATH_BYTES_MAX, Cause, Deletion
-from dedupd.format.stub import Flag, StubAttribute, decode_stub
-from dedupd.system.files import attributes_of, opened
-from dedupd.system.paths import explain
-from dedupd.system.tree.tree_paths import numbered, path_in_tree
-from dedupd.units import KIB, in_64_bits
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.deleted.dropped import add_counts
+from dedupd_core.deleted.writer import DeletionWriter
+from dedupd_core.errors import DamagedStub, DedupdError, NoSpace
+from dedupd_core.format.deletion import PATH_BYTES_MAX, Cause, Deletion
+from dedupd_core.format.stub import Flag, StubAttribute, decode_stub
+from dedupd_core.system.files import attributes_of, opened
+from dedupd_core.system.paths import explain
+from dedupd_core.system.tree.tree_paths import numbered, path_in_tree
+from dedupd_core.units import KIB, in_64_bits
+from dedupd_core.volume.volume import Volume
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.policy.watched_policy import WatchedPolicy

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 import pyfuse3
 
-from dedupd import native
+from dedupd_core import native
 
 TIMEOUT_S = 3600.0
 """How long the kernel may keep names and attributes. All changes come through the mount, or are

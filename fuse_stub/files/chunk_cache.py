@@ -4,10 +4,10 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from dedupd import native
-from dedupd.store.reader import ChunkSource
-from dedupd.store.recipe.recipe_reader import Span
-from dedupd.stub.content import read_chunk
+from dedupd_core import native
+from dedupd_core.store.reader import ChunkSource
+from dedupd_core.store.recipe.recipe_reader import Span
+from dedupd_core.stub.content import read_chunk
 
 INLINE_BYTES_MAX = 1280 << 10
 """Up to this length (the largest read), chunks that the page cache has are loaded by the calling

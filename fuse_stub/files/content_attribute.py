@@ -6,9 +6,9 @@ list of attributes, so that no program copies it.
 
 import os
 
-from dedupd.stub.local_blocks import checked_stub
-from dedupd.system.files import opened
-from dedupd.volume.volume import Volume
+from dedupd_core.stub.local_blocks import checked_stub
+from dedupd_core.system.files import opened
+from dedupd_core.volume.volume import Volume
 
 CONTENT_ATTRIBUTE = b"user.dedupd.content"
 

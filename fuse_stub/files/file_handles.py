@@ -16,12 +16,12 @@ import logging
 import os
 import struct
 
-from dedupd import native
-from dedupd.errors import NoSpace
-from dedupd.system.files import read_if_there
-from dedupd.system.paths import explain
-from dedupd.system.tree.tree_paths import lies_elsewhere
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import NoSpace
+from dedupd_core.system.files import read_if_there
+from dedupd_core.system.paths import explain
+from dedupd_core.system.tree.tree_paths import lies_elsewhere
+from dedupd_core.volume.volume import Volume
 
 log = logging.getLogger("dedupd.mount")
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import trio
 
-from dedupd import native
-from dedupd.format.recipe import RecipeRef
-from dedupd.format.stub import StubAttribute
-from dedupd.stub.transition import Begun, FileIdentity, committing
+from dedupd_core import native
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.stub.transition import Begun, FileIdentity, committing
 from fuse_stub.files.inodes import Inodes
 
 

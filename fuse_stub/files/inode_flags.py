@@ -5,8 +5,8 @@ import fcntl
 import os
 import struct
 
-from dedupd import native
-from dedupd.system.files import opened
+from dedupd_core import native
+from dedupd_core.system.files import opened
 
 IMMUTABLE, APPEND_ONLY = 0x10, 0x20
 PROTECTING = IMMUTABLE | APPEND_ONLY

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from dedupd import native
-from dedupd.volume.enabling.base import RESERVED_NAME
+from dedupd_core import native
+from dedupd_core.volume.enabling.base import RESERVED_NAME
 from fuse_stub.files.file_handles import open_number
 
 CACHED_MAX = 65_536

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import trio
 
-from dedupd.format.stub import Flag
-from dedupd.stub.stub_file import SparseStub
-from dedupd.system.tree.tree_paths import name_in_tree
+from dedupd_core.format.stub import Flag
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.system.tree.tree_paths import name_in_tree
 from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.shared_lock import SharedLock
 from fuse_stub.files.slow_closes import is_slow_to_free

@@ -17,16 +17,16 @@ from functools import partial
 
 import trio
 
-from dedupd.errors import DamagedStub
-from dedupd.format.stub import StubAttribute
-from dedupd.stub.content import StoreContent, open_content
-from dedupd.stub.local_blocks import checked_stub
-from dedupd.stub.stub_file import SparseStub
-from dedupd.stub.transition import needs_settling, settle
-from dedupd.system.files import opened
-from dedupd.system.tree.tree_paths import name_in_tree, path_in_tree
-from dedupd.volume.transition_log import Transitions
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DamagedStub
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.stub.content import StoreContent, open_content
+from dedupd_core.stub.local_blocks import checked_stub
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.stub.transition import needs_settling, settle
+from dedupd_core.system.files import opened
+from dedupd_core.system.tree.tree_paths import name_in_tree, path_in_tree
+from dedupd_core.volume.transition_log import Transitions
+from dedupd_core.volume.volume import Volume
 from fuse_stub.files.attributes import unseen_step
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.held_files import HeldFiles

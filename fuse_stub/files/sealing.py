@@ -6,11 +6,11 @@ import time
 
 import trio
 
-from dedupd.errors import DedupdError
-from dedupd.stub.local_blocks import checked_stub, seal
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DedupdError
+from dedupd_core.stub.local_blocks import checked_stub, seal
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath
+from dedupd_core.volume.volume import Volume
 from fuse_stub.files.attributes import unseen_step
 from fuse_stub.files.file_handles import open_number
 from fuse_stub.files.open_files import OpenFiles

@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 
-from dedupd.units import MIB
+from dedupd_core.units import MIB
 from fuse_stub.mounts.tasks import failures
 
 FREED_BYTES_MAX = 4 * MIB

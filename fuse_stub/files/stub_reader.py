@@ -12,14 +12,14 @@ lanes that has all of it:
    sequential reader that has waited a few times gets the chunks ahead loaded by threads.
 
 Lanes 1 and 2 never wait. Chunks come from :class:`ChunkCache`, which reads them by
-:class:`dedupd.store.reader.RecordReader`: many at once in native code, and one by one in Python
-where anything is out of the ordinary.
+:class:`dedupd_core.store.reader.RecordReader`: many at once in native code, and one by one in
+Python where anything is out of the ordinary.
 """
 
 import os
 
-from dedupd.stub.stub_file import SparseStub
-from dedupd.units import MIB
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.units import MIB
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.open_file import Reader
 from fuse_stub.files.slow_calls import SlowCalls

@@ -1,7 +1,7 @@
 """Stubs that were written to and are closed: their attribute is still to count their own blocks.
 
-A stub is sealed (``dedupd/stub/local_blocks.py``) when all that was written has its place on the
-disk. That is so some time after its last close, without a sync, and at the end of the mount.
+A stub is sealed (``dedupd_core/stub/local_blocks.py``) when all that was written has its place on
+the disk. That is so some time after its last close, without a sync, and at the end of the mount.
 """
 
 import os

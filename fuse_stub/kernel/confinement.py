@@ -10,7 +10,7 @@ import logging
 import os
 from dataclasses import dataclass
 
-from dedupd import native
+from dedupd_core import native
 
 log = logging.getLogger("dedupd.mount")
 

@@ -5,9 +5,9 @@ import os
 import re
 import sys
 
-from dedupd import native
-from dedupd.system.inherited import open_standard_streams
-from dedupd.system.processes import child_environment, show_as
+from dedupd_core import native
+from dedupd_core.system.inherited import open_standard_streams
+from dedupd_core.system.processes import child_environment, show_as
 
 CONTROL_FD = 0
 

@@ -18,8 +18,8 @@ from typing import cast
 import pyfuse3
 import trio
 
-from dedupd import native
-from dedupd.system.processes import cores
+from dedupd_core import native
+from dedupd_core.system.processes import cores
 from fuse_stub.mounts.tasks import failures
 
 REQUESTS_PER_TURN = 16

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from dedupd import native
-from dedupd.errors import NoSpace, OverQuota
-from dedupd.system.file_system import file_system_of
+from dedupd_core import native
+from dedupd_core.errors import NoSpace, OverQuota
+from dedupd_core.system.file_system import file_system_of
 
 log = logging.getLogger("dedupd.mount")
 

@@ -3,7 +3,7 @@ of them have taken that."""
 
 import os
 
-from dedupd.volume.volume import Volume
+from dedupd_core.volume.volume import Volume
 
 OFFERED = "/sys/module/fuse/parameters/enable_uring"
 

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from dedupd.errors import ServiceUnreachable, error_named
-from dedupd.system.control_socket import peer_ids, runtime_dir
+from dedupd_core.errors import ServiceUnreachable, error_named
+from dedupd_core.system.control_socket import peer_ids, runtime_dir
 from fuse_stub.mounts.mount_options import MountOptions, parse_options
 from fuse_stub.mounts.mount_process import Serving
 from fuse_stub.mounts.private_mount import PrivateMount, given_mount

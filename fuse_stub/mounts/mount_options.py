@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from dedupd.errors import UsageError
-from dedupd.units import parse_size
+from dedupd_core.errors import UsageError
+from dedupd_core.units import parse_size
 
 
 class AccessTimes(StrEnum):

@@ -5,11 +5,11 @@ import os
 import subprocess
 import time
 
-from dedupd.errors import Busy, UsageError
-from dedupd.system import mount_table
-from dedupd.system.files import opened
-from dedupd.system.paths import show_text
-from dedupd.volume.enabling.base import left_in_place
+from dedupd_core.errors import Busy, UsageError
+from dedupd_core.system import mount_table
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import show_text
+from dedupd_core.volume.enabling.base import left_in_place
 
 COVERED_SHOWN = 5
 """Names in a message: enough to recognise the files."""

@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
-from dedupd.system import mount_table
-from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
-from dedupd.system.files import opened
-from dedupd.system.processes import server_environment
-from dedupd.units import MIB
-from dedupd.volume.base_directory import BASE_NAME
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
+from dedupd_core.system import mount_table
+from dedupd_core.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
+from dedupd_core.system.files import opened
+from dedupd_core.system.processes import server_environment
+from dedupd_core.units import MIB
+from dedupd_core.volume.base_directory import BASE_NAME
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
 from fuse_stub.mounts.mount_points import clear_dead_mount, detach, is_dead, is_dead_mount

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from dedupd.errors import Busy, UsageError
-from dedupd.system.control_socket import runtime_dir
-from dedupd.system.files import opened
-from dedupd.volume.detached_mount import detached_mount
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Busy, UsageError
+from dedupd_core.system.control_socket import runtime_dir
+from dedupd_core.system.files import opened
+from dedupd_core.volume.detached_mount import detached_mount
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.handover import Ended, Line, meeting_place, task_of
 from fuse_stub.mounts.mount_points import is_dead_mount

@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Mapping
 
-from dedupd.system.files import opened
+from dedupd_core.system.files import opened
 
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _MOUNT_SETATTR = 442

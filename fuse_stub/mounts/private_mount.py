@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from dedupd.errors import UsageError
-from dedupd.system.files import opened
+from dedupd_core.errors import UsageError
+from dedupd_core.system.files import opened
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_options import NO_OPTIONS, AccessTimes, MountOptions
 

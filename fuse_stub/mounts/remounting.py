@@ -5,10 +5,10 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dedupd.errors import Busy, UsageError
-from dedupd.system import mount_table
-from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
-from dedupd.system.files import opened
+from dedupd_core.errors import Busy, UsageError
+from dedupd_core.system import mount_table
+from dedupd_core.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
+from dedupd_core.system.files import opened
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_options import AccessTimes, MountOptions
 from fuse_stub.mounts.private_mount import set_times, times_shown

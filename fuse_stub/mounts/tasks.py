@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from dedupd.failures import Failures
+from dedupd_core.failures import Failures
 
 failures = Failures("dedupd.mount")
 """Of this process: the status of the mount shows the counts."""

@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 import trio
 
-from dedupd.config.policy import Policy, RestoreMode
-from dedupd.config.room import guard_bytes, working_bytes
-from dedupd.system.files import free_space
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import Policy, RestoreMode
+from dedupd_core.config.room import guard_bytes, working_bytes
+from dedupd_core.system.files import free_space
+from dedupd_core.volume.volume import Volume
 from fuse_stub.policy.watched_policy import WatchedPolicy
 
 SHARE = 0.5

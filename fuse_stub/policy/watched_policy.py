@@ -3,10 +3,10 @@
 import logging
 import os
 
-from dedupd.config.policy import Policy, RestoreMode
-from dedupd.errors import PolicyError
-from dedupd.system.paths import explain
-from dedupd.volume.volume import POLICY_FILE, Volume
+from dedupd_core.config.policy import Policy, RestoreMode
+from dedupd_core.errors import PolicyError
+from dedupd_core.system.paths import explain
+from dedupd_core.volume.volume import POLICY_FILE, Volume
 
 log = logging.getLogger("dedupd.mount")
 

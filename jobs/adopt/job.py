@@ -7,14 +7,14 @@ kept them. What that proves is said in ``jobs/adopt/proof.py``.
 import os
 from dataclasses import dataclass
 
-from dedupd import native
-from dedupd.errors import Damaged, DamagedStub
-from dedupd.failpoint import define, reach
-from dedupd.format.stub import StubAttribute
-from dedupd.stub.instance import record_instance
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath, show_path
-from dedupd.units import counted
+from dedupd_core import native
+from dedupd_core.errors import Damaged, DamagedStub
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.stub.instance import record_instance
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath, show_path
+from dedupd_core.units import counted
 from jobs.adopt.proof import NOT_TRUSTED, TRUSTED_WITH, has_chunks, prove
 from jobs.adopt.volume_copy import VolumeCopy
 from jobs.frame.report import FileReport, Job

@@ -9,15 +9,15 @@ the program knows.
 import os
 from typing import NamedTuple
 
-from dedupd import native
-from dedupd.format.container import FILE_HEADER_BYTES, Kind
-from dedupd.format.stub import Flag, StubAttribute, binding_in, decode_stub
-from dedupd.store.container.container import data_name
-from dedupd.store.container.files import container_numbers
-from dedupd.stub.local_blocks import refuse_tampered
-from dedupd.stub.transition import StubFiles
-from dedupd.system.files import opened
-from dedupd.units import align_up
+from dedupd_core import native
+from dedupd_core.format.container import FILE_HEADER_BYTES, Kind
+from dedupd_core.format.stub import Flag, StubAttribute, binding_in, decode_stub
+from dedupd_core.store.container.container import data_name
+from dedupd_core.store.container.files import container_numbers
+from dedupd_core.stub.local_blocks import refuse_tampered
+from dedupd_core.stub.transition import StubFiles
+from dedupd_core.system.files import opened
+from dedupd_core.units import align_up
 from jobs.adopt.volume_copy import VolumeCopy
 
 TRUSTED_WITH = "--trust-holes takes it, where the program is known to keep them"

@@ -2,12 +2,12 @@
 
 from functools import cached_property
 
-from dedupd import native
-from dedupd.errors import Damaged
-from dedupd.format.instance import Instance
-from dedupd.stub.instance import recorded_instance
-from dedupd.stub.transition import AttributeSpace
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Damaged
+from dedupd_core.format.instance import Instance
+from dedupd_core.stub.instance import recorded_instance
+from dedupd_core.stub.transition import AttributeSpace
+from dedupd_core.volume.volume import Volume
 
 
 class VolumeCopy(Volume):

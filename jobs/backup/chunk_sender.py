@@ -4,18 +4,18 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
-from dedupd import native
-from dedupd.errors import Damaged, DamagedContainer
-from dedupd.format import stream
-from dedupd.format.container import STANDALONE, RecordKind
-from dedupd.format.ids import container_of
-from dedupd.format.recipe import fingerprint_check
-from dedupd.format.stream import FINGERPRINT_BYTES, Frame, FrameKind
-from dedupd.store.encoded_records import encoded_payload
-from dedupd.stub.content import checked_record, described_record
-from dedupd.system.processes import cores
-from dedupd.units import MIB
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Damaged, DamagedContainer
+from dedupd_core.format import stream
+from dedupd_core.format.container import STANDALONE, RecordKind
+from dedupd_core.format.ids import container_of
+from dedupd_core.format.recipe import fingerprint_check
+from dedupd_core.format.stream import FINGERPRINT_BYTES, Frame, FrameKind
+from dedupd_core.store.encoded_records import encoded_payload
+from dedupd_core.stub.content import checked_record, described_record
+from dedupd_core.system.processes import cores
+from dedupd_core.units import MIB
+from dedupd_core.volume.volume import Volume
 from jobs.backup.rows import Key, Row
 from jobs.backup.sent_points import CutNumbers, Numbers, Point, decode_rows, encode_row
 from jobs.backup.wire import FrameReader, FrameWriter

@@ -7,15 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 
-from dedupd.byte_ranges import missing_ranges
-from dedupd.format.stub import StubAttribute
-from dedupd.store.recipe.recipe_reader import Span
-from dedupd.stub.content import proved_record
-from dedupd.stub.stub_file import SparseStub
-from dedupd.system.extents import has_unwritten
-from dedupd.system.files import data_ranges, read_at
-from dedupd.units import MIB
-from dedupd.volume.volume import Volume
+from dedupd_core.byte_ranges import missing_ranges
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.store.recipe.recipe_reader import Span
+from dedupd_core.stub.content import proved_record
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.system.extents import has_unwritten
+from dedupd_core.system.files import data_ranges, read_at
+from dedupd_core.units import MIB
+from dedupd_core.volume.volume import Volume
 
 PIECE_BYTES = 1 * MIB
 """Read at a time of a file's own blocks."""

@@ -12,15 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
-from dedupd.errors import Damaged
-from dedupd.format.container import Kind
-from dedupd.stores.local_store import STORE_DIRS, LocalStore
-from dedupd.stub.local_blocks import checked_stub
-from dedupd.system.files import opened, read_at
-from dedupd.system.paths import open_beneath, parents, show_path
-from dedupd.system.processes import cores
-from dedupd.units import MIB
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Damaged
+from dedupd_core.format.container import Kind
+from dedupd_core.stores.local_store import STORE_DIRS, LocalStore
+from dedupd_core.stub.local_blocks import checked_stub
+from dedupd_core.system.files import opened, read_at
+from dedupd_core.system.paths import open_beneath, parents, show_path
+from dedupd_core.system.processes import cores
+from dedupd_core.units import MIB
+from dedupd_core.volume.volume import Volume
 from jobs.backup.content import ContentReader
 from jobs.backup.received import remove_tree
 from jobs.frame.report import FileReport

@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Protocol
 
-from dedupd import native
-from dedupd.errors import UsageError
-from dedupd.format.container import Record, RecordKind
-from dedupd.format.domain import FIRST
-from dedupd.format.ids import HOLE
-from dedupd.format.stream import Frame
-from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
-from dedupd.store.recipe.recipe_writer import RecipeBuilder
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import UsageError
+from dedupd_core.format.container import Record, RecordKind
+from dedupd_core.format.domain import FIRST
+from dedupd_core.format.ids import HOLE
+from dedupd_core.format.stream import Frame
+from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT
+from dedupd_core.store.recipe.recipe_writer import RecipeBuilder
+from dedupd_core.volume.volume import Volume
 from jobs.backup.received import Received, ReceivedChunk, ReceivedRecipe
 from jobs.backup.switch import TreeBuilder
 from jobs.frame.run import JobRun

@@ -12,13 +12,13 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from dedupd.config.room import Room
-from dedupd.errors import Damaged
-from dedupd.format.recipe import RecipeRef
-from dedupd.format.stream import StreamNode, decode_nodes
-from dedupd.replica.replica import RECEIVE_DIR, Replica
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened, read_at, read_file
+from dedupd_core.config.room import Room
+from dedupd_core.errors import Damaged
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.format.stream import StreamNode, decode_nodes
+from dedupd_core.replica.replica import RECEIVE_DIR, Replica
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened, read_at, read_file
 
 STATE_FILE, CHUNKS_FILE, RECIPES_FILE, PLAN_FILE = b"stream.json", b"chunks", b"recipes", b"plan"
 ROWS_FILE, HELD_FILE = b"rows", b"held"

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
-from dedupd import native
-from dedupd.errors import Busy, Damaged, UsageError
-from dedupd.failpoint import define, reach
-from dedupd.format import stream
-from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
-from dedupd.format.stream import Frame, FrameKind, RecipePart
-from dedupd.replica.replica import (
+from dedupd_core import native
+from dedupd_core.errors import Busy, Damaged, UsageError
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format import stream
+from dedupd_core.format.recipe import DIGEST_BYTES, RecipeRef
+from dedupd_core.format.stream import Frame, FrameKind, RecipePart
+from dedupd_core.replica.replica import (
     RECEIVE_DIR,
     Replica,
     end_replica,
@@ -22,15 +22,15 @@ from dedupd.replica.replica import (
     refuse_unfinished,
     replica_of,
 )
-from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
-from dedupd.system.files import names_in
-from dedupd.system.paths import show_path
-from dedupd.system.processes import cores
-from dedupd.units import MIB
-from dedupd.volume.base_directory import VOLUME_FILE
-from dedupd.volume.domains import require_no_domains
-from dedupd.volume.enabling.base import RESERVED, is_reserved
-from dedupd.volume.volume import Volume
+from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT
+from dedupd_core.system.files import names_in
+from dedupd_core.system.paths import show_path
+from dedupd_core.system.processes import cores
+from dedupd_core.units import MIB
+from dedupd_core.volume.base_directory import VOLUME_FILE
+from dedupd_core.volume.domains import require_no_domains
+from dedupd_core.volume.enabling.base import RESERVED, is_reserved
+from dedupd_core.volume.volume import Volume
 from jobs.backup.intake import LocalReception, Reception, RecipeIntake
 from jobs.backup.received import Received, ReceivedRecipe, remove_tree
 from jobs.backup.switch import finish_switch, is_switching, switch

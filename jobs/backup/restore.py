@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 
-from dedupd.errors import Damaged, DedupdError, FileChanged, NoSpace, UsageError
-from dedupd.system.disk import Disk
-from dedupd.system.files import UNREADABLE, opened
-from dedupd.system.paths import open_beneath, parents, show_path, split_path
-from dedupd.system.processes import cores
-from dedupd.system.tree.takeover import rights_of
-from dedupd.volume.base_directory import BASE_NAME
-from dedupd.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved
+from dedupd_core.errors import Damaged, DedupdError, FileChanged, NoSpace, UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import UNREADABLE, opened
+from dedupd_core.system.paths import open_beneath, parents, show_path, split_path
+from dedupd_core.system.processes import cores
+from dedupd_core.system.tree.takeover import rights_of
+from dedupd_core.volume.base_directory import BASE_NAME
+from dedupd_core.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved
 from jobs.backup.content import ContentReader
 from jobs.backup.source import BackupSource
 from jobs.backup.tree.nodes import PATH_FLAGS, Met, Node, node_of, walk_nodes

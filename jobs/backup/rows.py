@@ -5,15 +5,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dedupd.byte_ranges import missing_ranges
-from dedupd.errors import FileChanged
-from dedupd.format.ids import HOLE
-from dedupd.format.stub import StubAttribute
-from dedupd.store.recipe.recipe_reader import Span
-from dedupd.stub.stub_file import SparseStub
-from dedupd.system.files import data_ranges
-from dedupd.units import MIB
-from dedupd.volume.volume import Volume
+from dedupd_core.byte_ranges import missing_ranges
+from dedupd_core.errors import FileChanged
+from dedupd_core.format.ids import HOLE
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.store.recipe.recipe_reader import Span
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.system.files import data_ranges
+from dedupd_core.units import MIB
+from dedupd_core.volume.volume import Volume
 from jobs.backup.content import sparse_stub
 
 CUT_BYTES = 4 * MIB

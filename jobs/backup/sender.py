@@ -12,21 +12,21 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
-from dedupd.config.memory_budget import send_ahead_bytes
-from dedupd.errors import Damaged, FileChanged, UsageError
-from dedupd.format import stream
-from dedupd.format.container import Kind
-from dedupd.format.stream import FrameKind, NodeFlag, RecipePart, StreamNode
-from dedupd.format.stub import StubAttribute
-from dedupd.stub.local_blocks import checked_stub
-from dedupd.stub.transition import FileIdentity
-from dedupd.system.files import opened
-from dedupd.system.paths import show_path
-from dedupd.system.processes import cores
-from dedupd.units import in_64_bits
-from dedupd.volume.domains import require_undivided
-from dedupd.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved
-from dedupd.volume.volume import Volume
+from dedupd_core.config.memory_budget import send_ahead_bytes
+from dedupd_core.errors import Damaged, FileChanged, UsageError
+from dedupd_core.format import stream
+from dedupd_core.format.container import Kind
+from dedupd_core.format.stream import FrameKind, NodeFlag, RecipePart, StreamNode
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.stub.local_blocks import checked_stub
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import show_path
+from dedupd_core.system.processes import cores
+from dedupd_core.units import in_64_bits
+from dedupd_core.volume.domains import require_undivided
+from dedupd_core.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved
+from dedupd_core.volume.volume import Volume
 from jobs.backup.chunk_sender import ChunkSender
 from jobs.backup.rows import Row, Rows
 from jobs.backup.sent_points import Point, SentPoints

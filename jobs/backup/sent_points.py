@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dedupd.errors import UsageError
-from dedupd.format.ids import container_of, ordinal_of
-from dedupd.system.files import opened, read_at, read_file
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import UsageError
+from dedupd_core.format.ids import container_of, ordinal_of
+from dedupd_core.system.files import opened, read_at, read_file
+from dedupd_core.volume.volume import Volume
 
 SENT_DIR = b"sent"
 KEPT_MAX = 8

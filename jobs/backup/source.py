@@ -3,18 +3,18 @@
 import os
 from contextlib import ExitStack
 
-from dedupd import native
-from dedupd.errors import CopiedStub, Damaged, NotAVolume, UsageError
-from dedupd.format.container import Kind
-from dedupd.format.stub import StubAttribute
-from dedupd.format.volume_parameters import Parameters
-from dedupd.stub.instance import instance_of
-from dedupd.system.disk import Disk
-from dedupd.system.file_system import block_bytes_of
-from dedupd.system.files import opened, read_file
-from dedupd.system.paths import open_beneath, show_path
-from dedupd.system.processes import sees_trusted_attributes
-from dedupd.volume.base_directory import BASE_NAME, VOLUME_FILE
+from dedupd_core import native
+from dedupd_core.errors import CopiedStub, Damaged, NotAVolume, UsageError
+from dedupd_core.format.container import Kind
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.format.volume_parameters import Parameters
+from dedupd_core.stub.instance import instance_of
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.file_system import block_bytes_of
+from dedupd_core.system.files import opened, read_file
+from dedupd_core.system.paths import open_beneath, show_path
+from dedupd_core.system.processes import sees_trusted_attributes
+from dedupd_core.volume.base_directory import BASE_NAME, VOLUME_FILE
 from jobs.adopt.proof import NOT_TRUSTED, TRUSTED_WITH, has_chunks, prove
 from jobs.adopt.volume_copy import VolumeCopy
 from jobs.frame.run import JobRun

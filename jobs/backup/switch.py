@@ -14,15 +14,15 @@ from dataclasses import asdict
 
 import lmdb
 
-from dedupd.errors import Damaged
-from dedupd.failpoint import define, reach
-from dedupd.format.stream import NodeFlag, StreamNode, decode_nodes, encode_node
-from dedupd.format.stub import NO_FLAGS, Flag, StubAttribute
-from dedupd.replica.replica import RECEIVE_DIR, Replica, note_replica
-from dedupd.system.files import names_in, opened
-from dedupd.system.paths import open_beneath, show_path
-from dedupd.system.tree.takeover import Rights
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Damaged
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format.stream import NodeFlag, StreamNode, decode_nodes, encode_node
+from dedupd_core.format.stub import NO_FLAGS, Flag, StubAttribute
+from dedupd_core.replica.replica import RECEIVE_DIR, Replica, note_replica
+from dedupd_core.system.files import names_in, opened
+from dedupd_core.system.paths import open_beneath, show_path
+from dedupd_core.system.tree.takeover import Rights
+from dedupd_core.volume.volume import Volume
 from jobs.backup.received import Received, ReceivedRecipe, remove_tree
 from jobs.backup.tree.nodes import Node
 from jobs.backup.tree.tree_writer import TreeWriter

@@ -9,13 +9,13 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, Queue
 
-from dedupd import native
-from dedupd.errors import Damaged, DedupdError
-from dedupd.format import stream
-from dedupd.format.stream import Frame, FrameKind
-from dedupd.store.encoded_records import encoded_payload
-from dedupd.system.files import opened
-from dedupd.units import MIB
+from dedupd_core import native
+from dedupd_core.errors import Damaged, DedupdError
+from dedupd_core.format import stream
+from dedupd_core.format.stream import Frame, FrameKind
+from dedupd_core.store.encoded_records import encoded_payload
+from dedupd_core.system.files import opened
+from dedupd_core.units import MIB
 
 _BUFFER_BYTES = 1 * MIB
 _BEHIND, _AHEAD = 4, 16

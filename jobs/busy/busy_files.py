@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from dedupd import native
-from dedupd.config.policy import BusyFilesMode, Policy, RestoreMode, decided
-from dedupd.errors import Busy, ServiceUnreachable
-from dedupd.stub.transition import FileIdentity
-from dedupd.system.control_socket import ControlClient
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath
-from dedupd.units import MIB
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.config.policy import BusyFilesMode, Policy, RestoreMode, decided
+from dedupd_core.errors import Busy, ServiceUnreachable
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system.control_socket import ControlClient
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath
+from dedupd_core.units import MIB
+from dedupd_core.volume.volume import Volume
 from jobs.tree.candidates import SAVES_LITTLE, Candidate
 from jobs.tree.marked_directories import MarkedDirectories
 

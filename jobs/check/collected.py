@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from itertools import groupby
 
-from dedupd.format import table as tbl
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.ids import container_of
-from dedupd.store.container.container import has_hole
-from dedupd.store.container.table_file import LOST
-from dedupd.system.files import opened
-from dedupd.volume.volume import Volume
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.ids import container_of
+from dedupd_core.store.container.container import has_hole
+from dedupd_core.store.container.table_file import LOST
+from dedupd_core.system.files import opened
+from dedupd_core.volume.volume import Volume
 from jobs.check.record_census import RecordCensus
 
 

@@ -16,22 +16,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from dedupd import native
-from dedupd.errors import Damaged
-from dedupd.format.container import Kind
-from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.table_file import load_table, synced_count
-from dedupd.system.files import opened
-from dedupd.volume.hints import HintKey
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Damaged
+from dedupd_core.format.container import Kind
+from dedupd_core.format.table_columns import UncheckedEntries
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.table_file import load_table, synced_count
+from dedupd_core.system.files import opened
+from dedupd_core.volume.hints import HintKey
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 
 _PER_SAFE_POINT = 1024
 """Headers that are looked at without a pause: the work of some tens of milliseconds."""
 
 _LOOKS = 32
-"""Headers that are read side by side, as for the dead ones (dedupd/store/container/punching.py)."""
+"""Headers read side by side, as for the dead ones (dedupd_core/store/container/punching.py)."""
 
 _LOOKS_BESIDE = 4
 """The same, in a job that is to leave the disk to users."""

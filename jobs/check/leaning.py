@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from dedupd import native
-from dedupd.errors import Damaged
-from dedupd.format import table as tbl
-from dedupd.format.container import Codec, Kind
-from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.volume.hints import HintKey, Hints
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Damaged
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Codec, Kind
+from dedupd_core.format.ids import container_of, make_id, ordinal_of
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.volume.hints import HintKey, Hints
+from dedupd_core.volume.volume import Volume
 from jobs.check.record_census import RecordCensus
 from jobs.frame.run import JobRun, checked
 

@@ -4,15 +4,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dedupd.byte_ranges import missing_ranges
-from dedupd.errors import Damaged, DamagedStub
-from dedupd.format.ids import HOLE, show_id
-from dedupd.format.stub import Flag, StubAttribute
-from dedupd.store.recipe.recipe_reader import Broken
-from dedupd.stub.transition import local_ranges
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath, show_path
-from dedupd.volume.volume import Volume
+from dedupd_core.byte_ranges import missing_ranges
+from dedupd_core.errors import Damaged, DamagedStub
+from dedupd_core.format.ids import HOLE, show_id
+from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.store.recipe.recipe_reader import Broken
+from dedupd_core.stub.transition import local_ranges
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath, show_path
+from dedupd_core.volume.volume import Volume
 from jobs.check.invariants import Invariant
 from jobs.check.record_census import RecordCensus
 from jobs.check.references import References, Tree

@@ -4,19 +4,19 @@ import os
 from collections.abc import Iterator
 from itertools import chain
 
-from dedupd import native
-from dedupd.errors import DamagedTable
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.domain import VOLUME, salt_of, show_domain
-from dedupd.format.ids import container_of, make_id, show_id
-from dedupd.store.container.table_scan import loaded_tables
-from dedupd.store.container.table_totals import census
-from dedupd.store.forwards import FORWARDS_MAX
-from dedupd.store.merge_log import MergeLog
-from dedupd.stores.local_store import MERGE_DIR
-from dedupd.system.files import opened
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import DamagedTable
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.domain import VOLUME, salt_of, show_domain
+from dedupd_core.format.ids import container_of, make_id, show_id
+from dedupd_core.store.container.table_scan import loaded_tables
+from dedupd_core.store.container.table_totals import census
+from dedupd_core.store.forwards import FORWARDS_MAX
+from dedupd_core.store.merge_log import MergeLog
+from dedupd_core.stores.local_store import MERGE_DIR
+from dedupd_core.system.files import opened
+from dedupd_core.volume.volume import Volume
 from jobs.check.invariants import Finding, Invariant
 from jobs.check.leaning import deltas
 from jobs.check.record_census import RecordCensus

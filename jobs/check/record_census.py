@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from dedupd import native
-from dedupd.format import table as tbl
-from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.format.recipe import fingerprint_check
-from dedupd.format.table_columns import PackedEntries, UncheckedEntries
-from dedupd.store.forwards import end_of
+from dedupd_core import native
+from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import container_of, make_id, ordinal_of
+from dedupd_core.format.recipe import fingerprint_check
+from dedupd_core.format.table_columns import PackedEntries, UncheckedEntries
+from dedupd_core.store.forwards import end_of
 
 REFERENCES_MAX = 255
 """Where the counting of references stops."""

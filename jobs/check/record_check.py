@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
-from dedupd import native
-from dedupd.byte_ranges import missing_ranges
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.scan import Gap, scan_inside
-from dedupd.units import MIB
+from dedupd_core import native
+from dedupd_core.byte_ranges import missing_ranges
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.table_columns import UncheckedEntries
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.scan import Gap, scan_inside
+from dedupd_core.units import MIB
 from jobs.check.invariants import Invariant
 from jobs.check.record_windows import RecordWindow, WindowReader
 

@@ -12,13 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
 
-from dedupd import native
-from dedupd.format import container as fmt
-from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.scan import Gap, ScannedRecord, scan
-from dedupd.system.files import UNREADABLE, read_readable
-from dedupd.system.page_cache import new_buffer, read_uncached_readable
-from dedupd.units import MIB
+from dedupd_core import native
+from dedupd_core.format import container as fmt
+from dedupd_core.format.table_columns import UncheckedEntries
+from dedupd_core.store.container.scan import Gap, ScannedRecord, scan
+from dedupd_core.system.files import UNREADABLE, read_readable
+from dedupd_core.system.page_cache import new_buffer, read_uncached_readable
+from dedupd_core.units import MIB
 
 WINDOW_BYTES = 8 * MIB
 """Some 100 records: enough to keep all cores busy, little enough to stop at once."""

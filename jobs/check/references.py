@@ -6,19 +6,19 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dedupd import native
-from dedupd.errors import CopiedStub, Damaged, DamagedStub, TamperedStub
-from dedupd.format import container as fmt
-from dedupd.format.ids import HOLE
-from dedupd.format.stub import Flag, StubAttribute, decode_stub
-from dedupd.native.tree import CountedStubs, Unreadable
-from dedupd.store.container.container import table_name
-from dedupd.store.recipe.recipe_reader import Broken, Leaf
-from dedupd.stub.local_blocks import refuse_tampered
-from dedupd.system.files import opened
-from dedupd.system.paths import explain, open_beneath, show_path
-from dedupd.system.processes import cores
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import CopiedStub, Damaged, DamagedStub, TamperedStub
+from dedupd_core.format import container as fmt
+from dedupd_core.format.ids import HOLE
+from dedupd_core.format.stub import Flag, StubAttribute, decode_stub
+from dedupd_core.native.tree import CountedStubs, Unreadable
+from dedupd_core.store.container.container import table_name
+from dedupd_core.store.recipe.recipe_reader import Broken, Leaf
+from dedupd_core.stub.local_blocks import refuse_tampered
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import explain, open_beneath, show_path
+from dedupd_core.system.processes import cores
+from dedupd_core.volume.volume import Volume
 from jobs.check.invariants import Finding, Invariant
 from jobs.check.record_census import RecordCensus
 from jobs.frame.run import JobRun

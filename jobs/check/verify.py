@@ -5,20 +5,20 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from dedupd.errors import Damaged, DamagedTable
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.ids import container_of, make_id, ordinal_of, show_id
-from dedupd.format.table_columns import UncheckedEntries
-from dedupd.shared.fellows import require_all
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.files import table_numbers
-from dedupd.store.container.recovery import is_unfinished
-from dedupd.store.container.scan import Gap, payload_is_intact, scan
-from dedupd.store.container.table_file import load_table
-from dedupd.system.files import opened, read_readable
-from dedupd.system.processes import cores
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Damaged, DamagedTable
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import container_of, make_id, ordinal_of, show_id
+from dedupd_core.format.table_columns import UncheckedEntries
+from dedupd_core.shared.fellows import require_all
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.files import table_numbers
+from dedupd_core.store.container.recovery import is_unfinished
+from dedupd_core.store.container.scan import Gap, payload_is_intact, scan
+from dedupd_core.store.container.table_file import load_table
+from dedupd_core.system.files import opened, read_readable
+from dedupd_core.system.processes import cores
+from dedupd_core.volume.volume import Volume
 from jobs.check.collected import count_collected
 from jobs.check.invariants import OF_FILES, Finding, Invariant
 from jobs.check.leaning import count_dependants, needs_copy, without_base

@@ -8,18 +8,18 @@ import os
 from array import array
 from collections.abc import Callable, Iterator
 
-from dedupd import native
-from dedupd.byte_ranges import joined, missing_ranges
-from dedupd.errors import FileChanged
-from dedupd.format.cluster.objects import FileId, frame_of
-from dedupd.rados.chunks import NewChunk
-from dedupd.rados.writer import FileChunk, NewFile
-from dedupd.stub.content import read_stub
-from dedupd.stub.local_blocks import checked_stub
-from dedupd.stub.transition import local_ranges
-from dedupd.system.files import data_ranges, read_at
-from dedupd.units import MIB
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.byte_ranges import joined, missing_ranges
+from dedupd_core.errors import FileChanged
+from dedupd_core.format.cluster.objects import FileId, frame_of
+from dedupd_core.rados.chunks import NewChunk
+from dedupd_core.rados.writer import FileChunk, NewFile
+from dedupd_core.stub.content import read_stub
+from dedupd_core.stub.local_blocks import checked_stub
+from dedupd_core.stub.transition import local_ranges
+from dedupd_core.system.files import data_ranges, read_at
+from dedupd_core.units import MIB
+from dedupd_core.volume.volume import Volume
 
 WINDOW_BYTES = 8 * MIB
 

@@ -4,11 +4,11 @@ and what nothing needs is collected."""
 from dataclasses import dataclass, field
 from typing import Any
 
-from dedupd.errors import Busy
-from dedupd.format.cluster.objects import FileId
-from dedupd.rados.collection import GRACE_S, Collection
-from dedupd.rados.writer import Writer
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Busy
+from dedupd_core.format.cluster.objects import FileId
+from dedupd_core.rados.collection import GRACE_S, Collection
+from dedupd_core.rados.writer import Writer
+from dedupd_core.volume.volume import Volume
 from jobs.cluster.session import writing
 from jobs.cluster.stub_versions import StubVersions
 from jobs.frame.report import FileReport, Job

@@ -1,7 +1,7 @@
 """A volume without stubs leaves its store in a cluster."""
 
-from dedupd.errors import NotAVolume
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import NotAVolume
+from dedupd_core.volume.volume import Volume
 from jobs.cluster.gc import ClusterGc
 from jobs.cluster.session import writing
 from jobs.cluster.stub_versions import StubVersions

@@ -8,24 +8,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dedupd.errors import (
+from dedupd_core.errors import (
     Damaged,
     DedupdError,
     FileChanged,
     StoreUnreachable,
     WriterFenced,
 )
-from dedupd.rados.reading.content import reference
-from dedupd.rados.writer import NewFile, Prepared, Writer
-from dedupd.stub.transition import FileIdentity
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath, show_path
-from dedupd.system.processes import cores
-from dedupd.units import MIB
-from dedupd.volume.commit import Outcome, VolumeCommitter, settle_interrupted
-from dedupd.volume.commit_requests import CommitRequest, CommitRequests
-from dedupd.volume.domains import require_domains
-from dedupd.volume.volume import Volume
+from dedupd_core.rados.reading.content import reference
+from dedupd_core.rados.writer import NewFile, Prepared, Writer
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath, show_path
+from dedupd_core.system.processes import cores
+from dedupd_core.units import MIB
+from dedupd_core.volume.commit import Outcome, VolumeCommitter, settle_interrupted
+from dedupd_core.volume.commit_requests import CommitRequest, CommitRequests
+from dedupd_core.volume.domains import require_domains
+from dedupd_core.volume.volume import Volume
 from jobs.cluster.cutting import cut_file, reader_of
 from jobs.cluster.session import writing
 from jobs.cluster.stub_versions import StubVersions

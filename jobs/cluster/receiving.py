@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from dedupd.errors import Damaged
-from dedupd.format.cluster.objects import FileId, encode_frame
-from dedupd.format.recipe import RecipeRef
-from dedupd.format.stream import Frame
-from dedupd.format.stub import NO_FLAGS, StubAttribute
-from dedupd.rados.chunks import Arrival, NewChunk
-from dedupd.rados.reading.content import reference
-from dedupd.rados.writer import FileChunk, NewFile, Prepared, Writer
-from dedupd.volume.domains import require_domains
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Damaged
+from dedupd_core.format.cluster.objects import FileId, encode_frame
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.format.stream import Frame
+from dedupd_core.format.stub import NO_FLAGS, StubAttribute
+from dedupd_core.rados.chunks import Arrival, NewChunk
+from dedupd_core.rados.reading.content import reference
+from dedupd_core.rados.writer import FileChunk, NewFile, Prepared, Writer
+from dedupd_core.volume.domains import require_domains
+from dedupd_core.volume.volume import Volume
 from jobs.backup.intake import Intake, Reception, RecipeIntake, lacking
 from jobs.backup.received import Received, ReceivedChunk, ReceivedRecipe
 from jobs.backup.switch import TreeBuilder

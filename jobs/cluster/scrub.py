@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dedupd.errors import DamagedRecipe, DedupdError
-from dedupd.format.cluster.objects import chunk_object, frame_of
-from dedupd.rados.damage import DamagedChunk, DamageList
-from dedupd.rados.writer import Writer
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath, show_path
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DamagedRecipe, DedupdError
+from dedupd_core.format.cluster.objects import chunk_object, frame_of
+from dedupd_core.rados.damage import DamagedChunk, DamageList
+from dedupd_core.rados.writer import Writer
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath, show_path
+from dedupd_core.volume.volume import Volume
 from jobs.cluster.cutting import cut_ranges, reader_of
 from jobs.cluster.session import writing
 from jobs.cluster.stub_versions import StubVersions

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dedupd.errors import UsageError
-from dedupd.rados.cluster.address import parse_address
-from dedupd.rados.cluster.connection import Cluster
-from dedupd.rados.lease import LeaseState
-from dedupd.rados.recovery import Recovery
-from dedupd.rados.writer import Writer
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import UsageError
+from dedupd_core.rados.cluster.address import parse_address
+from dedupd_core.rados.cluster.connection import Cluster
+from dedupd_core.rados.lease import LeaseState
+from dedupd_core.rados.recovery import Recovery
+from dedupd_core.rados.writer import Writer
+from dedupd_core.volume.volume import Volume
 from jobs.cluster.stub_versions import StubVersions
 
 

@@ -7,12 +7,12 @@ import errno
 import os
 import struct
 
-from dedupd import native
-from dedupd.errors import Busy, Damaged
-from dedupd.format.cluster.objects import FileId
-from dedupd.rados.reading.content import version_in
-from dedupd.system.files import opened
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Busy, Damaged
+from dedupd_core.format.cluster.objects import FileId
+from dedupd_core.rados.reading.content import version_in
+from dedupd_core.system.files import opened
+from dedupd_core.volume.volume import Volume
 from jobs.backup.received import held_version
 
 _HANDLE = struct.Struct("<i")

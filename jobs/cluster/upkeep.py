@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from dedupd.config.schedule import between_s
-from dedupd.errors import Busy, UsageError
-from dedupd.rados.audit import Audit
-from dedupd.rados.lease import LEASE_S
-from dedupd.rados.reading.volume_store import VolumeStore
-from dedupd.rados.store import RadosStore
-from dedupd.rados.upkeep.recovery import AbsentHosts
-from dedupd.rados.upkeep.turn import LastTurn, Turn, TurnJob, last_turn, take_turn
-from dedupd.volume.volume import Volume
+from dedupd_core.config.schedule import between_s
+from dedupd_core.errors import Busy, UsageError
+from dedupd_core.rados.audit import Audit
+from dedupd_core.rados.lease import LEASE_S
+from dedupd_core.rados.reading.volume_store import VolumeStore
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.upkeep.recovery import AbsentHosts
+from dedupd_core.rados.upkeep.turn import LastTurn, Turn, TurnJob, last_turn, take_turn
+from dedupd_core.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 

@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Protocol
 
-from dedupd.errors import DamagedContainer, DamagedTable, NoSpace, ServiceUnreachable
-from dedupd.format import table as tbl
-from dedupd.format.container import COPIES_OF, Kind, seed_of
-from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.compaction import remove
-from dedupd.store.container.directory import ContainerDirectory, OpenContainers
-from dedupd.store.container.files import last_number
-from dedupd.store.container.punching import DeadPayload, allocated_bytes, dead_payloads, punch
-from dedupd.store.container.recovery import recover_or_discard
-from dedupd.store.container.table_file import Recovered
-from dedupd.store.garbage import weigh
-from dedupd.system.control_socket import ControlClient, socket_path
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DamagedContainer, DamagedTable, NoSpace, ServiceUnreachable
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import COPIES_OF, Kind, seed_of
+from dedupd_core.format.table_columns import UncheckedEntries
+from dedupd_core.store.container.compaction import remove
+from dedupd_core.store.container.directory import ContainerDirectory, OpenContainers
+from dedupd_core.store.container.files import last_number
+from dedupd_core.store.container.punching import DeadPayload, allocated_bytes, dead_payloads, punch
+from dedupd_core.store.container.recovery import recover_or_discard
+from dedupd_core.store.container.table_file import Recovered
+from dedupd_core.store.garbage import weigh
+from dedupd_core.system.control_socket import ControlClient, socket_path
+from dedupd_core.volume.volume import Volume
 from jobs.check.headers_seen import HeadersSeen
 from jobs.compact.rewriting import kept_open
 from jobs.frame.run import JobRun

@@ -4,21 +4,21 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dedupd import native
-from dedupd.config.policy import SharedExtents
-from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
-from dedupd.format.container import Kind, seed_of
-from dedupd.store.container.compaction import compact, release, remove_remains
-from dedupd.store.container.container import container_name
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.punching import allocated_bytes
-from dedupd.store.container.recovery import recover_or_discard
-from dedupd.store.container.table_file import Recovered
-from dedupd.store.garbage import GAIN_BYTES_MIN, Weight, weigh
-from dedupd.stores.secret_files import rotate_secret
-from dedupd.system.files import opened
-from dedupd.units import format_size
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.config.policy import SharedExtents
+from dedupd_core.errors import DamagedChunk, DamagedContainer, NoSpace
+from dedupd_core.format.container import Kind, seed_of
+from dedupd_core.store.container.compaction import compact, release, remove_remains
+from dedupd_core.store.container.container import container_name
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.punching import allocated_bytes
+from dedupd_core.store.container.recovery import recover_or_discard
+from dedupd_core.store.container.table_file import Recovered
+from dedupd_core.store.garbage import GAIN_BYTES_MIN, Weight, weigh
+from dedupd_core.stores.secret_files import rotate_secret
+from dedupd_core.system.files import opened
+from dedupd_core.units import format_size
+from dedupd_core.volume.volume import Volume
 from jobs.compact.in_place import InPlace, tell_readers
 from jobs.compact.rewriting import keep_last_bytes, kept_open
 from jobs.frame.report import FileReport, Job

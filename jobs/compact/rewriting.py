@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dedupd.errors import DamagedChunk
-from dedupd.format.ids import show_id
-from dedupd.store.container.container import data_name
-from dedupd.store.container.directory import ContainerDirectory, OpenContainers
-from dedupd.store.container.table_file import Recovered
-from dedupd.system.files import opened
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DamagedChunk
+from dedupd_core.format.ids import show_id
+from dedupd_core.store.container.container import data_name
+from dedupd_core.store.container.directory import ContainerDirectory, OpenContainers
+from dedupd_core.store.container.table_file import Recovered
+from dedupd_core.system.files import opened
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import MergedBytes
 

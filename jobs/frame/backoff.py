@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import psutil
 
-from dedupd.errors import ServiceUnreachable
-from dedupd.failures import Failures
-from dedupd.system.control_socket import ControlClient, socket_path
+from dedupd_core.errors import ServiceUnreachable
+from dedupd_core.failures import Failures
+from dedupd_core.system.control_socket import ControlClient, socket_path
 from jobs.frame.pace import CRAWL_SHARE, Pace
 
 _FAILURES = Failures("dedupd.jobs")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from dedupd.failures import Failures
+from dedupd_core.failures import Failures
 from jobs.frame.run import JobRun
 
 CHANNEL_VARIABLE = "DEDUPD_JOB_CHANNEL"

@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
-from dedupd.errors import DedupdError, UsageError
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DedupdError, UsageError
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import Cancelled, JobRun, record_run
 
 

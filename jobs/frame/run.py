@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
-from dedupd.errors import DedupdError
-from dedupd.system.paths import explain, show_path
-from dedupd.volume.hints import HintKey
+from dedupd_core.errors import DedupdError
+from dedupd_core.system.paths import explain, show_path
+from dedupd_core.volume.hints import HintKey
 from jobs.frame.pace import Pace, Throttle
 
 if TYPE_CHECKING:
-    from dedupd.volume.volume import Volume
+    from dedupd_core.volume.volume import Volume
 
 T = TypeVar("T")
 

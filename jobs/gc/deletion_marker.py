@@ -1,12 +1,12 @@
 """Records that deletions need: what can be had back for a while counts as needed."""
 
-from dedupd.deleted.expiry import Expired, expire
-from dedupd.deleted.log import DeletionLogs
-from dedupd.errors import PolicyError
-from dedupd.format.stub import Flag
-from dedupd.store.mark_set import Marks, Needs
-from dedupd.system.files import free_space
-from dedupd.volume.volume import Volume
+from dedupd_core.deleted.expiry import Expired, expire
+from dedupd_core.deleted.log import DeletionLogs
+from dedupd_core.errors import PolicyError
+from dedupd_core.format.stub import Flag
+from dedupd_core.store.mark_set import Marks, Needs
+from dedupd_core.system.files import free_space
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 
 

@@ -9,25 +9,25 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from dedupd import native
-from dedupd.errors import Damaged
-from dedupd.failpoint import define, reach
-from dedupd.format import table as tbl
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.ids import show_id
-from dedupd.format.table import State
-from dedupd.replica.replica import refuse_unfinished
-from dedupd.shared.fellows import require_all
-from dedupd.store import saved_marks
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.record_states import set_entries
-from dedupd.store.container.table_file import LOST
-from dedupd.store.container.table_scan import TableBlock, TableScan
-from dedupd.store.mark_set import Marks, Needs
-from dedupd.units import counted
-from dedupd.volume.hints import HintKey
-from dedupd.volume.unfinished_files import Checkpoints
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Damaged
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.ids import show_id
+from dedupd_core.format.table import State
+from dedupd_core.replica.replica import refuse_unfinished
+from dedupd_core.shared.fellows import require_all
+from dedupd_core.store import saved_marks
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.record_states import set_entries
+from dedupd_core.store.container.table_file import LOST
+from dedupd_core.store.container.table_scan import TableBlock, TableScan
+from dedupd_core.store.mark_set import Marks, Needs
+from dedupd_core.units import counted
+from dedupd_core.volume.hints import HintKey
+from dedupd_core.volume.unfinished_files import Checkpoints
+from dedupd_core.volume.volume import Volume
 from jobs.check.leaning import note_held
 from jobs.compact.in_place import InPlace
 from jobs.frame.report import FileReport, Job
@@ -83,7 +83,7 @@ class GcReport(FileReport):
 
 class Gc(Job[GcReport]):
     """One collection over one store, for all of its volumes. Needs the locks of all
-    (``dedupd/shared/fellows.py``); they may be mounted."""
+    (``dedupd_core/shared/fellows.py``); they may be mounted."""
 
     def __init__(
         self,

@@ -8,13 +8,13 @@ and without a block of zeros, was no stub that needs the store.
 import os
 from collections.abc import Callable
 
-from dedupd import native
-from dedupd.system.file_reader import open_unnoticed
-from dedupd.system.files import opened
-from dedupd.system.page_cache import new_buffer, read_uncached
-from dedupd.system.paths import open_beneath, show_path
-from dedupd.units import GIB, MIB, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.system.file_reader import open_unnoticed
+from dedupd_core.system.files import opened
+from dedupd_core.system.page_cache import new_buffer, read_uncached
+from dedupd_core.system.paths import open_beneath, show_path
+from dedupd_core.units import GIB, MIB, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.tree.walk import TreeFile, walk
 
 READ_BYTES_MAX = 4 * GIB

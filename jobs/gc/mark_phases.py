@@ -7,14 +7,14 @@ names beyond them (docs/upkeep.md).
 
 from contextlib import closing
 
-from dedupd import native
-from dedupd.errors import DamagedTable, NoSpace, PolicyError
-from dedupd.failpoint import define, reach
-from dedupd.format.container import Kind
-from dedupd.store import saved_marks
-from dedupd.store.mark_set import Marks, Needs
-from dedupd.store.saved_marks import ChunkSection, RecipeSection, SavedMarks, SavedMarksWriter
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import DamagedTable, NoSpace, PolicyError
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format.container import Kind
+from dedupd_core.store import saved_marks
+from dedupd_core.store.mark_set import Marks, Needs
+from dedupd_core.store.saved_marks import ChunkSection, RecipeSection, SavedMarks, SavedMarksWriter
+from dedupd_core.volume.volume import Volume
 from jobs.gc.tables import Tables, needed_digest
 
 _SAVED = define("gc.marks-saved", "what recipes name is durable, as far as it is marked")

@@ -9,14 +9,14 @@ import os
 import zlib
 from functools import lru_cache
 
-from dedupd.deleted.alarm import Alarm, AlarmState, keep_state, read_state, remove_unfinished
-from dedupd.deleted.log import DeletionLogs
-from dedupd.deleted.revival import clean
-from dedupd.errors import Damaged, NoiseWritten
-from dedupd.format.deletion import Cause, Deletion
-from dedupd.system.files import data_ranges, opened, read_at
-from dedupd.system.paths import open_beneath
-from dedupd.volume.volume import Volume
+from dedupd_core.deleted.alarm import Alarm, AlarmState, keep_state, read_state, remove_unfinished
+from dedupd_core.deleted.log import DeletionLogs
+from dedupd_core.deleted.revival import clean
+from dedupd_core.errors import Damaged, NoiseWritten
+from dedupd_core.format.deletion import Cause, Deletion
+from dedupd_core.system.files import data_ranges, opened, read_at
+from dedupd_core.system.paths import open_beneath
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 
 FILES_MIN = 50

@@ -3,17 +3,17 @@
 import time
 from collections.abc import Callable, Sequence
 
-from dedupd import native
-from dedupd.errors import Damaged, DamagedRecipe
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind, seed_of
-from dedupd.format.ids import ordinal_of, show_id
-from dedupd.format.recipe import named_by
-from dedupd.store.container.scan import SequentialReader
-from dedupd.store.container.table_scan import TableBlock
-from dedupd.store.mark_set import Needs
-from dedupd.system.files import opened
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Damaged, DamagedRecipe
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind, seed_of
+from dedupd_core.format.ids import ordinal_of, show_id
+from dedupd_core.format.recipe import named_by
+from dedupd_core.store.container.scan import SequentialReader
+from dedupd_core.store.container.table_scan import TableBlock
+from dedupd_core.store.mark_set import Needs
+from dedupd_core.system.files import opened
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import Cancelled, JobRun
 from jobs.gc.mark_phases import RecipeMarks
 from jobs.gc.tables import Tables

@@ -4,11 +4,11 @@ from contextlib import ExitStack
 
 import xxhash
 
-from dedupd import native
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.store.container.table_scan import TableScan
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.store.container.table_scan import TableScan
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 
 Tables = dict[Kind, TableScan]

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-from dedupd import native
-from dedupd.errors import Busy, DamagedStub, ServiceUnreachable
-from dedupd.format.stub import Flag, attribute_seed, decode_stub
-from dedupd.store.mark_set import Marks, Needs
-from dedupd.system import mount_table
-from dedupd.system.control_socket import ControlClient
-from dedupd.system.paths import show_path
-from dedupd.system.tree.tree_paths import numbered, path_in_tree
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Busy, DamagedStub, ServiceUnreachable
+from dedupd_core.format.stub import Flag, attribute_seed, decode_stub
+from dedupd_core.store.mark_set import Marks, Needs
+from dedupd_core.system import mount_table
+from dedupd_core.system.control_socket import ControlClient
+from dedupd_core.system.paths import show_path
+from dedupd_core.system.tree.tree_paths import numbered, path_in_tree
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.gc.inode_set import InodeSet
 from jobs.tree.walk import GONE

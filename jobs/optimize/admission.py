@@ -12,13 +12,13 @@ what it would add, and goes by its parts where that does not fit, either.
 import time
 from collections.abc import Callable, Iterator
 
-from dedupd import native
-from dedupd.config.room import Room, guard_bytes, working_bytes
-from dedupd.system.file_reader import SMALL_BYTES_MAX
-from dedupd.system.files import free_space
-from dedupd.system.page_cache import BufferPool
-from dedupd.units import KIB, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.config.room import Room, guard_bytes, working_bytes
+from dedupd_core.system.file_reader import SMALL_BYTES_MAX
+from dedupd_core.system.files import free_space
+from dedupd_core.system.page_cache import BufferPool
+from dedupd_core.units import KIB, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask
 from jobs.optimize.judging import Judging
 from jobs.optimize.pipeline import Ingest

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Self
 
-from dedupd import native
-from dedupd.format.recipe import RecipeRef
-from dedupd.store.recipe.recipe_writer import Growth, RecipeBuilder
-from dedupd.store.writer import NewRecords
-from dedupd.stub.transition import FileIdentity
-from dedupd.volume.commit_requests import CommitRequest
+from dedupd_core import native
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.store.recipe.recipe_writer import Growth, RecipeBuilder
+from dedupd_core.store.writer import NewRecords
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.volume.commit_requests import CommitRequest
 from jobs.tree.candidates import Candidate
 
 PREFIXES_BYTES_MAX = 1 << 20

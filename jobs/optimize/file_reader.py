@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dedupd import native
-from dedupd.byte_ranges import joined
-from dedupd.errors import Damaged, DamagedChunk, FileChanged
-from dedupd.format.ids import HOLE, show_id
-from dedupd.format.recipe import fingerprint_check
-from dedupd.format.stub import StubAttribute
-from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
-from dedupd.store.recipe.recipe_writer import Growth
-from dedupd.stub.content import read_stub
-from dedupd.stub.local_blocks import refuse_tampered
-from dedupd.stub.transition import LARGE_UNITS, FileIdentity, local_ranges
-from dedupd.system.file_reader import (
+from dedupd_core import native
+from dedupd_core.byte_ranges import joined
+from dedupd_core.errors import Damaged, DamagedChunk, FileChanged
+from dedupd_core.format.ids import HOLE, show_id
+from dedupd_core.format.recipe import fingerprint_check
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT
+from dedupd_core.store.recipe.recipe_writer import Growth
+from dedupd_core.stub.content import read_stub
+from dedupd_core.stub.local_blocks import refuse_tampered
+from dedupd_core.stub.transition import LARGE_UNITS, FileIdentity, local_ranges
+from dedupd_core.system.file_reader import (
     BATCH_BYTES,
     HOLE_BYTES_MIN,
     SMALL_BYTES_MAX,
@@ -29,12 +29,12 @@ from dedupd.system.file_reader import (
     open_unnoticed,
     stretches,
 )
-from dedupd.system.files import data_ranges, opened, read_into
-from dedupd.system.leases import has_writers
-from dedupd.system.page_cache import BufferPool
-from dedupd.system.paths import open_beneath, show_path
-from dedupd.units import MIB
-from dedupd.volume.volume import Volume
+from dedupd_core.system.files import data_ranges, opened, read_into
+from dedupd_core.system.leases import has_writers
+from dedupd_core.system.page_cache import BufferPool
+from dedupd_core.system.paths import open_beneath, show_path
+from dedupd_core.units import MIB
+from dedupd_core.volume.volume import Volume
 from jobs.busy.busy_files import BusyFile
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask, KeptChunk, Segment
 from jobs.optimize.partial_plan import Fresh, Keep, plan

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dedupd.volume.commit import Committer, Result
-from dedupd.volume.commit_requests import CommitRequests
-from dedupd.volume.unfinished_files import Checkpoint
+from dedupd_core.volume.commit import Committer, Result
+from dedupd_core.volume.commit_requests import CommitRequests
+from dedupd_core.volume.unfinished_files import Checkpoint
 from jobs.optimize.store_session import StoreSession, StoreSync
 
 RESTORE_GROUPS = 8

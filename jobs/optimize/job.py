@@ -3,21 +3,21 @@
 from contextlib import closing
 from functools import partial
 
-from dedupd.config.memory_budget import OptimizeShares, optimize_shares
-from dedupd.config.policy import Policy, RestoreMode, SharedExtents
-from dedupd.errors import Damaged, DedupdError, NoSpace
-from dedupd.format.domain import PartitionKey
-from dedupd.system.files import free_space
-from dedupd.system.page_cache import BufferPool, new_buffer
-from dedupd.system.paths import explain
-from dedupd.system.processes import cores
-from dedupd.units import MIB
-from dedupd.volume.commit import Outcome, VolumeCommitter, settle_interrupted
-from dedupd.volume.commit_requests import CommitRequests
-from dedupd.volume.enabling.probe import require_suitable
-from dedupd.volume.restore import require_room, restore_file
-from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
-from dedupd.volume.volume import Volume
+from dedupd_core.config.memory_budget import OptimizeShares, optimize_shares
+from dedupd_core.config.policy import Policy, RestoreMode, SharedExtents
+from dedupd_core.errors import Damaged, DedupdError, NoSpace
+from dedupd_core.format.domain import PartitionKey
+from dedupd_core.system.files import free_space
+from dedupd_core.system.page_cache import BufferPool, new_buffer
+from dedupd_core.system.paths import explain
+from dedupd_core.system.processes import cores
+from dedupd_core.units import MIB
+from dedupd_core.volume.commit import Outcome, VolumeCommitter, settle_interrupted
+from dedupd_core.volume.commit_requests import CommitRequests
+from dedupd_core.volume.enabling.probe import require_suitable
+from dedupd_core.volume.restore import require_room, restore_file
+from dedupd_core.volume.unfinished_files import Checkpoint, Checkpoints
+from dedupd_core.volume.volume import Volume
 from jobs.frame.report import Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.admission import Admission, Restoring

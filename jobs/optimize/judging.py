@@ -11,17 +11,17 @@ derived. A loss costs one more read of the files.
 
 import logging
 
-from dedupd import native
-from dedupd.config.memory_budget import notes_shares
-from dedupd.config.policy import Policy, RestoreMode
-from dedupd.errors import NoSpace
-from dedupd.failpoint import define, reach
-from dedupd.format.derived.saved_notes import NotesHeader
-from dedupd.format.domain import salt_of
-from dedupd.store.saved_notes import remove_notes, save_notes
-from dedupd.stub.transition import FileIdentity
-from dedupd.volume.hints import HintKey
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.config.memory_budget import notes_shares
+from dedupd_core.config.policy import Policy, RestoreMode
+from dedupd_core.errors import NoSpace
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format.derived.saved_notes import NotesHeader
+from dedupd_core.format.domain import salt_of
+from dedupd_core.store.saved_notes import remove_notes, save_notes
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.volume.hints import HintKey
+from dedupd_core.volume.volume import Volume
 from jobs.optimize.order import ClassFigures
 from jobs.tree.judged_files import found_notes, new_ledger, policy_digest
 

@@ -2,9 +2,9 @@
 
 import os
 
-from dedupd.system.paths import show_path
-from dedupd.volume.hints import HintKey
-from dedupd.volume.volume import Volume
+from dedupd_core.system.paths import show_path
+from dedupd_core.volume.hints import HintKey
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import Findings
 from jobs.optimize.admission import BY_PARTS, NO_ROOM
 from jobs.tree.candidates import SAVES_LITTLE

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from dedupd.units import GIB, KIB, MIB
-from dedupd.volume.hints import HintKey, Hints
-from dedupd.volume.partition_map import type_of_suffix
+from dedupd_core.units import GIB, KIB, MIB
+from dedupd_core.volume.hints import HintKey, Hints
+from dedupd_core.volume.partition_map import type_of_suffix
 from jobs.tree.candidates import Candidate, PlainFiles
 from jobs.tree.file_classes import ALL, Choice, FileClass, any_class, class_of, top_of
 

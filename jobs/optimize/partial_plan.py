@@ -8,8 +8,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from dedupd.format.ids import HOLE
-from dedupd.store.recipe.recipe_reader import Span
+from dedupd_core.format.ids import HOLE
+from dedupd_core.store.recipe.recipe_reader import Span
 
 
 class Keep(NamedTuple):

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from dedupd.config.memory_budget import capacity, fitting, hooks_share, index_bytes, planned
-from dedupd.config.policy import DedupDomain, Policy
-from dedupd.format.container import Kind
-from dedupd.format.domain import NOWHERE, PartitionKey
-from dedupd.store.chunk_index import IndexCounters
-from dedupd.store.container.table_totals import entries_by_partition
-from dedupd.system.file_system import rotates
-from dedupd.system.files import opened
-from dedupd.volume.partition_map import (
+from dedupd_core.config.memory_budget import capacity, fitting, hooks_share, index_bytes, planned
+from dedupd_core.config.policy import DedupDomain, Policy
+from dedupd_core.format.container import Kind
+from dedupd_core.format.domain import NOWHERE, PartitionKey
+from dedupd_core.store.chunk_index import IndexCounters
+from dedupd_core.store.container.table_totals import entries_by_partition
+from dedupd_core.system.file_system import rotates
+from dedupd_core.system.files import opened
+from dedupd_core.volume.partition_map import (
     TYPES_MAX,
     PartitionMap,
     load_map,
@@ -20,7 +20,7 @@ from dedupd.volume.partition_map import (
     type_of,
     type_of_suffix,
 )
-from dedupd.volume.volume import Volume
+from dedupd_core.volume.volume import Volume
 from jobs.tree.candidates import Candidate, PlainFiles
 
 

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from mmap import mmap
 
-from dedupd import native
-from dedupd.config.policy import Policy
-from dedupd.format import container as fmt
-from dedupd.format.ids import HOLE
-from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
-from dedupd.store.recipe.recipe_writer import RecipeBuilder
-from dedupd.store.writer import NewRecords
-from dedupd.system.page_cache import BufferPool
-from dedupd.volume import unfinished_files
-from dedupd.volume.unfinished_files import Checkpoint
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.config.policy import Policy
+from dedupd_core.format import container as fmt
+from dedupd_core.format.ids import HOLE
+from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT
+from dedupd_core.store.recipe.recipe_writer import RecipeBuilder
+from dedupd_core.store.writer import NewRecords
+from dedupd_core.system.page_cache import BufferPool
+from dedupd_core.volume import unfinished_files
+from dedupd_core.volume.unfinished_files import Checkpoint
+from dedupd_core.volume.volume import Volume
 from jobs.optimize.buffers import (
     Batch,
     Cut,

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dedupd.store.chunk_index import IndexCounters
-from dedupd.volume.commit import Outcome, Result
-from dedupd.volume.commit_requests import CommitRequests
+from dedupd_core.store.chunk_index import IndexCounters
+from dedupd_core.volume.commit import Outcome, Result
+from dedupd_core.volume.commit_requests import CommitRequests
 from jobs.frame.report import FileReport
 from jobs.tree.candidates import SAVES_LITTLE, Skipped
 

@@ -5,30 +5,30 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from dedupd import native
-from dedupd.config.memory_budget import capacity, fitting, hooks_share
-from dedupd.config.policy import IndexChoice
-from dedupd.errors import DamagedContainer
-from dedupd.format import container as fmt
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.domain import PartitionKey
-from dedupd.format.ids import container_of
-from dedupd.format.stub import Flag, StubAttribute
-from dedupd.format.table import ENTRY_BYTES, TableEntry
-from dedupd.index import hooks
-from dedupd.index.choice import make_index
-from dedupd.index.hooks import HookedIndex
-from dedupd.store.chunk_index import EmptyIndex, IndexCounters, StoreIndex
-from dedupd.store.container.files import container_numbers
-from dedupd.store.container.recovery import recover, seen_of_theirs
-from dedupd.store.container.table_file import Recovered
-from dedupd.store.container.table_totals import census, entries_by_partition
-from dedupd.store.growing import SyncPoint
-from dedupd.store.recipe.recipe_writer import RecipeWriter
-from dedupd.store.second_copies import append_copies
-from dedupd.store.unkept_records import Position
-from dedupd.volume.container_numbers import Numbers
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.config.memory_budget import capacity, fitting, hooks_share
+from dedupd_core.config.policy import IndexChoice
+from dedupd_core.errors import DamagedContainer
+from dedupd_core.format import container as fmt
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.domain import PartitionKey
+from dedupd_core.format.ids import container_of
+from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.format.table import ENTRY_BYTES, TableEntry
+from dedupd_core.index import hooks
+from dedupd_core.index.choice import make_index
+from dedupd_core.index.hooks import HookedIndex
+from dedupd_core.store.chunk_index import EmptyIndex, IndexCounters, StoreIndex
+from dedupd_core.store.container.files import container_numbers
+from dedupd_core.store.container.recovery import recover, seen_of_theirs
+from dedupd_core.store.container.table_file import Recovered
+from dedupd_core.store.container.table_totals import census, entries_by_partition
+from dedupd_core.store.growing import SyncPoint
+from dedupd_core.store.recipe.recipe_writer import RecipeWriter
+from dedupd_core.store.second_copies import append_copies
+from dedupd_core.store.unkept_records import Position
+from dedupd_core.volume.container_numbers import Numbers
+from dedupd_core.volume.volume import Volume
 from jobs.optimize.partitioning import combined
 from jobs.repair.quarantine import quarantine_noted
 from jobs.repair.returning_records import Wanted

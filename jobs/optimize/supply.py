@@ -4,11 +4,11 @@ domains where the policy has several."""
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from dedupd.config.policy import Policy, RestoreMode
-from dedupd.format.domain import PartitionKey
-from dedupd.volume.domains import Domains
-from dedupd.volume.partition_map import type_of
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import Policy, RestoreMode
+from dedupd_core.format.domain import PartitionKey
+from dedupd_core.volume.domains import Domains
+from dedupd_core.volume.partition_map import type_of
+from dedupd_core.volume.volume import Volume
 from jobs.busy.busy_files import BusyFiles
 from jobs.frame.run import JobRun
 from jobs.optimize.file_reader import Work

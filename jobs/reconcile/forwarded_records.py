@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dedupd import native
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.store.container.container import Container
-from dedupd.store.container.directory import OpenContainers
-from dedupd.store.container.table_file import Recovered
-from dedupd.store.forwards import end_in
-from dedupd.system.page_cache import read_uncached
+from dedupd_core import native
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import container_of, make_id, ordinal_of
+from dedupd_core.store.container.container import Container
+from dedupd_core.store.container.directory import OpenContainers
+from dedupd_core.store.container.table_file import Recovered
+from dedupd_core.store.forwards import end_in
+from dedupd_core.system.page_cache import read_uncached
 from jobs.check.record_check import INTACT
 from jobs.frame.run import JobRun
 

@@ -9,19 +9,19 @@ from collections import Counter
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 
-from dedupd.config.memory_budget import reconcile_join_bytes
-from dedupd.errors import DamagedTable
-from dedupd.failpoint import define, reach
-from dedupd.format.container import Kind
-from dedupd.format.domain import PartitionKey, show_domain
-from dedupd.format.ids import container_of
-from dedupd.store import merge_log
-from dedupd.store.container.recovery import recover_sound
-from dedupd.store.container.table_scan import RecordRange
-from dedupd.store.merge_log import MergeLog, MergeLogWriter
-from dedupd.system.files import opened
-from dedupd.volume.partition_map import PartitionMap, load_map
-from dedupd.volume.volume import Volume
+from dedupd_core.config.memory_budget import reconcile_join_bytes
+from dedupd_core.errors import DamagedTable
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format.container import Kind
+from dedupd_core.format.domain import PartitionKey, show_domain
+from dedupd_core.format.ids import container_of
+from dedupd_core.store import merge_log
+from dedupd_core.store.container.recovery import recover_sound
+from dedupd_core.store.container.table_scan import RecordRange
+from dedupd_core.store.merge_log import MergeLog, MergeLogWriter
+from dedupd_core.system.files import opened
+from dedupd_core.volume.partition_map import PartitionMap, load_map
+from dedupd_core.volume.volume import Volume
 from jobs.frame.backoff import busy_with
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun

@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
 
-from dedupd import native
-from dedupd.format import table as tbl
-from dedupd.format.container import seed_of
-from dedupd.format.domain import PartitionKey, salt_of
-from dedupd.store.container.directory import ContainerDirectory, OpenContainers
-from dedupd.store.container.table_file import Recovered
-from dedupd.store.container.table_scan import RecordRange, TableScan, TableShape
-from dedupd.system.page_cache import read_uncached
+from dedupd_core import native
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import seed_of
+from dedupd_core.format.domain import PartitionKey, salt_of
+from dedupd_core.store.container.directory import ContainerDirectory, OpenContainers
+from dedupd_core.store.container.table_file import Recovered
+from dedupd_core.store.container.table_scan import RecordRange, TableScan, TableShape
+from dedupd_core.system.page_cache import read_uncached
 from jobs.frame.run import JobRun
 
 ENTRY_BYTES = 14

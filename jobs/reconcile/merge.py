@@ -8,17 +8,17 @@ since it was written.
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dedupd.errors import Damaged
-from dedupd.failpoint import define, reach
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.ids import container_of, ordinal_of, show_id
-from dedupd.store.container.directory import OpenContainers
-from dedupd.store.container.record_states import join_set, set_states
-from dedupd.store.container.table_scan import RecordRange
-from dedupd.store.merge_log import MergeLog
-from dedupd.system.processes import cores
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Damaged
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import container_of, ordinal_of, show_id
+from dedupd_core.store.container.directory import OpenContainers
+from dedupd_core.store.container.record_states import join_set, set_states
+from dedupd_core.store.container.table_scan import RecordRange
+from dedupd_core.store.merge_log import MergeLog
+from dedupd_core.system.processes import cores
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import BytesCheck
 

@@ -8,19 +8,19 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from dedupd import native
-from dedupd.config.memory_budget import refine_similar_bytes
-from dedupd.failpoint import define, reach
-from dedupd.format.container import Kind, RecordKind, seed_of
-from dedupd.format.table import State
-from dedupd.store.container.table_scan import TableScan
-from dedupd.store.encoded_records import encoded_alone
-from dedupd.store.second_copies import append_copies
-from dedupd.system.files import opened
-from dedupd.units import KIB, MIB
-from dedupd.volume.container_numbers import Numbers
-from dedupd.volume.hints import HintKey
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.config.memory_budget import refine_similar_bytes
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format.container import Kind, RecordKind, seed_of
+from dedupd_core.format.table import State
+from dedupd_core.store.container.table_scan import TableScan
+from dedupd_core.store.encoded_records import encoded_alone
+from dedupd_core.store.second_copies import append_copies
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB, MIB
+from dedupd_core.volume.container_numbers import Numbers
+from dedupd_core.volume.hints import HintKey
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 
 _DURABLE = define("refine.dictionaries-durable", "new dictionaries are durable, not their copies")

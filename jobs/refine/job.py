@@ -5,27 +5,27 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from dedupd import native
-from dedupd.config.memory_budget import refine_similar_bytes
-from dedupd.config.policy import RefineMode
-from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
-from dedupd.failpoint import define, reach
-from dedupd.format.container import Codec, Kind, seed_of
-from dedupd.format.derived.sketch import SKETCH_BYTES
-from dedupd.format.domain import VOLUME
-from dedupd.format.ids import container_of, ordinal_of
-from dedupd.store.container.compaction import Kept, compact
-from dedupd.store.container.container import data_name
-from dedupd.store.container.recovery import recover_or_discard
-from dedupd.store.container.table_scan import TableScan
-from dedupd.store.garbage import GAIN_BYTES_MIN, weigh
-from dedupd.store.mark_set import Marks
-from dedupd.store.sketches import load_sketches, remove_stray_sketches
-from dedupd.system.page_cache import read_uncached
-from dedupd.system.processes import cores
-from dedupd.units import format_size
-from dedupd.volume.hints import HintKey
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.config.memory_budget import refine_similar_bytes
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.errors import DamagedChunk, DamagedContainer, NoSpace
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format.container import Codec, Kind, seed_of
+from dedupd_core.format.derived.sketch import SKETCH_BYTES
+from dedupd_core.format.domain import VOLUME
+from dedupd_core.format.ids import container_of, ordinal_of
+from dedupd_core.store.container.compaction import Kept, compact
+from dedupd_core.store.container.container import data_name
+from dedupd_core.store.container.recovery import recover_or_discard
+from dedupd_core.store.container.table_scan import TableScan
+from dedupd_core.store.garbage import GAIN_BYTES_MIN, weigh
+from dedupd_core.store.mark_set import Marks
+from dedupd_core.store.sketches import load_sketches, remove_stray_sketches
+from dedupd_core.system.page_cache import read_uncached
+from dedupd_core.system.processes import cores
+from dedupd_core.units import format_size
+from dedupd_core.volume.hints import HintKey
+from dedupd_core.volume.volume import Volume
 from jobs.check.leaning import Held, deltas
 from jobs.compact.in_place import tell_readers
 from jobs.compact.rewriting import keep_last_bytes, kept_open

@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from dedupd.format.container import record_size
-from dedupd.format.ids import container_of
-from dedupd.format.table import State, TableEntry
-from dedupd.store.container.directory import ContainerDirectory, OpenContainers
-from dedupd.store.forwards import end_in
-from dedupd.store.garbage import GAIN_BYTES_MIN
+from dedupd_core.format.container import record_size
+from dedupd_core.format.ids import container_of
+from dedupd_core.format.table import State, TableEntry
+from dedupd_core.store.container.directory import ContainerDirectory, OpenContainers
+from dedupd_core.store.forwards import end_in
+from dedupd_core.store.garbage import GAIN_BYTES_MIN
 from jobs.check.leaning import Delta, Held
 
 MEMBERS_MAX = 32

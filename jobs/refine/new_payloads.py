@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dedupd import native
-from dedupd.format import container as fmt
-from dedupd.format.derived.sketch import SKETCH_BYTES
-from dedupd.format.ids import make_id
-from dedupd.store.container.compaction import Kept
-from dedupd.units import MIB
+from dedupd_core import native
+from dedupd_core.format import container as fmt
+from dedupd_core.format.derived.sketch import SKETCH_BYTES
+from dedupd_core.format.ids import make_id
+from dedupd_core.store.container.compaction import Kept
+from dedupd_core.units import MIB
 
 BATCH_BYTES = 8 * MIB
 """Of payloads that are tried in one native call."""

@@ -4,12 +4,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dedupd.config.policy import RefineMode
-from dedupd.format.domain import PartitionKey
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.table_scan import TableShape
-from dedupd.volume.hints import HintKey
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.format.domain import PartitionKey
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.table_scan import TableShape
+from dedupd_core.volume.hints import HintKey
+from dedupd_core.volume.volume import Volume
 
 _RANK = {RefineMode.OFF: 0, RefineMode.QUICK: 1, RefineMode.FULL: 2}
 """What a run of a mode does, one of a lower rank has not done."""

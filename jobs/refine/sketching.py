@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Container, Iterator, Sequence
 
-from dedupd import native
-from dedupd.failpoint import define, reach
-from dedupd.format.container import seed_of
-from dedupd.format.derived.sketch import SKETCH_BYTES
-from dedupd.format.table import ENTRY_BYTES, State
-from dedupd.store.container.table_scan import TableScan
-from dedupd.store.sketches import (
+from dedupd_core import native
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format.container import seed_of
+from dedupd_core.format.derived.sketch import SKETCH_BYTES
+from dedupd_core.format.table import ENTRY_BYTES, State
+from dedupd_core.store.container.table_scan import TableScan
+from dedupd_core.store.sketches import (
     load_sketches,
     remove_sketches,
     save_sketches,
     sketches_bytes,
 )
-from dedupd.system.files import opened
+from dedupd_core.system.files import opened
 from jobs.frame.run import JobRun
 
 _SKETCHED = define("refine.sketched", "the sketches of a container are in their file")

@@ -7,15 +7,15 @@ the fingerprints in it: with one of them missing, only the right one makes up th
 
 from collections.abc import Mapping
 
-from dedupd.errors import Damaged
-from dedupd.format import table as tbl
-from dedupd.format.ids import HOLE
-from dedupd.format.recipe import DIGEST_BYTES, Node, content_digest, fingerprint_check
-from dedupd.format.stub import Flag, StubAttribute
-from dedupd.store.container.table_file import LOST
-from dedupd.store.reader import RecordReader
-from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Broken
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Damaged
+from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import HOLE
+from dedupd_core.format.recipe import DIGEST_BYTES, Node, content_digest, fingerprint_check
+from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.store.container.table_file import LOST
+from dedupd_core.store.reader import RecordReader
+from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, Broken
+from dedupd_core.volume.volume import Volume
 
 
 class Proofs:

@@ -3,16 +3,16 @@
 import os
 from collections.abc import Iterator
 
-from dedupd import native
-from dedupd.errors import Damaged, DamagedStub
-from dedupd.format.ids import HOLE
-from dedupd.store.container.table_file import LOST
-from dedupd.store.recipe.recipe_reader import Broken
-from dedupd.stub.transition import local_ranges
-from dedupd.system.files import opened, read_at
-from dedupd.system.paths import open_beneath, show_path
-from dedupd.units import MIB
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Damaged, DamagedStub
+from dedupd_core.format.ids import HOLE
+from dedupd_core.store.container.table_file import LOST
+from dedupd_core.store.recipe.recipe_reader import Broken
+from dedupd_core.stub.transition import local_ranges
+from dedupd_core.system.files import opened, read_at
+from dedupd_core.system.paths import open_beneath, show_path
+from dedupd_core.units import MIB
+from dedupd_core.volume.volume import Volume
 from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun
 from jobs.repair.content_proof import Proofs

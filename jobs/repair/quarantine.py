@@ -8,16 +8,16 @@ needs it is whole again too (``jobs/repair/returning_records.py``).
 from collections.abc import Callable
 from contextlib import suppress
 
-from dedupd.errors import Damaged
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.ids import container_of, ordinal_of
-from dedupd.store.container.container import Container
-from dedupd.store.container.directory import ContainerDirectory, OpenContainers
-from dedupd.store.container.record_states import set_states
-from dedupd.store.container.recovery import recover
-from dedupd.system.files import UNREADABLE
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Damaged
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import container_of, ordinal_of
+from dedupd_core.store.container.container import Container
+from dedupd_core.store.container.directory import ContainerDirectory, OpenContainers
+from dedupd_core.store.container.record_states import set_states
+from dedupd_core.store.container.recovery import recover
+from dedupd_core.system.files import UNREADABLE
+from dedupd_core.volume.volume import Volume
 
 
 def quarantine_noted(volume: Volume, safe_point: Callable[[], None]) -> None:

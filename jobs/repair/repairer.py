@@ -10,21 +10,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from dedupd import native
-from dedupd.errors import Damaged
-from dedupd.failpoint import define, reach
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.domain import PartitionKey
-from dedupd.format.ids import container_of, make_id
-from dedupd.format.recipe import fingerprint_check
-from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.record_states import set_states
-from dedupd.store.container.table_file import LOST
-from dedupd.store.encoded_records import encoded_alone
-from dedupd.store.second_copies import GROUP_BYTES
-from dedupd.store.writer import ContainerWriter
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Damaged
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.domain import PartitionKey
+from dedupd_core.format.ids import container_of, make_id
+from dedupd_core.format.recipe import fingerprint_check
+from dedupd_core.format.table_columns import UncheckedEntries
+from dedupd_core.store.container.record_states import set_states
+from dedupd_core.store.container.table_file import LOST
+from dedupd_core.store.encoded_records import encoded_alone
+from dedupd_core.store.second_copies import GROUP_BYTES
+from dedupd_core.store.writer import ContainerWriter
+from dedupd_core.volume.volume import Volume
 from jobs.check.record_census import RecordCensus
 from jobs.check.references import Missing
 from jobs.frame.run import JobRun

@@ -5,15 +5,15 @@ again. As soon as these are durable, and before any file relies on them, the old
 leads to the new one: the files that had lost it are whole again.
 """
 
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.ids import make_id
-from dedupd.store.chunk_index import ChunkIndex
-from dedupd.store.container.directory import OpenContainers
-from dedupd.store.container.record_states import set_states
-from dedupd.store.container.table_file import LOST, Recovered
-from dedupd.store.writer import ContainerWriter
-from dedupd.volume.volume import Volume
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import make_id
+from dedupd_core.store.chunk_index import ChunkIndex
+from dedupd_core.store.container.directory import OpenContainers
+from dedupd_core.store.container.record_states import set_states
+from dedupd_core.store.container.table_file import LOST, Recovered
+from dedupd_core.store.writer import ContainerWriter
+from dedupd_core.volume.volume import Volume
 
 
 class Wanted:

@@ -13,26 +13,26 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from dedupd import native
-from dedupd.errors import Damaged, DamagedTable, NoSpace
-from dedupd.failpoint import reach
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.ids import container_of, ordinal_of, show_id
-from dedupd.shared.fellows import require_all
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.files import container_numbers, last_number, table_numbers
-from dedupd.store.container.record_states import set_states
-from dedupd.store.container.recovery import is_unfinished
-from dedupd.store.container.rescue import mend
-from dedupd.store.container.table_file import Recovered, load_table
-from dedupd.store.second_copies import all_copies
-from dedupd.stores.secret_files import made_secret
-from dedupd.system.paths import explain
-from dedupd.system.processes import cores
-from dedupd.volume.container_numbers import Numbers
-from dedupd.volume.repair_notes import Note
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Damaged, DamagedTable, NoSpace
+from dedupd_core.failpoint import reach
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import container_of, ordinal_of, show_id
+from dedupd_core.shared.fellows import require_all
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.files import container_numbers, last_number, table_numbers
+from dedupd_core.store.container.record_states import set_states
+from dedupd_core.store.container.recovery import is_unfinished
+from dedupd_core.store.container.rescue import mend
+from dedupd_core.store.container.table_file import Recovered, load_table
+from dedupd_core.store.second_copies import all_copies
+from dedupd_core.stores.secret_files import made_secret
+from dedupd_core.system.paths import explain
+from dedupd_core.system.processes import cores
+from dedupd_core.volume.container_numbers import Numbers
+from dedupd_core.volume.repair_notes import Note
+from dedupd_core.volume.volume import Volume
 from jobs.check.collected import count_collected
 from jobs.check.invariants import Finding, Invariant
 from jobs.check.leaning import count_dependants, needs_copy, without_base

@@ -2,9 +2,9 @@
 
 import time
 
-from dedupd.format import container as fmt
-from dedupd.volume.hints import HintKey
-from dedupd.volume.volume import Volume
+from dedupd_core.format import container as fmt
+from dedupd_core.volume.hints import HintKey
+from dedupd_core.volume.volume import Volume
 
 SAVE_EVERY_S = 5.0
 """The work that is done again after a kill; a catalogue's sync takes milliseconds."""

@@ -4,22 +4,22 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from dedupd import native
-from dedupd.errors import Damaged
-from dedupd.failpoint import define, reach
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.record_states import set_states
-from dedupd.store.container.rescue import mend
-from dedupd.store.container.table_file import LOST
-from dedupd.system.files import opened
-from dedupd.system.paths import explain
-from dedupd.units import MIB
-from dedupd.volume.repair_notes import Note
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Damaged
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import container_of, make_id, ordinal_of
+from dedupd_core.format.table_columns import UncheckedEntries
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.record_states import set_states
+from dedupd_core.store.container.rescue import mend
+from dedupd_core.store.container.table_file import LOST
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import explain
+from dedupd_core.units import MIB
+from dedupd_core.volume.repair_notes import Note
+from dedupd_core.volume.volume import Volume
 from jobs.check.headers_seen import HeadersSeen
 from jobs.check.invariants import Invariant
 from jobs.check.record_census import RecordCensus

@@ -5,14 +5,14 @@ from dataclasses import replace
 from itertools import chain
 from typing import Protocol
 
-from dedupd.errors import Damaged
-from dedupd.failpoint import define, reach
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.store.container.record_states import set_states
-from dedupd.store.second_copies import GROUP_BYTES, all_copies, append_copies
-from dedupd.store.writer import ContainerWriter
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Damaged
+from dedupd_core.failpoint import define, reach
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.store.container.record_states import set_states
+from dedupd_core.store.second_copies import GROUP_BYTES, all_copies, append_copies
+from dedupd_core.store.writer import ContainerWriter
+from dedupd_core.volume.volume import Volume
 from jobs.check.record_census import RecordCensus
 from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun

@@ -9,9 +9,9 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from dedupd import native
-from dedupd.stub.transition import FileIdentity
-from dedupd.volume.partition_map import type_of, type_of_suffix
+from dedupd_core import native
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.volume.partition_map import type_of, type_of_suffix
 from jobs.tree.candidates import Candidate, PlainFiles
 from jobs.tree.file_classes import ALL, Choice, FileClass, top_of
 

@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from dedupd import native
-from dedupd.config.policy import Decision, DedupDomain, Policy, decided
-from dedupd.errors import Damaged, DamagedStub
-from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
-from dedupd.native.tree import DirectoryCandidates, Unreadable
-from dedupd.stub.transition import (
+from dedupd_core import native
+from dedupd_core.config.policy import Decision, DedupDomain, Policy, decided
+from dedupd_core.errors import Damaged, DamagedStub
+from dedupd_core.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
+from dedupd_core.native.tree import DirectoryCandidates, Unreadable
+from dedupd_core.stub.transition import (
     CAPABILITY,
     FULL_OF_ATTRIBUTES,
     LENGTH_BYTES_MAX,
     FileIdentity,
 )
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath, show_path
-from dedupd.system.processes import cores
-from dedupd.volume.volume import Volume
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath, show_path
+from dedupd_core.system.processes import cores
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import checked
 from jobs.tree.linked_files import LinkedFiles
 from jobs.tree.marked_directories import MarkedDirectories

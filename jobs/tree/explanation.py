@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dedupd.config.policy import Decision, Policy, decided
-from dedupd.system.paths import show_path
-from dedupd.units import exact_duration, exact_size, format_duration
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import Decision, Policy, decided
+from dedupd_core.system.paths import show_path
+from dedupd_core.units import exact_duration, exact_size, format_duration
+from dedupd_core.volume.volume import Volume
 from jobs.tree.candidates import YOUNG, Judged
 from jobs.tree.judged_files import load_ledger
 from jobs.tree.left_listing import reason_of

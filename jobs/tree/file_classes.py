@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dedupd.volume.partition_map import type_of
+from dedupd_core.volume.partition_map import type_of
 
 
 class FileClass(NamedTuple):

@@ -5,12 +5,12 @@ import os
 import stat
 from typing import Any
 
-from dedupd.errors import Damaged, UsageError
-from dedupd.format.ids import HOLE, container_of
-from dedupd.stub.transition import FileIdentity, local_ranges
-from dedupd.system.files import opened
-from dedupd.system.paths import named, open_beneath, show_path
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Damaged, UsageError
+from dedupd_core.format.ids import HOLE, container_of
+from dedupd_core.stub.transition import FileIdentity, local_ranges
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import named, open_beneath, show_path
+from dedupd_core.volume.volume import Volume
 from jobs.tree.judged_files import load_ledger
 from jobs.tree.walk import walk
 

@@ -4,11 +4,11 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from dedupd import native
-from dedupd.config.memory_budget import notes_shares
-from dedupd.config.policy import DedupDomain, Policy
-from dedupd.store.saved_notes import SavedNotes
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.config.memory_budget import notes_shares
+from dedupd_core.config.policy import DedupDomain, Policy
+from dedupd_core.store.saved_notes import SavedNotes
+from dedupd_core.volume.volume import Volume
 
 
 def policy_digest(policy: Policy) -> int:

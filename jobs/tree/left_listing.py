@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dedupd.config.policy import Policy
-from dedupd.native.tree import Unreadable
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import Policy
+from dedupd_core.native.tree import Unreadable
+from dedupd_core.volume.volume import Volume
 from jobs.tree.candidates import OPTIMIZED, Judged, Skipped, candidates
 from jobs.tree.judged_files import load_ledger
 from jobs.tree.walk import SafePoint, listed

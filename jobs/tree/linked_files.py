@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from dedupd.native.tree import FileEntry
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath
+from dedupd_core.native.tree import FileEntry
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath
 from jobs.frame.run import checked
 from jobs.tree.walk import FirstNames, SafePoint
 

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Collection, Sequence
 
-from dedupd import native
-from dedupd.config.policy import Marker
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath, parents
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.config.policy import Marker
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath, parents
+from dedupd_core.volume.volume import Volume
 
 SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
 """How a ``CACHEDIR.TAG`` begins that counts (bford.info/cachedir)."""

@@ -6,11 +6,11 @@ has the chunk, which is not known. So it counts as freed only if all of the chun
 then the stub holds a chunk of which it needs nothing.
 """
 
-from dedupd.byte_ranges import joined
-from dedupd.format.ids import HOLE
-from dedupd.format.stub import StubAttribute
-from dedupd.stub.transition import local_ranges
-from dedupd.volume.volume import Volume
+from dedupd_core.byte_ranges import joined
+from dedupd_core.format.ids import HOLE
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.stub.transition import local_ranges
+from dedupd_core.volume.volume import Volume
 
 WRITTEN_LITTLE = "written to since, and would cost more than it frees"
 

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from dedupd import native
-from dedupd.native.tree import StubSizes, Unreadable
-from dedupd.system.processes import cores
-from dedupd.volume.partition_map import type_of, type_of_suffix
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.native.tree import StubSizes, Unreadable
+from dedupd_core.system.processes import cores
+from dedupd_core.volume.partition_map import type_of, type_of_suffix
+from dedupd_core.volume.volume import Volume
 from jobs.tree.walk import FirstNames, SafePoint, each_directory
 
 

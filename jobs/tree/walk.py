@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Generic, NamedTuple, Self, TypeVar
 
-from dedupd import native
-from dedupd.native.tree import Directory, FileEntry, Unreadable
-from dedupd.stub.transition import FileIdentity
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath, show_path
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.native.tree import Directory, FileEntry, Unreadable
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath, show_path
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import checked
 
 SafePoint = Callable[[], None]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from dedupd.volume.volume import Volume
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.tree.candidates import (
     EXCLUDED,

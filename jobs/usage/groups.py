@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dedupd.errors import DamagedStub
-from dedupd.format.stub import Flag, StubAttribute, decode_stub
-from dedupd.native.tree import Directory, FileEntry, StubUsage, Unreadable, UsageSums
-from dedupd.system.paths import show_path
-from dedupd.units import align_up
-from dedupd.volume.partition_map import type_of, type_of_suffix
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DamagedStub
+from dedupd_core.format.stub import Flag, StubAttribute, decode_stub
+from dedupd_core.native.tree import Directory, FileEntry, StubUsage, Unreadable, UsageSums
+from dedupd_core.system.paths import show_path
+from dedupd_core.units import align_up
+from dedupd_core.volume.partition_map import type_of, type_of_suffix
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun, checked
 from jobs.tree.walk import each_directory, listed, unreadable
 from jobs.usage.needs import REST, StoreNeeds, summed

@@ -8,24 +8,24 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from dedupd import native
-from dedupd.errors import Damaged
-from dedupd.format.container import COPIES_OF, Kind, seed_of
-from dedupd.format.ids import make_id, show_id
-from dedupd.format.recipe import named_by
-from dedupd.format.stub import Flag, StubAttribute, attribute_seed
-from dedupd.native.tree import StubUsage, Unreadable
-from dedupd.store.container.container import table_name
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.table_file import map_of, table_header
-from dedupd.store.container.table_scan import LoadedTable, loaded_tables
-from dedupd.store.garbage import weigh
-from dedupd.store.mark_set import Needs
-from dedupd.system.files import opened, read_readable
-from dedupd.system.paths import explain
-from dedupd.system.processes import cores
-from dedupd.units import align_up
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Damaged
+from dedupd_core.format.container import COPIES_OF, Kind, seed_of
+from dedupd_core.format.ids import make_id, show_id
+from dedupd_core.format.recipe import named_by
+from dedupd_core.format.stub import Flag, StubAttribute, attribute_seed
+from dedupd_core.native.tree import StubUsage, Unreadable
+from dedupd_core.store.container.container import table_name
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.table_file import map_of, table_header
+from dedupd_core.store.container.table_scan import LoadedTable, loaded_tables
+from dedupd_core.store.garbage import weigh
+from dedupd_core.store.mark_set import Needs
+from dedupd_core.system.files import opened, read_readable
+from dedupd_core.system.paths import explain
+from dedupd_core.system.processes import cores
+from dedupd_core.units import align_up
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 
 NODES_AT_ONCE = 1024

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from dedupd.errors import DamagedStub, UnseenMember
-from dedupd.format.stub import decode_stub
-from dedupd.native.tree import StubUsage, Unreadable
-from dedupd.shared.fellows import opened_member
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DamagedStub, UnseenMember
+from dedupd_core.format.stub import decode_stub
+from dedupd_core.native.tree import StubUsage, Unreadable
+from dedupd_core.shared.fellows import opened_member
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun, checked
 from jobs.tree.walk import each_directory, unreadable
 from jobs.usage.needs import REST, StoreNeeds, summed

@@ -5,13 +5,13 @@ from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
-from dedupd.config.policy import Policy
-from dedupd.errors import DedupdError
-from dedupd.format.container import Kind
-from dedupd.shared.fellows import opened_member
-from dedupd.store.garbage import garbage_of, weights
-from dedupd.stores.local_store import STORE_DIRS
-from dedupd.stores.shared_directory import SharedDirectory
+from dedupd_core.config.policy import Policy
+from dedupd_core.errors import DedupdError
+from dedupd_core.format.container import Kind
+from dedupd_core.shared.fellows import opened_member
+from dedupd_core.store.garbage import garbage_of, weights
+from dedupd_core.stores.local_store import STORE_DIRS
+from dedupd_core.stores.shared_directory import SharedDirectory
 from jobs.usage.volume_figures import directory_bytes
 
 

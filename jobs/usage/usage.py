@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dedupd.errors import UsageError
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import UsageError
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.usage.groups import By, GroupFiles, Groups
 from jobs.usage.needs import REST, StoreNeeds

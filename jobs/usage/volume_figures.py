@@ -5,14 +5,14 @@ from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
-from dedupd.deleted.alarm import read_state
-from dedupd.errors import CatalogUnusable
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.store.garbage import Weight, garbage_of, weights
-from dedupd.system import mount_table
-from dedupd.volume.detached_mount import detached_mount
-from dedupd.volume.hints import HintKey
-from dedupd.volume.volume import Volume
+from dedupd_core.deleted.alarm import read_state
+from dedupd_core.errors import CatalogUnusable
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.store.garbage import Weight, garbage_of, weights
+from dedupd_core.system import mount_table
+from dedupd_core.volume.detached_mount import detached_mount
+from dedupd_core.volume.hints import HintKey
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.tree.candidates import SHARED_BELOW
 from jobs.usage.backlog import backlog

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dedupd.config.policy import KEYS, Policy, apply_values, decided
-from dedupd.errors import UsageError
-from dedupd.native.tree import FileEntry
-from dedupd.units import align_up
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import KEYS, Policy, apply_values, decided
+from dedupd_core.errors import UsageError
+from dedupd_core.native.tree import FileEntry
+from dedupd_core.units import align_up
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.usage.groups import BLOCK_BYTES, Groups
 from jobs.usage.needs import StoreNeeds

@@ -27,12 +27,12 @@ from analysis.collection.collector import Unwatched, collect
 from analysis.collection.log_lanes import Selection
 from analysis.database import query_text
 from analysis.report.report import write_report
-from dedupd.config.policy import Policy
-from dedupd.errors import Damaged, UsageError
-from dedupd.system import file_reader as system_reader
-from dedupd.system import page_cache
-from dedupd.system.page_cache import read_uncached
-from dedupd.units import MIB
+from dedupd_core.config.policy import Policy
+from dedupd_core.errors import Damaged, UsageError
+from dedupd_core.system import file_reader as system_reader
+from dedupd_core.system import page_cache
+from dedupd_core.system.page_cache import read_uncached
+from dedupd_core.units import MIB
 from tests.conftest import MakeFileSystem
 from tests.support.dataset import generate
 from tests.support.lab import cached_pages

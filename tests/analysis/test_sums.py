@@ -15,12 +15,12 @@ from analysis.figures import WholeFileRow
 from analysis.recommendation import SMALL_SIZE_BYTES
 from analysis.report.advice import advise
 from analysis.study import FREQUENT_MIN, Study
-from dedupd.format.container import RECORD_HEADER_BYTES, record_size
-from dedupd.format.recipe import ENTRY_BYTES as ROW_BYTES
-from dedupd.format.recipe import HEADER_BYTES as NODE_BYTES
-from dedupd.format.table import ENTRY_BYTES
-from dedupd.format.volume_parameters import PRESETS
-from dedupd.units import MIB
+from dedupd_core.format.container import RECORD_HEADER_BYTES, record_size
+from dedupd_core.format.recipe import ENTRY_BYTES as ROW_BYTES
+from dedupd_core.format.recipe import HEADER_BYTES as NODE_BYTES
+from dedupd_core.format.table import ENTRY_BYTES
+from dedupd_core.format.volume_parameters import PRESETS
+from dedupd_core.units import MIB
 from tests.support.dataset import Answers, generate
 from tests.support.study import collected, spec_of, study_of
 from tests.support.study_oracle import Chunk, OneFile, Oracle

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from dedupd.cli.main import main
-from dedupd.units import MIB
+from dedupd_core.units import MIB
 from tests.conftest import MakeFileSystem
 from tests.support.browser import brightness, browser, is_there
 from tests.support.dataset import generate
@@ -25,7 +25,7 @@ from tests.support.dataset import generate
 PROGRAM = [
     sys.executable,
     "-c",
-    "from dedupd.system import processes; processes.give_way = lambda: None;"
+    "from dedupd_core.system import processes; processes.give_way = lambda: None;"
     "from dedupd.cli.main import main; main()",
 ]
 """At the priority of the tests: at its own it would wait for all else on the machine."""
@@ -42,7 +42,7 @@ def dedupd(*arguments: object, status: int = 0) -> str:
 
 def in_process(*arguments: object, status: int = 0) -> str:
     """The same without a process of its own, at the priority of the tests."""
-    with patch("dedupd.system.processes.give_way"):
+    with patch("dedupd_core.system.processes.give_way"):
         done = CliRunner().invoke(main, list(map(str, arguments)))
     assert done.exit_code == status, done.output
     return done.output
@@ -227,7 +227,7 @@ def test_an_interrupt_leaves_a_state_to_go_on_from(tmp_path: Path) -> None:
 def test_it_runs_at_the_lowest_priority() -> None:
     program = (
         "import os, psutil\n"
-        "from dedupd.system.processes import give_way\n"
+        "from dedupd_core.system.processes import give_way\n"
         "give_way()\n"
         "print(os.nice(0), psutil.Process().ionice().ioclass == psutil.IOPRIO_CLASS_IDLE)\n"
     )

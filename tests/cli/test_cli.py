@@ -15,12 +15,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dedupd import __version__
 from dedupd.cli.main import COMMANDS, main
 from dedupd.cli.run import COMMANDS as JOBS
-from dedupd.format.container import Kind
-from dedupd.system.files import opened
-from dedupd.units import KIB
+from dedupd_core import __version__
+from dedupd_core.format.container import Kind
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB
 from jobs.check.verify import Verify
 from jobs.compact.job import Compact
 from jobs.frame.run import Cancelled, JobRun
@@ -478,7 +478,7 @@ def test_help_imports_nothing_heavy() -> None:
     packages = {module.partition(".")[0] for module in imported}
     assert "dedupd" in packages
     assert not {"pyfuse3", "trio", "lmdb", "rich", "psutil", "tomlkit"} & packages
-    assert "dedupd.native" not in imported
+    assert "dedupd_core.native" not in imported
 
 
 def test_a_run_imports_only_its_own_job_and_nothing_for_people(lab: Lab) -> None:

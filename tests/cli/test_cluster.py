@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.rados.cluster.address import StoreAddress
-from dedupd.rados.reading.volume_store import bind
-from dedupd.rados.store import RadosStore
-from dedupd.system.disk import Disk
+from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.rados.reading.volume_store import bind
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.system.disk import Disk
 from tests.support.ceph_fixtures import address, ceph
 from tests.support.lab import REPOSITORY, new_lab, noise
 

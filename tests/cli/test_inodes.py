@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.reserve import Reserve
-from dedupd.config.room import INODES_RESERVED, NO_RESERVE, Room
-from dedupd.errors import EXIT_FINDINGS, NoSpace
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.system.paths import explain
+from dedupd_core.config.reserve import Reserve
+from dedupd_core.config.room import INODES_RESERVED, NO_RESERVE, Room
+from dedupd_core.errors import EXIT_FINDINGS, NoSpace
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import explain
 from tests.support import crash
 from tests.support.lab import noise, run_cli
 from tests.support.mounts import MountedLab, mounted_lab

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import Policy
-from dedupd.config.rules import Rule
-from dedupd.config.run_limits import RunLimits
-from dedupd.errors import UsageError
-from dedupd.format.container import Kind
-from dedupd.units import KIB, MIB, parse_moment, parse_percentage
+from dedupd_core.config.policy import Policy
+from dedupd_core.config.rules import Rule
+from dedupd_core.config.run_limits import RunLimits
+from dedupd_core.errors import UsageError
+from dedupd_core.format.container import Kind
+from dedupd_core.units import KIB, MIB, parse_moment, parse_percentage
 from tests.cli.test_cli import DAMAGED, DONE, FINDINGS, USAGE, reported, say
 from tests.support.lab import REPOSITORY, Lab, flip_bit, new_lab, noise, run_cli
 from tests.support.mounts import mounted_lab

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import EXIT_FINDINGS
 from dedupd.service.history import History
+from dedupd_core.errors import EXIT_FINDINGS
 from tests.conftest import MakeFileSystem
 from tests.support.lab import fill_to_the_brim, noise, run_cli
 from tests.support.mounts import MountedLab, mounted_lab

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from dedupd.cli.common import message_of
-from dedupd.system.paths import explain
+from dedupd_core.system.paths import explain
 
 
 @pytest.mark.parametrize(

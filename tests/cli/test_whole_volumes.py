@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dedupd.service.doctor import check_path
-from dedupd.system import mount_table
-from dedupd.volume.base_directory import BASE_NAME
+from dedupd_core.system import mount_table
+from dedupd_core.volume.base_directory import BASE_NAME
 from tests.support.lab import Lab, new_lab, run_cli
 from tests.support.mounts import ALICE, MountedLab, as_user, mounted_lab
 

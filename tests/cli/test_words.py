@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from dedupd.cli.jobs import run_id as run_id_of
 from dedupd.cli.main import COMMANDS, main
 from dedupd.cli.terminal import ProgressText
-from dedupd.units import GIB, MIB
+from dedupd_core.units import GIB, MIB
 from jobs.frame.run import Progress
 from jobs.tree.candidates import SMALL
 from tests.support.lab import Lab, lab_in, noise

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.config.memory_budget import (
+from dedupd_core.config.memory_budget import (
     RECONCILE_FIXED_BYTES,
     REFINE_FIXED_BYTES,
     capacity,
@@ -15,8 +15,8 @@ from dedupd.config.memory_budget import (
     refine_similar_bytes,
     send_ahead_bytes,
 )
-from dedupd.config.policy import IndexChoice, Policy
-from dedupd.units import MIB
+from dedupd_core.config.policy import IndexChoice, Policy
+from dedupd_core.units import MIB
 
 memories = st.integers(72 * MIB, 1 << 50)
 

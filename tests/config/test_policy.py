@@ -9,14 +9,14 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd.config.policy import KEYS, Policy, apply_values, parse_policy
-from dedupd.config.policy_file import policy_text, set_in_text
-from dedupd.config.profiles import PROFILES
-from dedupd.config.reserve import Reserve
-from dedupd.config.schedule import Every, Off
-from dedupd.errors import PolicyError
-from dedupd.system.processes import IoPriority
-from dedupd.units import brief
+from dedupd_core.config.policy import KEYS, Policy, apply_values, parse_policy
+from dedupd_core.config.policy_file import policy_text, set_in_text
+from dedupd_core.config.profiles import PROFILES
+from dedupd_core.config.reserve import Reserve
+from dedupd_core.config.schedule import Every, Off
+from dedupd_core.errors import PolicyError
+from dedupd_core.system.processes import IoPriority
+from dedupd_core.units import brief
 from tests.support.malformed import malformed
 
 WHERE = "/srv/share/.dedupd/policy.toml"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from dedupd.config.policy import Policy, parse_policy
-from dedupd.config.reserve import Reserve, parse_reserve, show_reserve
-from dedupd.errors import PolicyError
-from dedupd.units import GIB, MIB
+from dedupd_core.config.policy import Policy, parse_policy
+from dedupd_core.config.reserve import Reserve, parse_reserve, show_reserve
+from dedupd_core.errors import PolicyError
+from dedupd_core.units import GIB, MIB
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.config.policy import Policy, decided, parse_policy
-from dedupd.config.policy_file import keep_plain, reset_in_text, set_in_text, wrong_keys
-from dedupd.config.rules import pattern_of, takes
-from dedupd.errors import PolicyError
+from dedupd_core.config.policy import Policy, decided, parse_policy
+from dedupd_core.config.policy_file import keep_plain, reset_in_text, set_in_text, wrong_keys
+from dedupd_core.config.rules import pattern_of, takes
+from dedupd_core.errors import PolicyError
 
 WHERE = "/srv/share/.dedupd/policy.toml"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.config.schedule import (
+from dedupd_core.config.schedule import (
     Calendar,
     Every,
     Off,
@@ -17,7 +17,7 @@ from dedupd.config.schedule import (
     parse_schedule,
     show_schedule,
 )
-from dedupd.errors import UsageError
+from dedupd_core.errors import UsageError
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -9,12 +9,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from dedupd.errors import CopiedVolume
-from dedupd.format.stub import binding_in, decode_stub, encode_stub
-from dedupd.stub.instance import INSTANCE_FILE, instance_of
-from dedupd.stub.transition import AttributeSpace
-from dedupd.system.files import opened
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import CopiedVolume
+from dedupd_core.format.stub import binding_in, decode_stub, encode_stub
+from dedupd_core.stub.instance import INSTANCE_FILE, instance_of
+from dedupd_core.stub.transition import AttributeSpace
+from dedupd_core.system.files import opened
+from dedupd_core.volume.volume import Volume
 from jobs.adopt.job import ADOPTED, Adopt, AdoptReport
 from jobs.adopt.volume_copy import VolumeCopy
 from jobs.frame.run import JobRun

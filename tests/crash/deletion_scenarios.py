@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.deleted import expiry
-from dedupd.deleted.alarm import accept
-from dedupd.deleted.dropped import Dropped, add_counts
-from dedupd.deleted.listing import lost
-from dedupd.deleted.log import DeletionId, DeletionLogs
-from dedupd.deleted.revival import revive, take_back
-from dedupd.deleted.undelete import UNFINISHED, Undelete, attach_below
-from dedupd.deleted.writer import DeletionWriter
-from dedupd.errors import NoSpace
-from dedupd.format.deletion import Cause, Deletion
-from dedupd.system.files import opened
-from dedupd.system.tree.takeover import Rights
-from dedupd.system.tree.unfinished import Mark, mark
-from dedupd.volume.volume import Volume
+from dedupd_core.deleted import expiry
+from dedupd_core.deleted.alarm import accept
+from dedupd_core.deleted.dropped import Dropped, add_counts
+from dedupd_core.deleted.listing import lost
+from dedupd_core.deleted.log import DeletionId, DeletionLogs
+from dedupd_core.deleted.revival import revive, take_back
+from dedupd_core.deleted.undelete import UNFINISHED, Undelete, attach_below
+from dedupd_core.deleted.writer import DeletionWriter
+from dedupd_core.errors import NoSpace
+from dedupd_core.format.deletion import Cause, Deletion
+from dedupd_core.system.files import opened
+from dedupd_core.system.tree.takeover import Rights
+from dedupd_core.system.tree.unfinished import Mark, mark
+from dedupd_core.volume.volume import Volume
 from tests.crash.scenarios import (
     Contents,
     Scenario,

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from dedupd import failpoint
-from dedupd.errors import DamagedStub
-from dedupd.format.stub import Flag
-from dedupd.system import mount_table
-from dedupd.system.files import opened
-from dedupd.volume.volume import Volume
+from dedupd_core import failpoint
+from dedupd_core.errors import DamagedStub
+from dedupd_core.format.stub import Flag
+from dedupd_core.system import mount_table
+from dedupd_core.system.files import opened
+from dedupd_core.volume.volume import Volume
 from fuse_stub.files.file_handles import load_secret
 from fuse_stub.mounts import mount_process
 from fuse_stub.mounts.mount_points import clear_dead_mount
@@ -68,7 +68,7 @@ def serve_recorded(
     if hasattr(disk, "met"):
         disk.met = _Notes(met)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dedupd.volume.volume.Disk", lambda: disk)
+        patch.setattr("dedupd_core.volume.volume.Disk", lambda: disk)
         patch.setattr("fuse_stub.busy.part_lane.FILE_BYTES_MIN", 1)
         for module in ("part_lane", "quiet_parts"):
             patch.setattr(f"fuse_stub.busy.{module}.GRAIN_BYTES", 8 * KIB)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import failpoint, native
-from dedupd.errors import UnsuitableFileSystem
-from dedupd.format.container import Kind
-from dedupd.system.files import opened
-from dedupd.volume.volume import Volume
+from dedupd_core import failpoint, native
+from dedupd_core.errors import UnsuitableFileSystem
+from dedupd_core.format.container import Kind
+from dedupd_core.system.files import opened
+from dedupd_core.volume.volume import Volume
 from fuse_stub.files.file_handles import SECRET_BYTES, SECRET_FILE, load_secret
 from tests.crash.scenarios import (
     KIB,
@@ -243,14 +243,14 @@ def enabling_what_does_not_suit(scene: Scene) -> None:
         raise UnsuitableFileSystem("this file system has no holes")
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(UnsuitableFileSystem):
-        patch.setattr("dedupd.volume.enabling.enable.probe", fails)
+        patch.setattr("dedupd_core.volume.enabling.enable.probe", fails)
         enabling(scene)
 
 
 def unoptimize_in_small_pieces(scene: Scene) -> None:
     """Each piece of a file is written out before the next one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dedupd.stub.filling.SYNC_BYTES", 1)
+        patch.setattr("dedupd_core.stub.filling.SYNC_BYTES", 1)
         crash.unoptimize_volume(scene.root, scene.disk)
 
 

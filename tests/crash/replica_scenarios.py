@@ -7,7 +7,7 @@ has gone on.
 from contextlib import closing
 from pathlib import Path
 
-from dedupd.replica.replica import replica_of
+from dedupd_core.replica.replica import replica_of
 from jobs.backup.received import Received
 from jobs.backup.receiver import ReplicaVolume, drop, finish
 from jobs.backup.switch import is_switching, switch

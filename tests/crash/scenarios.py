@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.memory_budget import NotesShares
-from dedupd.config.policy import RefineMode
-from dedupd.config.room import Room
-from dedupd.errors import FileChanged, NoSpace
-from dedupd.format.recipe import RecipeRef
-from dedupd.format.stub import Flag, StubAttribute
-from dedupd.store.writer import ContainerWriter
-from dedupd.stub import ranges
-from dedupd.stub.content import StoreContent, open_content
-from dedupd.stub.copying import can_share, share
-from dedupd.stub.stub_file import SparseStub
-from dedupd.stub.transition import FileIdentity, begin_commit, finish_commit, revert_commit
-from dedupd.system.disk import Disk
-from dedupd.system.extents import has_unwritten
-from dedupd.system.files import opened
-from dedupd.volume.enabling.enable import enable
-from dedupd.volume.volume import Volume
+from dedupd_core.config.memory_budget import NotesShares
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.config.room import Room
+from dedupd_core.errors import FileChanged, NoSpace
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.store.writer import ContainerWriter
+from dedupd_core.stub import ranges
+from dedupd_core.stub.content import StoreContent, open_content
+from dedupd_core.stub.copying import can_share, share
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.stub.transition import FileIdentity, begin_commit, finish_commit, revert_commit
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.extents import has_unwritten
+from dedupd_core.system.files import opened
+from dedupd_core.volume.enabling.enable import enable
+from dedupd_core.volume.volume import Volume
 from jobs.compact.in_place import InPlace
 from jobs.frame.run import JobRun
 from jobs.optimize import file_reader

@@ -5,13 +5,13 @@ import os
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from dedupd.shared.creation import create_store
-from dedupd.shared.fellows import all_held
-from dedupd.stores.shared_directory import SharedDirectory
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.volume.enabling.enable import enable
-from dedupd.volume.volume import Volume
+from dedupd_core.shared.creation import create_store
+from dedupd_core.shared.fellows import all_held
+from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.volume.enabling.enable import enable
+from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify
 from jobs.compact.job import Compact
 from jobs.frame.run import JobRun

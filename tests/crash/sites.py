@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dedupd.system import disk as product_disk
-from dedupd.system.disk import Disk
+from dedupd_core.system import disk as product_disk
+from dedupd_core.system.disk import Disk
 from tests.support.simulated_disk import RecordingDisk
 from tests.support.sources import ROOT, Module, all_modules
 
@@ -66,12 +66,12 @@ def product_sites() -> list[Site]:
     return [
         site
         for module in all_modules()
-        if module.name != "dedupd.system.disk"
+        if module.name != "dedupd_core.system.disk"
         for site in sites_of(module)
     ]
 
 
-OUT_OF_VOLUMES = ("jobs.backup.", "dedupd.replica.")
+OUT_OF_VOLUMES = ("jobs.backup.", "dedupd_core.replica.")
 """Packages that write where users see nothing: a restore or a drill into a directory of its own; a
 stream into a place beside the tree, until the switch. ``tests/jobs/backup`` stops and kills these;
 a power cut is simulated at the switch alone (``replica_scenarios.py``)."""

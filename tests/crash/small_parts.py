@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from dedupd.index import hooks
-from dedupd.index.bloom_index import BloomIndex
-from dedupd.index.table_index import TableIndex
-from dedupd.store.writer import ContainerWriter
+from dedupd_core.index import hooks
+from dedupd_core.index.bloom_index import BloomIndex
+from dedupd_core.index.table_index import TableIndex
+from dedupd_core.store.writer import ContainerWriter
 from tests.crash.scenarios import KIB
 
 CONTAINER_BYTES = 12 * KIB
@@ -23,7 +23,7 @@ def small_parts() -> Iterator[None]:
     """Containers of some KiB, appended to by many small batches."""
     small = partial(ContainerWriter, container_bytes_max=CONTAINER_BYTES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dedupd.volume.container_numbers.ContainerWriter", small)
+        patch.setattr("dedupd_core.volume.container_numbers.ContainerWriter", small)
         for name in ("BATCH_BYTES", "BATCH_BYTES_MIN"):
             patch.setattr(f"jobs.optimize.file_reader.{name}", 64 * KIB)
         yield

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.config.room import Room
-from dedupd.errors import DedupdError, NoSpace
-from dedupd.format.container import Kind
-from dedupd.store.encoded_records import encode_records
-from dedupd.store.writer import NewRecords
-from dedupd.units import align_down
-from dedupd.volume.container_numbers import Numbers
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.config.room import Room
+from dedupd_core.errors import DedupdError, NoSpace
+from dedupd_core.format.container import Kind
+from dedupd_core.store.encoded_records import encode_records
+from dedupd_core.store.writer import NewRecords
+from dedupd_core.units import align_down
+from dedupd_core.volume.container_numbers import Numbers
+from dedupd_core.volume.volume import Volume
 from tests.crash.scenarios import (
     KIB,
     Scenario,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.index.bloom_index import BloomIndex
+from dedupd_core import native
+from dedupd_core.index.bloom_index import BloomIndex
 from tests.support.crash_states import ANY, FILE_SYSTEMS, Choice, CrashStates
 from tests.support.indexes import Indexed, indexed
 from tests.support.simulated_disk import Forgetful, Inode, RecordingDisk, Write, materialise, scan

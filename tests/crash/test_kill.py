@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-import dedupd
+import dedupd_core
 import jobs
-from dedupd import failpoint
-from dedupd.config.policy import RefineMode
-from dedupd.errors import NotAVolume
-from dedupd.format.stub import decode_stub
-from dedupd.system.disk import Disk
-from dedupd.volume.volume import Volume
+from dedupd_core import failpoint
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.errors import NotAVolume
+from dedupd_core.format.stub import decode_stub
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.volume import Volume
 from jobs.tree.walk import walk
 from tests.support import crash
 from tests.support.upkeep import damage_with_second_sources, scrub
@@ -41,9 +41,9 @@ files are taken:
 
 
 def _all_fail_points() -> list[str]:
-    for package in (dedupd, jobs):
+    for package in (dedupd_core, jobs):
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            if not module.name.startswith(("dedupd.cli", "dedupd.service", "dedupd.native")):
+            if not module.name.startswith("dedupd_core.native"):
                 importlib.import_module(module.name)
     return sorted(
         point for point in failpoint.POINTS if not {point, point.partition(".")[0]} & ELSEWHERE

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.deleted.listing import lost
-from dedupd.deleted.log import DeletionLogs
-from dedupd.errors import ServiceUnreachable
-from dedupd.system import mount_table
-from dedupd.volume.volume import Volume
+from dedupd_core.deleted.listing import lost
+from dedupd_core.deleted.log import DeletionLogs
+from dedupd_core.errors import ServiceUnreachable
+from dedupd_core.system import mount_table
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts import mount_process
 from fuse_stub.mounts.mount_points import clear_dead_mount
 from jobs.tree.walk import walk

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dedupd.errors import DedupdError
-from dedupd.system.disk import Disk
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DedupdError
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.volume import Volume
 from tests.crash.exploring import SCENARIOS, explore, file_system_for_states
 from tests.crash.scenarios import plain_volume
 from tests.crash.sites import EFFECTS, effects_in_volumes

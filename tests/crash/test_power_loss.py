@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.system.files import data_ranges, opened
+from dedupd_core import native
+from dedupd_core.system.files import data_ranges, opened
 from tests.crash.exploring import SCENARIOS, explore, explore_all, file_system_for_states
 from tests.crash.scenarios import contents, optimized_volume
 from tests.support import crash

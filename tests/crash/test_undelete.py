@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.deleted.listing import lost
-from dedupd.deleted.undelete import UNFINISHED, Undelete, attach_below
-from dedupd.errors import Busy
-from dedupd.system.disk import Disk
-from dedupd.system.tree.unfinished import is_mark
-from dedupd.volume.volume import Volume
+from dedupd_core.deleted.listing import lost
+from dedupd_core.deleted.undelete import UNFINISHED, Undelete, attach_below
+from dedupd_core.errors import Busy
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.tree.unfinished import is_mark
+from dedupd_core.volume.volume import Volume
 from tests.support import crash
 from tests.support.deletions import wanted_of
 from tests.support.dying_mounts import dies_at

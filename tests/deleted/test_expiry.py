@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import Policy
-from dedupd.config.reserve import Reserve
-from dedupd.deleted import expiry
-from dedupd.deleted.expiry import expire
-from dedupd.deleted.log import DeletionLogs
-from dedupd.deleted.writer import DeletionWriter
-from dedupd.format.stub import Flag
-from dedupd.system.disk import Disk
-from dedupd.system.files import FreeSpace
-from dedupd.units import GIB
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import Policy
+from dedupd_core.config.reserve import Reserve
+from dedupd_core.deleted import expiry
+from dedupd_core.deleted.expiry import expire
+from dedupd_core.deleted.log import DeletionLogs
+from dedupd_core.deleted.writer import DeletionWriter
+from dedupd_core.format.stub import Flag
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import FreeSpace
+from dedupd_core.units import GIB
+from dedupd_core.volume.volume import Volume
 from tests.support.deletions import deletion_of
 from tests.support.lab import new_lab
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
-from dedupd import native
-from dedupd.format.deletion import LOG_HEADER_BYTES, Cause, Deletion, LogHeader, encoded_bytes
-from dedupd.system.files import opened
-from dedupd.units import KIB
+from dedupd_core import native
+from dedupd_core.format.deletion import LOG_HEADER_BYTES, Cause, Deletion, LogHeader, encoded_bytes
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB
 from tests.support.deletions import deletion_of, log_of
 from tests.support.lab import Lab, new_lab, noise
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.deleted.log import DeletionId, DeletionLogs, made_directory, name_of
-from dedupd.deleted.writer import DeletionWriter
-from dedupd.errors import NoSpace, UsageError
-from dedupd.format.deletion import (
+from dedupd_core.deleted.log import DeletionId, DeletionLogs, made_directory, name_of
+from dedupd_core.deleted.writer import DeletionWriter
+from dedupd_core.errors import NoSpace, UsageError
+from dedupd_core.format.deletion import (
     LOG_HEADER_BYTES,
     Cause,
     Deletion,
     decode_header,
     encode_deletion,
 )
-from dedupd.format.stub import StubAttribute
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.volume.volume import Volume
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.volume.volume import Volume
 from tests.support.deletions import unproven_deletion, unproven_header
 from tests.support.lab import new_lab, run_cli
 from tests.support.stores import FullDisk

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.deleted.shares import Kept, surplus
+from dedupd_core.deleted.shares import Kept, surplus
 
 SIZES = dict(enumerate((0, 1, 2, 3, 10, 50, 100, 1000)))
 USERS = range(1, 5)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.deleted.undelete import FILES_MAX, Attach, Back, Undelete, Wanted
-from dedupd.errors import DedupdError
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.system.paths import explain
+from dedupd_core.deleted.undelete import FILES_MAX, Attach, Back, Undelete, Wanted
+from dedupd_core.errors import DedupdError
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import explain
 from tests.support.lab import let_others_pass
 from tests.support.mounts import ALICE, BOB, as_user
 

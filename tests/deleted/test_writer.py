@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.deleted import log_space, writer
-from dedupd.deleted.alarm import Alarm, AlarmState, keep_state
-from dedupd.deleted.dropped import Dropped, add_counts, read_counts
-from dedupd.deleted.log import DeletionId, DeletionLogs
-from dedupd.deleted.writer import DeletionWriter
-from dedupd.errors import NoSpace
-from dedupd.system.disk import Disk
-from dedupd.units import KIB
-from dedupd.volume.volume import Volume
+from dedupd_core.deleted import log_space, writer
+from dedupd_core.deleted.alarm import Alarm, AlarmState, keep_state
+from dedupd_core.deleted.dropped import Dropped, add_counts, read_counts
+from dedupd_core.deleted.log import DeletionId, DeletionLogs
+from dedupd_core.deleted.writer import DeletionWriter
+from dedupd_core.errors import NoSpace
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import KIB
+from dedupd_core.volume.volume import Volume
 from tests.support.deletions import deletion_of
 from tests.support.lab import new_lab, run_cli
 

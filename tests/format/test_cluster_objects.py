@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from dedupd.errors import Damaged, DamagedRecipe, UsageError
-from dedupd.format.cluster import objects
-from dedupd.format.cluster.objects import ChunkEntry, FileId, FileRecipe, FileVersions
-from dedupd.rados.cluster.address import StoreAddress, parse_address
-from dedupd.rados.cluster.wire import decode_holder
+from dedupd_core.errors import Damaged, DamagedRecipe, UsageError
+from dedupd_core.format.cluster import objects
+from dedupd_core.format.cluster.objects import ChunkEntry, FileId, FileRecipe, FileVersions
+from dedupd_core.rados.cluster.address import StoreAddress, parse_address
+from dedupd_core.rados.cluster.wire import decode_holder
 from tests.support.rados_hosts import fingerprint, new_chunk
 
 VERSION = "0123456789abcdef" * 2

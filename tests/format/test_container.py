@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.errors import DamagedContainer, UnknownFormat
-from dedupd.format import container as fmt
+from dedupd_core.errors import DamagedContainer, UnknownFormat
+from dedupd_core.format import container as fmt
 from tests.support.formats import HASH, U32, U64, UUID, flipped
 
 headers = st.builds(

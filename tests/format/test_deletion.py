@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.errors import Damaged, UnknownFormat
-from dedupd.format.deletion import (
+from dedupd_core import native
+from dedupd_core.errors import Damaged, UnknownFormat
+from dedupd_core.format.deletion import (
     DELETION_BYTES_MAX,
     HEAD_BYTES,
     LOG_HEADER_BYTES,
@@ -27,8 +27,8 @@ from dedupd.format.deletion import (
     read_log,
     spans,
 )
-from dedupd.format.stub import Flag, StubAttribute
-from dedupd.system.files import opened
+from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.system.files import opened
 from tests.support.deletions import log_of, unproven_deletion, unproven_header
 from tests.support.formats import U32, U64, UUID, flipped
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.errors import DamagedRecipe
-from dedupd.format import recipe
-from dedupd.format.ids import HOLE, container_of, make_id, ordinal_of, show_id
+from dedupd_core.errors import DamagedRecipe
+from dedupd_core.format import recipe
+from dedupd_core.format.ids import HOLE, container_of, make_id, ordinal_of, show_id
 from tests.support.formats import HASH, U32
 
 IDS = st.integers(1, 2**64 - 1)

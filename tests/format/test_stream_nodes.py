@@ -2,8 +2,8 @@
 
 import pytest
 
-from dedupd.errors import Damaged
-from dedupd.format.stream import NodeFlag, StreamNode, decode_nodes, encode_node
+from dedupd_core.errors import Damaged
+from dedupd_core.format.stream import NodeFlag, StreamNode, decode_nodes, encode_node
 
 
 def node(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.errors import DamagedStub
-from dedupd.format.stub import (
+from dedupd_core.errors import DamagedStub
+from dedupd_core.format.stub import (
     Flag,
     StubAttribute,
     binding,

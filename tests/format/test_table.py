@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.errors import DamagedTable
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
+from dedupd_core.errors import DamagedTable
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
 from tests.support.formats import HASH, U32, U64, flipped
 
 headers = st.builds(

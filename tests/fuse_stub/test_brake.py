@@ -17,10 +17,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from dedupd.config.policy import Policy, RestoreMode
-from dedupd.config.reserve import Reserve
-from dedupd.system.files import FreeSpace
-from dedupd.units import KIB, MIB
+from dedupd_core.config.policy import Policy, RestoreMode
+from dedupd_core.config.reserve import Reserve
+from dedupd_core.system.files import FreeSpace
+from dedupd_core.units import KIB, MIB
 from fuse_stub.mounted_volume import POLICY_LOOK_S
 from fuse_stub.policy import brake as brake_module
 from fuse_stub.policy.brake import PATIENCE_S, WAIT_S_MAX, Brake

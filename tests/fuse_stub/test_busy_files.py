@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import failpoint
-from dedupd.errors import DedupdError
-from dedupd.format.recipe import RecipeRef
-from dedupd.format.stub import Flag
-from dedupd.units import MIB
-from dedupd.volume.commit import Outcome
-from dedupd.volume.commit_requests import CommitRequest, request_to_json
+from dedupd_core import failpoint
+from dedupd_core.errors import DedupdError
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.format.stub import Flag
+from dedupd_core.units import MIB
+from dedupd_core.volume.commit import Outcome
+from dedupd_core.volume.commit_requests import CommitRequest, request_to_json
 from fuse_stub.busy.part_lane import FILE_BYTES_MIN
 from fuse_stub.busy.quiet_parts import GRAIN_BYTES, QuietParts
 from tests.support.lab import noise, write_out

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import failpoint, native
-from dedupd.format.stub import Flag
-from dedupd.system.files import opened
+from dedupd_core import failpoint, native
+from dedupd_core.format.stub import Flag
+from dedupd_core.system.files import opened
 from fuse_stub.files.attributes import shown_blocks
 from tests.fuse_stub.test_busy_files import NAME, POLICY, SIZE, Guest
 from tests.fuse_stub.test_deleted import PLENTY, deleted

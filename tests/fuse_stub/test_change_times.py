@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system.files import opened
+from dedupd_core.system.files import opened
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, mounted_lab
 

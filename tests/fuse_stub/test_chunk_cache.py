@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import DamagedChunk
-from dedupd.format.recipe import fingerprint_check
-from dedupd.store.reader import RecordReader
-from dedupd.store.recipe.recipe_reader import Span
+from dedupd_core.errors import DamagedChunk
+from dedupd_core.format.recipe import fingerprint_check
+from dedupd_core.store.reader import RecordReader
+from dedupd_core.store.recipe.recipe_reader import Span
 from fuse_stub.files.chunk_cache import ChunkCache
 from tests.support.lab import flip_bit, noise
 from tests.support.stores import Records

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dedupd.format.recipe import RecipeRef
-from dedupd.stub.transition import FileIdentity
-from dedupd.system.control_socket import ControlClient
-from dedupd.volume.commit import VolumeCommitter
-from dedupd.volume.commit_requests import CommitRequest, CommitRequests, request_to_json
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system.control_socket import ControlClient
+from dedupd_core.volume.commit import VolumeCommitter
+from dedupd_core.volume.commit_requests import CommitRequest, CommitRequests, request_to_json
 from tests.support.lab import noise, write_out
 from tests.support.mounts import MountedLab, mounted_lab
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.system.disk import Disk
-from dedupd.volume.enabling.enable import enable
+from dedupd_core import native
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.enabling.enable import enable
 from fuse_stub import process
 from fuse_stub.kernel.confinement import kept_capabilities
 from fuse_stub.kernel.page_worker import ask_for_pages

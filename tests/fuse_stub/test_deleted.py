@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dedupd import native
-from dedupd.system.files import opened
-from dedupd.units import KIB
+from dedupd_core import native
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB
 from tests.conftest import MakeFileSystem
 from tests.support.lab import OLD_NS, noise, prose, run_cli
 from tests.support.mounts import ALICE, BOB, MountedLab, as_user, mounted_lab

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.units import KIB, MIB
+from dedupd_core.units import KIB, MIB
 from tests.support.lab import noise, run_cli
 from tests.support.mounts import ALICE, BOB, MountedLab, as_user, mounted_lab
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Busy
-from dedupd.volume.detached_mount import detached_mount
+from dedupd_core.errors import Busy
+from dedupd_core.volume.detached_mount import detached_mount
 from tests.support.lab import noise, run_cli
 from tests.support.mounts import MountedLab, mounted_lab
 from tests.support.service import eventually

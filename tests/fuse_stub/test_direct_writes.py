@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dedupd.system.files import opened
+from dedupd_core.system.files import opened
 from tests.support.idmaps import system_call
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, connection, mounted_lab

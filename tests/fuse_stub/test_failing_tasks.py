@@ -12,8 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from dedupd.errors import ServiceUnreachable
-from dedupd.failures import Failures
+from dedupd_core.errors import ServiceUnreachable
+from dedupd_core.failures import Failures
 from fuse_stub.control import ControlServer
 from fuse_stub.deleted import noting
 from fuse_stub.files import sealing

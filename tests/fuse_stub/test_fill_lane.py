@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Busy, NoSpace, UsageError
-from dedupd.format.stub import Flag
-from dedupd.stub import filling
-from dedupd.system.control_socket import ControlClient
-from dedupd.units import KIB
-from dedupd.volume.restore import require_room, restore_file
+from dedupd_core.errors import Busy, NoSpace, UsageError
+from dedupd_core.format.stub import Flag
+from dedupd_core.stub import filling
+from dedupd_core.system.control_socket import ControlClient
+from dedupd_core.units import KIB
+from dedupd_core.volume.restore import require_room, restore_file
 from fuse_stub import fill_lane, process
 from fuse_stub.mounts import mount_process
 from jobs.frame.run import Cancelled, JobRun

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system.files import opened
+from dedupd_core.system.files import opened
 from tests.support.idmaps import idmapped
 from tests.support.lab import let_others_pass, noise
 from tests.support.mounts import MountedLab, Nursery, as_user, mounted_lab, serve_without

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from dedupd import native
-from dedupd.system.files import opened
+from dedupd_core import native
+from dedupd_core.system.files import opened
 from tests.conftest import MakeFileSystem
 from tests.support.lab import noise
 from tests.support.mounts import ALICE, BOB, MountedLab, as_user, mounted_lab

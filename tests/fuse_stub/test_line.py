@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dedupd.stub.transition import FileIdentity
-from dedupd.system.files import opened
-from dedupd.units import MIB
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system.files import opened
+from dedupd_core.units import MIB
 from tests.conftest import MakeFileSystem
 from tests.fuse_stub.test_commit_lane import CONTENT, Committing, map_and_write, write
 from tests.support.lab import noise

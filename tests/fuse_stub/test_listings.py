@@ -14,14 +14,14 @@ import pytest
 import trio
 import trio.testing
 
-from dedupd import native
-from dedupd.deleted import log_cache
-from dedupd.deleted.log import DeletionLogs, name_of
-from dedupd.deleted.writer import DeletionWriter
-from dedupd.format.deletion import LOG_HEADER_BYTES, Deletion, LogHeader
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.deleted import log_cache
+from dedupd_core.deleted.log import DeletionLogs, name_of
+from dedupd_core.deleted.writer import DeletionWriter
+from dedupd_core.format.deletion import LOG_HEADER_BYTES, Deletion, LogHeader
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.volume.volume import Volume
 from fuse_stub.deleted import attributes
 from fuse_stub.deleted.attributes import Listings
 from fuse_stub.policy.turns import Pace, Turns

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system.files import opened
-from dedupd.units import KIB, MIB
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB, MIB
 from fuse_stub.kernel import page_worker
 from tests.conftest import MakeFileSystem
 from tests.fuse_stub.test_ranges import PUNCH, fallocate, parts

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dedupd.volume.enabling.enable import enable
+from dedupd_core.volume.enabling.enable import enable
 from tests.conftest import MakeFileSystem
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, Nursery, serve_beside

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Busy
-from dedupd.system.files import opened
+from dedupd_core.errors import Busy
+from dedupd_core.system.files import opened
 from fuse_stub.ranges import FileRanges
 from tests.support.mount_logs import new_tracebacks
 from tests.support.mounts import Nursery, mounted_lab, serve_for_test

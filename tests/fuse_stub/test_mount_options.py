@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UsageError
-from dedupd.units import MIB
+from dedupd_core.errors import UsageError
+from dedupd_core.units import MIB
 from fuse_stub.mounts.mount_options import AccessTimes, MountOptions, parse_options
 from tests.support.lab import REPOSITORY, noise, run_cli
 from tests.support.mounts import ALICE, MountedLab, as_user, mounted_lab

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system.file_system import may_ignore_case
-from dedupd.system.files import opened
+from dedupd_core.system.file_system import may_ignore_case
+from dedupd_core.system.files import opened
 from fuse_stub import mounted_volume
 from tests.conftest import MakeFileSystem
 from tests.support.mounts import Nursery, mounted_lab, serve_for_test

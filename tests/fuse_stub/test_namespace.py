@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system.files import opened
+from dedupd_core.system.files import opened
 from tests.support.lab import let_others_pass, noise
 from tests.support.mounts import (
     ALICE,

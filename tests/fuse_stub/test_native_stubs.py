@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.format.stub import Flag
-from dedupd.system.files import opened
-from dedupd.units import KIB, MIB
+from dedupd_core.format.stub import Flag
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB, MIB
 from tests.fuse_stub.test_line import handed_over, read_anew, wait_for
 from tests.support.lab import flip_bit, noise, prose
 from tests.support.mounts import MountedLab, mounted_lab

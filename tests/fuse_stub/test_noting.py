@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from dedupd.deleted.log import DeletionLogs
-from dedupd.format.deletion import Cause
-from dedupd.system.disk import Disk
-from dedupd.volume.volume import Volume
+from dedupd_core.deleted.log import DeletionLogs
+from dedupd_core.format.deletion import Cause
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.volume import Volume
 from fuse_stub.deleted import noting
 from fuse_stub.deleted.noting import ATTRIBUTES_BYTES_MAX, Deletions, kept_attributes
 from fuse_stub.policy.watched_policy import WatchedPolicy

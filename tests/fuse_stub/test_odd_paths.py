@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.deleted.log import DeletionLogs
-from dedupd.format.deletion import Deletion
-from dedupd.format.stub import Flag, StubAttribute
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath
-from dedupd.units import KIB
+from dedupd_core.deleted.log import DeletionLogs
+from dedupd_core.format.deletion import Deletion
+from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath
+from dedupd_core.units import KIB
 from fuse_stub.files import open_files, sealing, unsealed_stubs
 from tests.support.lab import noise
 from tests.support.mounts import (

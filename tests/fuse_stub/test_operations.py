@@ -15,18 +15,18 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from dedupd import native
-from dedupd.errors import NoSpace
-from dedupd.format.recipe import RecipeRef
-from dedupd.format.stub import Flag
-from dedupd.stub import transition
-from dedupd.stub.filling import Filling
-from dedupd.stub.transition import FileIdentity
-from dedupd.system.disk import Disk
-from dedupd.units import MIB
-from dedupd.volume.commit import Outcome
-from dedupd.volume.commit_requests import CommitRequest
-from dedupd.volume.transition_log import Transitions
+from dedupd_core import native
+from dedupd_core.errors import NoSpace
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.format.stub import Flag
+from dedupd_core.stub import transition
+from dedupd_core.stub.filling import Filling
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import MIB
+from dedupd_core.volume.commit import Outcome
+from dedupd_core.volume.commit_requests import CommitRequest
+from dedupd_core.volume.transition_log import Transitions
 from fuse_stub import commit_lane
 from fuse_stub.files import open_files
 from fuse_stub.files.content_attribute import CONTENT_ATTRIBUTE, content_of

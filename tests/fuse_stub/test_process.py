@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from dedupd import native
-from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
-from dedupd.format.container import Kind
-from dedupd.replica.replica import REPLICA_FILE
-from dedupd.system import control_socket, mount_table
-from dedupd.system.control_socket import ControlClient, runtime_dir
-from dedupd.system.files import opened
-from dedupd.volume.restore import restore_file
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
+from dedupd_core.format.container import Kind
+from dedupd_core.replica.replica import REPLICA_FILE
+from dedupd_core.system import control_socket, mount_table
+from dedupd_core.system.control_socket import ControlClient, runtime_dir
+from dedupd_core.system.files import opened
+from dedupd_core.volume.restore import restore_file
+from dedupd_core.volume.volume import Volume
 from fuse_stub.kernel.request_pump import REQUESTS_PER_TURN
 from fuse_stub.mounts import mount_process
 from jobs.frame.run import Cancelled, JobRun

@@ -10,10 +10,10 @@ import pytest
 import trio
 import trio.testing
 
-from dedupd.format.recipe import RecipeRef
-from dedupd.format.stub import Flag
-from dedupd.stub.transition import FileIdentity
-from dedupd.volume.commit_requests import CommitRequest
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.format.stub import Flag
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.volume.commit_requests import CommitRequest
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.operations import StubOperations
 from tests.support.lab import Lab, new_lab, noise

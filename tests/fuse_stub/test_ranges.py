@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.system.files import opened
-from dedupd.units import KIB, MIB
+from dedupd_core import native
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB, MIB
 from tests.conftest import MakeFileSystem
 from tests.support.lab import noise
 from tests.support.mounts import (

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.format.stub import Flag
-from dedupd.replica.replica import Replica, note_replica
-from dedupd.system.extents import has_unwritten
-from dedupd.volume.volume import Volume
+from dedupd_core.format.stub import Flag
+from dedupd_core.replica.replica import Replica, note_replica
+from dedupd_core.system.extents import has_unwritten
+from dedupd_core.volume.volume import Volume
 from jobs.backup.receiver import ReplicaVolume
 from tests.conftest import MakeFileSystem
 from tests.support.lab import new_lab, noise, run_cli, stop_at

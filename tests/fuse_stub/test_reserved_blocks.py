@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system.files import opened
-from dedupd.units import KIB, MIB
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB, MIB
 from tests.support.crash import ext4
 from tests.support.lab import noise, write_out
 from tests.support.mounts import (

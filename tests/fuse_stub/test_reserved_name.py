@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system.files import opened
+from dedupd_core.system.files import opened
 from tests.support.mounts import ALICE, MountedLab, as_user, mounted_lab, rename_with
 
 pytestmark = pytest.mark.root

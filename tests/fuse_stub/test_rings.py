@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import DedupdError
-from dedupd.system.processes import cores
+from dedupd_core.errors import DedupdError
+from dedupd_core.system.processes import cores
 from tests.fuse_stub.test_stand_ins import HELD_S, ask, serve_held
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, Nursery, mounted_lab

@@ -12,11 +12,11 @@ import pyfuse3
 import pytest
 import trio
 
-from dedupd.format.stub import Flag
-from dedupd.stub.transition import CAPABILITY
-from dedupd.system.disk import Disk
-from dedupd.units import MIB
-from dedupd.volume.volume import Volume
+from dedupd_core.format.stub import Flag
+from dedupd_core.stub.transition import CAPABILITY
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import MIB
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.operations import StubOperations
 from tests.support.lab import RAW_SOCKETS, new_lab, noise, stop_at

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from dedupd.units import MIB
+from dedupd_core.units import MIB
 from fuse_stub.files.slow_calls import SlowCalls
 from fuse_stub.files.slow_closes import FREED_BYTES_MAX, SlowCloses
 

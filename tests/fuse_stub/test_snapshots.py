@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system import mount_table
-from dedupd.units import KIB, MIB
+from dedupd_core.system import mount_table
+from dedupd_core.units import KIB, MIB
 from fuse_stub.mounts.mount_points import is_dead_mount
 from fuse_stub.mounts.mount_process import mount_snapshot_in_background
 from jobs.compact.job import Compact

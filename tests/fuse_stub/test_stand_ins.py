@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from dedupd import native
-from dedupd.system.files import opened
-from dedupd.units import MIB
+from dedupd_core import native
+from dedupd_core.system.files import opened
+from dedupd_core.units import MIB
 from fuse_stub.control import OPERATIONS
 from fuse_stub.kernel.request_pump import stand_ins
 from tests.support.forks import CONTEXT

@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from dedupd.cli.undelete import command
-from dedupd.deleted.log import DeletionId, DeletionLogs
-from dedupd.deleted.writer import DeletionWriter
-from dedupd.format.deletion import (
+from dedupd_core.deleted.log import DeletionId, DeletionLogs
+from dedupd_core.deleted.writer import DeletionWriter
+from dedupd_core.format.deletion import (
     HEAD_BYTES,
     LOG_HEADER_BYTES,
     Cause,
@@ -26,9 +26,9 @@ from dedupd.format.deletion import (
     decode_header,
     encode_deletion,
 )
-from dedupd.system.files import opened
-from dedupd.units import KIB
-from dedupd.volume.volume import Volume
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB
+from dedupd_core.volume.volume import Volume
 from tests.support import crash
 from tests.support.deletions import unproven_deletion, unproven_header
 from tests.support.lab import RAW_SOCKETS, REPOSITORY, let_others_pass, noise, prose, run_cli

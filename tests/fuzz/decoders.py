@@ -17,12 +17,12 @@ from typing import Any
 import xxhash
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.config.policy import KEYS, parse_policy
-from dedupd.config.policy_file import policy_text, set_in_text
-from dedupd.config.room import NO_RESERVE, Room
-from dedupd.config.schedule import parse_schedule
-from dedupd.errors import (
+from dedupd_core import native
+from dedupd_core.config.policy import KEYS, parse_policy
+from dedupd_core.config.policy_file import policy_text, set_in_text
+from dedupd_core.config.room import NO_RESERVE, Room
+from dedupd_core.config.schedule import parse_schedule
+from dedupd_core.errors import (
     Damaged,
     DamagedContainer,
     DamagedRecipe,
@@ -32,21 +32,21 @@ from dedupd.errors import (
     UnknownFormat,
     UsageError,
 )
-from dedupd.format import container, merge_log, recipe, stub, table
-from dedupd.format.container import Kind
-from dedupd.format.derived import saved_marks, saved_notes
-from dedupd.index.bloom_index import BloomIndex
-from dedupd.index.saved_index import SavedFile
-from dedupd.index.table_index import TableIndex
-from dedupd.store.container.recovery import recover_sound
-from dedupd.store.merge_log import NAME as LOG_NAME
-from dedupd.store.merge_log import MergeLog, MergeLogWriter
-from dedupd.store.saved_marks import NAME as MARKS_NAME
-from dedupd.store.saved_marks import SavedMarks
-from dedupd.store.saved_notes import NAME as NOTES_NAME
-from dedupd.store.saved_notes import SavedNotes
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
+from dedupd_core.format import container, merge_log, recipe, stub, table
+from dedupd_core.format.container import Kind
+from dedupd_core.format.derived import saved_marks, saved_notes
+from dedupd_core.index.bloom_index import BloomIndex
+from dedupd_core.index.saved_index import SavedFile
+from dedupd_core.index.table_index import TableIndex
+from dedupd_core.store.container.recovery import recover_sound
+from dedupd_core.store.merge_log import NAME as LOG_NAME
+from dedupd_core.store.merge_log import MergeLog, MergeLogWriter
+from dedupd_core.store.saved_marks import NAME as MARKS_NAME
+from dedupd_core.store.saved_marks import SavedMarks
+from dedupd_core.store.saved_notes import NAME as NOTES_NAME
+from dedupd_core.store.saved_notes import SavedNotes
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
 from tests.support import crash
 from tests.support.formats import U32, U64, UUID
 from tests.support.fuzzing import damaged

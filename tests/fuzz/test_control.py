@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from dedupd.system.control_socket import socket_path
+from dedupd_core.system.control_socket import socket_path
 from fuse_stub.control import OPERATIONS
 from tests.support.fuzzing import SECONDS_SLOW, damaged, fuzz
 from tests.support.lab import noise, prose

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from dedupd.errors import Damaged, DedupdError
-from dedupd.format import stream
-from dedupd.format.stream import Frame, FrameKind
+from dedupd_core.errors import Damaged, DedupdError
+from dedupd_core.format import stream
+from dedupd_core.format.stream import Frame, FrameKind
 from jobs.backup.receiver import ReplicaVolume, end
 from jobs.backup.wire import unpacked
 from tests.support import crash

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import failpoint
-from dedupd.errors import DedupdError, NoSpace
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.system.leases import has_writers, lease_exclusively
-from dedupd.volume.volume import Volume
+from dedupd_core import failpoint
+from dedupd_core.errors import DedupdError, NoSpace
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.system.leases import has_writers, lease_exclusively
+from dedupd_core.volume.volume import Volume
 from jobs.optimize.job import OptimizeReport
 from tests.support import crash
 from tests.support.lab import Lab, descriptors, descriptors_to_begin_with

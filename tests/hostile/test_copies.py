@@ -14,14 +14,14 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from dedupd.errors import EXIT_FINDINGS, CopiedVolume, Damaged, DedupdError
-from dedupd.stub.content import open_content, read_stub
-from dedupd.stub.local_blocks import checked_stub
-from dedupd.stub.stub_file import SparseStub
-from dedupd.stub.transition import local_ranges
-from dedupd.system.files import opened, read_at
-from dedupd.units import KIB
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import EXIT_FINDINGS, CopiedVolume, Damaged, DedupdError
+from dedupd_core.stub.content import open_content, read_stub
+from dedupd_core.stub.local_blocks import checked_stub
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.stub.transition import local_ranges
+from dedupd_core.system.files import opened, read_at
+from dedupd_core.units import KIB
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts import mount_process
 from jobs.adopt.job import Adopt, AdoptReport
 from jobs.adopt.volume_copy import VolumeCopy

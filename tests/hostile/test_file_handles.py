@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.system.files import opened
+from dedupd_core import native
+from dedupd_core.system.files import opened
 from fuse_stub.files.file_handles import SECRET_BYTES, SECRET_FILE, require_below
 from tests.conftest import MakeFileSystem
 from tests.support.mounts import MountedLab, mounted_lab

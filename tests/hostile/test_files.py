@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UsageError
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath
-from dedupd.volume.enabling.enable import disable, enable
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath
+from dedupd_core.volume.enabling.enable import disable, enable
+from dedupd_core.volume.volume import Volume
 from jobs.optimize.job import OptimizeReport
 from tests.support import crash
 from tests.support.lab import lab_in, let_others_pass
@@ -145,8 +145,8 @@ def test_a_sparse_file_of_a_terabyte_takes_neither_time_nor_space(root: Path) ->
         file.truncate(size)
     assert optimize(root).files_optimized == 1
     with Volume.open(str(root)) as volume:
-        from dedupd.stub.content import open_content, read_stub
-        from dedupd.stub.transition import local_ranges
+        from dedupd_core.stub.content import open_content, read_stub
+        from dedupd_core.stub.transition import local_ranges
 
         with opened(open_beneath(volume.data_fd, b"huge", os.O_RDONLY)) as fd:
             stub = volume.space.read(fd, "huge")

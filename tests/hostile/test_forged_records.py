@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.errors import Damaged
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.ids import ordinal_of
+from dedupd_core import native
+from dedupd_core.errors import Damaged
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import ordinal_of
 from tests.jobs.test_rebuild import rebuild
 from tests.support import upkeep
 from tests.support.lab import Lab, flip_bit, new_lab, noise

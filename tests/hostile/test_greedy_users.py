@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.format.container import Kind
+from dedupd_core.format.container import Kind
 from fuse_stub import process
 from tests.support.lab import flip_bit, noise
 from tests.support.mounts import ALICE, Nursery, as_user, looping, mounted_lab, serve_for_test

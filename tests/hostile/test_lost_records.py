@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
-from dedupd.errors import DamagedChunk
-from dedupd.format.container import Kind
-from dedupd.format.ids import container_of
-from dedupd.format.table import State
-from dedupd.units import KIB
+from dedupd_core.errors import DamagedChunk
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import container_of
+from dedupd_core.format.table import State
+from dedupd_core.units import KIB
 from jobs.frame.run import JobRun
 from jobs.reconcile.job import Reconcile
 from jobs.scrub.job import Depth

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Damaged, DedupdError
-from dedupd.format.container import Kind
+from dedupd_core.errors import Damaged, DedupdError
+from dedupd_core.format.container import Kind
 from tests.support import upkeep
 from tests.support.lab import flip_bit, noise
 from tests.support.mounts import DEAD, MountedLab, is_serving, mounted_lab

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Busy, ServiceUnreachable
 from dedupd.service.client import exchange
 from dedupd.service.config import VolumeConfig, parse_config, parse_volume
 from dedupd.service.mount_keeper import MountKeeper
-from dedupd.system import control_socket, mount_table
-from dedupd.system.control_socket import ControlClient, runtime_dir
-from dedupd.system.files import opened
+from dedupd_core.errors import Busy, ServiceUnreachable
+from dedupd_core.system import control_socket, mount_table
+from dedupd_core.system.control_socket import ControlClient, runtime_dir
+from dedupd_core.system.files import opened
 from tests.support.lab import Lab, let_others_pass, new_lab, run_cli
 from tests.support.mounts import ALICE, mounted_lab
 

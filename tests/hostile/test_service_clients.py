@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from dedupd.errors import ServiceUnreachable
 from dedupd.service.client import ServiceClient, exchange
 from dedupd.service.web import connections
 from dedupd.service.web.connections import REQUEST_BYTES_MAX, USER_CONNECTIONS_MAX, Connections
 from dedupd.service.web.peers import Right
-from dedupd.volume.hints import HintKey
+from dedupd_core.errors import ServiceUnreachable
+from dedupd_core.volume.hints import HintKey
 from tests.hostile.test_greedy_users import resident_bytes
 from tests.support.lab import let_others_pass, noise
 from tests.support.mounts import ALICE, BOB, TEAM, as_user

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.errors import Damaged
-from dedupd.format.stub import Flag, StubAttribute, encode_stub
-from dedupd.format.table import HEADER_BYTES as TABLE_HEADER_BYTES
-from dedupd.system.disk import Disk
-from dedupd.volume.enabling.enable import enable
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Damaged
+from dedupd_core.format.stub import Flag, StubAttribute, encode_stub
+from dedupd_core.format.table import HEADER_BYTES as TABLE_HEADER_BYTES
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.enabling.enable import enable
+from dedupd_core.volume.volume import Volume
 from tests.support import crash
 
 pytestmark = pytest.mark.root
@@ -128,9 +128,9 @@ def check_container_flips(volume: tuple[Path, dict[str, bytes]], name: str, stri
 
 def is_padding(path: Path, at: int) -> bool:
     """Whether a byte of a container lies behind a record's payload and before the next record."""
-    from dedupd.format import container as fmt
-    from dedupd.store.container.scan import ScannedRecord, scan
-    from dedupd.system.files import opened
+    from dedupd_core.format import container as fmt
+    from dedupd_core.store.container.scan import ScannedRecord, scan
+    from dedupd_core.system.files import opened
 
     with opened(os.open(path, os.O_RDONLY)) as fd:
         header = fmt.decode_file_header(os.pread(fd, fmt.FILE_HEADER_BYTES, 0), "")

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Damaged
-from dedupd.format.container import FILE_HEADER_BYTES, Kind
-from dedupd.format.ids import make_id
-from dedupd.store.container import rescue
-from dedupd.store.merge_log import MergeLogWriter
-from dedupd.system import files
-from dedupd.system.files import is_readable, opened, read_readable
-from dedupd.volume.catalog import Catalog
+from dedupd_core.errors import Damaged
+from dedupd_core.format.container import FILE_HEADER_BYTES, Kind
+from dedupd_core.format.ids import make_id
+from dedupd_core.store.container import rescue
+from dedupd_core.store.merge_log import MergeLogWriter
+from dedupd_core.system import files
+from dedupd_core.system.files import is_readable, opened, read_readable
+from dedupd_core.volume.catalog import Catalog
 from jobs.frame.run import JobRun
 from jobs.reconcile.job import Reconcile
 from jobs.scrub.job import ScrubReport
@@ -247,7 +247,9 @@ def test_a_block_of_the_catalogue_costs_the_history(loop_fs: MakeFileSystem) -> 
     at = content.index(b"x" * 500) & -files.BLOCK_BYTES
     make_unreadable(point, path, at)
     script = (
-        "import sys; from dedupd.volume.catalog import Catalog; Catalog(sys.argv[1]).put('a', 1)"
+        "import sys\n"
+        "from dedupd_core.volume.catalog import Catalog\n"
+        "Catalog(sys.argv[1]).put('a', 1)"
     )
     subprocess.run([sys.executable, "-c", script, directory], check=True)
     with Catalog(str(directory)) as catalog:

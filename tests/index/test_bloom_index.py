@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.config.memory_budget import capacity, fitting
-from dedupd.config.policy import IndexChoice
-from dedupd.format.container import Kind
-from dedupd.format.domain import PartitionKey
-from dedupd.format.ids import make_id
-from dedupd.index.bloom_index import BloomIndex
-from dedupd.index.choice import make_index
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.system.disk import Disk
-from dedupd.units import MIB
+from dedupd_core import native
+from dedupd_core.config.memory_budget import capacity, fitting
+from dedupd_core.config.policy import IndexChoice
+from dedupd_core.format.container import Kind
+from dedupd_core.format.domain import PartitionKey
+from dedupd_core.format.ids import make_id
+from dedupd_core.index.bloom_index import BloomIndex
+from dedupd_core.index.choice import make_index
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import MIB
 from tests.support.indexes import Indexed, indexed
 from tests.support.lab import fill, flip_bit, lab_in
 from tests.support.stores import VOLUME

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.format import table as tbl
-from dedupd.index.hooks import HookedIndex, zeros_for
-from dedupd.store.chunk_index import EmptyIndex
+from dedupd_core import native
+from dedupd_core.format import table as tbl
+from dedupd_core.index.hooks import HookedIndex, zeros_for
+from dedupd_core.store.chunk_index import EmptyIndex
 from tests.support.indexes import Indexed, indexed
 from tests.support.lab import noise
 

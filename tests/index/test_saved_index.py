@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from dedupd import native
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.ids import make_id
-from dedupd.index.table_index import TableIndex
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.system.disk import Disk
+from dedupd_core import native
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import make_id
+from dedupd_core.index.table_index import TableIndex
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.system.disk import Disk
 from tests.support.indexes import KINDS, Indexed, ask, indexed
 from tests.support.lab import flip_bit, noise
 from tests.support.stores import VOLUME, FullDisk, Records

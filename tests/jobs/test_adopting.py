@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.errors import DamagedStub
-from dedupd.units import KIB
+from dedupd_core import native
+from dedupd_core.errors import DamagedStub
+from dedupd_core.units import KIB
 from jobs.adopt.job import Adopt
 from tests.hostile.test_copies import adopt, overwrite
 from tests.support.lab import Lab, new_lab, noise, write_out

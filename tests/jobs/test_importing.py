@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UsageError
-from dedupd.units import KIB, MIB
+from dedupd_core.errors import UsageError
+from dedupd_core.units import KIB, MIB
 from jobs.frame.run import Cancelled, JobRun
 from jobs.importing import Import, ImportReport
 from tests.support import crash

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.stores.local_store import STORE_DIRS
-from dedupd.units import KIB
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.stores.local_store import STORE_DIRS
+from dedupd_core.units import KIB
 from jobs.frame.run import JobRun
 from jobs.rebuild import Rebuild, RebuildReport
 from tests.support.lab import Lab, fill, flip_bit, lab_in, new_lab, noise, run_cli

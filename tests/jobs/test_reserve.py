@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import NoSpace
-from dedupd.format.container import Kind
-from dedupd.format.derived.sketch import SKETCH_BYTES
-from dedupd.store.merge_log import NAME as MERGE_LOG
-from dedupd.store.sketches import save_sketches
-from dedupd.system.disk import Disk
-from dedupd.units import KIB
+from dedupd_core.errors import NoSpace
+from dedupd_core.format.container import Kind
+from dedupd_core.format.derived.sketch import SKETCH_BYTES
+from dedupd_core.store.merge_log import NAME as MERGE_LOG
+from dedupd_core.store.sketches import save_sketches
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import KIB
 from jobs.reconcile.job import Strategy
 from tests.crash.small_parts import saved_indexes
 from tests.support.lab import Lab, new_lab, noise, prose

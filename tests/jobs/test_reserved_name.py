@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.deleted.undelete import Undelete, Wanted
-from dedupd.errors import UsageError
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
+from dedupd_core.deleted.undelete import Undelete, Wanted
+from dedupd_core.errors import UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
 from jobs.backup import sender
 from jobs.backup.restore import Restore
 from jobs.backup.source import BackupSource

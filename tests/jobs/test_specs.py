@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-from dedupd.config.policy import Policy
+from dedupd_core.config.policy import Policy
 from jobs.specs import SPECS, TASKS, JobSpec
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import NoSpace
-from dedupd.format.container import Kind
-from dedupd.stub.filling import PIECE_BYTES
-from dedupd.stub.stub_file import SparseStub
-from dedupd.system.files import opened
-from dedupd.units import KIB, MIB
-from dedupd.volume.restore import restore_file
+from dedupd_core.errors import NoSpace
+from dedupd_core.format.container import Kind
+from dedupd_core.stub.filling import PIECE_BYTES
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB, MIB
+from dedupd_core.volume.restore import restore_file
 from jobs.frame.run import Cancelled, JobRun
 from tests.conftest import MakeFileSystem
 from tests.support.lab import (

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.format.volume_parameters import PATTERN, POLYNOMIAL, PRESETS, Chunking
+from dedupd_core import native
+from dedupd_core.format.volume_parameters import PATTERN, POLYNOMIAL, PRESETS, Chunking
 from tests.support import reference_chunker
 
 PATHS = native.testing.simd_paths()

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from dedupd import native
-from dedupd.errors import NoSpace
-from dedupd.stub.transition import FileIdentity
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
+from dedupd_core import native
+from dedupd_core.errors import NoSpace
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
 from tests.support.lab import OLD_NS
 
 NAME = b"user.dedupd"
@@ -129,5 +129,5 @@ def test_the_errors_of_a_disk_reach_native_code_by_their_numbers() -> None:
 
 def test_production_has_no_door(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Disk().door is None
-    monkeypatch.setattr("dedupd.failpoint.hook", lambda name: None)
+    monkeypatch.setattr("dedupd_core.failpoint.hook", lambda name: None)
     assert Disk().door is not None

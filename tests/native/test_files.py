@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from dedupd import native
-from dedupd.format.stub import Flag, StubAttribute, attribute_seed, encode_stub
-from dedupd.stub.transition import FileIdentity
-from dedupd.system.files import opened
+from dedupd_core import native
+from dedupd_core.format.stub import Flag, StubAttribute, attribute_seed, encode_stub
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system.files import opened
 from tests.support.lab import as_user, public_directory
 
 NAME = b"user.dedupd"

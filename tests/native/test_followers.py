@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.format.volume_parameters import Parameters, new_parameters
-from dedupd.index.table_index import TableIndex
-from dedupd.units import KIB, MIB
+from dedupd_core import native
+from dedupd_core.format.volume_parameters import Parameters, new_parameters
+from dedupd_core.index.table_index import TableIndex
+from dedupd_core.units import KIB, MIB
 from tests.support.indexes import Indexed
 from tests.support.lab import lab_in, noise, prose
 

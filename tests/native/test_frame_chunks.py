@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.format import container as fmt
-from dedupd.format import stream
-from dedupd.format.ids import make_id
-from dedupd.format.recipe import fingerprint_check
-from dedupd.format.stream import FINGERPRINT_BYTES, HEADER_BYTES
-from dedupd.store.reader import RecordReader
-from dedupd.units import KIB, MIB
+from dedupd_core import native
+from dedupd_core.format import container as fmt
+from dedupd_core.format import stream
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.recipe import fingerprint_check
+from dedupd_core.format.stream import FINGERPRINT_BYTES, HEADER_BYTES
+from dedupd_core.store.reader import RecordReader
+from dedupd_core.units import KIB, MIB
 from tests.support.lab import cached_pages, flip_bit, noise
 from tests.support.stores import Records
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.format import table as tbl
-from dedupd.format.ids import make_id
+from dedupd_core import native
+from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import make_id
 
 SEED = 77
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.format import container as fmt
-from dedupd.format.recipe import ENTRY_BYTES as ROW_BYTES
-from dedupd.format.recipe import HEADER_BYTES as NODE_BYTES
-from dedupd.format.table import ENTRY_BYTES
-from dedupd.units import KIB
+from dedupd_core import native
+from dedupd_core.format import container as fmt
+from dedupd_core.format.recipe import ENTRY_BYTES as ROW_BYTES
+from dedupd_core.format.recipe import HEADER_BYTES as NODE_BYTES
+from dedupd_core.format.table import ENTRY_BYTES
+from dedupd_core.units import KIB
 from tests.native.test_new_chunks import cut, packed, unpacked
 from tests.support.lab import noise
 

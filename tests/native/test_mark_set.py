@@ -6,11 +6,11 @@ from itertools import zip_longest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.format import table as tbl
-from dedupd.format.ids import make_id
-from dedupd.format.table import State, TableEntry
-from dedupd.store.mark_set import Marks, Needs
+from dedupd_core import native
+from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.table import State, TableEntry
+from dedupd_core.store.mark_set import Marks, Needs
 from tests.support.lab import noise
 
 COLUMNS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1)), max_size=70)

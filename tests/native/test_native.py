@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
-from dedupd import native
-from dedupd.format import container, table
-from dedupd.format.volume_parameters import PRESETS, Chunking
+from dedupd_core import native
+from dedupd_core.format import container, table
+from dedupd_core.format.volume_parameters import PRESETS, Chunking
 
 KIB, MIB = 1024, 1024 * 1024
 

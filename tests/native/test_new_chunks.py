@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.format.volume_parameters import new_parameters
-from dedupd.units import KIB
+from dedupd_core import native
+from dedupd_core.format.volume_parameters import new_parameters
+from dedupd_core.units import KIB
 from tests.support.lab import noise
 
 CHUNKER = new_parameters("4k", "blake3", "user.x").chunker()

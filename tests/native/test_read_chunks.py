@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.ids import make_id
-from dedupd.format.recipe import fingerprint_check
-from dedupd.store.reader import RecordReader
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.recipe import fingerprint_check
+from dedupd_core.store.reader import RecordReader
 from tests.support.lab import flip_bit, noise, prose
 from tests.support.stores import SECRET, VOLUME, Records
 

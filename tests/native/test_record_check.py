@@ -7,11 +7,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.store.container.recovery import entry_of
-from dedupd.store.container.scan import ScannedRecord, scan
+from dedupd_core import native
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.store.container.recovery import entry_of
+from dedupd_core.store.container.scan import ScannedRecord, scan
 from tests.support.lab import noise, prose
 from tests.support.stores import SECRET, Records
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dedupd import native
+from dedupd_core import native
 
 NOWHERE = (0, 0)
 

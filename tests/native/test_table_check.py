@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.ids import make_id
-from dedupd.format.table import State
-from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.compaction import compact
-from dedupd.store.container.record_states import set_entries
-from dedupd.store.container.recovery import recover
-from dedupd.store.container.table_file import Recovered
-from dedupd.system.files import opened
+from dedupd_core import native
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.table import State
+from dedupd_core.format.table_columns import UncheckedEntries
+from dedupd_core.store.container.compaction import compact
+from dedupd_core.store.container.record_states import set_entries
+from dedupd_core.store.container.recovery import recover
+from dedupd_core.store.container.table_file import Recovered
+from dedupd_core.system.files import opened
 from jobs.check.record_census import RecordCensus
 from jobs.check.record_check import RecordCheck, check_all
 from jobs.check.record_windows import WindowReader

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pytest
 
-from dedupd.rados.cluster.address import StoreAddress
-from dedupd.rados.lease import LeaseState, lease_state
-from dedupd.rados.store import RadosStore
+from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.rados.lease import LeaseState, lease_state
+from dedupd_core.rados.store import RadosStore
 from tests.support.ceph import REPOSITORY, MiniCeph, mini_ceph, wait_for
 from tests.support.networks import Network, network
 from tests.support.rados_hosts import Site

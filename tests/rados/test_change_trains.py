@@ -2,13 +2,13 @@
 
 import pytest
 
-from dedupd.errors import StoreUnreachable, UsageError, WriterFenced
-from dedupd.format.cluster.objects import ChunkState, chunk_object, frame_of, tag_key
-from dedupd.rados.chunks import Arrival, NewChunk
-from dedupd.rados.cluster import connection
-from dedupd.rados.cluster.changes import Change, Outcome
-from dedupd.rados.cluster.connection import TRAIN_LENGTHS, Cluster
-from dedupd.rados.store import RadosStore
+from dedupd_core.errors import StoreUnreachable, UsageError, WriterFenced
+from dedupd_core.format.cluster.objects import ChunkState, chunk_object, frame_of, tag_key
+from dedupd_core.rados.chunks import Arrival, NewChunk
+from dedupd_core.rados.cluster import connection
+from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.connection import TRAIN_LENGTHS, Cluster
+from dedupd_core.rados.store import RadosStore
 from tests.support.lab import noise
 from tests.support.rados_hosts import Site, fingerprint, new_chunk
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from dedupd.errors import Damaged
-from dedupd.format.cluster.objects import ChunkState, chunk_object, frame_of, tag_key
-from dedupd.rados.chunks import Arrival
-from dedupd.rados.cluster.changes import Change, Outcome
+from dedupd_core.errors import Damaged
+from dedupd_core.format.cluster.objects import ChunkState, chunk_object, frame_of, tag_key
+from dedupd_core.rados.chunks import Arrival
+from dedupd_core.rados.cluster.changes import Change, Outcome
 from tests.support.rados_hosts import Site, fingerprint, new_chunk
 
 RAW = b"a chunk that is a little longer than nothing " * 40

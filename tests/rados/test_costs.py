@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.format.cluster.objects import (
+from dedupd_core.format.cluster.objects import (
     FRAME_BYTES,
     PART_ENTRIES_MAX,
     ChunkEntry,
@@ -14,9 +14,9 @@ from dedupd.format.cluster.objects import (
     FileRecipe,
     chunk_object,
 )
-from dedupd.rados.chunks import TAGS_MAX, Arrival
-from dedupd.rados.cluster.address import StoreAddress
-from dedupd.rados.store import RadosStore
+from dedupd_core.rados.chunks import TAGS_MAX, Arrival
+from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.rados.store import RadosStore
 from tests.support.rados_hosts import PIECE_BYTES, Site, fingerprint, new_chunk, random_content
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import failpoint
-from dedupd.format.cluster import objects
-from dedupd.format.cluster.objects import FileId
-from dedupd.rados.cluster import points
-from dedupd.rados.cluster.address import parse_address
-from dedupd.rados.collection import Collection
-from dedupd.rados.store import RadosStore
+from dedupd_core import failpoint
+from dedupd_core.format.cluster import objects
+from dedupd_core.format.cluster.objects import FileId
+from dedupd_core.rados.cluster import points
+from dedupd_core.rados.cluster.address import parse_address
+from dedupd_core.rados.collection import Collection
+from dedupd_core.rados.store import RadosStore
 from tests.support.ceph import REPOSITORY
 from tests.support.rados_hosts import PIECE_BYTES, Host, Site, random_content
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.reserve import Reserve
-from dedupd.errors import Damaged
-from dedupd.rados.reading.disk_cache import DiskCache
-from dedupd.system.disk import Disk
+from dedupd_core.config.reserve import Reserve
+from dedupd_core.errors import Damaged
+from dedupd_core.rados.reading.disk_cache import DiskCache
+from dedupd_core.system.disk import Disk
 from tests.support.disk_caches import cache_in, flush
 
 FRAME_BYTES = 100
@@ -236,8 +236,8 @@ def test_a_process_that_ends_without_a_word_ends(tmp_path: Path) -> None:
     """The thread that writes does not keep it."""
     script = f"""
 import os
-from dedupd.rados.reading.disk_cache import DiskCache
-from dedupd.system.disk import Disk
+from dedupd_core.rados.reading.disk_cache import DiskCache
+from dedupd_core.system.disk import Disk
 cache = DiskCache(os.open({str(tmp_path)!r}, os.O_RDONLY), 1 << 20, Disk())
 cache.put(b"x" * 32, b"frame")
 """

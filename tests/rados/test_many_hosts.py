@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import DedupdError, StoreUnreachable, WriterFenced
-from dedupd.rados.store import RadosStore
+from dedupd_core.errors import DedupdError, StoreUnreachable, WriterFenced
+from dedupd_core.rados.store import RadosStore
 from tests.support.ceph import POOL, REPOSITORY, MiniCeph, mini_ceph, wait_for
 from tests.support.rados_hosts import Host, Site, random_content
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dedupd.errors import StoreUnreachable
-from dedupd.rados.cluster.changes import Change, Outcome
-from dedupd.rados.cluster.connection import PAGE_KEYS, Cluster
+from dedupd_core.errors import StoreUnreachable
+from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.connection import PAGE_KEYS, Cluster
 from tests.support.rados_hosts import Site
 
 OID = "z.00"
@@ -42,7 +42,7 @@ def test_a_change_between_two_pages_has_all_be_read_again(site: Site) -> None:
 
 
 def test_an_object_that_never_rests_is_said_to(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dedupd.rados.cluster.connection._PAGING_ROUNDS_MAX", 3)
+    monkeypatch.setattr("dedupd_core.rados.cluster.connection._PAGING_ROUNDS_MAX", 3)
     put(site.cluster, 0, COUNT)
     with site.another() as other:
         between_pages(site, lambda pages: put(other.cluster, 10**6 + pages, 1))

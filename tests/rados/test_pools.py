@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UsageError
-from dedupd.rados.cluster.address import StoreAddress
-from dedupd.rados.store import RadosStore
+from dedupd_core.errors import UsageError
+from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.rados.store import RadosStore
 from tests.support.ceph import CAPABILITIES, REPOSITORY, USER, MiniCeph
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dedupd.format.cluster.objects import (
+from dedupd_core.format.cluster.objects import (
     ChunkEntry,
     FileId,
     FileRecipe,
@@ -20,10 +20,10 @@ from dedupd.format.cluster.objects import (
     garbage_shard,
     tag_key,
 )
-from dedupd.rados.collection import Collection
-from dedupd.rados.recipes import Recipes
-from dedupd.rados.retirement import Retirement
-from dedupd.rados.store import RadosStore
+from dedupd_core.rados.collection import Collection
+from dedupd_core.rados.recipes import Recipes
+from dedupd_core.rados.retirement import Retirement
+from dedupd_core.rados.store import RadosStore
 from tests.support.rados_hosts import Site, fingerprint, new_chunk
 
 CHUNKS = [f"chunk {n}".encode() * 30 for n in range(3)]

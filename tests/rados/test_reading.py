@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe, StoreUnreachable
-from dedupd.format.cluster.objects import chunk_object
-from dedupd.format.ids import HOLE
-from dedupd.format.recipe import RecipeRef
-from dedupd.rados.cluster.changes import Change
-from dedupd.rados.reading import content
-from dedupd.rados.reading.content import ClusterChunks, ClusterRecipes, reference
-from dedupd.rados.reading.disk_cache import DiskCache
-from dedupd.rados.store import RadosStore
-from dedupd.store.recipe.recipe_reader import Span
-from dedupd.stub.content import StoreContent
+from dedupd_core.errors import Damaged, DamagedChunk, DamagedRecipe, StoreUnreachable
+from dedupd_core.format.cluster.objects import chunk_object
+from dedupd_core.format.ids import HOLE
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.reading import content
+from dedupd_core.rados.reading.content import ClusterChunks, ClusterRecipes, reference
+from dedupd_core.rados.reading.disk_cache import DiskCache
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.store.recipe.recipe_reader import Span
+from dedupd_core.stub.content import StoreContent
 from tests.support.disk_caches import cache_in
 from tests.support.rados_hosts import PIECE_BYTES, Site, fingerprint, random_content
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.errors import Damaged, StoreUnreachable, UsageError
-from dedupd.format.cluster.objects import chunk_object, frame_of
-from dedupd.rados.cluster.changes import Change
-from dedupd.rados.cluster.chunk_trains import READS_AT_ONCE, ChunkTrains, WantedChunk
-from dedupd.rados.cluster.connection import Cluster
-from dedupd.rados.store import RadosStore
+from dedupd_core import native
+from dedupd_core.errors import Damaged, StoreUnreachable, UsageError
+from dedupd_core.format.cluster.objects import chunk_object, frame_of
+from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.cluster.chunk_trains import READS_AT_ONCE, ChunkTrains, WantedChunk
+from dedupd_core.rados.cluster.connection import Cluster
+from dedupd_core.rados.store import RadosStore
 from tests.support.ceph import mini_ceph
 from tests.support.lab import noise
 from tests.support.rados_hosts import Site, fingerprint, new_chunk

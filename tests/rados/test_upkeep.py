@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from dedupd import failpoint
-from dedupd.errors import Busy, Damaged
-from dedupd.format.cluster.objects import (
+from dedupd_core import failpoint
+from dedupd_core.errors import Busy, Damaged
+from dedupd_core.format.cluster.objects import (
     VOLUMES_OBJECT,
     FileId,
     file_shard,
@@ -24,17 +24,17 @@ from dedupd.format.cluster.objects import (
     intents_object,
     lease_object,
 )
-from dedupd.rados.audit import Audit
-from dedupd.rados.cluster import points
-from dedupd.rados.cluster.address import parse_address
-from dedupd.rados.cluster.changes import Change
-from dedupd.rados.cluster.connection import Cluster
-from dedupd.rados.cluster.wire import LOCK_XATTR
-from dedupd.rados.collection import GRACE_S
-from dedupd.rados.lease import Lease, lease_state
-from dedupd.rados.store import RadosStore
-from dedupd.rados.upkeep.recovery import AbsentHosts
-from dedupd.rados.upkeep.turn import Turn, last_turn, take_turn, turn_name
+from dedupd_core.rados.audit import Audit
+from dedupd_core.rados.cluster import points
+from dedupd_core.rados.cluster.address import parse_address
+from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.cluster.connection import Cluster
+from dedupd_core.rados.cluster.wire import LOCK_XATTR
+from dedupd_core.rados.collection import GRACE_S
+from dedupd_core.rados.lease import Lease, lease_state
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.upkeep.recovery import AbsentHosts
+from dedupd_core.rados.upkeep.turn import Turn, last_turn, take_turn, turn_name
 from tests.support.ceph import REPOSITORY, wait_for
 from tests.support.cluster_lab import crash_after
 from tests.support.rados_hosts import SHARDS, Host, Site, new_file, random_content
@@ -300,7 +300,7 @@ def test_what_was_never_committed_is_gone_after_the_grace(
     early = site.collect(GRACE_S)
     assert (early.removed, early.waiting) == (0, waiting)
     later_ns = time.time_ns() + int(GRACE_S * 1e9)
-    monkeypatch.setattr("dedupd.rados.collection.time.time_ns", lambda: later_ns)
+    monkeypatch.setattr("dedupd_core.rados.collection.time.time_ns", lambda: later_ns)
     assert site.collect(GRACE_S).removed == waiting
     monkeypatch.undo()
     assert site.assert_whole().chunks == 3

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UsageError
-from dedupd.rados.cluster import binding
-from dedupd.rados.cluster.address import StoreAddress
-from dedupd.rados.store import RadosStore
+from dedupd_core.errors import UsageError
+from dedupd_core.rados.cluster import binding
+from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.rados.store import RadosStore
 from tests.support.lab import noise
 from tests.support.mounts import mounted_lab
 
 LOADS_NOTHING = """
 import sys
 from pathlib import Path
-import dedupd.cli.main, dedupd.rados.store, dedupd.volume.volume
+import dedupd.cli.main, dedupd_core.rados.store, dedupd_core.volume.volume
 import fuse_stub.process, jobs.optimize.job
 sys.exit("rados" in sys.modules or "librados" in Path("/proc/self/maps").read_text())
 """

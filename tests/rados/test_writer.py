@@ -2,15 +2,22 @@
 
 import pytest
 
-from dedupd.errors import Busy, DamagedRecipe, FileChanged, NotAVolume, UsageError, WriterFenced
-from dedupd.format.cluster import objects
-from dedupd.format.cluster.objects import FileId
-from dedupd.rados.audit import Audit
-from dedupd.rados.chunks import Arrival
-from dedupd.rados.cluster.changes import Change
-from dedupd.rados.lease import lease_state
-from dedupd.rados.store import RadosStore
-from dedupd.rados.upkeep.status import status_of
+from dedupd_core.errors import (
+    Busy,
+    DamagedRecipe,
+    FileChanged,
+    NotAVolume,
+    UsageError,
+    WriterFenced,
+)
+from dedupd_core.format.cluster import objects
+from dedupd_core.format.cluster.objects import FileId
+from dedupd_core.rados.audit import Audit
+from dedupd_core.rados.chunks import Arrival
+from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.lease import lease_state
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.upkeep.status import status_of
 from tests.support.ceph import wait_for
 from tests.support.rados_hosts import (
     PIECE_BYTES,

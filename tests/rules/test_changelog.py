@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-import dedupd
+import dedupd_core
 
-REPOSITORY = Path(dedupd.__file__).parents[1]
+REPOSITORY = Path(dedupd_core.__file__).parents[1]
 UNRELEASED = REPOSITORY / "changelog/unreleased"
 
 
@@ -19,4 +19,4 @@ def test_each_change_is_one_item_of_a_list() -> None:
 
 def test_the_newest_version_of_the_changes_is_that_of_the_program() -> None:
     newest = re.search(r"^## (\S+)", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest is not None and newest[1] == dedupd.__version__
+    assert newest is not None and newest[1] == dedupd_core.__version__

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dedupd.failpoint import POINTS
-from dedupd.system.disk import Disk
+from dedupd_core.failpoint import POINTS
+from dedupd_core.system.disk import Disk
 from tests.support.sources import (
     NATIVE_EFFECTS,
     NATIVES,
@@ -59,20 +59,20 @@ METHODS = {"write_text", "write_bytes", "touch", "mkdir", "unlink", "rmdir", "re
 CREATING_FLAGS = {"O_CREAT", "O_TRUNC"}
 """Of os.open, wherever they are put together."""
 
-MAKES_BYTES_DURABLE = "dedupd.system.disk"
+MAKES_BYTES_DURABLE = "dedupd_core.system.disk"
 
 ALLOWED = {
     # Derived state, and LMDB does the rest; what is truncated is a copy in memory.
-    "dedupd.volume.catalog": {"os.makedirs", "os.unlink", "os.truncate", "O_CREAT"},
-    "dedupd.volume.volume": {"O_CREAT"},  # lock files
-    "dedupd.volume.transition_log": {
+    "dedupd_core.volume.catalog": {"os.makedirs", "os.unlink", "os.truncate", "O_CREAT"},
+    "dedupd_core.volume.volume": {"O_CREAT"},  # lock files
+    "dedupd_core.volume.transition_log": {
         "os.pwrite",
         "os.ftruncate",
     },  # a hint in a lock file, never synced
-    "dedupd.volume.enabling.enable": {"O_CREAT"},  # lock files
-    "dedupd.volume.enabling.probe": {"os.setxattr"},  # of a file of its own
+    "dedupd_core.volume.enabling.enable": {"O_CREAT"},  # lock files
+    "dedupd_core.volume.enabling.probe": {"os.setxattr"},  # of a file of its own
     # A setting of the kernel, and a lock file in /run.
-    "dedupd.system.processes": {"open for writing", "os.makedirs", "O_CREAT"},
+    "dedupd_core.system.processes": {"open for writing", "os.makedirs", "O_CREAT"},
 }
 """Effects outside of ``disk.py``, each for a reason."""
 
@@ -92,7 +92,7 @@ def aliases(module: Module) -> dict[str, str]:
         elif isinstance(node, ast.ImportFrom):
             base = (node.module or "").rpartition(".")[2]
             for alias in node.names:
-                inner = alias.name if node.module == "dedupd" else f"{base}.{alias.name}"
+                inner = alias.name if node.module == "dedupd_core" else f"{base}.{alias.name}"
                 names[alias.asname or alias.name] = inner
     return names
 
@@ -162,7 +162,7 @@ def test_every_exception_is_needed() -> None:
         "import os\ndef f(fd):\n    return [os.pwrite(fd, b'', 0) for _ in range(2)]",
         "import shutil\nshutil.rmtree(p)",
         "from dedupd import native\nnative.system.punch_hole(3, 0, 1)",
-        "from dedupd.native.system import syncfs\nsyncfs(3)",
+        "from dedupd_core.native.system import syncfs\nsyncfs(3)",
         "open(p, 'w')",
         "open(p, mode='r+b')",
         "(base / 'x').write_text('')",
@@ -226,7 +226,7 @@ def test_a_native_call_with_no_door_is_found() -> None:
 
 def test_no_module_imports_a_native_effect_under_a_name_of_its_own() -> None:
     """Its calls would not be recognised."""
-    effects = {f"dedupd.native.{submodule}" for submodule in NATIVE_EFFECTS}
+    effects = {f"dedupd_core.native.{submodule}" for submodule in NATIVE_EFFECTS}
     imported = {
         f"{module.path}:{node.lineno}"
         for module in all_modules()

@@ -16,19 +16,19 @@ from typing import Any, cast
 
 import pytest
 
-import dedupd
+import dedupd_core
 import jobs
-from dedupd import failpoint, native
-from dedupd.format import container as fmt
-from dedupd.format import deletion, merge_log, recipe, stream, stub
-from dedupd.format import table as tbl
-from dedupd.format.cluster import objects
-from dedupd.format.derived import saved_marks, saved_notes
-from dedupd.format.domain import VOLUME, of_folder, of_lost, of_owner
-from dedupd.format.volume_parameters import FORMAT
-from dedupd.stores.local_store import STORE_DIRS
-from dedupd.volume.base_directory import DISABLING, ENABLING, VOLUME_FILE
-from dedupd.volume.volume import POLICY_FILE
+from dedupd_core import failpoint, native
+from dedupd_core.format import container as fmt
+from dedupd_core.format import deletion, merge_log, recipe, stream, stub
+from dedupd_core.format import table as tbl
+from dedupd_core.format.cluster import objects
+from dedupd_core.format.derived import saved_marks, saved_notes
+from dedupd_core.format.domain import VOLUME, of_folder, of_lost, of_owner
+from dedupd_core.format.volume_parameters import FORMAT
+from dedupd_core.stores.local_store import STORE_DIRS
+from dedupd_core.volume.base_directory import DISABLING, ENABLING, VOLUME_FILE
+from dedupd_core.volume.volume import POLICY_FILE
 from jobs.check.invariants import INVARIANTS
 from tests.support.lab import lab_in
 
@@ -490,9 +490,9 @@ def test_the_limits_in_the_text() -> None:
 
 
 def test_every_fail_point_is_in_the_text_and_no_other() -> None:
-    for package in (dedupd, jobs):
+    for package in (dedupd_core, jobs):
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            if not module.name.startswith(("dedupd.cli", "dedupd.service", "dedupd.native")):
+            if not module.name.startswith("dedupd_core.native"):
                 importlib.import_module(module.name)
     groups = {name.partition(".")[0] for name in failpoint.POINTS}
     named = {

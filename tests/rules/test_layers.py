@@ -58,30 +58,30 @@ def test_every_library_that_the_program_imports_is_among_its_dependencies() -> N
 
 
 FLOORS = (
-    "dedupd.native",
-    "dedupd",  # errors, units, fail points
-    "dedupd.format",
-    "dedupd.format.derived",
-    "dedupd.format.cluster",
-    "dedupd.system",
-    "dedupd.system.tree",
-    "dedupd.config",
-    "dedupd.rados.cluster",
-    "dedupd.rados",
-    "dedupd.rados.upkeep",
-    "dedupd.store.beside",
-    "dedupd.store.container",
-    "dedupd.store",
-    "dedupd.store.recipe",
-    "dedupd.index",
-    "dedupd.rados.reading",
-    "dedupd.stub",
-    "dedupd.stores",
-    "dedupd.volume",
-    "dedupd.volume.enabling",
-    "dedupd.deleted",
-    "dedupd.replica",
-    "dedupd.shared",
+    "dedupd_core.native",
+    "dedupd_core",  # errors, units, fail points
+    "dedupd_core.format",
+    "dedupd_core.format.derived",
+    "dedupd_core.format.cluster",
+    "dedupd_core.system",
+    "dedupd_core.system.tree",
+    "dedupd_core.config",
+    "dedupd_core.rados.cluster",
+    "dedupd_core.rados",
+    "dedupd_core.rados.upkeep",
+    "dedupd_core.store.beside",
+    "dedupd_core.store.container",
+    "dedupd_core.store",
+    "dedupd_core.store.recipe",
+    "dedupd_core.index",
+    "dedupd_core.rados.reading",
+    "dedupd_core.stub",
+    "dedupd_core.stores",
+    "dedupd_core.volume",
+    "dedupd_core.volume.enabling",
+    "dedupd_core.deleted",
+    "dedupd_core.replica",
+    "dedupd_core.shared",
     "jobs.frame",
     "jobs.tree",
     "jobs.check",
@@ -109,6 +109,7 @@ FLOORS = (
     "analysis.collection",
     "analysis",
     "analysis.report",
+    "dedupd",
     "dedupd.service.systemd",
     "dedupd.service.notices",
     "dedupd.service.guard",
@@ -152,7 +153,7 @@ def test_imports_point_downwards() -> None:
 
 def test_every_folder_has_its_floor() -> None:
     folders = {".".join(module.path.relative_to(ROOT).parent.parts) for module in all_modules()}
-    assert folders | {"dedupd.native"} == set(FLOORS)
+    assert folders | {"dedupd_core.native"} == set(FLOORS)
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -182,13 +183,16 @@ def test_rooms_and_modules_are_small_enough_to_be_read() -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("dedupd.stub.transition", "from jobs.tree.walk import walk"),
-        ("dedupd.stub.transition", "def late():\n    import fuse_stub"),
-        ("dedupd.stub.transition", "from dedupd.cli import common"),
-        ("dedupd.stub.transition", "from dedupd import cli"),
-        ("dedupd.stub.transition", "from .. import service"),
-        ("dedupd.store.writer", "from ..cli.common import exits"),
-        ("dedupd.store.container.files", "from dedupd.store.writer import ContainerWriter"),
+        ("dedupd_core.stub.transition", "from jobs.tree.walk import walk"),
+        ("dedupd_core.stub.transition", "def late():\n    import fuse_stub"),
+        ("dedupd_core.stub.transition", "from dedupd.cli import common"),
+        ("dedupd_core.stub.transition", "from dedupd import cli"),
+        ("dedupd_core.stub.transition", "from .. import service"),
+        ("dedupd_core.store.writer", "from ..cli.common import exits"),
+        (
+            "dedupd_core.store.container.files",
+            "from dedupd_core.store.writer import ContainerWriter",
+        ),
         ("jobs.tree.walk", "import fuse_stub.process"),
         ("jobs.tree.walk", "import tests.support.lab"),
         ("jobs.frame.run", "from jobs.tree import walk"),
@@ -207,11 +211,14 @@ def test_an_import_that_points_upwards_is_found(name: str, source: str) -> None:
     ("name", "source"),
     [
         (
-            "dedupd.stub.transition",
-            "from dedupd.system import disk\nimport os",
+            "dedupd_core.stub.transition",
+            "from dedupd_core.system import disk\nimport os",
         ),
-        ("dedupd.store.writer", "from ..format import container"),
-        ("jobs.tree.walk", "from dedupd.volume.volume import Volume\nfrom jobs.frame import run"),
+        ("dedupd_core.store.writer", "from ..format import container"),
+        (
+            "jobs.tree.walk",
+            "from dedupd_core.volume.volume import Volume\nfrom jobs.frame import run",
+        ),
         ("dedupd.cli.run.gc", "import jobs.tree.walk, fuse_stub.process, analysis, dedupd.service"),
     ],
 )
@@ -232,7 +239,7 @@ PURE = {
     *("array", "base64", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib"),
     *("itertools", "json", "math", "operator", "re", "string", "struct", "typing", "uuid"),
     *("xxhash", "zstandard"),
-    *("dedupd.errors", "dedupd.units", "dedupd.native", "dedupd.format"),
+    *("dedupd_core.errors", "dedupd_core.units", "dedupd_core.native", "dedupd_core.format"),
 }
 """What encoding and decoding may lean on."""
 
@@ -255,7 +262,7 @@ def impurities(module: Module) -> list[str]:
 
 
 def test_formats_do_no_input_or_output() -> None:
-    formats = [module for module in all_modules() if module.name.startswith("dedupd.format")]
+    formats = [module for module in all_modules() if module.name.startswith("dedupd_core.format")]
     assert len(formats) > 3
     assert [found for module in formats for found in impurities(module)] == []
 
@@ -264,12 +271,12 @@ def test_formats_do_no_input_or_output() -> None:
     "source",
     [
         "import os",
-        "from dedupd.system.disk import Disk",
-        "from dedupd.system import files",
+        "from dedupd_core.system.disk import Disk",
+        "from dedupd_core.system import files",
         "def f():\n    import socket",
         "open('x')",
         "from dedupd import native\nnative.system.syncfs(3)",
     ],
 )
 def test_input_or_output_in_a_format_is_found(source: str) -> None:
-    assert impurities(parse("dedupd.format.sample", source))
+    assert impurities(parse("dedupd_core.format.sample", source))

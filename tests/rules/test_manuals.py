@@ -12,8 +12,8 @@ import click
 import pytest
 
 from dedupd.cli.main import COMMANDS, main
-from dedupd.config.policy import KEYS
 from dedupd.service.config import SERVICE_KEYS, VOLUME_KEYS
+from dedupd_core.config.policy import KEYS
 from tests.support.lab import REPOSITORY
 
 needs_groff = pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")

@@ -7,10 +7,10 @@ from types import ModuleType
 
 import pytest
 
-from dedupd import native
+from dedupd_core import native
 from tests.support.sources import ROOT
 
-STUBS = sorted((ROOT / "dedupd" / "native").glob("*.pyi"))
+STUBS = sorted((ROOT / "dedupd_core" / "native").glob("*.pyi"))
 
 OF_THE_INTERPRETER = {"__buffer__"}
 """Declared for mypy; Python 3.11 has no such attribute."""
@@ -98,7 +98,7 @@ def differences(real: object, stub: Declared, where: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("stub", [path.stem for path in STUBS])
 def test_a_stub_declares_exactly_what_the_module_has(stub: str) -> None:
-    source = (ROOT / "dedupd" / "native" / f"{stub}.pyi").read_text(encoding="utf-8")
+    source = (ROOT / "dedupd_core" / "native" / f"{stub}.pyi").read_text(encoding="utf-8")
     names = declared(ast.parse(source).body)
     if stub == "__init__":
         assert {path.stem for path in STUBS} - {stub} == set(filter(is_public, dir(native)))

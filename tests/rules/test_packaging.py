@@ -15,8 +15,8 @@ import pytest
 
 from dedupd.service.config import SERVICE_KEYS, ServiceConfig, parse_config
 from dedupd.service.systemd.slice import SLICE
-from dedupd.system.file_system import file_system_of
-from dedupd.system.files import opened
+from dedupd_core.system.file_system import file_system_of
+from dedupd_core.system.files import opened
 from fuse_stub.kernel.confinement import kept_capabilities
 from fuse_stub.kernel.ring_offer import way_of
 from tests.support.lab import REPOSITORY, let_others_pass, noise

@@ -14,7 +14,10 @@ from dedupd.cli.main import main
 from tests.support.sources import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-CODE = (*("dedupd", "fuse_stub", "jobs", "analysis"), *("native/src", "packaging", "scripts"))
+CODE = (
+    *("dedupd", "dedupd_core", "fuse_stub", "jobs", "analysis"),
+    *("native/src", "packaging", "scripts"),
+)
 OLD = ("CHANGELOG.md",)
 """Pages that tell of what was."""
 

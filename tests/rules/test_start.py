@@ -15,7 +15,12 @@ COSTLY = {
     *("aiohttp", "asyncio", "duckdb", "email", "http", "jinja2", "matplotlib", "multiprocessing"),
     *("numpy", "prometheus_client", "psutil", "pyfuse3", "rich", "ssl", "trio"),
     # What serves a mount, and what is for volumes on a cluster alone.
-    *("fuse_stub.process", "fuse_stub.operations", "jobs.cluster.session", "dedupd.rados.store"),
+    *(
+        "fuse_stub.process",
+        "fuse_stub.operations",
+        "jobs.cluster.session",
+        "dedupd_core.rados.store",
+    ),
 }
 """Many modules each. Functions import them where they are used."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.support.sources import Module, all_modules, called, parse
 
 CASTS = {
-    ("dedupd.rados.cluster.binding", "Binding"): "Debian's python3-rados has no types",
+    ("dedupd_core.rados.cluster.binding", "Binding"): "Debian's python3-rados has no types",
     ("fuse_stub.kernel.request_pump", "trio.abc.Instrument"): (
         "trio takes any object with such methods, and a native class cannot be an ABC's child"
     ),
@@ -16,8 +16,11 @@ CASTS = {
 
 IGNORED = {
     ("analysis.database", "arg-type"): "each class of rows is a dataclass",
-    ("dedupd.format.table_columns", "assignment"): "no hash: typeshed declares a method",
-    ("dedupd.rados.cluster.connection", "return-value"): "each place of the list is filled by then",
+    ("dedupd_core.format.table_columns", "assignment"): "no hash: typeshed declares a method",
+    (
+        "dedupd_core.rados.cluster.connection",
+        "return-value",
+    ): "each place of the list is filled by then",
     ("fuse_stub.kernel.request_pump", "attr-defined"): "a private function of pyfuse3 is replaced",
 }
 """Errors of mypy that a line ignores."""
@@ -31,23 +34,29 @@ ANY = {
         "dedupd.service.client.exchange",
         *(f"dedupd.service.client.ServiceClient.{name}" for name in ("_call", "delete", "get")),
         *("dedupd.service.client.ServiceClient.post", "dedupd.service.history._decoded"),
-        *("dedupd.service.web.server._json", "dedupd.store.recipe.recipe_writer._rows_from_json"),
-        "dedupd.store.recipe.recipe_writer.Growth.from_json",
-        "dedupd.store.recipe.recipe_writer.Growth.to_json",
-        *(f"dedupd.volume.catalog.Catalogue.{name}" for name in ("get", "latest")),
-        "dedupd.volume.catalog.Catalog.put",
-        "dedupd.volume.catalog._decoded",
-        *(f"dedupd.volume.hints.Hints.{name}" for name in ("get", "latest", "put")),
-        "dedupd.volume.partition_map.PartitionMap.from_json",
+        *(
+            "dedupd.service.web.server._json",
+            "dedupd_core.store.recipe.recipe_writer._rows_from_json",
+        ),
+        "dedupd_core.store.recipe.recipe_writer.Growth.from_json",
+        "dedupd_core.store.recipe.recipe_writer.Growth.to_json",
+        *(f"dedupd_core.volume.catalog.Catalogue.{name}" for name in ("get", "latest")),
+        "dedupd_core.volume.catalog.Catalog.put",
+        "dedupd_core.volume.catalog._decoded",
+        *(f"dedupd_core.volume.hints.Hints.{name}" for name in ("get", "latest", "put")),
+        "dedupd_core.volume.partition_map.PartitionMap.from_json",
     ),
     "arguments of a request, which JSON carries": (
-        *(f"dedupd.system.control_socket.ControlClient.{name}" for name in CALLS),
-        *("dedupd.volume.restore._asked", "jobs.busy.busy_files.BusyFiles._call"),
+        *(f"dedupd_core.system.control_socket.ControlClient.{name}" for name in CALLS),
+        *("dedupd_core.volume.restore._asked", "jobs.busy.busy_files.BusyFiles._call"),
     ),
     "a value of a key, of which each has a type of its own": (
-        *("dedupd.config.config_values", "dedupd.config.config_values.Form"),
-        *("dedupd.config.config_values.parsed", "dedupd.config.policy_file._with_reasons"),
-        *("dedupd.config.profiles.plain", "fuse_stub.mounts.mount_options"),
+        *("dedupd_core.config.config_values", "dedupd_core.config.config_values.Form"),
+        *(
+            "dedupd_core.config.config_values.parsed",
+            "dedupd_core.config.policy_file._with_reasons",
+        ),
+        *("dedupd_core.config.profiles.plain", "fuse_stub.mounts.mount_options"),
     ),
     "click's own type, or a decorator of click": (
         *("dedupd.cli.common._Named.convert", "dedupd.cli.job_limits"),
@@ -64,7 +73,9 @@ ANY = {
         *("analysis.report.plots._percent", "analysis.report.report._tables"),
     ),
     "a coroutine, whose other two types do not matter": ("fuse_stub.errors.answers",),
-    "a call by native code; test_door.py makes each": ("dedupd.system.disk.Disk._native_step",),
+    "a call by native code; test_door.py makes each": (
+        "dedupd_core.system.disk.Disk._native_step",
+    ),
 }
 """Functions and modules that have ``Any`` other than as the values of a JSON object (``dict[str,
 Any]``), by the reason."""

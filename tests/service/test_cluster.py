@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dedupd.rados.cluster.address import StoreAddress
-from dedupd.rados.store import RadosStore
-from dedupd.system.files import opened, read_at
-from dedupd.units import KIB, MIB
+from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.system.files import opened, read_at
+from dedupd_core.units import KIB, MIB
 from tests.support.ceph import MiniCeph, mini_ceph
 from tests.support.lab import Lab, noise
 from tests.support.service import ServiceLab, eventually, service_lab

@@ -13,11 +13,11 @@ from uuid import UUID
 import psutil
 import pytest
 
-from dedupd.rados.audit import Audit
-from dedupd.rados.intents import Intents
-from dedupd.rados.store import RadosStore
-from dedupd.rados.upkeep.turn import last_turn
-from dedupd.units import MIB
+from dedupd_core.rados.audit import Audit
+from dedupd_core.rados.intents import Intents
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.upkeep.turn import last_turn
+from dedupd_core.units import MIB
 from tests.service.test_cluster import Host, hosts
 from tests.support.ceph import mini_ceph
 from tests.support.lab import noise

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dedupd.service.history import History, Savings
-from dedupd.units import GIB, MIB
+from dedupd_core.units import GIB, MIB
 from tests.support.browser import Tab, browser, is_there
 from tests.support.lab import REPOSITORY, noise
 from tests.support.service import ServiceLab, answers, eventually, reserved_port, service_lab

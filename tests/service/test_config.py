@@ -8,7 +8,6 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd.errors import ConfigurationError
 from dedupd.service.config import (
     SERVICE_KEYS,
     VOLUME_KEYS,
@@ -21,8 +20,9 @@ from dedupd.service.config import (
     parse_volume,
 )
 from dedupd.service.volume_registry import register, unnamed, volume_text
-from dedupd.system.disk import Disk
-from dedupd.units import MIB
+from dedupd_core.errors import ConfigurationError
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import MIB
 from fuse_stub.mounts.mount_options import parse_options
 from tests.support.malformed import malformed
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import EXIT_BUSY
 from dedupd.service.config import VolumeConfig
 from dedupd.service.job_process import JobProcess
 from dedupd.service.mount_keeper import MountState
 from dedupd.service.scheduler import Urgency
 from dedupd.service.served_volume import ServedVolume
 from dedupd.service.systemd.notify import Notifier
+from dedupd_core.errors import EXIT_BUSY
 from tests.conftest import MakeFileSystem
 from tests.support.lab import Lab, new_lab
 from tests.support.service import QUIET_POLICY, ServiceLab, is_mounted, reserved_port, service_lab

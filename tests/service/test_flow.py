@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dedupd.service.history import FLOW_S_MIN, WEEK_S, History, Savings, flow_of
-from dedupd.units import GIB
-from dedupd.volume.hints import HintKey
+from dedupd_core.units import GIB
+from dedupd_core.volume.hints import HintKey
 from tests.support.lab import new_lab
 
 EMPTY = Savings(0.0, 0, 0, 0, 0, 0, 0, 0)

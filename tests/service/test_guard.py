@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dedupd.units import KIB
+from dedupd_core.units import KIB
 from tests.conftest import MakeFileSystem
 from tests.support.lab import REPOSITORY, Lab, noise
 from tests.support.service import ServiceLab, eventually, has_ended, service_lab
@@ -150,7 +150,7 @@ def test_a_program_of_ours_opens_stubs_by_any_mount(machine: ServiceLab, beside:
     served(machine)
     pid = guard_pid(machine)
     script = (
-        "import sys; from dedupd.system.processes import register; register();"
+        "import sys; from dedupd_core.system.processes import register; register();"
         "open(sys.argv[1]).close()"
     )
     program = [sys.executable, "-c", script, str(in_tree(beside, "f"))]

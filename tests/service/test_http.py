@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd.errors import NotAVolume, ServiceUnreachable, UsageError
 from dedupd.service.client import Denied, ServiceClient, exchange
 from dedupd.service.config import Readers
 from dedupd.service.web.peers import Peer, Right, right_of
-from dedupd.units import KIB
+from dedupd_core.errors import NotAVolume, ServiceUnreachable, UsageError
+from dedupd_core.units import KIB
 from jobs.specs import JOBS
 from tests.support.lab import let_others_pass, noise
 from tests.support.mounts import ALICE, TEAM, as_user

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.format.container import Kind
-from dedupd.units import KIB, MIB
-from dedupd.volume.volume import Volume
+from dedupd_core.format.container import Kind
+from dedupd_core.units import KIB, MIB
+from dedupd_core.volume.volume import Volume
 from tests.support.lab import REPOSITORY, Lab, flip_bit, noise
 from tests.support.service import QUIET_POLICY, ServiceLab, eventually, has_ended, service_lab
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import ServiceUnreachable
-from dedupd.system import mount_table
+from dedupd_core.errors import ServiceUnreachable
+from dedupd_core.system import mount_table
 from fuse_stub.mounts.handover import Line, meeting_place
 from fuse_stub.mounts.mount_points import is_dead
 from tests.support.lab import REPOSITORY, Lab, noise

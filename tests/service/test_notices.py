@@ -19,8 +19,6 @@ from typing import Any
 import pytest
 
 from dedupd.cli.policy import saved
-from dedupd.config.policy import Policy
-from dedupd.format.container import Kind
 from dedupd.service.config import ServiceConfig, VolumeConfig, load_config
 from dedupd.service.history import Savings
 from dedupd.service.mount_keeper import MountState
@@ -31,8 +29,10 @@ from dedupd.service.scheduler import TaskHistory
 from dedupd.service.served_volume import ServedVolume
 from dedupd.service.space import Sample, SpaceWatch
 from dedupd.service.telling import Telling
-from dedupd.units import GIB, KIB
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import Policy
+from dedupd_core.format.container import Kind
+from dedupd_core.units import GIB, KIB
+from dedupd_core.volume.volume import Volume
 from tests.support.lab import Lab, flip_bit, noise
 from tests.support.service import ServiceLab, eventually
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dedupd.units import MIB
+from dedupd_core.units import MIB
 from tests.support.browser import browser, is_there
 from tests.support.lab import noise
 from tests.support.service import ServiceLab, eventually, reserved_port, service_lab

@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd.config.policy import parse_policy
-from dedupd.config.schedule import Calendar, Every, Off, Schedule, parse_schedule
 from dedupd.service.planned_jobs import schedules
 from dedupd.service.scheduler import (
     CONTINUE_S,
@@ -30,6 +28,8 @@ from dedupd.service.scheduler import (
     due,
     next_action,
 )
+from dedupd_core.config.policy import parse_policy
+from dedupd_core.config.schedule import Calendar, Every, Off, Schedule, parse_schedule
 
 HOUR, DAY, WEEK = 3600.0, 86400.0, 7 * 86400.0
 MONDAY = datetime(2026, 6, 1, tzinfo=UTC).timestamp()

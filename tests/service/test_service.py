@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import ServiceUnreachable
-from dedupd.format.container import Kind
-from dedupd.units import KIB
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import ServiceUnreachable
+from dedupd_core.format.container import Kind
+from dedupd_core.units import KIB
+from dedupd_core.volume.volume import Volume
 from tests.support.lab import REPOSITORY, Lab, flip_bit, noise
 from tests.support.service import (
     ServiceLab,

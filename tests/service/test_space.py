@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import Policy, RestoreMode
-from dedupd.config.reserve import Reserve
 from dedupd.service.config import VolumeConfig
 from dedupd.service.mount_keeper import MountKeeper, MountState
 from dedupd.service.scheduler import SpaceLevel
@@ -25,7 +23,9 @@ from dedupd.service.space import (
     rate_of,
     reclaimable,
 )
-from dedupd.units import MIB
+from dedupd_core.config.policy import Policy, RestoreMode
+from dedupd_core.config.reserve import Reserve
+from dedupd_core.units import MIB
 from tests.conftest import MakeFileSystem
 from tests.support.lab import noise
 from tests.support.service import ServiceLab, eventually, free_bytes

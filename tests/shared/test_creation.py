@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UsageError
-from dedupd.shared.creation import create_store
-from dedupd.system.disk import Disk
+from dedupd_core.errors import UsageError
+from dedupd_core.shared.creation import create_store
+from dedupd_core.system.disk import Disk
 from tests.support.lab import let_others_pass
 from tests.support.mounts import ALICE, as_user
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dedupd.service.doctor import Verdict, check_path
-from dedupd.units import KIB
+from dedupd_core.units import KIB
 from tests.support.lab import Lab, noise, run_cli
 from tests.support.shared import SharedLab
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UnseenMember
-from dedupd.system.disk import Disk
-from dedupd.units import KIB
-from dedupd.volume.enabling.enable import disable
+from dedupd_core.errors import UnseenMember
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import KIB
+from dedupd_core.volume.enabling.enable import disable
 from tests.support.lab import Lab, new_lab, noise
 from tests.support.shared import SharedLab, move, rejoin
 

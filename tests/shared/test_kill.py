@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from dedupd.shared.fellows import all_held
-from dedupd.system.disk import Disk
-from dedupd.volume.volume import Volume
+from dedupd_core.shared.fellows import all_held
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.gc.job import Gc
 from jobs.move import Move, MovingVolume

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.units import KIB
+from dedupd_core.units import KIB
 from tests.crash.exploring import file_system_for_states
 from tests.support import crash
 from tests.support.lab import Lab, noise

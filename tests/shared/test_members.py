@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dedupd.errors import Damaged, NoSpace, UnseenMember, UsageError
-from dedupd.format.container import Kind
-from dedupd.stores.local_store import STORE_DIRS
-from dedupd.system.disk import Disk
-from dedupd.units import KIB
+from dedupd_core.errors import Damaged, NoSpace, UnseenMember, UsageError
+from dedupd_core.format.container import Kind
+from dedupd_core.stores.local_store import STORE_DIRS
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import KIB
 from jobs.adopt.job import Adopt
 from jobs.adopt.volume_copy import VolumeCopy
 from jobs.frame.run import JobRun

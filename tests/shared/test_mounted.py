@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UnseenMember
-from dedupd.format.container import Kind
-from dedupd.units import KIB
+from dedupd_core.errors import UnseenMember
+from dedupd_core.format.container import Kind
+from dedupd_core.units import KIB
 from jobs.gc.tree_marker import TreeMarker
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab

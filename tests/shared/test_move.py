@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Busy, Damaged, UnseenMember, UsageError
-from dedupd.format.container import Kind
-from dedupd.units import KIB
+from dedupd_core.errors import Busy, Damaged, UnseenMember, UsageError
+from dedupd_core.format.container import Kind
+from dedupd_core.units import KIB
 from tests.support.lab import Lab, fill, new_lab, noise, run_cli, stop_at
 from tests.support.shared import SharedLab, move
 

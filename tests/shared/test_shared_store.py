@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import NotAVolume, StoreUnreachable, UnseenMember, UsageError
-from dedupd.format.stub import decode_stub
-from dedupd.system.disk import Disk
-from dedupd.units import KIB
-from dedupd.volume.enabling.enable import disable, enable
+from dedupd_core.errors import NotAVolume, StoreUnreachable, UnseenMember, UsageError
+from dedupd_core.format.stub import decode_stub
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import KIB
+from dedupd_core.volume.enabling.enable import disable, enable
 from tests.support.lab import fill, new_lab, noise, run_cli, stop_at
 from tests.support.shared import SharedLab
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import IndexChoice
-from dedupd.errors import Busy
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.domain import PartitionKey
-from dedupd.format.ids import container_of, ordinal_of
-from dedupd.format.table import State
-from dedupd.store.container.record_states import join_set, set_states
-from dedupd.system.disk import Disk
-from dedupd.units import KIB
+from dedupd_core.config.policy import IndexChoice
+from dedupd_core.errors import Busy
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.domain import PartitionKey
+from dedupd_core.format.ids import container_of, ordinal_of
+from dedupd_core.format.table import State
+from dedupd_core.store.container.record_states import join_set, set_states
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import KIB
 from jobs.frame.run import JobRun
 from jobs.reconcile.job import Reconcile
 from tests.crash.exploring import file_system_for_states

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.errors import DamagedContainer, DamagedRecipe, NoSpace
-from dedupd.format import recipe
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.ids import HOLE, make_id
-from dedupd.format.recipe import RecipeRef, fingerprint_check
-from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Recipe, RecipeReader, Span
-from dedupd.store.recipe.recipe_writer import RecipeBuilder, RecipeWriter
+from dedupd_core import native
+from dedupd_core.errors import DamagedContainer, DamagedRecipe, NoSpace
+from dedupd_core.format import recipe
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import HOLE, make_id
+from dedupd_core.format.recipe import RecipeRef, fingerprint_check
+from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, Recipe, RecipeReader, Span
+from dedupd_core.store.recipe.recipe_writer import RecipeBuilder, RecipeWriter
 from tests.support.lab import flip_bit, noise
 from tests.support.stores import SECRET, DictIndex, FullDisk, LazyDisk, Records
 

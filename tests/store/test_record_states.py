@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.errors import DamagedChunk, DamagedTable
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.ids import make_id
-from dedupd.format.table import State
-from dedupd.store.container.record_states import set_entries
-from dedupd.store.container.scan import ScannedRecord, scan
-from dedupd.system.files import opened
+from dedupd_core import native
+from dedupd_core.errors import DamagedChunk, DamagedTable
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.table import State
+from dedupd_core.store.container.record_states import set_entries
+from dedupd_core.store.container.scan import ScannedRecord, scan
+from dedupd_core.system.files import opened
 from tests.support.lab import flip_bit, noise, stop_at
 from tests.support.stores import SECRET, VOLUME, Records
 

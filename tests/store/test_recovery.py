@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.errors import DamagedContainer
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.ids import make_id, ordinal_of
-from dedupd.index.table_index import TableIndex
-from dedupd.store.container.table_file import LOST
+from dedupd_core import native
+from dedupd_core.errors import DamagedContainer
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.ids import make_id, ordinal_of
+from dedupd_core.index.table_index import TableIndex
+from dedupd_core.store.container.table_file import LOST
 from tests.support.lab import fill, flip_bit, lab_in, noise, prose, stop_at
 from tests.support.stores import SECRET, LazyDisk, Records
 
@@ -246,7 +246,7 @@ def test_a_torn_tail_is_judged_by_the_disk_and_not_by_the_page_cache(tmp_path: P
         real(fd, offset, length, advice)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dedupd.store.container.recovery.os.posix_fadvise", note)
+        patch.setattr("dedupd_core.store.container.recovery.os.posix_fadvise", note)
         store.reopen()
     assert (0, 0, os.POSIX_FADV_DONTNEED) in dropped
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.ids import container_of, make_id
-from dedupd.store.container.scan import Gap, ScannedRecord, scan
-from dedupd.store.reader import RecordReader
-from dedupd.store.writer import NewRecords
-from dedupd.system.disk import Disk
+from dedupd_core import native
+from dedupd_core.errors import DamagedChunk, DamagedContainer, NoSpace
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import container_of, make_id
+from dedupd_core.store.container.scan import Gap, ScannedRecord, scan
+from dedupd_core.store.reader import RecordReader
+from dedupd_core.store.writer import NewRecords
+from dedupd_core.system.disk import Disk
 from tests.support.lab import (
     descriptors,
     descriptors_to_begin_with,
@@ -387,7 +387,7 @@ def test_a_missing_container_is_named(tmp_path: Path) -> None:
 
 
 def test_a_reader_keeps_few_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dedupd.store.reader.CONTAINERS_OPEN_MAX", 4)
+    monkeypatch.setattr("dedupd_core.store.reader.CONTAINERS_OPEN_MAX", 4)
     store = Records(tmp_path / "s", container_bytes_max=300)
     for seed in range(30):
         store.append(noise(200, seed))
@@ -425,7 +425,7 @@ def test_a_scan_goes_on_after_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
     """Whatever the size of the window, and though payloads hold the magic number."""
-    monkeypatch.setattr("dedupd.store.container.scan._SCAN_BYTES", window)
+    monkeypatch.setattr("dedupd_core.store.container.scan._SCAN_BYTES", window)
     store = Records(tmp_path / "s")
     magic = fmt.RECORD_MAGIC.to_bytes(4, "little")
     store.append(noise(500), magic * 100, noise(500, 1), magic * 77, noise(90, 2), level=0)

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import DamagedChunk, DamagedTable
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.ids import make_id, ordinal_of
-from dedupd.format.table import State
-from dedupd.store.container.compaction import compact
-from dedupd.store.container.cutting import cut_back
-from dedupd.store.container.record_states import set_entries
-from dedupd.store.container.scan import ScannedRecord, scan
-from dedupd.store.container.table_file import load_table
-from dedupd.store.container.table_scan import RecordRange, TableScan
-from dedupd.units import KIB
+from dedupd_core.errors import DamagedChunk, DamagedTable
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import make_id, ordinal_of
+from dedupd_core.format.table import State
+from dedupd_core.store.container.compaction import compact
+from dedupd_core.store.container.cutting import cut_back
+from dedupd_core.store.container.record_states import set_entries
+from dedupd_core.store.container.scan import ScannedRecord, scan
+from dedupd_core.store.container.table_file import load_table
+from dedupd_core.store.container.table_scan import RecordRange, TableScan
+from dedupd_core.units import KIB
 from tests.support.lab import flip_bit, lab_in, noise
 from tests.support.stores import Records
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd.errors import NoSpace
-from dedupd.store.unkept_records import Position
+from dedupd_core.errors import NoSpace
+from dedupd_core.store.unkept_records import Position
 from tests.support.lab import noise, stop_at
 from tests.support.stores import LazyDisk, Records
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.stub.transition import keeping_capability
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
+from dedupd_core.stub.transition import keeping_capability
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
 from tests.support.lab import let_others_pass, noise
 from tests.support.mounts import ALICE, as_user
 

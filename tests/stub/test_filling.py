@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd import failpoint
-from dedupd.errors import NoSpace
-from dedupd.format.stub import Flag
-from dedupd.stub import filling
-from dedupd.stub.filling import Filling, make_plain
-from dedupd.system.files import data_ranges
-from dedupd.units import KIB, MIB
+from dedupd_core import failpoint
+from dedupd_core.errors import NoSpace
+from dedupd_core.format.stub import Flag
+from dedupd_core.stub import filling
+from dedupd_core.stub.filling import Filling, make_plain
+from dedupd_core.system.files import data_ranges
+from dedupd_core.units import KIB, MIB
 from tests.conftest import MakeFileSystem
 from tests.stub.test_stub_file import FILE_SYSTEMS, Sparse
 from tests.support.lab import OLD_NS, Lab, lab_in, new_lab, noise

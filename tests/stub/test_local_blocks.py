@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from dedupd.errors import TamperedStub
-from dedupd.format.stub import Flag
-from dedupd.stub.local_blocks import checked_stub
-from dedupd.stub.stub_file import SparseStub
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.units import KIB, MIB
-from dedupd.volume.restore import filling_of
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import TamperedStub
+from dedupd_core.format.stub import Flag
+from dedupd_core.stub.local_blocks import checked_stub
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB, MIB
+from dedupd_core.volume.restore import filling_of
+from dedupd_core.volume.volume import Volume
 from tests.conftest import MakeFileSystem
 from tests.support.lab import Lab, new_lab, noise
 

@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.byte_ranges import missing_ranges
-from dedupd.errors import NoSpace
-from dedupd.stub import ranges
-from dedupd.stub.content import open_content
-from dedupd.stub.filling import Filling, make_plain
-from dedupd.stub.stub_file import SparseStub
-from dedupd.stub.transition import settle
-from dedupd.system.disk import Disk
-from dedupd.system.extents import drop_unwritten, has_unwritten
-from dedupd.system.files import data_ranges, opened
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.byte_ranges import missing_ranges
+from dedupd_core.errors import NoSpace
+from dedupd_core.stub import ranges
+from dedupd_core.stub.content import open_content
+from dedupd_core.stub.filling import Filling, make_plain
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.stub.transition import settle
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.extents import drop_unwritten, has_unwritten
+from dedupd_core.system.files import data_ranges, opened
+from dedupd_core.volume.volume import Volume
 from tests.conftest import MakeFileSystem
 from tests.support.lab import Lab, new_lab, noise
 from tests.support.stores import FullDisk, LazyDisk

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.byte_ranges import missing_ranges
-from dedupd.errors import CopiedStub, Damaged, FileChanged
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.recipe import RecipeRef
-from dedupd.format.stub import Flag, StubAttribute, encode_stub
-from dedupd.stub.content import open_content
-from dedupd.stub.parts import punch_parts
-from dedupd.stub.transition import (
+from dedupd_core.byte_ranges import missing_ranges
+from dedupd_core.errors import CopiedStub, Damaged, FileChanged
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.format.stub import Flag, StubAttribute, encode_stub
+from dedupd_core.stub.content import open_content
+from dedupd_core.stub.parts import punch_parts
+from dedupd_core.stub.transition import (
     AttributeSpace,
     FileIdentity,
     StubFiles,
@@ -28,9 +28,9 @@ from dedupd.stub.transition import (
     revert_commit,
     settle,
 )
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath
-from dedupd.units import KIB
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath
+from dedupd_core.units import KIB
 from tests.support.lab import OLD_NS, Lab, fill, lab_in, new_lab, noise, prose, stop_at
 from tests.support.stores import LazyDisk
 
@@ -322,7 +322,7 @@ def test_missing_ranges_are_what_no_local_range_holds(
 @given(ranges)
 def test_local_ranges_are_those_written_put_together(pairs: list[tuple[int, int]]) -> None:
     written = [(offset, offset + length) for offset, length in pairs]
-    with patch("dedupd.stub.transition.written_ranges", lambda *_: written):
+    with patch("dedupd_core.stub.transition.written_ranges", lambda *_: written):
         found = local_ranges(-1, 230)
     assert {at for begin, stop in found for at in range(begin, stop)} == {
         at for offset, length in pairs for at in range(offset, offset + length)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from tempfile import mkdtemp
 
-from dedupd.errors import DedupdError, UsageError
+from dedupd_core.errors import DedupdError, UsageError
 from tests.suites import commands, jobs
 from tests.suites.ground import Ground, ground, unmount_all
 from tests.suites.mounting import LOG

@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dedupd.system import mount_table
-from dedupd.system.disk import Disk
-from dedupd.volume.enabling.enable import enable
-from dedupd.volume.volume import Volume
+from dedupd_core.system import mount_table
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.enabling.enable import enable
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts import mount_process
 from fuse_stub.mounts.mount_points import is_dead
 from tests.suites.mounting import LOG, MAP

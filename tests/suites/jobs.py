@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dedupd.system import mount_table
+from dedupd_core.system import mount_table
 from tests.suites.ground import Ground, Place
 from tests.support.sources import ROOT
 

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from dedupd.cli import mount_helper
-from dedupd.errors import Busy, DedupdError, error_named
-from dedupd.system import mount_table
-from dedupd.system.processes import show_as
+from dedupd_core.errors import Busy, DedupdError, error_named
+from dedupd_core.system import mount_table
+from dedupd_core.system.processes import show_as
 from fuse_stub import process
 from fuse_stub.kernel import request_pump
 from fuse_stub.mounts import mount_process

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 
-from dedupd.errors import UsageError
+from dedupd_core.errors import UsageError
 from tests.suites import commands
 from tests.suites.ground import SHOWN, Ground
 from tests.suites.results import BELOW, Outcome, Result

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from dedupd.errors import UsageError
-from dedupd.system import mount_table
+from dedupd_core.errors import UsageError
+from dedupd_core.system import mount_table
 from tests.suites import commands
 from tests.suites.ground import Ground
 from tests.suites.results import BELOW, Outcome, Result

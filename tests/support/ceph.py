@@ -23,9 +23,9 @@ from typing import Any
 
 import pytest
 
-from dedupd.errors import UsageError
-from dedupd.rados.cluster.address import StoreAddress
-from dedupd.rados.cluster.binding import binding
+from dedupd_core.errors import UsageError
+from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.rados.cluster.binding import binding
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = ("ceph-mon", "ceph-osd", "ceph-authtool", "monmaptool")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dedupd import failpoint
+from dedupd_core import failpoint
 from tests.support.cluster_lab import ClusterLab, collect, crash_after, optimize
 from tests.support.crash import DyingDisk
 from tests.support.dying_mounts import dies_at

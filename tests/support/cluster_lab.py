@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dedupd import failpoint
-from dedupd.rados.reading.volume_store import bind
-from dedupd.system.disk import Disk
+from dedupd_core import failpoint
+from dedupd_core.rados.reading.volume_store import bind
+from dedupd_core.system.disk import Disk
 from jobs.cluster.gc import ClusterGc, ClusterGcReport
 from jobs.cluster.optimize import ClusterOptimize, ClusterOptimizeReport
 from jobs.cluster.scrub import ClusterScrub, ClusterScrubReport

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from dedupd.errors import Damaged, DamagedStub
-from dedupd.format.instance import Instance
-from dedupd.format.stub import decode_stub, encode_stub
-from dedupd.format.volume_parameters import Parameters
-from dedupd.stores.membership import MemberList, Membership
-from dedupd.stub.instance import instance_of
-from dedupd.stub.transition import AttributeSpace
-from dedupd.system.files import opened
+from dedupd_core.errors import Damaged, DamagedStub
+from dedupd_core.format.instance import Instance
+from dedupd_core.format.stub import decode_stub, encode_stub
+from dedupd_core.format.volume_parameters import Parameters
+from dedupd_core.stores.membership import MemberList, Membership
+from dedupd_core.stub.instance import instance_of
+from dedupd_core.stub.transition import AttributeSpace
+from dedupd_core.system.files import opened
 
 
 def belong_here(root: Path, *stores: bytes) -> None:

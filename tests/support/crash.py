@@ -18,19 +18,19 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import failpoint
-from dedupd.config.policy import RefineMode
-from dedupd.format.container import Kind
-from dedupd.format.stub import Flag
-from dedupd.store.writer import ContainerWriter
-from dedupd.stub.content import open_content, read_stub
-from dedupd.stub.local_blocks import checked_stub
-from dedupd.stub.transition import local_ranges
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened, read_at
-from dedupd.system.paths import open_beneath
-from dedupd.volume.enabling.enable import disable, enable
-from dedupd.volume.volume import Volume
+from dedupd_core import failpoint
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.format.container import Kind
+from dedupd_core.format.stub import Flag
+from dedupd_core.store.writer import ContainerWriter
+from dedupd_core.stub.content import open_content, read_stub
+from dedupd_core.stub.local_blocks import checked_stub
+from dedupd_core.stub.transition import local_ranges
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened, read_at
+from dedupd_core.system.paths import open_beneath
+from dedupd_core.volume.enabling.enable import disable, enable
+from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify, VerifyReport
 from jobs.compact.in_place import InPlace
 from jobs.compact.job import Compact, CompactReport

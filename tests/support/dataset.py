@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dedupd.units import KIB, MIB
+from dedupd_core.units import KIB, MIB
 from tests.support import odd_files
 
 _WORDS = 4096

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dedupd.deleted.undelete import Wanted
-from dedupd.format.deletion import (
+from dedupd_core.deleted.undelete import Wanted
+from dedupd_core.format.deletion import (
     LOG_HEADER_BYTES,
     LOG_MAGIC,
     MAGIC,
@@ -16,9 +16,9 @@ from dedupd.format.deletion import (
     LogHeader,
     encode_deletion,
 )
-from dedupd.format.sealed_header import seal
-from dedupd.format.stream import checksum_of, encode_attributes
-from dedupd.format.stub import Flag, StubAttribute
+from dedupd_core.format.sealed_header import seal
+from dedupd_core.format.stream import checksum_of, encode_attributes
+from dedupd_core.format.stub import Flag, StubAttribute
 
 _FIELDS = struct.Struct("<4sBBHHHIQIIIIQIIQqqQ16sQQ")
 

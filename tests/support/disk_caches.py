@@ -4,8 +4,8 @@ import os
 import time
 from pathlib import Path
 
-from dedupd.rados.reading.disk_cache import DiskCache
-from dedupd.system.disk import Disk
+from dedupd_core.rados.reading.disk_cache import DiskCache
+from dedupd_core.system.disk import Disk
 
 
 def cache_in(directory: Path, bytes_max: int = 1 << 20, disk: Disk | None = None) -> DiskCache:

@@ -3,15 +3,15 @@
 import os
 from collections.abc import Hashable, Iterator, Mapping
 
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.domain import of_folder, of_owner
-from dedupd.format.ids import container_of
-from dedupd.format.recipe import decode_node
-from dedupd.format.stub import Flag
-from dedupd.format.table import State, TableEntry
-from dedupd.system.files import opened
-from dedupd.volume.domains import Domains
-from dedupd.volume.volume import Volume
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.domain import of_folder, of_owner
+from dedupd_core.format.ids import container_of
+from dedupd_core.format.recipe import decode_node
+from dedupd_core.format.stub import Flag
+from dedupd_core.format.table import State, TableEntry
+from dedupd_core.system.files import opened
+from dedupd_core.volume.domains import Domains
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.refine.job import Refine, RefineReport
 from tests.support.gc_oracle import entries

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.byte_ranges import missing_ranges
-from dedupd.errors import Damaged
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.ids import HOLE, container_of, make_id, ordinal_of
-from dedupd.format.stub import Flag
-from dedupd.store.writer import ContainerWriter
-from dedupd.stores.local_store import STORE_DIRS
+from dedupd_core import native
+from dedupd_core.byte_ranges import missing_ranges
+from dedupd_core.errors import Damaged
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.ids import HOLE, container_of, make_id, ordinal_of
+from dedupd_core.format.stub import Flag
+from dedupd_core.store.writer import ContainerWriter
+from dedupd_core.stores.local_store import STORE_DIRS
 from tests.support.lab import Lab, new_lab, prose
 from tests.support.upkeep import scrub
 
@@ -62,7 +62,7 @@ class Drill:
         self.root = root
         with pytest.MonkeyPatch.context() as patch:
             small = partial(ContainerWriter, container_bytes_max=CONTAINER_BYTES)
-            patch.setattr("dedupd.volume.container_numbers.ContainerWriter", small)
+            patch.setattr("dedupd_core.volume.container_numbers.ContainerWriter", small)
             self.lab = self._build(root)
         self.model = self._model()
 

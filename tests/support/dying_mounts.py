@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import ServiceUnreachable
-from dedupd.system import mount_table
+from dedupd_core.errors import ServiceUnreachable
+from dedupd_core.system import mount_table
 from fuse_stub.mounts import mount_process
 from fuse_stub.mounts.mount_points import clear_dead_mount, is_dead
 from tests.support import crash
@@ -19,7 +19,7 @@ def serve_until(
 ) -> None:
     """Serve a mount in a process of a nursery that dies before one of its durable effects."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dedupd.volume.volume.Disk", lambda: crash.DyingDisk(int(step)))
+        patch.setattr("dedupd_core.volume.volume.Disk", lambda: crash.DyingDisk(int(step)))
         serve_for_test(path, mountpoint, cache_bytes, answer)
 
 

@@ -19,7 +19,7 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
-from dedupd import failpoint
+from dedupd_core import failpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM_S_MAX = 240

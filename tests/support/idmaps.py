@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dedupd.system.files import opened
+from dedupd_core.system.files import opened
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dedupd import native
-from dedupd.format import table as tbl
-from dedupd.index.bloom_index import BloomIndex
-from dedupd.index.saved_index import SavedFile
-from dedupd.index.table_index import TableIndex
-from dedupd.store.container.record_states import set_entries
+from dedupd_core import native
+from dedupd_core.format import table as tbl
+from dedupd_core.index.bloom_index import BloomIndex
+from dedupd_core.index.saved_index import SavedFile
+from dedupd_core.index.table_index import TableIndex
+from dedupd_core.store.container.record_states import set_entries
 from tests.support.lab import noise
 from tests.support.stores import Records
 

@@ -14,22 +14,22 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dedupd import failpoint, native
-from dedupd.format import container as fmt
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.stub import Flag, StubAttribute
-from dedupd.shared.fellows import all_held
-from dedupd.store.container.container import data_name, table_name
-from dedupd.stores.local_store import STORE_DIRS
-from dedupd.stores.shared_directory import SharedDirectory
-from dedupd.stub.content import open_content, read_stub
-from dedupd.stub.transition import local_ranges
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened, read_at
-from dedupd.system.paths import open_beneath
-from dedupd.units import KIB, MIB
-from dedupd.volume.enabling.enable import enable
-from dedupd.volume.volume import Volume
+from dedupd_core import failpoint, native
+from dedupd_core.format import container as fmt
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.shared.fellows import all_held
+from dedupd_core.store.container.container import data_name, table_name
+from dedupd_core.stores.local_store import STORE_DIRS
+from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.stub.content import open_content, read_stub
+from dedupd_core.stub.transition import local_ranges
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened, read_at
+from dedupd_core.system.paths import open_beneath
+from dedupd_core.units import KIB, MIB
+from dedupd_core.volume.enabling.enable import enable
+from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify, VerifyReport
 from jobs.compact.job import Compact, CompactReport
 from jobs.frame.run import JobRun

@@ -17,13 +17,13 @@ from typing import Protocol
 
 import pytest
 
-from dedupd import failpoint
-from dedupd.errors import ServiceUnreachable, error_named
-from dedupd.stub.transition import FileIdentity
-from dedupd.system import mount_table
-from dedupd.system.control_socket import ControlClient, socket_path
-from dedupd.volume.enabling.enable import enable
-from dedupd.volume.volume import Volume
+from dedupd_core import failpoint
+from dedupd_core.errors import ServiceUnreachable, error_named
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system import mount_table
+from dedupd_core.system.control_socket import ControlClient, socket_path
+from dedupd_core.volume.enabling.enable import enable
+from dedupd_core.volume.volume import Volume
 from fuse_stub import process
 from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.kernel import request_pump

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 
-from dedupd.system.files import opened
-from dedupd.units import MIB
+from dedupd_core.system.files import opened
+from dedupd_core.units import MIB
 
 EPOCH_NS = 1_400_000_000 * 10**9
 """Times of the files lie after this, in 2014, and so are older than any policy's minimum."""

@@ -4,10 +4,10 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.sealed_header import seal
-from dedupd.store.container.container import table_name
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.sealed_header import seal
+from dedupd_core.store.container.container import table_name
 
 _FILE = struct.Struct("<8sHBBIII16sQ")
 _TABLE = struct.Struct("<8sHBBIII16sIHHII")

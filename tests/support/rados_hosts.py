@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from dedupd import native
-from dedupd.format.cluster.objects import FileId, frame_of
-from dedupd.rados.audit import Audit, AuditReport
-from dedupd.rados.chunks import NewChunk
-from dedupd.rados.cluster.address import StoreAddress, parse_address
-from dedupd.rados.cluster.connection import Cluster
-from dedupd.rados.collection import Collection
-from dedupd.rados.recovery import Recovery
-from dedupd.rados.store import RadosStore
-from dedupd.rados.writer import FileChunk, NewFile, Prepared, Writer
+from dedupd_core import native
+from dedupd_core.format.cluster.objects import FileId, frame_of
+from dedupd_core.rados.audit import Audit, AuditReport
+from dedupd_core.rados.chunks import NewChunk
+from dedupd_core.rados.cluster.address import StoreAddress, parse_address
+from dedupd_core.rados.cluster.connection import Cluster
+from dedupd_core.rados.collection import Collection
+from dedupd_core.rados.recovery import Recovery
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.writer import FileChunk, NewFile, Prepared, Writer
 
 PIECE_BYTES = 4096
 SHARDS = 2

@@ -6,7 +6,7 @@ Everything here follows the text of docs/chunking.md, byte after byte, and is as
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dedupd.format.volume_parameters import Chunking
+from dedupd_core.format.volume_parameters import Chunking
 
 WINDOW = 64
 

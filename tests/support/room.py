@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from dedupd.config.reserve import Reserve
+from dedupd_core.config.reserve import Reserve
 from tests.support.lab import write_out
 
 

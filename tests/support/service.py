@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dedupd.cli.main import main
-from dedupd.errors import DedupdError, ServiceUnreachable
 from dedupd.service.client import ServiceClient
-from dedupd.system import mount_table
+from dedupd_core.errors import DedupdError, ServiceUnreachable
+from dedupd_core.system import mount_table
 from fuse_stub.mounts.mount_points import clear_dead_mount
 from fuse_stub.mounts.mount_process import unmount
 from tests.support.forks import CONTEXT

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from dedupd import native
-from dedupd.config.policy import IndexChoice
-from dedupd.format.container import Kind
-from dedupd.format.domain import FIRST
-from dedupd.format.table import State
-from dedupd.shared.creation import create_store
-from dedupd.stores.local_store import STORE_DIRS
-from dedupd.stores.shared_directory import SharedDirectory
-from dedupd.system.disk import Disk
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.config.policy import IndexChoice
+from dedupd_core.format.container import Kind
+from dedupd_core.format.domain import FIRST
+from dedupd_core.format.table import State
+from dedupd_core.shared.creation import create_store
+from dedupd_core.stores.local_store import STORE_DIRS
+from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.move import Move, MoveReport, MovingVolume
 from jobs.optimize.job import Optimize, OptimizeReport

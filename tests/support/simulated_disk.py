@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from typing_extensions import Buffer
 
-from dedupd import native
-from dedupd.system.disk import Disk
-from dedupd.system.files import data_ranges, read_at
+from dedupd_core import native
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import data_ranges, read_at
 
 Bytes = memoryview | bytes | bytearray
 

@@ -11,7 +11,7 @@ ROOM_FILES_MAX = 20
 MODULE_LINES_MAX = 600
 """What can be read: files directly in a folder of the product, lines of one of them."""
 
-PACKAGES = ("dedupd", "jobs", "fuse_stub", "analysis")
+PACKAGES = ("dedupd", "dedupd_core", "jobs", "fuse_stub", "analysis")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _natives(submodule: str, body: list[ast.stmt], owner: str = "") -> Iterator[
 
 NATIVES = [
     native
-    for path in sorted((ROOT / "dedupd" / "native").glob("*.pyi"))
+    for path in sorted((ROOT / "dedupd_core" / "native").glob("*.pyi"))
     for native in _natives(path.stem, ast.parse(path.read_text(encoding="utf-8")).body)
 ]
 """All that native stubs declare."""

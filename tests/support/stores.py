@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from dedupd import native
-from dedupd.errors import NoSpace
-from dedupd.format import container as fmt
-from dedupd.format.container import Kind
-from dedupd.format.store_secret import StoreSecret
-from dedupd.store.container.container import data_name, table_name
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.recovery import recover
-from dedupd.store.container.table_file import Recovered
-from dedupd.store.reader import RecordReader
-from dedupd.store.writer import ContainerWriter, NewRecords
-from dedupd.system.disk import Disk
+from dedupd_core import native
+from dedupd_core.errors import NoSpace
+from dedupd_core.format import container as fmt
+from dedupd_core.format.container import Kind
+from dedupd_core.format.store_secret import StoreSecret
+from dedupd_core.store.container.container import data_name, table_name
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.recovery import recover
+from dedupd_core.store.container.table_file import Recovered
+from dedupd_core.store.reader import RecordReader
+from dedupd_core.store.writer import ContainerWriter, NewRecords
+from dedupd_core.system.disk import Disk
 
 VOLUME = bytes(range(16))
 SECRET = StoreSecret((bytes(range(32)),))

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from dedupd.format import stream
-from dedupd.format.stream import Frame, FrameKind
-from dedupd.replica.replica import replica_of
-from dedupd.volume.volume import Volume
+from dedupd_core.format import stream
+from dedupd_core.format.stream import Frame, FrameKind
+from dedupd_core.replica.replica import replica_of
+from dedupd_core.volume.volume import Volume
 from jobs.backup.intake import LocalReception, Reception
 from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume
 from jobs.backup.restore import Restore

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from dedupd import native
-from dedupd.format.volume_parameters import PRESETS
+from dedupd_core import native
+from dedupd_core.format.volume_parameters import PRESETS
 
 SAVING_MIN = 0.05
 

@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from dedupd.system.files import data_ranges, opened, read_at
-from dedupd.system.paths import show_path
-from dedupd.units import MIB
+from dedupd_core.system.files import data_ranges, opened, read_at
+from dedupd_core.system.paths import show_path
+from dedupd_core.units import MIB
 
 BLOCK_BYTES = 4 * MIB
 """What is read at once: large enough that the calls cost nothing beside the comparison."""

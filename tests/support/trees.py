@@ -5,7 +5,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from dedupd.units import KIB
+from dedupd_core.units import KIB
 from tests.support.lab import OLD_NS, Lab, noise, prose
 
 Seen = dict[str, tuple[object, ...]]

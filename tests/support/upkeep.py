@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.ids import container_of
-from dedupd.system.disk import Disk
-from dedupd.volume.volume import Volume
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import container_of
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.reconcile.job import Reconcile, ReconcileReport, Strategy
 from jobs.scrub.job import Depth, Scrub, ScrubReport

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dedupd.system.files import opened
+from dedupd_core.system.files import opened
 from tests.support import odd_files
 from tests.support.lab import RAW_SOCKETS, noise, prose
 from tests.support.mounts import ALICE, BOB

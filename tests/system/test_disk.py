@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import NoSpace
-from dedupd.system import disk as disk_module
-from dedupd.system import page_cache
-from dedupd.system.disk import Disk
-from dedupd.units import KIB, MIB
+from dedupd_core.errors import NoSpace
+from dedupd_core.system import disk as disk_module
+from dedupd_core.system import page_cache
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import KIB, MIB
 from tests.conftest import MakeFileSystem
 from tests.support.lab import cached_pages, noise
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.errors import Busy
-from dedupd.system.files import data_ranges, locked, opened, read_at, read_into
-from dedupd.system.leases import has_writers, lease_exclusively
-from dedupd.system.paths import DirectoryOpener, explain, open_beneath, show_path, split_path
+from dedupd_core.errors import Busy
+from dedupd_core.system.files import data_ranges, locked, opened, read_at, read_into
+from dedupd_core.system.leases import has_writers, lease_exclusively
+from dedupd_core.system.paths import DirectoryOpener, explain, open_beneath, show_path, split_path
 from tests.support.lab import descriptors, descriptors_to_begin_with, noise
 
 BLOCK = 4096

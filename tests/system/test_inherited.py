@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.errors import UsageError
-from dedupd.system.inherited import lift_limits, take_normal_priority
-from dedupd.system.processes import server_environment
+from dedupd_core import native
+from dedupd_core.errors import UsageError
+from dedupd_core.system.inherited import lift_limits, take_normal_priority
+from dedupd_core.system.processes import server_environment
 from tests.support.closed_streams import CLOSED, command_without
 from tests.support.sources import ROOT
 
@@ -23,7 +23,7 @@ LARGE = 1 << 40
 PROGRAM = """
 import os, sys
 sys.path.insert(0, os.getcwd())
-from dedupd.system.inherited import open_standard_streams
+from dedupd_core.system.inherited import open_standard_streams
 open_standard_streams()
 print("out", flush=True)
 print("err", file=sys.stderr, flush=True)

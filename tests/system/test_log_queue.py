@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system import log_queue
-from dedupd.system.log_queue import (
+from dedupd_core.system import log_queue
+from dedupd_core.system.log_queue import (
     KIND_LINES_MAX,
     PERIOD_S,
     WAITING_MAX,

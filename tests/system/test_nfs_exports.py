@@ -2,7 +2,14 @@
 
 import pytest
 
-from dedupd.system.nfs_exports import Export, exports, faults, in_the_way, line_for, parse_exports
+from dedupd_core.system.nfs_exports import (
+    Export,
+    exports,
+    faults,
+    in_the_way,
+    line_for,
+    parse_exports,
+)
 
 UUID = "8c1f7a9e-0d5b-4c55-9f0a-1b2c3d4e5f60"
 DEFAULTS = "ro,wdelay,hide,nocrossmnt,secure,root_squash,no_all_squash,no_subtree_check"
@@ -64,5 +71,5 @@ def test_the_line_is_read_back_as_it_was_meant() -> None:
 
 
 def test_where_no_server_is_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dedupd.system.nfs_exports.TABLES", ("/nowhere/etab",))
+    monkeypatch.setattr("dedupd_core.system.nfs_exports.TABLES", ("/nowhere/etab",))
     assert exports() == []

@@ -21,7 +21,7 @@ pytestmark = [
 
 def said(program: str, *, leads_session: bool) -> list[str]:
     """The lines that a Python program prints in a process of its own."""
-    text = f"import os, threading\nfrom dedupd.system import processes\n{program}"
+    text = f"import os, threading\nfrom dedupd_core.system import processes\n{program}"
     done = subprocess.run(
         [sys.executable, "-c", text],
         start_new_session=leads_session,
@@ -81,7 +81,7 @@ def test_a_job_with_a_group_of_its_own_comes_last_with_all_of_it() -> None:
 
 def test_a_job_of_a_shell_leaves_the_group_of_the_shell_alone() -> None:
     shell = ["sh", "-c", '"$0" -c "$1"; cat /proc/$$/autogroup']
-    program = f"from dedupd.system import processes\n{GROUP}"
+    program = f"from dedupd_core.system import processes\n{GROUP}"
     lines = subprocess.run(
         [*shell, sys.executable, program],
         start_new_session=True,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UsageError
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.system.tree.takeover import (
+from dedupd_core.errors import UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.system.tree.takeover import (
     Rights,
     is_privileged,
     make_directory_of,

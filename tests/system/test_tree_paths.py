@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath
-from dedupd.system.tree import tree_paths
-from dedupd.system.tree.tree_paths import lies_elsewhere, name_in_tree, path_in_tree
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import open_beneath
+from dedupd_core.system.tree import tree_paths
+from dedupd_core.system.tree.tree_paths import lies_elsewhere, name_in_tree, path_in_tree
 from tests.support.odd_files import directory_made
 
 FLAGS = os.O_RDONLY | os.O_CLOEXEC

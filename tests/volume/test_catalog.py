@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import CatalogUnusable
-from dedupd.system.files import opened
-from dedupd.volume.catalog import Catalog, Catalogue
+from dedupd_core.errors import CatalogUnusable
+from dedupd_core.system.files import opened
+from dedupd_core.volume.catalog import Catalog, Catalogue
 from tests.conftest import MakeFileSystem
 from tests.support.lab import REPOSITORY, fill, lab_in, repeated, run_cli
 
@@ -87,7 +87,7 @@ def test_messages_name_the_directory_and_no_descriptor(tmp_path: Path) -> None:
 def use(directory: Path) -> "subprocess.CompletedProcess[str]":
     """Read and write a catalogue in a process of its own: damage to a map can kill."""
     program = (
-        "import sys; from dedupd.volume.catalog import Catalog\n"
+        "import sys; from dedupd_core.volume.catalog import Catalog\n"
         "with Catalog(sys.argv[1]) as c:\n"
         "    c.latest('run/', 1000); c.put('key', 'value'); assert c.get('key') == 'value'"
     )
@@ -116,7 +116,7 @@ def test_a_catalogue_that_is_another_file_is_made_again(tmp_path: Path) -> None:
 DAMAGE = """
 import random, sys
 from pathlib import Path
-from dedupd.volume.catalog import Catalog
+from dedupd_core.volume.catalog import Catalog
 
 PAGE_BYTES = 4096
 path, sound = Path(sys.argv[1]) / "data.mdb", Path(sys.argv[2]).read_bytes()

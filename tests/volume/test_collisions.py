@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import NotAVolume, UsageError
-from dedupd.system.disk import Disk
-from dedupd.volume.base_directory import DISABLING
-from dedupd.volume.enabling.base import left_in_place
-from dedupd.volume.enabling.enable import begin_disable, disable, enable
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import NotAVolume, UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.base_directory import DISABLING
+from dedupd_core.volume.enabling.base import left_in_place
+from dedupd_core.volume.enabling.enable import begin_disable, disable, enable
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_points import covered
 from tests.conftest import MakeFileSystem
 from tests.support.lab import Lab, new_lab, run_cli, stop_at

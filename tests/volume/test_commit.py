@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import pytest
 
-from dedupd.format.recipe import RecipeRef
-from dedupd.format.stub import Flag, StubAttribute
-from dedupd.stub.transition import FileIdentity
-from dedupd.system.disk import Disk
-from dedupd.volume.commit import Outcome, Result, VolumeCommitter
-from dedupd.volume.commit_requests import CommitRequest, CommitRequests
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.commit import Outcome, Result, VolumeCommitter
+from dedupd_core.volume.commit_requests import CommitRequest, CommitRequests
 from tests.support.lab import (
     OLD_NS,
     Lab,

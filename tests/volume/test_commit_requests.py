@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.format.recipe import RecipeRef
-from dedupd.stub.transition import FileIdentity
-from dedupd.volume.commit_requests import (
+from dedupd_core import native
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.volume.commit_requests import (
     CommitRequest,
     CommitRequests,
     request_from_json,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Busy
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Busy
+from dedupd_core.volume.volume import Volume
 from tests.support.copies import belong_here
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, mounted_lab

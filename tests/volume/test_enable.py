@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Busy, NotAVolume, UnsuitableFileSystem, UsageError
-from dedupd.failpoint import POINTS
-from dedupd.format.volume_parameters import PRESETS, Parameters
-from dedupd.system.disk import Disk
-from dedupd.volume.enabling.enable import disable, enable
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Busy, NotAVolume, UnsuitableFileSystem, UsageError
+from dedupd_core.failpoint import POINTS
+from dedupd_core.format.volume_parameters import PRESETS, Parameters
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.enabling.enable import disable, enable
+from dedupd_core.volume.volume import Volume
 from tests.conftest import MakeFileSystem
 from tests.support.lab import OLD_NS, fill, new_lab, stop_at
 

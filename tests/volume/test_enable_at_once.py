@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import failpoint
-from dedupd.errors import Busy, NotAVolume, UsageError
-from dedupd.system.disk import Disk
-from dedupd.system.files import locked, opened
-from dedupd.volume.enabling.enable import disable, enable
-from dedupd.volume.volume import Volume
+from dedupd_core import failpoint
+from dedupd_core.errors import Busy, NotAVolume, UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import locked, opened
+from dedupd_core.volume.enabling.enable import disable, enable
+from dedupd_core.volume.volume import Volume
 from tests.volume.test_enable import DISABLE_POINTS, ENABLE_POINTS, look, make
 
 CALLS = 6

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import DedupdError, UnsuitableFileSystem, UsageError
 from dedupd.service.doctor import Check, Verdict, check_path
-from dedupd.system.disk import Disk
-from dedupd.volume.enabling.enable import CLOSED, disable, enable
-from dedupd.volume.enabling.place import refuse_place
+from dedupd_core.errors import DedupdError, UnsuitableFileSystem, UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.enabling.enable import CLOSED, disable, enable
+from dedupd_core.volume.enabling.place import refuse_place
 from tests.conftest import MakeFileSystem
 from tests.support.lab import OLD_NS
 from tests.support.mounts import ALICE, as_user, mounted_lab

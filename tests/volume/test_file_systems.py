@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UnsuitableFileSystem
 from dedupd.service.doctor import Check, Verdict, check_path
-from dedupd.system.disk import Disk
-from dedupd.system.file_system import file_system_of
-from dedupd.system.files import opened
-from dedupd.volume.enabling.enable import enable
-from dedupd.volume.enabling.probe import obstacle_of
+from dedupd_core.errors import UnsuitableFileSystem
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.file_system import file_system_of
+from dedupd_core.system.files import opened
+from dedupd_core.volume.enabling.enable import enable
+from dedupd_core.volume.enabling.probe import obstacle_of
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_process import mount_in_background, unmount
 from tests.conftest import MakeFileSystem

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dedupd.cli.setup import _looked_at
-from dedupd.errors import DedupdError, NotAVolume, UsageError
 from dedupd.service.doctor import Check, Verdict, check_path
-from dedupd.system.disk import Disk
-from dedupd.volume.enabling.enable import disable, enable
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import DedupdError, NotAVolume, UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.enabling.enable import disable, enable
+from dedupd_core.volume.volume import Volume
 from tests.conftest import MakeFileSystem
 from tests.support.lab import new_lab
 from tests.support.mounts import ALICE, mounted_lab

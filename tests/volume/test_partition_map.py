@@ -7,14 +7,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dedupd.config.memory_budget import capacity, planned
-from dedupd.config.policy import IndexChoice
-from dedupd.format.container import Kind
-from dedupd.format.domain import PartitionKey
-from dedupd.store.container.table_totals import entries_by_partition
-from dedupd.system.files import opened
-from dedupd.units import KIB, MIB
-from dedupd.volume.partition_map import PartitionMap, plan, type_of
+from dedupd_core.config.memory_budget import capacity, planned
+from dedupd_core.config.policy import IndexChoice
+from dedupd_core.format.container import Kind
+from dedupd_core.format.domain import PartitionKey
+from dedupd_core.store.container.table_totals import entries_by_partition
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB, MIB
+from dedupd_core.volume.partition_map import PartitionMap, plan, type_of
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.file_reader import BATCHES_MIN
 from jobs.optimize.job import Optimize
@@ -148,7 +148,7 @@ def test_types_have_partitions_of_their_own_where_the_policy_asks(tmp_path: Path
 def test_files_of_more_types_than_are_counted_are_taken_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("dedupd.volume.partition_map", "jobs.optimize.partitioning"):
+    for module in ("dedupd_core.volume.partition_map", "jobs.optimize.partitioning"):
         monkeypatch.setattr(f"{module}.TYPES_MAX", 3)
     with lab_in(tmp_path) as lab:
         lab.put("large.first", noise(5 * MIB))

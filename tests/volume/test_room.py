@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.reserve import Reserve
-from dedupd.config.room import Room
-from dedupd.errors import NoSpace
-from dedupd.system.files import free_space, opened
-from dedupd.units import MIB
+from dedupd_core.config.reserve import Reserve
+from dedupd_core.config.room import Room
+from dedupd_core.errors import NoSpace
+from dedupd_core.system.files import free_space, opened
+from dedupd_core.units import MIB
 from tests.conftest import MakeFileSystem
 
 pytestmark = pytest.mark.root

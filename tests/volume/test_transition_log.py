@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.volume.transition_log import Transitions
+from dedupd_core.volume.transition_log import Transitions
 
 NAMES = [b"a", b"directory/with \xff and\nmore"]
 

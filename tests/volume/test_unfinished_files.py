@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.format import recipe
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.units import KIB, MIB
-from dedupd.volume import unfinished_files
+from dedupd_core.format import recipe
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.units import KIB, MIB
+from dedupd_core.volume import unfinished_files
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize import file_reader, job
 from jobs.optimize.job import Optimize

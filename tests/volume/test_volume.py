@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import Policy
-from dedupd.errors import Busy, Damaged, NotAVolume, UnknownFormat
-from dedupd.format.checked_json import check_of
-from dedupd.system import mount_table
-from dedupd.system.mount_table import parse_mountinfo
-from dedupd.system.paths import show_path
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import Policy
+from dedupd_core.errors import Busy, Damaged, NotAVolume, UnknownFormat
+from dedupd_core.format.checked_json import check_of
+from dedupd_core.system import mount_table
+from dedupd_core.system.mount_table import parse_mountinfo
+from dedupd_core.system.paths import show_path
+from dedupd_core.volume.volume import Volume
 from tests.support.lab import Lab, descriptors, descriptors_to_begin_with, flip_bit, lab_in, new_lab
 
 

@@ -26,9 +26,9 @@ from pathlib import Path
 
 import psutil
 
-from dedupd.errors import DedupdError
-from dedupd.format.container import Kind
-from dedupd.units import KIB, MIB
+from dedupd_core.errors import DedupdError
+from dedupd_core.format.container import Kind
+from dedupd_core.units import KIB, MIB
 from tests.hostile.test_greedy_users import UnreadLog
 from tests.support.lab import flip_bit, let_others_pass, noise
 from tests.support.mounts import ALICE, BOB, MountedLab, as_user, looping, mounted_lab

@@ -27,7 +27,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from dedupd.errors import DedupdError
+from dedupd_core.errors import DedupdError
 from tests.support.mounts import MountedLab, mounted_lab
 
 SIZE_MAX = 3 << 20

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from dedupd.units import KIB, MIB, parse_size
+from dedupd_core.units import KIB, MIB, parse_size
 from tests.support.crash import ext4
 from tests.support.lab import REPOSITORY, Lab, let_others_pass, noise, repeated
 from tests.support.room import room_bytes

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.errors import UsageError
-from dedupd.system.files import opened
-from dedupd.units import MIB
-from dedupd.volume.volume import Volume
+from dedupd_core import native
+from dedupd_core.errors import UsageError
+from dedupd_core.system.files import opened
+from dedupd_core.units import MIB
+from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_process import mount_in_background
 from tests.support.closed_streams import (
     CLOSED,

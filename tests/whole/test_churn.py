@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system.disk import Disk
-from dedupd.volume.volume import Volume
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.volume import Volume
 from jobs.compact.job import Compact
 from jobs.frame.run import JobRun
 from jobs.gc.job import Gc

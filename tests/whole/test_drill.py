@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from dedupd.format.ids import make_id
-from dedupd.store.merge_log import MergeLogWriter
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
+from dedupd_core.format.ids import make_id
+from dedupd_core.store.merge_log import MergeLogWriter
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize
 from tests.crash.small_parts import saved_indexes

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.units import MIB
+from dedupd_core import native
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.units import MIB
 from tests.support.lab import Lab, new_lab, noise, run_program
 
 PLAIN = 'min_age = "0s"\nmin_size = "1"\n'

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.units import MIB
+from dedupd_core.units import MIB
 from tests.support.lab import let_others_pass
 from tests.whole.overfull import run
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import RefineMode
-from dedupd.format import container as fmt
-from dedupd.format.container import Kind
-from dedupd.system.paths import show_path
-from dedupd.units import KIB
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.format import container as fmt
+from dedupd_core.format.container import Kind
+from dedupd_core.system.paths import show_path
+from dedupd_core.units import KIB
 from jobs.backup.restore import Restore
 from jobs.backup.source import BackupSource
 from jobs.frame.run import JobRun

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import Policy
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import Codec, Kind
-from dedupd.format.ids import make_id
-from dedupd.format.table import State
-from dedupd.units import MIB
-from dedupd.volume.hints import HintKey
+from dedupd_core.config.policy import Policy
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Codec, Kind
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.table import State
+from dedupd_core.units import MIB
+from dedupd_core.volume.hints import HintKey
 from jobs.check.leaning import note_held
 from tests.support.lab import Lab, new_lab, run_program
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import RefineMode
-from dedupd.errors import Damaged
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.store.second_copies import all_copies
-from dedupd.units import KIB
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.errors import Damaged
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.store.second_copies import all_copies
+from dedupd_core.units import KIB
 from jobs.frame.run import JobRun
 from jobs.refine.job import Refine
 from jobs.scrub.job import Depth

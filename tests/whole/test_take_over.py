@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import NotAVolume
-from dedupd.system import mount_table
-from dedupd.system.file_system import file_system_of
-from dedupd.system.files import opened
+from dedupd_core.errors import NotAVolume
+from dedupd_core.system import mount_table
+from dedupd_core.system.file_system import file_system_of
+from dedupd_core.system.files import opened
 from fuse_stub.mounts import mount_process, over_mount
 from fuse_stub.mounts.mount_points import is_dead_mount
 from tests.support.lab import Lab, new_lab, noise

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import click
 import pytest
 
-from dedupd import native
 from dedupd.cli.main import main
-from dedupd.system.files import opened
+from dedupd_core import native
+from dedupd_core.system.files import opened
 from tests.conftest import MakeFileSystem
 from tests.support import zoo
 from tests.support.lab import run_cli

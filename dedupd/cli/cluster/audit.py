@@ -6,11 +6,11 @@ from dataclasses import asdict
 import click
 
 from dedupd.cli.common import exits, json_option, show_or_json
-from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS
-from dedupd.rados.audit import Audit, AuditReport
-from dedupd.rados.cluster.address import parse_address
-from dedupd.rados.store import RadosStore
-from dedupd.units import counted
+from dedupd_core.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS
+from dedupd_core.rados.audit import Audit, AuditReport
+from dedupd_core.rados.cluster.address import parse_address
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.units import counted
 
 SHOWN_MAX = 20
 

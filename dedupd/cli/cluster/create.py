@@ -4,8 +4,8 @@ import click
 
 from dedupd.cli.common import answer, exits, json_option
 from dedupd.cli.enable import fingerprint_option
-from dedupd.rados.cluster.address import parse_address
-from dedupd.rados.store import RadosStore
+from dedupd_core.rados.cluster.address import parse_address
+from dedupd_core.rados.store import RadosStore
 
 
 @click.command("create")

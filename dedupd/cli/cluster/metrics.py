@@ -10,9 +10,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from dedupd.cli.common import exits
-from dedupd.rados.cluster.address import parse_address
-from dedupd.rados.store import RadosStore
-from dedupd.rados.upkeep.status import StoreStatus, VolumeStatus, status_of
+from dedupd_core.rados.cluster.address import parse_address
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.upkeep.status import StoreStatus, VolumeStatus, status_of
 
 _LABELS = ["store", "host", "path"]
 

@@ -3,9 +3,9 @@
 import click
 
 from dedupd.cli.common import answer, exits, json_option
-from dedupd.rados.cluster.address import parse_address
-from dedupd.rados.store import RadosStore
-from dedupd.rados.upkeep.status import status_of
+from dedupd_core.rados.cluster.address import parse_address
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.upkeep.status import status_of
 
 
 @click.command("status")

@@ -3,9 +3,9 @@
 import click
 
 from dedupd.cli.via_service import job_command
-from dedupd.errors import UsageError
-from dedupd.shared.fellows import all_held
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import UsageError
+from dedupd_core.shared.fellows import all_held
+from dedupd_core.volume.volume import Volume
 
 
 @job_command(

@@ -7,10 +7,10 @@ import click
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
-from dedupd.errors import UsageError
-from dedupd.shared.fellows import all_held
-from dedupd.units import counted, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import UsageError
+from dedupd_core.shared.fellows import all_held
+from dedupd_core.units import counted, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.gc.job import NOTHING_NEW, Gc, GcReport
 
 

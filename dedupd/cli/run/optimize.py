@@ -9,9 +9,9 @@ from dedupd.cli.job_limits import limits, look_at_new, working
 from dedupd.cli.left_out import Place, left_out, outcome_of
 from dedupd.cli.report import finish, show_messages
 from dedupd.cli.via_service import job_command
-from dedupd.config.policy import Policy
-from dedupd.units import counted, format_duration, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import Policy
+from dedupd_core.units import counted, format_duration, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.optimize.job import Optimize, OptimizeReport
 from jobs.tree.candidates import Judged, Skipped, candidates
 from jobs.tree.judged_files import load_ledger

@@ -5,9 +5,9 @@ import click
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish
 from dedupd.cli.via_service import job_command
-from dedupd.shared.fellows import all_held
-from dedupd.units import counted
-from dedupd.volume.volume import Volume
+from dedupd_core.shared.fellows import all_held
+from dedupd_core.units import counted
+from dedupd_core.volume.volume import Volume
 from jobs.rebuild import Rebuild, RebuildReport
 
 

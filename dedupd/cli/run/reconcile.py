@@ -5,8 +5,8 @@ import click
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
-from dedupd.units import counted, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core.units import counted, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.reconcile.job import Reconcile, ReconcileReport, Strategy
 
 

@@ -5,9 +5,9 @@ import click
 from dedupd.cli.job_limits import look_at_new, working
 from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
-from dedupd.config.policy import RefineMode
-from dedupd.units import counted, format_size
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.units import counted, format_size
+from dedupd_core.volume.volume import Volume
 from jobs.refine.job import Refine, RefineReport
 
 _MODES = [mode.value for mode in RefineMode if mode is not RefineMode.OFF]

@@ -6,10 +6,10 @@ from dedupd.cli.job_limits import limits, working
 from dedupd.cli.report import finish, show_findings, show_messages
 from dedupd.cli.run.verify import show as show_verified
 from dedupd.cli.via_service import job_command
-from dedupd.errors import UsageError
-from dedupd.shared.fellows import all_held
-from dedupd.units import counted, format_size, parse_percentage
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import UsageError
+from dedupd_core.shared.fellows import all_held
+from dedupd_core.units import counted, format_size, parse_percentage
+from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify
 from jobs.scrub.job import Depth, Scrub, ScrubReport
 

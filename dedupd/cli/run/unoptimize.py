@@ -10,9 +10,9 @@ from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
-from dedupd.errors import EXIT_FINDINGS
-from dedupd.units import counted, format_duration, format_size, parse_moment
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import EXIT_FINDINGS
+from dedupd_core.units import counted, format_duration, format_size, parse_moment
+from dedupd_core.volume.volume import Volume
 from jobs.unoptimize import Plan, Unoptimize, UnoptimizeReport
 
 

@@ -5,10 +5,10 @@ import click
 from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish, show_findings
-from dedupd.errors import Busy
-from dedupd.shared.fellows import all_held
-from dedupd.units import counted
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import Busy
+from dedupd_core.shared.fellows import all_held
+from dedupd_core.units import counted
+from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify, VerifyReport
 
 

@@ -4,8 +4,8 @@ import click
 
 from dedupd.cli.common import PATH, answer, exits, force_option, json_option
 from dedupd.cli.enable import chunk_size_option, fingerprint_option
-from dedupd.shared.creation import create_store
-from dedupd.system.disk import Disk
+from dedupd_core.shared.creation import create_store
+from dedupd_core.system.disk import Disk
 
 
 @click.command("create")

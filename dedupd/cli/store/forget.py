@@ -5,11 +5,11 @@ from contextlib import closing
 import click
 
 from dedupd.cli.common import PATH, answer, exits, json_option
-from dedupd.errors import CopiedVolume, NotAVolume, UsageError
-from dedupd.stores.membership import Member
-from dedupd.stores.shared_directory import SharedDirectory
-from dedupd.system.disk import Disk
-from dedupd.volume.volume import Volume
+from dedupd_core.errors import CopiedVolume, NotAVolume, UsageError
+from dedupd_core.stores.membership import Member
+from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.volume import Volume
 
 
 @click.command("forget")

@@ -8,12 +8,12 @@ import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option
 from dedupd.cli.report import finish
-from dedupd.errors import UsageError
-from dedupd.rados.cluster.address import is_address
-from dedupd.stores.shared_directory import SharedDirectory
-from dedupd.system.disk import Disk
-from dedupd.units import counted, format_size
-from dedupd.volume.enabling.place import refuse_mounted
+from dedupd_core.errors import UsageError
+from dedupd_core.rados.cluster.address import is_address
+from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import counted, format_size
+from dedupd_core.volume.enabling.place import refuse_mounted
 from jobs.move import Move, MoveReport, MovingVolume
 
 

@@ -6,8 +6,8 @@ import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option
 from dedupd.cli.report import finish
-from dedupd.units import counted
-from dedupd.volume.volume import Volume
+from dedupd_core.units import counted
+from dedupd_core.volume.volume import Volume
 from jobs.rejoin import Rejoin, RejoinReport
 
 

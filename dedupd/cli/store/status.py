@@ -7,9 +7,9 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option, show_or_json
 from dedupd.cli.terminal import figures, show
-from dedupd.stores.shared_directory import SharedDirectory
-from dedupd.system.disk import Disk
-from dedupd.units import format_size
+from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import format_size
 from jobs.usage.store_figures import store_figures
 
 

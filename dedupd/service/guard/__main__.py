@@ -12,9 +12,9 @@ import select
 import sys
 from contextlib import suppress
 
-from dedupd import native
-from dedupd.system.inherited import open_standard_streams
-from dedupd.system.processes import lock_of_register, show_as
+from dedupd_core import native
+from dedupd_core.system.inherited import open_standard_streams
+from dedupd_core.system.processes import lock_of_register, show_as
 
 BEAT_S = 1.0
 

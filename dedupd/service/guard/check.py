@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dedupd.units import counted
+from dedupd_core.units import counted
 
 
 def guard_text(guard: dict[str, Any]) -> str:

@@ -5,9 +5,9 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from dedupd.errors import ServiceUnreachable
-from dedupd.system import mount_table
-from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
+from dedupd_core.errors import ServiceUnreachable
+from dedupd_core.system import mount_table
+from dedupd_core.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
 
 MountProcess = tuple[str, int]
 """A mounted volume, and a number that a new mount process of the volume changes."""

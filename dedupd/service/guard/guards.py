@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dedupd.errors import DedupdError
 from dedupd.service.guard.file_systems import FileSystem, MountProcess, below, mount_processes
 from dedupd.service.systemd.journal import Event, report
-from dedupd.system.paths import explain, show_text
-from dedupd.system.processes import make_register, register, server_environment
+from dedupd_core.errors import DedupdError
+from dedupd_core.system.paths import explain, show_text
+from dedupd_core.system.processes import make_register, register, server_environment
 
 LOOK_S = 1.0
 """Between two looks at which volumes are mounted."""

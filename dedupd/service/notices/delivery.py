@@ -16,7 +16,7 @@ from email.policy import SMTP
 
 from dedupd.service.notices.problem import Notice
 from dedupd.service.systemd.slice import is_of_systemd
-from dedupd.system.processes import child_environment
+from dedupd_core.system.processes import child_environment
 
 DELIVERY_S_MAX = 60.0
 """A process that takes longer is ended, and the notice tried again later."""

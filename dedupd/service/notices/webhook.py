@@ -3,7 +3,7 @@
 import sys
 import urllib.request
 
-from dedupd.system.inherited import open_standard_streams
+from dedupd_core.system.inherited import open_standard_streams
 
 ANSWER_S_MAX = 30.0
 

@@ -10,7 +10,7 @@ import struct
 import sys
 from enum import Enum
 
-from dedupd.system.log_queue import Datagrams, LogQueue, syslog_severity
+from dedupd_core.system.log_queue import Datagrams, LogQueue, syslog_severity
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 

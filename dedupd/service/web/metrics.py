@@ -12,12 +12,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from dedupd import __version__
-from dedupd.config.schedule import Off
-from dedupd.errors import ServiceUnreachable
 from dedupd.service.problems import problems
 from dedupd.service.served_volume import ServedVolume
-from dedupd.system.control_socket import ControlClient, socket_path
+from dedupd_core import __version__
+from dedupd_core.config.schedule import Off
+from dedupd_core.errors import ServiceUnreachable
+from dedupd_core.system.control_socket import ControlClient, socket_path
 
 if TYPE_CHECKING:
     from dedupd.service.service import Service

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dedupd.service.config import Readers
-from dedupd.system.control_socket import peer_ids
+from dedupd_core.system.control_socket import peer_ids
 
 _SO_PEERGROUPS = 59
 """Of <asm-generic/socket.h>; Python has no name for it."""

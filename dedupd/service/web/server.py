@@ -18,14 +18,6 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from dedupd.errors import (
-    Busy,
-    CatalogUnusable,
-    DedupdError,
-    NotAVolume,
-    ServiceUnreachable,
-    UsageError,
-)
 from dedupd.service.job_process import JobProcess
 from dedupd.service.served_volume import ServedVolume
 from dedupd.service.systemd.journal import Event, report
@@ -40,7 +32,15 @@ from dedupd.service.web.views import (
     service_view,
     volume_view,
 )
-from dedupd.system.paths import show_text
+from dedupd_core.errors import (
+    Busy,
+    CatalogUnusable,
+    DedupdError,
+    NotAVolume,
+    ServiceUnreachable,
+    UsageError,
+)
+from dedupd_core.system.paths import show_text
 
 if TYPE_CHECKING:
     from dedupd.service.service import Service

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from dedupd import __version__
-from dedupd.config.schedule import Off
 from dedupd.service.job_process import JobProcess
 from dedupd.service.problems import problems
 from dedupd.service.scheduler import TaskName, due
 from dedupd.service.served_volume import ServedVolume
 from dedupd.service.web.peers import Right
-from dedupd.units import counted
+from dedupd_core import __version__
+from dedupd_core.config.schedule import Off
+from dedupd_core.units import counted
 from jobs.specs import TASKS
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dedupd.errors import UsageError
-from dedupd.format.stub import StubAttribute
-from dedupd.system.files import attributes_of, opened
-from dedupd.system.paths import open_beneath, show_path
+from dedupd_core.errors import UsageError
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.system.files import attributes_of, opened
+from dedupd_core.system.paths import open_beneath, show_path
 
 PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _STEP = PATH_FLAGS | os.O_DIRECTORY

@@ -4,10 +4,10 @@ import errno
 import os
 from collections import Counter
 
-from dedupd.system.disk import Disk
-from dedupd.system.files import free_space
-from dedupd.system.paths import explain, show_path
-from dedupd.system.tree.takeover import (
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import free_space
+from dedupd_core.system.paths import explain, show_path
+from dedupd_core.system.tree.takeover import (
     CAPABILITIES,
     Rights,
     drop_inherited_acls,
@@ -17,8 +17,8 @@ from dedupd.system.tree.takeover import (
     takes_attribute,
     takes_device,
 )
-from dedupd.system.tree.unfinished import is_mark
-from dedupd.units import MIB, counted
+from dedupd_core.system.tree.unfinished import is_mark
+from dedupd_core.units import MIB, counted
 from jobs.backup.tree.nodes import Node
 from jobs.frame.run import Findings
 

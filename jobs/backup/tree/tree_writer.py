@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from dedupd.errors import FileChanged
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.system.paths import DirectoryOpener, open_beneath, show_path
-from dedupd.system.tree.takeover import Rights, drop_inherited_acls, refuse_others_directory
-from dedupd.system.tree.unfinished import Mark, mark, unmark
+from dedupd_core.errors import FileChanged
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import DirectoryOpener, open_beneath, show_path
+from dedupd_core.system.tree.takeover import Rights, drop_inherited_acls, refuse_others_directory
+from dedupd_core.system.tree.unfinished import Mark, mark, unmark
 from jobs.backup.tree.nodes import PATH_FLAGS, Node, node_of
 from jobs.backup.tree.properties import Properties
 from jobs.backup.tree.workshop import Workshop, open_unfinished

@@ -10,12 +10,12 @@ import os
 import stat
 from contextlib import suppress
 
-from dedupd.errors import UsageError
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.system.paths import show_path
-from dedupd.system.tree.takeover import open_own_directory
-from dedupd.system.tree.unfinished import Mark, is_marked, mark
+from dedupd_core.errors import UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import show_path
+from dedupd_core.system.tree.takeover import open_own_directory
+from dedupd_core.system.tree.unfinished import Mark, is_marked, mark
 
 _PREFIX = b".dedupd-unfinished-"
 _NODE = b"node"

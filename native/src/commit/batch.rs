@@ -1,7 +1,7 @@
 //! Commits of many files in two calls, one before and one after the sync between them.
 //!
 //! The steps, their order and what they mean are those of `begin_commit` and `finish_commit` in
-//! `dedupd/stub/transition.py`. Here is only the ordinary case: a file that turns out to be anything
+//! `dedupd_core/stub/transition.py`. Here is only the ordinary case: a file that turns out to be anything
 //! else is left, or put back, as it was. The caller takes it through those, which say what is wrong.
 
 use std::ffi::CString;

@@ -1,5 +1,5 @@
 //! The two steps that make a file a stub, each in one call. What they mean, and why in this order,
-//! is in `dedupd/stub/transition.py`; what they have on the disk, they have through `Effects`.
+//! is in `dedupd_core/stub/transition.py`; what they have on the disk, they have through `Effects`.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -12,7 +12,7 @@ use crate::system::effects::Effects;
 use crate::system::extents::has_large_units;
 use crate::system::files::{CAPABILITY, Identity, status_of};
 
-/// Fail points: `dedupd/stub/transition.py` says what they mean.
+/// Fail points: `dedupd_core/stub/transition.py` says what they mean.
 const ATTRIBUTE_SET: &str = "stub.attribute-set";
 const PUNCHED: &str = "stub.punched";
 const TRIMMED: &str = "stub.trimmed";

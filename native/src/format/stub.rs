@@ -1,4 +1,4 @@
-//! The attribute of a stub (docs/format.md, "Stub attribute"); `dedupd/format/stub.py` has the same
+//! The attribute of a stub (docs/format.md, "Stub attribute"); `dedupd_core/format/stub.py` has the same
 //! in Python.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -30,7 +30,7 @@ layout! {
 }
 
 pub const STUB_BYTES: usize = fields::BYTES;
-/// No stub is longer (as in `dedupd/stub/transition.py`).
+/// No stub is longer (as in `dedupd_core/stub/transition.py`).
 pub const LENGTH_BYTES_MAX: u64 = (1 << 63) - (64 << 10);
 const FORMAT: u8 = 2;
 

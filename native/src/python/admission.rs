@@ -36,7 +36,7 @@ pub fn verdict(freed: u64, cost: u64, unique: u32, saving_min: f64) -> (f64, u16
     (saving.clamp(0.0, 1.0), missing)
 }
 
-#[pyclass(frozen, module = "dedupd.native.admission")]
+#[pyclass(frozen, module = "dedupd_core.native.admission")]
 pub struct Ledger(pub Arc<ledger::Ledger>);
 
 #[pymethods]
@@ -115,7 +115,7 @@ impl Ledger {
     }
 }
 
-#[pyclass(frozen, module = "dedupd.native.admission")]
+#[pyclass(frozen, module = "dedupd_core.native.admission")]
 pub struct Snapshot {
     kept: Arc<Kept>,
     notes: Arc<Vec<Note>>,
@@ -165,7 +165,7 @@ impl Snapshot {
 }
 
 /// Notes in pieces, as they are to be saved.
-#[pyclass(frozen, module = "dedupd.native.admission")]
+#[pyclass(frozen, module = "dedupd_core.native.admission")]
 pub struct Notes {
     inner: Mutex<notes::Notes>,
     joined: bool,
@@ -187,7 +187,7 @@ impl Notes {
 }
 
 /// Files to be read again, and the chunks that pay for them.
-#[pyclass(frozen, module = "dedupd.native.admission")]
+#[pyclass(frozen, module = "dedupd_core.native.admission")]
 pub struct Recall(pub Inner);
 
 #[pymethods]

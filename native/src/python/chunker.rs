@@ -14,7 +14,7 @@ use crate::chunker::{self, Parameters};
 use crate::fingerprint::Algorithm;
 use crate::ingest::chunks::{Segment, process};
 
-#[pyclass(frozen, module = "dedupd.native.chunker")]
+#[pyclass(frozen, module = "dedupd_core.native.chunker")]
 pub struct Followers {
     pub inner: Arc<chunker::Followers>,
 }
@@ -27,7 +27,7 @@ impl Followers {
     }
 }
 
-#[pyclass(frozen, module = "dedupd.native.chunker")]
+#[pyclass(frozen, module = "dedupd_core.native.chunker")]
 pub struct Chunker {
     pub inner: chunker::Chunker,
     algorithm: Algorithm,

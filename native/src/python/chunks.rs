@@ -15,7 +15,7 @@ use crate::ingest::chunks::Chunk;
 use crate::ingest::judgement::{self, Encoded, Mode, NOT_STORED, Part, judge};
 use crate::ingest::new_chunks::{self, New, Placed as Inner};
 
-#[pyclass(frozen, module = "dedupd.native.chunker")]
+#[pyclass(frozen, module = "dedupd_core.native.chunker")]
 pub struct Chunks {
     found: Vec<Vec<Chunk>>,
     /// The number of chunks before each segment, and of all chunks.
@@ -113,7 +113,7 @@ const ID_BYTES: usize = size_of::<RecordId>();
 /// Id, length and fingerprint of a chunk.
 type Row = (u64, usize, Fingerprint);
 
-#[pyclass(frozen, module = "dedupd.native.ingest")]
+#[pyclass(frozen, module = "dedupd_core.native.ingest")]
 pub struct Placed {
     inner: Inner,
     #[pyo3(get)]
@@ -179,7 +179,7 @@ impl Placed {
 }
 
 /// What is done with the new chunks of a buffer.
-#[pyclass(frozen, module = "dedupd.native.ingest")]
+#[pyclass(frozen, module = "dedupd_core.native.ingest")]
 pub struct Judgement {
     inner: judgement::Judgement,
     placed: Py<Placed>,
@@ -283,7 +283,7 @@ pub fn retained(py: Python<'_>, column: &Py<PyBytes>, kept: &[u8]) -> Py<PyBytes
     PyBytes::new(py, &items).unbind()
 }
 
-#[pyclass(frozen, module = "dedupd.native.ingest")]
+#[pyclass(frozen, module = "dedupd_core.native.ingest")]
 pub struct NewChunks {
     length: usize,
     #[pyo3(get)]

@@ -19,7 +19,7 @@ use crate::format::codec::Codec;
 use crate::format::ids::Checksum;
 
 create_exception!(
-    dedupd.native.codec,
+    dedupd_core.native.codec,
     CorruptPayload,
     pyo3::exceptions::PyException,
     "Stored bytes do not match their checksum, or do not decode to the stated length."
@@ -32,7 +32,7 @@ struct Exported(UnsafeCell<Buffer>);
 // the allocation never change.
 unsafe impl Sync for Exported {}
 
-#[pyclass(frozen, module = "dedupd.native.codec")]
+#[pyclass(frozen, module = "dedupd_core.native.codec")]
 pub struct Encoded {
     buffer: Exported,
     length: usize,

@@ -18,7 +18,7 @@ use crate::commit::steps;
 use crate::format::ids::{DIGEST_BYTES, RecordId};
 use crate::threads::lock::locked;
 
-#[pyclass(module = "dedupd.native.commit")]
+#[pyclass(module = "dedupd_core.native.commit")]
 #[derive(Default)]
 pub struct PlainRequests(pub Vec<Request>);
 
@@ -97,7 +97,7 @@ fn no_request(at: usize) -> PyErr {
     PyIndexError::new_err(format!("there is no request {at}"))
 }
 
-#[pyclass(frozen, module = "dedupd.native.commit")]
+#[pyclass(frozen, module = "dedupd_core.native.commit")]
 pub struct CommitBatch {
     volume: Volume,
     threads: usize,

@@ -11,7 +11,7 @@ use crate::format::deletion::{Content, Log, Row};
 use crate::tree::deleted::Place;
 use crate::tree::listing::line;
 
-#[pyclass(frozen, module = "dedupd.native.deletions")]
+#[pyclass(frozen, module = "dedupd_core.native.deletions")]
 pub struct DeletionLog {
     rows: Vec<Row>,
     #[pyo3(get)]

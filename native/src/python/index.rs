@@ -55,7 +55,7 @@ impl<S: Suggest + Send> Shared<S> {
     }
 }
 
-#[pyclass(frozen, get_all, module = "dedupd.native.index")]
+#[pyclass(frozen, get_all, module = "dedupd_core.native.index")]
 pub struct Figures {
     lookups: u64,
     hits: u64,
@@ -147,7 +147,7 @@ macro_rules! methods {
     };
 }
 
-#[pyclass(frozen, module = "dedupd.native.index")]
+#[pyclass(frozen, module = "dedupd_core.native.index")]
 pub struct TableIndex(pub Shared<Table>);
 
 methods!(TableIndex {
@@ -180,7 +180,7 @@ methods!(TableIndex {
     }
 });
 
-#[pyclass(frozen, module = "dedupd.native.index")]
+#[pyclass(frozen, module = "dedupd_core.native.index")]
 pub struct BloomIndex(pub Shared<Bloom>);
 
 methods!(BloomIndex {
@@ -222,7 +222,7 @@ methods!(BloomIndex {
 });
 
 /// Of chunks that other partitions have; nothing is inserted.
-#[pyclass(frozen, module = "dedupd.native.index")]
+#[pyclass(frozen, module = "dedupd_core.native.index")]
 pub struct HookIndex(Shared<Hooks>);
 
 #[pymethods]

@@ -24,7 +24,7 @@ use crate::ingest::small_files::{PlainFile, fitting};
 
 use crate::tree::candidates::unpacked;
 
-#[pyclass(module = "dedupd.native.ingest")]
+#[pyclass(module = "dedupd_core.native.ingest")]
 pub struct FileList(Vec<PlainFile>);
 
 /// Folder at the top, end of the name; files, their bytes, those that were new, those saved.

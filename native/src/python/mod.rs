@@ -1,4 +1,4 @@
-//! The Python module `dedupd.native`; its contract is `dedupd/native/*.pyi`.
+//! The Python module `dedupd_core.native`; its contract is `dedupd_core/native/*.pyi`.
 
 mod admission;
 mod chunker;
@@ -227,14 +227,14 @@ mod exported {
         };
     }
 
-    /// Makes `import dedupd.native.store` work although the module is no package: Python looks there
+    /// Makes `import dedupd_core.native.store` work although the module is no package: Python looks there
     /// before it looks for files.
     #[pymodule_init]
     fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let modules = module.py().import("sys")?.getattr("modules")?;
         for (name, value) in module.dict().iter() {
             if let Ok(submodule) = value.cast::<PyModule>() {
-                let name = format!("dedupd.native.{name}");
+                let name = format!("dedupd_core.native.{name}");
                 submodule.setattr("__name__", &name)?;
                 modules.set_item(name, submodule)?;
             }

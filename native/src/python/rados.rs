@@ -24,7 +24,7 @@ use crate::rados::{chunk_numbers, frame_cache, memory};
 use crate::system::files;
 use crate::threads::lock::locked;
 
-#[pyclass(frozen, module = "dedupd.native.rados")]
+#[pyclass(frozen, module = "dedupd_core.native.rados")]
 pub struct ChunkReader(Mutex<Option<Arc<Reader>>>);
 
 /// Of each chunk its bytes, and its frame where frames are asked for; the first errno, or 0.
@@ -118,7 +118,7 @@ impl ChunkReader {
     }
 }
 
-#[pyclass(frozen, module = "dedupd.native.rados")]
+#[pyclass(frozen, module = "dedupd_core.native.rados")]
 pub struct ChunkNumbers(Arc<chunk_numbers::ChunkNumbers>);
 
 #[pymethods]
@@ -157,7 +157,7 @@ fn name_of(name: &[u8]) -> PyResult<Name> {
 }
 
 /// A frame on the way to the disk, as a buffer.
-#[pyclass(frozen, module = "dedupd.native.rados")]
+#[pyclass(frozen, module = "dedupd_core.native.rados")]
 pub struct KeptFrame(Vec<u8>);
 
 #[pymethods]
@@ -173,7 +173,7 @@ impl KeptFrame {
     }
 }
 
-#[pyclass(frozen, module = "dedupd.native.rados")]
+#[pyclass(frozen, module = "dedupd_core.native.rados")]
 pub struct FrameCache(Arc<frame_cache::FrameCache>);
 
 #[pymethods]
@@ -253,7 +253,7 @@ impl FrameCache {
     }
 }
 
-#[pyclass(frozen, module = "dedupd.native.rados")]
+#[pyclass(frozen, module = "dedupd_core.native.rados")]
 pub struct ClusterContent(pub Arc<cluster_content::ClusterContent>);
 
 #[pymethods]

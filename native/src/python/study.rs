@@ -14,7 +14,7 @@ use crate::study::walk::Walk;
 use crate::system::files::Identity;
 use crate::threads::lock::locked;
 
-#[pyclass(frozen, module = "dedupd.native.study")]
+#[pyclass(frozen, module = "dedupd_core.native.study")]
 pub struct TreeWalk(Mutex<Walk>);
 
 #[pymethods]
@@ -64,7 +64,7 @@ impl TreeWalk {
 }
 
 /// Regular files: parallel columns.
-#[pyclass(frozen, get_all, module = "dedupd.native.study")]
+#[pyclass(frozen, get_all, module = "dedupd_core.native.study")]
 pub struct FileColumns {
     paths: Py<PyBytes>,
     statuses: Py<PyBytes>,

@@ -46,7 +46,7 @@ pub fn has_large_units(py: Python<'_>, fd: i32) -> PyResult<bool> {
 }
 
 /// A file system, for Python.
-#[pyclass(frozen, module = "dedupd.native.system")]
+#[pyclass(frozen, module = "dedupd_core.native.system")]
 pub struct FileSystemKind(FileSystemRow);
 
 #[pymethods]
@@ -168,7 +168,7 @@ pub fn lmdb_is_sound(py: Python<'_>, data: Input) -> bool {
     py.detach(|| lmdb_pages::is_sound(data))
 }
 
-#[pyclass(frozen, module = "dedupd.native.system")]
+#[pyclass(frozen, module = "dedupd_core.native.system")]
 pub struct OpenGuard(open_guard::OpenGuard);
 
 /// Process, user, name of the program and path.

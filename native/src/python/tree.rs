@@ -36,7 +36,7 @@ pub fn scan_directory(
     Directory::of(py, scan(py, fd, &attribute, safe_point, |_| {})?, safe_point)
 }
 
-#[pyclass(frozen, module = "dedupd.native.tree")]
+#[pyclass(frozen, module = "dedupd_core.native.tree")]
 pub struct Rules(candidates::Rules);
 
 #[pymethods]
@@ -79,7 +79,7 @@ impl Rules {
 }
 
 /// What an optimize job has to do with a directory.
-#[pyclass(frozen, extends = Directory, get_all, module = "dedupd.native.tree")]
+#[pyclass(frozen, extends = Directory, get_all, module = "dedupd_core.native.tree")]
 pub struct DirectoryCandidates {
     /// Files and bytes, by reason.
     passed: Py<PyDict>,
@@ -88,7 +88,7 @@ pub struct DirectoryCandidates {
     markers: Py<PyList>,
 }
 
-#[pyclass(frozen, get_all, module = "dedupd.native.tree")]
+#[pyclass(frozen, get_all, module = "dedupd_core.native.tree")]
 pub struct PackedFiles {
     packed: Py<PyBytes>,
     count: usize,
@@ -139,7 +139,7 @@ pub fn find_candidates<'py>(
 }
 
 /// The stubs of a directory.
-#[pyclass(frozen, extends = Directory, get_all, module = "dedupd.native.tree")]
+#[pyclass(frozen, extends = Directory, get_all, module = "dedupd_core.native.tree")]
 pub struct StubSizes {
     bytes_by_suffix: Py<PyList>,
 }
@@ -214,14 +214,14 @@ impl Walk<'_> {
 }
 
 /// What was counted in a directory.
-#[pyclass(frozen, extends = Directory, get_all, module = "dedupd.native.tree")]
+#[pyclass(frozen, extends = Directory, get_all, module = "dedupd_core.native.tree")]
 pub struct CountedStubs {
     stubs: u64,
     plain_files: u64,
     logical_bytes: i64,
 }
 
-#[pyclass(frozen, module = "dedupd.native.tree")]
+#[pyclass(frozen, module = "dedupd_core.native.tree")]
 pub struct StubCounter {
     chunks: Py<KnownRecords>,
     nodes: Py<KnownRecords>,

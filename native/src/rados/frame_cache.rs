@@ -1,7 +1,7 @@
 //! What was read of a cluster, as this host's own disk has it: never trusted, and never waited for.
 //!
 //! Frames lie in segments, which only grow; this knows where. A thread of Python's writes those that
-//! wait here (`dedupd/rados/reading/disk_cache.py`), so that each effect on the disk is by its door.
+//! wait here (`dedupd_core/rados/reading/disk_cache.py`), so that each effect on the disk is by its door.
 //! Where it does not keep up, frames are not kept.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};

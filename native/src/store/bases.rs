@@ -1,6 +1,6 @@
 //! The raw bytes of the records that others lean on, found in their place by id.
 //!
-//! Answers only where everything is exactly as expected. `dedupd/store` handles all other cases.
+//! Answers only where everything is exactly as expected. `dedupd_core/store` handles all other cases.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! Recipes, read as far as they are asked for, with a cache of their nodes.
 //!
-//! Answers only where everything is exactly as expected. `dedupd/store/recipe` handles all other
+//! Answers only where everything is exactly as expected. `dedupd_core/store/recipe` handles all other
 //! cases.
 
 use std::ops::Range;

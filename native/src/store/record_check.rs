@@ -1,6 +1,6 @@
 //! Checks all checksums and fingerprints of records of a container in one pass.
 //!
-//! `dedupd/format` does the same record by record in Python; a test compares the two.
+//! `dedupd_core/format` does the same record by record in Python; a test compares the two.
 
 use crate::codec::encode;
 use crate::fingerprint::Algorithm;

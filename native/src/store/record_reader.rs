@@ -1,6 +1,6 @@
 //! Reads chunks: table entry, record, checksum and decompression in one call.
 //!
-//! Answers only where everything is exactly as expected. `dedupd/store` handles all other cases.
+//! Answers only where everything is exactly as expected. `dedupd_core/store` handles all other cases.
 
 use std::cell::RefCell;
 use std::os::fd::RawFd;

@@ -1,6 +1,6 @@
 //! Record headers and table entries of freshly encoded chunks (docs/format.md, "Record", "Entry").
 //!
-//! `dedupd/format` does the same in Python; a test compares the two.
+//! `dedupd_core/format` does the same in Python; a test compares the two.
 
 use crate::fingerprint::Fingerprint;
 use crate::format::codec::Codec;

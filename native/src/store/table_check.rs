@@ -43,7 +43,7 @@ pub struct Position {
 }
 
 /// The end of the records that were as the table says, and their sums.
-#[cfg_attr(feature = "python", pyo3::pyclass(frozen, get_all, module = "dedupd.native.store"))]
+#[cfg_attr(feature = "python", pyo3::pyclass(frozen, get_all, module = "dedupd_core.native.store"))]
 pub struct PassedRecords {
     pub ordinal: usize,
     pub offset: u64,

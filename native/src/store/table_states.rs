@@ -33,7 +33,7 @@ fn sound_state(entry: Option<TableEntry>) -> State {
 
 /// Bytes of the records of a table, now and after a compaction.
 #[derive(Default)]
-#[cfg_attr(feature = "python", pyo3::pyclass(frozen, get_all, module = "dedupd.native.store"))]
+#[cfg_attr(feature = "python", pyo3::pyclass(frozen, get_all, module = "dedupd_core.native.store"))]
 pub struct Weight {
     /// Records that a compaction keeps, with their bytes or as forwards.
     pub kept: u64,

@@ -10,7 +10,7 @@ use std::io::{Error, Result};
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 
-/// Each method is one durable effect, and one method of `dedupd.system.disk.Disk`.
+/// Each method is one durable effect, and one method of `dedupd_core.system.disk.Disk`.
 pub trait Effects: Send + Sync {
     fn set_attribute(&self, fd: RawFd, name: &CStr, value: &[u8]) -> Result<()>;
     fn remove_attribute(&self, fd: RawFd, name: &CStr) -> Result<()>;
@@ -19,7 +19,7 @@ pub trait Effects: Send + Sync {
     fn write_at(&self, file: &File, data: &[u8], offset: u64) -> Result<()>;
     fn truncate(&self, file: &File, length: u64) -> Result<()>;
 
-    /// Passes a fail point, which `dedupd.failpoint` knows by this name. An error ends the work.
+    /// Passes a fail point, which `dedupd_core.failpoint` knows by this name. An error ends the work.
     fn reach(&self, point: &str) -> Result<()>;
 
     /// How many threads may have effects at the same time, of `threads` that there are: one where

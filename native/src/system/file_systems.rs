@@ -1,5 +1,5 @@
 //! The file systems that a volume can lie on, or that are met below it: a row for each, for native
-//! code and Python (`dedupd.system.file_system`).
+//! code and Python (`dedupd_core.system.file_system`).
 
 use std::io::{Error, Result};
 use std::mem::MaybeUninit;

@@ -1,4 +1,4 @@
-//! How much may be written to a file system: `dedupd.config.room`, for what native code writes.
+//! How much may be written to a file system: `dedupd_core.config.room`, for what native code writes.
 
 use std::fs::File;
 use std::io::{Error, Result};

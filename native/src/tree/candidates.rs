@@ -92,10 +92,10 @@ impl Rules {
 }
 
 /// Of a plain file: more than this in holes is not read (`HOLE_BYTES_MIN` in
-/// `dedupd/system/file_reader.py`).
+/// `dedupd_core/system/file_reader.py`).
 const HOLE_BYTES_MIN: i64 = 1 << 20;
 
-/// Names of files that may keep their directory plain (`Marker` in `dedupd/config/policy.py`).
+/// Names of files that may keep their directory plain (`Marker` in `dedupd_core/config/policy.py`).
 pub const MARKERS: [&CStr; 2] = [c"CACHEDIR.TAG", c".nodedup"];
 
 /// Files that are passed over for one reason.

@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dedupd import native
-from dedupd.format import container as fmt
-from dedupd.format import recipe
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.deletion import HEAD_BYTES, Cause, Deletion, encode_deletion
-from dedupd.format.ids import make_id
-from dedupd.format.stub import Flag, StubAttribute
+from dedupd_core import native
+from dedupd_core.format import container as fmt
+from dedupd_core.format import recipe
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.deletion import HEAD_BYTES, Cause, Deletion, encode_deletion
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.stub import Flag, StubAttribute
 from tests.support.deletions import unproven_deletion
 
 MALLORY = 6666

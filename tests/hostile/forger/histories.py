@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import RefineMode
-from dedupd.deleted import log
-from dedupd.deleted.listing import lost
-from dedupd.deleted.log import DeletionLogs
-from dedupd.deleted.offsets import LogOffsets
-from dedupd.deleted.undelete import UNFINISHED, Undelete, attach_below
-from dedupd.errors import Damaged, DedupdError, UsageError
-from dedupd.system.disk import Disk
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.deleted import log
+from dedupd_core.deleted.listing import lost
+from dedupd_core.deleted.log import DeletionLogs
+from dedupd_core.deleted.offsets import LogOffsets
+from dedupd_core.deleted.undelete import UNFINISHED, Undelete, attach_below
+from dedupd_core.errors import Damaged, DedupdError, UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify
 from jobs.compact.job import Compact
 from jobs.frame.run import JobRun

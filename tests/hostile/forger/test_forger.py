@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.deleted import log, writer
-from dedupd.deleted.log import DeletionId, DeletionLogs
-from dedupd.format import store_secret
-from dedupd.format.deletion import Deletion
-from dedupd.store.container import recovery
+from dedupd_core.deleted import log, writer
+from dedupd_core.deleted.log import DeletionId, DeletionLogs
+from dedupd_core.format import store_secret
+from dedupd_core.format.deletion import Deletion
+from dedupd_core.store.container import recovery
 from tests.crash.exploring import file_system_for_states
 from tests.hostile.forger import forgeries
 from tests.hostile.forger.histories import PER_WORLD, Forged, play_all

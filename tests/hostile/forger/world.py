@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.deleted.log import DeletionId, DeletionLogs
-from dedupd.deleted.writer import DeletionWriter
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.deletion import LOG_HEADER_BYTES, Cause, Deletion
-from dedupd.store.writer import ContainerWriter
-from dedupd.stores.local_store import STORE_DIRS
-from dedupd.system.disk import Disk
-from dedupd.volume.enabling.enable import enable
+from dedupd_core import native
+from dedupd_core.deleted.log import DeletionId, DeletionLogs
+from dedupd_core.deleted.writer import DeletionWriter
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.deletion import LOG_HEADER_BYTES, Cause, Deletion
+from dedupd_core.store.writer import ContainerWriter
+from dedupd_core.stores.local_store import STORE_DIRS
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.enabling.enable import enable
 from tests.hostile.forger import forgeries
 from tests.hostile.forger.forgeries import MALLORY
 from tests.support.deletions import unproven_deletion, unproven_header

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from dedupd.units import KIB
+from dedupd_core.units import KIB
 from jobs.backup.drill import DamagedStore, Drill, DrillReport
 from jobs.frame.run import JobRun
 from tests.support.lab import Lab, new_lab, noise, prose, run_cli, store_files

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
 from jobs.backup.restore import Restore
 from jobs.backup.source import BackupSource
 from jobs.backup.tree.nodes import Met, walk_nodes

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dedupd.errors import Damaged, UnknownFormat
-from dedupd.format import stream
-from dedupd.format.stream import Frame, FrameKind, StreamNode
+from dedupd_core.errors import Damaged, UnknownFormat
+from dedupd_core.format import stream
+from dedupd_core.format.stream import Frame, FrameKind, StreamNode
 from jobs.backup.wire import packed, unpacked
 from tests.support.lab import Lab, new_lab, noise
 from tests.support.streams import frames_of, received, stream_bytes, stream_of

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Damaged
-from dedupd.format.stream import StreamNode
+from dedupd_core.errors import Damaged
+from dedupd_core.format.stream import StreamNode
 from jobs.backup.sender import Sender
 from tests.support.lab import Lab, new_lab
 from tests.support.mounts import ALICE

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.errors import Damaged, NotAVolume, UsageError
-from dedupd.format import container as fmt
-from dedupd.format.container import FILE_HEADER_BYTES, RECORD_HEADER_BYTES, Kind
-from dedupd.units import KIB
+from dedupd_core import native
+from dedupd_core.errors import Damaged, NotAVolume, UsageError
+from dedupd_core.format import container as fmt
+from dedupd_core.format.container import FILE_HEADER_BYTES, RECORD_HEADER_BYTES, Kind
+from dedupd_core.units import KIB
 from jobs.backup.restore import Restore, RestoreReport
 from jobs.backup.source import BackupSource
 from jobs.frame.run import JobRun

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Busy, UsageError
-from dedupd.format.container import Kind
-from dedupd.replica.replica import is_replica
-from dedupd.system.files import opened
-from dedupd.units import KIB, MIB
+from dedupd_core.errors import Busy, UsageError
+from dedupd_core.format.container import Kind
+from dedupd_core.replica.replica import is_replica
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB, MIB
 from jobs.backup.receiver import ReplicaVolume, drop, end, finish
 from jobs.frame.run import JobRun
 from tests.hostile.test_copies import OPEN, WRITTEN, overwrite

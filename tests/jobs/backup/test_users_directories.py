@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UsageError
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.system.tree.takeover import Rights
+from dedupd_core.errors import UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.system.tree.takeover import Rights
 from jobs.backup.restore import Restore, RestoreReport
 from jobs.backup.source import BackupSource
 from jobs.backup.tree.nodes import Node

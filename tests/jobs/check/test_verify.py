@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.ids import make_id
-from dedupd.format.stub import StubAttribute
-from dedupd.store.container.record_states import set_states
-from dedupd.stub.content import open_content
-from dedupd.stub.local_blocks import seal
-from dedupd.system.files import opened
-from dedupd.units import KIB
+from dedupd_core import native
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.store.container.record_states import set_states
+from dedupd_core.stub.content import open_content
+from dedupd_core.stub.local_blocks import seal
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB
 from jobs.check.invariants import INVARIANTS
 from tests.support import odd_files
 from tests.support.lab import (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.rados.reading.binding import BINDING_FILE, binding_at
-from dedupd.rados.reading.volume_store import bind
-from dedupd.system.disk import Disk
+from dedupd_core.rados.reading.binding import BINDING_FILE, binding_at
+from dedupd_core.rados.reading.volume_store import bind
+from dedupd_core.system.disk import Disk
 from jobs.cluster.gc import ClusterGc
 from jobs.cluster.optimize import ClusterOptimize
 from jobs.frame.run import JobRun

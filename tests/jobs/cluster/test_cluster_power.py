@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import failpoint
+from dedupd_core import failpoint
 from tests.conftest import MakeFileSystem
 from tests.support.cluster_crashes import Act, Death, Turns, break_off_at_each_step
 from tests.support.cluster_lab import ClusterLab, Crash, cluster_lab

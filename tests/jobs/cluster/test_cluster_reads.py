@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.format.cluster.objects import chunk_object
-from dedupd.rados.cluster.changes import Change
-from dedupd.rados.reading.binding import BINDING_FILE, binding_at
-from dedupd.rados.reading.volume_store import CACHE_DIR
-from dedupd.rados.store import RadosStore
+from dedupd_core.format.cluster.objects import chunk_object
+from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.reading.binding import BINDING_FILE, binding_at
+from dedupd_core.rados.reading.volume_store import CACHE_DIR
+from dedupd_core.rados.store import RadosStore
 from tests.fuse_stub.test_line import handed_over, wait_for
 from tests.jobs.cluster.test_cluster_mount import bind_lab, optimize
 from tests.support.ceph import MiniCeph, mini_ceph

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import failpoint
-from dedupd.errors import DamagedChunk
-from dedupd.format.cluster.objects import ChunkState, chunk_object
-from dedupd.rados.cluster.changes import Change, Outcome
-from dedupd.rados.damage import DamageList
-from dedupd.rados.upkeep.status import status_of
+from dedupd_core import failpoint
+from dedupd_core.errors import DamagedChunk
+from dedupd_core.format.cluster.objects import ChunkState, chunk_object
+from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.damage import DamageList
+from dedupd_core.rados.upkeep.status import status_of
 from tests.support.cluster_lab import ClusterLab, cluster_lab
 from tests.support.lab import noise
 from tests.support.rados_hosts import Site

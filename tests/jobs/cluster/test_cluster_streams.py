@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Busy, UsageError
+from dedupd_core.errors import Busy, UsageError
 from jobs.backup.receiver import ReplicaVolume, drop, finish, token
 from jobs.backup.sender import ROWS_AT_ONCE, Resume
 from jobs.frame.run import JobRun

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Busy, UsageError
-from dedupd.rados.cluster.changes import Change
-from dedupd.rados.upkeep.status import status_of
-from dedupd.rados.upkeep.turn import take_turn
+from dedupd_core.errors import Busy, UsageError
+from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.upkeep.status import status_of
+from dedupd_core.rados.upkeep.turn import take_turn
 from jobs.cluster.upkeep import (
     ELSEWHERE,
     ClusterAudit,

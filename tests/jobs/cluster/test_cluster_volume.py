@@ -8,11 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from dedupd.config.run_limits import RunLimits
-from dedupd.errors import DamagedRecipe, UsageError
-from dedupd.format.cluster.objects import FileId
-from dedupd.rados.collection import GRACE_S
-from dedupd.rados.reading.binding import BINDING_FILE
+from dedupd_core.config.run_limits import RunLimits
+from dedupd_core.errors import DamagedRecipe, UsageError
+from dedupd_core.format.cluster.objects import FileId
+from dedupd_core.rados.collection import GRACE_S
+from dedupd_core.rados.reading.binding import BINDING_FILE
 from jobs.backup.receiver import Receiver, ReplicaVolume
 from jobs.backup.sender import Sender
 from jobs.check.verify import Verify

@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd.config.room import Room
-from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
-from dedupd.format import container as fmt
-from dedupd.format.container import Kind
-from dedupd.format.ids import ordinal_of
-from dedupd.format.table import State
-from dedupd.store.container import compaction
-from dedupd.store.container.compaction import compact, remove, remove_remains
-from dedupd.store.container.files import container_numbers, remains, table_numbers
-from dedupd.store.container.record_states import set_entries
-from dedupd.store.container.recovery import recover
-from dedupd.store.container.table_file import Recovered
-from dedupd.store.garbage import Weight, garbage_of, weigh, weights
-from dedupd.store.writer import ContainerWriter
-from dedupd.units import KIB, MIB
+from dedupd_core.config.room import Room
+from dedupd_core.errors import DamagedChunk, DamagedContainer, NoSpace
+from dedupd_core.format import container as fmt
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import ordinal_of
+from dedupd_core.format.table import State
+from dedupd_core.store.container import compaction
+from dedupd_core.store.container.compaction import compact, remove, remove_remains
+from dedupd_core.store.container.files import container_numbers, remains, table_numbers
+from dedupd_core.store.container.record_states import set_entries
+from dedupd_core.store.container.recovery import recover
+from dedupd_core.store.container.table_file import Recovered
+from dedupd_core.store.garbage import Weight, garbage_of, weigh, weights
+from dedupd_core.store.writer import ContainerWriter
+from dedupd_core.units import KIB, MIB
 from tests.conftest import MakeFileSystem
 from tests.support.lab import (
     fill_to_the_brim,

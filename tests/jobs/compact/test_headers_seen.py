@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.table import State
-from dedupd.store.container.container import table_name
-from dedupd.store.container.punching import dead_payloads
-from dedupd.store.container.record_states import set_entries
-from dedupd.store.container.table_file import load_table
-from dedupd.system.files import opened
-from dedupd.units import KIB
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.table import State
+from dedupd_core.store.container.container import table_name
+from dedupd_core.store.container.punching import dead_payloads
+from dedupd_core.store.container.record_states import set_entries
+from dedupd_core.store.container.table_file import load_table
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB
 from jobs.check.headers_seen import HeadersSeen, look_at_new
 from jobs.frame.run import Cancelled, JobRun
 from jobs.scrub.job import Depth

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd import native
-from dedupd.errors import DamagedChunk, DamagedTable
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.ids import make_id
-from dedupd.format.recipe import fingerprint_check
-from dedupd.format.table import State
-from dedupd.store.container.container import has_hole
-from dedupd.store.container.punching import BLOCK_BYTES, dead_payloads, punch
-from dedupd.store.container.record_states import set_entries
-from dedupd.store.container.table_file import load_table
-from dedupd.system.disk import Disk
-from dedupd.units import KIB, MIB
+from dedupd_core import native
+from dedupd_core.errors import DamagedChunk, DamagedTable
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.recipe import fingerprint_check
+from dedupd_core.format.table import State
+from dedupd_core.store.container.container import has_hole
+from dedupd_core.store.container.punching import BLOCK_BYTES, dead_payloads, punch
+from dedupd_core.store.container.record_states import set_entries
+from dedupd_core.store.container.table_file import load_table
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import KIB, MIB
 from jobs.check.invariants import Invariant
 from jobs.scrub.job import Depth
 from tests.conftest import MakeFileSystem

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from dedupd.format import container as fmt
-from dedupd.format.container import Kind
-from dedupd.stores.secret_files import DIRECTORIES, SECRET_FILE, read_secret
+from dedupd_core.format import container as fmt
+from dedupd_core.format.container import Kind
+from dedupd_core.stores.secret_files import DIRECTORIES, SECRET_FILE, read_secret
 from jobs.compact.job import Compact
 from jobs.frame.run import JobRun
 from tests.support import upkeep

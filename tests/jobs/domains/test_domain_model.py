@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd.errors import Damaged
-from dedupd.format.container import Kind
-from dedupd.units import KIB
+from dedupd_core.errors import Damaged
+from dedupd_core.format.container import Kind
+from dedupd_core.units import KIB
 from tests.support.domains import expect_apart, refine
 from tests.support.lab import Lab, new_lab, noise, prose
 from tests.support.upkeep import chunks_of, damage_record, reconcile, scrub
@@ -129,7 +129,7 @@ class Model:
         }
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("jobs.optimize.partitioning.capacity", lambda *_: self.partition_entries)
-            patch.setattr("dedupd.index.hooks.ENTRIES_MIN", 1)
+            patch.setattr("dedupd_core.index.hooks.ENTRIES_MIN", 1)
             self.lab.optimize()
         for name, domain in wanted.items():
             if self.lab.stub(name) is not None:

@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 
 from dedupd.cli.policy import DOMAINS_STAY
-from dedupd.config.policy import IndexChoice, Policy
-from dedupd.errors import PolicyError, UsageError
-from dedupd.format.container import Codec, Kind
-from dedupd.format.domain import PartitionKey, of_lost, of_owner
-from dedupd.format.table import State
-from dedupd.index.bloom_index import BloomIndex
-from dedupd.index.hooks import HookedIndex
-from dedupd.index.table_index import TableIndex
-from dedupd.store.container.record_states import set_states
-from dedupd.store.merge_log import MergeLogWriter
-from dedupd.store.recipe.recipe_writer import Growth
-from dedupd.stub.transition import FileIdentity
-from dedupd.system.files import opened
-from dedupd.units import KIB
-from dedupd.volume.domains import require_domains
-from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
+from dedupd_core.config.policy import IndexChoice, Policy
+from dedupd_core.errors import PolicyError, UsageError
+from dedupd_core.format.container import Codec, Kind
+from dedupd_core.format.domain import PartitionKey, of_lost, of_owner
+from dedupd_core.format.table import State
+from dedupd_core.index.bloom_index import BloomIndex
+from dedupd_core.index.hooks import HookedIndex
+from dedupd_core.index.table_index import TableIndex
+from dedupd_core.store.container.record_states import set_states
+from dedupd_core.store.merge_log import MergeLogWriter
+from dedupd_core.store.recipe.recipe_writer import Growth
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB
+from dedupd_core.volume.domains import require_domains
+from dedupd_core.volume.unfinished_files import Checkpoint, Checkpoints
 from jobs.backup.sender import Sender
 from jobs.frame.run import JobRun
 from jobs.importing import Import
@@ -134,7 +134,7 @@ def test_a_full_partition_is_followed_by_another_one_of_its_domain(
 ) -> None:
     """Chunks of the first one are found by the hooks of the second."""
     monkeypatch.setattr("jobs.optimize.partitioning.capacity", lambda *_: 8)
-    monkeypatch.setattr("dedupd.index.hooks.ENTRIES_MIN", 1)
+    monkeypatch.setattr("dedupd_core.index.hooks.ENTRIES_MIN", 1)
     with lab_in(tmp_path) as lab:
         lab.set_policy(BY_OWNER)
         of = {}

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.units import MIB
+from dedupd_core.units import MIB
 from jobs.frame import backoff
 from jobs.frame.backoff import (
     EASY_S,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dedupd.config.policy import Policy
-from dedupd.volume.volume import Volume
+from dedupd_core.config.policy import Policy
+from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify
 from jobs.compact.job import Compact
 from jobs.frame.run import Cancelled, JobRun

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd.format.container import FILE_HEADER_BYTES as START
-from dedupd.format.container import Kind, seed_of
-from dedupd.format.ids import make_id
-from dedupd.format.recipe import encode_node, named_by
-from dedupd.format.table import State
-from dedupd.store.container.recovery import recover
-from dedupd.store.mark_set import Marks
-from dedupd.stub.stub_file import SparseStub
-from dedupd.system.files import opened
-from dedupd.units import KIB
+from dedupd_core.format.container import FILE_HEADER_BYTES as START
+from dedupd_core.format.container import Kind, seed_of
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.recipe import encode_node, named_by
+from dedupd_core.format.table import State
+from dedupd_core.store.container.recovery import recover
+from dedupd_core.store.mark_set import Marks
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB
 from jobs.check.verify import Verify
 from jobs.frame.run import JobRun
 from jobs.gc.job import Gc
@@ -146,7 +146,7 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
 def test_nodes_and_chunks_of_a_file_of_several_nodes_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dedupd.format.recipe.FANOUT_MAX", 4)
+    monkeypatch.setattr("dedupd_core.format.recipe.FANOUT_MAX", 4)
     with lab_in(tmp_path, chunk_size="4k") as lab:
         large = noise(600 * KIB)
         lab.put("large", large)
@@ -163,7 +163,7 @@ def test_what_a_file_was_cut_by_is_garbage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fanout: int
 ) -> None:
     """The recipe stays as it was: only its beginning is needed."""
-    monkeypatch.setattr("dedupd.format.recipe.FANOUT_MAX", fanout)
+    monkeypatch.setattr("dedupd_core.format.recipe.FANOUT_MAX", fanout)
     with lab_in(tmp_path, chunk_size="4k") as lab:
         content = noise(400 * KIB)
         for name in ("cut", "cut-more", "whole"):

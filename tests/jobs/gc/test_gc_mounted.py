@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dedupd.format.container import Kind
-from dedupd.units import KIB, MIB
+from dedupd_core.format.container import Kind
+from dedupd_core.units import KIB, MIB
 from fuse_stub import gc_names
 from jobs.gc import tree_marker
 from jobs.gc.tree_marker import Roots
@@ -436,8 +436,8 @@ def files_held(lab: MountedLab) -> list[str]:
 
 
 def test_no_commit_of_a_dead_job_begins_while_garbage_is_marked(lab: MountedLab) -> None:
-    from dedupd.format.recipe import RecipeRef
-    from dedupd.volume.commit_requests import CommitRequest, request_to_json
+    from dedupd_core.format.recipe import RecipeRef
+    from dedupd_core.volume.commit_requests import CommitRequest, request_to_json
 
     (lab.view / "plain").write_bytes(noise(100 * KIB))
     request = CommitRequest(b"plain", lab.identity("plain"), RecipeRef(1 << 32, bytes(16)))

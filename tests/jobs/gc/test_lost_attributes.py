@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import EXIT_DONE, EXIT_FINDINGS
-from dedupd.format.container import Kind
-from dedupd.format.table import State
-from dedupd.units import KIB
+from dedupd_core.errors import EXIT_DONE, EXIT_FINDINGS
+from dedupd_core.format.container import Kind
+from dedupd_core.format.table import State
+from dedupd_core.units import KIB
 from jobs.gc import lost_attributes
 from tests.support.lab import Lab, new_lab, noise, run_cli, store_files
 from tests.support.mounts import mounted_lab

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dedupd import failpoint
-from dedupd.errors import NoSpace
-from dedupd.format.container import Kind
-from dedupd.format.ids import make_id
-from dedupd.format.stub import Flag
-from dedupd.format.table import State, TableEntry
-from dedupd.store.saved_marks import NAME
-from dedupd.stub.stub_file import SparseStub
-from dedupd.system.disk import Disk
-from dedupd.system.files import opened
-from dedupd.units import KIB
+from dedupd_core import failpoint
+from dedupd_core.errors import NoSpace
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.stub import Flag
+from dedupd_core.format.table import State, TableEntry
+from dedupd_core.store.saved_marks import NAME
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB
 from jobs.frame.run import Cancelled, JobRun
 from jobs.gc.job import Gc, GcReport
 from jobs.rebuild import Rebuild
@@ -38,7 +38,7 @@ PLAIN = 'min_age = "0s"\nmin_size = "1"\n'
 @pytest.fixture
 def small_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recipes of very many nodes, read a few at a time, and saved after each time."""
-    monkeypatch.setattr("dedupd.format.recipe.FANOUT_MAX", 4)
+    monkeypatch.setattr("dedupd_core.format.recipe.FANOUT_MAX", 4)
     monkeypatch.setattr("jobs.gc.recipe_marker.NODES_AT_ONCE", 8)
     monkeypatch.setattr("jobs.gc.recipe_marker.SAVE_EVERY_S", 0.0)
 

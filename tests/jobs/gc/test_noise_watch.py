@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.deleted.alarm import accept, read_state
-from dedupd.errors import NoiseWritten
-from dedupd.units import KIB
+from dedupd_core.deleted.alarm import accept, read_state
+from dedupd_core.errors import NoiseWritten
+from dedupd_core.units import KIB
 from jobs.gc.noise_watch import FILES_MIN
 from jobs.usage.volume_figures import volume_figures
 from tests.support.lab import noise, prose

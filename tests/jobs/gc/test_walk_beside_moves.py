@@ -17,10 +17,10 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd.format.ids import make_id
-from dedupd.format.stub import Flag, StubAttribute
-from dedupd.store.mark_set import Marks, Needs
-from dedupd.system.files import opened
+from dedupd_core.format.ids import make_id
+from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.store.mark_set import Marks, Needs
+from dedupd_core.system.files import opened
 from fuse_stub import gc_names
 from fuse_stub.gc_names import MarkLog
 from fuse_stub.mounted_volume import MountedVolume

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import NoSpace
-from dedupd.system.disk import Disk
-from dedupd.units import KIB, MIB, parse_size
+from dedupd_core.errors import NoSpace
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import KIB, MIB, parse_size
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize, OptimizeReport
 from tests.conftest import MakeFileSystem

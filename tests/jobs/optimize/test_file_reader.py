@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd.format.volume_parameters import new_parameters
-from dedupd.system.file_reader import BATCH_BYTES
-from dedupd.system.page_cache import BufferPool
-from dedupd.units import KIB, MIB
+from dedupd_core.format.volume_parameters import new_parameters
+from dedupd_core.system.file_reader import BATCH_BYTES
+from dedupd_core.system.page_cache import BufferPool
+from dedupd_core.units import KIB, MIB
 from jobs.optimize import file_reader
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Segment
 from jobs.optimize.file_reader import BatchReader, ReaderLimits

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import EXIT_DONE
-from dedupd.units import KIB
+from dedupd_core.errors import EXIT_DONE
+from dedupd_core.units import KIB
 from tests.conftest import MakeFileSystem
 from tests.support.lab import Lab, fill_to_the_brim, free_bytes, new_lab, noise, run_cli
 from tests.support.mounts import MountedLab, mounted_lab

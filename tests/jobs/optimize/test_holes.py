@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dedupd.units import GIB, KIB, MIB
+from dedupd_core.units import GIB, KIB, MIB
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize
 from jobs.tree.candidates import Skipped, candidates

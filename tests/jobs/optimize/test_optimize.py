@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd import failpoint, native
-from dedupd.system.file_reader import BATCH_BYTES
-from dedupd.units import KIB, MIB
+from dedupd_core import failpoint, native
+from dedupd_core.system.file_reader import BATCH_BYTES
+from dedupd_core.units import KIB, MIB
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.job import Optimize
 from tests.conftest import MakeFileSystem

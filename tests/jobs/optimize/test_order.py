@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.format.domain import FIRST
-from dedupd.units import GIB, KIB, MIB
-from dedupd.volume.hints import HintKey
-from dedupd.volume.partition_map import type_of
+from dedupd_core.format.domain import FIRST
+from dedupd_core.units import GIB, KIB, MIB
+from dedupd_core.volume.hints import HintKey
+from dedupd_core.volume.partition_map import type_of
 from jobs.frame.run import JobRun
 from jobs.optimize import order
 from jobs.optimize.job import Optimize

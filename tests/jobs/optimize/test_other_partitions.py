@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import NoSpace
-from dedupd.format.container import Kind
-from dedupd.format.domain import PartitionKey
-from dedupd.format.table import State
-from dedupd.index import hooks
-from dedupd.units import KIB, MIB
-from dedupd.volume.commit import Result, VolumeCommitter
-from dedupd.volume.commit_requests import CommitRequests
+from dedupd_core.errors import NoSpace
+from dedupd_core.format.container import Kind
+from dedupd_core.format.domain import PartitionKey
+from dedupd_core.format.table import State
+from dedupd_core.index import hooks
+from dedupd_core.units import KIB, MIB
+from dedupd_core.volume.commit import Result, VolumeCommitter
+from dedupd_core.volume.commit_requests import CommitRequests
 from jobs.frame.run import Cancelled
 from jobs.optimize.store_session import StoreSession, StoreSync
 from jobs.tree.walk import walk

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd import failpoint
-from dedupd.format.ids import HOLE
-from dedupd.store.recipe.recipe_reader import Span
-from dedupd.stub.content import open_content
-from dedupd.stub.stub_file import SparseStub
-from dedupd.stub.transition import settle
-from dedupd.system.files import data_ranges, opened
-from dedupd.units import KIB, MIB
+from dedupd_core import failpoint
+from dedupd_core.format.ids import HOLE
+from dedupd_core.store.recipe.recipe_reader import Span
+from dedupd_core.stub.content import open_content
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.stub.transition import settle
+from dedupd_core.system.files import data_ranges, opened
+from dedupd_core.units import KIB, MIB
 from jobs.optimize.partial_plan import Fresh, Keep, plan
 from tests.support.lab import Lab, lab_in, noise, stop_at
 from tests.support.mounts import MountedLab, mounted_lab

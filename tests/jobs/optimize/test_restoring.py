@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-from dedupd.config.room import working_bytes
-from dedupd.units import KIB, MIB
-from dedupd.volume.commit import VolumeCommitter
+from dedupd_core.config.room import working_bytes
+from dedupd_core.units import KIB, MIB
+from dedupd_core.volume.commit import VolumeCommitter
 from fuse_stub.busy.quiet_parts import present_quiet
 from jobs.optimize import admission
 from jobs.optimize.judging import Judging

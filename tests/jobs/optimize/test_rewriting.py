@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.units import KIB
+from dedupd_core.units import KIB
 from jobs.tree.rewriting import WRITTEN_LITTLE
 from tests.support.lab import Lab, noise, prose, run_cli, store_files
 from tests.support.mounts import MountedLab, mounted_lab

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.config import memory_budget
-from dedupd.store.saved_notes import NAME, SavedNotes
-from dedupd.system.file_reader import BATCH_BYTES
-from dedupd.units import KIB, MIB
+from dedupd_core import native
+from dedupd_core.config import memory_budget
+from dedupd_core.store.saved_notes import NAME, SavedNotes
+from dedupd_core.system.file_reader import BATCH_BYTES
+from dedupd_core.units import KIB, MIB
 from jobs.optimize.buffers import Cut, InFlight
 from jobs.optimize.pipeline import Ingest
 from jobs.tree import judged_files

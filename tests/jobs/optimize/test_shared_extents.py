@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.system.files import opened
-from dedupd.units import KIB, MIB
+from dedupd_core import native
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB, MIB
 from jobs.tree.candidates import SHARED_BELOW as SHARED
 from tests.conftest import MakeFileSystem
 from tests.support.lab import OLD_NS, Lab, new_lab, noise, run_cli, stop_at

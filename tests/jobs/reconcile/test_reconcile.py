@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd.errors import DamagedTable
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.domain import PartitionKey
-from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.store.container.record_states import join_set, set_states
-from dedupd.store.container.table_file import load_table
-from dedupd.store.container.table_scan import TableShape
-from dedupd.store.merge_log import MergeLog, MergeLogWriter
-from dedupd.store.writer import ContainerWriter
-from dedupd.system.files import opened
-from dedupd.units import KIB, MIB
+from dedupd_core.errors import DamagedTable
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.domain import PartitionKey
+from dedupd_core.format.ids import container_of, make_id, ordinal_of
+from dedupd_core.store.container.record_states import join_set, set_states
+from dedupd_core.store.container.table_file import load_table
+from dedupd_core.store.container.table_scan import TableShape
+from dedupd_core.store.merge_log import MergeLog, MergeLogWriter
+from dedupd_core.store.writer import ContainerWriter
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB, MIB
 from jobs.reconcile.job import Strategy
 from jobs.reconcile.join import rounds, unreconciled
 from tests.support.lab import Lab, lab_in, new_lab, noise, stop_at
@@ -162,7 +162,7 @@ def test_what_is_new_is_compared_with_all_that_was_there(tmp_path: Path) -> None
 def test_however_little_memory_there_is_the_result_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capacity: int
 ) -> None:
-    monkeypatch.setattr("dedupd.config.memory_budget.JOIN_BYTES_MIN", 14 * capacity)
+    monkeypatch.setattr("dedupd_core.config.memory_budget.JOIN_BYTES_MIN", 14 * capacity)
     with lab_in(tmp_path) as lab:
         contents = partitioned(lab, 4, 'memory = "64 MiB"\n')
         count = len(states(lab))
@@ -530,7 +530,7 @@ def test_whatever_files_share_the_store_is_what_a_dictionary_holds(
     tmp_path_factory: pytest.TempPathFactory, files: list[tuple[int, list[int]]], capacity: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, lab_in(tmp_path_factory.mktemp("r"), "4k") as lab:
-        patch.setattr("dedupd.config.memory_budget.JOIN_BYTES_MIN", 14 * capacity)
+        patch.setattr("dedupd_core.config.memory_budget.JOIN_BYTES_MIN", 14 * capacity)
         lab.set_policy(PLAIN + 'partitions = 4\nmemory = "64 MiB"\n')
         contents = {}
         for at, (kind, parts) in enumerate(files):

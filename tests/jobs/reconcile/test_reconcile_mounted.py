@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.units import KIB
+from dedupd_core.units import KIB
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, mounted_lab
 from tests.support.upkeep import PLAIN, reconcile

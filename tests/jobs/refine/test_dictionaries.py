@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import RefineMode
-from dedupd.errors import Damaged
-from dedupd.format.container import Codec, Kind
-from dedupd.format.ids import container_of
-from dedupd.format.table import State
-from dedupd.store.second_copies import all_copies
-from dedupd.units import KIB
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.errors import Damaged
+from dedupd_core.format.container import Codec, Kind
+from dedupd_core.format.ids import container_of
+from dedupd_core.format.table import State
+from dedupd_core.store.second_copies import all_copies
+from dedupd_core.units import KIB
 from jobs.frame.run import JobRun
 from jobs.rebuild import Rebuild
 from jobs.refine import dictionaries
@@ -128,7 +128,7 @@ def put_more(lab: Lab) -> dict[str, bytes]:
 
 
 def test_dictionaries_that_nothing_names_are_found_by_what_leans_on_them(lab: Lab) -> None:
-    from dedupd.volume.hints import HintKey
+    from dedupd_core.volume.hints import HintKey
 
     refine(lab)
     before = set(users(lab).values())

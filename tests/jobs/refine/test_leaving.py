@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import RefineMode
-from dedupd.format.container import Codec, Kind
-from dedupd.format.table import State
-from dedupd.units import KIB
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.format.container import Codec, Kind
+from dedupd_core.format.table import State
+from dedupd_core.units import KIB
 from jobs.refine import leaving
 from tests.jobs.refine.test_refine import (
     POLICY,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import RefineMode
-from dedupd.errors import Damaged
-from dedupd.format import container as fmt
-from dedupd.format.container import Kind
-from dedupd.format.ids import container_of
-from dedupd.format.table import State, TableEntry
-from dedupd.units import KIB
+from dedupd_core.config.policy import RefineMode
+from dedupd_core.errors import Damaged
+from dedupd_core.format import container as fmt
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import container_of
+from dedupd_core.format.table import State, TableEntry
+from dedupd_core.units import KIB
 from jobs.frame.run import JobRun
 from jobs.rebuild import Rebuild
 from jobs.refine.job import Refine, RefineReport
@@ -235,7 +235,7 @@ def test_a_delta_whose_base_was_collected_is_never_named_again(lab: Lab) -> None
 
 
 def became(lab: Lab, record_id: int, state: State, target: int) -> None:
-    from dedupd.store.container.record_states import set_states
+    from dedupd_core.store.container.record_states import set_states
 
     with lab.opened() as volume, volume.containers(Kind.CHUNKS) as directory:
         found = directory.entry(record_id)
@@ -348,7 +348,7 @@ def test_other_bytes_in_the_place_of_a_base_are_never_taken_for_it(lab: Lab) -> 
         raw = directory.bases.native.raw(base)
         assert raw is not None
         found = directory.open(container_of(delta)).read_stored(delta & 0xFFFF_FFFF)
-    from dedupd import native
+    from dedupd_core import native
 
     record, payload = found
     wrong = raw[:-1] + bytes([raw[-1] ^ 1])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.ids import ordinal_of
-from dedupd.units import KIB
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.ids import ordinal_of
+from dedupd_core.units import KIB
 from jobs.frame.pace import BURST_S, Throttle
 from jobs.frame.run import Cancelled, JobRun
 from jobs.scrub.job import Depth, Scrub, ScrubReport

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.format import container as fmt
-from dedupd.format.container import Kind
-from dedupd.units import MIB
+from dedupd_core.format import container as fmt
+from dedupd_core.format.container import Kind
+from dedupd_core.units import MIB
 from tests.conftest import MakeFileSystem
 from tests.support.lab import Lab, cached_pages, flip_bit, lab_in, new_lab, noise, write_out
 from tests.support.upkeep import chunks_of, entry, scrub

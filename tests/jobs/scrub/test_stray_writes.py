@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.format import container as fmt
-from dedupd.format import table as tbl
-from dedupd.format.container import Kind
-from dedupd.format.ids import ordinal_of
+from dedupd_core.format import container as fmt
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import Kind
+from dedupd_core.format.ids import ordinal_of
 from tests.support import upkeep
 from tests.support.lab import Lab, new_lab, noise
 from tests.support.upkeep import chunks_of, entry

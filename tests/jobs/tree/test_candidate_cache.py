@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import jobs.optimize.job
 import jobs.tree.candidate_cache
-from dedupd.stub.transition import FileIdentity
-from dedupd.units import KIB, MIB
-from dedupd.volume.partition_map import type_of
+from dedupd_core.stub.transition import FileIdentity
+from dedupd_core.units import KIB, MIB
+from dedupd_core.volume.partition_map import type_of
 from jobs.tree.candidate_cache import CandidateCache
 from jobs.tree.candidates import Candidate, PlainFiles
 from tests.support.lab import Lab, fill, new_lab, noise, prose
@@ -112,7 +112,7 @@ def test_a_run_does_the_same_whether_candidates_are_kept_or_not(
 ) -> None:
     labs = filled(tmp_path / "kept"), filled(tmp_path / "walked")
     kept = labs[0].optimize()
-    monkeypatch.setattr("dedupd.config.memory_budget.CANDIDATES_SHARE", 0)
+    monkeypatch.setattr("dedupd_core.config.memory_budget.CANDIDATES_SHARE", 0)
     monkeypatch.setattr(jobs.tree.candidate_cache, "_PER_BLOCK", 1)
     walked = labs[1].optimize()
     assert (kept.partitions, kept.files_skipped) == (3, {"below the minimum size": 1})

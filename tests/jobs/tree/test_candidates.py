@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import native
-from dedupd.config.policy import Policy
-from dedupd.system.files import opened
-from dedupd.units import KIB
+from dedupd_core import native
+from dedupd_core.config.policy import Policy
+from dedupd_core.system.files import opened
+from dedupd_core.units import KIB
 from jobs.optimize.file_reader import SETTLE_NS
 from jobs.tree.candidates import Skipped, _Search, candidates
 from jobs.tree.walk import walk

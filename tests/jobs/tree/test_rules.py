@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import Marker, Policy
-from dedupd.config.policy_file import keep_plain
-from dedupd.config.rules import Rule, pattern_of
-from dedupd.units import KIB
+from dedupd_core.config.policy import Marker, Policy
+from dedupd_core.config.policy_file import keep_plain
+from dedupd_core.config.rules import Rule, pattern_of
+from dedupd_core.units import KIB
 from jobs.tree.candidates import Skipped, candidates
 from jobs.tree.explanation import explain_file
 from jobs.tree.marked_directories import SIGNATURE

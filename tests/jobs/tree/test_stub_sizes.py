@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.volume.partition_map import type_of
-from dedupd.volume.volume import Volume
+from dedupd_core.volume.partition_map import type_of
+from dedupd_core.volume.volume import Volume
 from jobs.frame.run import Cancelled
 from jobs.tree import walk as tree_walk
 from jobs.tree.stub_sizes import stub_bytes_by_type

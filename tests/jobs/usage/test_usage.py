@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UsageError
-from dedupd.stores.local_store import STORE_DIRS
+from dedupd_core.errors import UsageError
+from dedupd_core.stores.local_store import STORE_DIRS
 from jobs.frame.run import JobRun
 from jobs.usage.groups import By
 from jobs.usage.usage import Usage, usage

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import DedupdError
-from dedupd.format.container import Kind
+from dedupd_core.errors import DedupdError
+from dedupd_core.format.container import Kind
 from tests.support.lab import noise, prose, run_cli
 from tests.support.mounts import MountedLab, mounted_lab
 from tests.vm.guest.disks import Mapped, drop_caches, loop_device, mapped, mounted, run

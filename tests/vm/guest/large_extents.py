@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import UnsuitableFileSystem
-from dedupd.stub.transition import LARGE_UNITS
-from dedupd.system.disk import Disk
-from dedupd.volume.enabling.enable import enable
+from dedupd_core.errors import UnsuitableFileSystem
+from dedupd_core.stub.transition import LARGE_UNITS
+from dedupd_core.system.disk import Disk
+from dedupd_core.volume.enabling.enable import enable
 from tests.support.lab import Lab, noise, prose
 from tests.support.mounts import mounted_lab
 from tests.vm.guest.disks import drop_caches, loop_device, made, mounted, run

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.errors import Busy
+from dedupd_core.errors import Busy
 from tests.support.lab import noise, prose, run_cli
 from tests.support.mounts import MountedLab, mounted_lab
 from tests.support.sources import ROOT

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.system.nfs_exports import exports, faults
-from dedupd.volume.volume import Volume
+from dedupd_core.system.nfs_exports import exports, faults
+from dedupd_core.volume.volume import Volume
 from tests.conftest import MakeFileSystem
 from tests.support.lab import noise, prose
 from tests.support.mounts import ALICE, MountedLab, as_user, mounted_lab

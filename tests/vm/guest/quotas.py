@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.units import KIB, MIB
+from dedupd_core.units import KIB, MIB
 from tests.support.lab import noise, prose, run_cli
 from tests.support.mounts import ALICE, BOB, TEAM, MountedLab, as_user, mounted_lab
 from tests.vm.guest.disks import made, run

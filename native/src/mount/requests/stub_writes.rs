@@ -1,7 +1,7 @@
 //! Writes to a stub: to blocks that it has of its own already, or behind all that the recipe stands
 //! for, and to missing blocks whose rest the write covers, or memory has.
 //!
-//! The rules are those of `dedupd/stub/stub_file.py`: a block that is missing is only ever written
+//! The rules are those of `dedupd_core/stub/stub_file.py`: a block that is missing is only ever written
 //! whole, and what a failed write leaves in one is punched out again. Python has all other cases: a
 //! chunk that has to be read, the first block of a stub's own, which the attribute has to allow for, a
 //! file that grows from a block of the recipe's, and a disk that is nearly full.

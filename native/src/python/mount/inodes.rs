@@ -29,7 +29,7 @@ use crate::system::file_user::can_become;
 use crate::threads::lock::locked;
 
 /// The inodes that the kernel knows, and what belongs to them. None once it is closed.
-#[pyclass(frozen, subclass, module = "dedupd.native.mount")]
+#[pyclass(frozen, subclass, module = "dedupd_core.native.mount")]
 pub struct Inodes(Mutex<Option<Arc<Tree>>>);
 
 impl Inodes {

@@ -31,7 +31,7 @@ pub enum Found {
 
 /// The turn of a mount's event loop. An instrument of trio: it is given while trio waits for something
 /// to do.
-#[pyclass(frozen, module = "dedupd.native.mount")]
+#[pyclass(frozen, module = "dedupd_core.native.mount")]
 pub struct Turn {
     turn: Arc<turn::Turn>,
     /// Python uses descriptors of theirs by number between two waits only.
@@ -64,7 +64,7 @@ impl Turn {
 }
 
 /// The line between the kernel, libfuse and the operations of a mount. Used by one thread.
-#[pyclass(frozen, module = "dedupd.native.mount")]
+#[pyclass(frozen, module = "dedupd_core.native.mount")]
 pub struct Line(Mutex<Option<line::Line>>);
 
 impl Line {

@@ -1,4 +1,4 @@
-//! The module `dedupd.native.mount`, part by part.
+//! The module `dedupd_core.native.mount`, part by part.
 
 pub mod inodes;
 pub mod line;

@@ -14,7 +14,7 @@ use crate::mount::requests::extended::NewAttribute;
 use crate::mount::session::line;
 
 /// A request of the kernel that the mount's own operations answer.
-#[pyclass(frozen, get_all, module = "dedupd.native.mount")]
+#[pyclass(frozen, get_all, module = "dedupd_core.native.mount")]
 pub struct Request {
     opcode: u32,
     unique: u64,

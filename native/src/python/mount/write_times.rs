@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::mount::write_times::Notes;
 
-#[pyclass(frozen, module = "dedupd.native.mount")]
+#[pyclass(frozen, module = "dedupd_core.native.mount")]
 pub struct WriteTimes(pub Arc<Notes>);
 
 #[pymethods]

@@ -9,7 +9,7 @@ use crate::format::ids::{FingerprintCheck, RecordId};
 use crate::python::support::input::Input;
 use crate::store::chunk_cache::{self, ChunkKey};
 
-#[pyclass(frozen, module = "dedupd.native.store")]
+#[pyclass(frozen, module = "dedupd_core.native.store")]
 pub struct ChunkCache(pub Arc<chunk_cache::ChunkCache>);
 
 /// A chunk as Python names it: its id, its raw length and the start of its fingerprint.

@@ -1,4 +1,4 @@
-//! The module `dedupd.native.store`, part by part.
+//! The module `dedupd_core.native.store`, part by part.
 
 pub mod chunk_cache;
 pub mod records;

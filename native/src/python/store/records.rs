@@ -52,7 +52,7 @@ pub fn read_chunks(
 /// Frames, the fingerprints of their chunks, and how many they are.
 type Framed = (Py<PyBytes>, Vec<u8>, usize);
 
-#[pyclass(frozen, module = "dedupd.native.store")]
+#[pyclass(frozen, module = "dedupd_core.native.store")]
 pub struct BlocksAhead(blocks_ahead::BlocksAhead);
 
 #[pymethods]
@@ -138,7 +138,7 @@ pub fn seal(
         .map_err(PyValueError::new_err)
 }
 
-#[pyclass(frozen, get_all, module = "dedupd.native.store")]
+#[pyclass(frozen, get_all, module = "dedupd_core.native.store")]
 pub struct CheckedRecords {
     consumed: usize,
     is_lost: bool,

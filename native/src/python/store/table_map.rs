@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use crate::format::table_map;
 use crate::python::support::input::{Input, require};
 
-#[pyclass(frozen, module = "dedupd.native.store")]
+#[pyclass(frozen, module = "dedupd_core.native.store")]
 pub struct TableMap(table_map::TableMap);
 
 #[pymethods]

@@ -29,7 +29,7 @@ pub fn seeds_of((attribute, instance): (u64, u64)) -> Seeds {
 }
 
 /// A regular file of a directory, as a scan came upon it.
-#[pyclass(frozen, get_all, module = "dedupd.native.tree")]
+#[pyclass(frozen, get_all, module = "dedupd_core.native.tree")]
 pub struct FileEntry {
     name: Py<PyBytes>,
     identity: Fields,
@@ -40,14 +40,14 @@ pub struct FileEntry {
 }
 
 /// A directory: the names of those in it, and its files, or those of them that are left.
-#[pyclass(frozen, subclass, get_all, module = "dedupd.native.tree")]
+#[pyclass(frozen, subclass, get_all, module = "dedupd_core.native.tree")]
 pub struct Directory {
     directories: Py<PyList>,
     files: Py<PyList>,
 }
 
 /// A directory that cannot be read, and why.
-#[pyclass(frozen, eq, get_all, module = "dedupd.native.tree")]
+#[pyclass(frozen, eq, get_all, module = "dedupd_core.native.tree")]
 #[derive(PartialEq)]
 pub struct Unreadable {
     errno: i32,

@@ -17,17 +17,17 @@ use crate::threads::lock::{read, write};
 use crate::upkeep::mark_set::{Marks, Needed, Recipes, mark_named};
 
 /// Nobody waits for the GIL while holding the lock.
-#[pyclass(frozen, subclass, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, subclass, module = "dedupd_core.native.upkeep")]
 pub struct MarkSet(RwLock<Marks>);
 
-#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, get_all, module = "dedupd_core.native.upkeep")]
 pub struct Followed {
     found_any: bool,
     epoch: u64,
     strays: Py<PyBytes>,
 }
 
-#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, get_all, module = "dedupd_core.native.upkeep")]
 pub struct Leaned {
     found_any: bool,
     unknown: Py<PyBytes>,
@@ -44,7 +44,7 @@ impl MarkSet {
     }
 }
 
-#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, get_all, module = "dedupd_core.native.upkeep")]
 pub struct NamedByLeaves {
     leaves: u64,
     rows: u64,
@@ -161,7 +161,7 @@ pub fn misfits(py: Python<'_>, table: Input, needed: Input) -> PyResult<(Vec<u8>
 }
 
 /// What the stubs of a directory name.
-#[pyclass(frozen, extends = Directory, get_all, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, extends = Directory, get_all, module = "dedupd_core.native.upkeep")]
 pub struct NamedByStubs {
     file_count: u64,
     stub_count: u64,

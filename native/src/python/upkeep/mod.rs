@@ -1,4 +1,4 @@
-//! The module `dedupd.native.upkeep`, part by part.
+//! The module `dedupd_core.native.upkeep`, part by part.
 
 pub mod marks;
 pub mod needs;

@@ -15,7 +15,7 @@ use crate::upkeep::join;
 use crate::upkeep::record_census::{Known, KnownBytes};
 
 /// Nobody waits for the GIL while holding the lock.
-#[pyclass(frozen, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, module = "dedupd_core.native.upkeep")]
 pub struct NeedSet(RwLock<Needs>);
 
 #[pymethods]
@@ -77,7 +77,7 @@ pub fn digest_needed(py: Python<'_>, entries: Input, lengths: Input, seed: u64) 
 }
 
 /// The lock is only ever taken with the GIL released, and no Python code runs under it.
-#[pyclass(frozen, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, module = "dedupd_core.native.upkeep")]
 pub struct Join(Mutex<join::Join>);
 
 fn packed(pairs: join::Pairs) -> Vec<u8> {
@@ -129,7 +129,7 @@ impl Join {
 }
 
 /// Nobody waits for the GIL while holding the lock.
-#[pyclass(frozen, subclass, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, subclass, module = "dedupd_core.native.upkeep")]
 pub struct KnownRecords(RwLock<Known>);
 
 impl KnownRecords {

@@ -24,7 +24,7 @@ use crate::upkeep::sketch::{self, DOMAINS_MAX, FEATURES, SKETCH_BYTES, Sketch, i
 use crate::upkeep::sketching::{Looked, Payload};
 use crate::upkeep::training::{self, Wanted};
 
-#[pyclass(frozen, module = "dedupd.native.store")]
+#[pyclass(frozen, module = "dedupd_core.native.store")]
 pub struct Bases(pub Arc<bases::Bases>);
 
 #[pymethods]
@@ -95,7 +95,7 @@ pub fn unpack_sketches(packed: Input, count: usize) -> PyResult<Vec<u8>> {
     Ok(pack_u64(found.into_iter().flatten()))
 }
 
-#[pyclass(frozen, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, module = "dedupd_core.native.upkeep")]
 #[derive(Default)]
 pub struct Samples(Mutex<Taken>);
 
@@ -162,7 +162,7 @@ pub fn deltas(py: Python<'_>, table: Input, seed: u64) -> PyResult<(Vec<u8>, Vec
     Ok((pack_u32(places), pack_ids(found)))
 }
 
-#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, get_all, module = "dedupd_core.native.upkeep")]
 pub struct Refined {
     places: Py<PyBytes>,
     codecs: Py<PyBytes>,
@@ -172,7 +172,7 @@ pub struct Refined {
     payloads: Py<PyBytes>,
 }
 
-#[pyclass(frozen, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, module = "dedupd_core.native.upkeep")]
 pub struct Refiner {
     similar: Mutex<Similar>,
     groups: Mutex<Groups>,

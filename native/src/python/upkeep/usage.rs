@@ -19,14 +19,14 @@ use crate::upkeep::mark_set::Recipes;
 use crate::upkeep::usage::{GROUPS_MAX, Gone, Group, Named, NodeNeed, Records, Taken, each_needed};
 
 /// The files of a directory.
-#[pyclass(frozen, extends = Directory, get_all, module = "dedupd.native.tree")]
+#[pyclass(frozen, extends = Directory, get_all, module = "dedupd_core.native.tree")]
 pub struct StubUsage {
     /// By key.
     sums: Py<PyDict>,
 }
 
 /// Files of one key.
-#[pyclass(frozen, get_all, module = "dedupd.native.tree")]
+#[pyclass(frozen, get_all, module = "dedupd_core.native.tree")]
 pub struct UsageSums {
     files: u64,
     stubs: u64,
@@ -119,7 +119,7 @@ struct State {
 }
 
 /// What a group needs of a store.
-#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, get_all, module = "dedupd_core.native.upkeep")]
 pub struct TakenByGroup {
     chunks: u64,
     bytes: u64,
@@ -133,7 +133,7 @@ pub struct TakenByGroup {
 type Wanted = (u32, Vec<u8>, Vec<u8>, Vec<u8>);
 
 /// Nobody waits for the GIL while holding the lock.
-#[pyclass(frozen, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, module = "dedupd_core.native.upkeep")]
 pub struct Usage(RwLock<State>);
 
 impl Usage {

@@ -1,0 +1,170 @@
+"""Values of configuration files. Parsers raise UsageError, with an example of a valid value."""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from enum import StrEnum
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
+
+from dedupd_core.errors import DedupdError, UsageError
+from dedupd_core.units import (
+    SIZE_BYTES_MAX,
+    brief,
+    cut,
+    exact_duration,
+    exact_size,
+    parse_duration,
+    parse_size,
+)
+
+Parse = Callable[[object], Any]
+
+_WHOLE = re.compile(r"-?[0-9]{1,10}")
+
+
+def read_table(text: str, where: str, error: type[DedupdError]) -> dict[str, Any]:
+    """The table of a file's text. Raises ``error`` that names the file and the reason."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as reason:  # numbers too long are no TOMLDecodeError
+        raise error(f"{where}: not valid TOML: {cut(str(reason))}") from reason
+
+
+def duration(value: object) -> float:
+    """Seconds meant by a text like ``"3d"``."""
+    if not isinstance(value, str):
+        raise UsageError('write a duration in quotes, like "3d" or "12h"')
+    return parse_duration(value)
+
+
+def size(value: object) -> int:
+    """Bytes meant by a number, or by a text like ``"32k"``."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SIZE_BYTES_MAX:
+        return value
+    if not isinstance(value, str):
+        raise UsageError('write a size, like "32k" or "1 MiB"')
+    return parse_size(value)
+
+
+def fraction(value: object) -> float:
+    """A number from 0 up to, not including, 1."""
+    try:
+        number = float(value) if isinstance(value, str | int | float) else -1.0
+    except (ValueError, OverflowError):
+        number = -1.0
+    if isinstance(value, bool) or not 0 <= number < 1:
+        raise UsageError("write a fraction from 0 up to, not including, 1")
+    return number
+
+
+def yes_or_no(value: object) -> bool:
+    """``true`` or ``false``, also as a text."""
+    if isinstance(value, str) and value in ("true", "false"):
+        return value == "true"
+    if not isinstance(value, bool):
+        raise UsageError("write true or false")
+    return value
+
+
+def strings(value: object) -> tuple[str, ...]:
+    """A list of texts, or one text: with commas, or a list as it stands in the file."""
+    if isinstance(value, str) and value.startswith("[") and ('"' in value or "'" in value):
+        try:
+            value = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = None
+    elif isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise UsageError('write a list of texts, like ["*.tmp", "cache/"]')
+    return tuple(value)
+
+
+class Form(NamedTuple):
+    """How values of a kind are written: ``show`` gives what ``parse`` reads back as the same."""
+
+    parse: Parse
+    show: Callable[[Any], Any] = str
+    unit: str = ""
+    """What the name of an attribute ends with that has such a value."""
+
+
+DURATION = Form(duration, exact_duration, "s")
+SIZE = Form(size, exact_size, "bytes")
+FRACTION = Form(fraction, float)
+SWITCH = Form(yes_or_no, bool)
+STRINGS = Form(strings, list)
+
+
+def whole(low: int, high: int) -> Form:
+    """Whole numbers within bounds."""
+
+    def parse(value: object) -> int:
+        if isinstance(value, str) and _WHOLE.fullmatch(value):
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise UsageError(f"write a whole number from {low} to {high}")
+        return value
+
+    return Form(parse, int)
+
+
+def choice(choices: type[StrEnum]) -> Form:
+    """One of a few words."""
+
+    def parse(value: object) -> StrEnum:
+        for one in choices:
+            if one == value:
+                return one
+        raise UsageError("write " + " or ".join(f'"{choice}"' for choice in choices))
+
+    return Form(parse)
+
+
+class Key(NamedTuple):
+    """One key as it is written in a file, the attribute that has its value, and what it is for."""
+
+    name: str
+    attribute: str
+    form: Form
+    help: str = ""
+
+
+def keys_of(table: type) -> dict[str, Key]:
+    """The keys of a table that is read into this dataclass: its attributes with a form.
+
+    ``Annotated`` gives an attribute its form, and says what it is for. An enum needs no form: it is
+    written by its words. The name of the attribute is that of the key, and the unit.
+    """
+    found = {}
+    for one in fields(table):
+        if get_origin(one.type) is Annotated:
+            kind, *rest = get_args(one.type)
+            form = rest.pop(0) if isinstance(rest[0], Form) else choice(kind)
+            name = one.name.removesuffix(f"_{form.unit}")
+            found[name] = Key(name, one.name, form, *rest)
+    return found
+
+
+def parsed(
+    keys: Mapping[str, Key], name: str, value: object, where: str, error: type[DedupdError]
+) -> Any:
+    """The value of a key. Raises ``error`` that names file, key, value and a valid one."""
+    if name not in keys:
+        raise error(f"{where}: unknown key {brief(name)}; the keys are {', '.join(keys)}")
+    try:
+        return keys[name].form.parse(value)
+    except UsageError as reason:
+        raise error(f"{where}: {name} = {brief(value)}: {reason}") from reason
+
+
+def parsed_table(
+    keys: Mapping[str, Key], table: Mapping[str, Any], where: str, error: type[DedupdError]
+) -> dict[str, Any]:
+    """The values of a table, by the attributes that have them. Raises as :func:`parsed`."""
+    found = {}
+    for name, value in table.items():
+        meant = parsed(keys, name, value, where, error)
+        found[keys[name].attribute] = meant
+    return found

@@ -1,0 +1,381 @@
+"""What to optimize and how: ``policy.toml``, edited by people, validated on load."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Annotated, Any
+
+from dedupd_core.config.config_values import (
+    DURATION,
+    FRACTION,
+    SIZE,
+    STRINGS,
+    SWITCH,
+    Form,
+    Key,
+    choice,
+    keys_of,
+    parsed_table,
+    read_table,
+    strings,
+    whole,
+)
+from dedupd_core.config.profiles import plain
+from dedupd_core.config.reserve import DEFAULT as DEFAULT_RESERVE
+from dedupd_core.config.reserve import Reserve, parse_reserve, parse_threshold, show_reserve
+from dedupd_core.config.rules import (
+    Rule,
+    extension_of,
+    matching,
+    parse_rules,
+    show_rules,
+    takes,
+)
+from dedupd_core.config.schedule import Schedule, parse_schedule, show_schedule
+from dedupd_core.errors import PolicyError, UsageError
+from dedupd_core.system.processes import IoPriority
+
+_HOURLY = parse_schedule("every 1h")
+_EARLY = parse_schedule("daily 01:00 for 5h")
+_WEEKLY = parse_schedule("Sat 02:45 for 8h")
+_WEEKLY_LATER = parse_schedule("Sat 03:45 for 8h")
+_LOW, _CRITICAL = Reserve(percent=10.0), Reserve(percent=5.0)
+_KEPT_MAX = Reserve(percent=25.0)
+_MONTHLY = parse_schedule("first Sun 03:45 for 12h")
+_SUNDAYS = parse_schedule("Sun 05:00 for 12h")
+
+
+class IndexChoice(StrEnum):
+    """Values of the key ``index``."""
+
+    TABLE = "table"
+    """Signatures in RAM, fingerprints in the redirection tables."""
+    BLOOM = "bloom"
+    """A filter in RAM; filters and signatures in a file, fingerprints in the redirection tables."""
+
+
+class Marker(StrEnum):
+    """Values of the key ``markers``: files that keep their directory plain."""
+
+    CACHEDIR_TAG = "CACHEDIR.TAG"
+    """Of caches, by bford.info/cachedir: it counts where it begins with the signature."""
+    NODEDUP = ".nodedup"
+
+
+class RefineMode(StrEnum):
+    """Values of the key ``refine``."""
+
+    OFF = "off"
+    QUICK = "quick"
+    """Chunks that are like others are stored as the difference, at zstd 3."""
+    FULL = "full"
+    """That, or compressed with a dictionary for their type, at ``refine_level``."""
+
+
+class RestoreMode(StrEnum):
+    """Values of the key ``restore_mode``."""
+
+    OFF = "off"
+    ON = "on"
+    """Files are optimized as soon as they are closed, and new ones wait where space is short."""
+
+
+class BusyFilesMode(StrEnum):
+    """Values of the key ``busy_files``."""
+
+    SKIP = "skip"
+    """A file is taken once it has been left alone as a whole."""
+    RANGES = "ranges"
+    """Of a large file that is written to, what has been left alone for ``min_age`` is taken."""
+
+
+class DedupDomain(StrEnum):
+    """Values of the key ``dedup_domain``: the files that share chunks."""
+
+    VOLUME = "volume"
+    OWNER = "owner"
+    """Those of one user."""
+    FOLDER = "folder"
+    """Those below one folder at the top of the volume."""
+
+
+class SharedExtents(StrEnum):
+    """Values of the keys ``shared_extents`` and ``compaction_shared``."""
+
+    SKIP = "skip"
+    """Files, or containers, with blocks that snapshots below have as well are left alone."""
+    TAKE = "take"
+    """They are taken like others: their blocks come back with the last snapshot."""
+
+
+def _schedule(value: object) -> Schedule:
+    if not isinstance(value, str):
+        raise UsageError('write a text in quotes, like "daily 01:00 for 5h"')
+    return parse_schedule(value)
+
+
+def _types(value: object) -> tuple[str, ...]:
+    return tuple(item.lower().lstrip(".") for item in strings(plain(value)))
+
+
+def _markers(value: object) -> tuple[Marker, ...]:
+    return tuple(choice(Marker).parse(name) for name in strings(value))
+
+
+Seconds = Annotated[float, DURATION]
+Bytes = Annotated[int, SIZE]
+Fraction = Annotated[float, FRACTION]
+Switch = Annotated[bool, SWITCH]
+Texts = Annotated[tuple[str, ...], STRINGS]
+FileTypes = Annotated[tuple[str, ...], Form(_types, list)]
+Threshold = Annotated[Reserve, Form(parse_threshold, show_reserve)]
+When = Annotated[Schedule, Form(_schedule, show_schedule)]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Every key of the policy, in the units that the program uses."""
+
+    min_age_s: Annotated[Seconds, "how long a file must have been unchanged"] = 3 * 86400.0
+    min_size_bytes: Annotated[Bytes, "smaller files are left alone"] = 4 << 10
+    min_file_saving: Annotated[
+        Fraction,
+        "a file that would free a smaller part of its blocks stays plain; 0 takes every file",
+    ] = 0.05
+    include: Annotated[Texts, "where not empty, only these paths and patterns are taken"] = ()
+    exclude: Annotated[Texts, "paths and patterns that are left alone"] = ()
+    exclude_types: Annotated[FileTypes, "file types that are left alone"] = ()
+    ignore_case: Annotated[Switch, "whether patterns take upper and lower case alike"] = False
+    markers: Annotated[
+        tuple[Marker, ...], Form(_markers, list), "files that keep their directory plain"
+    ] = (Marker.CACHEDIR_TAG, Marker.NODEDUP)
+    no_compress_types: Annotated[FileTypes, "types that are never compressed"] = ()
+    compression_level: Annotated[int, whole(0, 19), "zstd level; 0 stores everything raw"] = 3
+    compression_min_saving: Annotated[Fraction, "a chunk that shrinks by less is stored raw"] = 0.05
+    partial_files: Annotated[
+        Switch, "whether optimized files that were written to since are optimized again"
+    ] = True
+    partial_local_max: Annotated[
+        Fraction, "a file in use whose own blocks make up more of it becomes plain"
+    ] = 0.5
+    busy_files: Annotated[
+        BusyFilesMode,
+        "large files that are written to all the time: skip, or take their quiet ranges",
+    ] = BusyFilesMode.SKIP
+    shared_extents: Annotated[
+        SharedExtents, "files whose blocks snapshots or reflinks below have as well: skip or take"
+    ] = SharedExtents.SKIP
+    dedup_domain: Annotated[
+        DedupDomain,
+        "the files that share chunks: of the volume, of one owner, or of one folder at its top",
+    ] = DedupDomain.VOLUME
+    refine: Annotated[
+        RefineMode, "whether what is stored and cold is made smaller: off, quick or full"
+    ] = RefineMode.OFF
+    refine_age_s: Annotated[Seconds, "how long a chunk must have been stored before that"] = (
+        7 * 86400.0
+    )
+    refine_level: Annotated[int, whole(1, 19), "zstd level of refine = full"] = 12
+    refine_min_saving: Annotated[
+        Fraction, "what the difference to another chunk must save of a chunk to take its place"
+    ] = 0.2
+    compaction_min_dead: Annotated[
+        Fraction, "a container is rewritten where at least this part of it is garbage"
+    ] = 0.05
+    compaction_shared: Annotated[
+        SharedExtents, "containers whose blocks snapshots below have as well: take or skip"
+    ] = SharedExtents.TAKE
+    reserve: Annotated[
+        Reserve,
+        Form(parse_reserve, show_reserve),
+        "the free space that jobs leave to users: a size, a percentage, or auto",
+    ] = DEFAULT_RESERVE
+    space_low: Annotated[
+        Threshold, "below so much free space the service frees some at once; 0 is never"
+    ] = _LOW
+    space_critical: Annotated[
+        Threshold, "below so much it also optimizes files of the age space_min_age"
+    ] = _CRITICAL
+    space_min_age_s: Annotated[
+        Seconds, "the age that is enough for a file while space is critical"
+    ] = 3600.0
+    keep_deleted_s: Annotated[
+        Seconds, "how long what was deleted or overwritten can be had back; 0s keeps nothing"
+    ] = 7 * 86400.0
+    keep_deleted_max: Annotated[
+        Threshold, "how much of that is kept: a size, or a percentage of the file system"
+    ] = _KEPT_MAX
+    restore_mode: Annotated[
+        RestoreMode, "on while a restore fills the volume: files are optimized once they are closed"
+    ] = RestoreMode.OFF
+    redundancy_threshold: Annotated[
+        int,
+        whole(0, 250),
+        "chunks with more references than this are kept twice; 0 keeps every chunk once",
+    ] = 100
+    scrub_rate_bytes_per_s: Annotated[
+        int,
+        SIZE._replace(unit="bytes_per_s"),
+        "what scrub reads in a second; 0 is as fast as it goes",
+    ] = 0
+    memory_bytes: Annotated[Bytes, "what a job may take"] = 256 << 20
+    cores: Annotated[int, whole(0, 1024), "cores that a job may use; 0 is all"] = 0
+    index: Annotated[
+        IndexChoice, "table: little memory for each chunk of the store; bloom: least"
+    ] = IndexChoice.TABLE
+    partitions: Annotated[
+        int,
+        whole(1, 256),
+        "partitions of the index at least; there are more where memory demands it",
+    ] = 1
+    stop_when_busy: Annotated[
+        Switch, "whether jobs slow down and pause where the machine or the users are busy"
+    ] = True
+    io_priority: Annotated[IoPriority, "what the disk does for jobs: idle, low or normal"] = (
+        IoPriority.IDLE
+    )
+    schedule_background: Annotated[When, "when files are optimized, giving way to everybody"] = (
+        _HOURLY
+    )
+    schedule_throughput: Annotated[When, "when files are optimized as fast as it goes"] = _EARLY
+    schedule_reconcile: Annotated[When, "when duplicates across partitions are merged"] = _WEEKLY
+    schedule_refine: Annotated[When, "when what is stored and cold is made smaller"] = _EARLY
+    schedule_gc: Annotated[When, "when garbage is collected"] = _WEEKLY
+    schedule_compact: Annotated[When, "when the space of garbage is given back"] = _WEEKLY
+    schedule_scrub: Annotated[When, "when damage is looked for"] = _WEEKLY_LATER
+    schedule_full_scrub: Annotated[When, "when every byte of the store is read and checked"] = (
+        _MONTHLY
+    )
+    schedule_recover: Annotated[
+        When, "when a store in a cluster is looked at for hosts that are gone"
+    ] = _HOURLY
+    schedule_audit: Annotated[When, "when all of a store in a cluster is looked at"] = _SUNDAYS
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the same holds for all paths, but for compression by type."""
+        return not (self.include or self.exclude or self.exclude_types or self.rules)
+
+    @property
+    def loosest(self) -> tuple[float, int]:
+        """The lowest age and the lowest size that this policy asks of any path."""
+        ages = [rule.min_age_s for rule in self.rules if rule.min_age_s is not None]
+        sizes = [rule.min_size_bytes for rule in self.rules if rule.min_size_bytes is not None]
+        return min([self.min_age_s, *ages]), min([self.min_size_bytes, *sizes])
+
+    @property
+    def strictest_age_s(self) -> float:
+        """The highest age that it asks of any path."""
+        ages = [rule.min_age_s for rule in self.rules if rule.min_age_s is not None]
+        return max([self.min_age_s, *ages])
+
+    @property
+    def keep_deleted_s_max(self) -> float:
+        """The longest that it keeps deletions of any path."""
+        times = [one.keep_deleted_s for one in self.rules if one.keep_deleted_s is not None]
+        return max([self.keep_deleted_s, *times])
+
+    def keeps_deleted_s(self, path: bytes) -> float:
+        """How long a deletion of this file is kept."""
+        return decided(self, path).keep_deleted_s if self.rules else self.keep_deleted_s
+
+    def excludes(self, path: bytes) -> bool:
+        """Whether a path, relative to the volume, is left alone, whatever its age and size."""
+        return not self.is_uniform and bool(decided(self, path).excluded)
+
+    def compresses(self, path: bytes) -> bool:
+        """Whether chunks of this file may be compressed."""
+        if self.rules:
+            return decided(self, path).compresses
+        name = path.rpartition(b"/")[2].decode("utf-8", "surrogateescape")
+        return self.compresses_type(extension_of(name))
+
+    def compresses_type(self, file_type: str) -> bool:
+        """Whether chunks of files of this type may be compressed, where no rule says otherwise."""
+        return file_type not in self.no_compress_types
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the policy says of a path, and by which key or rule.
+
+    ``excluded`` is what leaves the path alone, empty where nothing does. ``rules`` has the number
+    of the rule that decides, from 1, for each key that a rule decides.
+    """
+
+    min_age_s: float
+    min_size_bytes: int
+    excluded: str
+    compresses: bool
+    keep_deleted_s: float
+    rules: Mapping[str, int]
+
+    def source(self, key: str) -> str:
+        """Where the value of a key comes from."""
+        return f"rule {self.rules[key]}" if key in self.rules else "the policy"
+
+
+def decided(policy: Policy, path: bytes) -> Decision:
+    """The word of ``policy`` on a path, relative to the volume.
+
+    A rule overrides the keys of the policy, and a later rule those before it. Jobs, ``dedupd file``
+    and ``dedupd policy --why`` all ask here.
+    """
+    text = path.decode("utf-8", "surrogateescape")
+    file_type = extension_of(text.rpartition("/")[2])
+    excluded = _excluded_by_keys(policy, text, file_type)
+    compresses = file_type not in policy.no_compress_types
+    decision = Decision(
+        *(policy.min_age_s, policy.min_size_bytes, excluded, compresses, policy.keep_deleted_s), {}
+    )
+    for number, rule in enumerate(policy.rules, 1):
+        if takes(rule.path, text, policy.ignore_case):
+            decision = _overridden(decision, rule, number)
+    return decision
+
+
+def _excluded_by_keys(policy: Policy, path: str, file_type: str) -> str:
+    if policy.include and not takes(policy.include, path, policy.ignore_case):
+        return "include, which has other paths alone"
+    if file_type in policy.exclude_types:
+        return f'exclude_types, by "{file_type}"'
+    pattern = matching(policy.exclude, path, policy.ignore_case)
+    if pattern is not None and not pattern.startswith("!"):
+        return f'exclude, by "{pattern}"'
+    return ""
+
+
+def _overridden(decision: Decision, rule: Rule, number: int) -> Decision:
+    said = [name for name in rule.to_table() if name != "path"]
+    changes: dict[str, Any] = {"rules": {**decision.rules, **dict.fromkeys(said, number)}}
+    if rule.min_age_s is not None:
+        changes["min_age_s"] = rule.min_age_s
+    if rule.min_size_bytes is not None:
+        changes["min_size_bytes"] = rule.min_size_bytes
+    if rule.exclude is not None:
+        changes["excluded"] = f"rule {number}" if rule.exclude else ""
+    if rule.compress is not None:
+        changes["compresses"] = rule.compress
+    if rule.keep_deleted_s is not None:
+        changes["keep_deleted_s"] = rule.keep_deleted_s
+    return replace(decision, **changes)
+
+
+KEYS = keys_of(Policy)
+
+RULES = "rule"
+"""The name of the tables that :class:`Rule` is written as; not a key by itself."""
+
+TABLES = {**KEYS, RULES: Key(RULES, "rules", Form(parse_rules, show_rules))}
+"""All that there may be in a policy."""
+
+
+def parse_policy(text: str, where: str) -> Policy:
+    """The policy in a file's text. Raises PolicyError that names file, key, value and reason."""
+    return apply_values(Policy(), read_table(text, where, PolicyError), where)
+
+
+def apply_values(policy: Policy, values: dict[str, Any], where: str) -> Policy:
+    """``policy`` with keys replaced by ``values`` as written. Raises PolicyError."""
+    return replace(policy, **parsed_table(TABLES, values, where, PolicyError))

@@ -1,0 +1,82 @@
+"""An alarm that stops garbage collections: many stubs were overwritten with noise at once.
+
+It stands in a file beside the logs until an administrator has accepted what was written.
+"""
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from dedupd_core.deleted.log import DIRECTORY, made_directory, open_directory
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened, read_at
+from dedupd_core.system.paths import show_text
+from dedupd_core.units import format_moment
+
+ALARM_FILE = b"alarm.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """``files`` were overwritten between two times (ns since 1970); of ``sampled`` of these
+    ``noisy`` had content that compresses, and have noise now."""
+
+    start_ns: int
+    end_ns: int
+    files: int
+    sampled: int
+    noisy: int
+    examples: tuple[str, ...]
+
+    def message(self, root: str) -> str:
+        since = format_moment(self.start_ns / 1e9)
+        return (
+            f"{root}: {self.files} files were overwritten or removed since {since}, and of"
+            f" {self.sampled} looked at {self.noisy} have bytes that look encrypted in place of"
+            f" theirs, as {show_text(', '.join(self.examples))}; garbage is not collected, and what"
+            f" they were can be had back (`dedupd undelete --since TIME {root}`). If that is meant:"
+            f" `dedupd deleted --accept {root}`"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmState:
+    """The alarm that stands, if any; what was deleted up to ``accepted_ns`` raises none."""
+
+    alarm: Alarm | None = None
+    accepted_ns: int = 0
+
+
+def read_state(base_fd: int) -> AlarmState:
+    """As it is in the ``.dedupd`` open as ``base_fd``; none where it cannot be read."""
+    try:
+        path = DIRECTORY + b"/" + ALARM_FILE
+        with opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)) as fd:
+            fields = json.loads(read_at(fd, os.fstat(fd).st_size, 0))
+        found = fields["alarm"]
+        if found is not None:
+            found = Alarm(**{**found, "examples": tuple(found["examples"])})
+        return AlarmState(found, int(fields["accepted_ns"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return AlarmState()
+
+
+def keep_state(base_fd: int, state: AlarmState, disk: Disk) -> None:
+    """Durably. Raises NoSpace, OSError."""
+    with opened(made_directory(base_fd, disk)) as fd:
+        disk.replace_file(fd, ALARM_FILE, json.dumps(asdict(state)).encode())
+
+
+def remove_unfinished(base_fd: int, disk: Disk) -> None:
+    """Take away what a crash has left of :func:`keep_state`."""
+    with suppress(FileNotFoundError), opened(open_directory(base_fd)) as fd:
+        disk.unlink(fd, ALARM_FILE + b".new")
+
+
+def accept(base_fd: int, disk: Disk) -> Alarm | None:
+    """Let collections go on: what was deleted until now is meant. Returns the alarm that stood."""
+    state = read_state(base_fd)
+    keep_state(base_fd, AlarmState(None, time.time_ns()), disk)
+    return state.alarm

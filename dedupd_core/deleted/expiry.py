@@ -1,0 +1,133 @@
+"""Which deletions are kept: for their time, within their users' shares of the disk, and as long as
+nobody needs the space."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dedupd_core.config.policy import Policy
+from dedupd_core.deleted.dropped import remove_unfinished
+from dedupd_core.deleted.log import DeletionId, DeletionLogs
+from dedupd_core.deleted.recipe_sizes import RecipeSizes
+from dedupd_core.deleted.shares import MIXED, Kept, surplus
+from dedupd_core.deleted.writer import LOG_S_MAX
+from dedupd_core.format.deletion import Deletion, LogHeader, encoded_bytes
+from dedupd_core.system.files import FreeSpace
+from dedupd_core.volume.volume import Volume
+
+NS = 1_000_000_000
+
+CALM_SHARE = 1.1
+"""Space is short until this much more than a threshold is free: jobs and users move it to and fro,
+and a disk that is used to 95 % is one of which 5 % are free, or a little more."""
+
+IDLE_NS = int(2 * LOG_S_MAX * NS)
+"""A log that was begun so long ago is appended to no more, even if a clock was set."""
+
+
+def end_ns(one: Deletion, policy: Policy) -> int:
+    """Until when a deletion is kept, ns since 1970. A policy that was made shorter counts at once;
+    one that was made longer counts for what is deleted from then on."""
+    return one.time_ns + int(min(one.keep_s, policy.keep_deleted_s_max) * NS)
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The offset of each log before which everything is dropped, and how many deletions are dropped
+    before their time because the space is needed (``early``)."""
+
+    firsts: Mapping[int, int]
+    early: int
+
+    def has(self, one: DeletionId) -> bool:
+        return one.offset < self.firsts.get(one.log, 0)
+
+
+@dataclass(slots=True)
+class _Log:
+    """A log whose deletions from offset ``first`` to ``end`` are kept."""
+
+    number: int
+    header: LogHeader | None
+    first: int
+    end: int
+
+    def drop(self, logs: DeletionLogs, volume: Volume) -> None:
+        """Drop what is not kept. A log that may still be appended to stays: a collection must not
+        drop a deletion that it has not read."""
+        header, is_empty = self.header, self.first >= self.end
+        is_idle = header is None or time.time_ns() > header.created_ns + IDLE_NS
+        if is_empty and (is_idle or header is None or header.uid is None):
+            logs.remove(self.number, volume.disk)
+        elif header is not None and header.uid is not None and self.first > header.first:
+            logs.drop_before(self.number, self.first, volume.disk)
+
+
+def expire(
+    volume: Volume,
+    policy: Policy,
+    space: FreeSpace,
+    pause: Callable[[], None] = lambda: None,
+    *,
+    dry_run: bool = False,
+) -> Expired:
+    """Drop deletions whose time has come, and those beyond their users' shares.
+
+    Of each log the beginning is dropped, durably once the file system is synced. All that is left
+    counts as needed, so each deletion that can be read can be restored. ``pause`` is called now and
+    then before anything is dropped; it may raise. Raises OSError.
+    """
+    logs, sizes = DeletionLogs(volume), RecipeSizes(volume, pause)
+    read, kept = dict[int, _Log](), list[Kept]()
+    for number in logs.numbers():
+        pause()
+        read[number] = _read(logs, number, policy, sizes, kept)
+
+    def fits(total: int) -> bool:
+        return total <= allowed_bytes(policy, space, total)
+
+    sizes.refine(fits)
+    allowed = allowed_bytes(policy, space, sizes.total)
+    dropped = surplus(kept, sizes.by_recipe, allowed)
+    for one in dropped:
+        read[one.log].first = max(read[one.log].first, one.end)
+    if not dry_run:
+        remove_unfinished(volume.base_fd, volume.disk)
+        for log in read.values():
+            log.drop(logs, volume)
+    firsts = {number: log.first for number, log in read.items()}
+    return Expired(firsts, sum(len(one.recipes) for one in dropped))
+
+
+def _read(
+    logs: DeletionLogs, number: int, policy: Policy, sizes: RecipeSizes, kept: list[Kept]
+) -> _Log:
+    """A log without the deletions whose time has come; the others are added to ``kept``."""
+    header, now_ns = logs.header(number), time.time_ns()
+    rows = [] if header is None else logs.read(number)
+    if header is None or not rows:
+        return _Log(number, header, 0, 0)
+    ends = [at.offset + encoded_bytes(one) for at, one in rows]
+    live = [at for at, (_, one) in enumerate(rows) if end_ns(one, policy) > now_ns]
+    if not live:
+        return _Log(number, header, ends[-1], ends[-1])
+    if header.uid is None:  # it goes as a whole
+        recipes = tuple(sizes.add(one.stub) for _, one in rows)
+        kept.append(Kept(MIXED, rows[-1][1].time_ns, number, ends[-1], recipes))
+        return _Log(number, header, header.first, ends[-1])
+    for (_, one), end in zip(rows[live[0] :], ends[live[0] :], strict=True):
+        kept.append(Kept(header.uid, one.time_ns, number, end, (sizes.add(one.stub),)))
+    return _Log(number, header, rows[live[0]][0].offset, ends[-1])
+
+
+def allowed_bytes(policy: Policy, space: FreeSpace, kept_bytes: int) -> int:
+    """How much may be kept: below ``space_low`` half of what is there, below ``space_critical``, or
+    within the reserve, nothing."""
+    total = space.total_bytes
+    critical_bytes = int(policy.space_critical.bytes_of(total) * CALM_SHARE)
+    if space.free_bytes < max(critical_bytes, policy.reserve.bytes_of(total)):
+        return 0
+    share = policy.keep_deleted_max.bytes_of(total)
+    if space.free_bytes < policy.space_low.bytes_of(total):
+        return min(share, kept_bytes // 2)
+    return share

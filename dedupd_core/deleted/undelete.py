@@ -1,0 +1,284 @@
+"""Deleted files put back into the tree, where they were or beside what is there now."""
+
+import fcntl
+import itertools
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+from dedupd_core.deleted.expiry import end_ns
+from dedupd_core.deleted.log import DeletionId, DeletionLogs
+from dedupd_core.deleted.revival import revive
+from dedupd_core.errors import DedupdError, UsageError
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import is_there, opened
+from dedupd_core.system.paths import open_beneath, show_path
+from dedupd_core.system.tree.takeover import (
+    keep_group,
+    make_directory_of,
+    refuse_others_directory,
+    remove_private,
+    rights_of,
+)
+from dedupd_core.system.tree.unfinished import Mark, is_marked, mark, unmark
+from dedupd_core.volume.enabling.base import is_reserved, refuse_reserved
+from dedupd_core.volume.volume import Volume
+
+UNDELETE = b"user.dedupd.undelete"
+"""The attribute of an empty file that a user of a mount sets to have it become what a deletion
+took."""
+
+UNFINISHED = b".dedupd-undelete"
+"""The name of a file that is coming back, and a number. One that a kill has left, which has a note
+that it is unfinished, is removed by the next run that comes to its directory."""
+
+_UNFINISHED = re.compile(re.escape(UNFINISHED) + rb"-[0-9]+")
+
+FILES_MAX = 256
+"""Made durable at a time: most journals do that in one go."""
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+
+
+class Order(NamedTuple):
+    """What a caller asks the mount for, as the value of :data:`UNDELETE`: an id, and the words
+    ``privileges`` and ``force`` of root. ``force`` accepts a log that does not prove what it
+    says."""
+
+    id: DeletionId
+    privileges: bool = False
+    force: bool = False
+
+    def __str__(self) -> str:
+        words = [("privileges", self.privileges), ("force", self.force)]
+        return " ".join([str(self.id), *(word for word, given in words if given)])
+
+    @classmethod
+    def parse(cls, text: str) -> "Order":
+        """Raises UsageError."""
+        one_id, *words = text.split(" ")
+        if len(set(words)) < len(words) or not {"privileges", "force"}.issuperset(words):
+            raise UsageError(f"{text!r}: not an id of a deletion, with the words privileges, force")
+        return cls(DeletionId.parse(one_id), "privileges" in words, "force" in words)
+
+
+class Wanted(NamedTuple):
+    """A deletion that is to come back, at ``path`` within the tree."""
+
+    id: str
+    path: bytes
+    uid: int
+    gid: int
+    time_s: float
+
+
+class Back(NamedTuple):
+    """What became of a deletion: the path of the file, or why it is not back."""
+
+    path: bytes
+    error: DedupdError | OSError | None = None
+
+
+class _Unfinished(NamedTuple):
+    """A file that is complete but not durable, under a name of its own."""
+
+    file: int
+    directory: int
+    name: bytes
+
+
+Attach = Callable[[int, Wanted], None]
+"""Makes the empty file of a descriptor what a deletion took."""
+
+
+class Undelete:
+    """Puts files into the tree ``tree_fd``: of a mount, or below where there is none.
+
+    Root puts a file only into a directory of root or of the file's owner, unless ``force``.
+    """
+
+    def __init__(self, tree_fd: int, disk: Disk, attach: Attach, *, force: bool = False) -> None:
+        self._tree_fd = tree_fd
+        self._disk = disk
+        self._attach = attach
+        self._force = force
+        self._is_root = os.geteuid() == 0
+        self._cleaned: set[tuple[int, int]] = set()
+        self._numbers = itertools.count()
+
+    def take(self, wanted: Sequence[Wanted]) -> Iterator[Back]:
+        """Have files back. Where a name is taken, the file comes back beside that, with the time of
+        its deletion in its name.
+
+        A file shows under its name once it is durable: a crash must not leave zeros there. One that
+        cannot come back hinders no other.
+        """
+        for first in range(0, len(wanted), FILES_MAX):
+            group = wanted[first : first + FILES_MAX]
+            with ExitStack() as files:
+                made = [self._made(one, files) for one in group]
+                for one, unfinished in zip(group, made, strict=True):
+                    yield self._finished(one, unfinished)
+
+    def _made(self, one: Wanted, files: ExitStack) -> "_Unfinished | DedupdError | OSError":
+        """The file of a deletion, open under a name of its own; or why there is none."""
+        try:
+            with opened(self._directory(one.path.rpartition(b"/")[0], one)) as fd:
+                self._clean(fd)
+                name, file = self._create(fd)
+                try:
+                    mark(self._disk, file, Mark.FILE)
+                    self._attach(file, one)
+                    unfinished = _Unfinished(file, os.dup(fd), name)
+                except BaseException:
+                    os.close(file)
+                    self._discard(fd, name)
+                    raise
+            files.callback(self._give_up, unfinished)
+            return unfinished
+        except (DedupdError, OSError) as error:
+            return error
+
+    def _create(self, fd: int) -> tuple[bytes, int]:
+        """An empty file that no other run takes for one that a kill has left."""
+        for number in self._numbers:
+            name = b"%s-%d" % (UNFINISHED, number)
+            with suppress(FileExistsError):
+                file = self._disk.create(fd, name)
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return name, file
+        raise AssertionError("numbers do not end")
+
+    def _finished(self, one: Wanted, made: "_Unfinished | DedupdError | OSError") -> Back:
+        if not isinstance(made, _Unfinished):
+            return Back(one.path, made)
+        directory, _, wanted = one.path.rpartition(b"/")
+        try:
+            self._disk.sync_file(made.file)
+            given = self._named(made, directory, wanted, one.time_s)
+        except (DedupdError, OSError) as error:
+            return Back(one.path, error)
+        return Back(b"/".join(part for part in (directory, given) if part))
+
+    def _named(self, made: _Unfinished, directory: bytes, wanted: bytes, time_s: float) -> bytes:
+        disk, when = self._disk, time.strftime("%Y%m%d-%H%M%S", time.localtime(time_s)).encode()
+        fd, name = made.directory, made.name
+        for ending in (b"", b".deleted-" + when):
+            given = wanted[: 255 - len(ending)] + ending
+            if not directory and is_reserved(given):
+                continue
+            try:
+                disk.rename_new(fd, name, fd, given)
+            except FileExistsError:
+                continue
+            there = os.stat(given, dir_fd=fd, follow_symlinks=False)
+            if there.st_ino != os.fstat(made.file).st_ino:
+                raise UsageError(
+                    f"{show_path(given)}: another user has put another file in its place; restore"
+                    " it into another directory with --to"
+                )
+            with suppress(OSError):
+                _unmark(disk, made.file)
+            return given
+        raise UsageError(f"{show_path(given)}: is there already; move it, or use --to")
+
+    def _give_up(self, made: _Unfinished) -> None:
+        """Close a file, and remove it if it has got no name."""
+        with opened(made.directory), opened(made.file), suppress(OSError):
+            there = os.stat(made.name, dir_fd=made.directory, follow_symlinks=False)
+            if there.st_ino == os.fstat(made.file).st_ino:
+                self._discard(made.directory, made.name)
+
+    def _discard(self, fd: int, name: bytes) -> None:
+        disk = self._disk
+        with suppress(OSError):
+            disk.unlink(fd, name)
+
+    def _clean(self, fd: int) -> None:
+        """Remove what runs that were killed have left in a directory."""
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) in self._cleaned:
+            return
+        self._cleaned.add((status.st_dev, status.st_ino))
+        for name in map(os.fsencode, os.listdir(fd)):
+            if _UNFINISHED.fullmatch(name):
+                self._clean_one(fd, name)
+
+    def _clean_one(self, fd: int, name: bytes) -> None:
+        with suppress(OSError):  # what another run still works at, or has finished
+            kind = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+            if stat.S_ISDIR(kind):
+                remove_private(self._disk, fd, name)
+            elif stat.S_ISREG(kind):
+                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+                with opened(os.open(name, flags, dir_fd=fd)) as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if is_marked(file, Mark.FILE):
+                        self._discard(fd, name)
+
+    def _directory(self, path: bytes, one: Wanted) -> int:
+        """The directory that a file comes back into. One that has gone is made, and is open to the
+        owner of the file alone."""
+        try:
+            fd = open_beneath(self._tree_fd, path, _DIRECTORY)
+        except FileNotFoundError:
+            above, _, name = path.rpartition(b"/")
+            refuse_reserved(path)
+            with opened(self._directory(above, one)) as fd:
+                return self._made_directory(fd, name, one)
+        try:
+            if self._is_root and not self._force:
+                refuse_others_directory(fd, path, one.uid)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _made_directory(self, fd: int, name: bytes, one: Wanted) -> int:
+        disk = self._disk
+        if not self._is_root:
+            disk.make_dir(fd, name)
+            return open_beneath(fd, name, _DIRECTORY)
+        self._clean(fd)
+        for number in self._numbers:
+            private = b"%s-%d" % (UNFINISHED, number)
+            try:
+                return make_directory_of(disk, fd, name, private, one.uid, one.gid)
+            except FileExistsError:
+                if is_there(fd, name):
+                    raise
+        raise AssertionError("numbers do not end")
+
+
+def _unmark(disk: Disk, file: int) -> None:
+    """Remove the note from a file that has its name. A user without the permission to write to the
+    file takes it for that long. Raises OSError."""
+    mode = stat.S_IMODE(os.fstat(file).st_mode)
+    is_closed = os.geteuid() != 0 and not mode & stat.S_IWUSR
+    if is_closed:
+        disk.set_mode(file, mode | stat.S_IWUSR)
+    try:
+        unmark(disk, file)
+    finally:
+        if is_closed:
+            disk.set_mode(file, mode)
+
+
+def attach_below(volume: Volume, *, privileges: bool = False, force: bool = False) -> Attach:
+    """For a volume that is not mounted. Needs the job lock and the mount lock."""
+    rights = rights_of(os.geteuid(), privileges=privileges)
+    logs = DeletionLogs(volume)
+
+    def attach(fd: int, wanted: Wanted) -> None:
+        one = logs.get(DeletionId.parse(wanted.id), unproven=force)
+        if end_ns(one, volume.policy()) <= time.time_ns():
+            raise UsageError(f"{wanted.id}: its time is over; a collection may have its bytes")
+        keep_group(volume.disk, fd, wanted.gid)
+        revive(volume, fd, one, rights)
+
+    return attach

@@ -1,0 +1,30 @@
+"""What ties a volume to a store in a cluster: ``cluster.json`` of its ``.dedupd``."""
+
+from dataclasses import asdict, dataclass
+
+from dedupd_core.errors import Damaged
+from dedupd_core.format.checked_json import NOT_VALID, decoded, encoded
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBinding:
+    """The store that a volume's stubs name versions of: its address, and its uuid, which must be
+    the one that is found there. ``cache_bytes`` is what this host keeps of its chunks."""
+
+    address: str
+    store: str
+    cache_bytes: int
+
+    def to_json(self) -> bytes:
+        return encoded(asdict(self))
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> "StoreBinding":
+        """Raises Damaged."""
+        try:
+            return cls(**decoded(data))
+        except NOT_VALID as error:
+            raise Damaged(
+                f"{where}: says in which store the volume's chunks are, and is damaged ({error});"
+                " restore it from a backup"
+            ) from error

@@ -1,0 +1,299 @@
+"""Containers: append-only files of self-describing records (docs/format.md, "Container")."""
+
+import enum
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from dedupd_core.errors import DamagedContainer, UnknownFormat
+from dedupd_core.format import domain as domains
+from dedupd_core.format.domain import PartitionKey
+from dedupd_core.format.sealed_header import seal, unseal
+
+FORMAT = 2
+FORMAT_PUBLIC = 1
+"""Older containers: their seed is computed from numbers that users can know."""
+FORMAT_APART = 3
+"""Containers, and their tables, of another domain than the volume's: a program that knows of none
+must not append to them."""
+
+FILE_MAGIC = b"DEDUPCNT"
+FILE_HEADER_BYTES = 128
+RECORD_MAGIC = 0x4352_4444  # "DDRC" on disk
+RECORD_HEADER_BYTES = 80
+ALIGN_BYTES = 8
+"""Records begin on multiples of this, so a scan can find its footing again after damage."""
+
+CONTAINER_BYTES_MAX = 1 << 30
+
+PUNCHES_MAX = 255
+"""Of one generation: a container that was punched so often waits for its compaction."""
+
+ORDINALS_MAX = 2 * CONTAINER_BYTES_MAX // RECORD_HEADER_BYTES
+"""In one container: as many records as fit into it, once before a compaction and once after it."""
+
+_FILE = struct.Struct("<8sHBBIII16sQQQ16s")
+_PLACE_OF_SEEDS = slice(48, 64)
+COLLECTED_MAX = (1 << 16) - 1
+"""Of :attr:`Record.collected`."""
+
+EMPTY_CHECKSUM = xxhash.xxh3_64_intdigest(b"")
+"""Of a record without a payload."""
+
+_RECORD = struct.Struct("<IIBBHIII32sQQ")
+_U64 = struct.Struct("<Q")
+
+assert _RECORD.size + 8 == RECORD_HEADER_BYTES
+
+
+class Kind(enum.IntEnum):
+    """Kinds of containers, by the records in them."""
+
+    CHUNKS = 1
+    RECIPES = 2
+    CHUNK_COPIES = 3
+    """Second copies of records of ``CHUNKS``; each is a ``COPY`` of its ``target``."""
+    RECIPE_COPIES = 4
+    """Second copies of records of ``RECIPES``."""
+
+
+_KINDS = frozenset(Kind)
+
+COPIES_OF = {Kind.CHUNKS: Kind.CHUNK_COPIES, Kind.RECIPES: Kind.RECIPE_COPIES}
+"""The kind that holds the second copies of a kind."""
+
+
+class RecordKind(enum.IntEnum):
+    """Kinds of records."""
+
+    DATA = 0
+    FORWARD = 1
+    """No payload: the chunk was merged into ``target``."""
+    TOMBSTONE = 2
+    """No payload: the chunk was garbage. Stands for ``target`` ordinals in a row, its own first."""
+    COPY = 3
+    """A second copy of the record ``target``."""
+
+
+class Codec(enum.IntEnum):
+    """How a payload is stored."""
+
+    RAW = 0
+    ZSTD = 1
+    DELTA = 2
+    """Compressed with the raw bytes of another record, its base, which ``target`` names."""
+    DICTIONARY = 3
+    """Compressed with the dictionary that another record holds, which ``target`` names."""
+
+
+LEANING = frozenset((Codec.DELTA, Codec.DICTIONARY))
+"""Codecs of records that can only be decoded with the bytes of another record."""
+
+STANDALONE = frozenset(Codec) - LEANING
+"""Codecs of records that can be decoded without any other record."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    """The first 128 bytes of a container.
+
+    ``punches``: how often records of this generation were punched. ``seed``: the seed of all
+    checksums of this generation, which users cannot know; 0 if it is :func:`public_seed`.
+    ``domain``: the files that may share its records (:mod:`dedupd_core.format.domain`).
+    """
+
+    kind: Kind
+    container: int
+    generation: int
+    partition: int
+    volume_id: bytes
+    created_ns: int
+    punches: int = 0
+    seed: int = 0
+    domain: bytes = domains.VOLUME
+
+    @property
+    def partition_key(self) -> PartitionKey:
+        """The partition, and the domain that it is of."""
+        return PartitionKey(self.domain, self.partition)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it is of another domain than the volume's."""
+        return self.domain != domains.VOLUME
+
+    @property
+    def is_forgeable(self) -> bool:
+        """Whether users can compute the seed, and so forge record headers."""
+        return self.seed == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The header of one record. ``hint`` is the raw length of the chunk that followed, or 0;
+    ``checksum`` that of the payload."""
+
+    ordinal: int = 0
+    kind: int
+    codec: int
+    raw_length: int = 0
+    stored_length: int = 0
+    hint: int = 0
+    fingerprint: bytes
+    target: int = 0
+    checksum: int
+    collected: int = 0
+    """How many records right before it were collected, and left nothing but this."""
+
+    @property
+    def base(self) -> int:
+        """The id of the record that this one leans on; 0 where it leans on none."""
+        leans = self.codec in LEANING and self.kind == RecordKind.DATA
+        return self.target if leans else 0
+
+    @property
+    def before(self) -> "Record | None":
+        """The tombstone that it implies, which stands for those that were collected before it."""
+        return tombstone(self.ordinal - self.collected, self.collected) if self.collected else None
+
+    @property
+    def next_ordinal(self) -> int:
+        """The ordinal of the next record: one more, except after a run of tombstones."""
+        return self.ordinal + (max(1, self.target) if self.kind == RecordKind.TOMBSTONE else 1)
+
+
+def tombstone(ordinal: int, count: int, fingerprint: bytes = bytes(32)) -> Record:
+    """The record of ``count`` collected ones, ``ordinal`` the first."""
+    return Record(
+        ordinal=ordinal,
+        kind=RecordKind.TOMBSTONE,
+        codec=Codec.RAW,
+        fingerprint=fingerprint,
+        target=count,
+        checksum=EMPTY_CHECKSUM,
+    )
+
+
+def seed_of(header: FileHeader) -> int:
+    """The seed of all checksums in the container with this header."""
+    return header.seed or public_seed(header.volume_id, header.container, header.generation)
+
+
+def belongs_to(header: FileHeader, kind: Kind, number: int, volume_id: bytes) -> bool:
+    """Whether a header is that of a volume's container ``number`` of a kind."""
+    return (header.kind, header.container, header.volume_id) == (kind, number, volume_id)
+
+
+def public_seed(volume_id: bytes, container: int, generation: int) -> int:
+    """The seed of a container without a seed of its own.
+
+    Records of other containers fail it. A user can compute it, and so forge records.
+    """
+    return xxhash.xxh3_64_intdigest(volume_id + struct.pack("<II", container, generation))
+
+
+def seeds_in(data: bytes) -> tuple[int, ...]:
+    """Both copies of the seed in the first bytes of a container whose header is damaged."""
+    stored = data[_PLACE_OF_SEEDS].ljust(2 * _U64.size, b"\0")
+    return tuple(seed for (seed,) in _U64.iter_unpack(stored) if seed)
+
+
+def is_public(data: bytes) -> bool:
+    """Whether the first bytes of a container whose header is damaged say that it has no seed of its
+    own."""
+    return data[8:10] == FORMAT_PUBLIC.to_bytes(2, "little") and not seeds_in(data)
+
+
+def encode_file_header(header: FileHeader) -> bytes:
+    body = _FILE.pack(
+        FILE_MAGIC,
+        FORMAT_APART if header.is_apart else FORMAT,
+        header.kind,
+        header.punches,
+        header.container,
+        header.generation,
+        header.partition,
+        header.volume_id,
+        header.created_ns,
+        header.seed,
+        header.seed,
+        header.domain,
+    )
+    return seal(body, FILE_HEADER_BYTES)
+
+
+def decode_file_header(data: bytes, where: str) -> FileHeader:
+    """Raises DamagedContainer, or UnknownFormat for a file of another version."""
+    if len(data) < FILE_HEADER_BYTES or data[:8] != FILE_MAGIC:
+        raise DamagedContainer(f"{where}: no container header; run scrub")
+    body = unseal(data, FILE_MAGIC, FILE_HEADER_BYTES)
+    if body is None:
+        raise DamagedContainer(f"{where}: the container header fails its checksum; run scrub")
+    _, version, kind, punches, *fields = _FILE.unpack_from(body)
+    container, generation, partition, volume_id, created_ns, seed, _, domain = fields
+    if version not in (FORMAT_PUBLIC, FORMAT, FORMAT_APART):
+        raise UnknownFormat.of(where, "container format", version, FORMAT)
+    if kind not in _KINDS:
+        raise UnknownFormat(
+            f"{where}: a container of kind {kind}, which this program does not know"
+        )
+    return FileHeader(
+        *(Kind(kind), container, generation, partition, volume_id, created_ns, punches),
+        seed=0 if version == FORMAT_PUBLIC else seed,
+        domain=domain if version == FORMAT_APART else domains.VOLUME,
+    )
+
+
+def record_size(stored_length: int) -> int:
+    """Bytes that a record occupies: header, payload, padding."""
+    return (RECORD_HEADER_BYTES + stored_length + ALIGN_BYTES - 1) & -ALIGN_BYTES
+
+
+def pack_record_into(buffer: memoryview, offset: int, record: Record, seed: int) -> None:
+    """Write a record's header at ``offset`` of ``buffer``."""
+    _RECORD.pack_into(
+        buffer,
+        offset,
+        RECORD_MAGIC,
+        record.ordinal,
+        record.kind,
+        record.codec,
+        record.collected,
+        record.raw_length,
+        record.stored_length,
+        record.hint,
+        record.fingerprint,
+        record.target,
+        record.checksum,
+    )
+    body_end = offset + _RECORD.size
+    _U64.pack_into(buffer, body_end, xxhash.xxh3_64_intdigest(buffer[offset:body_end], seed=seed))
+
+
+def unpack_record(data: bytes | memoryview, offset: int, seed: int) -> Record | None:
+    """The record header at ``offset`` of ``data``, or None where there is no valid one."""
+    if offset + RECORD_HEADER_BYTES > len(data):
+        return None
+    fields = _RECORD.unpack_from(data, offset)
+    if fields[0] != RECORD_MAGIC:
+        return None
+    body_end = offset + _RECORD.size
+    expected = _U64.unpack_from(data, body_end)[0]
+    if xxhash.xxh3_64_intdigest(bytes(data[offset:body_end]), seed=seed) != expected:
+        return None
+    _, ordinal, kind, codec, collected, raw, stored, hint, fingerprint, target, checksum = fields
+    if collected > ordinal:
+        return None
+    return Record(
+        ordinal=ordinal,
+        kind=kind,
+        codec=codec,
+        raw_length=raw,
+        stored_length=stored,
+        hint=hint,
+        fingerprint=fingerprint,
+        target=target,
+        checksum=checksum,
+        collected=collected,
+    )

@@ -1,0 +1,40 @@
+"""Sketches of the chunks of a container, in a file beside it (docs/format.md, "Sketches")."""
+
+import struct
+
+import xxhash
+
+from dedupd_core import native
+from dedupd_core.errors import DamagedTable
+from dedupd_core.format.sealed_header import seal, unseal
+
+MAGIC = b"DEDUPSKT"
+FORMAT = 1
+HEADER_BYTES = 64
+SKETCH_BYTES = 64
+"""Eight features, as they are used: in the file they take less."""
+
+_HEADER = struct.Struct("<8sHxxII4x16sQ")
+
+
+def encode_sketches(container: int, volume_id: bytes, sketches: bytes) -> bytes:
+    """The file of the sketches of the ordinals from 0 on."""
+    count = len(sketches) // SKETCH_BYTES
+    packed = native.upkeep.pack_sketches(sketches)
+    checksum = xxhash.xxh3_64_intdigest(packed)
+    body = _HEADER.pack(MAGIC, FORMAT, container, count, volume_id, checksum)
+    return seal(body) + packed
+
+
+def decode_sketches(data: bytes, container: int, volume_id: bytes) -> bytes:
+    """The sketches in a file. Raises DamagedTable where it is not whole, or another's."""
+    body, packed = unseal(data, MAGIC), data[HEADER_BYTES:]
+    if body is not None:
+        _, version, number, count, owner, checksum = _HEADER.unpack_from(body)
+        is_own = (version, number, owner) == (FORMAT, container, volume_id)
+        if is_own and xxhash.xxh3_64_intdigest(packed) == checksum:
+            try:
+                return native.upkeep.unpack_sketches(packed, count)
+            except ValueError:
+                pass  # not as many as it says
+    raise DamagedTable(f"the sketches of container {container} are damaged, or of another one")

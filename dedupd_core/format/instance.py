@@ -1,0 +1,42 @@
+"""Where a volume was made: what tells it from every copy (docs/format.md, "Instance")."""
+
+import struct
+from dataclasses import asdict, dataclass
+
+import xxhash
+
+from dedupd_core.errors import Damaged
+from dedupd_core.format.checked_json import NOT_VALID, decoded, encoded
+
+_DIRECTORY = struct.Struct("<QI")
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """Identity of a volume's place: its file system, and the inode of its directory ``data``.
+
+    A copy that is made file by file has another one; a copy of the whole file system, block by
+    block, has the same, and so has a snapshot.
+    """
+
+    file_system: str
+    inode: int
+    generation: int
+
+    def seed(self, volume_id: bytes) -> int:
+        """Seed of what binds the volume's stubs to their inodes."""
+        place = _DIRECTORY.pack(self.inode, self.generation) + self.file_system.encode()
+        return xxhash.xxh3_64_intdigest(volume_id + place)
+
+    def to_json(self) -> bytes:
+        return encoded(asdict(self))
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> "Instance":
+        """Raises Damaged."""
+        try:
+            instance = cls(**decoded(data))
+            _DIRECTORY.pack(instance.inode, instance.generation)
+        except (*NOT_VALID, struct.error) as error:
+            raise Damaged(f"{where}: not a valid record of the volume's place ({error})") from error
+        return instance

@@ -1,0 +1,119 @@
+"""Format parameters of a volume: chosen once, when it is enabled, and kept in ``volume.json``."""
+
+import json
+import uuid as uuidlib
+from dataclasses import asdict, dataclass, replace
+
+from dedupd_core import native
+from dedupd_core.errors import Damaged, UnknownFormat, UsageError
+from dedupd_core.format.checked_json import NOT_VALID, encoded, take_check
+
+FORMAT = 3
+
+POLYNOMIAL = 0x1_6D43
+"""Irreducible, of degree 16; how it was chosen is in docs/chunking.md."""
+
+PATTERN = 0xCB6B
+"""What the low bits of the fingerprint must equal. Its low bits are not zero, whatever the preset
+and the regression, so that runs of zeros match nowhere and are cut at S_max."""
+
+FINGERPRINTS = ("blake3", "sha256")
+"""The first is the default."""
+
+ATTRIBUTES = ("trusted.dedupd", "user.dedupd")
+"""Where stubs can keep their attribute: closed to users, or on a volume of a user's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """Regression Rabin chunking (seed 003, 4.3); lengths in bytes."""
+
+    polynomial: int
+    bits: int
+    pattern: int
+    regression: int
+    min_bytes: int
+    max_bytes: int
+
+    @property
+    def average_bytes(self) -> int:
+        """What chunks of most contents have, about."""
+        return (self.min_bytes + self.max_bytes) // 2
+
+
+def _preset(bits: int) -> Chunking:
+    return Chunking(
+        POLYNOMIAL, bits, PATTERN & ((1 << bits) - 1), 4, 1 << (bits - 1), 1 << (bits + 1)
+    )
+
+
+PRESETS = {f"{1 << (bits - 10)}k": _preset(bits) for bits in (16, 15, 14, 13, 12)}
+"""The first is the default; the smaller ones are for the study."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What is in ``volume.json``. ``attribute`` is the name of the stub attribute."""
+
+    uuid: str
+    chunking: Chunking
+    fingerprint: str
+    attribute: str
+    format: int = FORMAT
+
+    @property
+    def uuid_bytes(self) -> bytes:
+        return uuidlib.UUID(self.uuid).bytes
+
+    def like(self, other: "Parameters") -> "Parameters":
+        """With the chunks of another volume or store: what equals one of its is found there."""
+        return replace(self, chunking=other.chunking, fingerprint=other.fingerprint)
+
+    def chunker(self, path: str | None = None) -> native.chunker.Chunker:
+        """A chunker for this volume, on the fastest code path (or ``path``)."""
+        return native.chunker.Chunker(
+            **asdict(self.chunking), fingerprint=self.fingerprint, path=path
+        )
+
+    def to_json(self) -> bytes:
+        return encoded(asdict(self))
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> "Parameters":
+        """Raises Damaged, or UnknownFormat for a volume of another version."""
+        try:
+            fields = json.loads(data)
+            version = fields["format"]
+            if version != FORMAT:
+                raise UnknownFormat.of(where, "volume format", version, FORMAT)
+            take_check(fields)
+            chunking = Chunking(**fields.pop("chunking"))
+            parameters = cls(chunking=chunking, **fields)
+            uuidlib.UUID(parameters.uuid)
+            if parameters.fingerprint not in FINGERPRINTS:
+                raise ValueError(f"fingerprint {parameters.fingerprint!r}")
+            if parameters.attribute not in ATTRIBUTES:
+                raise ValueError(f"attribute {parameters.attribute!r}")
+        except NOT_VALID as error:
+            raise Damaged(
+                f"{where}: not a valid volume file ({error}); restore it from a backup"
+            ) from error
+        return parameters
+
+
+def uuid_of(data: bytes) -> str:
+    """Return the uuid in ``volume.json`` of any version: a mount is found by it. Raises ValueError
+    if there is none."""
+    try:
+        return str(uuidlib.UUID(json.loads(data)["uuid"]))
+    except NOT_VALID as error:
+        raise ValueError("no uuid") from error
+
+
+def new_parameters(chunk_size: str, fingerprint: str, attribute: str) -> Parameters:
+    """Parameters of a new volume. Raises UsageError."""
+    if chunk_size not in PRESETS:
+        raise UsageError(f"chunk size {chunk_size!r}: choose one of {', '.join(PRESETS)}")
+    if fingerprint not in FINGERPRINTS:
+        raise UsageError(f"fingerprint {fingerprint!r}: choose one of {', '.join(FINGERPRINTS)}")
+    return Parameters(str(uuidlib.uuid4()), PRESETS[chunk_size], fingerprint, attribute)

@@ -1,0 +1,88 @@
+"""The index of a partition, and a sample of what all other partitions have (docs/partitions.md)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dedupd_core import native
+from dedupd_core.config.memory_budget import INDEX_ENTRY_BYTES
+from dedupd_core.config.policy import IndexChoice
+from dedupd_core.index.saved_index import CACHE_ENTRIES, PAGE_ENTRIES
+from dedupd_core.store.chunk_index import IndexCounters, StoreIndex
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.container.table_file import Recovered
+
+ENTRIES_MIN = 1 << 10
+"""Fewer chunks of other partitions are left to reconciliation: 80 MiB of data or less."""
+
+_CACHED_BYTES = 74
+"""For each entry of the cache: itself, and its place."""
+
+
+class HookedIndex:
+    """A ``StoreIndex`` of one partition that finds chunks of others as well; borrows ``directory``.
+
+    The others' chunks whose hashes end in some zeros, the *hooks*, are in memory: as many as fit
+    into half of ``share_bytes``, all of them where they do. ``entries``: how many chunks the others
+    have, which :meth:`load_other` is about to load. What is found there counts as found; what is
+    inserted, saved and counted by ``len`` is the partition's alone.
+    """
+
+    def __init__(
+        self, own: StoreIndex, directory: ContainerDirectory, *, entries: int, share_bytes: int
+    ) -> None:
+        cache_bytes = min(share_bytes // 2, CACHE_ENTRIES * _CACHED_BYTES)
+        self.zeros = zeros_for(entries, share_bytes - cache_bytes)
+        self._own = own
+        self._hooks = native.index.HookIndex(
+            directory.fd,
+            directory.volume_id,
+            directory.kind,
+            capacity=entries,
+            zeros=self.zeros,
+            page_entries=PAGE_ENTRIES,
+            cache_entries=cache_bytes // _CACHED_BYTES,
+        )
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def load(self, container: Recovered) -> None:
+        self._own.load(container)
+
+    def load_other(self, container: Recovered) -> None:
+        """Take note of a container of another partition."""
+        header = container.header
+        self._hooks.load(header.container, header.generation, len(container.entries))
+
+    def lookup(self, fingerprints: bytes) -> "memoryview[int]":
+        ids = self._own.lookup(fingerprints)
+        return memoryview(self._hooks.find_absent(fingerprints, ids)).cast("Q")
+
+    def insert(self, fingerprints: bytes, ids: Sequence[int]) -> None:
+        self._own.insert(fingerprints, ids)
+
+    def take_found_orphans(self) -> set[int]:
+        found = set(memoryview(self._hooks.take_found_orphans()).cast("Q"))
+        return found | self._own.take_found_orphans()
+
+    def counters(self) -> IndexCounters:
+        own, of = self._own.counters(), self._hooks.figures()
+        return replace(
+            own,
+            hits=own.hits + of.hits,
+            hits_of_others=of.hits,
+            false_positives=own.false_positives + of.false_positives,
+            disk_reads=own.disk_reads + of.disk_reads,
+            memory_bytes=own.memory_bytes + of.memory_bytes,
+        )
+
+    def save(self) -> None:
+        self._own.save()
+
+
+def zeros_for(entries: int, table_bytes: int) -> int:
+    """In how many zeros the hash of a hook ends, so that the hooks of all entries fit."""
+    zeros = 0
+    while (entries >> zeros) * INDEX_ENTRY_BYTES[IndexChoice.TABLE] > table_bytes:
+        zeros += 1
+    return zeros

@@ -1,0 +1,256 @@
+"""All of a store, looked at: what files need and is missing, and what nothing needs and is there.
+
+It reads every object's keys, beside hosts that write: what looks wrong is looked at again before it
+counts. It holds the names of all chunks in memory, some 200 bytes for each.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from dedupd_core.errors import DamagedRecipe, NotAVolume
+from dedupd_core.format.cluster.objects import (
+    FLAG_KEY,
+    TAG_PREFIX,
+    ChunkState,
+    FileId,
+    chunk_object,
+    garbage_object,
+    garbage_shard,
+    intents_object,
+    lease_object,
+    recipe_object,
+    tag_key,
+)
+from dedupd_core.rados.file_table import FileTable
+from dedupd_core.rados.intents import Intents
+from dedupd_core.rados.lease import lost_objects
+from dedupd_core.rados.retirement import Retirement
+from dedupd_core.rados.store import RadosStore
+
+_PINNED = (ChunkState.PINNED.value, ChunkState.PINNED_DAMAGED.value)
+_DAMAGED = (ChunkState.INVALID.value, ChunkState.PINNED_DAMAGED.value)
+"""Of a chunk that a live version needs."""
+
+_CHUNKS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    state: str
+    versions: frozenset[str]
+
+
+@dataclass
+class AuditReport:
+    """``dangling`` needs a person, or the next arrival; :meth:`repair` takes what ``leaked``."""
+
+    chunks: int = 0
+    recipes: int = 0
+    files: int = 0
+    references: int = 0
+    candidates: int = 0
+    pinned: int = 0
+    dangling: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    leaked: list[str] = field(default_factory=list)
+    repaired: int = 0
+
+
+class Audit:
+    """One look at a store. ``reads_chunks``: the content of each chunk, too. ``safe_point`` is
+    called often.
+
+    Of a volume whose tables the cluster has lost nothing is taken for leaked: its stubs still name
+    their versions, and are read by them.
+    """
+
+    def __init__(
+        self,
+        store: RadosStore,
+        *,
+        reads_chunks: bool = False,
+        safe_point: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.store, self.reads_chunks, self.safe_point = store, reads_chunks, safe_point
+        self.cluster = store.cluster
+        self.report = AuditReport()
+        self._chunks: dict[bytes, _Chunk] = {}
+        self._recipes: set[str] = set()
+        self._live: dict[str, tuple[FileTable, FileId]] = {}
+        self._known: set[str] = set()
+        self._unclear: set[str] = set()
+        self._leaked_tags: list[tuple[bytes, str]] = []
+        self._leaked_versions: list[str] = []
+        self._leaked_chunks: list[bytes] = []
+
+    def run(self) -> AuditReport:
+        """References first, then what they may belong to: so one that is made meanwhile is known
+        by its intent, which is older."""
+        self._read_objects()
+        self._read_files()
+        for version, (table, file) in self._live.items():
+            self.safe_point()
+            self._check_version(version, table, file)
+        for fingerprint, chunk in self._chunks.items():
+            self.safe_point()
+            self._check_chunk(fingerprint, chunk)
+        for version in sorted(self._recipes - self._known):
+            self.safe_point()
+            if not self._is_known(version):
+                self._leaked_versions.append(version)
+                self.report.leaked.append(f"recipe m.{version}: no file has it")
+        return self.report
+
+    def repair(self) -> None:
+        """Let go of what the last :meth:`run` has found to be leaked. May be repeated."""
+        chunks = self.store.chunks
+        Retirement(self.store.recipes, chunks).retire(self._leaked_versions)
+        for fingerprint, version in self._leaked_tags:
+            self.safe_point()
+            left = chunks.drop_references(fingerprint, [version])
+            chunks.condemn([left] if left is not None else [])
+        for fingerprint in self._leaked_chunks:
+            left = chunks.drop_references(fingerprint, ())
+            chunks.condemn([left] if left is not None else [])
+        self.report.repaired = len(self.report.leaked)
+
+    # --- what is there ------------------------------------------------------------------------
+
+    def _read_objects(self) -> None:
+        fingerprints = []
+        for name in self.cluster.names():
+            kind, _, rest = name.partition(".")
+            if kind == "c":
+                fingerprints.append(bytes.fromhex(rest))
+            elif kind == "m":
+                self._recipes.add(rest.partition(".")[0])
+        for first in range(0, len(fingerprints), _CHUNKS_AT_ONCE):
+            self.safe_point()
+            some = fingerprints[first : first + _CHUNKS_AT_ONCE]
+            found = zip(some, self.cluster.each(self._read_chunk, some), strict=True)
+            self._chunks |= {own: chunk for own, chunk in found if chunk is not None}
+        self.report.chunks, self.report.recipes = len(self._chunks), len(self._recipes)
+
+    def _read_chunk(self, fingerprint: bytes) -> _Chunk | None:
+        keys = dict(self.cluster.each_key(chunk_object(fingerprint)))
+        if not keys and self.cluster.page(chunk_object(fingerprint), count=1) is None:
+            return None
+        versions = frozenset(k.removeprefix(TAG_PREFIX) for k in keys if k.startswith(TAG_PREFIX))
+        state = keys.get(FLAG_KEY, "")
+        if self.reads_chunks and state not in _DAMAGED:
+            data = self.cluster.read(chunk_object(fingerprint))
+            if data is not None and not self.store.chunks.is_good(fingerprint, data):
+                self.store.chunks.mark_damaged(fingerprint)
+                state = ChunkState.INVALID.value
+        return _Chunk(state, versions)
+
+    def _read_files(self) -> None:
+        for volume, entry in self.store.volumes().items():
+            # From the intent to the file to the end: what moves on is met at least once.
+            self._known |= Intents(self.cluster, volume).all().keys()
+            table = FileTable(self.cluster, volume, entry.shards)
+            for oid in lost_objects(self.cluster, volume, entry.shards):
+                self._leave_alone(volume, f"the cluster has lost {oid}")
+            for file, versions in table.files():
+                self.report.files += 1
+                self._live |= dict.fromkeys(versions.live, (table, file))
+            self._known |= {version for version, _ in table.retiring()}
+        self._known |= self._live.keys()
+
+    def _leave_alone(self, volume: str, why: str) -> None:
+        """Of this volume nothing is taken for leaked."""
+        self._unclear.add(volume)
+        self.report.damaged.append(
+            f"volume {volume}: {why}; nothing that it may have is let go of. Its files can be read:"
+            " copy them out of its mount"
+        )
+
+    # --- what is missing ----------------------------------------------------------------------
+
+    def _check_version(self, version: str, table: FileTable, file: FileId) -> None:
+        for finding, is_damage in self._findings(version):
+            # The file may have been replaced since.
+            now = table.versions(file)
+            if now is not None and version in now.live:
+                to = self.report.damaged if is_damage else self.report.dangling
+                to.append(f"volume {table.volume} file {file.text}: {finding}")
+
+    def _findings(self, version: str) -> Iterator[tuple[str, bool]]:
+        try:
+            recipe = self.store.recipes.read(version)
+        except DamagedRecipe as error:
+            yield str(error), True
+            return
+        if recipe is None:
+            yield f"its recipe {recipe_object(version)} is missing", False
+            return
+        for fingerprint in recipe.fingerprints:
+            self.report.references += 1
+            chunk = self._chunks.get(fingerprint)
+            if chunk is None or not self._is_held(chunk, version):
+                chunk = self._read_chunk(fingerprint)  # it may have come since
+            if chunk is None:
+                yield f"chunk {fingerprint.hex()} is missing", False
+            elif not self._is_held(chunk, version):
+                yield f"chunk {fingerprint.hex()} could be collected", False
+            elif chunk.state in _DAMAGED:
+                yield f"chunk {fingerprint.hex()} is damaged", True
+
+    @staticmethod
+    def _is_held(chunk: _Chunk, version: str) -> bool:
+        return version in chunk.versions or chunk.state in _PINNED
+
+    # --- what is left over --------------------------------------------------------------------
+
+    def _check_chunk(self, fingerprint: bytes, chunk: _Chunk) -> None:
+        oid = chunk_object(fingerprint)
+        for version in sorted(chunk.versions - self._known):
+            if (
+                not self._is_known(version)
+                and self.cluster.value(oid, tag_key(version)) is not None
+            ):
+                self._leaked_tags.append((fingerprint, version))
+                self.report.leaked.append(f"chunk {oid}: no file has version {version}")
+        if chunk.state in _PINNED:
+            self.report.pinned += 1
+        elif not chunk.versions:
+            shard = garbage_object(garbage_shard(fingerprint))
+            if self.cluster.value(shard, fingerprint.hex()) is not None:
+                self.report.candidates += 1
+            elif self.store.chunks.drop_references(fingerprint, ()) is not None:
+                self._leaked_chunks.append(fingerprint)
+                self.report.leaked.append(f"chunk {oid}: nothing refers to it")
+
+    def _is_known(self, version: str) -> bool:
+        """Whether a version belongs to a file now. Its recipe, older than its references, says to
+        which one; without a recipe it is nobody's."""
+        try:
+            recipe = self.store.recipes.read(version)
+        except DamagedRecipe:
+            return True  # a person has to decide
+        if recipe is None:
+            return bool(self._unclear) or any(
+                version in Intents(self.cluster, volume).all() for volume in self.store.volumes()
+            )
+        if recipe.volume in self._unclear:
+            return True
+        try:
+            table = self.store.table(recipe.volume)
+        except NotAVolume:
+            return self._has_remains(recipe.volume)
+        intents = Intents(self.cluster, recipe.volume).all()
+        found = table.versions(recipe.file)
+        return (
+            version in intents
+            or (found is not None and version in found.live)
+            or version in {old for old, _ in table.retiring()}
+        )
+
+    def _has_remains(self, volume: str) -> bool:
+        """Whether a volume that is not listed has objects: one that has left, and had no file any
+        more, has none."""
+        objects = lease_object(volume), intents_object(volume)
+        if all(self.cluster.page(oid, count=1) is None for oid in objects):
+            return False
+        self._leave_alone(volume, "it is not in the list of volumes any more")
+        return True

@@ -1,0 +1,395 @@
+"""The chunks of a store: stored once, referenced by exact tags, repaired when they arrive again.
+
+A chunk's object has its content, its flag and one key for each file version that needs it, so one
+atomic change does what GRATE's row and data do apart (seed 004, 2.3). A chunk is valid as soon as
+it is there. GRATE stores the row first, and flips its flag once the data has followed (2.5): here
+that would be a second replicated write for each chunk, and prove nothing.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NamedTuple
+
+from dedupd_core import native
+from dedupd_core.errors import Damaged, StoreUnreachable
+from dedupd_core.format.cluster.objects import (
+    FLAG_KEY,
+    TAG_PREFIX,
+    ChunkState,
+    chunk_object,
+    decode_frame,
+    garbage_object,
+    garbage_shard,
+    tag_key,
+)
+from dedupd_core.rados.cluster import points
+from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.chunk_trains import Keep
+from dedupd_core.rados.cluster.connection import Cluster, required
+from dedupd_core.rados.damage import DamageList
+
+ROUNDS_MAX = 20
+"""Between arrivals, retirements and collections of one chunk; with more something is wrong."""
+
+TAGS_MAX = 100_000
+"""References of one chunk; half of what an OSD warns of (``osd_deep_scrub_large_omap_object_key_
+threshold``)."""
+
+PIN_SAMPLE = 1024
+"""One in so many references has the tags of its chunk counted: some microseconds for each."""
+
+
+TRAINS = 2
+"""Threads that store chunks: more compress at a time, and fewer wait for each other."""
+
+
+class Arrival(Enum):
+    """What became of a chunk that arrived."""
+
+    CREATED = "created"
+    REFERENCED = "referenced"
+    CHECKED = "checked"
+    REPAIRED = "repaired"
+    PINNED = "pinned"
+
+
+@dataclass(frozen=True, slots=True)
+class NewChunk:
+    """A chunk that a file has. ``frame`` is called at most once for each time it must be stored;
+    ``is_expected``: it is probably in the store, so that its bytes need not be sent at first."""
+
+    fingerprint: bytes
+    frame: Callable[[], bytes]
+    is_expected: bool = False
+
+
+def _creation(chunk: NewChunk, tags: Mapping[str, str]) -> Change:
+    return Change(
+        points.CHUNK_CREATED,
+        chunk_object(chunk.fingerprint),
+        exclusive=True,
+        data=chunk.frame(),
+        # Not I, to be flipped later: data and flag are stored in one step here.
+        put={FLAG_KEY: ChunkState.VALID.value, **tags},
+    )
+
+
+def _reference(chunk: NewChunk, tags: Mapping[str, str]) -> Change:
+    valid = {FLAG_KEY: ChunkState.VALID.value}
+    oid = chunk_object(chunk.fingerprint)
+    return Change(points.CHUNK_REFERENCED, oid, equal=valid, put=tags)
+
+
+class Unreferenced(NamedTuple):
+    """A chunk that had no reference when its object had this version."""
+
+    fingerprint: bytes
+    version: int
+    state: str
+
+
+class _Row(NamedTuple):
+    """What decides about a chunk: its flag, whether any tag is there, at which version."""
+
+    version: int
+    state: str
+    has_tags: bool
+
+    @property
+    def is_kept(self) -> bool:
+        return self.has_tags or self.state in _PINNED
+
+
+_PINNED = (ChunkState.PINNED.value, ChunkState.PINNED_DAMAGED.value)
+_DAMAGED_STATES = {
+    ChunkState.VALID.value: ChunkState.INVALID.value,
+    ChunkState.PINNED.value: ChunkState.PINNED_DAMAGED.value,
+}
+_WHOLE = {damaged: whole for whole, damaged in _DAMAGED_STATES.items()}
+
+
+class Chunks:
+    """The chunks of one store, by the volume-independent half of its procedures."""
+
+    def __init__(self, cluster: Cluster, algorithm: str) -> None:
+        self.cluster, self.algorithm = cluster, algorithm
+        self.tags_max, self.pin_sample = TAGS_MAX, PIN_SAMPLE
+        self._pinned: set[bytes] = set()
+        """Fingerprints of chunks that were pinned when last looked at."""
+
+    # --- arrival ------------------------------------------------------------------------------
+
+    def put(self, chunk: NewChunk, versions: Sequence[str]) -> Arrival:
+        """Have the chunk in the store, referenced by these file versions, durably.
+
+        Their recipes are written and their intents are set. May be repeated.
+        """
+        tags = {tag_key(version): "" for version in versions}
+        steps = [self._refer, self._create] if chunk.is_expected else [self._create, self._refer]
+        if chunk.fingerprint in self._pinned:
+            steps = []  # it takes no tag, and is not new
+        for _ in range(ROUNDS_MAX):
+            for step in (*steps, self._check):
+                arrival = step(chunk, tags)
+                if arrival is not None:
+                    return arrival
+            steps = [self._refer, self._create]
+        raise StoreUnreachable(
+            f"{self.cluster.address}: chunk {chunk.fingerprint.hex()} changes all the time;"
+            " try again"
+        )
+
+    def put_all(self, items: Sequence[tuple[NewChunk, Sequence[str]]]) -> list[Arrival]:
+        """As :meth:`put` for each, in their order: what the first step does goes in trains."""
+        cluster = self.cluster
+        if cluster.operations_at_once == 1:
+            return [self.put(*item) for item in items]
+        arrivals: list[Arrival | None] = [None] * len(items)
+        taking = [at for at, (one, _) in enumerate(items) if one.fingerprint not in self._pinned]
+
+        def run_train(first: int) -> None:
+            mine = taking[first::TRAINS]
+            outcomes = cluster.apply_train(self._first_change(*items[at]) for at in mine)
+            for at, outcome in zip(mine, outcomes, strict=True):
+                if outcome is Outcome.DONE:
+                    arrivals[at] = self._first_arrival(*items[at])
+
+        cluster.each(run_train, range(min(TRAINS, len(taking))))
+        left = [at for at, arrival in enumerate(arrivals) if arrival is None]
+
+        def put(at: int) -> Arrival:
+            chunk, versions = items[at]
+            # It is not what it was expected to be.
+            return self.put(replace(chunk, is_expected=not chunk.is_expected), versions)
+
+        for at, arrival in zip(left, cluster.each(put, left), strict=True):
+            arrivals[at] = arrival
+        return [arrival for arrival in arrivals if arrival is not None]
+
+    def _first_change(self, chunk: NewChunk, versions: Sequence[str]) -> Change:
+        tags = {tag_key(version): "" for version in versions}
+        return _reference(chunk, tags) if chunk.is_expected else _creation(chunk, tags)
+
+    def _first_arrival(self, chunk: NewChunk, versions: Sequence[str]) -> Arrival:
+        if not chunk.is_expected:
+            return Arrival.CREATED
+        self._referenced(chunk, [tag_key(version) for version in versions])
+        return Arrival.REFERENCED
+
+    def _create(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
+        outcome = self.cluster.apply(_creation(chunk, tags))
+        return Arrival.CREATED if outcome is Outcome.DONE else None
+
+    def _refer(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
+        if self.cluster.apply(_reference(chunk, tags)) is not Outcome.DONE:
+            return None
+        self._referenced(chunk, tags)
+        return Arrival.REFERENCED
+
+    def _referenced(self, chunk: NewChunk, tags: Iterable[str]) -> None:
+        if any(self._is_sample(chunk.fingerprint, tag) for tag in tags):
+            self._pin_if_hot(chunk_object(chunk.fingerprint))
+
+    def _check(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
+        """Of a chunk whose flag is not V: look at its content, and store it where it is not good.
+
+        Content, not existence as in GRATE's check: hosts may compress differently, so the bytes are
+        compared by their fingerprint.
+        """
+        oid = chunk_object(chunk.fingerprint)
+        page = self.cluster.page(oid, FLAG_KEY, count=1)
+        if page is None:
+            return None
+        state = page.items.get(FLAG_KEY)
+        if state == ChunkState.PINNED.value:
+            self._pinned.add(chunk.fingerprint)
+            return Arrival.PINNED
+        self._pinned.discard(chunk.fingerprint)
+        if state == ChunkState.VALID.value:
+            return None
+        is_good = self.is_good(chunk.fingerprint, self.cluster.read(oid))
+        flag = ChunkState.PINNED if state == ChunkState.PINNED_DAMAGED.value else ChunkState.VALID
+        outcome = self.cluster.apply(
+            Change(
+                points.CHUNK_CHECKED if is_good else points.CHUNK_REPAIRED,
+                oid,
+                equal={FLAG_KEY: state},
+                data=None if is_good else chunk.frame(),
+                put={FLAG_KEY: flag.value, **tags},
+            )
+        )
+        if outcome is not Outcome.DONE:
+            return None
+        return Arrival.CHECKED if is_good else Arrival.REPAIRED
+
+    def is_held(self, fingerprint: bytes) -> bool:
+        """Whether a chunk is there, as far as is known whole, and something refers to it: so it
+        stays for a grace at least."""
+        row = self._row(chunk_object(fingerprint))
+        return row is not None and row.is_kept and row.state in _DAMAGED_STATES
+
+    def is_good(self, fingerprint: bytes, data: bytes | None) -> bool:
+        """Whether the content of a chunk's object is the chunk."""
+        try:
+            self.decoded(fingerprint, required(data, chunk_object(fingerprint)))
+        except Damaged:
+            return False
+        return True
+
+    # --- very many references -----------------------------------------------------------------
+
+    def _is_sample(self, fingerprint: bytes, tag: str) -> bool:
+        return native.hashing.xxh3_64(fingerprint + tag.encode()) % self.pin_sample == 0
+
+    def _pin_if_hot(self, oid: str) -> None:
+        tags = sum(1 for _ in self.cluster.each_key(oid, TAG_PREFIX))
+        if tags > self.tags_max:
+            self.cluster.apply(
+                Change(
+                    points.CHUNK_PINNED,
+                    oid,
+                    equal={FLAG_KEY: ChunkState.VALID.value},
+                    put={FLAG_KEY: ChunkState.PINNED.value},
+                )
+            )
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def stored(self, fingerprint: bytes) -> bytes:
+        """The frame of a chunk. Raises Damaged where it is not there."""
+        oid = chunk_object(fingerprint)
+        return required(self.cluster.read(oid), oid)
+
+    def read(self, fingerprint: bytes, keep: Keep | None = None) -> bytes:
+        """The raw bytes of a chunk, proved by its fingerprint; what is good is given to ``keep``.
+
+        Raises Damaged, once the chunk is marked so.
+        """
+        frame = self.stored(fingerprint)
+        try:
+            raw = self.decoded(fingerprint, frame)
+        except Damaged:
+            self.mark_damaged(fingerprint)
+            raise
+        if keep is not None:
+            keep(fingerprint, frame)
+        return raw
+
+    def decoded(self, fingerprint: bytes, data: bytes) -> bytes:
+        """The raw bytes of a frame, proved by their fingerprint. Raises Damaged."""
+        raw = decode_frame(data, fingerprint)
+        if native.hashing.fingerprint(raw, self.algorithm) != fingerprint:
+            raise Damaged(f"{chunk_object(fingerprint)}: its bytes have another fingerprint")
+        return raw
+
+    def mark_damaged(self, fingerprint: bytes) -> None:
+        """Have the next arrival of this chunk store it again, and no arrival trust it before."""
+        oid = chunk_object(fingerprint)
+        for _ in range(ROUNDS_MAX):
+            state = self.cluster.value(oid, FLAG_KEY)
+            damaged = _DAMAGED_STATES.get(state or "")
+            if damaged is None:
+                return
+            DamageList(self.cluster).add(fingerprint)
+            change = Change(
+                points.CHUNK_MARKED, oid, equal={FLAG_KEY: state}, put={FLAG_KEY: damaged}
+            )
+            if self.cluster.apply(change) is not Outcome.REFUSED:
+                return
+
+    def mend(self, fingerprint: bytes, find: Callable[[], bytes | None]) -> bool:
+        """Have a chunk whole that was marked as damaged; False where it stays so.
+
+        ``find`` is asked for its frame where the content is not good after all.
+        """
+        oid = chunk_object(fingerprint)
+        for _ in range(ROUNDS_MAX):
+            state = self.cluster.value(oid, FLAG_KEY)
+            if state not in _WHOLE:
+                return state is not None or self.cluster.page(oid, count=1) is None
+            data = None
+            if not self.is_good(fingerprint, self.cluster.read(oid)):
+                data = find()
+                if data is None or not self.is_good(fingerprint, data):
+                    return False
+            change = Change(
+                points.CHUNK_MENDED,
+                oid,
+                equal={FLAG_KEY: state},
+                data=data,
+                put={FLAG_KEY: _WHOLE[state]},
+            )
+            if self.cluster.apply(change) is Outcome.DONE:
+                return True
+        return False
+
+    # --- retirement and collection ------------------------------------------------------------
+
+    def _row(self, oid: str) -> _Row | None:
+        # The flag's key sorts before all tags, so two keys say everything.
+        page = self.cluster.page(oid, count=2)
+        if page is None:
+            return None
+        has_tags = any(key.startswith(TAG_PREFIX) for key in page.items)
+        return _Row(page.version, page.items.get(FLAG_KEY, ""), has_tags)
+
+    def drop_references(self, fingerprint: bytes, versions: Iterable[str]) -> Unreferenced | None:
+        """Take references away; what is returned has none left, and goes to :meth:`condemn`."""
+        drop = tuple(tag_key(version) for version in versions)
+        oid = chunk_object(fingerprint)
+        if drop:
+            change = Change(points.REFERENCE_DROPPED, oid, drop=drop)
+            if self.cluster.apply(change) is Outcome.MISSING:
+                return None
+        row = self._row(oid)
+        if row is None or row.is_kept:
+            return None
+        return Unreferenced(fingerprint, row.version, row.state)
+
+    def condemn(self, chunks: Sequence[Unreferenced]) -> None:
+        """Make candidates of chunks with no references; those that get one meanwhile stay.
+
+        Candidate first, flag second: a chunk with neither tag nor candidate would never go.
+        """
+        shards: dict[int, list[bytes]] = {}
+        for one in chunks:
+            shards.setdefault(garbage_shard(one.fingerprint), []).append(one.fingerprint)
+        self.cluster.each(self._add_candidates, shards.items())
+        self.cluster.each(self._invalidate, chunks)
+
+    def _add_candidates(self, item: tuple[int, list[bytes]]) -> None:
+        shard, fingerprints = item
+        # The value is another one each time: a collection drops only the candidate that it read.
+        value = f"{time.time_ns():020d}.{uuid.uuid4().hex[:8]}"
+        put = {fingerprint.hex(): value for fingerprint in fingerprints}
+        self.cluster.apply(Change(points.CANDIDATE_ADDED, garbage_object(shard), put=put))
+
+    def _invalidate(self, chunk: Unreferenced) -> None:
+        """Where the chunk has changed since it was seen it is somebody else's: an arrival's, or
+        that of a retirement which saw it later."""
+        if chunk.state != ChunkState.VALID.value:
+            return  # it is checked at its next arrival already
+        change = Change(
+            points.CHUNK_INVALIDATED,
+            chunk_object(chunk.fingerprint),
+            version=chunk.version,
+            put={FLAG_KEY: ChunkState.INVALID.value},
+        )
+        self.cluster.apply(change)
+
+    def remove_unreferenced(self, fingerprint: bytes) -> bool | None:
+        """Remove a candidate's chunk where nothing refers to it; whether it was removed.
+
+        None: it changed meanwhile, and is looked at again another time. The flag is not asked: a
+        retirement may be between its candidate and its flag, and would leave the chunk for ever.
+        """
+        oid = chunk_object(fingerprint)
+        row = self._row(oid)
+        if row is None or row.is_kept:
+            return False
+        change = Change(points.CHUNK_REMOVED, oid, version=row.version, remove=True)
+        outcome = self.cluster.apply(change)
+        return None if outcome is Outcome.STALE else outcome is Outcome.DONE

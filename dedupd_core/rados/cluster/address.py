@@ -1,0 +1,73 @@
+"""Where a store is: ``rados:POOL/NAME[?conf=…&user=…&keyring=…&timeout=…]``."""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlencode
+
+from dedupd_core.errors import UsageError
+from dedupd_core.units import parse_duration
+
+SCHEME = "rados:"
+DEFAULT_CONF = "/etc/ceph/ceph.conf"
+DEFAULT_TIMEOUT_S = 30.0
+_FORM = "rados:POOL/NAME[?conf=FILE&user=NAME&keyring=FILE&timeout=30s]"
+_OPTIONS = {"conf", "user", "keyring", "timeout"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """A pool and a namespace in it; by which configuration, as which user they are reached.
+
+    ``timeout_s``: after so long without an answer an operation fails.
+    """
+
+    pool: str
+    name: str
+    conf: str = DEFAULT_CONF
+    user: str = "admin"
+    keyring: str | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+    def __str__(self) -> str:
+        """The address as it is written, with the options that are not the default."""
+        options = {
+            "conf": self.conf if self.conf != DEFAULT_CONF else "",
+            "user": self.user if self.user != "admin" else "",
+            "keyring": self.keyring or "",
+            "timeout": f"{self.timeout_s:g}s" if self.timeout_s != DEFAULT_TIMEOUT_S else "",
+        }
+        query = urlencode({name: value for name, value in options.items() if value}, safe="/")
+        return f"{SCHEME}{self.pool}/{self.name}" + (f"?{query}" if query else "")
+
+
+def is_address(text: str) -> bool:
+    """Whether a store that is named so lies in a cluster, and not in a directory."""
+    return text.startswith(SCHEME)
+
+
+def parse_address(text: str) -> StoreAddress:
+    """Raises UsageError."""
+    place, _, query = text.removeprefix(SCHEME).partition("?")
+    pool, slash, name = place.partition("/")
+    if not is_address(text) or not slash:
+        raise UsageError(f"{text}: not the address of a store; write {_FORM}")
+    for part in (pool, name):
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", part):
+            raise UsageError(f"{text}: {part!r} is no name of a pool or store; write {_FORM}")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = options.keys() - _OPTIONS
+    if unknown:
+        raise UsageError(f"{text}: unknown option {min(unknown)!r}; write {_FORM}")
+    timeout_s = DEFAULT_TIMEOUT_S
+    if "timeout" in options:
+        timeout_s = parse_duration(options["timeout"])
+        if not 1 <= timeout_s <= 3600:
+            raise UsageError(f"{text}: a timeout is between 1s and 1h")
+    return StoreAddress(
+        pool,
+        name,
+        options.get("conf", DEFAULT_CONF),
+        options.get("user", "admin").removeprefix("client."),
+        options.get("keyring"),
+        timeout_s,
+    )

@@ -1,0 +1,408 @@
+"""A connection to a cluster: atomic changes of one object, reads, and many of them at a time."""
+
+import errno
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple, Self, TypeVar
+
+from dedupd_core import native
+from dedupd_core.errors import (
+    Damaged,
+    DedupdError,
+    NoSpace,
+    StoreUnreachable,
+    UsageError,
+    WriterFenced,
+)
+from dedupd_core.failpoint import reach
+from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.rados.cluster.binding import Completion, Ioctx, Rados, WriteOp, binding
+from dedupd_core.rados.cluster.changes import OUTCOMES, Change, Outcome, operation
+
+OPERATIONS_AT_ONCE = 16
+"""In flight by default. Measured on three OSDs that share two cores: more bring nothing there."""
+
+TRAIN_LENGTHS = 2
+"""In flight of a train, in so many times as many: they are ended in their order, so some of them
+have their answer already. With one time the OSDs rest now and then."""
+
+PAGE_KEYS = 1024
+"""The OSD answers with no more at a time."""
+_READ_BYTES = 256 << 10
+_PAGING_ROUNDS_MAX = 100
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Page(NamedTuple):
+    """Keys of an object with their values, as they were at ``version``."""
+
+    version: int
+    items: dict[str, str]
+
+
+class _Flight(NamedTuple):
+    """A change that the cluster was asked for."""
+
+    change: Change
+    ioctx: Ioctx
+    op: WriteOp
+    completion: Completion
+
+
+class Cluster:
+    """A store's pool and namespace, connected at the first use. Safe to use from several threads.
+
+    Errors of all methods: StoreUnreachable after the address's time, WriterFenced where the cluster
+    refuses this client, UsageError where its user may not do that, NoSpace.
+    ``permit`` is called before each change, ``gate`` (of tests) before each operation.
+    """
+
+    def __init__(
+        self, address: StoreAddress, *, operations_at_once: int = OPERATIONS_AT_ONCE
+    ) -> None:
+        self.address = address
+        self.permit: Callable[[], None] = permitted
+        self.gate: Callable[[str], None] | None = None
+        self.gave_up = False  # whether any operation had no answer in time
+        self.acknowledgements_lost = False  # of tests: each change is made twice
+        self._rados: Rados | None = None
+        self._connecting = threading.Lock()
+        self._local = threading.local()
+        self.operations_at_once = operations_at_once
+        self._opened: list[Ioctx] = []
+        self._pool = (
+            ThreadPoolExecutor(operations_at_once, "rados") if operations_at_once > 1 else None
+        )
+
+    # --- the connection -----------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Waits for what is in flight."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        with self._connecting:
+            rados, self._rados = self._rados, None
+            for ioctx in self._opened:
+                ioctx.close()
+            self._opened.clear()
+        if rados is not None:
+            rados.shutdown()
+
+    @property
+    def connection(self) -> Rados:
+        """Connected where it was not. A cluster that did not answer is asked again each time."""
+        with self._connecting:
+            if self._rados is None:
+                with self._errors("connecting"):
+                    self._rados = self._connect()
+            return self._rados
+
+    def _connect(self) -> Rados:
+        address = self.address
+        native.rados.keep_freed_memory()
+        rados = binding().Rados(
+            conffile=address.conf, name=f"client.{address.user}", clustername="ceph"
+        )
+        timeout = f"{address.timeout_s:g}"
+        if address.keyring:
+            rados.conf_set("keyring", address.keyring)
+        rados.conf_set("rados_osd_op_timeout", timeout)
+        rados.conf_set("rados_mon_op_timeout", timeout)
+        rados.conf_set("client_mount_timeout", timeout)
+        try:
+            rados.connect()
+            return rados
+        except BaseException:
+            rados.shutdown()
+            raise
+
+    @property
+    def client_address(self) -> str:
+        """This client, as the cluster knows it: what :meth:`fence` takes."""
+        return self.connection.get_addrs()
+
+    def fence(self, client_address: str, expire_s: int) -> None:
+        """After this no operation of that client is carried out, whenever it was sent."""
+        with self._errors(f"fencing {client_address}"):
+            self.connection.blocklist_add(client_address, expire_s)
+            self.connection.wait_for_latest_osdmap()
+
+    @property
+    def _ioctx(self) -> Ioctx:
+        """One a thread: the version of the last operation is kept there."""
+        ioctx: Ioctx | None = getattr(self._local, "ioctx", None)
+        if ioctx is None:
+            rados = self.connection
+            with self._errors(f"opening the pool {self.address.pool}"):
+                ioctx = rados.open_ioctx(self.address.pool)
+                ioctx.set_namespace(self.address.name)
+            self._local.ioctx = ioctx
+            with self._connecting:
+                self._opened.append(ioctx)
+        return ioctx
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """Errors of the library as those of the program."""
+        try:
+            yield
+        except DedupdError:
+            raise
+        except binding().Error as error:
+            raise self.error(what, error) from error
+
+    def error(self, what: str, error: Exception) -> DedupdError:
+        """An error of the library, by its errno, as one of the program."""
+        number, where = getattr(error, "errno", None), f"{self.address}: {what}"
+        if number in (errno.ESHUTDOWN, errno.EROFS):
+            return WriterFenced(
+                f"{where}: another host has taken over, and the cluster refuses this client; start"
+                " the job again"
+            )
+        if number in (errno.EACCES, errno.EPERM):
+            return UsageError(
+                f"{where}: client.{self.address.user} may not do that; docs/cluster.md has the"
+                " capabilities that it needs"
+            )
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            return NoSpace(f"{where}: the pool is full")
+        if number == errno.EOPNOTSUPP:
+            return UsageError(
+                f"{where}: the pool {self.address.pool} has no keys on its objects, as one that is"
+                " erasure-coded; make another one for the store: `ceph osd pool create NAME"
+                " replicated`"
+            )
+        if number == errno.ENOENT:
+            return UsageError(f"{where}: there is no such pool, or no configuration or key")
+        self.gave_up = True
+        try:
+            self.permit()
+        except WriterFenced:
+            # What was under way while this process was stopped has had no answer in time either.
+            return StoreUnreachable(
+                f"{where}: {error}; the lease of this session is over by now, as after a long stop"
+                " of this process, or of the cluster; start the job again"
+            )
+        return StoreUnreachable(
+            f"{where}: {error}; `ceph -s` shows how it is. The next use tries again"
+        )
+
+    # --- changes ------------------------------------------------------------------------------
+
+    def apply(self, change: Change) -> Outcome:
+        """Make a change, and pass its fail point once it is durable."""
+        if self.acknowledgements_lost:
+            self._apply(change)
+        outcome = self._apply(change)
+        reach(change.point)
+        return outcome
+
+    def _apply(self, change: Change) -> Outcome:
+        ioctx, op = self._prepared(change)
+        try:
+            ioctx.operate_write_op(op, change.oid)
+            return Outcome.DONE
+        except binding().Error as error:
+            return self._refused(change, error)
+        finally:
+            ioctx.release_write_op(op)
+
+    def _prepared(self, change: Change) -> tuple[Ioctx, WriteOp]:
+        """A change that may be made now, as an operation that the caller releases."""
+        self.permit()
+        self._pass_gate(change.point)
+        ioctx = self._ioctx
+        return ioctx, operation(ioctx, change)
+
+    def _refused(self, change: Change, error: Exception) -> Outcome:
+        """Why a change was not made. Raises what is no outcome."""
+        outcome = OUTCOMES.get(getattr(error, "errno", 0))
+        if outcome is None:
+            raise self.error(f"changing {change.oid}", error) from error
+        return outcome
+
+    def apply_train(self, changes: Iterable[Change]) -> list[Outcome]:
+        """As :meth:`apply` for each, several in flight, begun and ended in their order.
+
+        Takes the next change when there is room for it. Waits for all that were begun, also where
+        one fails.
+        """
+        outcomes: list[Outcome] = []
+        begun: deque[_Flight] = deque()
+        try:
+            for change in changes:
+                if len(begun) >= TRAIN_LENGTHS * self.operations_at_once:
+                    outcomes.append(self._land(begun.popleft()))
+                begun.append(self._begin(change))
+            while begun:
+                outcomes.append(self._land(begun.popleft()))
+        finally:
+            for one in begun:
+                one.completion.wait_for_complete()
+                one.ioctx.release_write_op(one.op)
+        return outcomes
+
+    def _begin(self, change: Change) -> "_Flight":
+        if self.acknowledgements_lost:
+            self._apply(change)
+        ioctx, op = self._prepared(change)
+        try:
+            return _Flight(change, ioctx, op, ioctx.operate_aio_write_op(op, change.oid))
+        except BaseException as error:
+            ioctx.release_write_op(op)
+            if isinstance(error, binding().Error):
+                raise self.error(f"changing {change.oid}", error) from error
+            raise
+
+    def _land(self, one: "_Flight") -> Outcome:
+        one.completion.wait_for_complete()
+        one.ioctx.release_write_op(one.op)
+        result = one.completion.get_return_value()
+        outcome = Outcome.DONE
+        if result < 0:
+            outcome = self._refused(one.change, OSError(-result, os.strerror(-result)))
+        reach(one.change.point)
+        return outcome
+
+    # --- reads --------------------------------------------------------------------------------
+
+    def read(self, oid: str) -> bytes | None:
+        """All of an object's data; None where there is no such object."""
+        self._pass_gate("read")
+        parts: list[bytes] = []
+        while True:
+            try:
+                part = self._ioctx.read(oid, _READ_BYTES, sum(map(len, parts)))
+            except binding().Error as error:
+                if getattr(error, "errno", 0) == errno.ENOENT:
+                    return None
+                raise self.error(f"reading {oid}", error) from error
+            parts.append(part)
+            if len(part) < _READ_BYTES:
+                return b"".join(parts) if len(parts) > 1 else part
+
+    def page(
+        self, oid: str, prefix: str = "", *, after: str = "", count: int = PAGE_KEYS
+    ) -> Page | None:
+        """Up to ``count`` keys that begin with a prefix; None where there is no such object."""
+        self._pass_gate("keys")
+        ioctx = self._ioctx
+        op = ioctx.create_read_op()
+        try:
+            found, _ = ioctx.get_omap_vals(op, after, prefix, min(count, PAGE_KEYS))
+            ioctx.operate_read_op(op, oid)
+            items = {key: (value or b"").decode("ascii", "replace") for key, value in found}
+            return Page(ioctx.get_last_version(), items)
+        except binding().Error as error:
+            if getattr(error, "errno", 0) == errno.ENOENT:
+                return None
+            raise self.error(f"reading the keys of {oid}", error) from error
+        finally:
+            ioctx.release_read_op(op)
+
+    def value(self, oid: str, key: str) -> str | None:
+        """The value of a key; None where it is not there, or the object is not."""
+        found = self.page(oid, key, count=1)
+        return None if found is None else found.items.get(key)
+
+    def keys(self, oid: str, prefix: str = "") -> dict[str, str]:
+        """All keys that begin with a prefix, as they were at one time; none where there is no such
+        object. Raises StoreUnreachable where the object changes all the time."""
+        for _ in range(_PAGING_ROUNDS_MAX):
+            found = self._keys_at_once(oid, prefix)
+            if found is not None:
+                return found
+        raise StoreUnreachable(f"{self.address}: {oid} changes while it is read; try again")
+
+    def _keys_at_once(self, oid: str, prefix: str) -> dict[str, str] | None:
+        """None where the object changes meanwhile."""
+        page = self.page(oid, prefix)
+        if page is None:
+            return {}
+        items, version = dict(page.items), page.version
+        while len(page.items) == PAGE_KEYS:
+            page = self.page(oid, prefix, after=max(page.items))
+            if page is None or page.version != version:
+                return None
+            items.update(page.items)
+        return items
+
+    def each_key(self, oid: str, prefix: str = "") -> Iterator[tuple[str, str]]:
+        """The keys of an object that may change meanwhile: those that stay are all among them."""
+        after = ""
+        while (page := self.page(oid, prefix, after=after)) is not None and page.items:
+            yield from page.items.items()
+            after = max(page.items)
+
+    def call(self, oid: str, cls: str, method: str, data: bytes) -> bytes | None:
+        """The answer of an object class; None where there is no such object."""
+        try:
+            return self._ioctx.execute(oid, cls, method, data)[1]
+        except binding().Error as error:
+            if getattr(error, "errno", 0) == errno.ENOENT:
+                return None
+            raise self.error(f"asking {cls}.{method} of {oid}", error) from error
+
+    def names(self) -> Iterator[str]:
+        """The names of all objects, in no order; those that come or go meanwhile may be missing."""
+        with self._errors("listing objects"):
+            for one in self._ioctx.list_objects():
+                yield one.key
+
+    def _pass_gate(self, what: str) -> None:
+        if self.gate is not None:
+            self.gate(what)
+
+    # --- many at a time -----------------------------------------------------------------------
+
+    def each(self, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """The function's results for all items, in their order; several calls at a time.
+
+        Waits for all calls that were begun, also where one fails; then raises the first error.
+        The function must not call :meth:`each` itself.
+        """
+        if self._pool is None:
+            return [function(one) for one in items]
+        todo = list(items)
+        results: list[Result | None] = [None] * len(todo)
+        errors: dict[int, BaseException] = {}
+        turn = itertools.count()
+
+        def work() -> None:
+            # A future for each item would cost as much as reading a chunk does.
+            while not errors and (at := next(turn)) < len(todo):
+                try:
+                    results[at] = function(todo[at])
+                except BaseException as error:
+                    errors[at] = error
+
+        workers = [self._pool.submit(work) for _ in range(min(len(todo), self.operations_at_once))]
+        for worker in workers:
+            worker.result()
+        if errors:
+            raise errors[min(errors)]
+        return results  # type: ignore[return-value]
+
+
+def permitted() -> None:
+    """Every change is: of a client that writes no volume."""
+
+
+def required(data: bytes | None, what: str) -> bytes:
+    """What was read. Raises Damaged where it was not there."""
+    if data is None:
+        raise Damaged(f"{what}: its object is missing; see `dedupd cluster audit STORE`")
+    return data

@@ -1,0 +1,70 @@
+"""The chunks of a store that were found damaged: any host may have their bytes, and stores them
+again."""
+
+import time
+from dataclasses import dataclass
+
+from dedupd_core.format.cluster.objects import DAMAGE_OBJECT
+from dedupd_core.rados.cluster import points
+from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.cluster.connection import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedChunk:
+    """``searched`` are the volumes whose files do not have it."""
+
+    fingerprint: bytes
+    since: str
+    searched: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class DamageList:
+    """Of one store. It says where to look, and no more: the flag of a chunk decides."""
+
+    cluster: Cluster
+
+    def add(self, fingerprint: bytes) -> None:
+        """Before the chunk is marked: if it were not listed, it would wait for an arrival."""
+        put = {fingerprint.hex(): f"{time.time_ns():020d}"}
+        self.cluster.apply(Change(points.DAMAGE_LISTED, DAMAGE_OBJECT, put=put))
+
+    def all(self) -> list[DamagedChunk]:
+        since: dict[str, str] = {}
+        searched: dict[str, set[str]] = {}
+        for key, value in self.cluster.each_key(DAMAGE_OBJECT):
+            name, _, volume = key.partition(".")
+            if volume:
+                searched.setdefault(name, set()).add(volume)
+            else:
+                since[name] = value
+        return [
+            DamagedChunk(bytes.fromhex(name), value, frozenset(searched.get(name, ())))
+            for name, value in since.items()
+        ]
+
+    def note_searched(self, chunk: DamagedChunk, volume: str) -> None:
+        """The files of a volume do not have the chunk: it need not read them for it again."""
+        name = chunk.fingerprint.hex()
+        self.cluster.apply(
+            Change(
+                points.DAMAGE_SEARCHED,
+                DAMAGE_OBJECT,
+                equal={name: chunk.since},
+                put={f"{name}.{volume}": ""},
+            )
+        )
+
+    def drop(self, chunk: DamagedChunk) -> None:
+        """Nothing is wrong with the chunk any more, unless it was listed again since."""
+        name = chunk.fingerprint.hex()
+        markers = [key for key, _ in self.cluster.each_key(DAMAGE_OBJECT, f"{name}.")]
+        self.cluster.apply(
+            Change(
+                points.DAMAGE_DROPPED,
+                DAMAGE_OBJECT,
+                equal={name: chunk.since},
+                drop=(name, *markers),
+            )
+        )

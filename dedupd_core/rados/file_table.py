@@ -1,0 +1,131 @@
+"""Which version of each file of a volume is live, and which are to be retired.
+
+All changes are this session's only: each is made on the condition that the object takes this
+session's changes, so a process that was taken for dead can commit nothing, however late it comes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dedupd_core.errors import FileChanged, WriterFenced
+from dedupd_core.format.cluster.objects import (
+    FILE_PREFIX,
+    NO_VERSION,
+    OLD_PREFIX,
+    SESSION_KEY,
+    FileId,
+    FileVersions,
+    file_shard,
+    files_object,
+    parse_versions,
+)
+from dedupd_core.rados.cluster import points
+from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.connection import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class FileTable:
+    """The files of one volume, in ``shards`` objects."""
+
+    cluster: Cluster
+    volume: str
+    shards: int
+    session: str = ""
+    """Of the one that writes."""
+
+    @property
+    def objects(self) -> list[str]:
+        return [files_object(self.volume, shard) for shard in range(self.shards)]
+
+    def _object(self, file: FileId) -> str:
+        return files_object(self.volume, file_shard(file, self.shards))
+
+    def versions(self, file: FileId) -> FileVersions | None:
+        """None where the store does not know the file."""
+        value = self.cluster.value(self._object(file), file.key)
+        return None if value is None else parse_versions(value)
+
+    def files(self) -> Iterator[tuple[FileId, FileVersions]]:
+        """All files, also while some come and go."""
+        for oid in self.objects:
+            for key, value in self.cluster.each_key(oid, FILE_PREFIX):
+                yield FileId.parse(key.removeprefix(FILE_PREFIX)), parse_versions(value)
+
+    def retiring(self) -> Iterator[tuple[str, FileId]]:
+        """The versions that are to be retired, each with its file."""
+        for oid in self.objects:
+            for key, value in self.cluster.each_key(oid, OLD_PREFIX):
+                yield key.removeprefix(OLD_PREFIX), FileId.parse(value)
+
+    # --- changes ------------------------------------------------------------------------------
+
+    def commit(self, file: FileId, new: str, old: str | None) -> None:
+        """Let both versions be live; all references of ``new`` are acknowledged.
+
+        Raises FileChanged where the file's version is not ``old``, WriterFenced.
+        """
+        before = None if old is None else FileVersions(old)
+        self._change(points.COMMITTED, file, before, FileVersions(new, old or NO_VERSION))
+
+    def finish(self, file: FileId, both: FileVersions) -> None:
+        """Let the new version be the only one, once the stub durably names it."""
+        retired = {} if both.old in (None, NO_VERSION) else {f"{OLD_PREFIX}{both.old}": file.text}
+        self._change(points.FINISHED, file, both, FileVersions(both.new), retired)
+
+    def roll_back(self, file: FileId, both: FileVersions) -> None:
+        """Let the old version be the only one, once the stub durably names that."""
+        left = None if both.old in (None, NO_VERSION) else FileVersions(both.old or "")
+        retired = {f"{OLD_PREFIX}{both.new}": file.text}
+        self._change(points.ROLLED_BACK, file, both, left, retired)
+
+    def delete(self, file: FileId, version: str) -> None:
+        """Forget a file, once its stub is durably gone."""
+        retired = {f"{OLD_PREFIX}{version}": file.text}
+        self._change(points.FILE_DELETED, file, FileVersions(version), None, retired)
+
+    def retired(self, file: FileId, version: str) -> None:
+        """Nothing is left of a version."""
+        change = Change(
+            points.VERSION_RETIRED,
+            self._object(file),
+            equal={SESSION_KEY: self.session},
+            drop=(f"{OLD_PREFIX}{version}",),
+        )
+        if self.cluster.apply(change) is not Outcome.DONE:
+            raise self._fenced()
+
+    def _change(
+        self,
+        point: str,
+        file: FileId,
+        before: FileVersions | None,
+        after: FileVersions | None,
+        retired: dict[str, str] | None = None,
+    ) -> None:
+        put = dict(retired or {})
+        if after is not None:
+            put[file.key] = after.value
+        change = Change(
+            point,
+            self._object(file),
+            equal={SESSION_KEY: self.session, file.key: None if before is None else before.value},
+            put=put,
+            drop=(file.key,) if after is None else (),
+        )
+        if self.cluster.apply(change) is Outcome.DONE:
+            return
+        # Its acknowledgement may have been lost: then it is as it should be.
+        if self.cluster.value(change.oid, SESSION_KEY) != self.session:
+            raise self._fenced()
+        found = self.versions(file)
+        if found != after:
+            raise FileChanged(
+                f"file {file.text} of volume {self.volume}: the store has it as"
+                f" {found.value if found else 'unknown'}; run the job again"
+            )
+
+    def _fenced(self) -> WriterFenced:
+        return WriterFenced(
+            f"volume {self.volume}: another session writes it now; start the job again"
+        )

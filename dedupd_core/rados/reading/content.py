@@ -1,0 +1,283 @@
+"""Recipes and chunks of a store in a cluster, in the shapes that stubs are read by.
+
+A stub names a file version by its digest. Chunks have numbers in the process that reads them, given
+out as recipes are opened and taken back when they are let go, because the caches of the mount know
+chunks by number. They mean nothing elsewhere.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dedupd_core import native
+from dedupd_core.errors import Damaged, DamagedChunk, DamagedRecipe, DedupdError
+from dedupd_core.format import recipe as node_format
+from dedupd_core.format.cluster.objects import (
+    FileRecipe,
+    decode_frame,
+    decode_part,
+    encode_parts,
+    join_parts,
+    parts_of,
+    stored_in,
+)
+from dedupd_core.format.container import Codec, Record, RecordKind
+from dedupd_core.format.ids import HOLE
+from dedupd_core.format.recipe import RecipeRef, fingerprint_check
+from dedupd_core.format.volume_parameters import FINGERPRINTS
+from dedupd_core.rados.cluster.chunk_trains import WantedChunk
+from dedupd_core.rados.reading.disk_cache import DiskCache
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, Recipe
+
+RECIPE_NUMBER = 1
+"""What a stub has in place of a recipe's id."""
+
+
+IDLE_NUMBERS_MAX = 100_000
+"""Of chunks of closed files: so that what the mount's cache has of them is found again."""
+
+
+def reference(version: str) -> RecipeRef:
+    """What a stub keeps of a file version."""
+    return RecipeRef(RECIPE_NUMBER, bytes.fromhex(version))
+
+
+def version_in(number: int, digest: bytes) -> str | None:
+    """The version that a stub names; None where it names a record of a container."""
+    return digest.hex() if number == RECIPE_NUMBER else None
+
+
+class ClusterChunks:
+    """Reads chunks by their numbers, from the host's disk or the cluster, each verified.
+
+    ``numbers`` are those of the recipes that are open, and of some that were lately. None is ever
+    given to another chunk: caches outlive the recipes. Native code takes some, too, for the recipes
+    that it opens.
+
+    Many at once are fetched in a train. Safe to use from several threads. What is ordinary a
+    mount has native code read (``content``), once the store was opened here.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], RadosStore],
+        cache: DiskCache | None = None,
+        algorithm: str = FINGERPRINTS[0],
+    ) -> None:
+        self._store, self._cache = store, cache
+        self._keep = None if cache is None else cache.put
+        self.numbers = native.rados.ChunkNumbers(IDLE_NUMBERS_MAX)
+        self.content = native.rados.ClusterContent(
+            self.numbers, None if cache is None else cache.native, algorithm
+        )
+        self._is_connected = False
+
+    def fingerprint(self, number: int) -> bytes:
+        """That of a chunk. Raises DamagedChunk where no open recipe has it."""
+        found = self.numbers.fingerprint(number)
+        if found is None:
+            raise DamagedChunk(f"chunk {number:x}: no open recipe names it", number)
+        return found
+
+    def raw(self, fingerprint: bytes) -> bytes:
+        """The raw bytes of a chunk. Raises Damaged, StoreUnreachable, UsageError."""
+        kept = self._kept(fingerprint)
+        if kept is not None:
+            return kept
+        return self._store().chunks.read(fingerprint, self._keep)
+
+    def _kept(self, fingerprint: bytes) -> bytes | None:
+        """A chunk from this host's disk: the store need not answer."""
+        if self._cache is None:
+            return None
+        return self._cache.verified(fingerprint, lambda frame: decode_frame(frame, fingerprint))
+
+    def read(self, record_id: int) -> tuple[Record, bytes]:
+        """As :meth:`dedupd_core.store.reader.RecordReader.read`. Raises DamagedChunk."""
+        fingerprint = self.fingerprint(record_id)
+        try:
+            raw = self.raw(fingerprint)
+        except Damaged as error:
+            raise DamagedChunk(str(error), record_id) from error
+        return _record(fingerprint, len(raw)), raw
+
+    def read_alone(self, record_id: int) -> tuple[Record, bytes]:
+        """As :meth:`dedupd_core.store.reader.RecordReader.read_alone`, and the stored payload."""
+        fingerprint = self.fingerprint(record_id)
+        chunks = self._store().chunks
+        try:
+            frame = chunks.stored(fingerprint)
+            chunks.decoded(fingerprint, frame)
+        except Damaged as error:
+            raise DamagedChunk(str(error), record_id) from error
+        codec, length, payload = stored_in(frame)
+        return replace(
+            _record(fingerprint, length), codec=codec, stored_length=len(payload)
+        ), payload
+
+    def describe(self, record_id: int) -> Record:
+        """As :meth:`read`, without the bytes."""
+        return self.read(record_id)[0]
+
+    def read_chunks(
+        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
+    ) -> list[bytes | None]:
+        """As :meth:`dedupd_core.store.reader.RecordReader.read_chunks`: None for what :meth:`read`
+        has to look into, and with ``cached_only`` for all, since each waits.
+
+        Raises StoreUnreachable, UsageError: a reader need not wait for the same answer again.
+        """
+        if cached_only:
+            return [None] * len(wanted)
+        found = [self._ordinary(one) for one in wanted]
+        missing = [at for at, raw in enumerate(found) if raw is None]
+        if missing:
+            for at, raw in zip(missing, self._fetched([wanted[at] for at in missing]), strict=True):
+                found[at] = raw
+        return found
+
+    def _ordinary(self, one: tuple[int, int, int]) -> bytes | None:
+        """A chunk from this host's disk, where it is as it is wanted."""
+        fingerprint = self._named(one)
+        try:
+            raw = None if fingerprint is None else self._kept(fingerprint)
+        except DedupdError:
+            return None  # :meth:`read` will say why
+        return raw if raw is not None and len(raw) == one[1] else None
+
+    def _named(self, one: tuple[int, int, int]) -> bytes | None:
+        """The fingerprint of a chunk that a recipe names; None of one that it does not."""
+        number, _, check = one
+        fingerprint = self.numbers.fingerprint(number)
+        is_meant = fingerprint is not None and fingerprint_check(fingerprint) == check
+        return fingerprint if is_meant else None  # :meth:`read` will say why
+
+    def _fetched(self, wanted: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
+        """Chunks from the store, in one train."""
+        named = [(at, own) for at, one in enumerate(wanted) if (own := self._named(one))]
+        train = [WantedChunk(own, wanted[at][1]) for at, own in named]
+        found: list[bytes | None] = [None] * len(wanted)
+        store = self._store()
+        _raise_failure(store, self.content.take_failure([own for _, own in named]))
+        for (at, _), raw in zip(named, store.trains.read(train, self._keep), strict=True):
+            found[at] = raw
+        self._connect(store)
+        return found
+
+    def _connect(self, store: RadosStore) -> None:
+        """Have native code read what it is asked for by the connection of the trains."""
+        if not self._is_connected:
+            self._is_connected = True
+            if self._cache is not None:
+                self._cache.begin()
+            self.content.connect(store.trains.reader)
+
+    def frame_chunks(
+        self,
+        wanted: Sequence[tuple[int, int, int]],
+        sequence: int,
+        stream_seed: int,
+        ahead: native.store.BlocksAhead,
+        threads: int,
+    ) -> tuple[bytes, bytes, int]:
+        """None: each is read by :meth:`read_alone`."""
+        return b"", b"", 0
+
+    def close(self) -> None:
+        """Native code reads from the cluster no more."""
+        self.content.connect(None)
+
+
+class ClusterRecipes:
+    """Opens the recipes that stubs name. Safe to use from several threads.
+
+    Those of one part are kept on the host's disk, verified at each read: a version never changes.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], RadosStore],
+        chunks: ClusterChunks,
+        cache: DiskCache | None = None,
+    ) -> None:
+        self._store, self._chunks, self._cache = store, chunks, cache
+
+    def open(self, ref: RecipeRef, where: str) -> Recipe:
+        """Raises DamagedRecipe, StoreUnreachable."""
+        version = version_in(ref.recipe, ref.digest)
+        if version is None or ref.direct:
+            raise DamagedRecipe(f"{where}: the stub names no file version of a store in a cluster")
+        found = self._kept(version) or self._fetched(version)
+        if found is None:
+            raise DamagedRecipe(
+                f"{where}: the store does not have file version {version}; the stub is older than"
+                " what the store has of the file, as after the restore of an old copy"
+            )
+        root, numbers = self._root(found)
+        recipe = Recipe(self, root)
+        weakref.finalize(recipe, self._chunks.numbers.give_back, numbers)
+        return recipe
+
+    def child(self, parent: node_format.Node, at: int) -> node_format.Node:
+        """The nodes of a :class:`Recipe`: here its root is a leaf, which has none."""
+        raise DamagedRecipe(f"recipe {parent.ids[at]:x}: not a node of a recipe in a cluster")
+
+    def _kept(self, version: str) -> FileRecipe | None:
+        if self._cache is None:
+            return None
+        return self._cache.verified(
+            bytes.fromhex(version), lambda data: join_parts([decode_part(data, version, 0)])
+        )
+
+    def _fetched(self, version: str) -> FileRecipe | None:
+        store = self._store()
+        # It is asked for because of a chunk, mostly.
+        _raise_failure(store, self._chunks.content.recent_failure)
+        found = store.recipes.read(version)
+        if found is not None and self._cache is not None and parts_of(found) == 1:
+            self._cache.put(bytes.fromhex(version), b"".join(encode_parts(found)))
+        return found
+
+    def _root(self, found: FileRecipe) -> tuple[node_format.Node, list[int]]:
+        """All of a recipe as one leaf, however long, and the numbers that were taken for it."""
+        taken = self._chunks.numbers.take(b"".join(entry.fingerprint for entry in found.entries))
+        rows: list[tuple[int, int, int, bytes]] = []
+        end = 0
+        for number, entry in zip(taken, found.entries, strict=True):
+            if entry.offset > end:
+                rows.append((end, HOLE, entry.offset - end, HOLE_FINGERPRINT))
+            rows.append((entry.offset, number, entry.length, entry.fingerprint))
+            end = entry.offset + entry.length
+        if found.length > end:
+            rows.append((end, HOLE, found.length - end, HOLE_FINGERPRINT))
+        content = node_format.content_digest([(row[3], row[2]) for row in rows])
+        root = node_format.Node(
+            0,
+            found.length,
+            content,
+            [row[1] for row in rows],
+            [row[2] for row in rows],
+            [0 if row[1] == HOLE else fingerprint_check(row[3]) for row in rows],
+            [row[0] for row in rows],
+        )
+        return root, taken
+
+
+def _raise_failure(store: RadosStore, errno: int) -> None:
+    """Raise StoreUnreachable where native code has waited in vain, and left the request to Python:
+    a user does not wait twice."""
+    if errno:
+        raise store.cluster.error("reading", OSError(errno, os.strerror(errno)))
+
+
+def _record(fingerprint: bytes, length: int) -> Record:
+    return Record(
+        kind=RecordKind.DATA,
+        codec=Codec.RAW,
+        raw_length=length,
+        stored_length=length,
+        fingerprint=fingerprint,
+        checksum=0,
+    )

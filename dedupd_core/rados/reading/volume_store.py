@@ -1,0 +1,87 @@
+"""The store in a cluster that a volume is on, as the volume sees it: opened when first needed."""
+
+import os
+import threading
+from contextlib import suppress
+from uuid import UUID
+
+from dedupd_core.errors import StoreUnreachable
+from dedupd_core.format.cluster.binding import StoreBinding
+from dedupd_core.format.volume_parameters import Parameters
+from dedupd_core.rados.cluster.address import parse_address
+from dedupd_core.rados.reading.binding import BINDING_FILE
+from dedupd_core.rados.reading.content import ClusterChunks, ClusterRecipes
+from dedupd_core.rados.reading.disk_cache import DiskCache
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.system.disk import Disk
+from dedupd_core.units import GIB
+
+CACHE_DIR = b"cluster-cache"
+CACHE_BYTES = 1 * GIB
+"""Of a volume by default: chunks that were read lately."""
+
+
+def bind(
+    base_fd: int, root: str, volume_uuid: str, store: RadosStore, cache_bytes: int, disk: Disk
+) -> None:
+    """Let a volume that has no stub yet keep its chunks in a store. Durable when this returns.
+
+    ``base_fd`` is open on its ``.dedupd``. The volume's fingerprints are those of the store.
+    """
+    store.join(UUID(volume_uuid).hex, root)
+    binding = StoreBinding(str(store.cluster.address), store.parameters.uuid, cache_bytes)
+    disk.replace_file(base_fd, BINDING_FILE, binding.to_json())
+
+
+class VolumeStore:
+    """A volume's side of its store. Safe to use from several threads.
+
+    Nothing is asked of the cluster, and nothing of Ceph's is loaded, before the first read.
+    """
+
+    def __init__(
+        self, binding: StoreBinding, base_fd: int, parameters: Parameters, disk: Disk
+    ) -> None:
+        self.binding, self.volume = binding, UUID(parameters.uuid).hex
+        self._lock = threading.Lock()
+        self._store: RadosStore | None = None
+        self._cache = self._cache_in(base_fd, disk)
+        self.chunks = ClusterChunks(self.open, self._cache, algorithm=parameters.fingerprint)
+        self.recipes = ClusterRecipes(self.open, self.chunks, self._cache)
+
+    def _cache_in(self, base_fd: int, disk: Disk) -> DiskCache | None:
+        if not self.binding.cache_bytes:
+            return None
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            with suppress(FileExistsError):
+                disk.make_dir(base_fd, CACHE_DIR)
+            dir_fd = os.open(CACHE_DIR, flags, dir_fd=base_fd)
+        except OSError:
+            return None  # a volume that is read-only is read without
+        return DiskCache(dir_fd, self.binding.cache_bytes, disk)
+
+    def open(self) -> RadosStore:
+        """The store, connected. Raises StoreUnreachable, UsageError."""
+        with self._lock:
+            if self._store is None:
+                store = RadosStore.open(parse_address(self.binding.address))
+                if store.parameters.uuid != self.binding.store:
+                    store.close()
+                    raise StoreUnreachable(
+                        f"{self.binding.address}: another store than the one that the volume is on;"
+                        " was the pool made anew?"
+                    )
+                self._store = store
+            return self._store
+
+    def cached(self, fingerprint: bytes) -> bytes | None:
+        """The frame of a chunk, where this host's disk has it: not verified."""
+        return None if self._cache is None else self._cache.get(fingerprint)
+
+    def close(self) -> None:
+        self.chunks.close()
+        if self._cache is not None:
+            self._cache.close()
+        if self._store is not None:
+            self._store.close()

@@ -1,0 +1,79 @@
+"""What an earlier session of a volume has left, brought to an end by the owner or another host.
+
+Runs in a session of its own: the earlier ones are fenced, and their late changes are refused.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dedupd_core.errors import Damaged
+from dedupd_core.format.cluster.objects import NO_VERSION, FileId, FileVersions
+from dedupd_core.rados.file_table import FileTable
+from dedupd_core.rados.intents import Intents
+from dedupd_core.rados.retirement import Retirement
+
+Settle = Callable[[FileId], str | None]
+"""Which version a file's stub durably names; None where it is no stub of the store any more."""
+
+
+@dataclass
+class Recovery:
+    """``settle`` is the owner's, which can look at the stubs. Another host has none, and leaves
+    files between two versions to the owner: both stay live."""
+
+    table: FileTable
+    intents: Intents
+    retirement: Retirement
+    settle: Settle | None
+    finished: int = 0
+    rolled_back: int = 0
+    retired: int = 0
+    left: int = 0
+    """Files between two versions that wait for their owner."""
+    damaged: list[str] = field(default_factory=list)
+    """Versions whose recipe cannot be read: an audit drops their references."""
+
+    def run(self) -> None:
+        """May be repeated, and may break off anywhere."""
+        done: list[str] = []
+        unused: list[str] = []
+        for version, file in self.intents.all().items():
+            found = self.table.versions(file)
+            if found is None or version not in found.live:
+                unused.append(version)
+            elif found.old is not None and not self._settle(file, found):
+                continue
+            done.append(version)
+        # Those that were rolled back are noted as old ones by now.
+        noted = dict(self.table.retiring())
+        self._retire([version for version in unused if version not in noted])
+        for version in self._retire(list(noted)):
+            self.table.retired(noted[version], version)
+        self.intents.drop(done + unused)
+
+    def _retire(self, versions: list[str]) -> list[str]:
+        damaged = self.retirement.retire(versions)
+        self.damaged += damaged
+        self.retired += len(versions) - len(damaged)
+        return [version for version in versions if version not in damaged]
+
+    def _settle(self, file: FileId, found: FileVersions) -> bool:
+        """End the commit of a file by what its stub names; False where it is left as it is."""
+        if self.settle is None:
+            self.left += 1
+            return False
+        named = self.settle(file)
+        if named == found.new:
+            self.table.finish(file, found)
+            self.finished += 1
+            return True
+        if named is not None and named != found.old:
+            raise Damaged(
+                f"file {file.text} of volume {self.table.volume}: its stub names version {named},"
+                f" and the store {found.value}; see `dedupd cluster audit STORE`"
+            )
+        self.table.roll_back(file, found)
+        if named is None and found.old not in (None, NO_VERSION):
+            self.table.delete(file, found.old or "")
+        self.rolled_back += 1
+        return True

@@ -1,0 +1,183 @@
+"""One store in a cluster: made once, joined by volumes, written by one session a volume."""
+
+import socket
+import uuid as uuidlib
+from collections.abc import Callable
+from typing import Self
+
+from dedupd_core.errors import Busy, NotAVolume, UsageError
+from dedupd_core.format.cluster.objects import (
+    STORE_OBJECT,
+    VOLUMES_OBJECT,
+    StoreParameters,
+    VolumeEntry,
+    lease_object,
+)
+from dedupd_core.format.volume_parameters import FINGERPRINTS
+from dedupd_core.rados.chunks import Chunks
+from dedupd_core.rados.cluster import points
+from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.chunk_trains import ChunkTrains
+from dedupd_core.rados.cluster.connection import OPERATIONS_AT_ONCE, Cluster
+from dedupd_core.rados.file_table import FileTable
+from dedupd_core.rados.intents import Intents
+from dedupd_core.rados.lease import (
+    LEASE_S,
+    LeaseState,
+    give_up_tables,
+    take_lease,
+    volume_objects,
+)
+from dedupd_core.rados.recipes import Recipes
+from dedupd_core.rados.recovery import Recovery, Settle
+from dedupd_core.rados.writer import Writer
+
+SHARDS = 64
+"""Objects of a volume's table of files by default: for 12 million files, with at most 200,000 keys
+each (``osd_deep_scrub_large_omap_object_key_threshold``)."""
+
+
+class RadosStore:
+    """A store, opened. It holds the cluster's connection; a writer has one of its own."""
+
+    def __init__(self, cluster: Cluster, parameters: StoreParameters) -> None:
+        self.cluster, self.parameters = cluster, parameters
+        self.chunks = Chunks(cluster, parameters.fingerprint)
+        self.recipes = Recipes(cluster)
+        self.trains = ChunkTrains(cluster, parameters.fingerprint)
+
+    @classmethod
+    def create(cls, address: StoreAddress, fingerprint: str = FINGERPRINTS[0]) -> Self:
+        """A new store in the address's pool. Raises UsageError where there is one already."""
+        if fingerprint not in FINGERPRINTS:
+            raise UsageError(
+                f"fingerprint {fingerprint!r}: choose one of {', '.join(FINGERPRINTS)}"
+            )
+        parameters = StoreParameters(str(uuidlib.uuid4()), fingerprint)
+        cluster = Cluster(address)
+        try:
+            data = parameters.to_json()
+            # The key is for nothing but to have a pool refused that has none.
+            put = {"format": str(parameters.format)}
+            change = Change(points.STORE_MADE, STORE_OBJECT, exclusive=True, data=data, put=put)
+            if cluster.apply(change) is not Outcome.DONE:
+                raise UsageError(f"{address}: there is a store already")
+        except BaseException:
+            cluster.close()
+            raise
+        return cls(cluster, parameters)
+
+    @classmethod
+    def open(cls, address: StoreAddress, *, operations_at_once: int = OPERATIONS_AT_ONCE) -> Self:
+        """Raises StoreUnreachable, UsageError where there is no store."""
+        cluster = Cluster(address, operations_at_once=operations_at_once)
+        try:
+            data = cluster.read(STORE_OBJECT)
+            if data is None:
+                raise UsageError(
+                    f"{address}: there is no store; `dedupd cluster create {address}` creates one"
+                )
+            return cls(cluster, StoreParameters.from_json(data, f"{address}: {STORE_OBJECT}"))
+        except BaseException:
+            cluster.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.trains.close()
+        self.cluster.close()
+
+    # --- volumes ------------------------------------------------------------------------------
+
+    def volumes(self) -> dict[str, VolumeEntry]:
+        """The volumes that have joined, by their uuids in hex."""
+        return {
+            volume: VolumeEntry.from_json(value.encode(), f"{self.cluster.address}: {volume}")
+            for volume, value in self.cluster.keys(VOLUMES_OBJECT).items()
+        }
+
+    def entry(self, volume: str) -> VolumeEntry:
+        """Raises NotAVolume where it has not joined."""
+        value = self.cluster.value(VOLUMES_OBJECT, volume)
+        if value is None:
+            raise NotAVolume(f"{self.cluster.address}: volume {volume} is not one of this store's")
+        return VolumeEntry.from_json(value.encode(), f"{self.cluster.address}: {volume}")
+
+    def join(
+        self, volume: str, path: str, *, host: str | None = None, shards: int = SHARDS
+    ) -> VolumeEntry:
+        """Let a volume keep its files here. One that has joined stays as it is."""
+        entry = VolumeEntry(host or socket.gethostname(), path, shards)
+        put = {volume: entry.to_json().decode()}
+        exclusive = Change(points.VOLUME_JOINED, VOLUMES_OBJECT, exclusive=True, put=put)
+        if self.cluster.apply(exclusive) is not Outcome.DONE:
+            joining = Change(points.VOLUME_JOINED, VOLUMES_OBJECT, equal={volume: None}, put=put)
+            self.cluster.apply(joining)
+        return self.entry(volume)
+
+    def leave(self, volume: str) -> None:
+        """Take a volume out that has no file here any more, nor anything to be retired.
+
+        Raises Busy where it has.
+        """
+        entry = self.entry(volume)
+        table = FileTable(self.cluster, volume, entry.shards)
+        intents = Intents(self.cluster, volume)
+        if any(True for _ in table.files()) or any(True for _ in table.retiring()) or intents.all():
+            raise Busy(f"{self.cluster.address}: volume {volume} still has files in the store")
+        give_up_tables(self.cluster, volume)
+        for oid in (*reversed(volume_objects(volume, entry.shards)), lease_object(volume)):
+            self.cluster.apply(Change(points.TABLE_REMOVED, oid, remove=True))
+        self.cluster.apply(Change(points.VOLUME_LEFT, VOLUMES_OBJECT, drop=(volume,)))
+
+    def table(self, volume: str) -> FileTable:
+        """The files of a volume, to be read."""
+        return FileTable(self.cluster, volume, self.entry(volume).shards)
+
+    # --- sessions -----------------------------------------------------------------------------
+
+    def writer(
+        self,
+        volume: str,
+        settle: Settle | None,
+        *,
+        host: str | None = None,
+        lease_s: float = LEASE_S,
+        is_holder_dead: Callable[[LeaseState], bool] | None = None,
+        cluster: Cluster | None = None,
+    ) -> tuple[Writer, Recovery]:
+        """A session on a volume, and what it has recovered. Raises Busy, StoreUnreachable.
+
+        Without ``settle`` the session is that of another host, for :meth:`recover`. ``cluster``:
+        a connection of the session's own, if not this store's; it takes one writer at a time.
+        """
+        cluster = cluster or self.cluster
+        entry = self.entry(volume)
+        lease = take_lease(
+            cluster,
+            volume,
+            entry.shards,
+            host or socket.gethostname(),
+            duration_s=lease_s,
+            is_holder_dead=is_holder_dead,
+        )
+        lease.keep()
+        try:
+            chunks = Chunks(cluster, self.parameters.fingerprint)
+            writer = Writer(cluster, chunks, lease, entry.shards)
+            return writer, writer.recover(settle)
+        except BaseException:
+            lease.leave()
+            raise
+
+    def recover(self, volume: str) -> Recovery:
+        """Take over from a volume's host that is gone: its lease has run out. Raises Busy."""
+        writer, recovery = self.writer(volume, None)
+        writer.close()
+        return recovery

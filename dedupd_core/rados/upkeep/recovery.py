@@ -1,0 +1,173 @@
+"""What hosts have left that are gone, taken back by the host whose turn it is.
+
+A host is never taken for dead by its own clock, nor by that of the one that looks. A volume counts
+as left where its lease is free by the clock of the cluster, its last session has not ended what it
+had begun, and no other session has come for a while, by the same clock: its own host would have had
+one. A host that lives all the same, and was only stopped or cut off from the cluster, is fenced
+before anything of its session is taken over; it loses nothing, and begins again.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from dedupd_core.errors import Busy, Damaged, NotAVolume
+from dedupd_core.format.cluster.objects import SESSION_KEY, VolumeEntry
+from dedupd_core.rados.cluster import points
+from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.connection import Cluster
+from dedupd_core.rados.intents import Intents
+from dedupd_core.rados.lease import LEASE_S, lease_state
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.upkeep.turn import Turn
+
+_LEFT, _TAKEN = "left.", "taken."
+
+
+class _Note(NamedTuple):
+    """Of a volume: the session that was its last one, and since when that is known (s since 1970,
+    the cluster's clock)."""
+
+    session: str
+    since_s: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.session} {self.since_s:.3f}"
+
+
+@dataclass(frozen=True, slots=True)
+class GoneVolume:
+    """A volume whose host has not come back since what it had begun was taken back. ``left`` files
+    between two versions wait for it."""
+
+    volume: str
+    host: str
+    path: str
+    since_s: float
+    left: int
+
+
+@dataclass
+class AbsentHosts:
+    """One look at all volumes of a store but ``own``, in a turn.
+
+    ``patience_s``: how long a volume must have been left. It is looked at twice at least.
+    """
+
+    store: RadosStore
+    turn: Turn
+    own: str
+    patience_s: float
+    safe_point: Callable[[], None] = lambda: None
+    lease_s: float = LEASE_S
+    volumes: int = 0
+    waiting: int = 0
+    """Volumes that are left, and not for long enough."""
+    retired: int = 0
+    """File versions that were taken back."""
+    taken_over: list[GoneVolume] = field(default_factory=list)
+    gone: list[GoneVolume] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Raises Busy where the turn is over, StoreUnreachable."""
+        cluster = self.store.cluster
+        notes = self._notes(_LEFT), self._notes(_TAKEN)
+        listed = self.store.volumes()
+        for volume in set().union(*notes) - listed.keys():
+            self._note(volume)
+        for volume, entry in sorted(listed.items()):
+            self.safe_point()
+            self.turn.check()
+            self.volumes += 1
+            state = lease_state(cluster, volume)
+            taken, seen = notes[1].get(volume), notes[0].get(volume)
+            if taken is not None and taken.session == state.session:
+                self.gone.append(self._gone(volume, entry, taken))
+            elif state.session is None or state.holder is not None or not self._has_left(volume):
+                if taken is not None or seen is not None:
+                    self._note(volume)
+            elif volume == self.own:
+                continue  # the next job ends it
+            elif seen is None or seen.session != state.session:
+                self._note(volume, left=_Note(state.session, self.turn.now_s))
+                self.waiting += 1
+            elif self.turn.now_s - seen.since_s < self.patience_s:
+                self.waiting += 1
+            else:
+                self._take_over(volume, entry, seen)
+
+    @property
+    def found(self) -> Mapping[str, Any]:
+        """For the other hosts."""
+        return {"gone": [asdict(one) for one in self.gone]}
+
+    def _has_left(self, volume: str) -> bool:
+        try:
+            table = self.store.table(volume)
+        except NotAVolume:
+            return False  # it has left the store meanwhile
+        return bool(Intents(self.store.cluster, volume).all()) or any(
+            True for _ in table.retiring()
+        )
+
+    def _take_over(self, volume: str, entry: VolumeEntry, seen: _Note) -> None:
+        """By a client of its own: should the host come at this moment, that one is fenced."""
+        address = self.store.cluster.address
+        try:
+            with Cluster(address) as cluster:
+                writer, recovery = self.store.writer(
+                    volume,
+                    None,
+                    host=f"{self.turn.host} (recovery)",
+                    lease_s=self.lease_s,
+                    cluster=cluster,
+                )
+                writer.close()
+        except Busy:
+            self.turn.check()
+            return  # its host has come
+        except (Damaged, NotAVolume) as error:
+            self.problems.append(f"{entry.host}:{entry.path}: {error}")
+            return
+        self.problems += [
+            f"{entry.host}:{entry.path}: the recipe of version {version} is damaged; `dedupd run"
+            " audit` drops its references"
+            for version in recovery.damaged
+        ]
+        self.retired += recovery.retired
+        taken = _Note(writer.lease.session, seen.since_s)
+        self._note(volume, taken=taken)
+        one = self._gone(volume, entry, taken)
+        self.taken_over.append(one)
+        self.gone.append(one)
+
+    def _gone(self, volume: str, entry: VolumeEntry, taken: _Note) -> GoneVolume:
+        left = len(Intents(self.store.cluster, volume).all())
+        return GoneVolume(volume, entry.host, entry.path, taken.since_s, left)
+
+    # --- notes --------------------------------------------------------------------------------
+
+    def _notes(self, prefix: str) -> dict[str, _Note]:
+        found = {}
+        for key, value in self.store.cluster.each_key(self.turn.oid, prefix):
+            session, _, since = value.partition(" ")
+            try:
+                found[key.removeprefix(prefix)] = _Note(session, float(since))
+            except ValueError:
+                continue  # it is written anew
+        return found
+
+    def _note(self, volume: str, *, left: _Note | None = None, taken: _Note | None = None) -> None:
+        """Note of a volume this, and nothing else. Raises Busy where the turn is over."""
+        notes = {f"{_LEFT}{volume}": left, f"{_TAKEN}{volume}": taken}
+        change = Change(
+            points.ABSENCE_NOTED,
+            self.turn.oid,
+            equal={SESSION_KEY: self.turn.session},
+            put={key: note.text for key, note in notes.items() if note is not None},
+            drop=tuple(key for key, note in notes.items() if note is None),
+        )
+        if self.store.cluster.apply(change) is not Outcome.DONE:
+            raise Busy(f"{self.store.cluster.address}: the turn is another host's; start it again")

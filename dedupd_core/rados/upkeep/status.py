@@ -1,0 +1,199 @@
+"""How a store in a cluster is, for people: hosts, leases, savings, garbage, repairs."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from dedupd_core.format.cluster.objects import GARBAGE_SHARDS, VolumeEntry, garbage_object
+from dedupd_core.rados.damage import DamageList
+from dedupd_core.rados.file_table import FileTable
+from dedupd_core.rados.intents import Intents
+from dedupd_core.rados.lease import counters, lease_state
+from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.upkeep.turn import TURN_JOBS, last_turn
+from dedupd_core.units import counted, format_moment, format_size
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeStatus:
+    """A volume of the store. ``lease_until_s`` is by the cluster's clock, None where it is free.
+
+    ``bytes`` is what its closed sessions have stored, ``retired_bytes`` what of it was replaced or
+    deleted since, ``new_bytes`` what the store did not have; ``repaired`` chunks were found
+    damaged, and stored again. ``intents`` and ``retiring`` are file versions that are under way, or
+    were left by a session that broke off.
+    """
+
+    volume: str
+    host: str
+    path: str
+    lease_until_s: float | None
+    clients_to_fence: int
+    intents: int
+    retiring: int
+    files: int
+    bytes: int
+    new_bytes: int
+    repaired: int
+    retired_bytes: int
+
+    @property
+    def is_left(self) -> bool:
+        """Whether a session broke off."""
+        return self.lease_until_s is None and bool(self.intents or self.retiring)
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        held = "free"
+        if self.lease_until_s is not None:
+            held = f"held until {datetime.fromtimestamp(self.lease_until_s):%H:%M:%S}"
+        yield f"  {self.host}:{self.path}  (volume {self.volume}, lease {held})"
+        yield (
+            f"    {counted(self.files, 'file')} stored, {format_size(self.bytes)}, of which"
+            f" {format_size(self.new_bytes)} were new; {counted(self.repaired, 'chunk')} repaired"
+        )
+        if self.is_left:
+            left = counted(self.intents + self.retiring, "file version")
+            yield f"    {left} left by a session that broke off; the next one ends them"
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of some volumes, as :class:`VolumeStatus`. ``saved_bytes`` were in the store already when
+    they came; ``live_bytes`` are of files that are there still."""
+
+    volumes: int
+    leases_held: int
+    files: int
+    bytes: int
+    new_bytes: int
+    saved_bytes: int
+    live_bytes: int
+    repaired: int
+
+    @property
+    def text(self) -> str:
+        share = self.saved_bytes / self.bytes if self.bytes else 0.0
+        return (
+            f"{counted(self.volumes, 'volume')} ({self.leases_held:,} being written);"
+            f" {format_size(self.saved_bytes)} of {format_size(self.bytes)} were there already"
+            f" ({share:.0%}), {format_size(self.live_bytes)} are live;"
+            f" {counted(self.repaired, 'chunk')} repaired"
+        )
+
+
+def summed(volumes: Iterable[VolumeStatus]) -> Sums:
+    """All of these volumes together."""
+    listed = list(volumes)
+    stored = sum(one.bytes for one in listed)
+    new = sum(one.new_bytes for one in listed)
+    return Sums(
+        len(listed),
+        sum(one.lease_until_s is not None for one in listed),
+        sum(one.files for one in listed),
+        stored,
+        new,
+        max(0, stored - new),
+        max(0, stored - sum(one.retired_bytes for one in listed)),
+        sum(one.repaired for one in listed),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """All volumes of a store, and its garbage candidates."""
+
+    address: str
+    uuid: str
+    fingerprint: str
+    candidates: int
+    damaged: int
+    """Chunks that were found damaged, and that no host has stored again yet."""
+    upkeep: dict[str, dict[str, Any]]
+    """The last turns of hosts to look after the store, by job: ``host``, ``begun_s``, ``found``."""
+    volumes: list[VolumeStatus]
+
+    @property
+    def total(self) -> Sums:
+        return summed(self.volumes)
+
+    @property
+    def hosts(self) -> dict[str, Sums]:
+        """By the name of the host that a volume was joined by."""
+        names = sorted({one.host for one in self.volumes})
+        return {name: summed(one for one in self.volumes if one.host == name) for name in names}
+
+    def to_json(self) -> dict[str, Any]:
+        hosts = {name: asdict(sums) for name, sums in self.hosts.items()}
+        return {**asdict(self), "hosts": hosts, "total": asdict(self.total)}
+
+    @property
+    def lines(self) -> list[str]:
+        """For people."""
+        found = [
+            f"{self.address}: {self.total.text}; {counted(self.candidates, 'garbage candidate')}"
+        ]
+        for host, sums in self.hosts.items():
+            found.append(f"{host}: {sums.text}")
+            for one in self.volumes:
+                if one.host == host:
+                    found += one.lines
+        for job, last in self.upkeep.items():
+            when = format_moment(last["begun_s"])
+            found.append(f"last {job}: {when}, by {last['host']}")
+        for one in self.upkeep.get("recover", {}).get("found", {}).get("gone", ()):
+            since = format_moment(one["since_s"])
+            found.append(f"  {one['host']}:{one['path']} has not come back since {since}")
+        if self.damaged:
+            found.append(
+                f"{counted(self.damaged, 'chunk')} damaged: `dedupd run scrub` of each volume looks"
+                " for their bytes"
+            )
+        return found
+
+
+def status_of(store: RadosStore) -> StoreStatus:
+    """The state of a store now. Its cost follows what is under way, and not what is stored."""
+    volumes = store.volumes()
+    return StoreStatus(
+        str(store.cluster.address),
+        store.parameters.uuid,
+        store.parameters.fingerprint,
+        _candidates(store),
+        len(DamageList(store.cluster).all()),
+        {
+            job: last.to_json()
+            for job in TURN_JOBS
+            if (last := last_turn(store.cluster, job)) is not None
+        },
+        [_volume(store, volume, entry) for volume, entry in sorted(volumes.items())],
+    )
+
+
+def _candidates(store: RadosStore) -> int:
+    def count(shard: int) -> int:
+        return sum(1 for _ in store.cluster.each_key(garbage_object(shard)))
+
+    return sum(store.cluster.each(count, range(GARBAGE_SHARDS)))
+
+
+def _volume(store: RadosStore, volume: str, entry: VolumeEntry) -> VolumeStatus:
+    lease = lease_state(store.cluster, volume)
+    sums = counters(store.cluster, volume)
+    table = FileTable(store.cluster, volume, entry.shards)
+    return VolumeStatus(
+        volume,
+        entry.host,
+        entry.path,
+        None if lease.holder is None else lease.holder.until_s,
+        len(lease.unfenced),
+        len(Intents(store.cluster, volume).all()),
+        sum(1 for _ in table.retiring()),
+        sums.get("files", 0),
+        sums.get("bytes", 0),
+        sums.get("new_bytes", 0),
+        sums.get("repaired", 0),
+        sums.get("retired_bytes", 0),
+    )

@@ -1,0 +1,145 @@
+"""One local store, opened: its containers, and the readers of its records."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property, partial
+
+from dedupd_core.config.room import MakeRoom
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.store_secret import StoreSecret
+from dedupd_core.store.beside.neighbours import ALONE, Neighbours
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.reader import RecordReader
+from dedupd_core.store.recipe.recipe_reader import RecipeReader
+from dedupd_core.store.second_copies import CopyReader
+from dedupd_core.stores.secret_files import keep_secret, made_secret, new_secret, read_secret
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import opened
+from dedupd_core.system.paths import parents
+
+STORE_DIRS = {
+    Kind.CHUNKS: "store/chunks",
+    Kind.RECIPES: "store/recipes",
+    Kind.CHUNK_COPIES: "store/copies/chunks",
+    Kind.RECIPE_COPIES: "store/copies/recipes",
+}
+MERGE_DIR = "store/merge"
+MADE_DIRS = (
+    *(b"store", b"store/chunks", b"store/recipes", b"store/merge"),
+    *(b"store/copies", b"store/copies/chunks", b"store/copies/recipes"),
+)
+"""The directories of an empty store, each after the one that it lies in."""
+
+
+def make_store_dirs(base_fd: int, disk: Disk) -> None:
+    """Make the missing directories of an empty store, and its secret.
+
+    All names except the first one are durable when this returns. Raises NoSpace, OSError.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+    for name in MADE_DIRS:
+        with suppress(FileExistsError):
+            disk.make_dir(base_fd, name)
+    for name in (b"store/copies", b"store"):
+        with opened(os.open(name, flags, dir_fd=base_fd)) as fd:
+            disk.sync_dir(fd)
+    keep_secret(base_fd, read_secret(base_fd) or new_secret(), disk)
+
+
+NoteDamage = Callable[[Kind, int], None]
+"""Takes note of a record that could not be read."""
+
+
+class LocalStore:
+    """The store in the directory ``base``: the ``.dedupd`` of a volume, or a directory of its own.
+
+    Borrows ``base_fd``, a descriptor of it. ``store_id`` is what all of its files carry.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        base_fd: int,
+        store_id: bytes,
+        disk: Disk,
+        note_damage: NoteDamage,
+        neighbours: Neighbours = ALONE,
+    ) -> None:
+        self.base, self.base_fd, self.store_id = base, base_fd, store_id
+        self.neighbours = neighbours
+        self._disk = disk
+        self._note_damage = note_damage
+
+    def close(self) -> None:
+        for name in ("chunk_records", "recipe_records"):
+            reader = self.__dict__.pop(name, None)
+            if reader is not None:
+                reader.close()
+        self.neighbours.close()
+
+    def directory(self, kind: Kind) -> str:
+        """Path of the containers of one kind."""
+        return os.path.join(self.base, STORE_DIRS[kind])
+
+    def open_directory(self, kind: Kind) -> int:
+        """A descriptor of that directory, which is made where an older version did not have it."""
+        return self._open_made(STORE_DIRS[kind])
+
+    def containers(self, kind: Kind, make_room: MakeRoom | None = None) -> ContainerDirectory:
+        """The containers of a kind, to be closed by the caller. ``make_room``: of the store's file
+        system; by default all that is free."""
+        return ContainerDirectory(
+            self.open_directory(kind),
+            kind,
+            self.store_id,
+            self._disk,
+            make_room,
+            self.neighbours,
+            lambda: self.secret,
+        )
+
+    @cached_property
+    def secret(self) -> StoreSecret:
+        """The store's secret, for a job that writes. Raises OSError."""
+        return made_secret(self.base_fd, self._disk)
+
+    def open_merge_directory(self) -> int:
+        """A descriptor of the directory of merge logs, which the first reconciliation makes."""
+        return self._open_made(MERGE_DIR)
+
+    def _open_made(self, directory: str) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            return os.open(os.path.join(self.base, directory), flags)
+        except FileNotFoundError:
+            for name in parents(directory):
+                with suppress(FileExistsError):
+                    self._disk.make_dir(self.base_fd, name.encode())
+            return os.open(os.path.join(self.base, directory), flags)
+
+    @cached_property
+    def chunk_records(self) -> RecordReader:
+        return self._records(Kind.CHUNKS)
+
+    @cached_property
+    def recipe_records(self) -> RecordReader:
+        return self._records(Kind.RECIPES)
+
+    def _records(self, kind: Kind) -> RecordReader:
+        return RecordReader(
+            self.directory(kind),
+            kind,
+            self.store_id,
+            self.copies(kind),
+            partial(self._note_damage, kind),
+        )
+
+    def copies(self, kind: Kind) -> CopyReader:
+        """The second copies of the records of a kind."""
+        of = COPIES_OF[kind]
+        return CopyReader(self.directory(of), of, self.store_id)
+
+    @cached_property
+    def recipes(self) -> RecipeReader:
+        return RecipeReader(self.recipe_records, self.chunk_records)

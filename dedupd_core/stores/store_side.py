@@ -1,0 +1,162 @@
+"""What a volume has of its store: its own, or one that it shares; opened when first asked for."""
+
+import os
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from dedupd_core.config.room import NO_RESERVE, Room
+from dedupd_core.errors import Busy, StoreUnreachable
+from dedupd_core.format.container import Kind
+from dedupd_core.format.instance import Instance
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.format.volume_parameters import Parameters
+from dedupd_core.rados.reading.binding import BINDING_FILE, binding_at
+from dedupd_core.store.beside.neighbours import ALONE
+from dedupd_core.store.container.directory import ContainerDirectory
+from dedupd_core.store.reader import ChunkSource, RecordReader
+from dedupd_core.store.recipe.recipe_reader import RecipeSource
+from dedupd_core.stores.local_store import LocalStore
+from dedupd_core.stores.membership import Membership
+from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.stores.standing import MOVING_FILE, Standing, membership_at
+from dedupd_core.stub.content import ReadChunk, StoreContent, open_content, read_chunk
+from dedupd_core.stub.transition import AttributeSpace
+from dedupd_core.system.disk import Disk
+
+if TYPE_CHECKING:
+    from dedupd_core.rados.reading.volume_store import VolumeStore
+
+
+class StoreSide:
+    """The part of a volume that knows where its chunks lie. ``root`` and ``base`` as in Volume."""
+
+    root: str
+    base: str
+    base_fd: int
+    data_fd: int
+    disk: Disk
+    parameters: Parameters
+    instance: Instance
+    space: AttributeSpace
+
+    def close_store(self) -> None:
+        for name in ("store", "shared", "cluster"):
+            opened_once = self.__dict__.pop(name, None)
+            if opened_once is not None:
+                opened_once.close()
+
+    def note_damage(self, kind: Kind, record_id: int) -> None:
+        """Take note of a record that a reader found damaged."""
+
+    @cached_property
+    def membership(self) -> Membership | None:
+        """Which shared store it is on; None where it has one of its own. Raises Damaged."""
+        return membership_at(self.base_fd)
+
+    @property
+    def standing(self) -> Standing:
+        """How it stands to a shared store."""
+        return Standing(self.parameters.uuid, self.instance, self.base_fd)
+
+    @cached_property
+    def shared(self) -> SharedDirectory | None:
+        """The shared store that it is on, or None. Raises StoreUnreachable, UsageError, Damaged."""
+        membership = self.membership
+        if membership is None:
+            return None
+        found = SharedDirectory(membership.name, self.disk)
+        if found.parameters.uuid != membership.store:
+            found.close()
+            raise StoreUnreachable(
+                f"{membership.name}: another store than the one that {self.root} is on; put that"
+                " one back there"
+            )
+        return found
+
+    @cached_property
+    def store(self) -> LocalStore:
+        """Where its chunks lie. Raises what :attr:`shared` raises."""
+        base, base_fd, shared = self.base, self.base_fd, self.shared
+        neighbours = ALONE
+        if shared is not None:
+            base, base_fd, neighbours = shared.base, shared.fd, shared.neighbours()
+        store_id, note = self.space.volume_id, self.note_damage
+        return LocalStore(base, base_fd, store_id, self.disk, note, neighbours)
+
+    def directory(self, kind: Kind) -> str:
+        """Path of the containers of one kind."""
+        return self.store.directory(kind)
+
+    def store_room(self) -> Room:
+        """How much may be written to the store. Raises PolicyError."""
+        return Room(self.store.base_fd, NO_RESERVE, self.root)
+
+    def containers(self, kind: Kind) -> ContainerDirectory:
+        """The containers of a kind, to be closed by the caller."""
+        return self.store.containers(kind, self.store_room)
+
+    def containers_to_empty(self, kind: Kind) -> ContainerDirectory:
+        """As :meth:`containers`, for jobs that give space back: the tables that they need for that
+        may take of the reserve."""
+        return self.store.containers(kind)
+
+    def records(self, kind: Kind) -> RecordReader:
+        """The reader of containers of chunks, or of recipes."""
+        return self.store.chunk_records if kind is Kind.CHUNKS else self.store.recipe_records
+
+    @cached_property
+    def cluster(self) -> "VolumeStore | None":
+        """The store in a Ceph cluster that it is on; None where it is on none. Raises Damaged."""
+        found = binding_at(self.base_fd, f"{self.root}/.dedupd/{BINDING_FILE.decode()}")
+        if found is None:
+            return None
+        from dedupd_core.rados.reading.volume_store import VolumeStore
+
+        return VolumeStore(found, self.base_fd, self.parameters, self.disk)
+
+    @property
+    def chunk_records(self) -> ChunkSource:
+        return self.cluster.chunks if self.cluster else self.store.chunk_records
+
+    @property
+    def recipe_records(self) -> RecordReader:
+        return self.store.recipe_records
+
+    @property
+    def recipes(self) -> RecipeSource:
+        return self.cluster.recipes if self.cluster else self.store.recipes
+
+    @property
+    def read_chunk(self) -> ReadChunk:
+        """Reads chunks without a cache."""
+        return partial(read_chunk, self.chunk_records)
+
+    def content(self, stub: StubAttribute, where: str) -> StoreContent:
+        """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""
+        return open_content(stub, self.recipes, self.read_chunk, where)
+
+    def note_stubs(self) -> None:
+        """Tell a shared store, durably, that this volume may have stubs from here on."""
+        if self.shared is not None:
+            self.shared.note_stubs({self.parameters.uuid: True})
+
+    def sync(self) -> None:
+        """Make everything durable that was written to the tree, and to a store that lies apart."""
+        if self.shared is not None:
+            self.disk.sync_file_system(self.shared.fd)
+        self.disk.sync_file_system(self.data_fd)
+
+    @property
+    def is_half_moved(self) -> bool:
+        return os.path.lexists(os.path.join(self.base, MOVING_FILE.decode()))
+
+    def refuse_half_moved(self) -> None:
+        """Raises Busy where a move to another store was interrupted: some stubs are on that one."""
+        if self.is_half_moved:
+            raise Busy(f"{self.root}: half moved to another store; `dedupd store move` goes on")
+
+    def require_same_store(self) -> None:
+        """It may have been moved to another store between its opening and that of the lock."""
+        before = self.__dict__.pop("membership")
+        if (before and before.store) != ((now := self.membership) and now.store):
+            raise Busy(f"{self.root}: the volume has just been moved to another store; try again")

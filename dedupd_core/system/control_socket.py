@@ -1,0 +1,188 @@
+"""Requests to a mount process over its Unix socket.
+
+One JSON object per line each way; paths travel with ``surrogateescape``. The socket's directory
+has mode 0700: a process that can open the socket may do everything. See docs/control.md.
+"""
+
+import errno
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from dedupd_core.errors import ServiceUnreachable
+
+TIMEOUT_S = 120.0
+"""A commit waits for a sync of the file system; longer than this means a hung disk."""
+
+POLL_S = 0.5
+"""How often a waiting client reaches its safe point."""
+
+FDS_MAX = 64
+"""Most descriptors of one reply."""
+
+QUESTION_TIMEOUT_S = 30.0
+"""As ``TIMEOUT_S``, of a question for which no disk is needed."""
+
+ANSWER_BYTES_MAX = 16 << 20
+"""An answer that is longer is none of a mount process; results of 512 commits take a few hundred
+KiB."""
+
+
+def runtime_dir() -> str:
+    """The directory of sockets: ``/run/dedupd`` for root, the user's own otherwise."""
+    if os.geteuid() == 0:
+        return "/run/dedupd"
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base:
+        return os.path.join(base, "dedupd")
+    import tempfile
+
+    return os.path.join(tempfile.gettempdir(), f"dedupd-{os.geteuid()}")
+
+
+def socket_path(volume: str) -> str:
+    """The socket of the mount process of ``volume`` (a uuid)."""
+    return os.path.join(runtime_dir(), f"{volume}.sock")
+
+
+def connected(path: str, timeout_s: float) -> socket.socket:
+    """A connection to a Unix socket; waits for its turn where many clients connect at once.
+
+    Raises OSError.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # With a timeout of Python's it would not wait: that makes the socket non-blocking.
+        wait = struct.pack("ll", int(timeout_s), 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+        connection.connect(path)
+        _refuse_stranger(connection)
+        connection.settimeout(timeout_s)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def peer_ids(connection: socket.socket) -> tuple[int, int, int]:
+    """Return the process at the other end, its user and its group."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", raw)
+    return pid, uid, gid
+
+
+def _refuse_stranger(connection: socket.socket) -> None:
+    """Raises PermissionError where the process that listens is neither root's nor this user's."""
+    _, uid, _ = peer_ids(connection)
+    if uid & 0xFFFF_FFFF not in (0, os.geteuid()):
+        raise PermissionError(errno.EACCES, f"user {uid} listens there")
+
+
+class ControlClient:
+    """A connection to a mount process."""
+
+    def __init__(self, path: str, timeout_s: float | None = None) -> None:
+        """``timeout_s``: how long to wait for an answer, ``TIMEOUT_S`` by default.
+
+        Raises ServiceUnreachable.
+        """
+        self._path = path
+        self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
+        try:
+            self._socket = connected(path, self._timeout_s)
+        except OSError as error:
+            why = f"does not answer ({error.strerror})"
+            if os.geteuid():
+                why += ", or is another user's; run this as root"
+            raise ServiceUnreachable(f"{path}: the process that serves the mount {why}") from error
+        self._buffer = bytearray()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> "ControlClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        """The reply to one request. Raises ServiceUnreachable."""
+        reply, _ = self._call(operation, arguments)
+        return reply
+
+    def call_with(self, operation: str, payload: bytes) -> dict[str, Any]:
+        """As :meth:`call`, with bytes that follow the request."""
+        reply, _ = self._call(operation, {"payload_bytes": len(payload)}, payload=payload)
+        return reply
+
+    def call_patiently(
+        self, operation: str, safe_point: Callable[[], None], **arguments: Any
+    ) -> dict[str, Any]:
+        """As :meth:`call`, without a limit of time: for as long as the mount process lives.
+
+        ``safe_point`` is called during the wait; an exception of it ends the wait only.
+        """
+        reply, _ = self._call(operation, arguments, safe_point)
+        return reply
+
+    def call_for_fd(
+        self, operation: str, safe_point: Callable[[], None] | None = None
+    ) -> tuple[dict[str, Any], int]:
+        """The reply to a request, and its one descriptor; ``safe_point`` is as above."""
+        reply, fds = self._call(operation, {}, safe_point)
+        if len(fds) != 1:
+            raise ServiceUnreachable(f"{self._path}: no descriptor came with the reply")
+        return reply, fds[0]
+
+    def call_for_fds(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], list[int]]:
+        """The reply to a request, and its descriptors."""
+        return self._call(operation, arguments)
+
+    def _call(
+        self,
+        operation: str,
+        arguments: dict[str, Any],
+        safe_point: Callable[[], None] | None = None,
+        payload: bytes = b"",
+    ) -> tuple[dict[str, Any], list[int]]:
+        fds: list[int] = []
+        line = json.dumps({"op": operation, **arguments}).encode() + b"\n"
+        try:
+            self._socket.sendall(line + payload)
+            self._socket.settimeout(self._timeout_s if safe_point is None else POLL_S)
+            searched = 0
+            while (end := self._buffer.find(b"\n", searched)) < 0:
+                searched = len(self._buffer)
+                if searched > ANSWER_BYTES_MAX:
+                    raise ServiceUnreachable(f"{self._path}: its answer is too long")
+                try:
+                    data, new, _, _ = socket.recv_fds(self._socket, 1 << 20, FDS_MAX)
+                except TimeoutError:
+                    if safe_point is None:
+                        raise
+                    safe_point()
+                    continue
+                fds += new
+                if not data:
+                    raise ServiceUnreachable(f"{self._path}: the connection was closed")
+                self._buffer += data
+        except OSError as error:
+            raise ServiceUnreachable(
+                f"{self._path}: the process that serves the mount has ended, or does not answer"
+                f" ({error.strerror or error})"
+            ) from error
+        reply: dict[str, Any] = json.loads(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return reply, fds
+
+
+def fetch_base(volume: str) -> int:
+    """A descriptor of the ``.dedupd`` directory below a mount. Raises ServiceUnreachable."""
+    with ControlClient(socket_path(volume), QUESTION_TIMEOUT_S) as client:
+        _, fd = client.call_for_fd("volume")
+    os.set_inheritable(fd, False)
+    return fd

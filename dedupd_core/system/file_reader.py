@@ -1,0 +1,161 @@
+"""Reading files ahead of a pipeline, into large buffers that are used again and again."""
+
+import errno
+import mmap
+import os
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+from dedupd_core.errors import FileChanged
+from dedupd_core.system.page_cache import BufferPool, read_uncached
+from dedupd_core.units import MIB
+
+BATCH_BYTES = 8 * MIB
+"""Large enough that Python's cost per batch vanishes, small enough for many in flight."""
+
+SMALL_BYTES_MAX = 1 * MIB
+"""Up to this a file is read as a whole, many of them in one native call: the Python code that runs
+for each would cost more than their bytes."""
+
+HOLE_BYTES_MIN = 1 * MIB
+"""Shorter holes are read as zeros: cheaper than a batch of their own."""
+
+_PUT_WAIT_S = 0.2
+_CLOSE_POLL_S = 0.05
+
+B = TypeVar("B")
+
+
+class Stopped(Exception):
+    """The reader was closed."""
+
+
+class FileReader(ABC, Generic[B]):
+    """Reads batches in a thread of its own, ahead of the caller that iterates over them.
+
+    At most ``ahead`` batches wait for the caller; 0 stands for as many as there are buffers.
+    """
+
+    def __init__(self, pool: BufferPool, ahead: int = 0) -> None:
+        self._pool = pool
+        self._out: queue.Queue[B | BaseException | None] = queue.Queue(ahead)
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+
+    @abstractmethod
+    def _read(self) -> None:
+        """Read everything, and :meth:`_put` it. Runs in the thread."""
+
+    def __iter__(self) -> Iterator[B]:
+        """The batches in order. Raises the reader's error."""
+        while (item := self._out.get()) is not None:
+            yield self._checked(item)
+
+    def batches(self, wait_s: float) -> Iterator[B | None]:
+        """The batches in order; None where there is none for so long, to look around."""
+        while True:
+            try:
+                item = self._out.get(timeout=wait_s)
+            except queue.Empty:
+                yield None
+                continue
+            if item is None:
+                return
+            yield self._checked(item)
+
+    @staticmethod
+    def _checked(item: B | BaseException) -> B:
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Stop reading; safe at any time, once the source of the files has an end."""
+        self._stop = True
+        self._pool.close()
+        while self._thread.is_alive():
+            try:
+                self._out.get(timeout=_CLOSE_POLL_S)
+            except queue.Empty:
+                continue
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._read()
+            self._put(None)
+        except Stopped:
+            return
+        except BaseException as error:
+            self._out.put(error)
+
+    def _take_buffer(self) -> mmap.mmap:
+        """A free buffer, waiting for one. Raises Stopped."""
+        buffer = self._pool.take()
+        if buffer is None or self._stop:
+            raise Stopped
+        return buffer
+
+    def _put(self, batch: B | None) -> None:
+        """Hand a batch over, waiting for room. Raises Stopped."""
+        while not self._stop:
+            try:
+                self._out.put(batch, timeout=_PUT_WAIT_S)
+                return
+            except queue.Full:
+                continue
+        raise Stopped
+
+
+def open_unnoticed(open_file: Callable[[int], int]) -> int:
+    """Open a file for reading, by flags, and leave its access time alone where that is allowed."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return open_file(flags | os.O_NOATIME)
+    except PermissionError:  # only the owner may
+        return open_file(flags)
+
+
+def open_failure(error: OSError) -> str:
+    """Why a file that was found cannot be opened."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+        return "moved or removed meanwhile"
+    return f"cannot be opened: {error.strerror}"
+
+
+def fill(fd: int, view: memoryview, offset: int) -> None:
+    """Fill ``view`` past the page cache. Raises OSError, and FileChanged where there is less."""
+    if read_uncached(fd, view, offset) < len(view):
+        raise FileChanged("shrank while it was read")
+
+
+class Stretch(NamedTuple):
+    """Bytes [start, end) of a file: data, or a hole."""
+
+    start: int
+    end: int
+    is_hole: bool
+
+
+def stretches(
+    ranges: Iterable[tuple[int, int]], start: int, end: int, hole_bytes_min: int = HOLE_BYTES_MIN
+) -> Iterator[Stretch]:
+    """The bytes [start, end) of a file in order, where ``ranges`` are those with data; shorter
+    holes count as data."""
+    data_end = start
+    for first, last in ranges:
+        if first - data_end >= hole_bytes_min:
+            if data_end > start:
+                yield Stretch(start, data_end, False)
+            yield Stretch(data_end, first, True)
+            start = first
+        data_end = last
+    if end - data_end < hole_bytes_min:
+        data_end = end
+    if data_end > start:
+        yield Stretch(start, data_end, False)
+    if end > data_end:
+        yield Stretch(data_end, end, True)
