@@ -187,8 +187,8 @@ def test_rooms_and_modules_are_small_enough_to_be_read() -> None:
         ("dedupd_core.stub.transition", "def late():\n    import fuse_stub"),
         ("dedupd_core.stub.transition", "from dedupd.cli import common"),
         ("dedupd_core.stub.transition", "from dedupd import cli"),
-        ("dedupd_core.stub.transition", "from .. import service"),
-        ("dedupd_core.store.writer", "from ..cli.common import exits"),
+        ("dedupd_core.stub.transition", "from .. import shared"),
+        ("dedupd_core.store.writer", "from ..volume.commit import Commit"),
         (
             "dedupd_core.store.container.files",
             "from dedupd_core.store.writer import ContainerWriter",
