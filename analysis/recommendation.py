@@ -16,8 +16,9 @@ from dedupd_core.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
 from dedupd_core.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
 from dedupd_core.units import KIB, exact_duration, exact_size, format_size
 
-SMALLER_CHUNKS_GAIN_MIN = 0.02
-"""Smaller chunks cost reads, memory and metadata; below two points of the data they don't pay."""
+OTHER_SIZE_GAIN_MIN = 0.02
+"""Below two points of the data another size than the default is not worth it: smaller chunks cost
+reads, memory and metadata, and larger ones cost short reads."""
 
 TYPE_GAIN_MIN = 0.02
 """A file type that saves less than this is not worth reading."""
@@ -192,8 +193,8 @@ def _chunk_size(study: Found) -> Setting:
     best = min(rows, key=lambda row: (_net_bytes(row), row.chunking != DEFAULT))
     gain = (_net_bytes(default) - _net_bytes(best)) / default.data_bytes
     if best.chunking == DEFAULT:
-        return Setting("chunk size", DEFAULT, "no smaller size saves more, metadata included")
-    if gain < SMALLER_CHUNKS_GAIN_MIN:
+        return Setting("chunk size", DEFAULT, "no other size saves more, metadata included")
+    if gain < OTHER_SIZE_GAIN_MIN:
         reason = (
             f"{best.chunking} would save {100 * gain:.1f} points more, metadata included,"
             f" with {best.distinct_chunks / default.distinct_chunks:.1f} times the chunks"
@@ -202,7 +203,7 @@ def _chunk_size(study: Found) -> Setting:
     enough = next(
         row
         for row in sorted(rows, key=lambda row: -row.average_bytes)
-        if _net_bytes(row) - _net_bytes(best) < SMALLER_CHUNKS_GAIN_MIN * default.data_bytes
+        if _net_bytes(row) - _net_bytes(best) < OTHER_SIZE_GAIN_MIN * default.data_bytes
     )
     more = (_net_bytes(default) - _net_bytes(enough)) / default.data_bytes
     return Setting(

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from dedupd_core import native
 from dedupd_core.errors import UsageError
-from dedupd_core.format.volume_parameters import PRESETS, Chunking
+from dedupd_core.format.volume_parameters import DEFAULT_PRESET, PRESETS, Chunking
 from dedupd_core.units import KIB
 
-DEFAULT = "64k"
+DEFAULT = DEFAULT_PRESET
 """The product's default, and the chunking of most of the study's tables."""
 
 FIXED = "fixed-64k"

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.collection.tree_walk import Failure
-from dedupd_core.units import KIB
+from dedupd_core.format.volume_parameters import PRESETS
 
-HEADROOM_BYTES = 128 * KIB
+HEADROOM_BYTES = max(preset.max_bytes for preset in PRESETS.values())
 """Kept from the batch before, for the unfinished chunks of a file that goes on: S_max at least."""
 
 

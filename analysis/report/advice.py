@@ -10,7 +10,7 @@ from analysis.recommendation import SAMPLED_CHUNKS_MIN, Recommendation, Setting
 from analysis.study import Forecast, Recommended, Study
 from dedupd_core.config.memory_budget import capacity, memory_for, planned
 from dedupd_core.config.policy import Policy
-from dedupd_core.format.volume_parameters import PRESETS
+from dedupd_core.format.volume_parameters import DEFAULT_PRESET, PRESETS
 from dedupd_core.units import MIB
 
 FILE_CPU_S = 85e-6
@@ -105,7 +105,7 @@ def commands(path: str, chosen: Recommendation) -> list[str]:
     """What to type for a volume with these settings, in this order."""
     place = shlex.quote(path) if path.isprintable() else "PATH"
     enable = f"dedupd enable {place} --profile {chosen.profile}"
-    if chosen.chunking in PRESETS and chosen.chunking != next(iter(PRESETS)):
+    if chosen.chunking in PRESETS and chosen.chunking != DEFAULT_PRESET:
         enable += f" --chunk-size {chosen.chunking}"
     enable += f" --min-age {chosen.min_age} --min-size {chosen.min_size_bytes >> 10}k"
     lines, policy = [enable], chosen.policy()

@@ -14,7 +14,7 @@ from dedupd.service.volume_registry import forget, register
 from dedupd_core.config.policy import Policy, apply_values
 from dedupd_core.config.profiles import PROFILES
 from dedupd_core.errors import Busy, DedupdError, ServiceUnreachable
-from dedupd_core.format.volume_parameters import FINGERPRINTS, PRESETS
+from dedupd_core.format.volume_parameters import DEFAULT_PRESET, FINGERPRINTS, PRESETS
 from dedupd_core.rados.cluster.address import is_address, parse_address
 from dedupd_core.stores.shared_directory import SharedDirectory
 from dedupd_core.system.disk import Disk
@@ -37,7 +37,7 @@ profile_option = click.option(
 chunk_size_option = click.option(
     "--chunk-size",
     type=click.Choice(list(PRESETS)),
-    default=next(iter(PRESETS)),
+    default=DEFAULT_PRESET,
     show_default=True,
     help="Average size of a chunk; can not be changed later.",
 )

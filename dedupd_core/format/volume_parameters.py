@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from dedupd_core import native
 from dedupd_core.errors import Damaged, UnknownFormat, UsageError
 from dedupd_core.format.checked_json import NOT_VALID, encoded, take_check
+from dedupd_core.units import KIB
 
 FORMAT = 3
 
@@ -47,8 +48,14 @@ def _preset(bits: int) -> Chunking:
     )
 
 
-PRESETS = {f"{1 << (bits - 10)}k": _preset(bits) for bits in (16, 15, 14, 13, 12)}
-"""The first is the default; the smaller ones are for the study."""
+LARGE = Chunking(POLYNOMIAL, 16, PATTERN, 4, 64 * KIB, 256 * KIB)
+"""A polynomial of degree 16 gives no more than 16 bits: a cut comes 64 KiB after the minimum."""
+
+PRESETS = {"128k": LARGE} | {f"{1 << (bits - 10)}k": _preset(bits) for bits in (16, 15, 14, 13, 12)}
+"""By the average length of a chunk, the largest first. ``128k`` is for large cold files and for
+clusters; those below the default are for the study."""
+
+DEFAULT_PRESET = "64k"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dedupd_core.config.policy_file import policy_text
 from dedupd_core.errors import Busy, DedupdError, NotAVolume, UnsuitableFileSystem, UsageError
 from dedupd_core.failpoint import define, reach
-from dedupd_core.format.volume_parameters import FINGERPRINTS, PRESETS, Parameters, new_parameters
+from dedupd_core.format.volume_parameters import (
+    DEFAULT_PRESET,
+    FINGERPRINTS,
+    Parameters,
+    new_parameters,
+)
 from dedupd_core.stores.joining import join, leave, refuse_other_store, refuse_overlap
 from dedupd_core.stores.local_store import make_store_dirs
 from dedupd_core.stores.shared_directory import SharedDirectory
@@ -69,7 +74,7 @@ def enable(
     *,
     policy_values: Mapping[str, str | int],
     disk: Disk,
-    chunk_size: str = next(iter(PRESETS)),
+    chunk_size: str = DEFAULT_PRESET,
     fingerprint: str = FINGERPRINTS[0],
     force: bool = False,
     shared: SharedDirectory | None = None,
