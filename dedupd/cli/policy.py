@@ -10,6 +10,7 @@ import click
 import tomlkit
 
 from dedupd.cli.common import PATH, answer, exits, json_option, print_json
+from dedupd_core.config.advanced import ADVANCED
 from dedupd_core.config.policy import KEYS, RULES, TABLES, Policy, apply_values, parse_policy
 from dedupd_core.config.policy_file import reset_in_text, set_in_text, wrong_keys
 from dedupd_core.errors import PolicyError, UsageError
@@ -32,6 +33,7 @@ DOMAINS_STAY = (
 @click.option("--reset", "reset", metavar="KEY", help="Give KEY its default again.")
 @click.option("--edit", is_flag=True, help="Open the file in an editor; it is saved once valid.")
 @click.option("--why", type=PATH, metavar="FILE", help="Say which rule decides on FILE, and how.")
+@click.option("--all", "shows_all", is_flag=True, help="Show advanced keys, too.")
 @json_option
 @exits
 def command(
@@ -41,9 +43,13 @@ def command(
     reset: str | None,
     edit: bool,
     why: str | None,
+    shows_all: bool,
     as_json: bool,
 ) -> None:
     """Show the policy of the volume PATH, one KEY of it, or set KEY to VALUE.
+
+    Most volumes need about twelve keys. These are shown, and the keys that do not have their
+    default. `--all` shows the others, too, and who needs them; `--json` has all keys.
 
     A policy is that of a whole volume; its key `exclude` leaves parts out, and its tables
     `[[rule]]`, for --edit, have other values for parts. A key that is wrong, and a file that cannot
@@ -66,7 +72,7 @@ def command(
             change = saved(volume, lambda text: set_in_text(text, key, value, where))
             _tell(volume, change, as_json, always=key)
         else:
-            _show(volume.policy(), key, as_json)
+            _show(volume.policy(), key, shows_all, as_json)
 
 
 class _Change(NamedTuple):
@@ -174,18 +180,31 @@ def _written(value: object) -> str:
     return "nothing" if value is None else tomlkit.item(value).as_string()
 
 
-def _show(policy: Policy, key: str | None, as_json: bool) -> None:
-    shown = _shown(policy)
+def _show(policy: Policy, key: str | None, shows_all: bool, as_json: bool) -> None:
+    values = _shown(policy)
     if key is not None:
-        shown = {key: shown[key]}
+        values = {key: values[key]}
     if as_json:
-        print_json(shown)
+        print_json(values)
         return
-    for name, value in shown.items():
-        if name == RULES:
-            _show_rules(value)
-            continue
-        click.echo(_line(name, value, "" if key else KEYS[name].help))
+    if key is not None:
+        click.echo(_line(key, values[key], ""))
+        return
+    rules = values.pop(RULES)
+    defaults = _shown(Policy())
+    basic = [name for name in values if name not in ADVANCED]
+    advanced = [name for name in ADVANCED if shows_all or values[name] != defaults[name]]
+    for name in basic:
+        click.echo(_line(name, values[name], KEYS[name].help))
+    if advanced:
+        click.echo("\n# Advanced keys")
+    for name in advanced:
+        who = f" (for {ADVANCED[name]})" if shows_all else ""
+        click.echo(_line(name, values[name], KEYS[name].help + who))
+    _show_rules(rules)
+    hidden = len(ADVANCED) - len(advanced)
+    if hidden:
+        click.echo(f"\n# {hidden} advanced keys have their defaults; --all shows them.")
 
 
 def _line(name: str, value: object, about: str) -> str:

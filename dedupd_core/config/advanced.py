@@ -1,0 +1,41 @@
+"""The policy keys that most volumes never need, and who needs each of them."""
+
+from collections.abc import Mapping
+
+ADVANCED: Mapping[str, str] = {
+    "min_file_saving": "volumes that must store every file, such as a copy for another site",
+    "ignore_case": "shares of Windows users with patterns of names",
+    "markers": "users who decide by themselves that a folder stays plain",
+    "compression_level": "volumes with much idle CPU time and little space, or the reverse",
+    "compression_min_saving": "readers on slow CPUs, for whom decompression is the limit",
+    "partial_files": "volumes of large files that change in place, such as disk images",
+    "partial_local_max": "disk images of which large parts change",
+    "busy_files": "virtual machines and databases that never close their files",
+    "shared_extents": "volumes with snapshots or reflinks in the file system below",
+    "dedup_domain": "shares whose users or departments must not share chunks",
+    "refine_age": "volumes with `refine` whose data cools faster or slower than usual",
+    "refine_level": "volumes with `refine = full` and much idle CPU time",
+    "refine_min_saving": "volumes with `refine` whose readers need fast first reads",
+    "compaction_min_dead": "volumes that are nearly full, or whose disks rotate",
+    "compaction_shared": "volumes with snapshots in the file system below",
+    "space_low": "volumes that fill up faster than the schedule frees space",
+    "space_critical": "volumes that fill up faster than files become old enough",
+    "space_min_age": "volumes with `space_critical` whose new files must stay plain for longer",
+    "keep_deleted_max": "volumes where kept deletions take too much space",
+    "restore_mode": "a restore of more data than the volume has room for",
+    "redundancy_threshold": "volumes on a single disk, or on disks that are trusted less",
+    "scrub_rate": "volumes whose users notice a scrub",
+    "cores": "machines with other work that must not wait",
+    "index": "stores of more than a terabyte on machines with little memory",
+    "partitions": "tests of partitioned stores",
+    "stop_when_busy": "machines without users, where jobs never have to give way",
+    "io_priority": "disks whose scheduler ignores priorities, or machines without users",
+    "schedule_reconcile": "stores with partitions",
+    "schedule_refine": "volumes with `refine` and a night that is too short for all jobs",
+    "schedule_gc": "volumes with much churn",
+    "schedule_compact": "volumes with much churn",
+    "schedule_full_scrub": "volumes whose weekly scrub of every byte takes too long",
+    "schedule_recover": "volumes with a store in a cluster",
+    "schedule_audit": "volumes with a store in a cluster",
+}
+"""``dedupd policy`` shows these with ``--all``, and those that do not have their default."""
