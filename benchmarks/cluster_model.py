@@ -2,10 +2,11 @@
 
     python -m benchmarks.cluster_model [--measured FILE] [--hosts N,…] [--terabytes N] [--json]
 
-Multiplies the operations that files, chunks and their ends need (docs/format.md, "Procedures") by
-what an operation costs, as ``benchmarks.cluster`` has measured it. That was on two cores that three
-OSDs with two replicas and the client shared, so a cost is core seconds of all of them together;
-disks and networks come on top. Everything assumed is a named field of :class:`Assumptions`.
+Multiplies the operations that files, chunks and their ends need (docs/design/format.md,
+"Procedures") by what an operation costs, as ``benchmarks.cluster`` has measured it. That was on two
+cores that three OSDs with two replicas and the client shared, so a cost is core seconds of all of
+them together; disks and networks come on top. Everything assumed is a named field of
+:class:`Assumptions`.
 """
 
 import argparse

@@ -54,7 +54,7 @@ class CommitLane:
     """The commits that have begun and not finished. None begins while they ``are_refused``.
 
     Used by the thread of the event loop; its fields change between two awaits. Before it touches a
-    file it takes the file's lock alone (docs/mount-locks.md).
+    file it takes the file's lock alone (docs/design/mount-locks.md).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The control socket of a mount process (docs/control.md)."""
+"""The control socket of a mount process (docs/design/control.md)."""
 
 import array
 import json
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 Request = dict[str, Any]
 Reply = dict[str, Any]
-"""As JSON of one line (docs/control.md)."""
+"""As JSON of one line (docs/design/control.md)."""
 
 LINE_BYTES_MAX = 16 << 20
 """A request to commit 512 files with the longest paths stays below 4 MiB."""
@@ -355,7 +355,7 @@ OPERATIONS: dict[
     "remount": ControlServer._remount,
     "status": ControlServer._status,
 }
-"""By the name in a request, in the order of docs/control.md."""
+"""By the name in a request, in the order of docs/design/control.md."""
 
 
 def _is_replica(base_fd: int) -> bool:

@@ -26,7 +26,7 @@ class UnoptimizeReport(FileReport):
 FILE_S = 0.01
 BYTES_PER_S = 100e6
 """The time of a file, and the speed of large ones, that were seen on a virtual disk
-(docs/leaving.md): for a first idea of how long a run takes."""
+(docs/guide/leaving.md): for a first idea of how long a run takes."""
 
 
 @dataclass(frozen=True, slots=True)

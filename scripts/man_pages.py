@@ -28,7 +28,7 @@ def pages() -> dict[str, str]:
         assert command is not None
         inside = click.Context(command, parent=context, info_name=name)
         found[f"dedupd-{name}.1"] = _command_page(name, summary, command, inside)
-    mount = (DOCS / "mount.md").read_text()
+    mount = (DOCS / "guide/mount.md").read_text()
     found["mount.dedupd.8"] = _document_page(
         "mount.dedupd",
         "mount a volume, for mount(8)",
@@ -39,10 +39,10 @@ def pages() -> dict[str, str]:
     found["dedupd.toml.5"] = _document_page(
         "dedupd.toml",
         "configuration of the service",
-        _section((DOCS / "service.md").read_text(), "Configuration"),
+        _section((DOCS / "guide/service.md").read_text(), "Configuration"),
         ["dedupd-serve(1)", "dedupd-policy(5)", "dedupd(1)"],
     )
-    policy = (DOCS / "policy.md").read_text().partition("\n")[2]
+    policy = (DOCS / "guide/policy.md").read_text().partition("\n")[2]
     found["dedupd-policy.5"] = _document_page(
         "dedupd-policy",
         "what of a volume is optimized, when and how",

@@ -134,7 +134,7 @@ def _configuration() -> Result:
     try:
         config = load_config(path)
     except ConfigurationError as error:
-        return _warning(str(error), "correct it; see docs/service.md")
+        return _warning(str(error), "correct it; see docs/guide/service.md")
     return _fine(f"{path} names {counted(len(config.volumes), 'volume')}")
 
 
@@ -268,7 +268,7 @@ def _volume(root: str) -> Result:
             is_read_only = volume.is_read_only
             way = way_of(volume) if points else ""
     except (DedupdError, OSError) as error:
-        return _bad(explain(error), "see docs/format.md")
+        return _bad(explain(error), "see docs/design/format.md")
     if is_read_only:
         what = "the file system is read-only: files can be read, and no job can work"
         return _warning(f"{found}; {what}", "see why (`dmesg`), then `mount -o remount,rw`")
@@ -327,7 +327,7 @@ def _exported_already(root: str) -> Result:
     if not (found := in_the_way(root, exports())):
         return _fine("none by the kernel's NFS server")
     what = f"exported now: {shortened(found)}; handles of clients lead past the mount"
-    return _bad(what, "end that, and restart the server; then see docs/nfs.md")
+    return _bad(what, "end that, and restart the server; then see docs/guide/nfs.md")
 
 
 def _backups(root: str) -> Result:
@@ -353,7 +353,7 @@ def _shared(root: str) -> Result:
         return _fine("the last optimize run met no file that shares blocks below")
     return _warning(
         f"{counted(left['files'], 'file')}, {format_size(left['bytes'])}: {SHARED_BELOW}",
-        "they are left plain; delete snapshots, or see `shared_extents` in docs/policy.md",
+        "they are left plain; delete snapshots, or see `shared_extents` in docs/guide/policy.md",
     )
 
 
@@ -370,7 +370,7 @@ def _store_in_snapshots(root: str) -> Result:
         f"snapshots below have {format_size(kept)} of the store: what gc and compact free there"
         " comes back when they are deleted"
         + (", and compact leaves it until then" if skips else ""),
-        "delete old snapshots, or see `compaction_shared` in docs/policy.md",
+        "delete old snapshots, or see `compaction_shared` in docs/guide/policy.md",
     )
 
 

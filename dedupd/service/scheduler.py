@@ -1,7 +1,7 @@
 """The next action: a pure function of the volumes, their history, the time windows and the time.
 
 Nothing here starts or stops anything; the service carries out what :func:`next_action` says, and
-asks again. docs/service.md states the rules.
+asks again. docs/guide/service.md states the rules.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

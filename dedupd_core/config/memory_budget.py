@@ -25,7 +25,7 @@ and `send`
 
 The remainder is for memory that the allocator keeps. Below 72 MiB the least needs of all parts add
 up to more than ``memory``. Other jobs need memory by the size of the store: a bit or more for each
-record (docs/partitions.md). The mount has no part in this; its cache is
+record (docs/design/partitions.md). The mount has no part in this; its cache is
 ``fuse_stub.mounts.mount_process.CACHE_BYTES``.
 """
 

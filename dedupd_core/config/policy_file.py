@@ -27,7 +27,7 @@ def policy_text(values: Mapping[str, Any]) -> str:
             shown = tomlkit.item(key.form.show(getattr(default, key.attribute))).as_string()
             document.add(tomlkit.comment(f"{key.name} = {shown}"))
     document.add(tomlkit.nl())
-    document.add(tomlkit.comment("For parts of the tree; see docs/policy.md:"))
+    document.add(tomlkit.comment("For parts of the tree; see docs/guide/policy.md:"))
     document.add(tomlkit.comment(f"[[{RULES}]]"))
     document.add(tomlkit.comment('    path = ["projects/*/render"]'))
     document.add(tomlkit.comment('    min_age = "0s"'))

@@ -1,1 +1,2 @@
-"""What was deleted or overwritten lately, and can be had back (docs/format.md, "Deletions")."""
+"""What was deleted or overwritten lately, and can be had back (docs/design/format.md,
+"Deletions")."""

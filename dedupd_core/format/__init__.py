@@ -1,1 +1,2 @@
-"""On-disk formats as pure functions over bytes; the prose is in ``docs/format.md``. No I/O."""
+"""On-disk formats as pure functions over bytes; the prose is in ``docs/design/format.md``. No
+I/O."""

@@ -1,4 +1,4 @@
-"""Containers: append-only files of self-describing records (docs/format.md, "Container")."""
+"""Containers: append-only files of self-describing records (docs/design/format.md, "Container")."""
 
 import enum
 import struct

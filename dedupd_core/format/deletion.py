@@ -1,4 +1,5 @@
-"""Logs of deletions: what removals, cuts and overwrites took (docs/format.md, "Deletions")."""
+"""Logs of deletions: what removals, cuts and overwrites took (docs/design/format.md,
+"Deletions")."""
 
 import enum
 import struct

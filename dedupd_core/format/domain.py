@@ -1,4 +1,4 @@
-"""Domains: files share chunks only inside one (docs/partitions.md, "Domains").
+"""Domains: files share chunks only inside one (docs/design/partitions.md, "Domains").
 
 A domain is 16 bytes in the header of a container. They say by themselves what the domain is, so
 that nothing is mixed where hints are lost.

@@ -1,4 +1,4 @@
-"""Where a volume was made: what tells it from every copy (docs/format.md, "Instance")."""
+"""Where a volume was made: what tells it from every copy (docs/design/format.md, "Instance")."""
 
 import struct
 from dataclasses import asdict, dataclass

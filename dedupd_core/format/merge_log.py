@@ -1,4 +1,4 @@
-"""Merge logs of reconciliation: which chunks are the same (docs/format.md, "Merge log")."""
+"""Merge logs of reconciliation: which chunks are the same (docs/design/format.md, "Merge log")."""
 
 import struct
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Recipes: the ordered chunks of a file (docs/format.md, "Recipe").
+"""Recipes: the ordered chunks of a file (docs/design/format.md, "Recipe").
 
 A recipe is a tree of nodes, each a record in a stream container. A leaf lists chunks and holes;
 an inner node lists recipes. Most files have one leaf. Nodes are immutable, and files with equal

@@ -1,5 +1,5 @@
 """Sealed headers, with which the files of a store begin: a magic number first, last the xxh3 of all
-before it (docs/format.md)."""
+before it (docs/design/format.md)."""
 
 import struct
 

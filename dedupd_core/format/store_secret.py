@@ -1,4 +1,5 @@
-"""The secret of a store, from which the seeds of its containers are made (docs/format.md, "Seeds").
+"""The secret of a store, from which the seeds of its containers are made (docs/design/format.md,
+"Seeds").
 
 A user who knew the seed of a container could write bytes into a file that pass for a record there.
 Each container keeps its own seed, so a lost secret costs nothing but its help in a rescue.

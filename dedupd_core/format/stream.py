@@ -1,4 +1,4 @@
-"""The stream of a volume that is sent (docs/format.md, "Stream")."""
+"""The stream of a volume that is sent (docs/design/format.md, "Stream")."""
 
 import enum
 import json

@@ -1,4 +1,4 @@
-"""The attribute that makes an inode a stub (docs/format.md, "Stub")."""
+"""The attribute that makes an inode a stub (docs/design/format.md, "Stub")."""
 
 import enum
 import struct

@@ -1,4 +1,5 @@
-"""Redirection tables: one fixed-size entry per chunk ordinal (docs/format.md, "Redirection table").
+"""Redirection tables: one fixed-size entry per chunk ordinal (docs/design/format.md, "Redirection
+table").
 
 A table is derived from its container: every read checks the entry against the record itself, and a
 scan of the container builds the table from scratch.
@@ -69,7 +70,7 @@ USABLE = frozenset((State.LIVE, State.ORPHANED))
 class TableHeader:
     """The first 64 bytes. All records below ``synced_bytes`` of the container are durable.
 
-    Those with ordinals below ``reconciled`` are in the reconciled set (docs/partitions.md).
+    Those with ordinals below ``reconciled`` are in the reconciled set (docs/design/partitions.md).
     ``volume_check``: the xxh3 of the volume's uuid. ``seed``: that of all checksums of container
     and table. ``punches``: of how many punches of the container the table knows. ``map_lines``: how
     long the map is of the records that have no entry; none where all have one. ``is_apart``:

@@ -12,7 +12,7 @@ from dedupd_core.units import KIB
 FORMAT = 3
 
 POLYNOMIAL = 0x1_6D43
-"""Irreducible, of degree 16; how it was chosen is in docs/chunking.md."""
+"""Irreducible, of degree 16; how it was chosen is in docs/design/chunking.md."""
 
 PATTERN = 0xCB6B
 """What the low bits of the fingerprint must equal. Its low bits are not zero, whatever the preset

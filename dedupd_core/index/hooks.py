@@ -1,4 +1,5 @@
-"""The index of a partition, and a sample of what all other partitions have (docs/partitions.md)."""
+"""The index of a partition, and a sample of what all other partitions have
+(docs/design/partitions.md)."""
 
 from collections.abc import Sequence
 from dataclasses import replace

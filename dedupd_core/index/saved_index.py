@@ -1,4 +1,4 @@
-"""The common part of the indexes over the log of redirection entries (docs/index.md)."""
+"""The common part of the indexes over the log of redirection entries (docs/design/index.md)."""
 
 from array import array
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ class Ledger:
     """The files that earlier runs have judged, and those of this run. For several threads."""
 
     def __new__(cls, rows: Buffer, saving_min: float, *, rows_max: int, notes_max: int) -> Ledger:
-        """``rows`` are those of judged files (docs/format.md). A file that would save
+        """``rows`` are those of judged files (docs/design/format.md). A file that would save
         ``saving_min`` is judged again. Of more than ``rows_max`` files, and of their chunks,
         nothing is remembered; see :attr:`is_full` for ``notes_max``. Raises ValueError."""
     def use_salt(self, salt: int) -> None:

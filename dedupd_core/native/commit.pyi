@@ -28,7 +28,7 @@ class PlainRequests:
     def inodes(self) -> bytes:
         """Their numbers, u64 each."""
     def to_bytes(self) -> bytes:
-        """As they travel to the process that serves a mount (docs/control.md)."""
+        """As they travel to the process that serves a mount (docs/design/control.md)."""
     @staticmethod
     def from_bytes(data: bytes) -> PlainRequests:
         """The inverse. Raises ValueError."""

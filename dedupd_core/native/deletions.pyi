@@ -1,4 +1,4 @@
-"""Logs of deletions, decoded for listings (docs/format.md, "Deletion")."""
+"""Logs of deletions, decoded for listings (docs/design/format.md, "Deletion")."""
 
 from typing import Final
 

@@ -25,8 +25,8 @@ class Figures:
 class TableIndex:
     """Index of fingerprints in about 6.4 bytes of RAM each, over the redirection tables.
 
-    Every answer is checked against an entry of a table: see docs/index.md. Raises OSError where a
-    table cannot be read, or (EOVERFLOW) where there are more than 2^32 records.
+    Every answer is checked against an entry of a table: see docs/design/index.md. Raises OSError
+    where a table cannot be read, or (EOVERFLOW) where there are more than 2^32 records.
     """
 
     def __new__(

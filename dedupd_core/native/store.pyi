@@ -112,7 +112,8 @@ def seal(
     """
 
 class TableMap:
-    """Which entries a table has whose collected records have none (docs/format.md, "Table map")."""
+    """Which entries a table has whose collected records have none (docs/design/format.md, "Table
+    map")."""
 
     def __init__(self, lines: Buffer, seed: int) -> None:
         """``lines`` follow the header of the table. Raises ValueError where they are damaged."""

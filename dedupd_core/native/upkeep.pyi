@@ -14,7 +14,7 @@ FORWARDS_MAX: int
 class Join:
     """The hash join of two sets of chunks: one is added, the other one streams by.
 
-    For reconciliation (docs/partitions.md); 14 bytes of RAM a chunk. The input are parts of
+    For reconciliation (docs/design/partitions.md); 14 bytes of RAM a chunk. The input are parts of
     redirection tables: whole entries, of which the live ones count, the checksum seed of their
     container, and the id of the first. The output are pairs of u64 (merged, stays): chunks whose
     fingerprints have the same hash of 64 bits, each to be merged once.

@@ -1,7 +1,7 @@
 """A replica: a volume that holds a state of another one, and takes no changes by users.
 
-``replica.json`` says which state (docs/format.md, "Replica"); ``receive`` is where the next one is
-put together.
+``replica.json`` says which state (docs/design/format.md, "Replica"); ``receive`` is where the next
+one is put together.
 """
 
 import json

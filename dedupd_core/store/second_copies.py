@@ -1,4 +1,5 @@
-"""Second copies of records, found by the id of what they repeat (docs/format.md, "Copies")."""
+"""Second copies of records, found by the id of what they repeat (docs/design/format.md,
+"Copies")."""
 
 import os
 import threading

@@ -1,5 +1,5 @@
-"""What ties a volume and a shared store together: a record on each side (docs/format.md, "Shared
-stores")."""
+"""What ties a volume and a shared store together: a record on each side (docs/design/format.md,
+"Shared stores")."""
 
 import uuid as uuidlib
 from dataclasses import asdict, dataclass

@@ -1,4 +1,5 @@
-"""The files of a store's secret: two copies, in different directories (docs/format.md, "Seeds")."""
+"""The files of a store's secret: two copies, in different directories (docs/design/format.md,
+"Seeds")."""
 
 import os
 from contextlib import suppress

@@ -1,7 +1,7 @@
 """The directory of a shared store, opened: what it is, its locks, and its volumes.
 
-The list of its volumes is truth: what no volume of it needs is garbage (docs/format.md, "Shared
-stores").
+The list of its volumes is truth: what no volume of it needs is garbage (docs/design/format.md,
+"Shared stores").
 """
 
 import errno

@@ -1,4 +1,5 @@
-"""Whether a volume is the one that was enabled here, or a copy (docs/format.md, "Instance")."""
+"""Whether a volume is the one that was enabled here, or a copy (docs/design/format.md,
+"Instance")."""
 
 import os
 
@@ -49,6 +50,6 @@ def refuse_copy(base_fd: int, here: Instance, root: str, base: str) -> None:
         reason = "it lies in another directory than the volume"
     raise CopiedVolume(
         f"{root}: a copy of a volume, made file by file ({reason}): its stubs may have lost bytes"
-        f" in copying. `dedupd adopt {root}` checks them, and takes it over; docs/backup.md says"
-        " which copies are good"
+        f" in copying. `dedupd adopt {root}` checks them, and takes it over; docs/guide/backup.md"
+        " says which copies are good"
     )

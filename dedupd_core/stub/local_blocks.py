@@ -1,8 +1,8 @@
 """The blocks of a stub's own, held against those that its attribute counts.
 
-The extent map says which bytes of a stub are its own (docs/format.md, "Stub"). A program that works
-below the mount can change it without changing a byte that a reader of the file would see: dig holes
-where there are zeros, or fill holes with zeros.
+The extent map says which bytes of a stub are its own (docs/design/format.md, "Stub"). A program
+that works below the mount can change it without changing a byte that a reader of the file would
+see: dig holes where there are zeros, or fill holes with zeros.
 """
 
 import os
@@ -59,7 +59,7 @@ def seal(fd: int, stub: StubAttribute, files: StubFiles) -> StubAttribute | None
     yet. Nothing else may use the stub meanwhile.
 
     Needs no sync: extents and attributes of one file become durable in the order in which they
-    were made (docs/crash-safety.md), and only extents that are there are counted.
+    were made (docs/design/crash-safety.md), and only extents that are there are counted.
     """
     if stub.flags.transient or not stub.flags & Flag.WRITTEN:
         return stub

@@ -1,5 +1,5 @@
-"""A busy file becomes a stub by those parts of it that are quiet (docs/format.md, "Becoming a stub
-in parts").
+"""A busy file becomes a stub by those parts of it that are quiet (docs/design/format.md, "Becoming
+a stub in parts").
 
 The recipe says nothing right of the other parts: their blocks stay, and win. So the attribute needs
 no state of its own between the two steps: it may be set, and stay, while users write. What is

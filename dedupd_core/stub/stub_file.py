@@ -11,8 +11,8 @@ beside it, and it is as durable as the data is. Four rules keep it so:
    file system that allocates in larger pieces adds beside the blocks that are written.
 3. The last block of a file that ends within it is filled before the file grows from beyond it.
 4. The file is cut first, then ``covered`` follows; it follows before the file grows again. File
-   systems that journal keep the order of such changes to one file; docs/mount.md goes through the
-   states that a crash can leave, and :func:`dedupd_core.stub.transition.settle` through what
+   systems that journal keep the order of such changes to one file; docs/guide/mount.md goes through
+   the states that a crash can leave, and :func:`dedupd_core.stub.transition.settle` through what
    becomes of them.
 
 Nothing here locks: reads may share a stub; writes and truncations need it alone.

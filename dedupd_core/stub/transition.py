@@ -1,5 +1,5 @@
-"""Plain → stub: one file's transition, step by step (docs/format.md, "States of a file"), and what
-becomes of one that a crash interrupted, also on the way back (``filling.py``).
+"""Plain → stub: one file's transition, step by step (docs/design/format.md, "States of a file"),
+and what becomes of one that a crash interrupted, also on the way back (``filling.py``).
 
 The steps that set an attribute, and that punch and settle, are native code (``native/src/commit``).
 A batch of plain files takes the same native steps in one call, and comes here with those that turn
@@ -132,7 +132,7 @@ class AttributeSpace:
             raise CopiedStub(
                 f"{where}: the stub was copied or moved here by a program that worked below the"
                 " mount, and its content cannot be told; restore the file from a backup, or see"
-                " docs/backup.md for `dedupd adopt`"
+                " docs/guide/backup.md for `dedupd adopt`"
             )
         return stub
 

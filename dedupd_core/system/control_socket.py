@@ -1,7 +1,7 @@
 """Requests to a mount process over its Unix socket.
 
 One JSON object per line each way; paths travel with ``surrogateescape``. The socket's directory
-has mode 0700: a process that can open the socket may do everything. See docs/control.md.
+has mode 0700: a process that can open the socket may do everything. See docs/design/control.md.
 """
 
 import errno

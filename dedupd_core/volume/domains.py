@@ -1,4 +1,5 @@
-"""Which domain a file belongs to: the files that it may share chunks with (docs/partitions.md)."""
+"""Which domain a file belongs to: the files that it may share chunks with
+(docs/design/partitions.md)."""
 
 import uuid
 from typing import NamedTuple, Self

@@ -1,4 +1,4 @@
-"""Which partition of the index a file belongs to (docs/partitions.md; seed 003, 4.5).
+"""Which partition of the index a file belongs to (docs/design/partitions.md; seed 003, 4.5).
 
 A volume begins with one partition, 0, for everything. Where its index would outgrow its share of
 the memory, types of files get partitions of their own; and where one is full, it is closed, and

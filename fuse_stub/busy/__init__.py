@@ -1,1 +1,1 @@
-"""Files that users write to all the time: what of them is quiet (docs/mount.md)."""
+"""Files that users write to all the time: what of them is quiet (docs/guide/mount.md)."""

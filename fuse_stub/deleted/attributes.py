@@ -1,4 +1,5 @@
-"""Deletions for users, by attributes that are in no list (docs/backup.md, "Deleted and earlier").
+"""Deletions for users, by attributes that are in no list (docs/guide/backup.md, "Deleted and
+earlier").
 
 ``user.dedupd.deleted`` of a directory says what can be had back below it, and the same with an id
 appended (``user.dedupd.deleted.3-4096``) what is older than that. Setting ``user.dedupd.undelete``

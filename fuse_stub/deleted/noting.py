@@ -1,4 +1,4 @@
-"""Deletions, noted by the mount before it makes them (docs/format.md, "Deletions").
+"""Deletions, noted by the mount before it makes them (docs/design/format.md, "Deletions").
 
 What cannot be noted happens all the same: users never fail because of it.
 """

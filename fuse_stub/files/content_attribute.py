@@ -16,7 +16,7 @@ CONTENT_ATTRIBUTE = b"user.dedupd.content"
 def content_of(volume: Volume, path: bytes) -> bytes | None:
     """The value for the file at ``path``; None where it has none. Raises Damaged, OSError.
 
-    It is the digest of the recipe (docs/format.md, "Recipe") in hex.
+    It is the digest of the recipe (docs/design/format.md, "Recipe") in hex.
     """
     with opened(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
         before = os.fstat(fd)

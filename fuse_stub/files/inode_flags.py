@@ -29,7 +29,7 @@ _SETTABLE = PROTECTING | sum(
     )
 )
 """Not among them: upper and lower case the same (the kernel keeps names of the mount apart), and
-data in the journal (docs/crash-safety.md says nothing of it)."""
+data in the journal (docs/design/crash-safety.md says nothing of it)."""
 
 _KEPT = sum(
     (

@@ -24,7 +24,7 @@ class OpenFile:
     """A regular file that is open, for requests, for a commit, or for requests to come.
 
     Used by the thread of the event loop. A field marked "lock" changes only while a task has
-    ``lock`` alone; the others change between two awaits (docs/mount-locks.md).
+    ``lock`` alone; the others change between two awaits (docs/design/mount-locks.md).
     """
 
     ino: int

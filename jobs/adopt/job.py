@@ -26,7 +26,7 @@ _SYNCED = define("adopt.synced", "all attributes are durable, the copy is still 
 _RECORDED = define("adopt.recorded", "the copy is a volume")
 
 ADOPTED, NOTHING = "adopted", "nothing to adopt: it is the volume itself"
-_GOOD_COPIES = "docs/backup.md says which programs copy a volume as it is"
+_GOOD_COPIES = "docs/guide/backup.md says which programs copy a volume as it is"
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
 """Whether a stub of a copy is what it was: the proof that adopting and restoring share.
 
-The attribute says how many bytes lie in a stub's own blocks (docs/format.md, "Stub"). A stub that
-has none, and is to have none, is whole: all of it is in the store. If it has blocks of its own, it
-is whole only where the program that made the copy kept the holes between them, which the user of
-the program knows.
+The attribute says how many bytes lie in a stub's own blocks (docs/design/format.md, "Stub"). A stub
+that has none, and is to have none, is whole: all of it is in the store. If it has blocks of its
+own, it is whole only where the program that made the copy kept the holes between them, which the
+user of the program knows.
 """
 
 import os

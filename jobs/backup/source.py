@@ -92,7 +92,8 @@ class BackupSource(VolumeCopy):
             raise Damaged(
                 f"{self.root}: no file of this copy has the attribute {self.parameters.attribute},"
                 " and its store has chunks: the program that made the copy left the attributes"
-                " out, and with them the content of each stub; docs/backup.md says which keep them"
+                " out, and with them the content of each stub; docs/guide/backup.md says which keep"
+                " them"
             )
 
     def refuse_spoilt(self, run: JobRun) -> None:

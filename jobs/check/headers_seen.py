@@ -8,8 +8,8 @@ is looked at alone: where that is in its place as well, it did not go astray.
 
 A note is a digest of the places of the first records of a container, in their order, and of the
 seed. It is of no account as soon as one of these was moved or entered otherwise, nor for a copy of
-the container, which somebody else has written (docs/crash-safety.md). A job that writes a record
-never notes it for that: only the disk tells where the record lies.
+the container, which somebody else has written (docs/design/crash-safety.md). A job that writes a
+record never notes it for that: only the disk tells where the record lies.
 """
 
 from collections.abc import Callable

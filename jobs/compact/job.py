@@ -1,4 +1,4 @@
-"""The compact job: containers give the space of their garbage back (docs/upkeep.md)."""
+"""The compact job: containers give the space of their garbage back (docs/guide/upkeep.md)."""
 
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Giving way: a job slows down, pauses and goes on by the load of the machine and its users.
 
-:func:`decide` is the rule, a pure function; docs/service.md states it for users. The load
+:func:`decide` is the rule, a pure function; docs/guide/service.md states it for users. The load
 of the job itself does not count: its processor time is subtracted, and the pressure of the disk,
 which cannot be told apart while the job works, counts only while it waits.
 """

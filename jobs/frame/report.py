@@ -58,7 +58,7 @@ class Job(ABC, Generic[ReportT]):
         if volume.cluster is not None and not self.knows_clusters:
             raise UsageError(
                 f"{volume.root}: its chunks are in {volume.cluster.binding.address}, where"
-                f" {run.job} has nothing to do; see docs/cluster.md"
+                f" {run.job} has nothing to do; see docs/guide/cluster.md"
             )
         self._volume = volume
         self._run = run

@@ -1,4 +1,5 @@
-"""The gc job: a record that no stub and no open file needs becomes an orphan (docs/upkeep.md).
+"""The gc job: a record that no stub and no open file needs becomes an orphan
+(docs/guide/upkeep.md).
 
 It marks from the stubs of the tree, from open files without a name, and from the recipes that these
 name. From one run to the next it keeps only the marks of recipes, which never change
@@ -207,7 +208,7 @@ class Gc(Job[GcReport]):
                 f"{member.root}: none of its {counted(files, 'file')} is a stub, and the store has"
                 f" chunks; {found}, so these may be stubs that lost their attributes. If files were"
                 " copied or restored without their attributes, keep the store, and restore them as"
-                " docs/backup.md says; if no file is meant to be a stub, run"
+                " docs/guide/backup.md says; if no file is meant to be a stub, run"
                 f" `dedupd run gc --all-garbage {member.root}`"
             )
 

@@ -1,4 +1,4 @@
-"""The reconcile job: chunks that several partitions have are merged (docs/partitions.md).
+"""The reconcile job: chunks that several partitions have are merged (docs/design/partitions.md).
 
 Seed 003, 4.5. Round by round, as much as memory holds of what is not in the reconciled set is
 compared with all that is, and joins it.

@@ -1,7 +1,7 @@
 """The join of reconciliation: which chunks that are not in the reconciled set are there already.
 
 Seed 003, 4.5: new chunks are indexed in memory, as many as the budget allows, and the tables of the
-reconciled set stream by. The files are described in docs/partitions.md.
+reconciled set stream by. The files are described in docs/design/partitions.md.
 """
 
 import secrets

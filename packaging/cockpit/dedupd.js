@@ -1,5 +1,5 @@
 // Deduplication in Cockpit: what an administrator does daily. It reads and acts through the service's
-// control socket, and by the program where the service has no answer; docs/service.md has both.
+// control socket, and by the program where the service has no answer; docs/guide/service.md has both.
 "use strict";
 
 /* global cockpit, element, size, count, time, duration, figure, row, far, backlog, flow,

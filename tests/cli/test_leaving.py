@@ -1,4 +1,4 @@
-"""docs/leaving.md: a volume becomes a plain directory while users have their files."""
+"""docs/guide/leaving.md: a volume becomes a plain directory while users have their files."""
 
 import json
 import os

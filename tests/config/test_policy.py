@@ -20,7 +20,7 @@ from dedupd_core.units import brief
 from tests.support.malformed import malformed
 
 WHERE = "/srv/share/.dedupd/policy.toml"
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs/policy.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs/guide/policy.md"
 
 
 def test_an_empty_file_is_the_default() -> None:
@@ -314,7 +314,7 @@ def test_the_examples_of_the_documentation_are_valid() -> None:
     examples = re.findall(r"^```toml\n(.*?)^```", DOCUMENT.read_text(), re.M | re.S)
     assert examples
     for example in examples:
-        parse_policy(example, "docs/policy.md")
+        parse_policy(example, "docs/guide/policy.md")
 
 
 # --- fuzz -------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Each scenario runs once on a recording disk. Then the states that a power cut may have left after
 every step, on each of the file systems, are built on a real ext4, read as they are, brought back by
-the next run, and read again. docs/crash-safety.md says what states those are.
+the next run, and read again. docs/design/crash-safety.md says what states those are.
 """
 
 import os

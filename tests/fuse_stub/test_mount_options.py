@@ -343,7 +343,9 @@ def test_sync_syncs_each_write(lab: MountedLab) -> None:
 
 @pytest.mark.skipif(not os.path.exists(GENERATOR), reason="systemd is not installed")
 def test_systemd_makes_units_of_the_lines_in_the_document(tmp_path: Path) -> None:
-    lines = re.findall(r"^    (/.* dedupd .*)$", (REPOSITORY / "docs/mount.md").read_text(), re.M)
+    lines = re.findall(
+        r"^    (/.* dedupd .*)$", (REPOSITORY / "docs/guide/mount.md").read_text(), re.M
+    )
     assert len(lines) == 2
     fstab = tmp_path / "fstab"
     fstab.write_text("\n".join(lines) + "\n")

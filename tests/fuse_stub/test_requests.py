@@ -1,4 +1,4 @@
-"""How many requests common work takes through the mount: the table in docs/mount.md holds."""
+"""How many requests common work takes through the mount: the table in docs/guide/mount.md holds."""
 
 import os
 import re
@@ -18,7 +18,7 @@ FILE_BYTES = 3000
 SLACK = 1.05
 """What versions of programs and of the kernel may differ by."""
 
-DOCUMENT = Path(__file__).parents[2] / "docs/mount.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/guide/mount.md"
 _ROW = re.compile(r"^\| ([^|]+?) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$")
 
 Work = Callable[[Path], None]

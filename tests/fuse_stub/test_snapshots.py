@@ -247,7 +247,7 @@ def test_the_policy_holds_compaction_back_while_snapshots_have_the_blocks(
 def test_samba_shows_snapshots_as_previous_versions(
     loop_fs: MakeFileSystem, tmp_path: Path
 ) -> None:
-    """With the lines that docs/backup.md gives."""
+    """With the lines that docs/guide/backup.md gives."""
     tokens = ("@GMT-2026.03.01-02.00.00", "@GMT-2026.03.02-02.00.00")
     point = loop_fs("btrfs", "600M")
     run("btrfs", "subvolume", "create", point / "share")

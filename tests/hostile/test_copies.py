@@ -1,7 +1,7 @@
 """Copies of volumes, by every program that is usual: each file of one reads right, or not at all.
 
 The programs work on ``.dedupd``, while the volume is not mounted. Each is tried on each file
-system. What becomes of it is told to users in docs/backup.md.
+system. What becomes of it is told to users in docs/guide/backup.md.
 """
 
 import os
@@ -229,7 +229,7 @@ def check_copy(
     with_trust: set[str],
 ) -> None:
     """Read a copy, adopt it, and read it again, by a first and a second look."""
-    with pytest.raises(CopiedVolume, match=r"`dedupd adopt .*docs/backup.md"):
+    with pytest.raises(CopiedVolume, match=r"`dedupd adopt .*docs/guide/backup.md"):
         Volume.open(str(root))
     stubs = {name: content for name, content in contents.items() if name != PLAIN}
     if any("trusted.dedupd" in os.listxattr(root / ".dedupd/data" / name) for name in stubs):
@@ -237,7 +237,7 @@ def check_copy(
             assert readable(copy, stubs) == set(), tool
     check_restores(root, contents, tool, faithful, with_trust)
     if not faithful:
-        with pytest.raises(Damaged, match=r"docs/backup.md"):
+        with pytest.raises(Damaged, match=r"docs/guide/backup.md"):
             adopt(root)
         with pytest.raises(Damaged):
             adopt(root, trust_holes=True)
@@ -550,7 +550,7 @@ def test_every_command_refuses_a_copy_and_names_the_remedy(lab: Lab, tmp_path: P
     ):
         done = run_cli(*command, root)
         assert done.returncode == 2, command
-        assert f"dedupd adopt {root}" in done.stderr and "docs/backup.md" in done.stderr
+        assert f"dedupd adopt {root}" in done.stderr and "docs/guide/backup.md" in done.stderr
     assert run_cli("adopt", root, "--json").returncode == 0
     assert run_cli("run", "verify", root).returncode == 0
 
@@ -576,7 +576,7 @@ def test_garbage_is_not_collected_from_a_tree_that_has_lost_its_stubs(lab: Lab) 
     done = run_cli("run", "gc", lab.root)
     assert done.returncode == EXIT_FINDINGS
     assert " has blocks of zeros" in done.stderr
-    assert "--all-garbage" in done.stderr and "docs/backup.md" in done.stderr
+    assert "--all-garbage" in done.stderr and "docs/guide/backup.md" in done.stderr
     assert lab.collect().orphaned_chunks == 0
     assert run_cli("run", "gc", "--all-garbage", lab.root).returncode == 0
     assert lab.collect(full=True).orphans_before > 0

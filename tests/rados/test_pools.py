@@ -45,7 +45,7 @@ def test_an_erasure_coded_pool_is_refused(ceph: Path, address: StoreAddress) -> 
 
 def test_the_user_of_all_tests_has_what_the_documentation_gives(ceph: Path) -> None:
     """With cephx, and no more than that: all that any test does as this user these allow."""
-    text = (REPOSITORY / "docs" / "cluster.md").read_text()
+    text = (REPOSITORY / "docs/guide/cluster.md").read_text()
     told = " ".join(text.replace("\\\n", " ").split())
     (mon, mon_cap), (osd, osd_cap) = zip(CAPABILITIES[::2], CAPABILITIES[1::2], strict=True)
     assert f"get-or-create client.{USER} {mon} '{mon_cap}' {osd} '{osd_cap}' >" in told

@@ -1,4 +1,5 @@
-"""docs/format.md says what the code does: offsets, sizes, numbers, fail points, invariants."""
+"""docs/design/format.md says what the code does: offsets, sizes, numbers, fail points,
+invariants."""
 
 import hashlib
 import importlib
@@ -32,7 +33,7 @@ from dedupd_core.volume.volume import POLICY_FILE
 from jobs.check.invariants import INVARIANTS
 from tests.support.lab import lab_in
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs/format.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs/design/format.md").read_text(encoding="utf-8")
 
 UUID = bytes(range(100, 116))
 DIGEST = bytes(range(200, 216))

@@ -96,7 +96,7 @@ def test_the_pages_of_files_name_every_key(pages: Path) -> None:
 def test_pages_read_like_the_documents(pages: Path) -> None:
     """No mark of Markdown is left, and no character went missing on the way."""
     text = shown(pages / "dedupd-policy.5")
-    document = (REPOSITORY / "docs/policy.md").read_text()
+    document = (REPOSITORY / "docs/guide/policy.md").read_text()
     assert "**" not in text and "](" not in text and "| " not in text
     for line in re.findall(r"```toml\n(.*?)```", document, re.DOTALL)[0].splitlines():
         assert " ".join(line.split()) in text

@@ -72,8 +72,8 @@ def test_systemd_understands_the_units(tmp_path: Path) -> None:
 def test_the_exposure_that_systemd_finds_is_documented(
     tmp_path: Path, unit: Path, exposure_max: float, heading: str
 ) -> None:
-    """Each setting that the unit leaves out has its reason in docs/service.md, and none that it
-    has is listed there."""
+    """Each setting that the unit leaves out has its reason in docs/guide/service.md, and none that
+    it has is listed there."""
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager"]
     threshold = f"--threshold={exposure_max * 10:.0f}"
     checked = unit_to_check(tmp_path, unit)
@@ -82,7 +82,7 @@ def test_the_exposure_that_systemd_finds_is_documented(
     subprocess.run([*command, threshold, checked], check=True, stdout=subprocess.DEVNULL)
     found = subprocess.run([*command, "--json=short", checked], check=True, stdout=subprocess.PIPE)
     rows = json.loads(found.stdout)
-    document = (REPOSITORY / "docs/service.md").read_text()
+    document = (REPOSITORY / "docs/guide/service.md").read_text()
     parts = re.split(r"^##", document, flags=re.MULTILINE)
     (text,) = (part for part in parts if part.startswith(heading.removeprefix("##")))
     listed = re.findall(r"^\| (.*`.*) \| \d\.\d \| .+ \|$", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What a run of other projects' suites permits is what docs/mount.md says."""
+"""What a run of other projects' suites permits is what docs/guide/mount.md says."""
 
 import re
 
@@ -7,7 +7,7 @@ from tests.support.sources import ROOT
 
 
 def test_the_listed_differences_are_those_of_the_page() -> None:
-    page = (ROOT / "docs/mount.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guide/mount.md").read_text(encoding="utf-8")
     _, _, rest = page.partition("### Test suites of other projects\n")
     section, _, _ = rest.partition("\n##")
     rows = re.findall(r"^\| ([a-z-]+) `([^`]+)` \| (.*) \|$", section, re.MULTILINE)

@@ -27,7 +27,7 @@ from fuse_stub.mounts.mount_options import parse_options
 from tests.support.malformed import malformed
 
 WHERE = "/etc/dedupd/dedupd.toml"
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs/service.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs/guide/service.md"
 
 
 def test_an_empty_file_is_the_default() -> None:

@@ -103,9 +103,9 @@ def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(
     names = set(metrics_of(machine)) | {"up"}
     # Those that have a sample only while something runs, or has gone wrong.
     names |= set(re.findall(r"^# TYPE (\w+)", machine.get("/metrics"), re.MULTILINE))
-    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
+    dashboard = json.loads((DOCS / "guide/grafana-dashboard.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    alerts = (DOCS / "alert-rules.yml").read_text()
+    alerts = (DOCS / "guide/alert-rules.yml").read_text()
     asked += re.findall(r"expr: (.*)", alerts)
     assert len(asked) > 10
     used = set(re.findall(r"\bdedupd_\w+", " ".join(asked)))

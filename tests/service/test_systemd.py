@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dedupd.service.systemd.journal import Event, encode, journal_handler, report
 from dedupd.service.systemd.notify import Notifier
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs/service.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs/guide/service.md"
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ CAPABILITIES = [
     *("mon", 'allow r, allow command "osd blocklist"'),
     *("osd", f"allow rwx pool={POOL}"),
 ]
-"""What docs/cluster.md tells people to give to the user."""
+"""What docs/guide/cluster.md tells people to give to the user."""
 
 
 def require_ceph() -> None:

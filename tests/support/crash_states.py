@@ -2,7 +2,7 @@
 
 :class:`CrashStates` takes the tree as it was before, a prefix of the log of a ``RecordingDisk``,
 and builds trees that may be found after the power fails there. What each file system may lose,
-keep, reorder and tear is in docs/crash-safety.md ("The model").
+keep, reorder and tear is in docs/design/crash-safety.md ("The model").
 """
 
 import random

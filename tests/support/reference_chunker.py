@@ -1,6 +1,7 @@
 """The chunker's definition, written down the plain way: the oracle of the tests.
 
-Everything here follows the text of docs/chunking.md, byte after byte, and is as slow as that.
+Everything here follows the text of docs/design/chunking.md, byte after byte, and is as slow as
+that.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""docs/reader.py, which knows nothing but docs/format.md, reads what the program reads."""
+"""docs/reader.py, which knows nothing but docs/design/format.md, reads what the program reads."""
 
 import ast
 import os

@@ -14,7 +14,7 @@ from dedupd_core.rados.store import RadosStore
 @json_option
 @exits
 def command(store: str, fingerprint: str, as_json: bool) -> None:
-    """Make STORE, in a pool that is there already (docs/cluster.md)."""
+    """Make STORE, in a pool that is there already (docs/guide/cluster.md)."""
     with RadosStore.create(parse_address(store), fingerprint) as made:
         uuid = made.parameters.uuid
     answer(

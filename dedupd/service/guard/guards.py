@@ -1,4 +1,4 @@
-"""Keeps one guard process per file system below served volumes (docs/mount.md).
+"""Keeps one guard process per file system below served volumes (docs/guide/mount.md).
 
 A guard fails open: if its process ends, the kernel allows all opens, and a process that does not
 answer is killed. It is a process of its own because a mount process has no right to ``fanotify``.

@@ -22,8 +22,9 @@ class Severity(StrEnum):
 class Problem:
     """A state that an administrator should know of.
 
-    ``kind`` is one of docs/service.md, ``volume`` the path of a volume, empty for the service, and
-    ``subject`` tells problems of a kind apart. The message may change while the problem lasts.
+    ``kind`` is one of docs/guide/service.md, ``volume`` the path of a volume, empty for the
+    service, and ``subject`` tells problems of a kind apart. The message may change while the
+    problem lasts.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """Logging to the journal, with fields and message ids; to standard error where there is none.
 
 The native protocol of systemd-journald: a datagram of ``NAME=value`` lines, a value of several
-lines preceded by its length. Message ids are those of docs/service.md; they never change.
+lines preceded by its length. Message ids are those of docs/guide/service.md; they never change.
 """
 
 import logging

@@ -29,7 +29,7 @@ _ASKING = ThreadPoolExecutor(1, "metrics")
 """One request after the other, and in no thread that the service needs: a mount may hang."""
 
 Statuses = Mapping[str, Mapping[str, Any]]
-"""The state of each mount process, by the volume's uuid (docs/control.md)."""
+"""The state of each mount process, by the volume's uuid (docs/design/control.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The control socket: HTTP with JSON on a Unix socket, versioned (docs/service.md).
+"""The control socket: HTTP with JSON on a Unix socket, versioned (docs/guide/service.md).
 
 The kernel names the user that asks. On the loopback address it does not, so that is read-only.
 """

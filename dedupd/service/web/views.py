@@ -1,4 +1,4 @@
-"""The answers of the control socket, as JSON (docs/service.md).
+"""The answers of the control socket, as JSON (docs/guide/service.md).
 
 A user that may only read is told figures and states, and nothing that could name a file: no
 messages, no output, no path but those of volumes.

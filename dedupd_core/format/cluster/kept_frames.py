@@ -1,4 +1,5 @@
-"""What a host keeps of a store in a cluster: segments of frames (docs/format.md, "Kept frames")."""
+"""What a host keeps of a store in a cluster: segments of frames (docs/design/format.md, "Kept
+frames")."""
 
 ROW_BYTES = 48
 """Of a frame, in the list beside its segment. Native code knows what it says."""

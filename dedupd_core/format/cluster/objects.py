@@ -1,4 +1,5 @@
-"""The objects of a store in RADOS: their names, frames and recipes (docs/format.md, "RADOS").
+"""The objects of a store in RADOS: their names, frames and recipes (docs/design/format.md,
+"RADOS").
 
 The shape is GRATE's (seed 004), with the row of a chunk kept on the chunk's own object.
 """

@@ -1,4 +1,5 @@
-"""Saved marks: the records that recipes name, kept for the next collection (docs/format.md)."""
+"""Saved marks: the records that recipes name, kept for the next collection
+(docs/design/format.md)."""
 
 import struct
 from dataclasses import astuple, dataclass

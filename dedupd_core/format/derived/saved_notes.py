@@ -1,5 +1,5 @@
 """Saved notes: the files that would save too little, and what is noted of their chunks, kept for
-the next run (docs/format.md). Native code reads and writes the rows."""
+the next run (docs/design/format.md). Native code reads and writes the rows."""
 
 import struct
 from dataclasses import dataclass

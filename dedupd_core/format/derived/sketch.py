@@ -1,4 +1,5 @@
-"""Sketches of the chunks of a container, in a file beside it (docs/format.md, "Sketches")."""
+"""Sketches of the chunks of a container, in a file beside it (docs/design/format.md,
+"Sketches")."""
 
 import struct
 

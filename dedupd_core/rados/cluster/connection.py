@@ -174,8 +174,8 @@ class Cluster:
             )
         if number in (errno.EACCES, errno.EPERM):
             return UsageError(
-                f"{where}: client.{self.address.user} may not do that; docs/cluster.md has the"
-                " capabilities that it needs"
+                f"{where}: client.{self.address.user} may not do that; docs/guide/cluster.md has"
+                " the capabilities that it needs"
             )
         if number in (errno.ENOSPC, errno.EDQUOT):
             return NoSpace(f"{where}: the pool is full")

@@ -1,4 +1,5 @@
-"""The fail points of a store in a cluster: one after each kind of change (docs/format.md)."""
+"""The fail points of a store in a cluster: one after each kind of change
+(docs/design/format.md)."""
 
 from dedupd_core.failpoint import define
 

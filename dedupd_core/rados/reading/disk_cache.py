@@ -1,10 +1,11 @@
 """What was read of a store in a cluster, kept on this host's own disk: bounded, disposable, never
 trusted.
 
-Frames of chunks, and recipes, lie one after the other in segments (docs/format.md, "Kept frames"),
-with a list beside each. Native code knows where each is, and reads it. A thread writes what comes,
-in large pieces: whoever has read a chunk never waits for that, and what it does not keep up with is
-not kept. Nothing is synced: what a crash leaves torn fails when it is read, and is fetched again.
+Frames of chunks, and recipes, lie one after the other in segments (docs/design/format.md, "Kept
+frames"), with a list beside each. Native code knows where each is, and reads it. A thread writes
+what comes, in large pieces: whoever has read a chunk never waits for that, and what it does not
+keep up with is not kept. Nothing is synced: what a crash leaves torn fails when it is read, and is
+fetched again.
 """
 
 import fcntl

@@ -2,7 +2,7 @@
 
 They divide the store by locks over ranges of one file, which end with the process that holds them:
 one for each container that a job appends to, and one for a turn, the moment in which a job changes
-what is not its own. The layout is in docs/format.md, "Shared stores".
+what is not its own. The layout is in docs/design/format.md, "Shared stores".
 
 What holds for each job:
 

@@ -1,7 +1,7 @@
 """Compaction of one container: live records move to a new generation, and ids stay.
 
-docs/format.md, "Compaction". The entries say which records are garbage. The job that holds the lock
-has made sure that nothing refers to a record that is dropped.
+docs/design/format.md, "Compaction". The entries say which records are garbage. The job that holds
+the lock has made sure that nothing refers to a record that is dropped.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Punching: payloads that nothing needs give their blocks back, inside their container.
 
-docs/format.md, "Punching". Headers, offsets and ids stay, so readers and scans find all other
-records where they were. No new blocks are needed. The job that holds the lock has made sure that
-nothing refers to a record that is punched.
+docs/design/format.md, "Punching". Headers, offsets and ids stay, so readers and scans find all
+other records where they were. No new blocks are needed. The job that holds the lock has made sure
+that nothing refers to a record that is punched.
 """
 
 import errno

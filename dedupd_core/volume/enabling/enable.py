@@ -1,4 +1,5 @@
-"""Making a directory a volume, and a volume a plain directory again (docs/format.md, "Enabling").
+"""Making a directory a volume, and a volume a plain directory again (docs/design/format.md,
+"Enabling").
 
 Both are sequences of renames on one file system that can stop anywhere and be run again. The
 marker files ``enabling`` and ``disabling`` say which way to go on. Enabling that fails half way

@@ -46,8 +46,8 @@ class Obstacle(NamedTuple):
 def obstacle_of(fd: int) -> Obstacle | None:
     """The first property of the file system of ``fd`` for which a volume on it is refused.
 
-    docs/crash-safety.md rests on the order of metadata: that is what ext4 with a journal, XFS and
-    btrfs keep, and what was tried.
+    docs/design/crash-safety.md rests on the order of metadata: that is what ext4 with a journal,
+    XFS and btrfs keep, and what was tried.
     """
     found = file_system_of(fd)
     if found.kind in IN_MEMORY | PSEUDO:

@@ -1,5 +1,5 @@
 //! Payloads of delta records: zstd with the raw bytes of another record, the base, as prefix
-//! (docs/format.md, "Delta records").
+//! (docs/design/format.md, "Delta records").
 
 use std::cell::RefCell;
 

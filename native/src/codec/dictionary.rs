@@ -1,4 +1,4 @@
-//! Payloads that were compressed with a dictionary (docs/format.md, "Dictionaries").
+//! Payloads that were compressed with a dictionary (docs/design/format.md, "Dictionaries").
 
 use std::cell::RefCell;
 

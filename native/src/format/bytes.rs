@@ -61,8 +61,8 @@ impl Field<8> {
 /// with its size, `BYTES`.
 ///
 /// An offset follows from the sizes before it. The offset that is written after `at` is that of
-/// docs/format.md: where the two differ, the crate does not compile. A test compares all of them with
-/// the tables of that document (`FIELDS`).
+/// docs/design/format.md: where the two differ, the crate does not compile. A test compares all of
+/// them with the tables of that document (`FIELDS`).
 macro_rules! layout {
     (
         $(#[$attribute:meta])*

@@ -1,4 +1,4 @@
-//! How a payload gives the raw bytes of its record (docs/format.md, "Record header").
+//! How a payload gives the raw bytes of its record (docs/design/format.md, "Record header").
 
 /// The codec of a payload. A header or an entry may hold a number that is none.
 ///

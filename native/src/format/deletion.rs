@@ -1,4 +1,4 @@
-//! The deletions of a log (docs/format.md, "Deletion"), as far as a listing needs them;
+//! The deletions of a log (docs/design/format.md, "Deletion"), as far as a listing needs them;
 //! `dedupd_core/format/deletion.py` reads and writes all of them.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;

@@ -1,4 +1,4 @@
-//! The layouts against the tables of docs/format.md.
+//! The layouts against the tables of docs/design/format.md.
 
 use super::cluster::{chunk_frame, file_recipe, kept_frame};
 use super::codec::{CODECS, Codec};
@@ -8,7 +8,7 @@ use super::{
     deletion, recipe, record_header, saved_index, saved_notes, stream, stub, table_entry, table_map,
 };
 
-const TEXT: &str = include_str!("../../../docs/format.md");
+const TEXT: &str = include_str!("../../../docs/design/format.md");
 
 /// The cells of the table below a heading.
 fn rows(heading: &str) -> Vec<Vec<&'static str>> {

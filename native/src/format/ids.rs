@@ -1,4 +1,5 @@
-//! Names of records and of their bytes: ids, fingerprints, checksums (docs/format.md, "Ids").
+//! Names of records and of their bytes: ids, fingerprints, checksums (docs/design/format.md,
+//! "Ids").
 
 use crate::format::bytes::Field;
 

@@ -1,4 +1,4 @@
-//! Layouts on disk (docs/format.md): bytes to values and back, without I/O.
+//! Layouts on disk (docs/design/format.md): bytes to values and back, without I/O.
 //!
 //! Each layout of the document that native code reads or writes is here, and nothing outside of this
 //! folder knows an offset of one.

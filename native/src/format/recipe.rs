@@ -1,4 +1,4 @@
-//! Nodes of recipes (docs/format.md, "Recipe").
+//! Nodes of recipes (docs/design/format.md, "Recipe").
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The header that each record of a container begins with (docs/format.md, "Record header").
+//! The header that each record of a container begins with (docs/design/format.md, "Record header").
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 

@@ -1,4 +1,4 @@
-//! The files that indexes are saved in (docs/format.md, "Saved table", "Saved chains").
+//! The files that indexes are saved in (docs/design/format.md, "Saved table", "Saved chains").
 
 use xxhash_rust::xxh3::xxh3_64;
 

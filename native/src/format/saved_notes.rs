@@ -1,4 +1,4 @@
-//! Files that were judged, and notes of their chunks (docs/format.md, "Saved notes").
+//! Files that were judged, and notes of their chunks (docs/design/format.md, "Saved notes").
 
 use std::cmp::Ordering;
 

@@ -1,4 +1,4 @@
-//! The header that each frame of a stream begins with (docs/format.md, "Frame header").
+//! The header that each frame of a stream begins with (docs/design/format.md, "Frame header").
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

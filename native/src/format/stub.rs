@@ -1,5 +1,5 @@
-//! The attribute of a stub (docs/format.md, "Stub attribute"); `dedupd_core/format/stub.py` has the same
-//! in Python.
+//! The attribute of a stub (docs/design/format.md, "Stub attribute"); `dedupd_core/format/stub.py`
+//! has the same in Python.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

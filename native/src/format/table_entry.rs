@@ -1,4 +1,4 @@
-//! Redirection tables (docs/format.md, "Table header", "Table entry").
+//! Redirection tables (docs/design/format.md, "Table header", "Table entry").
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 

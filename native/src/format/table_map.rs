@@ -1,5 +1,5 @@
-//! The map of a redirection table that has no entries of collected records (docs/format.md, "Table
-//! map").
+//! The map of a redirection table that has no entries of collected records (docs/design/format.md,
+//! "Table map").
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

@@ -1,4 +1,4 @@
-//! The table as a file: see docs/format.md, "Saved table".
+//! The table as a file: see docs/design/format.md, "Saved table".
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,4 +1,5 @@
-//! Record headers and table entries of freshly encoded chunks (docs/format.md, "Record", "Entry").
+//! Record headers and table entries of freshly encoded chunks (docs/design/format.md, "Record",
+//! "Entry").
 //!
 //! `dedupd_core/format` does the same in Python; a test compares the two.
 

@@ -14,7 +14,7 @@ pub struct FileSystemRow {
     pub title: &'static str,
     /// As `statfs` has it.
     pub magic: i64,
-    /// It keeps what stubs rely on, through a power cut as well (docs/crash-safety.md).
+    /// It keeps what stubs rely on, through a power cut as well (docs/design/crash-safety.md).
     pub is_supported: bool,
     /// Two files, or a file and a snapshot, can have a block in common.
     pub shares_blocks: bool,

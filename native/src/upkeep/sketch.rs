@@ -1,4 +1,4 @@
-//! Sketches of chunks, by which those that are alike are found (docs/format.md, "Sketches").
+//! Sketches of chunks, by which those that are alike are found (docs/design/format.md, "Sketches").
 //!
 //! The N-transform of Shilane et al. with content-defined sampling (Odess): of the hashes that a
 //! rolling hash takes on, one in 32 is looked at, and eight linear maps choose one each, that with the

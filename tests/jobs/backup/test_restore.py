@@ -161,7 +161,7 @@ def test_a_copy_without_attributes_is_refused_as_a_whole(tmp_path: Path) -> None
     lab.optimize()
     copy = tmp_path / "copy"
     subprocess.run(["rsync", "-a", f"{lab.root}/", copy], check=True)
-    with pytest.raises(Damaged, match=r"docs/backup.md"):
+    with pytest.raises(Damaged, match=r"docs/guide/backup.md"):
         restore(copy, tmp_path / "out")
     assert os.listdir(tmp_path / "out") == []
 

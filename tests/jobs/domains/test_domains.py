@@ -1,4 +1,5 @@
-"""dedup_domain: files of different domains share no record (docs/partitions.md, "Domains")."""
+"""dedup_domain: files of different domains share no record (docs/design/partitions.md,
+"Domains")."""
 
 import os
 import random

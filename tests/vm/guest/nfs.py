@@ -97,7 +97,8 @@ def version(request: pytest.FixtureRequest, server: NfsServer) -> str:
 
 @pytest.fixture
 def lab(server: NfsServer, loop_fs: MakeFileSystem) -> Iterator[MountedLab]:
-    """A volume that is exported as docs/nfs.md says, except for root, who keeps his rights."""
+    """A volume that is exported as docs/guide/nfs.md says, except for root, who keeps his
+    rights."""
     with mounted_lab(loop_fs("ext4", "512M")) as lab:
         with lab.opened() as volume:
             uuid = volume.parameters.uuid

@@ -107,7 +107,7 @@ MAKE_INODE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", MAKE_INODE)
 def test_a_user_gets_no_more_inodes_through_the_mount(share: Share, kind: str) -> None:
-    """XFS counts them, and does not refuse them (docs/mount.md)."""
+    """XFS counts them, and does not refuse them (docs/guide/mount.md)."""
     share.limit("-u", ALICE, inodes=INODES)
     share.lab.view.chmod(0o2777)
 

@@ -1,4 +1,4 @@
-//! The frame that a chunk of a store in a cluster lies in (docs/format.md, "Chunk frame").
+//! The frame that a chunk of a store in a cluster lies in (docs/design/format.md, "Chunk frame").
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

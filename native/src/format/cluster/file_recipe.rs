@@ -1,4 +1,4 @@
-//! The recipe of a file version in a cluster (docs/format.md, "Recipe part").
+//! The recipe of a file version in a cluster (docs/design/format.md, "Recipe part").
 
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -1,4 +1,5 @@
-//! A row of the list beside a segment of frames that were kept (docs/format.md, "Kept frame").
+//! A row of the list beside a segment of frames that were kept (docs/design/format.md, "Kept
+//! frame").
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

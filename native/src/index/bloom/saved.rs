@@ -1,4 +1,4 @@
-//! The chains between two jobs: see docs/format.md, "Saved chains".
+//! The chains between two jobs: see docs/design/format.md, "Saved chains".
 
 use std::collections::HashMap;
 use std::io::Result;

@@ -164,7 +164,7 @@ routes! {
 mod tests {
     use super::*;
 
-    /// The table of docs/mount-loop.md.
+    /// The table of docs/design/mount-loop.md.
     fn table() -> String {
         let mark = |is_so: bool| if is_so { "yes" } else { "" };
         let row = |route: &Route| {
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn the_document_has_the_routes() {
-        let document = include_str!("../../../../docs/mount-loop.md");
-        assert!(document.contains(&table()), "docs/mount-loop.md should have:\n{}", table());
+        let document = include_str!("../../../../docs/design/mount-loop.md");
+        assert!(document.contains(&table()), "docs/design/mount-loop.md should have:\n{}", table());
     }
 }
