@@ -53,7 +53,9 @@ from tests.suites import commands
 commands.END_WAIT_S = 0
 psutil.Process.send_signal = lambda *_: None
 commands.adopt_orphans()
-print(commands.run(["sh", "-c", "setsid sleep 2 &"], 60).stuck)
+is_asleep = '[ "$(cat /proc/$!/comm)" = sleep ]'
+script = f"setsid sleep 2 & until {is_asleep}; do :; done"
+print(commands.run(["sh", "-c", script], 60).stuck)
 """
     assert "sleep (" in printed(code)
 
