@@ -1,4 +1,4 @@
-"""What the study costs, and how good its samples are: the figures in docs/guide/analyze.md.
+"""What the study costs, and how good its samples are: the figures in docs/figures/analyze.md.
 
 python -m benchmarks.analyze speed DIR        collection against the bare kernel
 python -m benchmarks.analyze rows [COUNT]     all queries over a made-up log of COUNT chunks

@@ -10,7 +10,7 @@ kernel's cache answers; "warm" what the process has in its own cache, and the ke
 the pages of the store dropped as well. Best of the rounds.
 
 PROGRAM is another FUSE file system to compare with, run as ``PROGRAM LOWER MOUNTPOINT`` on the same
-plain files and staying in the foreground; docs/guide/mount.md says which one was taken.
+plain files and staying in the foreground, for example pyfuse3's passthroughfs.py.
 """
 
 import argparse

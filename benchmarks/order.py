@@ -5,7 +5,7 @@
 Files of classes that differ, as file servers have them, lie in a tree. A run goes through them in
 the order of the tree, as it did before; by what it learns on its way (``jobs.optimize.order``, the
 code of production), for the first time and in a later run; and in the best order, that of
-hindsight. The time of a file is that of two cores for its kind (docs/figures/performance.md), not
+hindsight. The time of a file is that of two cores for its kind (docs/figures/ingest.md), not
 what the order assumes.
 
 ``--modes`` replays what a mode for each class would bring (seed 001: whole, without compression, or

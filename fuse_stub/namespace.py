@@ -40,7 +40,7 @@ class NamespaceOperations(pyfuse3.Operations):
     supports_dot_lookup = True
     enable_acl = True
     # The writeback cache stays off: on a full disk the write must fail, not the close after it, and
-    # times must be those of the write (docs/guide/mount.md, "What the kernel caches").
+    # times must be those of the write (docs/design/mount.md, "What the kernel caches").
     enable_writeback_cache = False
 
     def __init__(self, mount: MountedVolume) -> None:

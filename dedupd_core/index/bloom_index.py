@@ -1,6 +1,6 @@
 """The index in one to two bytes of RAM a chunk: Bloom filters and pages in a file of their own.
 
-BloomStore, seed 002, chapter 4; the design and its figures are in docs/design/index.md.
+BloomStore, seed 002, chapter 4; the design is in docs/design/index.md.
 """
 
 import errno

@@ -1,6 +1,6 @@
 """The index in about 6.4 bytes of RAM a chunk: signatures over the redirection tables.
 
-Seed 003, section 4.4; the design and its figures are in docs/design/index.md.
+Seed 003, section 4.4; the design is in docs/design/index.md.
 """
 
 import os

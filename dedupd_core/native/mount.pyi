@@ -108,7 +108,7 @@ class Inodes:
 
     def lend(self, ino: int, takes_writes: bool) -> None:
         """Have a stub, whatever blocks it has of its own, be read here until it is taken back:
-        it was looked at, and is settled. ``takes_writes``: whole blocks are written here, too."""
+        it was looked at, and is settled. ``takes_writes``: native code writes to it as well."""
 
     def take_back(self, ino: int) -> bool:
         """End :meth:`lend`, and watch the inode. False where a write has failed so that blocks may

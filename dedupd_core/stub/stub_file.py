@@ -1,9 +1,9 @@
 """A stub as a file that is read and written: the sparse stream.
 
-A write lands in the stub's own file, at the same offset. The invariant is that of ``stub.py``: *a
-block that is present holds current content; a hole below ``covered`` is what the recipe says*. So
-the file system's extent map is at all times the map of what is local, nothing has to be kept
-beside it, and it is as durable as the data is. Four rules keep it so:
+A write lands in the stub's own file, at the same offset. The invariant is that of
+``transition.py``: *a block that is present holds current content; a hole below ``covered`` is what
+the recipe says*. So the file system's extent map is at all times the map of what is local, nothing
+has to be kept beside it, and it is as durable as the data is. Four rules keep it so:
 
 1. A block that is missing is only ever written whole: what the write does not cover comes from
    the recipe, in the same call. No crash leaves a block that is half filled.
@@ -11,9 +11,9 @@ beside it, and it is as durable as the data is. Four rules keep it so:
    file system that allocates in larger pieces adds beside the blocks that are written.
 3. The last block of a file that ends within it is filled before the file grows from beyond it.
 4. The file is cut first, then ``covered`` follows; it follows before the file grows again. File
-   systems that journal keep the order of such changes to one file; docs/guide/mount.md goes through
-   the states that a crash can leave, and :func:`dedupd_core.stub.transition.settle` through what
-   becomes of them.
+   systems that journal keep the order of such changes to one file; docs/design/crash-safety.md goes
+   through the states that a crash can leave, and :func:`dedupd_core.stub.transition.settle` through
+   what becomes of them.
 
 Nothing here locks: reads may share a stub; writes and truncations need it alone.
 """

@@ -1,4 +1,4 @@
-"""The compact job: containers give the space of their garbage back (docs/guide/upkeep.md)."""
+"""The compact job: containers give the space of their garbage back (docs/design/collection.md)."""
 
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 """The gc job: a record that no stub and no open file needs becomes an orphan
-(docs/guide/upkeep.md).
+(docs/design/collection.md).
 
 It marks from the stubs of the tree, from open files without a name, and from the recipes that these
 name. From one run to the next it keeps only the marks of recipes, which never change

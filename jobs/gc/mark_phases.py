@@ -2,7 +2,7 @@
 
 A recipe never changes, so the records that a set of recipes leads to do not change either. A later
 run whose tree names all of these recipes, and as much of each, only adds the records that its tree
-names beyond them (docs/guide/upkeep.md).
+names beyond them (docs/design/collection.md).
 """
 
 from contextlib import closing

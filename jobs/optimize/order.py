@@ -1,6 +1,6 @@
 """The order of a run: which classes of files give the most for the time that they take.
 
-After NV-Dedup (seed 001, 3.2), which samples how much is duplicate and compares what its methods
+After NV-Dedup (seed 001, 4.4), which samples how much is duplicate and compares what its methods
 cost; its thresholds are those of memory, and do not carry over. What the files of a class have
 saved for their cost is remembered from run to run, as a hint. A large run takes one file in 32 of
 classes that are new, then the best classes, one file in sixteen of those that promise less than

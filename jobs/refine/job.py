@@ -1,4 +1,4 @@
-"""The refine job: cold chunks are stored as the difference to others (docs/guide/upkeep.md)."""
+"""The refine job: cold chunks are stored as the difference to others (docs/design/refine.md)."""
 
 from array import array
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""How many requests common work takes through the mount: the table in docs/guide/mount.md holds."""
+"""How many requests common work takes through the mount: the table in docs/figures/mount.md
+holds."""
 
 import os
 import re
@@ -18,7 +19,7 @@ FILE_BYTES = 3000
 SLACK = 1.05
 """What versions of programs and of the kernel may differ by."""
 
-DOCUMENT = Path(__file__).parents[2] / "docs/guide/mount.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/figures/mount.md"
 _ROW = re.compile(r"^\| ([^|]+?) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$")
 
 Work = Callable[[Path], None]
@@ -26,7 +27,7 @@ Work = Callable[[Path], None]
 
 def documented() -> dict[str, tuple[float, ...]]:
     """The rows of the table: plain files first and again, stubs first and again."""
-    section = DOCUMENT.read_text().partition("### Requests a file")[2].partition("\n## ")[0]
+    section = DOCUMENT.read_text().partition("## Requests per file")[2].partition("\n## ")[0]
     rows = [match for line in section.splitlines() if (match := _ROW.match(line))]
     return {match[1]: tuple(float(text) for text in match.groups()[1:]) for match in rows}
 

@@ -27,7 +27,7 @@ _log = logging.getLogger("dedupd")
 
 ONE_FILE_SYSTEM = (
     "programs that stay on one file system (rsync -x, --one-file-system, onefs, find -xdev) pass"
-    " over a volume, which is a mount point: name it in them by itself; see docs/guide/mount.md"
+    " over a volume, which is a mount point: name it in them by itself; see docs/guide/backup.md"
 )
 """Told where a volume is made, and whenever it is looked at."""
 

@@ -19,7 +19,7 @@ struct Loan {
 pub struct Lent(Mutex<HashMap<u64, Loan>>);
 
 impl Lent {
-    /// `takes_writes`: whole blocks may be written, and no more comes to be than these.
+    /// `takes_writes`: native code may write to the stub as well.
     pub fn lend(&self, inode: u64, takes_writes: bool) {
         locked(&self.0).insert(inode, Loan { takes_writes, is_used: false, is_torn: false });
     }

@@ -110,7 +110,7 @@ impl Tree {
         fgetxattr(file, self.reserved.as_c_str(), value)
     }
 
-    /// Writes to a plain file, and whole blocks to a stub; hands over while writes wait for the disk or
+    /// Writes to a plain file, or to a stub ([`super::stub_writes`]); hands over while writes wait for the disk or
     /// for room, what clears set-user-id or set-group-id, and all other writes to stubs.
     pub fn write_at_once(&self, request: &Request, agreed: u64, out: &mut [u8]) -> Answer<Outcome> {
         let given: WriteIn = request.part()?;

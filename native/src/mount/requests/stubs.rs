@@ -1,7 +1,7 @@
 //! Stubs: what their bytes are made of, put together from the store and from blocks of their own.
 //!
 //! Answers only where all is as it should be. Python has all other cases: crashed transitions,
-//! damage, records that were merged.
+//! damage, quarantined records.
 
 use std::ops::Range;
 use std::os::fd::AsRawFd;
