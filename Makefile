@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-develop build demo test test-native test-slow test-hostile test-cluster test-suites test-vm lint types format wheel \
-	deb test-deb docs changelog lock bench bench-dataset clean distclean
+	deb test-deb docs docs-tables changelog lock bench bench-dataset clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ docs: setup ## manual pages, and the report of a study of TREES, in build/docs [
 	$(BIN)/python scripts/man_pages.py build/docs/man
 	@# 1 says that some files could not be read: the report names them.
 	$(BIN)/dedupd analyze --sample 1% --out build/docs/study $(TREES) || [ $$? = 1 ]
+
+docs-tables: setup ## write the tables of docs/ that the code knows best
+	$(BIN)/python scripts/doc_tables.py
 
 changelog: ## show the changes since the last version (changelog/README.md)
 	@cat changelog/unreleased/*.md 2>/dev/null || echo "None."
