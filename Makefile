@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-develop build demo test test-native test-slow test-hostile test-cluster test-suites test-vm lint types format wheel \
-	deb test-deb docs docs-tables changelog lock bench bench-dataset clean distclean
+	deb test-deb docs docs-tables site changelog lock bench bench-dataset clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,16 @@ docs: setup ## manual pages, and the report of a study of TREES, in build/docs [
 docs-tables: setup ## write the tables of docs/ that the code knows best
 	$(BIN)/python scripts/doc_tables.py
 
+site: build/docs-tools/.made ## a searchable site of docs/, in build/site
+	NO_MKDOCS_2_WARNING=1 build/docs-tools/bin/python -m mkdocs build --strict --quiet
+	python3 scripts/check_site.py build/site
+
+build/docs-tools/.made: requirements-docs.lock
+	rm -rf build/docs-tools
+	python3 -m venv build/docs-tools
+	build/docs-tools/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements-docs.lock
+	touch $@
+
 changelog: ## show the changes since the last version (changelog/README.md)
 	@cat changelog/unreleased/*.md 2>/dev/null || echo "None."
 
@@ -102,6 +112,7 @@ lock: setup ## choose versions anew, within the bounds of pyproject.toml
 	python3 -m venv build/lock && build/lock/bin/pip install -q uv
 	$(COMPILE) --extra dev pyproject.toml --output-file requirements.lock
 	$(COMPILE) requirements-build.in --output-file requirements-build.lock
+	$(COMPILE) requirements-docs.in --output-file requirements-docs.lock
 
 bench: ## take a data set in, beside the peers: table and plot in build/bench [DIR=where SIZE=6G RUNS=3]
 	@scripts/setup.sh benchmark
