@@ -94,7 +94,13 @@ class StubOperations(NamespaceOperations):
         start, length, mode = request.offset, request.length, request.flags
         if not mode & PUNCH_HOLE:
             await self._wait_to_write(length)
-        await self._ranges.allocate(request.node, start, length, mode, request)
+        try:
+            await self._ranges.allocate(request.node, start, length, mode, request)
+        except BaseException:
+            # ext4 keeps what it has allocated, and the new length with it. The kernel would keep
+            # the old length.
+            forget_attributes(request.node)
+            raise
 
     @answers
     async def seek(self, request: native.mount.Request) -> int:

@@ -295,6 +295,7 @@ async def _stop_on_signal(
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for _ in signals:
+            await pump.finish_notifications()
             pump.stop()
 
 

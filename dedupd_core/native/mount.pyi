@@ -297,6 +297,11 @@ class Line:
         """Let the kernel's end go, once the threads beside the caller's have ended; methods that do
         not count requests raise OSError then."""
 
+    def finish_notifications(self) -> bool:
+        """Send the kernel no further notifications of refused writes. Returns whether one is in
+        progress: it ends only while requests are answered. Raises OSError (ENOTCONN) after
+        :meth:`close`."""
+
     def forget_attributes(self, ino: int) -> None:
         """Have the kernel ask again for an inode's attributes. Raises OSError (ENOENT) where it
         does not know the inode."""

@@ -41,6 +41,10 @@ STAND_INS_MAX = 8
 """Threads that answer beside that of the loop. What they answer takes some 10 microseconds of a
 processor."""
 
+NOTIFICATION_WAIT_S = 5.0
+"""How long a mount that stops waits for a notification, which itself waits for requests."""
+NOTIFICATION_POLL_S = 0.005
+
 ALWAYS_BESIDE = False
 """Whether they take requests also while there is no need: for tests."""
 
@@ -115,6 +119,13 @@ class Pump:
             # libfuse asks the device whether the mount has gone already.
             os.dup2(device_fd, fd, inheritable=False)
             os.close(device_fd)
+
+    async def finish_notifications(self) -> None:
+        """Send the kernel no further notifications of refused writes, and wait for the current one
+        while requests are answered. A process that stops before that cannot end."""
+        with trio.move_on_after(NOTIFICATION_WAIT_S), suppress(OSError):  # the mount has gone
+            while self._wake_fd >= 0 and self._line.finish_notifications():
+                await trio.sleep(NOTIFICATION_POLL_S)
 
     def stop(self) -> None:
         """End :meth:`run`, once the requests that are being served are answered."""

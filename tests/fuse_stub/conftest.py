@@ -17,6 +17,7 @@ ON_BOTH_WAYS = {
     "test_native_stubs",
     "test_plain_files",
     "test_ranges",
+    "test_refused_writes",
     "test_reserved_name",
     "test_reserved_blocks",
     "test_stand_ins",

@@ -123,7 +123,7 @@ def test_a_stub_that_became_a_realtime_file_is_read_and_not_written(tmp_path: Pa
         with pytest.raises(OSError) as caught, open(path, "r+b", buffering=0) as file:
             file.write(b"an edit")
         assert caught.value.errno == errno.EOPNOTSUPP
-        drop_caches()  # Linux 7.3 keeps what was refused (smoke.py)
+        drop_caches()  # refused bytes show for a moment
         report = lab.unoptimize()
         assert LARGE_UNITS in report.messages[0], report.messages
         assert path.read_bytes() == content

@@ -1,6 +1,7 @@
 """The main path of a volume: set up, mounted, optimized, read, written, collected and checked."""
 
 import errno
+import mmap
 import os
 import platform
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ import pytest
 from tests.conftest import MakeFileSystem
 from tests.support.lab import fill_to_the_brim, noise, prose, run_cli
 from tests.support.mounts import MountedLab, mounted_lab
+from tests.support.service import eventually
 from tests.support.upkeep import scrub
 from tests.support.ways import DEVICE, RING, WAY, has_ring
 from tests.vm.guest.kernel_features import lacks
 
 KINDS = ["ext4", "xfs", "btrfs"]
+LENGTH = 300_000
 BLOCKS_OF_A_STUB = 16
 """Fewer blocks of 512 bytes than any of the files here takes while it is plain."""
 
@@ -107,15 +110,27 @@ def test_a_killed_mount_loses_nothing(lab: MountedLab) -> None:
 
 def test_a_refused_write_leaves_nothing_behind(lab: MountedLab) -> None:
     """Neither in the file nor in the cache of the kernel, which has copied it there."""
-    contents = {"stub": noise(300_000), "hole": bytes(300_000)}
+    contents = {"stub": noise(LENGTH), "hole": bytes(LENGTH)}
     lab.make_stub("stub", contents["stub"])
     (lab.view / "hole").touch()
-    os.truncate(lab.view / "hole", len(contents["hole"]))
+    os.truncate(lab.view / "hole", LENGTH)
+    fds = {name: os.open(lab.view / name, os.O_RDWR) for name in contents}
+    mappings = {name: mmap.mmap(fd, LENGTH) for name, fd in fds.items()}
     assert {name: (lab.view / name).read_bytes() for name in contents} == contents
+    assert {name: mapping[:] for name, mapping in mappings.items()} == contents
     fill_to_the_brim(lab.data / "ballast")
     for name, content in contents.items():
-        with open(lab.view / name, "r+b", buffering=0) as file, pytest.raises(OSError) as caught:
-            os.pwrite(file.fileno(), b"refused", 1_000)
-        assert caught.value.errno == errno.ENOSPC
-        assert (lab.view / name).read_bytes() == content, name
+        for at, data in [(1_000, b"refused"), (LENGTH - 5_000, b"refused" * 10_000)]:
+            with pytest.raises(OSError) as caught:
+                os.pwrite(fds[name], data, at)
+            assert caught.value.errno == errno.ENOSPC
+        eventually(lambda n=name, c=content: mappings[n][:] == c, f"{name}: the mapping")
+        eventually(lambda n=name, c=content: (lab.view / n).read_bytes() == c, name)
     (lab.data / "ballast").unlink()
+    # Refused pages behind the end do not show when the file grows.
+    for name, content in contents.items():
+        os.pwrite(fds[name], b"end", 2 * LENGTH)
+        grown = content + bytes(LENGTH) + b"end"
+        eventually(lambda n=name, g=grown: (lab.view / n).read_bytes() == g, f"{name}, grown")
+        mappings[name].close()
+        os.close(fds[name])

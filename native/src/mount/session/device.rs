@@ -1,12 +1,13 @@
 //! The kernel's end of a mount, `/dev/fuse`: requests are read from it, and answers written to it.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::{Errno, read, write};
 use zerocopy::IntoBytes;
 
 use crate::mount::protocol::abi::{InvalidateInode, NOTIFY_INVALIDATE_INODE, OutHeader};
-use crate::mount::protocol::message::{Answer, OUT_HEADER_BYTES};
+use crate::mount::protocol::message::{Answer, Failure, OUT_HEADER_BYTES};
 
 /// Errors of `/dev/fuse` once the mount has gone.
 const UNMOUNTED: [Errno; 2] = [Errno::NODEV, Errno::CONNABORTED];
@@ -52,7 +53,21 @@ pub fn given(written: Result<usize, Errno>) -> Answer<()> {
 /// Has the kernel ask again for an inode's attributes. Fails with ENOENT where the kernel does not
 /// know the inode.
 pub fn forget_attributes(device: &OwnedFd, node: u64) -> Answer<()> {
-    let body = InvalidateInode { node, offset: -1, length: 0 };
+    invalidate(device, InvalidateInode { node, offset: -1, length: 0 })
+}
+
+/// Makes the kernel drop its pages of a range that is not empty, and forget the inode's attributes.
+/// Fails as [`forget_attributes`].
+///
+/// The kernel waits for requests of these pages, and writes changed pages back: the caller answers no
+/// requests.
+pub fn drop_pages(device: &OwnedFd, node: u64, range: &Range<u64>) -> Answer<()> {
+    let offset = i64::try_from(range.start).map_err(|_| Failure(libc::EINVAL))?;
+    let end = i64::try_from(range.end).unwrap_or(i64::MAX);
+    invalidate(device, InvalidateInode { node, offset, length: end - offset })
+}
+
+fn invalidate(device: &OwnedFd, body: InvalidateInode) -> Answer<()> {
     let length = (OUT_HEADER_BYTES + size_of_val(&body)) as u32;
     let header = OutHeader { length, error: NOTIFY_INVALIDATE_INODE, unique: 0 };
     write(device, &[header.as_bytes(), body.as_bytes()].concat())?;

@@ -36,6 +36,7 @@ use crate::mount::requests::tree::Tree;
 use crate::mount::session::device::{Received, forget_attributes, receive};
 use crate::mount::session::handed_over::HandedOver;
 use crate::mount::session::helpers::Helpers;
+use crate::mount::session::refused_writes::Write;
 use crate::mount::session::returns::{Back, Returns};
 use crate::mount::session::shared::{Shared, Taken};
 use crate::mount::session::turn::Turn;
@@ -108,7 +109,7 @@ impl Line {
         }
         let device = Arc::new(device);
         let shared =
-            Shared::new(Arc::clone(&device), Arc::clone(&tree), Arc::clone(&returns), wake);
+            Shared::new(Arc::clone(&device), Arc::clone(&tree), Arc::clone(&returns), wake)?;
         let line = Line {
             helpers,
             turn,
@@ -276,6 +277,7 @@ impl Line {
         let message = &self.input[..self.length];
         let request = divided(message, self.agreed)?;
         let unique = request.header.unique;
+        let write = Write::of(&request);
         let body = &mut self.output[OUT_HEADER_BYTES..];
         let take = || self.shared.take(&request, self.agreed, again, body, || message.to_vec());
         // A panic here would end the mount of all users.
@@ -283,8 +285,10 @@ impl Line {
             .unwrap_or(Taken::Answered(Err(Failure(libc::EIO))));
         match taken {
             Taken::Answered(answer) => {
-                self.give(unique, &answer)?;
-                Ok(None)
+                let given = self.give(unique, &answer);
+                let body = &self.output[OUT_HEADER_BYTES..];
+                self.note_written(write, answer.map(|length| &body[..length]));
+                given.map(|()| None)
             }
             Taken::Silent => Ok(None),
             Taken::Read(read) => {
@@ -304,8 +308,8 @@ impl Line {
         self.tree.callers.tell(&mut self.input[..self.length]);
         let request = divided(&self.input[..self.length], self.agreed)?;
         let InHeader { opcode, unique, .. } = request.header;
-        self.handed_over.add(&request);
-        self.shared.answers.seats.note_with_loop(unique);
+        let by_ring = self.shared.answers.seats.note_with_loop(unique);
+        self.handed_over.add(&request, by_ring);
         if route(opcode).rest == Rest::Serve {
             return Ok(Next::ForCaller);
         }
@@ -354,6 +358,19 @@ impl Line {
             }
             Err(Failure(number)) => self.shared.answers.refuse(unique, *number),
         }
+    }
+
+    /// Notifies the kernel of what an answer, which it has, refuses of a write.
+    fn note_written(&self, write: Option<Write>, answer: Answer<&[u8]>) {
+        if let Some(refused) = write.and_then(|write| write.refused(answer)) {
+            self.shared.refused_writes.note(refused);
+        }
+    }
+
+    /// Sends no further notifications of refused writes. Returns whether one is in progress: it ends
+    /// only while requests are answered.
+    pub fn finish_notifications(&self) -> bool {
+        self.shared.refused_writes.finish()
     }
 
     /// The request that was found last.
@@ -423,14 +440,18 @@ impl Line {
 
     /// Answers a request with some bytes.
     pub fn answer(&mut self, unique: u64, body: &[u8]) -> Answer<()> {
-        self.handed_over.answered(unique, &self.tree.inodes);
-        self.shared.answers.give(unique, &[body])
+        let write = self.handed_over.answered(unique, &self.tree.inodes);
+        let given = self.shared.answers.give(unique, &[body]);
+        self.note_written(write, Ok(body));
+        given
     }
 
     /// Answers a request with an error number.
     pub fn refuse(&mut self, unique: u64, number: i32) -> Answer<()> {
-        self.handed_over.answered(unique, &self.tree.inodes);
-        self.shared.answers.refuse(unique, number)
+        let write = self.handed_over.answered(unique, &self.tree.inodes);
+        let given = self.shared.answers.refuse(unique, number);
+        self.note_written(write, Err(Failure(number)));
+        given
     }
 }
 

@@ -8,6 +8,7 @@ pub mod helpers;
 pub mod line;
 pub mod pace;
 pub mod reads;
+pub mod refused_writes;
 pub mod returns;
 pub mod rings;
 pub mod shared;

@@ -20,6 +20,7 @@ use crate::mount::session::answers::Answers;
 use crate::mount::session::device::forget_attributes;
 use crate::mount::session::pace::{Pace, Seen};
 use crate::mount::session::reads::{FileRead, FileReads, Work};
+use crate::mount::session::refused_writes::RefusedWrites;
 use crate::mount::session::returns::Returns;
 use crate::mount::session::syncs::{FileSync, Syncs};
 
@@ -48,6 +49,7 @@ pub struct Shared {
     pub returns: Arc<Returns>,
     pub syncs: Syncs,
     pub reads: FileReads,
+    pub refused_writes: RefusedWrites,
     pub pace: Pace,
     /// What wakes the loop's thread; the device is the one with the number 0.
     pub wake: OwnedFd,
@@ -63,9 +65,12 @@ impl Shared {
         tree: Arc<Tree>,
         returns: Arc<Returns>,
         wake: OwnedFd,
-    ) -> Shared {
-        Shared {
+    ) -> Answer<Shared> {
+        let inodes = Arc::clone(&tree);
+        let knows = move |node| inodes.inodes.knows(node);
+        Ok(Shared {
             answers: Arc::new(Answers::new(Arc::clone(&device))),
+            refused_writes: RefusedWrites::start(&device, knows)?,
             device,
             tree,
             wake,
@@ -77,7 +82,7 @@ impl Shared {
             pace: Pace::default(),
             is_called: AtomicBool::new(false),
             in_hand: AtomicUsize::new(0),
-        }
+        })
     }
 
     pub fn note_busy(&self, began: Instant) {

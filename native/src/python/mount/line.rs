@@ -170,6 +170,10 @@ impl Line {
         ready(py, self.with(|line| line.forget_attributes(ino)))
     }
 
+    fn finish_notifications(&self, py: Python<'_>) -> PyResult<bool> {
+        ready(py, self.with(|line| Ok(line.finish_notifications())))
+    }
+
     fn begin_steps(&self, py: Python<'_>, inodes: Vec<u64>) -> PyResult<()> {
         let begin = |line: &mut line::Line| {
             line.begin_steps(&inodes);

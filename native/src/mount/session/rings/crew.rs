@@ -28,6 +28,7 @@ use zerocopy::FromBytes;
 use crate::mount::protocol::abi::EntryOut;
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, whole};
 use crate::mount::protocol::opcode as op;
+use crate::mount::session::refused_writes::Write;
 use crate::mount::session::rings::entry::{Entry, Found, SHORT_BYTES_MAX, queues};
 use crate::mount::session::rings::seat::{Desk, Seat};
 use crate::mount::session::shared::{Shared, Taken};
@@ -317,10 +318,12 @@ impl Crew {
         let mut unique = 0;
         let mut told = None;
         let mut handed_over = None;
+        let mut write = None;
         let taken = memory.serve(self.agreed, scratch, |request, body| {
             unique = request.header.unique;
             let opcode = request.header.opcode;
             self.shared.counts.add(opcode);
+            write = Write::of(request);
             if let Some(answer) = self.look(request, body) {
                 return Taken::Answered(answer);
             }
@@ -343,7 +346,7 @@ impl Crew {
             Taken::Answered(answer) => {
                 memory.answer(unique, &answer, scratch);
                 drop(desk);
-                entry.commit(unique)?;
+                self.commit(entry, seat, unique, write)?;
                 if let Some((node, since)) = told {
                     entry.submit()?;
                     self.shared.forget_again(node, since);
@@ -378,8 +381,25 @@ impl Crew {
         if !seat.wait() {
             return Ok(false);
         }
-        entry.commit(unique)?;
+        self.commit(entry, seat, unique, write)?;
         Ok(true)
+    }
+
+    /// Gives the kernel the answer with the next request, or at once if that refuses a `write`.
+    fn commit(
+        &self,
+        entry: &mut Entry,
+        seat: &Seat,
+        unique: u64,
+        write: Option<Write>,
+    ) -> Answer<()> {
+        let refused = write.and_then(|write| write.refused(locked(&seat.desk).memory.answered()));
+        entry.commit(unique)?;
+        if let Some(refused) = refused {
+            entry.submit()?;
+            self.shared.refused_writes.note(refused);
+        }
+        Ok(())
     }
 
     /// Performs what waits for the disk, and answers a request of the entry.

@@ -90,6 +90,19 @@ impl Memory {
         self.put_header(header, length);
     }
 
+    /// The answer that was put there.
+    pub fn answered(&self) -> Answer<&[u8]> {
+        let RingHeader { header, entry, .. } = &*self.header;
+        match OutHeader::read_from_prefix(header) {
+            Ok((OutHeader { error: 0, .. }, _)) => {
+                let length = (entry.payload_bytes as usize).min(self.payload.len());
+                Ok(&self.payload[..length])
+            }
+            Ok((header, _)) => Err(Failure(-header.error)),
+            Err(_) => Err(Failure(libc::EIO)),
+        }
+    }
+
     fn put_header(&mut self, header: &OutHeader, length: usize) {
         self.header.header[..size_of::<OutHeader>()].copy_from_slice(header.as_bytes());
         self.header.entry.payload_bytes = length as u32;

@@ -66,10 +66,12 @@ impl Seats {
         locked(&self.0).insert(unique, taken);
     }
 
-    pub fn note_with_loop(&self, unique: u64) {
-        if let Some(taken) = locked(&self.0).get_mut(&unique) {
-            taken.is_with_loop = true;
-        }
+    /// False where no entry's thread waits for the answer.
+    pub fn note_with_loop(&self, unique: u64) -> bool {
+        let mut all = locked(&self.0);
+        let Some(taken) = all.get_mut(&unique) else { return false };
+        taken.is_with_loop = true;
+        true
     }
 
     /// Gives an answer to the entry whose thread waits for it. False where none does.
