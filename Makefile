@@ -1,6 +1,6 @@
 # Every target sets up what it needs first (scripts/setup.sh), which is quick where nothing changed.
 
-PYTHON_SOURCES := dedupd dedupd_core jobs fuse_stub analysis tests benchmarks
+PYTHON_SOURCES := dedupd dedupd_core dedupd_reader jobs fuse_stub analysis tests benchmarks
 BIN := .venv/bin
 CARGO_PATH := PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin"
 COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/uv pip compile --quiet --upgrade \

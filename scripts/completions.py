@@ -1,4 +1,4 @@
-"""Completion of commands, options and paths in the shell, as the library of the CLI makes it.
+"""Completion in the shell: of dedupd as the library of the CLI makes it, of dedupd-reader by words.
 
     python scripts/completions.py DIRECTORY
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from click.shell_completion import get_completion_class
 
 from dedupd.cli.main import main
+from dedupd_reader.reader import command_parsers
 
 PLACES = {
     "bash": "bash-completion/completions/dedupd",
@@ -26,7 +27,64 @@ def completions() -> dict[str, str]:
         kind = get_completion_class(shell)
         assert kind is not None
         found[place] = kind(main, {}, "dedupd", "_DEDUPD_COMPLETE").source()
+    words = {
+        name: " ".join(option for action in one._actions for option in action.option_strings)
+        for name, one in command_parsers().items()
+    }
+    cases = "".join(f"        {name}) words='{options}' ;;\n" for name, options in words.items())
+    found["bash-completion/completions/dedupd-reader"] = READER_BASH.format(
+        commands=" ".join(words), cases=cases
+    )
+    cases = "".join(f"    {name}) compadd -- {options} ;;\n" for name, options in words.items())
+    found["zsh/vendor-completions/_dedupd-reader"] = READER_ZSH.format(
+        commands=" ".join(words), cases=cases
+    )
+    found["fish/vendor_completions.d/dedupd-reader.fish"] = "".join(
+        [
+            READER_FISH.format(commands=" ".join(words)),
+            *(
+                f"complete -c dedupd-reader -n '__fish_seen_subcommand_from {name}'"
+                f" -l {option.removeprefix('--')}\n"
+                for name, options in words.items()
+                for option in options.split()
+                if option.startswith("--")
+            ),
+        ]
+    )
     return found
+
+
+READER_BASH = """\
+_dedupd_reader() {{
+    local words
+    case ${{COMP_WORDS[1]}} in
+{cases}        *) words='{commands} --help --version' ;;
+    esac
+    if [ "$COMP_CWORD" -gt 1 ] && [[ $2 != -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -f -- "$2")
+    else
+        [ "$COMP_CWORD" -gt 1 ] || words='{commands} --help --version'
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$2")
+    fi
+}}
+complete -o filenames -F _dedupd_reader dedupd-reader
+"""
+
+READER_ZSH = """\
+#compdef dedupd-reader
+if (( CURRENT == 2 )); then
+    compadd -- {commands} --help --version
+elif [[ $words[CURRENT] != -* ]]; then
+    _files
+else
+    case $words[2] in
+{cases}    esac
+fi
+"""
+
+READER_FISH = """\
+complete -c dedupd-reader -n __fish_use_subcommand -f -a '{commands}'
+"""
 
 
 if __name__ == "__main__":

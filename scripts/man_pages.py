@@ -2,10 +2,11 @@
 
     python scripts/man_pages.py DIRECTORY
 
-writes dedupd.1, a page for each command, mount.dedupd.8, dedupd.toml.5 and dedupd-policy.5. It
-needs dedupd to be importable.
+writes dedupd.1, a page for each command, dedupd-reader.1, mount.dedupd.8, dedupd.toml.5 and
+dedupd-policy.5. It needs dedupd to be importable.
 """
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import roff
 
 from dedupd.cli.main import COMMANDS, main
 from dedupd_core import __version__
+from dedupd_reader import reader
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -29,6 +31,8 @@ def pages() -> dict[str, str]:
         inside = click.Context(command, parent=context, info_name=name)
         found[f"dedupd-{name}.1"] = _command_page(name, summary, command, inside)
     mount = (DOCS / "guide/mount.md").read_text()
+    found["dedupd-reader.1"] = _reader_page()
+
     found["mount.dedupd.8"] = _document_page(
         "mount.dedupd",
         "mount a volume, for mount(8)",
@@ -94,7 +98,7 @@ def _main_page(context: click.Context) -> str:
         1,
         "deduplicate primary volumes",
         body,
-        ["dedupd.toml(5)", "dedupd-policy(5)", "mount.dedupd(8)", *see],
+        ["dedupd-reader(1)", "dedupd.toml(5)", "dedupd-policy(5)", "mount.dedupd(8)", *see],
     )
 
 
@@ -127,6 +131,41 @@ def _command_page(name: str, summary: str, command: click.Command, context: clic
     further = {"policy": "dedupd-policy(5)", "mount": "mount.dedupd(8)"}
     see = ["dedupd(1)", further.get(name, "dedupd.toml(5)")]
     return _page(f"dedupd-{name}", 1, summary[0].lower() + summary[1:].rstrip("."), body, see)
+
+
+def _reader_page() -> str:
+    """Of the one program that is no command of click."""
+    main_parser, commands = reader.parser(), reader.command_parsers()
+    body = [
+        roff.heading("Synopsis"),
+        f"{roff.bold('dedupd-reader')} {roff.italic('COMMAND')} {roff.italic('VOLUME')}"
+        f" [{roff.italic('ARGUMENT')} ...]",
+        roff.heading("Description"),
+        *_paragraphs(main_parser.description or ""),
+        roff.heading("Commands"),
+    ]
+    for name, command in commands.items():
+        usage = command.format_usage().removeprefix("usage: dedupd-reader ")
+        words = roff.escaped(" ".join(usage.split()[1:]))
+        body += [roff.subheading(name), f"{roff.bold(f'dedupd-reader {name}')} {words}"]
+        body += [*_paragraphs(command.description or ""), *_arguments(command)]
+    body += [roff.heading("Options"), *_arguments(main_parser)]
+    body += [roff.heading("Exit status"), *_exit_statuses(main_parser.epilog or "")]
+    summary = "read a volume of dedupd without dedupd"
+    return _page("dedupd-reader", 1, summary, body, ["dedupd(1)", "dedupd-restore(1)"])
+
+
+def _arguments(parser: argparse.ArgumentParser) -> list[str]:
+    lines = []
+    for action in parser._actions:
+        if action.help and not action.choices:
+            words = [
+                ", ".join(action.option_strings),
+                action.metavar if action.nargs != 0 else None,
+            ]
+            tag = " ".join(str(word) for word in words if word)
+            lines += roff.tagged(roff.bold(tag), roff.inline(action.help))
+    return lines
 
 
 def _usage(context: click.Context) -> str:

@@ -276,7 +276,7 @@ build_native() {
 # than half of the time that `dedupd status` takes. Python keeps none of itself where
 # PYTHONDONTWRITEBYTECODE says so, or where it may not write.
 keep_bytecode() {
-    .venv/bin/python -m compileall -q dedupd dedupd_core jobs fuse_stub analysis ||
+    .venv/bin/python -m compileall -q dedupd dedupd_core dedupd_reader jobs fuse_stub analysis ||
         say "Going on without the bytecode of what could not be compiled."
 }
 

@@ -79,8 +79,9 @@ ALLOWED = {
 SERVING = ("fuse_stub",)
 """Carries out what users ask of their own files; its durable steps on stubs go through the disk."""
 
-REPORTING = ("analysis", "dedupd.cli", "dedupd.service")
-"""Write reports, sockets and temporary volumes, and nothing that a volume consists of."""
+REPORTING = ("analysis", "dedupd.cli", "dedupd.service", "dedupd_reader")
+"""Write reports, sockets, temporary volumes and extracted files, and nothing that a volume consists
+of."""
 
 
 def aliases(module: Module) -> dict[str, str]:

@@ -14,6 +14,7 @@ import pytest
 from dedupd.cli.main import COMMANDS, main
 from dedupd.service.config import SERVICE_KEYS, VOLUME_KEYS
 from dedupd_core.config.policy import KEYS
+from dedupd_reader.reader import command_parsers, parser
 from tests.support.lab import REPOSITORY
 
 needs_groff = pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
@@ -71,6 +72,17 @@ def test_a_page_has_all_that_the_help_of_its_command_has(pages: Path) -> None:
                 assert record is not None and record[1], (name, parameter.name, "has no help")
                 for part in record:
                     assert " ".join(part.split()) in texts[name], (name, part)
+
+
+@needs_groff
+def test_the_page_of_the_reader_has_all_of_its_help(pages: Path) -> None:
+    text = shown(pages / "dedupd-reader.1")
+    assert " ".join((parser().description or "").split()) in text
+    for name, command in command_parsers().items():
+        assert f"dedupd-reader {name}" in text and (command.description or "?") in text
+        for action in command._actions:
+            assert " ".join((action.help or "?").replace("`", "").split()) in text, (name, action)
+    assert "dedupd-reader(1)" in shown(pages / "dedupd.1")
 
 
 @needs_groff
@@ -155,5 +167,43 @@ def test_commands_complete_without_importing_them() -> None:
 )
 def test_each_shell_understands_its_completion(completions: Path, shell: str, place: str) -> None:
     assert f"{shell}_complete" in (completions / place).read_text()
+    if shutil.which(shell) is not None:
+        subprocess.run([shell, "-n", str(completions / place)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("ext",), ["extract"]),
+        (("extract", "--pri"), ["--privileges"]),
+        (("check", "--rec"), ["--records"]),
+        (("list", "packaging/systemd/dedupd-m"), ["packaging/systemd/dedupd-mount@.service"]),
+    ],
+)
+def test_bash_completes_the_reader(
+    completions: Path, words: tuple[str, ...], offered: list[str]
+) -> None:
+    script = completions / "bash-completion/completions/dedupd-reader"
+    line = f"source {script}; COMP_WORDS=(dedupd-reader {' '.join(words)}); COMP_CWORD={len(words)}"
+    line += f"; _dedupd_reader dedupd-reader {words[-1]}; printf '%s\\n' ${{COMPREPLY[@]}}"
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
+    assert done.stdout.split() == offered
+
+
+@pytest.mark.parametrize(
+    ("shell", "place"),
+    [
+        ("bash", "bash-completion/completions/dedupd-reader"),
+        ("zsh", "zsh/vendor-completions/_dedupd-reader"),
+        ("fish", "fish/vendor_completions.d/dedupd-reader.fish"),
+    ],
+)
+def test_each_shell_understands_the_completion_of_the_reader(
+    completions: Path, shell: str, place: str
+) -> None:
+    text = (completions / place).read_text()
+    assert all(name in text for name in command_parsers())
     if shutil.which(shell) is not None:
         subprocess.run([shell, "-n", str(completions / place)], check=True)

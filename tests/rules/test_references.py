@@ -15,7 +15,7 @@ from tests.support.sources import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 CODE = (
-    *("dedupd", "dedupd_core", "fuse_stub", "jobs", "analysis"),
+    *("dedupd", "dedupd_core", "dedupd_reader", "fuse_stub", "jobs", "analysis"),
     *("native/src", "packaging", "scripts"),
 )
 OLD = ("CHANGELOG.md",)

@@ -11,7 +11,7 @@ ROOM_FILES_MAX = 20
 MODULE_LINES_MAX = 600
 """What can be read: files directly in a folder of the product, lines of one of them."""
 
-PACKAGES = ("dedupd", "dedupd_core", "jobs", "fuse_stub", "analysis")
+PACKAGES = ("dedupd", "dedupd_core", "dedupd_reader", "jobs", "fuse_stub", "analysis")
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,8 @@ def test_a_snapshot_is_read_beside_the_volume(share: Share, tmp_path: Path) -> N
             assert run_cli("umount", seen).returncode == 0
         taken = tmp_path / "taken"
         taken.mkdir(mode=0o700)
-        run(sys.executable, "-I", ROOT / "docs/reader.py", point / "volume", "--to", taken)
+        reader = ROOT / "dedupd_reader/reader.py"
+        run(sys.executable, "-I", reader, "extract", point / "volume", "--to", taken)
         check(taken, share.before)
 
 

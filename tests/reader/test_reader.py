@@ -1,93 +1,33 @@
-"""docs/reader.py, which knows nothing but docs/design/format.md, reads what the program reads."""
+"""The independent reader, written by docs/design/format.md alone, reads what the program reads."""
 
-import ast
 import os
 import random
-import shutil
 import stat
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dedupd_core.config.policy import RefineMode
 from dedupd_core.format import container as fmt
 from dedupd_core.format.container import Kind
 from dedupd_core.system.paths import show_path
 from dedupd_core.units import KIB
-from jobs.backup.restore import Restore
-from jobs.backup.source import BackupSource
-from jobs.frame.run import JobRun
-from jobs.refine.job import Refine
-from tests.hostile.test_copies import OPEN, WRITTEN, overwrite
-from tests.support.crash import put_texts
-from tests.support.lab import REPOSITORY, Lab, flip_bit, new_lab, noise, prose
-from tests.support.trees import fill_with_all, seen
+from tests.support.lab import flip_bit, new_lab, noise
+from tests.support.reader import mixed_lab, reader, restored, rows_of
+from tests.support.trees import seen
 
 pytestmark = pytest.mark.root
-
-READER = REPOSITORY / "docs/reader.py"
-
-
-def reader(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The reader in a process that cannot import the program."""
-    return subprocess.run(
-        [sys.executable, "-I", READER, *arguments],
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-
-
-def mixed_lab(root: Path) -> Lab:
-    """A volume of every kind of file, with merged, forwarded, collected and copied records."""
-    lab = new_lab(root)
-    lab.set_policy(
-        'min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0.01\nrefine_age = "0s"\n'
-    )
-    fill_with_all(lab)
-    for name in (WRITTEN, OPEN):
-        lab.put(name, noise(400 * KIB + 77, len(name)))
-    for number in range(12):
-        lab.put(f"many/{number}", prose(90 * KIB, number))
-        lab.put(f"gone/{number}", noise(60 * KIB, 100 + number))
-        lab.put(f"versions/{number}", noise(300, number) + noise(90 * KIB, 50))
-    put_texts(lab.data)
-    lab.optimize()
-    with lab.opened() as volume, volume.job_lock():
-        report = Refine(volume, JobRun("refine"), RefineMode.FULL).run()
-        assert report.new_deltas > 5 and report.new_with_dictionary > 5
-    for name in (WRITTEN, OPEN):
-        overwrite(lab, name, bytes(256 * KIB), 64 * KIB, seals=name == WRITTEN)
-    shutil.rmtree(lab.data / "gone")
-    lab.collect(full=True)
-    lab.compact()
-    lab.verify_clean()
-    return lab
-
-
-def restored(lab: Lab, out: Path) -> set[str]:
-    """Takes everything out by the program; returns the files that it names as damaged."""
-    out.mkdir()
-    with BackupSource.found(str(lab.root)) as volume:
-        job = Restore(volume, JobRun("restore"), str(out), privileges=True)
-        report = job.run([b""])
-    assert report.damaged == report.errors
-    return {message.partition(":")[0] for message in report.messages}
 
 
 def test_the_reader_takes_out_what_the_program_does(tmp_path: Path) -> None:
     lab = mixed_lab(tmp_path / "volume")
     assert restored(lab, tmp_path / "by-the-program") == set()
-    done = reader(lab.root, "--to", tmp_path / "by-the-reader", "--privileges")
+    done = reader("extract", lab.root, "--to", tmp_path / "by-the-reader", "--privileges")
     assert (done.returncode, done.stderr) == (0, "")
     assert seen(tmp_path / "by-the-reader") == seen(tmp_path / "by-the-program")
-    assert reader(lab.base, "--check").returncode == 0
-    lines = reader(lab.root).stdout.splitlines()
+    assert reader("check", lab.base).returncode == 0
+    lines = reader("list", lab.root).stdout.splitlines()
     assert len(lines) == sum(len(files) for _, _, files in os.walk(lab.data))
     assert [line.split()[0] for line in lines if line.endswith(" prose")] == ["stub"]
 
@@ -105,7 +45,7 @@ def test_the_reader_reads_a_store_of_several_domains(tmp_path: Path, lost: str) 
             with open(path, "r+b") as file:
                 file.write(bytes(128))
     out = tmp_path / "out"
-    done = reader(lab.root, "--to", out, "--privileges")
+    done = reader("extract", lab.root, "--to", out, "--privileges")
     assert (done.returncode, done.stderr) == (0, "")
     assert {name: (out / name).read_bytes() for name in contents} == contents
 
@@ -121,9 +61,8 @@ def test_the_reader_names_what_bits_hit_and_gets_all_else(tmp_path: Path, seed: 
     for path in rng.choices(files, weights, k=100):
         flip_bit(path, rng.randrange(path.stat().st_size), rng.randrange(8))
     out = tmp_path / "out"
-    done = reader(lab.root, "--to", out, "--privileges")
-    lines = [line.partition(": ")[0] for line in done.stderr.splitlines()]
-    named = {os.fsdecode(ast.literal_eval(line)) for line in lines}
+    done = reader("extract", lab.root, "--to", out, "--privileges", "--json")
+    named = {row["path"] for row in rows_of(done) if "problem" in row}
     right, got = seen(whole), seen(out)
     assert done.returncode == 4
     assert set(right) - set(got) == named
@@ -140,7 +79,7 @@ def test_the_reader_makes_no_volume_of_its_target(tmp_path: Path) -> None:
     lab, out = new_lab(tmp_path / "volume"), tmp_path / "out"
     for name in (".dedupd/volume.json", "folder/.dedupd/x"):
         lab.put(name, b"of a user")
-    done = reader(lab.root, "--to", out)
+    done = reader("extract", lab.root, "--to", out)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(os.listdir(out)) == ["dedupd-of-a-user", "folder"]
     assert (out / "dedupd-of-a-user/volume.json").read_bytes() == b"of a user"
@@ -155,15 +94,15 @@ def test_the_reader_takes_no_privileges_unasked(tmp_path: Path) -> None:
     (lab.data / "shared").mkdir()
     os.chmod(lab.data / "shared", 0o3777)
     subprocess.run(["setfacl", "-d", "-m", "u:1234:rwx", tmp_path], check=True)
-    done = reader(lab.root, "--to", tmp_path / "out")
-    assert "3 names without privileges" in done.stderr
+    done = reader("extract", lab.root, "--to", tmp_path / "out")
+    assert "3 names without their privileges" in done.stderr
     found = seen(tmp_path / "out")
     modes = {name: stat.S_IMODE(int(str(row[0]))) for name, row in found.items()}
     assert modes == {"file": 0o755, "other": 0o644, "shared": 0o3777}
     assert all(row[6] == {} for row in found.values())
     before = seen(lab.data)
     subprocess.run(["setfacl", "-k", tmp_path], check=True)
-    reader(lab.root, "--to", tmp_path / "all", "--privileges")
+    reader("extract", lab.root, "--to", tmp_path / "all", "--privileges")
     assert seen(tmp_path / "all") == before
 
 
@@ -174,9 +113,9 @@ def test_the_reader_refuses_a_target_that_users_reach(tmp_path: Path) -> None:
         out.mkdir(exist_ok=True)
         os.chown(out, owner, owner)
         os.chmod(out, mode)
-        done = reader(lab.root, "--to", out)
-        assert (done.returncode, os.listdir(out)) == (4, [])
-        assert "is no directory of mode 0700 of this user" in done.stderr
+        done = reader("extract", lab.root, "--to", out)
+        assert (done.returncode, os.listdir(out)) == (2, [])
+        assert "other users may reach this directory" in done.stderr
 
 
 def test_what_the_reader_does_not_know_it_names(tmp_path: Path) -> None:
@@ -192,16 +131,16 @@ def test_what_the_reader_does_not_know_it_names(tmp_path: Path) -> None:
     later = replace(record, codec=77)
     fmt.pack_record_into(memoryview(data), fmt.FILE_HEADER_BYTES, later, seed)
     path.write_bytes(data)
-    done = reader(lab.root, "--check")
+    done = reader("check", lab.root)
     assert done.returncode == 4
-    assert "codec 77: this reader does not know it" in done.stderr
+    assert "codec 77: this version does not know it" in done.stderr
 
 
 def test_the_reader_takes_no_zeros_for_content(tmp_path: Path) -> None:
     lab = mixed_lab(tmp_path / "volume")
     copy = tmp_path / "copy"
     subprocess.run(["rsync", "-aX", f"{lab.base}/", copy], check=True)
-    done = reader(copy, "--to", tmp_path / "out")
+    done = reader("extract", copy, "--to", tmp_path / "out")
     assert done.returncode == 4
     right = seen(lab.data)
     stubs = {
@@ -209,4 +148,4 @@ def test_the_reader_takes_no_zeros_for_content(tmp_path: Path) -> None:
     }
     assert stubs and not stubs & set(seen(tmp_path / "out"))
     subprocess.run(["rsync", "-a", f"{lab.base}/", tmp_path / "bare"], check=True)
-    assert reader(tmp_path / "bare", "--check").returncode == 4
+    assert reader("check", tmp_path / "bare").returncode == 4
