@@ -62,6 +62,7 @@ CHAIN_MAX = 64
 CONTAINERS_OPEN = 64
 RECORDS_KEPT = 128
 RANGES_SHOWN = 20
+PATH_BYTES_MAX = 2048
 GENERATIONS_TRIED = 64
 
 DONE, FINDINGS, USAGE, BUSY, DAMAGED = range(5)
@@ -1247,9 +1248,11 @@ class Extraction:
     def _take_folder(self, path: str, name: str, place: str, status: os.stat_result) -> None:
         if self.target is not None:
             self._folder(place)
-        for entry in sorted(os.listdir(path)):
-            below = os.path.join(name, entry) if name else entry
-            self.take(os.path.join(path, entry), below, self.place(below))
+        with Shortened(path) as short_path, Shortened(place) as short_place:
+            for entry in sorted(os.listdir(short_path)):
+                below = os.path.join(name, entry) if name else entry
+                there = os.path.join(short_place, entry) if name else self.place(entry)
+                self.take(os.path.join(short_path, entry), below, there)
         if name and place in self.made:
             self.dress(name, place, status_of(path, status))
 
@@ -1274,7 +1277,7 @@ class Extraction:
                 times = stub.mtime_ns if stub is not None and changing else None
                 what = status_of(path, status, times)
                 is_whole = self.write(name, place, pieces, status.st_size, what)
-                if is_whole and status.st_nlink > 1:
+                if is_whole and status.st_nlink > 1 and not place.startswith(Shortened.FOLDER):
                     self.links[status.st_ino] = place
         finally:
             os.close(fd)
@@ -1341,7 +1344,7 @@ class Extraction:
         else:
             os.mknod(place, stat.S_IFMT(status.st_mode) | 0o600, status.st_rdev)
         self.dress(name, place, status_of(path, status))
-        if status.st_nlink > 1:
+        if status.st_nlink > 1 and not place.startswith(Shortened.FOLDER):
             self.links[status.st_ino] = place
 
     def dress(self, name: str, place: str, status: Status) -> None:
@@ -1383,6 +1386,25 @@ class Extraction:
 
 def setting(place: str, name: str, value: bytes) -> Callable[[], None]:
     return lambda: os.setxattr(place, name, value, follow_symlinks=False)
+
+
+class Shortened:
+    """A directory under a path that is short enough for the kernel, however deep it lies."""
+
+    FOLDER = "/proc/self/fd/"
+
+    def __init__(self, path: str) -> None:
+        self.path, self.fd = path, -1
+
+    def __enter__(self) -> str:
+        if len(os.fsencode(self.path)) < PATH_BYTES_MAX:
+            return self.path
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        return f"{self.FOLDER}{self.fd}"
+
+    def __exit__(self, *_: object) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 def make_target(target: str) -> None:
@@ -1446,33 +1468,34 @@ def require_stubs(volume: Volume, report: Report) -> None:
 def list_command(given: argparse.Namespace, report: Report) -> int:
     volume = opened(given, report)
 
-    def unlisted(error: OSError) -> None:
-        report.cannot(os.path.relpath(str(error.filename), volume.data), error.strerror or "")
-
     for name in given.paths or [""]:
-        top = volume.node(name)
-        if not os.path.isdir(top) or os.path.islink(top):
-            list_file(volume, top, report)
-        for directory, folders, files in os.walk(top, onerror=unlisted):
-            links = [one for one in folders if os.path.islink(os.path.join(directory, one))]
-            folders[:] = sorted(one for one in folders if one not in links)
-            for one in sorted([*files, *links]):
-                list_file(volume, os.path.join(directory, one), report)
+        path = volume.node(name)
+        list_node(volume, path, os.path.relpath(path, volume.data), report)
     return report.exit_status
 
 
-def list_file(volume: Volume, path: str, report: Report) -> None:
-    name = os.path.relpath(path, volume.data)
+def list_node(volume: Volume, path: str, name: str, report: Report) -> None:
+    """List a file, or all files below a directory."""
     try:
-        status, kind = os.lstat(path), "other"
-        if stat.S_ISREG(status.st_mode):
-            attributes = os.listxattr(path, follow_symlinks=False)
-            kind = "stub" if volume.attribute in attributes else "plain"
-        elif stat.S_ISLNK(status.st_mode):
-            kind = "link"
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            list_file(volume, path, name, status, report)
+            return
+        with Shortened(path) as short:
+            for entry in sorted(os.listdir(short)):
+                below = entry if name == "." else os.path.join(name, entry)
+                list_node(volume, os.path.join(short, entry), below, report)
     except OSError as error:
         report.cannot(name, error.strerror or str(error))
-        return
+
+
+def list_file(volume: Volume, path: str, name: str, status: os.stat_result, report: Report) -> None:
+    kind = "other"
+    if stat.S_ISREG(status.st_mode):
+        attributes = os.listxattr(path, follow_symlinks=False)
+        kind = "stub" if volume.attribute in attributes else "plain"
+    elif stat.S_ISLNK(status.st_mode):
+        kind = "link"
     if report.as_json:
         print(json.dumps({"path": name, "kind": kind, "size": status.st_size}))
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dedupd_core.format.container import Kind
+from dedupd_core.system.files import opened
 from dedupd_core.units import KIB
 from tests.support.crash import tmpfs
 from tests.support.lab import OLD_NS, Lab, new_lab, noise
@@ -165,6 +166,31 @@ def test_names_need_not_be_text(lab: Lab, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert reader("extract", lab.root, name, "--to", out).returncode == 0
     assert os.listdir(os.fsencode(out)) == [name]
+
+
+def in_depth(top: Path, names: list[str], *, make: bool) -> int:
+    """A descriptor of a directory that lies deeper than a path can be long."""
+    fd = os.open(top, os.O_RDONLY)
+    for name in names:
+        if make:
+            os.mkdir(name, dir_fd=fd)
+        below = os.open(name, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    return fd
+
+
+def test_directories_may_be_deeper_than_paths_are_long(lab: Lab, tmp_path: Path) -> None:
+    names = ["x" * 200] * 40
+    with opened(in_depth(lab.data, names, make=True)) as fd:
+        Path(f"/proc/self/fd/{fd}/file").write_bytes(noise(5000, 8))
+    lab.optimize()
+    rows = rows_of(reader("list", lab.root, "--json"))
+    assert rows[-1] == {"path": "/".join([*names, "file"]), "kind": "stub", "size": 5000}
+    done = reader("extract", lab.root, "--to", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    with opened(in_depth(tmp_path / "out", names, make=False)) as fd:
+        assert Path(f"/proc/self/fd/{fd}/file").read_bytes() == noise(5000, 8)
 
 
 def test_a_volume_in_use_is_refused(tmp_path: Path, lab: Lab) -> None:
