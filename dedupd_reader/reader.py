@@ -29,8 +29,18 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import xxhash
-import zstandard
+try:
+    import xxhash
+    import zstandard
+except ImportError as missing:
+    if __name__ != "__main__":
+        raise
+    print(
+        f"dedupd-reader: the library {missing.name} is missing; run `apt install python3-xxhash"
+        " python3-zstandard`, or `pip install xxhash zstandard`",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 VOLUME_FORMAT = 3
 CHUNKS, RECIPES, CHUNK_COPIES, RECIPE_COPIES = 1, 2, 3, 4
@@ -55,6 +65,7 @@ STUB = struct.Struct("<BBHIQ16sQqQQ")
 LOG = struct.Struct("<8sHHI16sQQIIQ")
 DELETION = struct.Struct("<4sBBHHHIQIIIIQIIQqqQ16sQQQQ")
 
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 RAW_BYTES_MAX = 64 << 20
 PIECE_BYTES = 1 << 20
 CHAIN_MAX = 64
@@ -88,6 +99,10 @@ def show(text: str) -> str:
     """A name or a message for a terminal: bytes and characters that would act on it are escaped."""
     text = os.fsencode(text).decode("utf-8", "backslashreplace")
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def show_id(id_: int) -> str:
@@ -932,8 +947,8 @@ class Volume:
                 yield stored_piece(stub.store, start, end, extent)
 
     def content(self, name: str) -> bytes:
-        """All bytes of a file. Raises Damaged, OSError."""
-        fd = os.open(self.node(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        """All bytes of a file. Raises Damaged, Refused, OSError."""
+        fd = os.open(self.node(name), READ_FLAGS)
         try:
             found = bytearray(os.fstat(fd).st_size)
             for piece in self.pieces(fd, self.stub(fd)):
@@ -1266,7 +1281,7 @@ class Extraction:
                 raise
 
     def _take_file(self, path: str, name: str, place: str, status: os.stat_result) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, READ_FLAGS)
         try:
             stub = self.volume.stub(fd)
             pieces = self.volume.pieces(fd, stub)
@@ -1321,6 +1336,10 @@ class Extraction:
                 return False
             if lost:
                 place += ".damaged"
+                if os.path.lexists(place):
+                    problem = f"{os.path.basename(place)} exists in the target; name a new target"
+                    self.report.cannot(name, problem, lost)
+                    return False
                 problem = f"extracted as {os.path.basename(place)}, with zeros for these bytes"
                 self.report.cannot(name, problem, lost)
             if os.path.lexists(place):
@@ -1444,13 +1463,15 @@ def finish(volume: Volume, report: Report, verb: str) -> int:
                 " count up to the first damage, and only if their bytes match their fingerprint"
             )
     if report.left_out:
-        text = f"{report.left_out} names without their privileges; use --privileges to extract them"
+        names = counted(report.left_out, "name")
+        text = f"{names} without privileges; use --privileges for all rights"
         report.print({"note": text}, text)
     counts = {"files": report.files, "bytes": report.bytes, "damaged": report.damaged}
     if report.as_json:
         print(json.dumps({"summary": {**counts, "exit_status": report.exit_status}}))
     else:
-        print(f"{report.files:,} files {verb}, {report.bytes:,} bytes; {report.damaged:,} damaged")
+        size = counted(report.bytes, "byte")
+        print(f"{counted(report.files, 'file')} {verb}, {size}; {report.damaged:,} damaged")
     return report.exit_status
 
 
@@ -1504,7 +1525,7 @@ def list_file(volume: Volume, path: str, name: str, status: os.stat_result, repo
 
 def cat_command(given: argparse.Namespace, report: Report) -> int:
     volume = opened(given, report)
-    fd = os.open(volume.node(given.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = os.open(volume.node(given.path), READ_FLAGS)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise Refused(f"{given.path}: this is no regular file; name one that `list` shows")
     size, at = os.fstat(fd).st_size, 0
@@ -1573,7 +1594,7 @@ def check_records(store: Store, report: Report) -> None:
                     continue
                 count += 1
                 check_record(store, kind, number << 32 | ordinal, container, report)
-    text = f"{count:,} records read in {store.base}"
+    text = f"{counted(count, 'record')} read in {store.base}"
     report.print({"records": count}, text) if report.as_json else print(show(text))
 
 

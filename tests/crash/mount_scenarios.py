@@ -116,7 +116,7 @@ def look(root: Path) -> Contents:
     spoilt = root / ".dedupd/data" / SPOILT
     with Volume.open(str(root)) as volume:
         try:
-            found = crash.read_through_store(volume, SPOILT.encode())[0]
+            found = crash.read_through_store(volume, SPOILT.encode())
         except DamagedStub:
             found = b""
     aside = root.with_name("aside")

@@ -26,6 +26,7 @@ from dedupd_core.system.extents import has_unwritten
 from dedupd_core.system.files import opened
 from dedupd_core.volume.enabling.enable import enable
 from dedupd_core.volume.volume import Volume
+from dedupd_reader.reader import Volume as Reader
 from jobs.compact.in_place import InPlace
 from jobs.frame.run import JobRun
 from jobs.optimize import file_reader
@@ -145,11 +146,10 @@ def contents(root: Path) -> Contents:
     base = root / ".dedupd"
     if (base / "volume.json").exists() and not (base / "disabling").exists():
         with Volume.open(str(root)) as volume:
+            one = Reader(volume.base, locks=False)
             data = Path(volume.base) / "data"
             names = [p.relative_to(data) for p in data.rglob("*") if p.is_file()]
-            return {
-                str(name): crash.read_through_store(volume, os.fsencode(name))[0] for name in names
-            }
+            return {str(name): one.content(str(name)) for name in names}
     found = {
         str(path.relative_to(place)): path.read_bytes()
         for place in (root, base / "data")
@@ -434,7 +434,7 @@ def write_during_commit_of_stubs(scene: Scene) -> None:
     with Volume.open(str(scene.root), scene.disk) as volume:
         ref = _recipe_of_twin(volume, "base")
         with open_user_file(scene, "base") as fd:
-            content = crash.read_through_store(volume, b"base")[0]
+            content = crash.read_through_store(volume, b"base")
             previous = os.getxattr(fd, volume.space.name)
             identity = FileIdentity.of(os.fstat(fd))
             begun = begin_commit(fd, identity, ref, volume.stub_files, previous)
@@ -611,7 +611,7 @@ def stub_and_twin(root: Path, seed: int) -> None:
     scene = Scene(root, RecordingDisk(), History(), seed)
     with Volume.open(str(root), Disk()) as volume, open_user_file(scene, "base") as fd:
         sparse(scene, volume, "base", fd).write(3000, b"written since" * 500)
-        content = crash.read_through_store(volume, b"base")[0]
+        content = crash.read_through_store(volume, b"base")
     twin = root / ".dedupd/data/stored-base"
     twin.write_bytes(content)
     with Volume.open(str(root)) as volume, volume.job_lock():

@@ -77,7 +77,7 @@ def read_all(root: Path, names: list[str]) -> dict[str, bytes | None]:
     with Volume.open(str(root)) as opened:
         for name in names:
             try:
-                found[name] = crash.read_through_store(opened, os.fsencode(name))[0]
+                found[name] = crash.read_through_store(opened, os.fsencode(name))
             except Damaged as error:
                 assert str(error)
                 found[name] = None

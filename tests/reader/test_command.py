@@ -83,6 +83,11 @@ def test_the_rest_of_a_damaged_file_is_extracted_under_another_name(
     assert path.name == "file.damaged"
     right = noise(FOUR, 1)
     assert path.read_bytes() == right[:start] + bytes(end - start) + right[end:]
+    path.write_bytes(b"mine")
+    done = reader("extract", lab.root, "folder/below/file", "--partial", "--to", tmp_path / "out")
+    assert done.returncode == 4
+    assert "file.damaged exists in the target" in done.stderr
+    assert [path.read_bytes() for path in path.parent.iterdir()] == [b"mine"]
 
 
 def test_cat_ends_before_the_first_byte_that_is_lost(lab: Lab) -> None:
@@ -245,6 +250,18 @@ def test_a_lost_volume_file_is_replaced_by_what_containers_state(
     assert done.returncode == 1
     assert "volume.json cannot be read" in done.stderr
     assert (tmp_path / "out/folder/below/file").read_bytes() == noise(FOUR, 1)
+
+
+def test_a_library_that_is_missing_is_named() -> None:
+    program = (
+        "import runpy, sys; sys.modules['zstandard'] = None; sys.argv = ['reader.py'];"
+        f"runpy.run_path({str(READER)!r}, run_name='__main__')"
+    )
+    command = [sys.executable, "-I", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("dedupd-reader: the library zstandard is missing; run `apt")
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_help_names_every_command_and_the_version_its_file() -> None:

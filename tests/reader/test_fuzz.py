@@ -72,9 +72,21 @@ class Victim:
 
     def damage(self, rng: random.Random) -> list[Path]:
         hit = rng.sample(sorted(self.files), rng.choice((1, 1, 2, 4)))
+        if rng.random() < 0.2:
+            heads = [path for path in self.files if path.suffix in (".dat", ".dir")]
+            for path in heads:
+                with open(path, "r+b") as file:
+                    file.write(bytes(128 if path.suffix == ".dat" else 64))
+            secrets = [path for path in self.files if path.name == "secret.json"]
+            for path in secrets:
+                path.unlink()
+            return [*heads, *secrets, *self._hit(rng, hit)]
+        return self._hit(rng, hit)
+
+    def _hit(self, rng: random.Random, hit: list[Path]) -> list[Path]:
         for path in hit:
             if rng.random() < 0.05:
-                path.unlink()
+                path.unlink(missing_ok=True)
             else:
                 path.write_bytes(rng.choice(DAMAGES)(rng, self.files[path]))
         return hit

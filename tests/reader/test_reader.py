@@ -95,7 +95,7 @@ def test_the_reader_takes_no_privileges_unasked(tmp_path: Path) -> None:
     os.chmod(lab.data / "shared", 0o3777)
     subprocess.run(["setfacl", "-d", "-m", "u:1234:rwx", tmp_path], check=True)
     done = reader("extract", lab.root, "--to", tmp_path / "out")
-    assert "3 names without their privileges" in done.stderr
+    assert "3 names without privileges" in done.stderr
     found = seen(tmp_path / "out")
     modes = {name: stat.S_IMODE(int(str(row[0]))) for name, row in found.items()}
     assert modes == {"file": 0o755, "other": 0o644, "shared": 0o3777}

@@ -31,6 +31,7 @@ from dedupd_core.system.files import opened, read_at
 from dedupd_core.system.paths import open_beneath
 from dedupd_core.volume.enabling.enable import disable, enable
 from dedupd_core.volume.volume import Volume
+from dedupd_reader import reader
 from jobs.check.verify import Verify, VerifyReport
 from jobs.compact.in_place import InPlace
 from jobs.compact.job import Compact, CompactReport
@@ -137,13 +138,13 @@ def see_plain(root: Path) -> dict[str, Seen]:
 
 
 def see_volume(volume: Volume) -> dict[str, Seen]:
-    """Everything in a volume's tree, stubs read from the store, with no mount and no job.
+    """Everything in a volume's tree, stubs read by the independent reader.
 
     Times are those that users see: a stub in transition carries its own in its attribute.
     """
-    return _see(
-        Path(volume.base) / "data", lambda path: _digest_stub(volume, path), volume.space.name
-    )
+    one = reader.Volume(volume.base, locks=False)
+    data = Path(volume.base) / "data"
+    return _see(data, lambda path: _digest_stub(one, data, path), volume.space.name)
 
 
 def _see(
@@ -186,24 +187,25 @@ def _digest_plain(path: Path) -> tuple[str, int | None]:
     return hashlib.sha256(path.read_bytes()).hexdigest(), None
 
 
-def _digest_stub(volume: Volume, path: Path) -> tuple[str, int | None]:
-    data = Path(volume.base) / "data"
-    content, mtime_ns = read_through_store(volume, os.fsencode(path.relative_to(data)))
-    return hashlib.sha256(content).hexdigest(), mtime_ns
+def _digest_stub(one: reader.Volume, data: Path, path: Path) -> tuple[str, int | None]:
+    """Of a file's content, and its time if that is in the attribute."""
+    with open(path, "rb") as file:
+        stub = one.stub(file.fileno())
+    content = one.content(str(path.relative_to(data)))
+    moving = stub is not None and stub.flags & (Flag.COMMITTING | Flag.RESTORING)
+    return hashlib.sha256(content).hexdigest(), stub.mtime_ns if stub and moving else None
 
 
-def read_through_store(volume: Volume, path: bytes) -> tuple[bytes, int | None]:
-    """A file's content, plain or stub, and its time where that is in the attribute."""
+def read_through_store(volume: Volume, path: bytes) -> bytes:
+    """A file's content, plain or stub, as the program reads it."""
     with opened(open_beneath(volume.data_fd, path, os.O_RDONLY)) as fd:
         size = os.fstat(fd).st_size
         stub = checked_stub(fd, volume.stub_files, repr(path))
         if stub is None:
-            return read_at(fd, size, 0), None
+            return read_at(fd, size, 0)
         content = open_content(stub, volume.recipes, volume.read_chunk, repr(path))
         local = local_ranges(fd, size)
-        data = bytes(read_stub(fd, local, stub.covered, content, 0, size))
-        moving = stub.flags & (Flag.COMMITTING | Flag.RESTORING)
-        return data, stub.mtime_ns if moving else None
+        return bytes(read_stub(fd, local, stub.covered, content, 0, size))
 
 
 def make_volume(root: Path, seed: int = 1) -> dict[str, Seen]:

@@ -20,6 +20,7 @@ from dedupd_core.deleted.undelete import UNFINISHED, Undelete, attach_below
 from dedupd_core.errors import Damaged, DedupdError, UsageError
 from dedupd_core.system.disk import Disk
 from dedupd_core.volume.volume import Volume
+from dedupd_reader import reader
 from jobs.check.verify import Verify
 from jobs.compact.job import Compact
 from jobs.frame.run import JobRun
@@ -257,10 +258,12 @@ def _look_at_files(world: World, volume: Volume, root: Path) -> str:
     if tree.keys() != world.files.keys():
         raise Forged(f"the tree has {sorted(tree)}")
     lost_files = 0
+    independent = reader.Volume(volume.base, locks=False)
     for name, path in tree.items():
         one = world.files[name]
         _expect_rights(name, path, one, one.mode)
         lost_files += not _reads_right(volume, name, one)
+        _expect_no_wrong_byte(independent, name, one)
     return "all files read" if not lost_files else "errors in files"
 
 
@@ -277,13 +280,23 @@ def _expect_rights(name: str, path: Path, one: File, mode: int) -> None:
 
 def _reads_right(volume: Volume, name: str, one: File) -> bool:
     try:
-        content, _ = crash.read_through_store(volume, os.fsencode(name))
+        content = crash.read_through_store(volume, os.fsencode(name))
     except ERRORS as error:
         assert str(error), "an error without words"
         return False
     if content != one.content:
         raise Forged(f"{name} has wrong bytes")
     return True
+
+
+def _expect_no_wrong_byte(independent: reader.Volume, name: str, one: File) -> None:
+    """The reader is fooled by no more than the program."""
+    try:
+        content = independent.content(name)
+    except (reader.Damaged, OSError):
+        return
+    if content != one.content:
+        raise Forged(f"{name} has wrong bytes for dedupd-reader")
 
 
 def _look_at_deleted(world: World, volume: Volume, root: Path) -> str:
