@@ -1153,7 +1153,7 @@ class Report:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self.files = self.bytes = self.damaged = self.failed = self.findings = self.left_out = 0
+        self.files = self.bytes = self.damaged = self.findings = self.left_out = 0
 
     def note(self, text: str) -> None:
         """Something that is no problem of one file."""
