@@ -26,8 +26,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 try:
     import xxhash
@@ -76,6 +75,7 @@ RANGES_SHOWN = 20
 PATH_BYTES_MAX = 2048
 GENERATIONS_TRIED = 64
 
+Kept = TypeVar("Kept")
 DONE, FINDINGS, USAGE, BUSY, DAMAGED = range(5)
 
 
@@ -435,6 +435,11 @@ class Stub(NamedTuple):
     local: int = 0
 
 
+def drop_oldest(kept: dict[tuple[int, int], Kept], count_max: int) -> None:
+    if len(kept) >= count_max:
+        del kept[next(iter(kept))]
+
+
 class Store:
     """Chunks and recipes by id. Each is checked whenever it is read, up to its fingerprint."""
 
@@ -443,9 +448,9 @@ class Store:
             raise unknown(f"{base}: fingerprint {fingerprint}")
         self.base, self.owner, self.hashes = base, owner, HASHES[fingerprint]
         self.keys = self._keys()
-        self.container = lru_cache(CONTAINERS_OPEN)(self._container)
-        self.read = lru_cache(RECORDS_KEPT)(self._read)
-        self.lost = dict[str, Damaged]()
+        self.containers = dict[tuple[int, int], Container]()
+        self.records = dict[tuple[int, int], tuple[bytes, bytes]]()
+        self.lost = dict[str, str]()
         self.unchecked = set[str]()
         """Containers whose seed is lost."""
         self.repeated = dict[int, dict[int, list[tuple[int, int, int]]]]()
@@ -468,40 +473,52 @@ class Store:
         stems = (name[:-4] for name in names if name.endswith(".dat"))
         return sorted(int(stem) for stem in stems if stem.isdecimal() and stem.isascii())
 
-    def _container(self, kind: int, number: int) -> Container:
+    def container(self, kind: int, number: int) -> Container:
+        key = (kind, number)
+        if key not in self.containers:
+            drop_oldest(self.containers, CONTAINERS_OPEN)
+            self.containers[key] = self._scanned(kind, number)
+        return self.containers[key]
+
+    def _scanned(self, kind: int, number: int) -> Container:
         path = os.path.join(self.base, FOLDERS[kind], f"{number:08d}.dat")
-        if path in self.lost:
-            raise self.lost[path]
-        try:
-            found = Container(path, kind, self.owner, self.keys)
-        except FileNotFoundError:
-            self.lost[path] = Damaged(f"{path}: the container is missing")
-        except Damaged as error:
-            self.lost[path] = error
-        except OSError as error:
-            self.lost[path] = Damaged(f"{path}: {error.strerror}")
-        else:
-            if found.seed is None:
-                self.unchecked.add(path)
-            return found
-        raise self.lost[path]
+        if path not in self.lost:
+            try:
+                found = Container(path, kind, self.owner, self.keys)
+                if found.seed is None:
+                    self.unchecked.add(path)
+                return found
+            except FileNotFoundError:
+                self.lost[path] = f"{path}: the container is missing"
+            except Damaged as error:
+                self.lost[path] = str(error)
+            except OSError as error:
+                self.lost[path] = f"{path}: {error.strerror}"
+        raise Damaged(self.lost[path])
+
+    def read(self, kind: int, id_: int) -> tuple[bytes, bytes]:
+        """Fingerprint and bytes of a record."""
+        key = (kind, id_)
+        if key not in self.records:
+            drop_oldest(self.records, RECORDS_KEPT)
+            self.records[key] = self._read(kind, id_)
+        return self.records[key]
 
     def _read(self, kind: int, id_: int) -> tuple[bytes, bytes]:
-        """Fingerprint and bytes of a record: as it is stated, or merged, or in a second copy."""
+        """As it is stated, or merged, or in a second copy."""
         if (kind, id_) in self.chain or len(self.chain) > CHAIN_MAX:
             raise Damaged(f"record {show_id(id_)}: it leads in a circle")
         self.chain.append((kind, id_))
-        problem = None
+        problem = ""
         try:
             for source in (self._own, self._merged, self._repeated):
                 try:
                     return source(kind, id_)
                 except Damaged as error:
-                    problem = problem or error
+                    problem = problem or str(error)
         finally:
             self.chain.pop()
-        assert problem is not None
-        raise problem
+        raise Damaged(problem)
 
     def _own(self, kind: int, id_: int) -> tuple[bytes, bytes]:
         return self.stated(kind, id_, kind)
@@ -511,13 +528,12 @@ class Store:
         container, ordinal = self.container(folder, id_ >> 32), id_ & 0xFFFFFFFF
         what = "record" if kind == folder else "second copy"
         problem = "it was collected" if container.is_collected(ordinal) else "it is missing"
-        found = Damaged(f"{what} {show_id(id_)}: {problem}")
         for at, record in container.records(ordinal):
             try:
                 return self._decoded(kind, container, at, record)
             except Damaged as error:
-                found = Damaged(f"{what} {show_id(id_)}: {error}")
-        raise found
+                problem = str(error)
+        raise Damaged(f"{what} {show_id(id_)}: {problem}")
 
     def _merged(self, kind: int, id_: int) -> tuple[bytes, bytes]:
         """[What the states mean] The record that a merged one leads to, by its entry."""

@@ -1,11 +1,13 @@
 """Records of each kind are read by the reader as the format says, and by no other bytes."""
 
+import gc
 import os
 import random
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,9 @@ from dedupd_core.format import table as tbl
 from dedupd_core.format.container import Kind
 from dedupd_core.format.ids import container_of
 from dedupd_core.units import KIB, MIB
-from dedupd_reader.reader import Volume, plain_blake3, xxh3
+from dedupd_reader.reader import Damaged, Volume, plain_blake3, xxh3
 from jobs.scrub.job import Depth
-from tests.support.lab import Lab, new_lab, noise
+from tests.support.lab import Lab, descriptors, descriptors_to_begin_with, new_lab, noise
 from tests.support.reader import READER, mixed_lab, reader, rows_of
 from tests.support.upkeep import (
     PLAIN,
@@ -141,6 +143,24 @@ def test_recipes_of_several_levels_are_read_and_their_loss_has_a_range(tmp_path:
     assert got[:start] == content[:start]
     assert got[start : start + entries[1][1]] == bytes(entries[1][1])
     assert got[start + entries[1][1] :] == content[start + entries[1][1] :]
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    """Also after damage, and without the collector of garbage: a file system can be unmounted."""
+    lab = new_lab(tmp_path / "volume")
+    lab.put("file", noise(300 * KIB, 1))
+    lab.optimize()
+    before = descriptors_to_begin_with()
+    gc.disable()
+    try:
+        assert len(contents(lab)) == 1
+        assert descriptors() == before
+        lab.forge_first_record()
+        with suppress(Damaged):
+            contents(lab)
+        assert descriptors() == before
+    finally:
+        gc.enable()
 
 
 def test_the_bytes_of_another_record_are_not_taken(tmp_path: Path) -> None:
