@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Read a volume of dedupd without dedupd: list, check and extract its files.
 
-This is one file, written by docs/design/format.md alone, whose headings are named in brackets. Copy it to
-your backups. It needs Python 3.11 and two libraries, for example python3-zstandard and
+This is one file, written by docs/design/format.md alone, whose headings are named in brackets. Copy
+it to your backups. It needs Python 3.11 and two libraries, for example python3-zstandard and
 python3-xxhash of Debian. The library blake3 is optional and makes it faster.
 
     python3 reader.py --help

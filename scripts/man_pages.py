@@ -30,9 +30,8 @@ def pages() -> dict[str, str]:
         assert command is not None
         inside = click.Context(command, parent=context, info_name=name)
         found[f"dedupd-{name}.1"] = _command_page(name, summary, command, inside)
-    mount = (DOCS / "guide/mount.md").read_text()
     found["dedupd-reader.1"] = _reader_page()
-
+    mount = (DOCS / "guide/mount.md").read_text()
     found["mount.dedupd.8"] = _document_page(
         "mount.dedupd",
         "mount a volume, for mount(8)",
