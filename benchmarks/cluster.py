@@ -26,10 +26,10 @@ from typing import Any
 
 from benchmarks.measure import keep, machine
 from dedupd_core import native
+from dedupd_core.format.cluster.address import StoreAddress, parse_address
 from dedupd_core.format.cluster.objects import FRAME_BYTES, FileId, frame_of
 from dedupd_core.format.recipe import fingerprint_check
 from dedupd_core.rados.chunks import NewChunk
-from dedupd_core.rados.cluster.address import StoreAddress, parse_address
 from dedupd_core.rados.cluster.connection import OPERATIONS_AT_ONCE
 from dedupd_core.rados.collection import Collection
 from dedupd_core.rados.reading.content import ClusterChunks

@@ -20,7 +20,7 @@ from statistics import median
 
 from benchmarks.cluster import CHUNK_BYTES, ceph_bench
 from benchmarks.measure import drop_caches, keep, machine, read_through
-from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.rados.reading.volume_store import CACHE_BYTES, CACHE_DIR, bind
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.system.disk import Disk

@@ -82,14 +82,9 @@ class MountedVolume:
             attributes.ignore_case()
         self.reserved_blocks = ReservedBlocks(self.inodes)
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
-        seeds, block = volume.space.seeds, volume.block_bytes
-        if volume.cluster is None:
-            chunks, streams = volume.store.chunk_records, volume.store.recipe_records
-            readers = chunks.native_reader, streams.native_reader
-            self.inodes.read_stubs(*readers, self.cache.native, seeds, block, threads)
-        else:
-            content = volume.cluster.chunks.content
-            self.inodes.read_stubs_of_cluster(content, self.cache.native, seeds, block)
+        volume.chunk_store.serve_stubs(
+            self.inodes, self.cache.native, volume.space.seeds, volume.block_bytes, threads
+        )
         self.stub_reader = StubReader(self.cache, self.slow_calls)
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)
         policy = WatchedPolicy(volume, is_read_only=transitions.is_read_only)

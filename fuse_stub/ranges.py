@@ -158,7 +158,7 @@ class FileRanges:
         if (
             start >= end
             or self._mount.marking_sessions.is_open
-            or self._mount.volume.cluster is not None  # a version there is of one file
+            or not self._mount.volume.store_kind.shares_recipes
             or self._lane.is_pending(source.ino)
             or file.is_filled
             or not can_share(stub)

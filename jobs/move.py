@@ -17,6 +17,7 @@ from dedupd_core.failpoint import define, reach
 from dedupd_core.format.domain import FIRST
 from dedupd_core.format.ids import HOLE
 from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.format.store_kinds import MEMBERSHIP_FILE
 from dedupd_core.format.stream import Frame, FrameKind
 from dedupd_core.format.stub import Flag, StubAttribute
 from dedupd_core.replica.replica import refuse_unfinished
@@ -28,7 +29,6 @@ from dedupd_core.stores.joining import refuse_overlap
 from dedupd_core.stores.local_store import make_store_dirs
 from dedupd_core.stores.shared_directory import SharedDirectory
 from dedupd_core.stores.standing import (
-    MEMBERSHIP_FILE,
     MOVING_FILE,
     membership_at,
     put_membership,

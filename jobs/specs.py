@@ -4,32 +4,66 @@ A new job is a row here, a module with the work in this package, and one with th
 :mod:`dedupd.cli.run`. A new task is a row here, and a key ``schedule_TASK`` in the policy.
 """
 
-import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from dedupd_core.errors import UsageError
+from dedupd_core.format.store_kinds import StoreKind
+from dedupd_core.volume.volume import Volume
+from jobs.frame.report import Job
 
 
-class Stores(enum.Enum):
-    """The stores that a job has work in."""
+@dataclass(frozen=True, slots=True)
+class Strategies:
+    """What does something on a volume, by the kind of its store: each a ``MODULE:NAME``, which is
+    imported when it is needed; empty where there is nothing to be done.
 
-    ANY = enum.auto()
-    CONTAINERS = enum.auto()
-    """On disks: a volume's own, or a shared one."""
-    CLUSTER = enum.auto()
+    ``containers``: of stores on a disk of this host. ``elsewhere``: what helps on other stores.
+    """
+
+    containers: str = ""
+    cluster: str = ""
+    elsewhere: str = "see docs/cluster.md"
+
+    def named(self, kind: StoreKind) -> str:
+        return self.containers if kind.has_containers else self.cluster
+
+    def of(self, volume: Volume, job: str) -> Any:
+        """The one for a volume's store. Raises UsageError where there is none."""
+        name = self.named(volume.store_kind)
+        if not name:
+            where = "no cluster" if volume.store_kind.has_containers else volume.chunk_store.where
+            raise UsageError(
+                f"{volume.root}: its chunks are in {where}, where {job} has nothing to do;"
+                f" {self.elsewhere}"
+            )
+        module, _, attribute = name.partition(":")
+        return getattr(import_module(module), attribute)
+
+
+RECEPTION = Strategies(
+    "jobs.backup.intake:LocalReception", "jobs.cluster.receiving:ClusterReception"
+)
+"""How a stream is received (``jobs.backup.intake.Reception``)."""
+
+LEAVING = Strategies(cluster="jobs.cluster.leaving:leave_store")
+"""What a volume that is being disabled has to do first, so that its store forgets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """A job. ``options`` have a value, ``flags`` have none; every job has ``for`` and ``cores``.
 
-    ``of_a_subtree``: it can work on a part of the tree. ``by_service``: users may ask the service
-    for it; else it needs the volume unmounted.
+    ``classes``: of :class:`jobs.frame.report.Job`. ``of_a_subtree``: it can work on a part of the
+    tree. ``by_service``: users may ask the service for it; else it needs the volume unmounted.
     """
 
     name: str
+    classes: Strategies
     options: frozenset[str] = frozenset()
     flags: frozenset[str] = frozenset()
-    stores: Stores = Stores.ANY
     of_a_subtree: bool = False
     by_service: bool = True
 
@@ -38,54 +72,85 @@ class JobSpec:
         """The names of all options and flags."""
         return self.options | self.flags | {"for", "cores"}
 
+    def has_work_in(self, kind: StoreKind) -> bool:
+        """Whether there is work for it in a kind of store."""
+        return bool(self.classes.named(kind))
+
 
 SPECS: tuple[JobSpec, ...] = (
     JobSpec(
         "optimize",
+        Strategies("jobs.optimize.job:Optimize", "jobs.cluster.optimize:ClusterOptimize"),
         options=frozenset({"min_age", "min_age_at_most", "memory", "rate"}),
         of_a_subtree=True,
     ),
     JobSpec(
         "reconcile",
+        Strategies("jobs.reconcile.job:Reconcile"),
         options=frozenset({"strategy", "memory"}),
-        stores=Stores.CONTAINERS,
     ),
     JobSpec(
         "refine",
+        Strategies("jobs.refine.job:Refine"),
         options=frozenset({"mode", "memory", "rate"}),
-        stores=Stores.CONTAINERS,
     ),
     JobSpec(
         "gc",
+        Strategies("jobs.gc.job:Gc", "jobs.cluster.gc:ClusterGc"),
         flags=frozenset({"full", "all_garbage"}),
     ),
     JobSpec(
         "compact",
+        Strategies("jobs.compact.job:Compact"),
         options=frozenset({"rate"}),
-        stores=Stores.CONTAINERS,
     ),
     JobSpec(
         "scrub",
+        Strategies("jobs.scrub.job:Scrub", "jobs.cluster.scrub:ClusterScrub"),
         options=frozenset({"rate", "share"}),
         flags=frozenset({"full", "report_only"}),
     ),
-    JobSpec("unoptimize", options=frozenset({"rate", "since"}), of_a_subtree=True),
-    JobSpec("rebuild"),
+    JobSpec(
+        "unoptimize",
+        Strategies("jobs.unoptimize:Unoptimize", "jobs.unoptimize:Unoptimize"),
+        options=frozenset({"rate", "since"}),
+        of_a_subtree=True,
+    ),
+    JobSpec("rebuild", Strategies("jobs.rebuild:Rebuild")),
     JobSpec(
         "recover",
+        Strategies(
+            cluster="jobs.cluster.upkeep:ClusterRecover", elsewhere="there is no other host"
+        ),
         flags=frozenset({"if_due"}),
-        stores=Stores.CLUSTER,
     ),
     JobSpec(
         "audit",
+        Strategies(
+            cluster="jobs.cluster.upkeep:ClusterAudit",
+            elsewhere="`dedupd run scrub` checks them",
+        ),
         flags=frozenset({"read", "if_due"}),
-        stores=Stores.CLUSTER,
     ),
-    JobSpec("verify", by_service=False),
+    JobSpec(
+        "verify",
+        Strategies(
+            "jobs.check.verify:Verify", elsewhere="`dedupd cluster audit --read` changes no file"
+        ),
+        by_service=False,
+    ),
 )
 
-JOBS: Mapping[str, JobSpec] = {spec.name: spec for spec in SPECS if spec.by_service}
+ALL_JOBS: Mapping[str, JobSpec] = {spec.name: spec for spec in SPECS}
+
+JOBS: Mapping[str, JobSpec] = {name: spec for name, spec in ALL_JOBS.items() if spec.by_service}
 """The jobs that users may ask the service for."""
+
+
+def job_of(name: str, volume: Volume) -> Callable[..., Job[Any]]:
+    """The class that is this job on a volume. Raises UsageError where it has no work there."""
+    found: Callable[..., Job[Any]] = ALL_JOBS[name].classes.of(volume, name)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

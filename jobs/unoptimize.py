@@ -51,7 +51,7 @@ class Plan:
 class Unoptimize(Job[UnoptimizeReport]):
     """Makes every stub below a path of the tree plain. Needs the job lock; may be repeated."""
 
-    knows_clusters = True
+    needs_containers = False
 
     def __init__(
         self, volume: Volume, run: JobRun, below: bytes = b"", since_s: float | None = None

@@ -21,6 +21,7 @@ from dedupd_core.volume.enabling.base import RESERVED_NAME, Held, held_to_disabl
 from dedupd_core.volume.enabling.enable import begin_disable, disable_held, refuse_collisions
 from dedupd_core.volume.enabling.place import reserved_entry
 from dedupd_core.volume.volume import Volume
+from jobs.specs import LEAVING
 from jobs.tree.walk import walk
 from jobs.unoptimize import Unoptimize
 
@@ -113,10 +114,8 @@ def _begin(held: Held, first: bool) -> str:
             _refuse_stubs(volume, path)
             refuse_collisions(held, disk=volume.disk)
             with job_run("disable") as run:
-                if volume.cluster is not None:
-                    from jobs.cluster.leaving import leave_store
-
-                    leave_store(volume, run)
+                if LEAVING.named(volume.store_kind):
+                    LEAVING.of(volume, "disable")(volume, run)
             # Under the same locks: no job can make a stub between the check and the marker.
             begin_disable(volume.base_fd, volume.disk)
         return volume.parameters.uuid

@@ -1,10 +1,10 @@
 """``dedupd enable``: make a directory a volume."""
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,18 +14,15 @@ from dedupd.service.volume_registry import forget, register
 from dedupd_core.config.policy import Policy, apply_values
 from dedupd_core.config.profiles import PROFILES
 from dedupd_core.errors import Busy, DedupdError, ServiceUnreachable
+from dedupd_core.format.store_kinds import CLUSTER, StoreKind
 from dedupd_core.format.volume_parameters import DEFAULT_PRESET, FINGERPRINTS, PRESETS
-from dedupd_core.rados.cluster.address import is_address, parse_address
-from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.stores.registry import store_to_join
 from dedupd_core.system.disk import Disk
 from dedupd_core.volume.base_directory import is_volume
 from dedupd_core.volume.enabling.enable import enable
 from dedupd_core.volume.enabling.place import ONE_FILE_SYSTEM
 from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_process import mount_in_background
-
-if TYPE_CHECKING:
-    from dedupd_core.rados.store import RadosStore
 
 profile_option = click.option(
     "--profile",
@@ -113,15 +110,17 @@ def chosen_values(profile: str, min_age: str | None, min_size: str | None) -> di
     return PROFILES[profile] | {key: value for key, value in given.items() if value is not None}
 
 
-IN_A_CLUSTER: dict[str, Any] = {
-    "schedule_gc": "daily 01:00 for 5h",
-    "schedule_scrub": "daily 03:45 for 3h",
-    **dict.fromkeys(
-        (f"schedule_{name}" for name in ("reconcile", "compact", "full_scrub", "refine")),
-        "off",
-    ),
+VALUES_OF: Mapping[StoreKind, Mapping[str, Any]] = {
+    CLUSTER: {
+        "schedule_gc": "daily 01:00 for 5h",
+        "schedule_scrub": "daily 03:45 for 3h",
+        **dict.fromkeys(
+            (f"schedule_{name}" for name in ("reconcile", "compact", "full_scrub", "refine")),
+            "off",
+        ),
+    }
 }
-"""Of the policy of a volume whose chunks are in a cluster: what has nothing to do there is off."""
+"""Of the policy of a volume on a store of some kind: what has nothing to do there is off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,27 +146,20 @@ def make_volume(
     """Make ``path`` a volume with these values of its policy, and mount it. Raises what
     :func:`enable` raises, PolicyError."""
     apply_values(Policy(), values, "command line")
-    with ExitStack() as stores:
-        disk, shared, cluster = Disk(), None, None
-        if store is not None and is_address(store):
-            from dedupd_core.rados.store import RadosStore
-
-            cluster = stores.enter_context(RadosStore.open(parse_address(store)))
-            fingerprint = cluster.parameters.fingerprint
-            values = {**values, **IN_A_CLUSTER}
-        elif store is not None:
-            shared = stores.enter_context(closing(SharedDirectory.named(store, disk)))
+    disk = Disk()
+    with closing(store_to_join(store, disk)) as joined:
         parameters = enable(
             path,
             chunk_size=chunk_size,
-            fingerprint=fingerprint,
-            policy_values=values,
+            fingerprint=joined.fingerprint or fingerprint,
+            policy_values={**values, **VALUES_OF.get(joined.kind, {})},
             disk=disk,
             force=force,
-            shared=shared,
+            shared=joined.shared,
         )
-        if cluster is not None:
-            _bind(path, cluster)
+        if not joined.kind.has_containers:
+            with Volume.open(path) as volume, volume.job_lock():
+                joined.take_in(volume.base_fd, volume.root, parameters.uuid, disk)
     root = os.path.realpath(path)
     is_registered = register(root, parameters.uuid)
     if is_registered and not is_volume(root):
@@ -188,15 +180,6 @@ def make_volume(
         "one_file_system": ONE_FILE_SYSTEM,
     }
     return Made(value, list(_lines(path, is_mounted, is_registered, is_served)), problem, is_served)
-
-
-def _bind(path: str, store: "RadosStore") -> None:
-    """Put a volume that was just made on a store in a cluster."""
-    from dedupd_core.rados.reading.volume_store import CACHE_BYTES, bind
-
-    with Volume.open(path) as volume, volume.job_lock():
-        uuid = volume.parameters.uuid
-        bind(volume.base_fd, volume.root, uuid, store, CACHE_BYTES, volume.disk)
 
 
 def _lines(path: str, is_mounted: bool, is_registered: bool, is_served: bool) -> Iterator[str]:

@@ -134,7 +134,7 @@ def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
 def look_at_new(volume: Volume, run: JobRun) -> None:
     """After a job that has written to the store, and has told its report: look at what nothing has
     looked at, so that gc need not. Only where nobody waits for the job to end."""
-    if conduct().gentle:
+    if conduct().gentle and volume.store_kind.has_containers:
         from jobs.check import headers_seen
 
         with suppress(Cancelled):  # its work is done

@@ -10,9 +10,9 @@ from dedupd.cli.report import show_messages
 from dedupd_core.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 from dedupd_core.system.inherited import require_standard_stream
 from dedupd_core.units import counted, format_size
-from jobs.backup.intake import LocalReception, Reception
+from jobs.backup.intake import Reception
 from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume, drop, end, finish, token
-from jobs.frame.run import JobRun
+from jobs.specs import RECEPTION
 
 
 @click.command("receive")
@@ -45,7 +45,7 @@ def command(
         if negotiate:
             require_standard_stream(1, "the answers to `dedupd send`")
     with ReplicaVolume.open(path) as volume, volume.job_lock(), job_run("receive") as run:
-        reception = _reception(volume, run)
+        reception: Reception = RECEPTION.of(volume, "receive")(volume, run)
         if is_token:
             found = token(volume)
             answer(as_json, {"token": found}, found)
@@ -65,14 +65,6 @@ def command(
         report = Receiver(volume, run, sys.stdin.fileno(), out, reception).run()
     _show(report, as_json and not negotiate)
     sys.exit(EXIT_FINDINGS if report.errors else EXIT_DONE)
-
-
-def _reception(volume: ReplicaVolume, run: JobRun) -> Reception:
-    if volume.cluster is None:
-        return LocalReception(volume, run)
-    from jobs.cluster.receiving import ClusterReception
-
-    return ClusterReception(volume, run)
 
 
 def _show(report: ReceiveReport, as_json: bool) -> None:

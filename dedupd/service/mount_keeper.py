@@ -14,7 +14,7 @@ from dedupd.service.config import VolumeConfig
 from dedupd.service.systemd.journal import Event, report
 from dedupd.service.systemd.slice import is_of_systemd
 from dedupd_core.errors import Busy, DedupdError, UsageError
-from dedupd_core.rados.reading.binding import BINDING_FILE
+from dedupd_core.stores.registry import kind_at
 from dedupd_core.system import mount_table
 from dedupd_core.system.control_socket import (
     QUESTION_TIMEOUT_S,
@@ -22,7 +22,6 @@ from dedupd_core.system.control_socket import (
     fetch_base,
     socket_path,
 )
-from dedupd_core.system.files import is_there
 from fuse_stub.mounts.mount_points import covered, is_dead
 from fuse_stub.mounts.mount_process import Serving, open_volume, served_in_background, unmount
 from fuse_stub.mounts.mount_unit import NoUnit, served_in_unit
@@ -166,10 +165,10 @@ class MountKeeper:
 
     def _serve(self, path: str, base_fd: int, asked: Serving) -> int:
         """Have a process serve the volume: in a unit of its own, or else beside the service."""
-        # The unit has no network, by which a cluster is reached. Before Linux 6.5 no mount can be
+        # The unit has no network. Before Linux 6.5 no mount can be
         # put in the place of a dead one without a gap.
         may_have_unit = is_of_systemd() and replaces_without_gap()
-        if self.uuid and may_have_unit and not is_there(base_fd, BINDING_FILE):
+        if self.uuid and may_have_unit and not kind_at(f"/proc/self/fd/{base_fd}").needs_network:
             try:
                 return served_in_unit(self.uuid, path, base_fd, asked)
             except NoUnit as error:

@@ -6,7 +6,8 @@ from dedupd.service.scheduler import TaskName
 from dedupd_core.config.policy import Policy, RefineMode
 from dedupd_core.config.schedule import Off, Schedule
 from dedupd_core.errors import UsageError
-from jobs.specs import JOBS, TASKS, Stores
+from dedupd_core.format.store_kinds import OWN, StoreKind
+from jobs.specs import JOBS, TASKS
 
 
 def tasks_of(job: str, arguments: tuple[str, ...]) -> list[TaskName]:
@@ -14,16 +15,17 @@ def tasks_of(job: str, arguments: tuple[str, ...]) -> list[TaskName]:
     return [name for name, task in TASKS.items() if (task.job, task.options) == (job, arguments)]
 
 
-def schedules(policy: Policy, *, in_cluster: bool) -> dict[TaskName, Schedule]:
-    """When each task runs, by the policy; ``in_cluster``: of a volume whose chunks are there.
+def schedules(policy: Policy, kind: StoreKind) -> dict[TaskName, Schedule]:
+    """When each task runs, by the policy of a volume on a kind of store.
 
-    There the tasks of containers are off. Elsewhere there are none of clusters.
+    Tasks that every volume has by its policy are off where the kind has no work for them; tasks of
+    other stores than those of containers are not there.
     """
     wanted: dict[TaskName, Schedule] = {}
     for name, task in TASKS.items():
         is_off = name == "refine" and policy.refine is RefineMode.OFF
-        if JOBS[task.job].stores is (Stores.CONTAINERS if in_cluster else Stores.CLUSTER):
-            if not in_cluster:
+        if not JOBS[task.job].has_work_in(kind):
+            if not JOBS[task.job].has_work_in(OWN):
                 continue
             is_off = True
         wanted[name] = Off() if is_off else getattr(policy, f"schedule_{name}")

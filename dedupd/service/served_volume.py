@@ -29,7 +29,8 @@ from dedupd_core.config.policy_file import set_in_text
 from dedupd_core.config.schedule import Schedule
 from dedupd_core.deleted.alarm import Alarm, read_state
 from dedupd_core.errors import CatalogUnusable, PolicyError
-from dedupd_core.rados.reading.binding import BINDING_FILE
+from dedupd_core.format.store_kinds import OWN, StoreKind
+from dedupd_core.stores.registry import kind_at
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened, takes_no_changes
 from dedupd_core.system.paths import explain
@@ -115,19 +116,19 @@ class ServedVolume:
             self.paused,
             self.since_s,
             self._served_s,
-            replace(self.space.state(self.policy), is_apart=self.is_in_cluster),
+            replace(self.space.state(self.policy), is_apart=not self.store_kind.has_containers),
         )
 
     @property
     def schedules(self) -> dict[TaskName, Schedule]:
         """When each task runs, by the policy as it was read last."""
-        return schedules(self.policy, in_cluster=self.is_in_cluster)
+        return schedules(self.policy, self.store_kind)
 
     @property
-    def is_in_cluster(self) -> bool:
-        """Whether its chunks are in a cluster."""
+    def store_kind(self) -> StoreKind:
+        """Of the store that it is on; as if it had its own until it is reached."""
         base = self.keeper.base
-        return base is not None and os.path.lexists(f"{base}/{BINDING_FILE.decode()}")
+        return OWN if base is None else kind_at(base)
 
     async def look_at_space(self) -> bool:
         """Look at the free space. Whether something may have to be done now."""
@@ -151,7 +152,8 @@ class ServedVolume:
         """Jobs that would free space, the cheapest first."""
         saved = 0.0 if self.savings is None else self.savings.saved_fraction
         found = reclaimable(self.tasks, self.garbage_bytes, self.young_bytes, saved)
-        return [one for one in found if one.job == "optimize" or not self.is_in_cluster]
+        gives_back = self.store_kind.has_containers
+        return [one for one in found if one.job == "optimize" or gives_back]
 
     @property
     def is_read_only(self) -> bool:

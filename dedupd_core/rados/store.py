@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Self
 
 from dedupd_core.errors import Busy, NotAVolume, UsageError
+from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.format.cluster.objects import (
     STORE_OBJECT,
     VOLUMES_OBJECT,
@@ -16,7 +17,6 @@ from dedupd_core.format.cluster.objects import (
 from dedupd_core.format.volume_parameters import FINGERPRINTS
 from dedupd_core.rados.chunks import Chunks
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.address import StoreAddress
 from dedupd_core.rados.cluster.changes import Change, Outcome
 from dedupd_core.rados.cluster.chunk_trains import ChunkTrains
 from dedupd_core.rados.cluster.connection import OPERATIONS_AT_ONCE, Cluster

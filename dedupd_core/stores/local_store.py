@@ -5,8 +5,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, partial
 
+from dedupd_core import native
 from dedupd_core.config.room import MakeRoom
 from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.store_kinds import OWN, StoreKind
 from dedupd_core.format.store_secret import StoreSecret
 from dedupd_core.store.beside.neighbours import ALONE, Neighbours
 from dedupd_core.store.container.directory import ContainerDirectory
@@ -64,12 +66,31 @@ class LocalStore:
         store_id: bytes,
         disk: Disk,
         note_damage: NoteDamage,
+        *,
+        kind: StoreKind = OWN,
+        where: str = "",
         neighbours: Neighbours = ALONE,
     ) -> None:
+        """``where``: as people name it, ``base`` if left out."""
         self.base, self.base_fd, self.store_id = base, base_fd, store_id
+        self.kind, self.where = kind, where or base
         self.neighbours = neighbours
         self._disk = disk
         self._note_damage = note_damage
+
+    def lasting_fingerprint(self, chunk: int) -> bytes:
+        return b""
+
+    def serve_stubs(
+        self,
+        inodes: native.mount.Inodes,
+        cache: native.store.ChunkCache,
+        seeds: tuple[int, int],
+        block_bytes: int,
+        threads: int,
+    ) -> None:
+        readers = self.chunk_records.native_reader, self.recipe_records.native_reader
+        inodes.read_stubs(*readers, cache, seeds, block_bytes, threads)
 
     def close(self) -> None:
         for name in ("chunk_records", "recipe_records"):

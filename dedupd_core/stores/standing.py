@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from dedupd_core.errors import NoSpace, UnseenMember
 from dedupd_core.format.instance import Instance
+from dedupd_core.format.store_kinds import MEMBERSHIP_FILE
 from dedupd_core.stores.membership import Member, Membership
 from dedupd_core.stores.shared_directory import SharedDirectory
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import read_file
 
-MEMBERSHIP_FILE = b"membership.json"
 MOVING_FILE = b"moving"
 """There while a volume is half moved from one store to another."""
 

@@ -2,33 +2,34 @@
 
 import os
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 from dedupd_core.config.room import NO_RESERVE, Room
-from dedupd_core.errors import Busy, StoreUnreachable
+from dedupd_core.errors import Busy, StoreUnreachable, UsageError
 from dedupd_core.format.container import Kind
 from dedupd_core.format.instance import Instance
+from dedupd_core.format.store_kinds import SHARED, StoreKind
 from dedupd_core.format.stub import StubAttribute
 from dedupd_core.format.volume_parameters import Parameters
-from dedupd_core.rados.reading.binding import BINDING_FILE, binding_at
-from dedupd_core.store.beside.neighbours import ALONE
 from dedupd_core.store.container.directory import ContainerDirectory
 from dedupd_core.store.reader import ChunkSource, RecordReader
 from dedupd_core.store.recipe.recipe_reader import RecipeSource
+from dedupd_core.stores.chunk_store import ChunkStore
 from dedupd_core.stores.local_store import LocalStore
 from dedupd_core.stores.membership import Membership
+from dedupd_core.stores.registry import cluster_module, kind_at
 from dedupd_core.stores.shared_directory import SharedDirectory
 from dedupd_core.stores.standing import MOVING_FILE, Standing, membership_at
 from dedupd_core.stub.content import ReadChunk, StoreContent, open_content, read_chunk
 from dedupd_core.stub.transition import AttributeSpace
 from dedupd_core.system.disk import Disk
 
-if TYPE_CHECKING:
-    from dedupd_core.rados.reading.volume_store import VolumeStore
-
 
 class StoreSide:
-    """The part of a volume that knows where its chunks lie. ``root`` and ``base`` as in Volume."""
+    """The part of a volume that knows where its chunks lie. ``root`` and ``base`` as in Volume.
+
+    ``chunk_store`` has them, of whatever kind it is; ``store`` is the directory of containers, for
+    the jobs that work on these: empty where the chunks are in a cluster.
+    """
 
     root: str
     base: str
@@ -40,7 +41,7 @@ class StoreSide:
     space: AttributeSpace
 
     def close_store(self) -> None:
-        for name in ("store", "shared", "cluster"):
+        for name in ("store", "shared", "_cluster_store"):
             opened_once = self.__dict__.pop(name, None)
             if opened_once is not None:
                 opened_once.close()
@@ -75,13 +76,16 @@ class StoreSide:
 
     @cached_property
     def store(self) -> LocalStore:
-        """Where its chunks lie. Raises what :attr:`shared` raises."""
-        base, base_fd, shared = self.base, self.base_fd, self.shared
-        neighbours = ALONE
-        if shared is not None:
-            base, base_fd, neighbours = shared.base, shared.fd, shared.neighbours()
-        store_id, note = self.space.volume_id, self.note_damage
-        return LocalStore(base, base_fd, store_id, self.disk, note, neighbours)
+        """Its containers. Raises what :attr:`shared` raises."""
+        shared, store_id, note = self.shared, self.space.volume_id, self.note_damage
+        if shared is None:
+            return LocalStore(self.base, self.base_fd, store_id, self.disk, note, where=self.root)
+        return LocalStore(
+            *(shared.base, shared.fd, store_id, self.disk, note),
+            kind=SHARED,
+            where=shared.path,
+            neighbours=shared.neighbours(),
+        )
 
     def directory(self, kind: Kind) -> str:
         """Path of the containers of one kind."""
@@ -105,18 +109,30 @@ class StoreSide:
         return self.store.chunk_records if kind is Kind.CHUNKS else self.store.recipe_records
 
     @cached_property
-    def cluster(self) -> "VolumeStore | None":
-        """The store in a Ceph cluster that it is on; None where it is on none. Raises Damaged."""
-        found = binding_at(self.base_fd, f"{self.root}/.dedupd/{BINDING_FILE.decode()}")
-        if found is None:
-            return None
-        from dedupd_core.rados.reading.volume_store import VolumeStore
+    def store_kind(self) -> StoreKind:
+        return kind_at(self.base)
 
-        return VolumeStore(found, self.base_fd, self.parameters, self.disk)
+    def require_containers(self, job: str) -> None:
+        """Raises UsageError where a job would find its work in none of the volume's containers."""
+        if not self.store_kind.has_containers:
+            raise UsageError(
+                f"{self.root}: its chunks are in {self.chunk_store.where}, where {job} has nothing"
+                " to do; see docs/cluster.md"
+            )
+
+    @property
+    def chunk_store(self) -> ChunkStore:
+        """Where its chunks are. Raises what :attr:`shared` raises."""
+        return self.store if self.store_kind.has_containers else self._cluster_store
+
+    @cached_property
+    def _cluster_store(self) -> ChunkStore:
+        where = f"{self.root}/.dedupd"
+        return cluster_module().open_of_volume(self.base_fd, where, self.parameters, self.disk)
 
     @property
     def chunk_records(self) -> ChunkSource:
-        return self.cluster.chunks if self.cluster else self.store.chunk_records
+        return self.chunk_store.chunk_records
 
     @property
     def recipe_records(self) -> RecordReader:
@@ -124,7 +140,7 @@ class StoreSide:
 
     @property
     def recipes(self) -> RecipeSource:
-        return self.cluster.recipes if self.cluster else self.store.recipes
+        return self.chunk_store.recipes
 
     @property
     def read_chunk(self) -> ReadChunk:
@@ -158,5 +174,6 @@ class StoreSide:
     def require_same_store(self) -> None:
         """It may have been moved to another store between its opening and that of the lock."""
         before = self.__dict__.pop("membership")
+        self.__dict__.pop("store_kind", None)
         if (before and before.store) != ((now := self.membership) and now.store):
             raise Busy(f"{self.root}: the volume has just been moved to another store; try again")

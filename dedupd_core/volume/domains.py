@@ -47,9 +47,8 @@ class Domains(NamedTuple):
 
 
 def require_domains(volume: Volume, policy: Policy) -> None:
-    """Raises PolicyError where a policy asks for domains that the store of the volume cannot have:
-    one in a cluster has none."""
-    if policy.dedup_domain is not DedupDomain.VOLUME and volume.cluster is not None:
+    """Raises PolicyError where a policy asks for domains that the volume's store cannot have."""
+    if policy.dedup_domain is not DedupDomain.VOLUME and not volume.store_kind.has_domains:
         raise PolicyError(
             f"{volume.policy_where}: dedup_domain: a store in a cluster has no domain but the"
             f' volume; set dedup_domain = "{DedupDomain.VOLUME}"'
@@ -68,6 +67,8 @@ def require_no_domains(volume: Volume, command: str) -> None:
 
 def require_undivided(volume: Volume, command: str) -> None:
     """As :func:`require_no_domains`, and where the store has chunks of domains from earlier on."""
+    if not volume.store_kind.has_domains:
+        return
     require_no_domains(volume, command)
     for kind in (Kind.CHUNKS, Kind.RECIPES):
         with opened(volume.store.open_directory(kind)) as fd:

@@ -209,9 +209,7 @@ class Volume(StoreSide):
 
     def store_room(self) -> Room:
         """How much may be written to the store, by the volume's policy. Raises PolicyError."""
-        shared = self.shared
-        where = self.root if shared is None else shared.path
-        return Room(self.store.base_fd, self.policy().reserve, where)
+        return Room(self.store.base_fd, self.policy().reserve, self.store.where)
 
     @property
     def catalogue(self) -> str:

@@ -130,8 +130,9 @@ class Deletions:
                 self._failed = True
 
     def _keeps_any(self) -> bool:
-        # A store in a cluster forgets a version with the one file that it is of.
-        return self._volume.cluster is None and self._policy.now.keep_deleted_s_max > 0
+        # Else the store forgets a recipe with the one file that it is of.
+        shares = self._volume.store_kind.shares_recipes
+        return shares and self._policy.now.keep_deleted_s_max > 0
 
     async def sync(self) -> None:
         """Make durable what was noted, as long as the mount lasts."""

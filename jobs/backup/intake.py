@@ -81,8 +81,7 @@ class LocalReception(Reception):
 
     def __init__(self, volume: Volume, run: JobRun) -> None:
         """Raises UsageError for a volume whose chunks are in a cluster."""
-        if volume.cluster is not None:
-            raise UsageError(f"{volume.root}: its chunks are in a cluster")
+        volume.require_containers("receive")
         super().__init__(volume, run)
 
     @contextmanager

@@ -56,7 +56,7 @@ class Rows:
     """Takes files of a volume apart."""
 
     def __init__(self, volume: Volume) -> None:
-        self._volume = volume
+        self._volume, self._store = volume, volume.chunk_store
         self._chunker = volume.parameters.chunker()
 
     def of(self, fd: int, stub: StubAttribute | None, where: str) -> Iterator[Row]:
@@ -76,8 +76,7 @@ class Rows:
             yield from self._own(fd, covered, size)
 
     def _fingerprint(self, chunk: int) -> bytes:
-        cluster = self._volume.cluster
-        return b"" if cluster is None or chunk == HOLE else cluster.chunks.fingerprint(chunk)
+        return b"" if chunk == HOLE else self._store.lasting_fingerprint(chunk)
 
     def _own(self, fd: int, start: int, end: int) -> Iterator[Row]:
         """A range that has nothing of the store."""

@@ -130,8 +130,7 @@ class Sender:
     def run(self) -> SendReport:
         """Send everything. Raises PipeClosed, Damaged, UsageError, Cancelled."""
         volume, run, report = self._volume, self._run, self._report
-        if volume.cluster is None:
-            require_undivided(volume, "dedupd send")
+        require_undivided(volume, "dedupd send")
         run.update(phase="sending", total=_store_bytes(volume))
         with ExitStack() as stack:
             stack.callback(self._out.close)
@@ -269,7 +268,7 @@ class Sender:
         joined = self._since.cut.get(inode, b"")
         if joined:
             used.cut.append(joined)
-        if stub is not None and self._volume.cluster is None:
+        if stub is not None and self._volume.store_kind.has_containers:
             spans = self._volume.content(stub, where).recipe.spans(0, stub.covered)
             used.ids.extend(span.chunk for span in spans if span.chunk)
         return 0

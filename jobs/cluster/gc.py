@@ -1,43 +1,42 @@
 """The gc job of a volume whose chunks are in a cluster: files that are gone are forgotten there,
 and what nothing needs is collected."""
 
-from dataclasses import dataclass, field
-from typing import Any
-
-from dedupd_core.errors import Busy
+from dedupd_core.errors import Busy, UsageError
 from dedupd_core.format.cluster.objects import FileId
 from dedupd_core.rados.collection import GRACE_S, Collection
 from dedupd_core.rados.writer import Writer
 from dedupd_core.volume.volume import Volume
+from jobs.cluster.reports import ClusterGcReport
 from jobs.cluster.session import writing
 from jobs.cluster.stub_versions import StubVersions
-from jobs.frame.report import FileReport, Job
+from jobs.frame.report import Job
 from jobs.frame.run import JobRun
 
 BATCH_FILES = 1024
 
 
-@dataclass(slots=True)
-class ClusterGcReport(FileReport):
-    """What a run did. ``candidates`` and the next ones are of the whole store."""
-
-    job: str = "gc"
-    files: int = 0
-    files_forgotten: int = 0
-    candidates: int = 0
-    chunks_removed: int = 0
-    chunks_waiting: int = 0
-    recovery: dict[str, Any] = field(default_factory=dict)
-
-
 class ClusterGc(Job[ClusterGcReport]):
     """One run over one volume. Needs the volume's job lock."""
 
-    knows_clusters = True
+    needs_containers = False
 
-    def __init__(self, volume: Volume, run: JobRun, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        run: JobRun,
+        *,
+        full: bool = False,
+        dry_run: bool = False,
+        all_garbage: bool = False,
+    ) -> None:
+        """``full``: each run looks at all files. ``all_garbage``: what is collected need not have
+        been garbage for long. Raises UsageError for a ``dry_run``."""
         super().__init__(volume, run, ClusterGcReport())
-        self._grace_s = grace_s
+        if dry_run:
+            raise UsageError(
+                f"{volume.root}: `dedupd cluster status` shows the garbage of its store"
+            )
+        self._grace_s = 0.0 if all_garbage else GRACE_S
         self._stubs = StubVersions(volume)
 
     def run(self) -> ClusterGcReport:

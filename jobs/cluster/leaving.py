@@ -3,7 +3,7 @@
 from dedupd_core.errors import NotAVolume
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.gc import ClusterGc
-from jobs.cluster.session import writing
+from jobs.cluster.session import store_of, writing
 from jobs.cluster.stub_versions import StubVersions
 from jobs.frame.run import JobRun
 
@@ -13,9 +13,7 @@ def leave_store(volume: Volume, run: JobRun) -> None:
 
     Needs the volume's job lock. Raises Busy, StoreUnreachable.
     """
-    side = volume.cluster
-    if side is None:
-        return
+    side = store_of(volume)
     job = ClusterGc(volume, run)
     try:
         with writing(volume, StubVersions(volume)) as (writer, _):

@@ -5,8 +5,7 @@ Everything that the policy takes pays here: its blocks become free, whatever the
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dedupd_core.errors import (
     Damaged,
@@ -27,9 +26,10 @@ from dedupd_core.volume.commit_requests import CommitRequest, CommitRequests
 from dedupd_core.volume.domains import require_domains
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.cutting import cut_file, reader_of
+from jobs.cluster.reports import ClusterOptimizeReport
 from jobs.cluster.session import writing
 from jobs.cluster.stub_versions import StubVersions
-from jobs.frame.report import FileReport, Job
+from jobs.frame.report import Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.tree.candidates import Candidate, Skipped, candidates
 
@@ -37,20 +37,6 @@ BATCH_FILES_MAX = 256
 """A descriptor each while they are stored; so many share the notes in the cluster."""
 
 BATCH_BYTES = 256 * MIB
-
-
-@dataclass(slots=True)
-class ClusterOptimizeReport(FileReport):
-    """What a run did. ``arrivals`` counts chunks by what became of them in the store."""
-
-    job: str = "optimize"
-    files_optimized: int = 0
-    logical_bytes: int = 0
-    freed_bytes: int = 0
-    files_left: dict[str, int] = field(default_factory=dict)
-    files_skipped: dict[str, int] = field(default_factory=dict)
-    arrivals: dict[str, int] = field(default_factory=dict)
-    recovery: dict[str, Any] = field(default_factory=dict)
 
 
 class _Open(NamedTuple):
@@ -63,7 +49,7 @@ class _Open(NamedTuple):
 class ClusterOptimize(Job[ClusterOptimizeReport]):
     """One run over one volume. Needs the volume's job lock."""
 
-    knows_clusters = True
+    needs_containers = False
 
     def __init__(self, volume: Volume, run: JobRun, below: bytes = b"") -> None:
         super().__init__(volume, run, ClusterOptimizeReport())

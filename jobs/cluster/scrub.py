@@ -8,8 +8,6 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 from dedupd_core.errors import DamagedRecipe, DedupdError
 from dedupd_core.format.cluster.objects import chunk_object, frame_of
@@ -19,10 +17,12 @@ from dedupd_core.system.files import opened
 from dedupd_core.system.paths import open_beneath, show_path
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.cutting import cut_ranges, reader_of
-from jobs.cluster.session import writing
+from jobs.cluster.reports import ClusterScrubReport
+from jobs.cluster.session import store_of, writing
 from jobs.cluster.stub_versions import StubVersions
-from jobs.frame.report import FileReport, Job
+from jobs.frame.report import Job
 from jobs.frame.run import Cancelled, JobRun
+from jobs.scrub.job import Depth
 from jobs.tree.walk import walk
 
 CHUNKS_AT_ONCE = 1024
@@ -32,29 +32,27 @@ SEEN_MAX = 1 << 20
 FROM_CACHE, FROM_FILES, GOOD = "from the cache", "from plain files", "right after all"
 
 
-@dataclass(slots=True)
-class ClusterScrubReport(FileReport):
-    """What a run did. ``damaged`` chunks are of the whole store, as are those that are ``left``."""
-
-    job: str = "scrub"
-    chunks: int = 0
-    read_bytes: int = 0
-    damaged: int = 0
-    repaired: dict[str, int] = field(default_factory=dict)
-    left: int = 0
-    recovery: dict[str, Any] = field(default_factory=dict)
-
-
 class ClusterScrub(Job[ClusterScrubReport]):
     """One run over one volume. Needs the volume's job lock."""
 
-    knows_clusters = True
+    needs_containers = False
 
-    def __init__(self, volume: Volume, run: JobRun, share: float = 0.0) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        run: JobRun,
+        depth: Depth = Depth.QUICK,
+        rate: int | None = None,
+        *,
+        share: float | None = None,
+    ) -> None:
         """``share``: the part of the chunks of the volume's files that are read, by their
-        fingerprints, another one each time."""
+        fingerprints, another one each time; without it all or none, by the ``depth``. ``rate`` is
+        kept by the run."""
         super().__init__(volume, run, ClusterScrubReport())
-        self._share = share
+        self._share = share or 0.0
+        if depth is Depth.FULL and share is None:
+            self._share = 1.0
         self._first = random.randrange(1 << 16)
         self._repaired: Counter[str] = Counter()
 
@@ -121,8 +119,7 @@ class ClusterScrub(Job[ClusterScrubReport]):
         listed = DamageList(writer.cluster)
         damaged = listed.all()
         self._report.damaged = len(damaged)
-        side = self._volume.cluster
-        assert side is not None
+        side = store_of(self._volume)
         left: dict[bytes, DamagedChunk] = {}
         for one in damaged:
             self._run.safe_point()

@@ -6,13 +6,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from dedupd_core.errors import UsageError
-from dedupd_core.rados.cluster.address import parse_address
+from dedupd_core.format.cluster.address import parse_address
 from dedupd_core.rados.cluster.connection import Cluster
 from dedupd_core.rados.lease import LeaseState
+from dedupd_core.rados.reading.volume_store import VolumeStore
 from dedupd_core.rados.recovery import Recovery
 from dedupd_core.rados.writer import Writer
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.stub_versions import StubVersions
+
+
+def store_of(volume: Volume) -> VolumeStore:
+    """The store of a volume whose chunks are in a cluster. Raises UsageError for another one."""
+    store = volume.chunk_store
+    if not isinstance(store, VolumeStore):
+        raise UsageError(f"{volume.root}: its chunks are in no cluster")
+    return store
 
 
 @contextmanager
@@ -22,9 +31,7 @@ def writing(volume: Volume, stubs: StubVersions) -> Iterator[tuple[Writer, dict[
     That lock says that no other process of this host writes the volume, so a lease that this host
     has left need not run out. Raises Busy, StoreUnreachable.
     """
-    side = volume.cluster
-    if side is None:
-        raise UsageError(f"{volume.root}: its chunks are in no cluster")
+    side = store_of(volume)
     host = socket.gethostname()
 
     def is_dead(state: LeaseState) -> bool:

@@ -8,35 +8,24 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from dataclasses import asdict
+from typing import TypeVar
 
 from dedupd_core.config.schedule import between_s
-from dedupd_core.errors import Busy, UsageError
+from dedupd_core.errors import Busy
 from dedupd_core.rados.audit import Audit
 from dedupd_core.rados.lease import LEASE_S
-from dedupd_core.rados.reading.volume_store import VolumeStore
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.rados.upkeep.recovery import AbsentHosts
 from dedupd_core.rados.upkeep.turn import LastTurn, Turn, TurnJob, last_turn, take_turn
 from dedupd_core.volume.volume import Volume
-from jobs.frame.report import FileReport, Job
+from jobs.cluster.reports import ELSEWHERE, ClusterAuditReport, RecoverReport, TurnReport
+from jobs.cluster.session import store_of
+from jobs.frame.report import Job
 from jobs.frame.run import JobRun
 
 PATIENCE_S = 1800.0
 """How long a volume must have been left where no schedule says how often that is looked at."""
-
-ELSEWHERE = "done by another host"
-
-
-@dataclass(slots=True)
-class TurnReport(FileReport):
-    """``done_by`` and ``done_s`` are of the last turn that got through, this one or another
-    host's; ``done_s`` is by the cluster's clock."""
-
-    done_by: str = ""
-    done_s: float = 0.0
-
 
 TurnReportT = TypeVar("TurnReportT", bound=TurnReport)
 
@@ -48,18 +37,14 @@ class TurnOfStore(Job[TurnReportT]):
     volume's own, or is at it.
     """
 
-    knows_clusters = True
+    needs_containers = False
     turn_job: TurnJob
 
     def __init__(
         self, volume: Volume, run: JobRun, report: TurnReportT, *, if_due: bool = False
     ) -> None:
         super().__init__(volume, run, report)
-        if volume.cluster is None:
-            raise UsageError(
-                f"{volume.root}: its chunks are in no cluster, where {run.job} has nothing to do"
-            )
-        self._side: VolumeStore = volume.cluster
+        self._side = store_of(volume)
         self._if_due = if_due
         schedule = getattr(volume.policy(), f"schedule_{self.turn_job}")
         self._between_s = between_s(schedule, time.time())
@@ -93,20 +78,6 @@ class TurnOfStore(Job[TurnReportT]):
 
 
 # --- hosts that are gone ------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class RecoverReport(TurnReport):
-    """What a run did. ``gone`` and ``audit`` are as the cluster knows them, whoever has looked:
-    volumes whose hosts have not come back since, and what the last audit has found."""
-
-    job: str = "recover"
-    volumes: int = 0
-    waiting: int = 0
-    versions_retired: int = 0
-    taken_over: list[dict[str, Any]] = field(default_factory=list)
-    gone: list[dict[str, Any]] = field(default_factory=list)
-    audit: dict[str, Any] = field(default_factory=dict)
 
 
 class ClusterRecover(TurnOfStore[RecoverReport]):
@@ -147,22 +118,6 @@ class ClusterRecover(TurnOfStore[RecoverReport]):
 
 
 # --- the audit ----------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class ClusterAuditReport(TurnReport):
-    """What a run found in the whole store. ``let_go`` are those of ``leaked`` that are gone now."""
-
-    job: str = "audit"
-    files: int = 0
-    chunks: int = 0
-    references: int = 0
-    candidates: int = 0
-    pinned: int = 0
-    dangling: int = 0
-    damaged: int = 0
-    leaked: int = 0
-    let_go: int = 0
 
 
 class ClusterAudit(TurnOfStore[ClusterAuditReport]):

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
-from dedupd_core.errors import DedupdError, UsageError
+from dedupd_core.errors import DedupdError
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import Cancelled, JobRun, record_run
 
@@ -49,17 +49,14 @@ ReportT = TypeVar("ReportT", bound=Report)
 class Job(ABC, Generic[ReportT]):
     """One run of a job over one volume. Needs the volume's job lock.
 
-    Raises UsageError for a volume whose chunks are in a cluster, unless the job ``knows_clusters``.
+    One that ``needs_containers`` raises UsageError for a volume whose store has none.
     """
 
-    knows_clusters = False
+    needs_containers = True
 
     def __init__(self, volume: Volume, run: JobRun, report: ReportT) -> None:
-        if volume.cluster is not None and not self.knows_clusters:
-            raise UsageError(
-                f"{volume.root}: its chunks are in {volume.cluster.binding.address}, where"
-                f" {run.job} has nothing to do; see docs/guide/cluster.md"
-            )
+        if self.needs_containers:
+            volume.require_containers(run.job)
         self._volume = volume
         self._run = run
         self._report = report

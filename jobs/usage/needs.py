@@ -115,7 +115,7 @@ class StoreNeeds:
 
         Group by group, in rounds: files of several recipe nodes take more than one.
         """
-        if self._volume.cluster is not None:
+        if not self._volume.store_kind.has_containers:
             return  # recipes and chunks are in no container: they take nothing here
         self._run.update(phase="reading recipes", done=0, total=groups + 1)
         with self._volume.containers(Kind.RECIPES) as directory:

@@ -8,6 +8,7 @@ from typing import Any
 from dedupd_core.deleted.alarm import read_state
 from dedupd_core.errors import CatalogUnusable
 from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.store_kinds import OWN
 from dedupd_core.store.garbage import Weight, garbage_of, weights
 from dedupd_core.system import mount_table
 from dedupd_core.volume.detached_mount import detached_mount
@@ -51,7 +52,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         needs.count(1)
         occupied = files.own_bytes + needs.native.taken(1).bytes
     named = needs.native.taken(1).plain_bytes
-    if volume.cluster is not None:
+    if not volume.store_kind.has_containers:
         named = files.optimized_bytes  # with their holes, of which recipes elsewhere tell
     plain = files.own_bytes - files.stubs_own_bytes + files.direct_bytes + named
     weighed = {kind: list(weights(volume.directory(kind))) for kind in Kind}
@@ -116,7 +117,7 @@ def _causes(volume: Volume, chunks: list[Weight], chunks_bytes: int) -> dict[str
     Headers, recipes, second copies and garbage are not counted here, so the sum is a little more
     than what is saved.
     """
-    if volume.shared is not None or volume.cluster is not None:
+    if volume.store_kind is not OWN:
         return None
     raw = sum(one.raw_bytes for one in chunks)
     return {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.rados.reading.volume_store import bind
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.system.disk import Disk

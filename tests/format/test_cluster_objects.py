@@ -6,8 +6,8 @@ import pytest
 
 from dedupd_core.errors import Damaged, DamagedRecipe, UsageError
 from dedupd_core.format.cluster import objects
+from dedupd_core.format.cluster.address import StoreAddress, parse_address
 from dedupd_core.format.cluster.objects import ChunkEntry, FileId, FileRecipe, FileVersions
-from dedupd_core.rados.cluster.address import StoreAddress, parse_address
 from dedupd_core.rados.cluster.wire import decode_holder
 from tests.support.rados_hosts import fingerprint, new_chunk
 

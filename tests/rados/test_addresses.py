@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.rados.lease import LeaseState, lease_state
 from dedupd_core.rados.store import RadosStore
 from tests.support.ceph import REPOSITORY, MiniCeph, mini_ceph, wait_for

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.format.cluster.objects import (
     FRAME_BYTES,
     PART_ENTRIES_MAX,
@@ -15,7 +16,6 @@ from dedupd_core.format.cluster.objects import (
     chunk_object,
 )
 from dedupd_core.rados.chunks import TAGS_MAX, Arrival
-from dedupd_core.rados.cluster.address import StoreAddress
 from dedupd_core.rados.store import RadosStore
 from tests.support.rados_hosts import PIECE_BYTES, Site, fingerprint, new_chunk, random_content
 

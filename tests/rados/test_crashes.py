@@ -14,9 +14,9 @@ import pytest
 
 from dedupd_core import failpoint
 from dedupd_core.format.cluster import objects
+from dedupd_core.format.cluster.address import parse_address
 from dedupd_core.format.cluster.objects import FileId
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.address import parse_address
 from dedupd_core.rados.collection import Collection
 from dedupd_core.rados.store import RadosStore
 from tests.support.ceph import REPOSITORY

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dedupd_core.errors import StoreUnreachable, WriterFenced
+from dedupd_core.format.cluster.address import parse_address
 from dedupd_core.format.cluster.objects import FileId
-from dedupd_core.rados.cluster.address import parse_address
 from dedupd_core.rados.lease import lease_state
 from tests.support.ceph import REPOSITORY, wait_for
 from tests.support.rados_hosts import Host, Site, new_file, random_content

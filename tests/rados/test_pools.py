@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dedupd_core.errors import UsageError
-from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.rados.store import RadosStore
 from tests.support.ceph import CAPABILITIES, REPOSITORY, USER, MiniCeph
 

@@ -16,6 +16,7 @@ import pytest
 
 from dedupd_core import failpoint
 from dedupd_core.errors import Busy, Damaged
+from dedupd_core.format.cluster.address import parse_address
 from dedupd_core.format.cluster.objects import (
     VOLUMES_OBJECT,
     FileId,
@@ -26,7 +27,6 @@ from dedupd_core.format.cluster.objects import (
 )
 from dedupd_core.rados.audit import Audit
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.address import parse_address
 from dedupd_core.rados.cluster.changes import Change
 from dedupd_core.rados.cluster.connection import Cluster
 from dedupd_core.rados.cluster.wire import LOCK_XATTR

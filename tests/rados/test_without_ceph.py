@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dedupd_core.errors import UsageError
+from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.rados.cluster import binding
-from dedupd_core.rados.cluster.address import StoreAddress
 from dedupd_core.rados.store import RadosStore
 from tests.support.lab import noise
 from tests.support.mounts import mounted_lab

@@ -185,6 +185,22 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert waiting == {}
 
 
+OF_CLUSTERS = ("dedupd_core.rados.", "jobs.cluster.", "dedupd.cli.cluster.")
+"""Folders of a store in a cluster, which all others do without."""
+
+
+def test_one_line_alone_imports_what_is_of_clusters() -> None:
+    found = {
+        (module.name, name)
+        for module in all_modules()
+        if not f"{module.name}.".startswith(OF_CLUSTERS)
+        for name, _ in imports(module)
+        if f"{name}.".startswith(OF_CLUSTERS)
+        and name != "jobs.cluster.reports"  # which needs nothing of them
+    }
+    assert found == {("dedupd_core.stores.registry", "dedupd_core.rados.reading.volume_store")}
+
+
 def test_rooms_and_modules_are_small_enough_to_be_read() -> None:
     """``cli`` has one file a command, and ``queries`` one a figure."""
     rooms = {module.path.parent for module in all_modules()} - {ROOT / "dedupd" / "cli"}
@@ -261,7 +277,7 @@ def test_the_folder_path_is_the_import_path() -> None:
 PURE = {
     *("array", "base64", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib"),
     *("itertools", "json", "math", "operator", "re", "string", "struct", "typing", "uuid"),
-    *("xxhash", "zstandard"),
+    *("urllib.parse", "xxhash", "zstandard"),
     *("dedupd_core.errors", "dedupd_core.units", "dedupd_core.native", "dedupd_core.format"),
 }
 """What encoding and decoding may lean on."""

@@ -19,7 +19,7 @@ COSTLY = {
         "fuse_stub.process",
         "fuse_stub.operations",
         "jobs.cluster.session",
-        "dedupd_core.rados.store",
+        *("dedupd_core.rados.store", "dedupd_core.rados.reading.volume_store"),
     ),
 }
 """Many modules each. Functions import them where they are used."""

@@ -72,6 +72,9 @@ ANY = {
         *("analysis.database.Database.execute", "analysis.database.Database.set"),
         *("analysis.report.plots._percent", "analysis.report.report._tables"),
     ),
+    "a class or function by its name, whose parameters each caller knows": (
+        *("jobs.specs.Strategies.of", "jobs.specs.job_of"),
+    ),
     "a coroutine, whose other two types do not matter": ("fuse_stub.errors.answers",),
     "a call by native code; test_door.py makes each": (
         "dedupd_core.system.disk.Disk._native_step",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.system.files import opened, read_at
 from dedupd_core.units import KIB, MIB

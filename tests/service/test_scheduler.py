@@ -30,6 +30,7 @@ from dedupd.service.scheduler import (
 )
 from dedupd_core.config.policy import parse_policy
 from dedupd_core.config.schedule import Calendar, Every, Off, Schedule, parse_schedule
+from dedupd_core.format.store_kinds import CLUSTER, KINDS, OWN
 
 HOUR, DAY, WEEK = 3600.0, 86400.0, 7 * 86400.0
 MONDAY = datetime(2026, 6, 1, tzinfo=UTC).timestamp()
@@ -501,10 +502,10 @@ def test_where_chunks_are_in_a_cluster_only_optimizing_frees_space() -> None:
 
 def test_jobs_of_containers_are_off_where_there_are_none() -> None:
     policy = parse_policy('schedule_compact = "every 1h"\nschedule_gc = "every 1h"\n', "policy")
-    assert schedules(policy, in_cluster=True)["compact"] == Off()
-    for in_cluster in (False, True):
-        assert schedules(policy, in_cluster=in_cluster)["gc"] == policy.schedule_gc
-    assert schedules(policy, in_cluster=False)["compact"] == policy.schedule_compact
+    assert schedules(policy, CLUSTER)["compact"] == Off()
+    for kind in KINDS:
+        assert schedules(policy, kind)["gc"] == policy.schedule_gc
+    assert schedules(policy, OWN)["compact"] == policy.schedule_compact
 
 
 def test_optimization_gives_way_to_what_frees_space_at_once() -> None:

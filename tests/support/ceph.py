@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from dedupd_core.errors import UsageError
-from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.rados.cluster.binding import binding
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.rados.store import RadosStore
 from tests.support.ceph import address_in, shared_ceph
 from tests.support.rados_hosts import Site

@@ -7,10 +7,12 @@ from pathlib import Path
 from dedupd_core import failpoint
 from dedupd_core.rados.reading.volume_store import bind
 from dedupd_core.system.disk import Disk
-from jobs.cluster.gc import ClusterGc, ClusterGcReport
-from jobs.cluster.optimize import ClusterOptimize, ClusterOptimizeReport
-from jobs.cluster.scrub import ClusterScrub, ClusterScrubReport
+from jobs.cluster.gc import ClusterGc
+from jobs.cluster.optimize import ClusterOptimize
+from jobs.cluster.reports import ClusterGcReport, ClusterOptimizeReport, ClusterScrubReport
+from jobs.cluster.scrub import ClusterScrub
 from jobs.frame.run import JobRun
+from jobs.scrub.job import Depth
 from tests.support.lab import Lab, new_lab
 from tests.support.rados_hosts import Site
 
@@ -29,12 +31,12 @@ class ClusterLab:
     def optimize(self) -> ClusterOptimizeReport:
         return optimize(self.lab)
 
-    def collect(self, grace_s: float = 0.0) -> ClusterGcReport:
-        return collect(self.lab, grace_s)
+    def collect(self, *, all_garbage: bool = True) -> ClusterGcReport:
+        return collect(self.lab, all_garbage=all_garbage)
 
     def scrub(self, share: float = 0.0) -> ClusterScrubReport:
         with self.lab.opened() as volume, volume.job_lock():
-            report = ClusterScrub(volume, JobRun("scrub"), share).run()
+            report = ClusterScrub(volume, JobRun("scrub"), Depth.FULL, share=share).run()
         assert report.messages == []
         return report
 
@@ -51,9 +53,9 @@ def optimize(lab: Lab) -> ClusterOptimizeReport:
     return report
 
 
-def collect(lab: Lab, grace_s: float = 0.0) -> ClusterGcReport:
+def collect(lab: Lab, *, all_garbage: bool = True) -> ClusterGcReport:
     with lab.opened() as volume, volume.job_lock():
-        report = ClusterGc(volume, JobRun("gc"), grace_s).run()
+        report = ClusterGc(volume, JobRun("gc"), all_garbage=all_garbage).run()
     assert report.messages == []
     return report
 

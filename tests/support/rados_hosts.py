@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Self
 
 from dedupd_core import native
+from dedupd_core.format.cluster.address import StoreAddress, parse_address
 from dedupd_core.format.cluster.objects import FileId, frame_of
 from dedupd_core.rados.audit import Audit, AuditReport
 from dedupd_core.rados.chunks import NewChunk
-from dedupd_core.rados.cluster.address import StoreAddress, parse_address
 from dedupd_core.rados.cluster.connection import Cluster
 from dedupd_core.rados.collection import Collection
 from dedupd_core.rados.recovery import Recovery

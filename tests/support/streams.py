@@ -11,21 +11,22 @@ from dedupd_core.format import stream
 from dedupd_core.format.stream import Frame, FrameKind
 from dedupd_core.replica.replica import replica_of
 from dedupd_core.volume.volume import Volume
-from jobs.backup.intake import LocalReception, Reception
+from jobs.backup.intake import Reception
 from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume
 from jobs.backup.restore import Restore
 from jobs.backup.sender import Resume, Sender, SendReport
 from jobs.backup.source import BackupSource
 from jobs.backup.wire import PipeClosed, seed_of
-from jobs.cluster.receiving import ClusterReception
 from jobs.frame.run import JobRun
+from jobs.specs import RECEPTION
 from tests.support.lab import Lab
 from tests.support.trees import Seen, seen
 
 
 def reception(volume: ReplicaVolume, run: JobRun) -> Reception:
     """The way of the volume's store."""
-    return (LocalReception if volume.cluster is None else ClusterReception)(volume, run)
+    way: Reception = RECEPTION.of(volume, "receive")(volume, run)
+    return way
 
 
 def sent(

@@ -7,8 +7,8 @@ import click
 
 from dedupd.cli.common import exits, json_option, show_or_json
 from dedupd_core.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS
+from dedupd_core.format.cluster.address import parse_address
 from dedupd_core.rados.audit import Audit, AuditReport
-from dedupd_core.rados.cluster.address import parse_address
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.units import counted
 

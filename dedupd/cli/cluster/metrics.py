@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from dedupd.cli.common import exits
-from dedupd_core.rados.cluster.address import parse_address
+from dedupd_core.format.cluster.address import parse_address
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.rados.upkeep.status import StoreStatus, VolumeStatus, status_of
 

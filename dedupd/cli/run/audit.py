@@ -2,10 +2,13 @@
 
 import click
 
+from dedupd.cli.cluster_reports import show_audited
+from dedupd.cli.job_limits import working
+from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
-from dedupd_core.errors import UsageError
 from dedupd_core.shared.fellows import all_held
 from dedupd_core.volume.volume import Volume
+from jobs.specs import job_of
 
 
 @job_command(
@@ -20,10 +23,7 @@ def command(path: str, read: bool, if_due: bool, as_json: bool) -> None:
     for all, while all hosts write.
     """
     with Volume.open(path) as volume, all_held(volume):
-        if volume.cluster is None:
-            raise UsageError(
-                f"{path}: its chunks are in no cluster; `dedupd run scrub` checks them"
-            )
-        from dedupd.cli import cluster_upkeep
-
-        cluster_upkeep.audit(volume, reads_chunks=read, if_due=if_due, as_json=as_json)
+        job = job_of("audit", volume)
+        with working(volume, "audit", unit="items") as run:
+            report = job(volume, run, reads_chunks=read, if_due=if_due).recorded()
+    finish_files(report, as_json, show_audited, damage=report.dangling + report.damaged)

@@ -4,14 +4,16 @@ from functools import partial
 
 import click
 
+from dedupd.cli.cluster_reports import show_forgotten
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
-from dedupd_core.errors import UsageError
 from dedupd_core.shared.fellows import all_held
 from dedupd_core.units import counted, format_size
 from dedupd_core.volume.volume import Volume
-from jobs.gc.job import NOTHING_NEW, Gc, GcReport
+from jobs.cluster.reports import ClusterGcReport
+from jobs.gc.job import NOTHING_NEW, GcReport
+from jobs.specs import job_of
 
 
 @job_command(
@@ -28,21 +30,20 @@ from jobs.gc.job import NOTHING_NEW, Gc, GcReport
 )
 def command(path: str, full: bool, all_garbage: bool, dry_run: bool, as_json: bool) -> None:
     """Find chunks that no file needs any more. Users keep working meanwhile."""
-    with Volume.open(path) as volume, all_held(volume):
-        if volume.cluster is not None:
-            if dry_run:
-                raise UsageError(f"{path}: `dedupd cluster status` shows the garbage of its store")
-            from dedupd.cli import cluster_jobs
-
-            cluster_jobs.collect(volume, all_garbage, as_json)
-        with working(volume, "gc", unit="items") as run:
-            job = Gc(volume, run, full=full, dry_run=dry_run, all_garbage=all_garbage)
-            report = job.run() if dry_run else job.recorded()
-    shown = partial(_show, path=path, dry_run=dry_run)
-    finish_files(report, as_json, shown)
+    with (
+        Volume.open(path) as volume,
+        all_held(volume),
+        working(volume, "gc", unit="items") as run,
+    ):
+        job = job_of("gc", volume)(volume, run, full=full, dry_run=dry_run, all_garbage=all_garbage)
+        report = job.run() if dry_run else job.recorded()
+    finish_files(report, as_json, partial(_show, path=path, dry_run=dry_run))
 
 
-def _show(report: GcReport, *, path: str, dry_run: bool) -> None:
+def _show(report: GcReport | ClusterGcReport, *, path: str, dry_run: bool) -> None:
+    if isinstance(report, ClusterGcReport):
+        show_forgotten(report)
+        return
     chunks = counted(report.orphaned_chunks, "chunk")
     garbage = f"{format_size(report.orphaned_bytes)}, {chunks}"
     back = f"; {format_size(report.freed_bytes)} given back" if report.freed_bytes else ""

@@ -4,15 +4,18 @@ from functools import partial
 
 import click
 
+from dedupd.cli.cluster_reports import show_stored
 from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import limits, look_at_new, working
 from dedupd.cli.left_out import Place, left_out, outcome_of
-from dedupd.cli.report import finish, show_messages
+from dedupd.cli.report import finish, finish_files, show_messages
 from dedupd.cli.via_service import job_command
 from dedupd_core.config.policy import Policy
 from dedupd_core.units import counted, format_duration, format_size
 from dedupd_core.volume.volume import Volume
-from jobs.optimize.job import Optimize, OptimizeReport
+from jobs.cluster.reports import ClusterOptimizeReport
+from jobs.optimize.report import OptimizeReport
+from jobs.specs import job_of
 from jobs.tree.candidates import Judged, Skipped, candidates
 from jobs.tree.judged_files import load_ledger
 
@@ -30,15 +33,12 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
             _dry_run(volume, below, as_json)
         return
     with volume, volume.append_lock():
-        if volume.cluster is not None:
-            from dedupd.cli import cluster_jobs
-
-            cluster_jobs.optimize(volume, below, as_json)
         with working(volume, "optimize") as run:
-            job = Optimize(volume, run, below)
-            report = job.recorded()
+            report = job_of("optimize", volume)(volume, run, below).recorded()
             look_at_new(volume, run)
         policy, place = Policy() if as_json else volume.policy(), Place(path, volume.root)
+    if isinstance(report, ClusterOptimizeReport):
+        finish_files(report, as_json, show_stored)
     finish(report, as_json, partial(_show, policy=policy, place=place), findings=report.errors)
 
 

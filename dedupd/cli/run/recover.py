@@ -2,10 +2,13 @@
 
 import click
 
+from dedupd.cli.cluster_reports import show_recovered
+from dedupd.cli.job_limits import working
+from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
-from dedupd_core.errors import UsageError
 from dedupd_core.shared.fellows import all_held
 from dedupd_core.volume.volume import Volume
+from jobs.specs import job_of
 
 
 @job_command(
@@ -19,8 +22,7 @@ def command(path: str, if_due: bool, as_json: bool) -> None:
     One host does so for all.
     """
     with Volume.open(path) as volume, all_held(volume):
-        if volume.cluster is None:
-            raise UsageError(f"{path}: its chunks are in no cluster; there is no other host")
-        from dedupd.cli import cluster_upkeep
-
-        cluster_upkeep.recover(volume, if_due=if_due, as_json=as_json)
+        job = job_of("recover", volume)
+        with working(volume, "recover", unit="items") as run:
+            report = job(volume, run, if_due=if_due).recorded()
+    finish_files(report, as_json, show_recovered)

@@ -2,16 +2,19 @@
 
 import click
 
+from dedupd.cli.cluster_reports import show_mended
 from dedupd.cli.job_limits import limits, working
-from dedupd.cli.report import finish, show_findings, show_messages
+from dedupd.cli.report import finish, finish_files, show_findings, show_messages
 from dedupd.cli.run.verify import show as show_verified
 from dedupd.cli.via_service import job_command
 from dedupd_core.errors import UsageError
 from dedupd_core.shared.fellows import all_held
 from dedupd_core.units import counted, format_size, parse_percentage
 from dedupd_core.volume.volume import Volume
-from jobs.check.verify import Verify
-from jobs.scrub.job import Depth, Scrub, ScrubReport
+from jobs.check.verify import VerifyReport
+from jobs.cluster.reports import ClusterScrubReport
+from jobs.scrub.job import Depth, ScrubReport
+from jobs.specs import job_of
 
 
 @job_command(
@@ -33,20 +36,17 @@ def command(path: str, full: bool, share: str | None, report_only: bool, as_json
     part = None if share is None else parse_percentage(share)
     depth = Depth.FULL if full or part is not None else Depth.QUICK
     rate = limits().bytes_per_s or None
-    with Volume.open(path) as volume, all_held(volume):
-        if volume.cluster is not None:
-            if report_only:
-                raise UsageError(f"{path}: `dedupd cluster audit --read` changes no file")
-            from dedupd.cli import cluster_jobs
-
-            cluster_jobs.scrub(volume, 1.0 if full else part or 0.0, as_json)
+    with Volume.open(path) as volume, all_held(volume), working(volume, "scrub") as run:
         if report_only:
-            with working(volume, "scrub") as run:
-                slow = volume.policy().scrub_rate_bytes_per_s if rate is None else rate
-                said = Verify(volume, run, slow).recorded()
-            finish(said, as_json, show_verified, findings=said.findings, damage=said.files_hit)
-        with working(volume, "scrub") as run:
-            report = Scrub(volume, run, depth, rate, share=part).recorded()
+            slow = volume.policy().scrub_rate_bytes_per_s if rate is None else rate
+            job = job_of("verify", volume)(volume, run, slow)
+        else:
+            job = job_of("scrub", volume)(volume, run, depth, rate, share=part)
+        report = job.recorded()
+    if isinstance(report, ClusterScrubReport):
+        finish_files(report, as_json, show_mended, damage=report.left)
+    if isinstance(report, VerifyReport):
+        finish(report, as_json, show_verified, findings=report.findings, damage=report.files_hit)
     finish(report, as_json, _show, findings=report.findings, damage=report.losses)
 
 

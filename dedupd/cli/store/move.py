@@ -9,7 +9,7 @@ import click
 from dedupd.cli.common import PATH, exits, job_run, json_option
 from dedupd.cli.report import finish
 from dedupd_core.errors import UsageError
-from dedupd_core.rados.cluster.address import is_address
+from dedupd_core.format.cluster.address import is_address
 from dedupd_core.stores.shared_directory import SharedDirectory
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import counted, format_size
@@ -38,8 +38,8 @@ def command(path: str, store: str | None, own: bool, as_json: bool) -> None:
         if store is not None:
             shared = files.enter_context(closing(SharedDirectory.named(store, Disk())))
         volume = files.enter_context(MovingVolume.open(path))
-        if volume.cluster is not None:
-            raise _through_a_stream(path, volume.cluster.binding.address, store)
+        if not volume.store_kind.has_containers:
+            raise _through_a_stream(path, volume.chunk_store.where, store)
         refuse_mounted(volume.is_mounted, path)
         run = files.enter_context(job_run("move", unit="stubs"))
         report = Move(volume, run, shared).recorded()

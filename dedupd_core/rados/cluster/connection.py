@@ -20,7 +20,7 @@ from dedupd_core.errors import (
     WriterFenced,
 )
 from dedupd_core.failpoint import reach
-from dedupd_core.rados.cluster.address import StoreAddress
+from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.rados.cluster.binding import Completion, Ioctx, Rados, WriteOp, binding
 from dedupd_core.rados.cluster.changes import OUTCOMES, Change, Outcome, operation
 

@@ -5,15 +5,17 @@ import threading
 from contextlib import suppress
 from uuid import UUID
 
+from dedupd_core import native
 from dedupd_core.errors import StoreUnreachable
+from dedupd_core.format.cluster.address import parse_address
 from dedupd_core.format.cluster.binding import StoreBinding
+from dedupd_core.format.store_kinds import BINDING_FILE, CLUSTER
 from dedupd_core.format.volume_parameters import Parameters
-from dedupd_core.rados.cluster.address import parse_address
-from dedupd_core.rados.reading.binding import BINDING_FILE
 from dedupd_core.rados.reading.content import ClusterChunks, ClusterRecipes
 from dedupd_core.rados.reading.disk_cache import DiskCache
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import read_file
 from dedupd_core.units import GIB
 
 CACHE_DIR = b"cluster-cache"
@@ -33,11 +35,46 @@ def bind(
     disk.replace_file(base_fd, BINDING_FILE, binding.to_json())
 
 
+def binding_at(base_fd: int, where: str) -> StoreBinding:
+    """What the ``.dedupd`` that ``base_fd`` is open on says; ``where``: its path. Raises Damaged,
+    FileNotFoundError."""
+    return StoreBinding.from_json(
+        read_file(base_fd, BINDING_FILE), f"{where}/{BINDING_FILE.decode()}"
+    )
+
+
+def open_of_volume(base_fd: int, where: str, parameters: Parameters, disk: Disk) -> "VolumeStore":
+    """As :class:`StoreModule` says (``dedupd_core/stores/chunk_store.py``), like the next one."""
+    return VolumeStore(binding_at(base_fd, where), base_fd, parameters, disk)
+
+
+def open_to_join(address: str) -> "ClusterToJoin":
+    return ClusterToJoin(RadosStore.open(parse_address(address)))
+
+
+class ClusterToJoin:
+    """A store that a new volume is to be on."""
+
+    kind, shared = CLUSTER, None
+
+    def __init__(self, store: RadosStore) -> None:
+        self._store = store
+        self.fingerprint = store.parameters.fingerprint
+
+    def take_in(self, base_fd: int, root: str, uuid: str, disk: Disk) -> None:
+        bind(base_fd, root, uuid, self._store, CACHE_BYTES, disk)
+
+    def close(self) -> None:
+        self._store.close()
+
+
 class VolumeStore:
     """A volume's side of its store. Safe to use from several threads.
 
     Nothing is asked of the cluster, and nothing of Ceph's is loaded, before the first read.
     """
+
+    kind = CLUSTER
 
     def __init__(
         self, binding: StoreBinding, base_fd: int, parameters: Parameters, disk: Disk
@@ -46,8 +83,8 @@ class VolumeStore:
         self._lock = threading.Lock()
         self._store: RadosStore | None = None
         self._cache = self._cache_in(base_fd, disk)
-        self.chunks = ClusterChunks(self.open, self._cache, algorithm=parameters.fingerprint)
-        self.recipes = ClusterRecipes(self.open, self.chunks, self._cache)
+        self.chunk_records = ClusterChunks(self.open, self._cache, algorithm=parameters.fingerprint)
+        self.recipes = ClusterRecipes(self.open, self.chunk_records, self._cache)
 
     def _cache_in(self, base_fd: int, disk: Disk) -> DiskCache | None:
         if not self.binding.cache_bytes:
@@ -60,6 +97,24 @@ class VolumeStore:
         except OSError:
             return None  # a volume that is read-only is read without
         return DiskCache(dir_fd, self.binding.cache_bytes, disk)
+
+    @property
+    def where(self) -> str:
+        return self.binding.address
+
+    def lasting_fingerprint(self, chunk: int) -> bytes:
+        return self.chunk_records.fingerprint(chunk)
+
+    def serve_stubs(
+        self,
+        inodes: native.mount.Inodes,
+        cache: native.store.ChunkCache,
+        seeds: tuple[int, int],
+        block_bytes: int,
+        threads: int,
+    ) -> None:
+        """``threads``: the cluster's own library has them."""
+        inodes.read_stubs_of_cluster(self.chunk_records.content, cache, seeds, block_bytes)
 
     def open(self) -> RadosStore:
         """The store, connected. Raises StoreUnreachable, UsageError."""
@@ -80,7 +135,7 @@ class VolumeStore:
         return None if self._cache is None else self._cache.get(fingerprint)
 
     def close(self) -> None:
-        self.chunks.close()
+        self.chunk_records.close()
         if self._cache is not None:
             self._cache.close()
         if self._store is not None:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dedupd_core.config.policy_file import policy_text
 from dedupd_core.errors import Busy, DedupdError, NotAVolume, UnsuitableFileSystem, UsageError
 from dedupd_core.failpoint import define, reach
+from dedupd_core.format.store_kinds import MEMBERSHIP_FILE
 from dedupd_core.format.volume_parameters import (
     DEFAULT_PRESET,
     FINGERPRINTS,
@@ -24,7 +25,7 @@ from dedupd_core.format.volume_parameters import (
 from dedupd_core.stores.joining import join, leave, refuse_other_store, refuse_overlap
 from dedupd_core.stores.local_store import make_store_dirs
 from dedupd_core.stores.shared_directory import SharedDirectory
-from dedupd_core.stores.standing import MEMBERSHIP_FILE, put_membership
+from dedupd_core.stores.standing import put_membership
 from dedupd_core.stub.instance import instance_of, record_instance
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.file_system import SUPPORTED

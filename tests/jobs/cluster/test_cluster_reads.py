@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from dedupd_core.format.cluster.objects import chunk_object
+from dedupd_core.format.store_kinds import BINDING_FILE
 from dedupd_core.rados.cluster.changes import Change
-from dedupd_core.rados.reading.binding import BINDING_FILE, binding_at
-from dedupd_core.rados.reading.volume_store import CACHE_DIR
+from dedupd_core.rados.reading.volume_store import CACHE_DIR, binding_at
 from dedupd_core.rados.store import RadosStore
 from tests.fuse_stub.test_line import handed_over, wait_for
 from tests.jobs.cluster.test_cluster_mount import bind_lab, optimize
@@ -116,12 +116,11 @@ def test_what_users_write_is_read(site: Site, tmp_path: Path) -> None:
 
 def test_a_damaged_chunk_is_an_error_and_the_rest_is_read(site: Site, tmp_path: Path) -> None:
     with reading_lab(site, tmp_path) as lab:
-        with lab.opened() as volume:
-            stub = lab.stub("large")
-            assert stub is not None and volume.cluster is not None
-            recipe = site.store.recipes.read(stub.digest.hex())
-            assert recipe is not None
-            entry = recipe.entries[len(recipe.entries) // 2]
+        stub = lab.stub("large")
+        assert stub is not None
+        recipe = site.store.recipes.read(stub.digest.hex())
+        assert recipe is not None
+        entry = recipe.entries[len(recipe.entries) // 2]
         good = site.cluster.read(chunk_object(entry.fingerprint))
         assert good is not None
         oid = chunk_object(entry.fingerprint)
@@ -184,7 +183,6 @@ def test_a_cluster_that_does_not_answer_is_waited_for_once(tmp_path: Path) -> No
             forget_disk(lab)
             with lab.opened() as volume:
                 binding = binding_at(volume.base_fd, "")
-            assert binding is not None
             path = lab.base / BINDING_FILE.decode()
             address = f"{binding.address}&timeout={timeout_s}s"
             path.write_bytes(replace(binding, address=address, cache_bytes=0).to_json())

@@ -8,13 +8,8 @@ from dedupd_core.errors import Busy, UsageError
 from dedupd_core.rados.cluster.changes import Change
 from dedupd_core.rados.upkeep.status import status_of
 from dedupd_core.rados.upkeep.turn import take_turn
-from jobs.cluster.upkeep import (
-    ELSEWHERE,
-    ClusterAudit,
-    ClusterAuditReport,
-    ClusterRecover,
-    RecoverReport,
-)
+from jobs.cluster.reports import ELSEWHERE, ClusterAuditReport, RecoverReport
+from jobs.cluster.upkeep import ClusterAudit, ClusterRecover
 from jobs.frame.run import Cancelled, JobRun
 from tests.jobs.cluster.test_cluster_scrub import flip
 from tests.rados.test_upkeep import LEASE_S, dead_host, wait_for_the_end_of_its_lease

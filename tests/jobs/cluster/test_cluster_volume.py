@@ -11,8 +11,7 @@ import pytest
 from dedupd_core.config.run_limits import RunLimits
 from dedupd_core.errors import DamagedRecipe, UsageError
 from dedupd_core.format.cluster.objects import FileId
-from dedupd_core.rados.collection import GRACE_S
-from dedupd_core.rados.reading.binding import BINDING_FILE
+from dedupd_core.format.store_kinds import BINDING_FILE
 from jobs.backup.receiver import Receiver, ReplicaVolume
 from jobs.backup.sender import Sender
 from jobs.check.verify import Verify
@@ -125,7 +124,7 @@ def test_what_is_made_plain_is_forgotten(site: Site, tmp_path: Path) -> None:
         here.lab.unoptimize()
         assert here.lab.stub("file") is None
         assert (here.lab.base / "data" / "file").read_bytes() == noise(200_000, 4)
-        assert here.collect(GRACE_S).chunks_waiting > 10
+        assert here.collect(all_garbage=False).chunks_waiting > 10
         here.collect()
         assert site.assert_whole().chunks == 0
         site.store.leave(UUID(here.uuid).hex)

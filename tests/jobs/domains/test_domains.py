@@ -16,6 +16,7 @@ from dedupd_core.config.policy import IndexChoice, Policy
 from dedupd_core.errors import PolicyError, UsageError
 from dedupd_core.format.container import Codec, Kind
 from dedupd_core.format.domain import PartitionKey, of_lost, of_owner
+from dedupd_core.format.store_kinds import CLUSTER
 from dedupd_core.format.table import State
 from dedupd_core.index.bloom_index import BloomIndex
 from dedupd_core.index.hooks import HookedIndex
@@ -548,7 +549,7 @@ def test_a_store_in_a_cluster_refuses_domains(
         lab.set_policy(BY_OWNER)
         with lab.opened() as volume, monkeypatch.context() as patch:
             require_domains(volume, volume.policy())
-            patch.setitem(volume.__dict__, "cluster", object())
+            patch.setitem(volume.__dict__, "store_kind", CLUSTER)
             with pytest.raises(PolicyError, match="a store in a cluster has no domain"):
                 require_domains(volume, volume.policy())
             require_domains(volume, Policy())

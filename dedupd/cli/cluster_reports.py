@@ -1,36 +1,52 @@
-"""Jobs that one host does for all hosts of a store in a cluster, and their reports, shown. It is
-imported for volumes on such a store alone."""
-
-from typing import NoReturn
+"""The reports of jobs on volumes whose chunks are in a cluster, shown."""
 
 import click
 
-from dedupd.cli.job_limits import working
-from dedupd.cli.report import finish_files
-from dedupd_core.units import counted, format_moment
-from dedupd_core.volume.volume import Volume
-from jobs.cluster.upkeep import (
+from dedupd_core.units import counted, format_moment, format_size
+from jobs.cluster.reports import (
     ELSEWHERE,
-    ClusterAudit,
     ClusterAuditReport,
-    ClusterRecover,
+    ClusterGcReport,
+    ClusterOptimizeReport,
+    ClusterScrubReport,
     RecoverReport,
     TurnReport,
 )
 
 
-def recover(volume: Volume, *, if_due: bool, as_json: bool) -> NoReturn:
-    with working(volume, "recover", unit="items") as run:
-        report = ClusterRecover(volume, run, if_due=if_due).recorded()
-    finish_files(report, as_json, show_recovered)
+def show_stored(report: ClusterOptimizeReport) -> None:
+    """After optimize."""
+    files = counted(report.files_optimized, "file")
+    click.echo(
+        f"{files} optimized, {format_size(report.logical_bytes)};"
+        f" {format_size(report.freed_bytes)} freed here."
+    )
+    chunks = ", ".join(f"{count:,} {name}" for name, count in sorted(report.arrivals.items()))
+    if chunks:
+        click.echo(f"  chunks: {chunks}")
+    for reason, count in sorted(report.files_left.items()):
+        click.echo(f"  left: {counted(count, 'file')}, {reason}")
 
 
-def audit(volume: Volume, *, reads_chunks: bool, if_due: bool, as_json: bool) -> NoReturn:
-    with working(volume, "audit", unit="items") as run:
-        job = ClusterAudit(volume, run, reads_chunks=reads_chunks, if_due=if_due)
-        report = job.recorded()
-    damage = report.dangling + report.damaged
-    finish_files(report, as_json, show_audited, damage=damage)
+def show_forgotten(report: ClusterGcReport) -> None:
+    """After gc."""
+    click.echo(
+        f"{counted(report.files, 'file')} looked at, {report.files_forgotten:,} are gone; of the"
+        f" store's {counted(report.candidates, 'garbage candidate')}, {report.chunks_removed:,}"
+        f" were removed, and {report.chunks_waiting:,} wait."
+    )
+
+
+def show_mended(report: ClusterScrubReport) -> None:
+    """After scrub."""
+    click.echo(
+        f"{counted(report.chunks, 'chunk')} read, {format_size(report.read_bytes)};"
+        f" {counted(report.damaged, 'chunk')} of the store damaged"
+    )
+    for source, count in sorted(report.repaired.items()):
+        click.echo(f"  repaired {source}: {counted(count, 'chunk')}")
+    if report.left:
+        click.echo(f"  left: {counted(report.left, 'chunk')}, which another host may have")
 
 
 def _done_by(report: TurnReport) -> str:

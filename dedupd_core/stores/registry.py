@@ -1,0 +1,53 @@
+"""Which kind of store a volume is on, and how one is opened by its name.
+
+The module of stores in a cluster is imported here alone, and for these stores alone.
+"""
+
+import os
+from dataclasses import dataclass
+
+from dedupd_core.format.cluster.address import is_address
+from dedupd_core.format.store_kinds import KINDS, OWN, SHARED, StoreKind
+from dedupd_core.stores.chunk_store import StoreModule, StoreToJoin
+from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.system.disk import Disk
+
+
+def kind_at(base: str) -> StoreKind:
+    """The kind of the store of the volume whose ``.dedupd`` has this path."""
+    for kind in KINDS:
+        if kind.file and os.path.lexists(os.path.join(base, kind.file.decode())):
+            return kind
+    return OWN
+
+
+def cluster_module() -> StoreModule:
+    from dedupd_core.rados.reading import volume_store
+
+    return volume_store
+
+
+def store_to_join(name: str | None, disk: Disk) -> StoreToJoin:
+    """The store that a person names for a new volume: None for one of its own, a directory, or an
+    address. To be closed by the caller. Raises UsageError, NotAVolume, StoreUnreachable."""
+    if name is None:
+        return _StoreOfDisk(OWN, None)
+    if is_address(name):
+        return cluster_module().open_to_join(name)
+    return _StoreOfDisk(SHARED, SharedDirectory.named(name, disk))
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreOfDisk:
+    """A store to join, which enabling itself joins."""
+
+    kind: StoreKind
+    shared: SharedDirectory | None
+    fingerprint: None = None  # enabling takes over that of a shared store
+
+    def take_in(self, base_fd: int, root: str, uuid: str, disk: Disk) -> None:
+        """Enabling has done so."""
+
+    def close(self) -> None:
+        if self.shared is not None:
+            self.shared.close()
