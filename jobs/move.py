@@ -25,16 +25,13 @@ from dedupd_core.store import saved_marks
 from dedupd_core.store.encoded_records import encoded_payload
 from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, Span
 from dedupd_core.store.recipe.recipe_writer import RecipeBuilder
-from dedupd_core.stores.joining import refuse_overlap
 from dedupd_core.stores.local_store import make_store_dirs
-from dedupd_core.stores.shared_directory import SharedDirectory
-from dedupd_core.stores.standing import (
+from dedupd_core.stores.membership import (
     MOVING_FILE,
     membership_at,
     put_membership,
-    renew_tokens,
-    require_known,
 )
+from dedupd_core.stores.shared_directory import SharedDirectory, refuse_overlap
 from dedupd_core.stub.content import described_record, proved_record
 from dedupd_core.stub.local_blocks import checked_stub
 from dedupd_core.system.files import opened, read_if_there
@@ -127,9 +124,8 @@ class Move(Job[MoveReport]):
             if not self._is_switched(target):
                 self._change(target, is_begun=is_begun)
             self._leave()
-            if self._shared is not None:
-                target.note_stubs()
-                renew_tokens(self._shared, [target.standing], volume.disk)
+            target.note_stubs()
+            target.sharing.admit([target.identity])
         return self.report()
 
     # --- before anything changes --------------------------------------------------------------
@@ -141,13 +137,12 @@ class Move(Job[MoveReport]):
         own = volume.membership
         if shared is None and own is None:
             raise UsageError(f"{volume.root}: has a store of its own already")
-        if volume.shared is not None:
-            require_known(volume.shared, volume.standing)
+        volume.sharing.admit([volume.identity], reads_only=True)
         if shared is None:
             return
         if own is not None and own.store == shared.parameters.uuid:
             raise UsageError(f"{volume.root}: is on {shared.path} already")
-        refuse_overlap(volume.standing.root, shared.path)
+        refuse_overlap(volume.identity.root, shared.path)
         if volume.parameters.like(shared.parameters) != volume.parameters:
             raise UsageError(
                 f"{volume.root}: its files are cut or fingerprinted in another way than those of"
@@ -182,7 +177,7 @@ class Move(Job[MoveReport]):
             if is_begun and known is not None:
                 membership = replace(membership, token=known.token)
             else:
-                shared.put(volume.standing.as_member(membership.token, has_stubs=True))
+                shared.put(volume.identity.as_member(membership.token, has_stubs=True))
         else:
             make_store_dirs(volume.base_fd, volume.disk)
             volume.disk.sync_dir(volume.base_fd)

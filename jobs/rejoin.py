@@ -17,8 +17,8 @@ from dedupd_core.store.container.directory import ContainerDirectory
 from dedupd_core.store.container.record_states import revive
 from dedupd_core.store.container.recovery import recover_or_discard
 from dedupd_core.store.second_copies import all_copies
+from dedupd_core.stores.membership import put_membership
 from dedupd_core.stores.shared_directory import SharedDirectory
-from dedupd_core.stores.standing import put_membership, renew_tokens
 from dedupd_core.volume.volume import Volume
 from jobs.check.leaning import count_dependants
 from jobs.check.losses import Loss, losses
@@ -77,10 +77,10 @@ class Rejoin(Job[RejoinReport]):
     def _refuse_copy(self, shared: SharedDirectory) -> None:
         volume = self._volume
         member = shared.members().get(volume.parameters.uuid)
-        if member is None or member.root == volume.standing.root:
+        if member is None or member.root == volume.identity.root:
             return
         try:
-            opened_member(shared, member, volume.disk).close()
+            opened_member(shared, member).close()
         except UnseenMember:
             return
         raise UsageError(
@@ -133,10 +133,10 @@ class Rejoin(Job[RejoinReport]):
 
     def _record(self, shared: SharedDirectory) -> None:
         volume = self._volume
-        standing = volume.standing
-        membership = standing.membership()
+        identity = volume.identity
+        membership = identity.membership()
         if membership.name != shared.path:
             put_membership(volume.base_fd, replace(membership, name=shared.path), volume.disk)
-        shared.put(standing.as_member(membership.token, has_stubs=self._report.stubs > 0))
-        renew_tokens(shared, [standing], volume.disk)
+        shared.put(identity.as_member(membership.token, has_stubs=self._report.stubs > 0))
+        shared.admit([identity])
         self._report.outcome = f"known to its store {shared.path} as it is now"

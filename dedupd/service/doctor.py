@@ -21,7 +21,7 @@ from dedupd_core.errors import (
     UnsuitableFileSystem,
     UsageError,
 )
-from dedupd_core.shared.health import kept_elsewhere, unknown_members
+from dedupd_core.shared.fellows import unknown_members
 from dedupd_core.system import mount_table
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.file_system import SUPPORTED, file_system_of
@@ -49,6 +49,7 @@ from dedupd_core.volume.volume import Volume
 from fuse_stub.kernel.ring_offer import ring_offer, way_of
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 from jobs.tree.candidates import SHARED_BELOW
+from jobs.usage.store_figures import kept_elsewhere
 from jobs.usage.volume_figures import RUNS, shared_left
 
 FREE_BYTES_MIN = 1 * GIB
@@ -378,7 +379,7 @@ def _store(root: str) -> Result:
     try:
         with Volume.open(root) as volume:
             unknown = list(unknown_members(volume))
-            where = "its own" if volume.shared is None else f"shared: {volume.shared.path}"
+            where = "its own" if volume.shared is None else f"shared: {volume.store.where}"
     except (DedupdError, OSError) as error:
         return _bad(
             f"cannot be opened: {explain(error)}", "bring it back: without it no stub can be read"

@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Self, TypeVar
 
 from dedupd.service.scheduler import TaskHistory, TaskName
-from dedupd_core.stores.standing import membership_at
+from dedupd_core.stores.membership import membership_at
 from dedupd_core.system.files import opened
 from dedupd_core.volume.catalog import Catalog, Catalogue, catalogue_of
 from dedupd_core.volume.hints import HintKey, Hints

@@ -7,8 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dedupd_core.errors import Busy, DedupdError, UnseenMember
 from dedupd_core.stores.membership import Member
 from dedupd_core.stores.shared_directory import SharedDirectory
-from dedupd_core.stores.standing import renew_tokens, require_known
-from dedupd_core.system.disk import Disk
 from dedupd_core.system.paths import explain
 from dedupd_core.volume.volume import Volume
 
@@ -21,30 +19,21 @@ def all_held(volume: Volume, *, reads_only: bool = False) -> Iterator[None]:
     locks. Raises UnseenMember, naming it, where one of the volumes cannot be seen, or is not as the
     store last knew it; Busy, StoreUnreachable, ReadOnlyVolume.
     """
-    shared = volume.shared
-    if shared is None:
-        with volume.job_lock(reads_only=reads_only):
-            yield
-        return
+    shared, sharing = volume.shared, volume.sharing
     with ExitStack() as held:
         held.enter_context(volume.tree_lock(reads_only=reads_only))
-        own = volume.parameters.uuid
-        members = {one.uuid: one for one in shared.members().values() if one.uuid != own}
+        members = others(volume)
         fellows = []
         for uuid in sorted(members):
-            fellow = held.enter_context(opened_member(shared, members[uuid], volume.disk))
+            assert shared is not None, "a store of its own has no other volume"
+            fellow = held.enter_context(opened_member(shared, members[uuid]))
             held.enter_context(fellow.tree_lock(reads_only=reads_only))
             fellows.append(fellow)
-        held.enter_context(shared.job_lock(reads_only=reads_only))
+        held.enter_context(sharing.job_lock(reads_only=reads_only))
         # From here on no volume comes to the store that has a stub.
-        if shared.members().keys() - {own} != members.keys():
-            raise Busy(f"{shared.path}: volumes have just come or gone; run the job again")
-        standings = [one.standing for one in (volume, *fellows)]
-        if reads_only:
-            for standing in standings:
-                require_known(shared, standing)
-        else:
-            renew_tokens(shared, standings, volume.disk)
+        if others(volume).keys() != members.keys():
+            raise Busy(f"{volume.store.where}: volumes have just come or gone; run the job again")
+        sharing.admit([one.identity for one in (volume, *fellows)], reads_only=reads_only)
         volume.fellows = tuple(fellows)
         held.callback(setattr, volume, "fellows", ())
         yield
@@ -52,40 +41,62 @@ def all_held(volume: Volume, *, reads_only: bool = False) -> Iterator[None]:
 
 def require_all(volume: Volume) -> None:
     """Raises UnseenMember where a volume of the store is not held: nothing may be collected."""
+    seen = {one.parameters.uuid for one in (volume, *volume.fellows)}
+    for member in volume.sharing.members().values():
+        if member.uuid not in seen:
+            raise _unseen(volume.store.where, member, "it is not held")
+
+
+def unknown_members(volume: Volume) -> Iterator[str]:
+    """Why nothing can be collected in the store of a volume: of each volume on it that cannot be
+    seen, or is not as the store last knew it. Raises StoreUnreachable, Damaged."""
     shared = volume.shared
-    if shared is not None:
-        seen = {one.parameters.uuid for one in (volume, *volume.fellows)}
-        for member in shared.members().values():
-            if member.uuid not in seen:
-                raise _unseen(shared, member, "it is not held")
+    if shared is None:
+        return
+    try:
+        shared.require_known(volume.identity)
+    except UnseenMember as error:
+        yield str(error)
+    for member in others(volume).values():
+        try:
+            opened_member(shared, member).close()
+        except UnseenMember as error:
+            yield str(error)
 
 
-def opened_member(shared: SharedDirectory, member: Member, disk: Disk) -> Volume:
+def others(volume: Volume) -> dict[str, Member]:
+    """The other volumes of its store, by uuid."""
+    members = volume.sharing.members()
+    members.pop(volume.parameters.uuid, None)
+    return members
+
+
+def opened_member(shared: SharedDirectory, member: Member) -> Volume:
     """A volume of the store, to be closed by the caller. Raises UnseenMember where it cannot be
     seen in its place, or is not the one that the store knows."""
     try:
-        volume = Volume.open(member.root, disk)
+        volume = Volume.open(member.root, shared.disk)
     except DedupdError as error:
-        raise _unseen(shared, member, str(error)) from error
+        raise _unseen(shared.path, member, str(error)) from error
     except OSError as error:
-        raise _unseen(shared, member, explain(error)) from error
+        raise _unseen(shared.path, member, explain(error)) from error
     with ExitStack() as on_failure:
         on_failure.callback(volume.close)
         if volume.parameters.uuid != member.uuid:
-            raise _unseen(shared, member, "another volume lies there now")
+            raise _unseen(shared.path, member, "another volume lies there now")
         if volume.shared is None or not os.path.samestat(
             os.fstat(volume.shared.fd), os.fstat(shared.fd)
         ):
-            raise _unseen(shared, member, "it is on another store now")
-        require_known(shared, volume.standing)
+            raise _unseen(shared.path, member, "it is on another store now")
+        shared.require_known(volume.identity)
         on_failure.pop_all()
     return volume
 
 
-def _unseen(shared: SharedDirectory, member: Member, reason: str) -> UnseenMember:
+def _unseen(store: str, member: Member, reason: str) -> UnseenMember:
     return UnseenMember(
-        f"{member.root}: a volume of the store {shared.path} that cannot be seen ({reason}); files"
+        f"{member.root}: a volume of the store {store} that cannot be seen ({reason}); files"
         f" of it may need any chunk, so nothing was changed. Bring it back; if it was moved, run"
         f" `dedupd store rejoin` with its new place; if it is gone for good,"
-        f" `dedupd store forget {shared.path} {member.uuid}`"
+        f" `dedupd store forget {store} {member.uuid}`"
     )

@@ -1,13 +1,24 @@
-"""What ties a volume and a shared store together: a record on each side (docs/design/format.md,
-"Shared stores")."""
+"""What ties a volume and a shared store together: a record on each side (docs/design/format.md, "Shared
+stores").
 
+A job that makes or drops references renews the tokens of both sides before it begins. So a volume,
+or a store, that was brought back from an older copy is told from the one of today.
+"""
+
+import os
 import uuid as uuidlib
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from dedupd_core.errors import Damaged
 from dedupd_core.format.checked_json import NOT_VALID, decoded, encoded
 from dedupd_core.format.instance import Instance
+from dedupd_core.format.store_kinds import MEMBERSHIP_FILE
+from dedupd_core.system.disk import Disk
+from dedupd_core.system.files import read_file
+
+MOVING_FILE = b"moving"
+"""There while a volume is half moved from one store to another."""
 
 
 def new_token() -> str:
@@ -89,3 +100,47 @@ class MemberList:
                 f"{where}: says which volumes are on the store, and is damaged ({error}); restore"
                 " it from a backup: without it nothing can be collected"
             ) from error
+
+
+class VolumeIdentity(NamedTuple):
+    """What a store tells a volume by. ``base_fd`` is borrowed: its ``.dedupd``."""
+
+    uuid: str
+    instance: Instance
+    base_fd: int
+
+    @property
+    def root(self) -> str:
+        """The directory that was enabled, also where a mount covers it."""
+        return os.path.dirname(os.readlink(f"/proc/self/fd/{self.base_fd}"))
+
+    def membership(self) -> Membership:
+        """As it is on the disk now. Raises Damaged, FileNotFoundError."""
+        return _membership(self.base_fd)
+
+    def as_member(self, token: str, *, has_stubs: bool) -> Member:
+        place = self.instance
+        return Member(
+            *(self.uuid, self.root, place.file_system, place.inode, place.generation),
+            token=token,
+            has_stubs=has_stubs,
+        )
+
+
+def membership_at(base_fd: int) -> Membership | None:
+    """What the ``.dedupd`` that ``base_fd`` is open on says; None where it has its own store."""
+    try:
+        return _membership(base_fd)
+    except FileNotFoundError:
+        return None
+
+
+def _membership(base_fd: int) -> Membership:
+    where = os.readlink(f"/proc/self/fd/{base_fd}")
+    data = read_file(base_fd, MEMBERSHIP_FILE)
+    return Membership.from_json(data, f"{where}/{MEMBERSHIP_FILE.decode()}")
+
+
+def put_membership(base_fd: int, membership: Membership, disk: Disk) -> None:
+    """Say which store a volume is on. Durable when this returns."""
+    disk.replace_file(base_fd, MEMBERSHIP_FILE, membership.to_json())

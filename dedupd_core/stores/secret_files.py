@@ -41,16 +41,6 @@ def read_secret(base_fd: int) -> StoreSecret | None:
     return max(filter(None, copies), key=lambda secret: len(secret.keys), default=None)
 
 
-def missing_copies(base_fd: int) -> list[str]:
-    """The paths of copies of the secret that are missing, damaged or outdated. Raises OSError."""
-    secret = read_secret(base_fd)
-    return [
-        f"{directory.decode()}/{SECRET_FILE.decode()}"
-        for directory in DIRECTORIES
-        if secret is None or _read(base_fd, directory) != secret
-    ]
-
-
 def keep_secret(base_fd: int, secret: StoreSecret, disk: Disk) -> None:
     """Write both copies of a secret, durably, where they differ. Raises NoSpace, OSError."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW

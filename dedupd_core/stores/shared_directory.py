@@ -7,18 +7,42 @@ The list of its volumes is truth: what no volume of it needs is garbage (docs/de
 import errno
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import replace
 from functools import partial
 from typing import Self
 
-from dedupd_core.errors import Damaged, NotAVolume, ReadOnlyVolume, StoreUnreachable, UnseenMember
+from dedupd_core.errors import (
+    Damaged,
+    NoSpace,
+    NotAVolume,
+    ReadOnlyVolume,
+    StoreUnreachable,
+    UnseenMember,
+    UsageError,
+)
 from dedupd_core.failpoint import define, reach
 from dedupd_core.format.volume_parameters import Parameters
 from dedupd_core.store.beside.neighbours import GATE, LockedNeighbours, Neighbours
-from dedupd_core.stores.membership import Member, MemberList, Membership, new_token
+from dedupd_core.stores.membership import (
+    Member,
+    MemberList,
+    Membership,
+    VolumeIdentity,
+    membership_at,
+    new_token,
+    put_membership,
+)
 from dedupd_core.stores.ownership import refuse_strangers
+from dedupd_core.stub.instance import instance_of
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import (
     lock_range,
@@ -28,6 +52,7 @@ from dedupd_core.system.files import (
     read_file,
     unlock_range,
 )
+from dedupd_core.system.paths import lies_in
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +60,38 @@ STORE_FILE = b"store.json"
 MEMBERS_FILE = b"members.json"
 LOCK, MEMBERS_LOCK = "lock", "members.lock"
 
+_Lock = AbstractContextManager[None]
+
 _OFFERED = define("shared.token-offered", "a store knows the next tokens, its volumes not yet")
 _TAKEN = define("shared.token-taken", "a volume has its next token, the store offers it still")
+_JOINED = define("shared.joined", "a shared store knows a volume that is being enabled")
+_LEFT = define("shared.left", "a shared store has forgotten a volume that is being disabled")
+
+
+class Unshared:
+    """What is asked of a shared store, where a volume has a store of its own: it has no other
+    volume, and who holds the volume holds the store."""
+
+    def members(self) -> dict[str, Member]:
+        return {}
+
+    def note_stubs(self, has_stubs: Mapping[str, bool]) -> None:
+        pass
+
+    def may_have_stubs(self, uuid: str) -> bool:
+        return True
+
+    def sync(self) -> None:
+        pass
+
+    def job_lock(self, *, wait: bool = False, reads_only: bool = False) -> _Lock:
+        return nullcontext()
+
+    def append_lock(self) -> _Lock:
+        return nullcontext()
+
+    def admit(self, volumes: Sequence[VolumeIdentity], *, reads_only: bool = False) -> None:
+        pass
 
 
 class SharedDirectory:
@@ -173,6 +228,9 @@ class SharedDirectory:
             if after != before:
                 self._write(after)
 
+    def may_have_stubs(self, uuid: str) -> bool:
+        return self.member(uuid).has_stubs
+
     def member(self, uuid: str) -> Member:
         """What is known of a volume. Raises UnseenMember where it is none of this store's."""
         found = self.members().get(uuid)
@@ -182,6 +240,49 @@ class SharedDirectory:
                 " volume takes it in again"
             )
         return found
+
+    def sync(self) -> None:
+        """Make everything durable that was written to its file system."""
+        self.disk.sync_file_system(self.fd)
+
+    def require_known(self, volume: VolumeIdentity) -> str:
+        """The token of a volume that is as the store last knew it. Raises UnseenMember, Damaged."""
+        member, own = self.member(volume.uuid), volume.membership()
+        remedy = f"`dedupd store rejoin {volume.root}` checks it, and takes it in as it is"
+        if own.store != self.parameters.uuid:
+            raise UnseenMember(f"{volume.root}: is on another store now, {own.name}; {remedy}")
+        if member.root != volume.root:
+            raise UnseenMember(
+                f"{volume.root}: its store {self.path} knows this volume at {member.root}: it was"
+                f" moved, or this is a copy; if there is no other one, {remedy}"
+            )
+        if member.instance != volume.instance:
+            raise UnseenMember(f"{volume.root}: not the directory that its store knows; {remedy}")
+        if not member.knows(own.token):
+            raise UnseenMember(
+                f"{volume.root}: the volume, or its store {self.path}, was brought back from an"
+                f" older copy: files may need what was collected since; {remedy}"
+            )
+        return own.token
+
+    def admit(self, volumes: Sequence[VolumeIdentity], *, reads_only: bool = False) -> None:
+        """Let a job begin that works for these volumes: each is as the store last knew it, and from
+        here on is told from all copies that were made before, unless the job ``reads_only``.
+
+        Durable when this returns. Needs the locks of all. Raises UnseenMember, Damaged.
+
+        On a full disk the tokens may stay as they are, or half renewed, which is all the same to a
+        volume of today: else nothing could be collected there.
+        """
+        held = {one.uuid: self.require_known(one) for one in volumes}
+        if reads_only:
+            return
+        with suppress(NoSpace):
+            offered = self.offer_tokens(held)
+            for one in volumes:
+                renewed = replace(one.membership(), token=offered[one.uuid])
+                put_membership(one.base_fd, renewed, self.disk)
+            self.settle_tokens(offered)
 
     def offer_tokens(self, held: Mapping[str, str]) -> dict[str, str]:
         """New tokens for volumes in place of those that they hold, durable here: each is to take
@@ -206,3 +307,49 @@ class SharedDirectory:
 
     def _write(self, members: dict[str, Member]) -> None:
         self.disk.replace_file(self.fd, MEMBERS_FILE, MemberList([*members.values()]).to_json())
+
+
+# --- volumes come and go ----------------------------------------------------------------------
+
+
+def join(base_fd: int, uuid: str, disk: Disk) -> None:
+    """Have the shared store know the volume of a ``.dedupd``, if it is to be on one: durably,
+    before anything of the volume needs the store. Raises StoreUnreachable, Damaged."""
+    membership = membership_at(base_fd)
+    if membership is None:
+        return
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with (
+        closing(SharedDirectory(membership.name, disk)) as shared,
+        opened(os.open("data", flags, dir_fd=base_fd)) as data_fd,
+    ):
+        identity = VolumeIdentity(uuid, instance_of(data_fd), base_fd)
+        shared.put(identity.as_member(membership.token, has_stubs=False))
+    reach(_JOINED)
+
+
+def leave(base_fd: int, uuid: str, disk: Disk) -> None:
+    """Have the shared store forget the volume of a ``.dedupd``, of which no file needs it any more.
+
+    Raises StoreUnreachable, Damaged.
+    """
+    membership = membership_at(base_fd)
+    if membership is not None:
+        with closing(SharedDirectory(membership.name, disk)) as shared:
+            shared.remove(uuid)
+        reach(_LEFT)
+
+
+def refuse_overlap(root: str, store: str) -> None:
+    """Raises UsageError where a volume and a store (absolute paths) would lie in each other."""
+    for inner, outer in ((root, store), (store, root)):
+        if lies_in(inner, outer):
+            raise UsageError(f"{inner}: lies in {outer}; a store lies apart from its volumes")
+
+
+def refuse_other_store(base_fd: int, shared: SharedDirectory | None, path: str) -> None:
+    """Raises UsageError where an interrupted call was to put a volume on another store."""
+    begun = membership_at(base_fd)
+    if (begun and begun.store) != (shared and shared.parameters.uuid):
+        there = f"with `--store {begun.name}`" if begun else "without `--store`"
+        raise UsageError(f"{path}: enabling was begun {there}; finish it so, or disable it first")

@@ -15,13 +15,14 @@ from dedupd_core.store.reader import ChunkSource, RecordReader
 from dedupd_core.store.recipe.recipe_reader import RecipeSource
 from dedupd_core.stores.chunk_store import ChunkStore
 from dedupd_core.stores.local_store import LocalStore
-from dedupd_core.stores.membership import Membership
+from dedupd_core.stores.membership import MOVING_FILE, Membership, VolumeIdentity, membership_at
 from dedupd_core.stores.registry import cluster_module, kind_at
-from dedupd_core.stores.shared_directory import SharedDirectory
-from dedupd_core.stores.standing import MOVING_FILE, Standing, membership_at
+from dedupd_core.stores.shared_directory import SharedDirectory, Unshared
 from dedupd_core.stub.content import ReadChunk, StoreContent, open_content, read_chunk
 from dedupd_core.stub.transition import AttributeSpace
 from dedupd_core.system.disk import Disk
+
+_UNSHARED = Unshared()
 
 
 class StoreSide:
@@ -55,9 +56,9 @@ class StoreSide:
         return membership_at(self.base_fd)
 
     @property
-    def standing(self) -> Standing:
-        """How it stands to a shared store."""
-        return Standing(self.parameters.uuid, self.instance, self.base_fd)
+    def identity(self) -> VolumeIdentity:
+        """What a shared store tells it by."""
+        return VolumeIdentity(self.parameters.uuid, self.instance, self.base_fd)
 
     @cached_property
     def shared(self) -> SharedDirectory | None:
@@ -73,6 +74,11 @@ class StoreSide:
                 " one back there"
             )
         return found
+
+    @property
+    def sharing(self) -> SharedDirectory | Unshared:
+        """Whom it shares its store with, and what is held with that. Raises as :attr:`shared`."""
+        return self.shared or _UNSHARED
 
     @cached_property
     def store(self) -> LocalStore:
@@ -153,13 +159,11 @@ class StoreSide:
 
     def note_stubs(self) -> None:
         """Tell a shared store, durably, that this volume may have stubs from here on."""
-        if self.shared is not None:
-            self.shared.note_stubs({self.parameters.uuid: True})
+        self.sharing.note_stubs({self.parameters.uuid: True})
 
     def sync(self) -> None:
         """Make everything durable that was written to the tree, and to a store that lies apart."""
-        if self.shared is not None:
-            self.disk.sync_file_system(self.shared.fd)
+        self.sharing.sync()
         self.disk.sync_file_system(self.data_fd)
 
     @property

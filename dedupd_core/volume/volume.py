@@ -24,7 +24,6 @@ from dedupd_core.format.container import Kind
 from dedupd_core.format.instance import Instance
 from dedupd_core.format.volume_parameters import Parameters
 from dedupd_core.stores.ownership import refuse_strangers
-from dedupd_core.stores.standing import renew_tokens, require_known
 from dedupd_core.stores.store_side import StoreSide
 from dedupd_core.stub.instance import instance_of, refuse_copy
 from dedupd_core.stub.transition import AttributeSpace, StubFiles
@@ -241,23 +240,19 @@ class Volume(StoreSide):
         """Hold the volume and its store for one job: where others share the store, one job writes
         to it at a time, and waits for the others. Raises Busy, UnseenMember, StoreUnreachable; and
         ReadOnlyVolume unless it ``reads_only``."""
-        with self.tree_lock(reads_only=reads_only), ExitStack() as held:
-            if self.shared is not None:
-                held.enter_context(self.shared.job_lock(wait=True, reads_only=reads_only))
-                if reads_only:
-                    require_known(self.shared, self.standing)
-                else:
-                    renew_tokens(self.shared, [self.standing], self.disk)
+        with (
+            self.tree_lock(reads_only=reads_only),
+            self.sharing.job_lock(wait=True, reads_only=reads_only),
+        ):
+            self.sharing.admit([self.identity], reads_only=reads_only)
             yield
 
     @contextmanager
     def append_lock(self) -> Iterator[None]:
         """As :meth:`job_lock`, for a job that writes to the store by a ``StoreSession`` alone: on
         a shared store, jobs of other volumes that do the same go on beside it."""
-        with self.tree_lock(), ExitStack() as held:
-            if self.shared is not None:
-                held.enter_context(self.shared.append_lock())
-                renew_tokens(self.shared, [self.standing], self.disk)
+        with self.tree_lock(), self.sharing.append_lock():
+            self.sharing.admit([self.identity])
             yield
 
     @contextmanager

@@ -139,7 +139,6 @@ def _mounts(volume: Volume) -> Iterator[ControlClient]:
     own = volume.mount_client()
     if own is not None:
         yield own
-    if volume.shared is not None:
-        for uuid in volume.shared.members().keys() - {volume.parameters.uuid}:
-            with suppress(ServiceUnreachable):
-                yield ControlClient(socket_path(uuid))
+    for uuid in volume.sharing.members().keys() - {volume.parameters.uuid}:
+        with suppress(ServiceUnreachable):
+            yield ControlClient(socket_path(uuid))

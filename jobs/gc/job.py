@@ -167,8 +167,7 @@ class Gc(Job[GcReport]):
                 held = {number: _without(chunks.bits(number), own) for number, own in named.items()}
                 note_held(volume.store_hints, held)
                 volume.store_hints.put(HintKey.LAST_COLLECTION, self._state(digests))
-                if volume.shared is not None:
-                    volume.shared.note_stubs(has_stubs)
+                volume.sharing.note_stubs(has_stubs)
 
     @property
     def _members(self) -> tuple[Volume, ...]:
@@ -199,7 +198,7 @@ class Gc(Job[GcReport]):
         """Find that a tree may have lost its stubs to a program that leaves attributes out, where
         the store has chunks in use. In a shared store they may be those of other volumes: then it
         counts whether this one had any."""
-        if member.shared is not None and not member.shared.member(member.parameters.uuid).has_stubs:
+        if not member.sharing.may_have_stubs(member.parameters.uuid):
             return
         if not any(State.LIVE in block.states() for block in self._tables[Kind.CHUNKS].blocks()):
             return

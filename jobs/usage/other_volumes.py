@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dedupd_core.errors import DamagedStub, UnseenMember
 from dedupd_core.format.stub import decode_stub
 from dedupd_core.native.tree import StubUsage, Unreadable
-from dedupd_core.shared.fellows import opened_member
+from dedupd_core.shared.fellows import opened_member, others
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun, checked
 from jobs.tree.walk import each_directory, unreadable
@@ -15,13 +15,12 @@ from jobs.usage.needs import REST, StoreNeeds, summed
 def name_others(volume: Volume, run: JobRun, needs: StoreNeeds) -> None:
     """Name what the other volumes need as needed by the rest. One that cannot be seen is a finding:
     then the figures say that more would be freed than is true. Raises Cancelled."""
-    if volume.shared is None:
+    shared = volume.shared
+    if shared is None:
         return
-    for member in volume.shared.members().values():
-        if member.uuid == volume.parameters.uuid:
-            continue
+    for member in others(volume).values():
         try:
-            with opened_member(volume.shared, member, volume.disk) as other:
+            with opened_member(shared, member) as other:
                 _name(other, run, needs)
         except UnseenMember as error:
             run.findings.add(f"what it needs does not count: {error}")

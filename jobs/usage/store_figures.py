@@ -5,6 +5,7 @@ from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
+from dedupd_core import native
 from dedupd_core.config.policy import Policy
 from dedupd_core.errors import DedupdError
 from dedupd_core.format.container import Kind
@@ -12,6 +13,8 @@ from dedupd_core.shared.fellows import opened_member
 from dedupd_core.store.garbage import garbage_of, weights
 from dedupd_core.stores.local_store import STORE_DIRS
 from dedupd_core.stores.shared_directory import SharedDirectory
+from dedupd_core.system.files import opened
+from dedupd_core.volume.volume import Volume
 from jobs.usage.volume_figures import directory_bytes
 
 
@@ -25,7 +28,7 @@ def store_figures(shared: SharedDirectory) -> dict[str, Any]:
     for member in shared.members().values():
         problem = ""
         try:
-            opened_member(shared, member, shared.disk).close()
+            opened_member(shared, member).close()
         except DedupdError as error:
             problem = str(error.__cause__ or error)
         volumes.append(
@@ -49,3 +52,14 @@ def store_figures(shared: SharedDirectory) -> dict[str, Any]:
         "size_bytes": space.f_blocks * space.f_frsize,
         "free_bytes": space.f_bavail * space.f_frsize,
     }
+
+
+def kept_elsewhere(volume: Volume) -> int:
+    """How many bytes of the containers of a volume's store snapshots have, too."""
+    total = 0
+    for kind in Kind:
+        with volume.containers(kind) as directory:
+            for number in directory.numbers():
+                with opened(directory.open_data(number)) as fd:
+                    total += native.system.shared_bytes(fd, os.fstat(fd).st_size)
+    return total

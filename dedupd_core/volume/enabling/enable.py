@@ -22,10 +22,15 @@ from dedupd_core.format.volume_parameters import (
     Parameters,
     new_parameters,
 )
-from dedupd_core.stores.joining import join, leave, refuse_other_store, refuse_overlap
 from dedupd_core.stores.local_store import make_store_dirs
-from dedupd_core.stores.shared_directory import SharedDirectory
-from dedupd_core.stores.standing import put_membership
+from dedupd_core.stores.membership import put_membership
+from dedupd_core.stores.shared_directory import (
+    SharedDirectory,
+    join,
+    leave,
+    refuse_other_store,
+    refuse_overlap,
+)
 from dedupd_core.stub.instance import instance_of, record_instance
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.file_system import SUPPORTED
