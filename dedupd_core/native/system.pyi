@@ -57,6 +57,8 @@ class FileSystemKind:
     """As ``statfs`` has it."""
     is_supported: Final[bool]
     punching_frees: Final[bool]
+    opens_any_generation: Final[bool]
+    """An inode is opened by its number alone: any generation in the handle will do."""
     has_random_generations: Final[bool]
 
 def file_systems() -> list[FileSystemKind]:
@@ -80,6 +82,10 @@ def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: i
 
 def name_to_handle(fd: int) -> bytes:
     """Opaque handle of an open file (``name_to_handle_at``), its type included."""
+
+def handle_of(sample: bytes, inode: int, generation: int) -> bytes | None:
+    """The handle of an inode, in the form of a ``sample``: that of any other inode of the same file
+    system, or subvolume. None where the form is not known, or has no room for the number."""
 
 def generation(fd: int) -> int:
     """Generation of the inode that ``fd`` (``O_PATH``, too) is open on: it tells the inode from an

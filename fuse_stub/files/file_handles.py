@@ -25,10 +25,6 @@ from dedupd_core.volume.volume import Volume
 
 log = logging.getLogger("dedupd.mount")
 
-_INO32_GEN = 0x01
-_XFS_INO64_GEN = 0x81
-_BTRFS = 0x4D
-
 _XFS_IOC_BULKSTAT = 0x8040_587F
 _BULK_HEAD = struct.Struct("<QIIII40x")
 _BULK_BYTES = 192
@@ -71,18 +67,12 @@ def require_below(root_fd: int, fd: int) -> None:
 
 def open_number(root_fd: int, ino: int, flags: int) -> int:
     """Open the inode ``ino`` of the tree below ``root_fd``. Raises OSError (ESTALE)."""
-    own = native.system.name_to_handle(root_fd)
-    kind = int.from_bytes(own[:4], "little")
-    if kind == _BTRFS:
-        (subvolume,) = struct.unpack_from("<Q", own, 12)
-        body = struct.pack("<QQI", ino, subvolume, 0)
-    elif kind == _XFS_INO64_GEN:
-        body = struct.pack("<QI", ino, _xfs_generation(root_fd, ino))
-    elif kind == _INO32_GEN and ino < 1 << 32:
-        body = struct.pack("<II", ino, 0)
-    else:
+    opens_any = native.system.file_system_kind(root_fd).opens_any_generation
+    generation = 0 if opens_any else _xfs_generation(root_fd, ino)
+    handle = native.system.handle_of(native.system.name_to_handle(root_fd), ino, generation)
+    if handle is None:
         raise _stale()
-    fd = native.system.open_by_handle(root_fd, own[:4] + body, flags)
+    fd = native.system.open_by_handle(root_fd, handle, flags)
     try:
         status = os.fstat(fd)
         if status.st_ino != ino or status.st_nlink == 0:

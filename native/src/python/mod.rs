@@ -213,9 +213,9 @@ mod exported {
         use crate::python::system::{
             FileSystemKind, OpenGuard, become_file_user, bound_capabilities, deny_calls,
             fallocate_keep_size, fgetxattr, file_system_kind, file_systems, generation,
-            give_up_capability, has_large_units, lmdb_is_sound, local_bytes, name_to_handle,
-            open_by_handle, present_ranges, punch_hole, renameat2, shared_bytes, syncfs,
-            unwritten_ranges,
+            give_up_capability, handle_of, has_large_units, lmdb_is_sound, local_bytes,
+            name_to_handle, open_by_handle, present_ranges, punch_hole, renameat2, shared_bytes,
+            syncfs, unwritten_ranges,
         };
     }
 

@@ -13,7 +13,7 @@ use crate::format::lmdb_pages;
 use crate::system::extents::{self, Range};
 use crate::system::file_systems::{FILE_SYSTEMS, FileSystemRow, row_of};
 use crate::system::file_user::become_user;
-use crate::system::{calls, confinement, effects, open_guard};
+use crate::system::{calls, confinement, effects, handle_forms, open_guard};
 
 #[pyfunction]
 pub fn punch_hole(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult<()> {
@@ -77,6 +77,11 @@ impl FileSystemKind {
     }
 
     #[getter]
+    fn opens_any_generation(&self) -> bool {
+        self.0.opens_any_generation
+    }
+
+    #[getter]
     fn has_random_generations(&self) -> bool {
         self.0.has_random_generations
     }
@@ -118,6 +123,11 @@ pub fn renameat2(
 #[pyfunction]
 pub fn name_to_handle(py: Python<'_>, fd: i32) -> PyResult<Vec<u8>> {
     call(py, || calls::name_to_handle(fd))
+}
+
+#[pyfunction]
+pub fn handle_of(sample: &[u8], inode: u64, generation: u32) -> Option<Vec<u8>> {
+    handle_forms::handle_of(sample, inode, generation)
 }
 
 #[pyfunction]

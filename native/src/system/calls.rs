@@ -6,12 +6,13 @@ use std::io::{Error, Result};
 use std::ops::Range;
 use std::os::fd::RawFd;
 
+use crate::system::handle_forms::{KIND_BYTES, generation_in};
+
 fn check(result: c_long) -> Result<c_long> {
     if result < 0 { Err(Error::last_os_error()) } else { Ok(result) }
 }
 
 const HANDLE_BYTES_MAX: usize = 128;
-const HANDLE_TYPE_BYTES: usize = 4;
 
 /// The kernel's `struct file_handle` with the largest body.
 #[repr(C)]
@@ -48,31 +49,11 @@ pub fn name_to_handle_at<T>(dir: RawFd, name: &CStr, take: impl FnOnce(&[u8]) ->
         )
     };
     check(result)?;
-    let mut out = [0; HANDLE_TYPE_BYTES + HANDLE_BYTES_MAX];
-    let length = HANDLE_TYPE_BYTES + handle.handle_bytes as usize;
-    out[..HANDLE_TYPE_BYTES].copy_from_slice(&handle.handle_type.to_le_bytes());
-    out[HANDLE_TYPE_BYTES..].copy_from_slice(&handle.body);
+    let mut out = [0; KIND_BYTES + HANDLE_BYTES_MAX];
+    let length = KIND_BYTES + handle.handle_bytes as usize;
+    out[..KIND_BYTES].copy_from_slice(&handle.handle_type.to_le_bytes());
+    out[KIND_BYTES..].copy_from_slice(&handle.body);
     Ok(take(&out[..length]))
-}
-
-/// Kinds of handles (`include/linux/exportfs.h`), and where the generation is in them.
-const GENERATIONS: [(i32, usize); 7] = [
-    (0x01, 4),  // inode 32 bits, generation
-    (0x02, 4),  // the same with a parent
-    (0x81, 8),  // inode 64 bits, generation: XFS
-    (0x82, 8),  // the same with a parent
-    (0x4d, 16), // btrfs: object, root, generation
-    (0x4e, 16), // the same with a parent
-    (0x4f, 16), // the same with the parent's root
-];
-
-/// The generation of the inode of a handle, type and bytes: it tells the inode from an earlier one of
-/// the same number. None of a kind that is not known.
-pub fn generation_in(handle: &[u8]) -> Option<u32> {
-    let (kind, body) = handle.split_first_chunk::<HANDLE_TYPE_BYTES>()?;
-    let kind = i32::from_le_bytes(*kind);
-    let (_, at) = GENERATIONS.into_iter().find(|&(known, _)| known == kind)?;
-    body.get(at..)?.first_chunk().copied().map(u32::from_le_bytes)
 }
 
 /// The generation of the inode that `fd` is open on, `O_PATH` too; 0 where its file system has none.
@@ -87,8 +68,7 @@ pub fn generation_of(fd: RawFd) -> Result<u32> {
 /// The new descriptor is close-on-exec, like all of Python's.
 pub fn open_by_handle(mount_fd: RawFd, handle: &[u8], flags: c_int) -> Result<RawFd> {
     let invalid = || Error::from_raw_os_error(libc::EINVAL);
-    let (handle_type, bytes) =
-        handle.split_first_chunk::<HANDLE_TYPE_BYTES>().ok_or_else(invalid)?;
+    let (handle_type, bytes) = handle.split_first_chunk::<KIND_BYTES>().ok_or_else(invalid)?;
     let mut body = [0; HANDLE_BYTES_MAX];
     body.get_mut(..bytes.len()).ok_or_else(invalid)?.copy_from_slice(bytes);
     let handle = FileHandle {

@@ -25,6 +25,8 @@ pub struct FileSystemRow {
     pub has_realtime_files: bool,
     /// A punched range gives its blocks back even if other bytes of the extent stay.
     pub punching_frees: bool,
+    /// An inode is opened by its number alone: any generation in the handle will do.
+    pub opens_any_generation: bool,
     /// The generations of inodes are random: number and generation of an inode are never those of
     /// another one by chance.
     pub has_random_generations: bool,
@@ -39,6 +41,7 @@ const OTHER: FileSystemRow = FileSystemRow {
     keeps_blocks_around_copies: false,
     has_realtime_files: false,
     punching_frees: true,
+    opens_any_generation: true,
     has_random_generations: false,
 };
 
@@ -59,6 +62,7 @@ pub static FILE_SYSTEMS: [FileSystemRow; 8] = [
         shares_blocks: true,
         keeps_blocks_around_copies: true,
         has_realtime_files: true,
+        opens_any_generation: false, // it reports them (`XFS_IOC_BULKSTAT`)
         has_random_generations: true,
         ..OTHER
     },

@@ -10,7 +10,8 @@ use rustix::io::Errno;
 
 use crate::format::bytes::layout;
 use crate::system::attributes::getxattr_at;
-use crate::system::calls::{generation_in, name_to_handle_at};
+use crate::system::calls::name_to_handle_at;
+use crate::system::handle_forms::generation_in;
 
 /// Tells whether a file is still the one that was found. Times are nanoseconds since the epoch;
 /// times before 1677 and after 2262 become the first or the last one that 64 bits can hold.

@@ -8,6 +8,7 @@ pub mod extents;
 pub mod file_systems;
 pub mod file_user;
 pub mod files;
+pub mod handle_forms;
 pub mod leases;
 pub mod open_guard;
 pub mod reads;
