@@ -31,8 +31,8 @@ from dedupd_core.format.cluster.objects import FRAME_BYTES, FileId, frame_of
 from dedupd_core.format.recipe import fingerprint_check
 from dedupd_core.rados.chunks import NewChunk
 from dedupd_core.rados.cluster.connection import OPERATIONS_AT_ONCE
-from dedupd_core.rados.collection import Collection
-from dedupd_core.rados.reading.content import ClusterChunks
+from dedupd_core.rados.garbage import Collection
+from dedupd_core.rados.reading.sources import ClusterChunks
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.rados.writer import FileChunk, NewFile, Writer
 from tests.support.ceph import mini_ceph

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.measure import keep, machine
 from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.rados.chunks import PIN_SAMPLE, TAGS_MAX, NewChunk
-from dedupd_core.rados.collection import Collection
+from dedupd_core.rados.garbage import Collection
 from dedupd_core.rados.store import RadosStore
 from tests.support.ceph import OSDS, MiniCeph, mini_ceph
 from tests.support.rados_hosts import Host, Site, new_chunk

@@ -48,7 +48,7 @@ RECEPTION = Strategies(
 )
 """How a stream is received (``jobs.backup.intake.Reception``)."""
 
-LEAVING = Strategies(cluster="jobs.cluster.leaving:leave_store")
+LEAVING = Strategies(cluster="jobs.cluster.gc:leave_store")
 """What a volume that is being disabled has to do first, so that its store forgets it."""
 
 

@@ -21,11 +21,10 @@ from dedupd_core.format.cluster.objects import (
     recipe_object,
     tag_key,
 )
-from dedupd_core.rados.file_table import FileTable
-from dedupd_core.rados.intents import Intents
+from dedupd_core.rados.garbage import Retirement
 from dedupd_core.rados.lease import lost_objects
-from dedupd_core.rados.retirement import Retirement
 from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.tables import FileTable, Intents
 
 _PINNED = (ChunkState.PINNED.value, ChunkState.PINNED_DAMAGED.value)
 _DAMAGED = (ChunkState.INVALID.value, ChunkState.PINNED_DAMAGED.value)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from dedupd_core.errors import Damaged
 from dedupd_core.format.cluster.objects import NO_VERSION, FileId, FileVersions
-from dedupd_core.rados.file_table import FileTable
-from dedupd_core.rados.intents import Intents
-from dedupd_core.rados.retirement import Retirement
+from dedupd_core.rados.garbage import Retirement
+from dedupd_core.rados.tables import FileTable, Intents
 
 Settle = Callable[[FileId], str | None]
 """Which version a file's stub durably names; None where it is no stub of the store any more."""

@@ -20,8 +20,6 @@ from dedupd_core.rados.cluster import points
 from dedupd_core.rados.cluster.changes import Change, Outcome
 from dedupd_core.rados.cluster.chunk_trains import ChunkTrains
 from dedupd_core.rados.cluster.connection import OPERATIONS_AT_ONCE, Cluster
-from dedupd_core.rados.file_table import FileTable
-from dedupd_core.rados.intents import Intents
 from dedupd_core.rados.lease import (
     LEASE_S,
     LeaseState,
@@ -31,6 +29,7 @@ from dedupd_core.rados.lease import (
 )
 from dedupd_core.rados.recipes import Recipes
 from dedupd_core.rados.recovery import Recovery, Settle
+from dedupd_core.rados.tables import FileTable, Intents
 from dedupd_core.rados.writer import Writer
 
 SHARDS = 64

@@ -19,12 +19,11 @@ from dedupd_core.format.cluster.objects import (
 )
 from dedupd_core.rados.chunks import Arrival, Chunks, NewChunk
 from dedupd_core.rados.cluster.connection import Cluster
-from dedupd_core.rados.file_table import FileTable
-from dedupd_core.rados.intents import Intents
+from dedupd_core.rados.garbage import Retirement
 from dedupd_core.rados.lease import Lease
 from dedupd_core.rados.recipes import Recipes
 from dedupd_core.rados.recovery import Recovery, Settle
-from dedupd_core.rados.retirement import Retirement
+from dedupd_core.rados.tables import FileTable, Intents
 
 VERSION_BYTES = 16
 
@@ -93,8 +92,8 @@ class Writer:
     def prepare(self, files: Sequence[NewFile]) -> list[Prepared]:
         """Store new versions of files, each file once, with their references.
 
-        Follow with :meth:`commit`, or :meth:`abandon`. Raises Busy where an earlier commit of a
-        file is not settled. Where it fails, the versions are left to :meth:`recover`.
+        Follow with :meth:`commit`. Raises Busy where an earlier commit of a file is not settled.
+        Versions that are not committed are left to :meth:`recover`.
         """
         each = self.cluster.each
         olds = [
@@ -158,12 +157,6 @@ class Writer:
         self._to_retire += [(one.file, one.version) for one in prepared]
         self.retire()
         self.intents.drop(one.version for one in prepared)
-
-    def abandon(self, prepared: Sequence[Prepared]) -> None:
-        """Give up versions that were not committed."""
-        versions = [one.version for one in prepared]
-        self.retirement.retire(versions)
-        self.intents.drop(versions)
 
     # --- the end of versions ------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""What ties a volume and a shared store together: a record on each side (docs/design/format.md, "Shared
-stores").
+"""What ties a volume and a shared store together: a record on each side (docs/design/format.md,
+"Shared stores").
 
 A job that makes or drops references renews the tokens of both sides before it begins. So a volume,
 or a store, that was brought back from an older copy is told from the one of today.

@@ -1,14 +1,13 @@
 """The gc job of a volume whose chunks are in a cluster: files that are gone are forgotten there,
-and what nothing needs is collected."""
+and what nothing needs is collected. Also how a volume without stubs leaves its store."""
 
-from dedupd_core.errors import Busy, UsageError
+from dedupd_core.errors import Busy, NotAVolume, UsageError
 from dedupd_core.format.cluster.objects import FileId
-from dedupd_core.rados.collection import GRACE_S, Collection
+from dedupd_core.rados.garbage import GRACE_S, Collection
 from dedupd_core.rados.writer import Writer
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.reports import ClusterGcReport
-from jobs.cluster.session import writing
-from jobs.cluster.stub_versions import StubVersions
+from jobs.cluster.session import StubVersions, store_of, writing
 from jobs.frame.report import Job
 from jobs.frame.run import JobRun
 
@@ -81,3 +80,18 @@ class ClusterGc(Job[ClusterGcReport]):
             writer.delete(gone)
             writer.retire()
             self._report.files_forgotten += len(gone)
+
+
+def leave_store(volume: Volume, run: JobRun) -> None:
+    """Have the store forget a volume that has no stub any more. May be repeated.
+
+    Needs the volume's job lock. Raises Busy, StoreUnreachable.
+    """
+    side = store_of(volume)
+    job = ClusterGc(volume, run)
+    try:
+        with writing(volume, StubVersions(volume)) as (writer, _):
+            job.forget(writer)
+        side.open().leave(side.volume)
+    except NotAVolume:
+        return  # an earlier call was interrupted after this step

@@ -14,7 +14,7 @@ from dedupd_core.errors import (
     StoreUnreachable,
     WriterFenced,
 )
-from dedupd_core.rados.reading.content import reference
+from dedupd_core.rados.reading.sources import reference
 from dedupd_core.rados.writer import NewFile, Prepared, Writer
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system.files import opened
@@ -27,8 +27,7 @@ from dedupd_core.volume.domains import require_domains
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.cutting import cut_file, reader_of
 from jobs.cluster.reports import ClusterOptimizeReport
-from jobs.cluster.session import writing
-from jobs.cluster.stub_versions import StubVersions
+from jobs.cluster.session import StubVersions, writing
 from jobs.frame.report import Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.tree.candidates import Candidate, Skipped, candidates
@@ -39,8 +38,8 @@ BATCH_FILES_MAX = 256
 BATCH_BYTES = 256 * MIB
 
 
-class _Open(NamedTuple):
-    """A candidate that is open, cut into chunks."""
+class _CutFile(NamedTuple):
+    """A candidate, open and cut into chunks."""
 
     candidate: Candidate
     new: NewFile
@@ -112,7 +111,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
         writer.commit(prepared)
         self._commit(writer, taken, prepared)
 
-    def _cut(self, files: ExitStack, candidate: Candidate) -> _Open | None:
+    def _cut(self, files: ExitStack, candidate: Candidate) -> _CutFile | None:
         """Open a file and cut it; None where it is left."""
         volume, level = self._volume, self._policy.compression_level
         try:
@@ -130,7 +129,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
                 level=level if self._policy.compresses(candidate.path) else 0,
                 safe_point=self._run.safe_point,
             )
-            return _Open(candidate, new)
+            return _CutFile(candidate, new)
         except (Cancelled, StoreUnreachable, WriterFenced):
             raise
         except FileChanged:
@@ -144,7 +143,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
     def _leave(self, reason: str) -> None:
         self._report.files_left[reason] = self._report.files_left.get(reason, 0) + 1
 
-    def _commit(self, writer: Writer, taken: list[_Open], prepared: list[Prepared]) -> None:
+    def _commit(self, writer: Writer, taken: list[_CutFile], prepared: list[Prepared]) -> None:
         """Let the stubs name the versions, and the store keep those that they name."""
         requests = CommitRequests.of(
             CommitRequest(

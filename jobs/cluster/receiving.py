@@ -16,15 +16,14 @@ from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stream import Frame
 from dedupd_core.format.stub import NO_FLAGS, StubAttribute
 from dedupd_core.rados.chunks import Arrival, NewChunk
-from dedupd_core.rados.reading.content import reference
+from dedupd_core.rados.reading.sources import reference
 from dedupd_core.rados.writer import FileChunk, NewFile, Prepared, Writer
 from dedupd_core.volume.domains import require_domains
 from dedupd_core.volume.volume import Volume
 from jobs.backup.intake import Intake, Reception, RecipeIntake, lacking
 from jobs.backup.received import Received, ReceivedChunk, ReceivedRecipe
 from jobs.backup.switch import TreeBuilder
-from jobs.cluster.session import writing
-from jobs.cluster.stub_versions import StubVersions
+from jobs.cluster.session import StubVersions, writing
 from jobs.frame.run import JobRun
 
 FILES_AT_ONCE = 256

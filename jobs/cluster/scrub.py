@@ -18,8 +18,7 @@ from dedupd_core.system.paths import open_beneath, show_path
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.cutting import cut_ranges, reader_of
 from jobs.cluster.reports import ClusterScrubReport
-from jobs.cluster.session import store_of, writing
-from jobs.cluster.stub_versions import StubVersions
+from jobs.cluster.session import StubVersions, store_of, writing
 from jobs.frame.report import Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.scrub.job import Depth

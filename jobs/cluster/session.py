@@ -1,19 +1,73 @@
 """A job's session on the store of its volume."""
 
+import errno
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dedupd_core.errors import UsageError
+from dedupd_core import native
+from dedupd_core.errors import Busy, Damaged, UsageError
 from dedupd_core.format.cluster.address import parse_address
+from dedupd_core.format.cluster.objects import FileId
 from dedupd_core.rados.cluster.connection import Cluster
 from dedupd_core.rados.lease import LeaseState
+from dedupd_core.rados.reading.sources import version_in
 from dedupd_core.rados.reading.volume_store import VolumeStore
 from dedupd_core.rados.recovery import Recovery
 from dedupd_core.rados.writer import Writer
+from dedupd_core.system.files import opened
 from dedupd_core.volume.volume import Volume
-from jobs.cluster.stub_versions import StubVersions
+from jobs.backup.received import held_version
+
+
+class StubVersions:
+    """Which version the stub of a file names, found by inode and generation. Needs root.
+
+    Not by its path: a file may be renamed at any time, and must never be taken for gone.
+    """
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._sample = native.system.name_to_handle(volume.data_fd)
+
+    def handle(self, file: FileId) -> bytes:
+        """The handle of a file, in the form that the file system has. Raises Damaged."""
+        handle = native.system.handle_of(self._sample, file.inode, file.generation)
+        if handle is None:
+            raise Damaged(f"{self._volume.root}: files cannot be found by their inodes here")
+        return handle
+
+    def file_of(self, fd: int) -> FileId:
+        """The open file, which is found again by this alone. Raises Damaged where it is not."""
+        file = FileId(os.fstat(fd).st_ino, native.system.generation(fd))
+        if self.handle(file) != native.system.name_to_handle(fd):
+            raise Damaged(f"inode {file.inode}: it cannot be found by its number and generation")
+        return file
+
+    def settle(self, file: FileId) -> str | None:
+        """The version that the stub of a file names; None where the file is gone, or is no stub.
+
+        A file that was removed and is still open is there. Raises Busy where a commit of it is
+        under way, DamagedStub, OSError.
+        """
+        volume = self._volume
+        if file.is_held:
+            return held_version(volume.base_fd, file.generation)
+        try:
+            fd = native.system.open_by_handle(
+                volume.data_fd, self.handle(file), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+            )
+        except BlockingIOError as error:
+            raise Busy(f"{volume.root}: inode {file.inode} is in use; try again") from error
+        except OSError as error:
+            if error.errno in (errno.ESTALE, errno.ENOENT):
+                return None
+            raise
+        with opened(fd):
+            stub = volume.space.read(fd, f"{volume.root}: inode {file.inode}")
+        return None if stub is None else version_in(stub.recipe, stub.digest)
 
 
 def store_of(volume: Volume) -> VolumeStore:

@@ -16,8 +16,8 @@ from dedupd_core.errors import Busy
 from dedupd_core.rados.audit import Audit
 from dedupd_core.rados.lease import LEASE_S
 from dedupd_core.rados.store import RadosStore
-from dedupd_core.rados.upkeep.recovery import AbsentHosts
-from dedupd_core.rados.upkeep.turn import LastTurn, Turn, TurnJob, last_turn, take_turn
+from dedupd_core.rados.upkeep.absent_hosts import AbsentHosts
+from dedupd_core.rados.upkeep.turn import HostTurn, LastTurn, TurnJob, last_turn, take_turn
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.reports import ELSEWHERE, ClusterAuditReport, RecoverReport, TurnReport
 from jobs.cluster.session import store_of
@@ -30,7 +30,7 @@ PATIENCE_S = 1800.0
 TurnReportT = TypeVar("TurnReportT", bound=TurnReport)
 
 
-class TurnOfStore(Job[TurnReportT]):
+class StoreWideJob(Job[TurnReportT]):
     """The frame of both jobs. Needs the volume's job lock.
 
     ``if_due``: not where another host has begun one within half of the time between two of this
@@ -54,7 +54,7 @@ class TurnOfStore(Job[TurnReportT]):
         return self._side.open()
 
     @contextmanager
-    def _turn(self) -> Iterator[Turn | None]:
+    def _turn(self) -> Iterator[HostTurn | None]:
         """None where it is not to be done now. Raises Busy, StoreUnreachable."""
         cluster = self.store.cluster
         turn = take_turn(cluster, self.turn_job, socket.gethostname())
@@ -66,7 +66,7 @@ class TurnOfStore(Job[TurnReportT]):
         with turn:
             yield None if self._if_due and self._is_enough(turn) else turn
 
-    def _is_enough(self, turn: Turn) -> bool:
+    def _is_enough(self, turn: HostTurn) -> bool:
         if turn.last is None or self._between_s is None:
             return False
         return 0 <= turn.now_s - turn.last.begun_s < self._between_s / 2
@@ -80,7 +80,7 @@ class TurnOfStore(Job[TurnReportT]):
 # --- hosts that are gone ------------------------------------------------------------------------
 
 
-class ClusterRecover(TurnOfStore[RecoverReport]):
+class ClusterRecover(StoreWideJob[RecoverReport]):
     """What other hosts have left that are gone is taken back."""
 
     turn_job: TurnJob = "recover"
@@ -101,7 +101,7 @@ class ClusterRecover(TurnOfStore[RecoverReport]):
         self._report.audit = audit.to_json() if audit is not None else {}
         return self.report()
 
-    def _recover(self, turn: Turn) -> LastTurn:
+    def _recover(self, turn: HostTurn) -> LastTurn:
         patience_s = PATIENCE_S if self._between_s is None else self._between_s / 2
         hosts = AbsentHosts(
             self.store, turn, self._side.volume, max(LEASE_S, patience_s), self._run.safe_point
@@ -120,7 +120,7 @@ class ClusterRecover(TurnOfStore[RecoverReport]):
 # --- the audit ----------------------------------------------------------------------------------
 
 
-class ClusterAudit(TurnOfStore[ClusterAuditReport]):
+class ClusterAudit(StoreWideJob[ClusterAuditReport]):
     """All of the store is looked at, and what nothing needs is let go of."""
 
     turn_job: TurnJob = "audit"
@@ -141,7 +141,7 @@ class ClusterAudit(TurnOfStore[ClusterAuditReport]):
         self._tell(last)
         return self.report()
 
-    def _audit(self, turn: Turn) -> LastTurn:
+    def _audit(self, turn: HostTurn) -> LastTurn:
         def safe_point() -> None:
             self._run.safe_point()
             turn.check()

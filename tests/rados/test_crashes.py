@@ -17,7 +17,7 @@ from dedupd_core.format.cluster import objects
 from dedupd_core.format.cluster.address import parse_address
 from dedupd_core.format.cluster.objects import FileId
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.collection import Collection
+from dedupd_core.rados.garbage import Collection
 from dedupd_core.rados.store import RadosStore
 from tests.support.ceph import REPOSITORY
 from tests.support.rados_hosts import PIECE_BYTES, Host, Site, random_content

@@ -20,9 +20,8 @@ from dedupd_core.format.cluster.objects import (
     garbage_shard,
     tag_key,
 )
-from dedupd_core.rados.collection import Collection
+from dedupd_core.rados.garbage import Collection, Retirement
 from dedupd_core.rados.recipes import Recipes
-from dedupd_core.rados.retirement import Retirement
 from dedupd_core.rados.store import RadosStore
 from tests.support.rados_hosts import Site, fingerprint, new_chunk
 

@@ -12,9 +12,9 @@ from dedupd_core.format.cluster.objects import chunk_object
 from dedupd_core.format.ids import HOLE
 from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.rados.cluster.changes import Change
-from dedupd_core.rados.reading import content
-from dedupd_core.rados.reading.content import ClusterChunks, ClusterRecipes, reference
+from dedupd_core.rados.reading import sources
 from dedupd_core.rados.reading.disk_cache import DiskCache
+from dedupd_core.rados.reading.sources import ClusterChunks, ClusterRecipes, reference
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.store.recipe.recipe_reader import Span
 from dedupd_core.stub.content import StoreContent
@@ -136,7 +136,7 @@ def test_a_version_that_is_gone_is_an_error(site: Site) -> None:
 
 
 def test_numbers_are_never_another_chunk_s(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "IDLE_NUMBERS_MAX", 2)
+    monkeypatch.setattr(sources, "IDLE_NUMBERS_MAX", 2)
     chunks = ClusterChunks(lambda: site.store)
     numbers = chunks.numbers
     a, b, c = (bytes([n]) * 32 for n in range(3))
@@ -151,7 +151,7 @@ def test_numbers_are_never_another_chunk_s(site: Site, monkeypatch: pytest.Monke
 
 
 def test_what_a_recipe_took_is_given_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "IDLE_NUMBERS_MAX", 0)
+    monkeypatch.setattr(sources, "IDLE_NUMBERS_MAX", 0)
     chunks = ClusterChunks(lambda: site.store)
     found = opened(site, chunks, put(site, SPARSE))
     assert len(chunks.numbers) == 2

@@ -30,11 +30,11 @@ from dedupd_core.rados.cluster import points
 from dedupd_core.rados.cluster.changes import Change
 from dedupd_core.rados.cluster.connection import Cluster
 from dedupd_core.rados.cluster.wire import LOCK_XATTR
-from dedupd_core.rados.collection import GRACE_S
+from dedupd_core.rados.garbage import GRACE_S
 from dedupd_core.rados.lease import Lease, lease_state
 from dedupd_core.rados.store import RadosStore
-from dedupd_core.rados.upkeep.recovery import AbsentHosts
-from dedupd_core.rados.upkeep.turn import Turn, last_turn, take_turn, turn_name
+from dedupd_core.rados.upkeep.absent_hosts import AbsentHosts
+from dedupd_core.rados.upkeep.turn import HostTurn, last_turn, take_turn, turn_name
 from tests.support.ceph import REPOSITORY, wait_for
 from tests.support.cluster_lab import crash_after
 from tests.support.rados_hosts import SHARDS, Host, Site, new_file, random_content
@@ -44,7 +44,7 @@ LEASE_S = 1.0
 OF_NOBODY = "0" * 32
 
 
-def a_turn(site: Site, host: str = "b", duration_s: float = 30.0) -> Turn:
+def a_turn(site: Site, host: str = "b", duration_s: float = 30.0) -> HostTurn:
     turn = take_turn(site.cluster, "recover", host, duration_s=duration_s)
     assert turn is not None
     return turn
@@ -300,7 +300,7 @@ def test_what_was_never_committed_is_gone_after_the_grace(
     early = site.collect(GRACE_S)
     assert (early.removed, early.waiting) == (0, waiting)
     later_ns = time.time_ns() + int(GRACE_S * 1e9)
-    monkeypatch.setattr("dedupd_core.rados.collection.time.time_ns", lambda: later_ns)
+    monkeypatch.setattr("dedupd_core.rados.garbage.time.time_ns", lambda: later_ns)
     assert site.collect(GRACE_S).removed == waiting
     monkeypatch.undo()
     assert site.assert_whole().chunks == 3

@@ -17,7 +17,7 @@ from dedupd_core.rados.chunks import Arrival
 from dedupd_core.rados.cluster.changes import Change
 from dedupd_core.rados.lease import lease_state
 from dedupd_core.rados.store import RadosStore
-from dedupd_core.rados.upkeep.status import status_of
+from dedupd_core.rados.upkeep.store_status import status_of
 from tests.support.ceph import wait_for
 from tests.support.rados_hosts import (
     PIECE_BYTES,
@@ -71,11 +71,10 @@ def test_what_lost_its_acknowledgement_is_the_same_in_the_end(site: Site) -> Non
     assert site.assert_whole().chunks == 5
 
 
-def test_a_version_that_is_given_up_leaves_nothing(site: Site) -> None:
+def test_a_version_that_is_rolled_back_leaves_nothing(site: Site) -> None:
     with site.host() as host:
         host.put({1: A})
         writer = host.writer
-        writer.abandon(writer.prepare([new_file(FileId(1, 1), B), new_file(FileId(2, 1), C)]))
         prepared = writer.prepare([new_file(FileId(1, 1), C), new_file(FileId(3, 1), C)])
         writer.commit(prepared)
         with pytest.raises(Busy, match="not settled"):

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from dedupd_core.rados.audit import Audit
-from dedupd_core.rados.intents import Intents
 from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.tables import Intents
 from dedupd_core.rados.upkeep.turn import last_turn
 from dedupd_core.units import MIB
 from tests.service.test_cluster import Host, hosts

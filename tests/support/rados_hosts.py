@@ -16,7 +16,7 @@ from dedupd_core.format.cluster.objects import FileId, frame_of
 from dedupd_core.rados.audit import Audit, AuditReport
 from dedupd_core.rados.chunks import NewChunk
 from dedupd_core.rados.cluster.connection import Cluster
-from dedupd_core.rados.collection import Collection
+from dedupd_core.rados.garbage import Collection
 from dedupd_core.rados.recovery import Recovery
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.rados.writer import FileChunk, NewFile, Prepared, Writer

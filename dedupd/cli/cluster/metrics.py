@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from dedupd.cli.common import exits
 from dedupd_core.format.cluster.address import parse_address
 from dedupd_core.rados.store import RadosStore
-from dedupd_core.rados.upkeep.status import StoreStatus, VolumeStatus, status_of
+from dedupd_core.rados.upkeep.store_status import StoreStatus, VolumeStatus, status_of
 
 _LABELS = ["store", "host", "path"]
 

@@ -5,7 +5,7 @@ import click
 from dedupd.cli.common import answer, exits, json_option
 from dedupd_core.format.cluster.address import parse_address
 from dedupd_core.rados.store import RadosStore
-from dedupd_core.rados.upkeep.status import status_of
+from dedupd_core.rados.upkeep.store_status import status_of
 
 
 @click.command("status")

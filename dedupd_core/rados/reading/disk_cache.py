@@ -45,7 +45,7 @@ LOOK_S = 1.0
 _NAME = re.compile(rb"([0-9a-f]{8})\.(frames|rows)")
 
 
-class _Growing(NamedTuple):
+class _OpenSegment(NamedTuple):
     """The segment that frames are added to, locked by this process."""
 
     number: int
@@ -70,7 +70,7 @@ class DiskCache:
         self._lock = threading.Lock()
         self._newest = 0  # _lock: the highest number that was seen
         self._sizes: dict[int, int] = {}  # _lock: of segments, with their lists; the oldest first
-        self._growing: _Growing | None = None  # _lock
+        self._growing: _OpenSegment | None = None  # _lock
         # A disk that is to see each effect sees all of them in the order of what is read.
         self._is_beside = disk.door is None
         self._thread: threading.Thread | None = None
@@ -220,13 +220,13 @@ class DiskCache:
             with suppress(OSError):
                 self._begin(number, self._disk.open_write)
 
-    def _new_segment(self, number: int) -> _Growing:
+    def _new_segment(self, number: int) -> _OpenSegment:
         growing = self._begin(number, self._disk.create)
         self.native.add_segment(number, growing.frames_fd, b"")
         self._sizes[number] = 0
         return growing
 
-    def _begin(self, number: int, take: Callable[[int, bytes], int]) -> _Growing:
+    def _begin(self, number: int, take: Callable[[int, bytes], int]) -> _OpenSegment:
         """Grow the segment whose files ``take`` gives. Raises OSError, also where another process
         adds to it."""
         frames_fd = take(self._dir_fd, frames_name(number))
@@ -237,7 +237,7 @@ class DiskCache:
             raise
         # Once its files are there the number is taken, whoever locks them.
         self._newest = max(self._newest, number)
-        self._growing = _Growing(number, frames_fd, rows_fd)
+        self._growing = _OpenSegment(number, frames_fd, rows_fd)
         try:
             fcntl.flock(rows_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -11,8 +11,8 @@ from dedupd_core.format.cluster.address import parse_address
 from dedupd_core.format.cluster.binding import StoreBinding
 from dedupd_core.format.store_kinds import BINDING_FILE, CLUSTER
 from dedupd_core.format.volume_parameters import Parameters
-from dedupd_core.rados.reading.content import ClusterChunks, ClusterRecipes
 from dedupd_core.rados.reading.disk_cache import DiskCache
+from dedupd_core.rados.reading.sources import ClusterChunks, ClusterRecipes
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import read_file

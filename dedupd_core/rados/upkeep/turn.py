@@ -54,7 +54,7 @@ def last_turn(cluster: Cluster, job: TurnJob) -> LastTurn | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class HostTurn:
     """This host's turn, until it is closed. ``now_s``: when it began, by the cluster's clock."""
 
     job: TurnJob
@@ -107,7 +107,7 @@ class Turn:
 
 def take_turn(
     cluster: Cluster, job: TurnJob, host: str, *, duration_s: float = LEASE_S
-) -> Turn | None:
+) -> HostTurn | None:
     """Take the turn to do a job for all hosts; None where it is another host's now."""
     name, session = turn_name(job), uuid.uuid4().hex
     begun_s = now_s()
@@ -127,4 +127,4 @@ def take_turn(
         return None  # this process was stopped for longer than the lease lasts
     lease = Lease(cluster, name, session, duration_s, begun_s + duration_s)
     lease.keep()
-    return Turn(job, host, holder.until_s - duration_s, last_turn(cluster, job), lease)
+    return HostTurn(job, host, holder.until_s - duration_s, last_turn(cluster, job), lease)

@@ -11,7 +11,7 @@ from dedupd_core.errors import DamagedChunk
 from dedupd_core.format.cluster.objects import ChunkState, chunk_object
 from dedupd_core.rados.cluster.changes import Change, Outcome
 from dedupd_core.rados.damage import DamageList
-from dedupd_core.rados.upkeep.status import status_of
+from dedupd_core.rados.upkeep.store_status import status_of
 from tests.support.cluster_lab import ClusterLab, cluster_lab
 from tests.support.lab import noise
 from tests.support.rados_hosts import Site

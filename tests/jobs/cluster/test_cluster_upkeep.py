@@ -6,7 +6,7 @@ import pytest
 
 from dedupd_core.errors import Busy, UsageError
 from dedupd_core.rados.cluster.changes import Change
-from dedupd_core.rados.upkeep.status import status_of
+from dedupd_core.rados.upkeep.store_status import status_of
 from dedupd_core.rados.upkeep.turn import take_turn
 from jobs.cluster.reports import ELSEWHERE, ClusterAuditReport, RecoverReport
 from jobs.cluster.upkeep import ClusterAudit, ClusterRecover

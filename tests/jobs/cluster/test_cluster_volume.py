@@ -15,7 +15,7 @@ from dedupd_core.format.store_kinds import BINDING_FILE
 from jobs.backup.receiver import Receiver, ReplicaVolume
 from jobs.backup.sender import Sender
 from jobs.check.verify import Verify
-from jobs.cluster.stub_versions import StubVersions
+from jobs.cluster.session import StubVersions
 from jobs.frame.run import JobRun
 from jobs.usage.volume_figures import volume_figures
 from tests.support.cluster_lab import cluster_lab

@@ -16,10 +16,10 @@ from dedupd_core.format.cluster.objects import SESSION_KEY, VolumeEntry
 from dedupd_core.rados.cluster import points
 from dedupd_core.rados.cluster.changes import Change, Outcome
 from dedupd_core.rados.cluster.connection import Cluster
-from dedupd_core.rados.intents import Intents
 from dedupd_core.rados.lease import LEASE_S, lease_state
 from dedupd_core.rados.store import RadosStore
-from dedupd_core.rados.upkeep.turn import Turn
+from dedupd_core.rados.tables import Intents
+from dedupd_core.rados.upkeep.turn import HostTurn
 
 _LEFT, _TAKEN = "left.", "taken."
 
@@ -56,7 +56,7 @@ class AbsentHosts:
     """
 
     store: RadosStore
-    turn: Turn
+    turn: HostTurn
     own: str
     patience_s: float
     safe_point: Callable[[], None] = lambda: None

@@ -7,10 +7,9 @@ from typing import Any
 
 from dedupd_core.format.cluster.objects import GARBAGE_SHARDS, VolumeEntry, garbage_object
 from dedupd_core.rados.damage import DamageList
-from dedupd_core.rados.file_table import FileTable
-from dedupd_core.rados.intents import Intents
 from dedupd_core.rados.lease import counters, lease_state
 from dedupd_core.rados.store import RadosStore
+from dedupd_core.rados.tables import FileTable, Intents
 from dedupd_core.rados.upkeep.turn import TURN_JOBS, last_turn
 from dedupd_core.units import counted, format_moment, format_size
 

@@ -1,10 +1,11 @@
-"""Which version of each file of a volume is live, and which are to be retired.
+"""The tables of a volume: which version of each file is live, which are to be retired, and which
+are being stored.
 
 All changes are this session's only: each is made on the condition that the object takes this
 session's changes, so a process that was taken for dead can commit nothing, however late it comes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dedupd_core.errors import FileChanged, WriterFenced
@@ -17,6 +18,7 @@ from dedupd_core.format.cluster.objects import (
     FileVersions,
     file_shard,
     files_object,
+    intents_object,
     parse_versions,
 )
 from dedupd_core.rados.cluster import points
@@ -93,7 +95,7 @@ class FileTable:
             drop=(f"{OLD_PREFIX}{version}",),
         )
         if self.cluster.apply(change) is not Outcome.DONE:
-            raise self._fenced()
+            raise _fenced(self.volume)
 
     def _change(
         self,
@@ -117,7 +119,7 @@ class FileTable:
             return
         # Its acknowledgement may have been lost: then it is as it should be.
         if self.cluster.value(change.oid, SESSION_KEY) != self.session:
-            raise self._fenced()
+            raise _fenced(self.volume)
         found = self.versions(file)
         if found != after:
             raise FileChanged(
@@ -125,7 +127,52 @@ class FileTable:
                 f" {found.value if found else 'unknown'}; run the job again"
             )
 
-    def _fenced(self) -> WriterFenced:
-        return WriterFenced(
-            f"volume {self.volume}: another session writes it now; start the job again"
+
+@dataclass(frozen=True, slots=True)
+class Intents:
+    """The file versions of one volume that are not finished: noted before they are stored, so that
+    a crash leaves nothing behind that cannot be found."""
+
+    cluster: Cluster
+    volume: str
+    session: str = ""
+
+    @property
+    def object(self) -> str:
+        return intents_object(self.volume)
+
+    def all(self) -> dict[str, FileId]:
+        """Version → the file that it is for."""
+        return {
+            key: FileId.parse(value)
+            for key, value in self.cluster.each_key(self.object)
+            if key != SESSION_KEY
+        }
+
+    def set(self, versions: Mapping[str, FileId]) -> None:
+        """Raises WriterFenced."""
+        put = {version: file.text for version, file in versions.items()}
+        self._apply(
+            Change(points.INTENT_SET, self.object, equal={SESSION_KEY: self.session}, put=put)
         )
+
+    def drop(self, versions: Iterable[str]) -> None:
+        """Raises WriterFenced."""
+        self._apply(
+            Change(
+                points.INTENT_DROPPED,
+                self.object,
+                equal={SESSION_KEY: self.session},
+                drop=tuple(versions),
+            )
+        )
+
+    def _apply(self, change: Change) -> None:
+        if not change.put and not change.drop:
+            return
+        if self.cluster.apply(change) is not Outcome.DONE:
+            raise _fenced(self.volume)
+
+
+def _fenced(volume: str) -> WriterFenced:
+    return WriterFenced(f"volume {volume}: another session writes it now; start the job again")
