@@ -121,7 +121,11 @@ class VolumeIdentity(NamedTuple):
     def as_member(self, token: str, *, has_stubs: bool) -> Member:
         place = self.instance
         return Member(
-            *(self.uuid, self.root, place.file_system, place.inode, place.generation),
+            uuid=self.uuid,
+            root=self.root,
+            file_system=place.file_system,
+            inode=place.inode,
+            generation=place.generation,
             token=token,
             has_stubs=has_stubs,
         )

@@ -87,7 +87,11 @@ class StoreSide:
         if shared is None:
             return LocalStore(self.base, self.base_fd, store_id, self.disk, note, where=self.root)
         return LocalStore(
-            *(shared.base, shared.fd, store_id, self.disk, note),
+            shared.base,
+            shared.fd,
+            store_id,
+            self.disk,
+            note,
             kind=SHARED,
             where=shared.path,
             neighbours=shared.neighbours(),

@@ -89,14 +89,14 @@ def summed(volumes: Iterable[VolumeStatus]) -> Sums:
     stored = sum(one.bytes for one in listed)
     new = sum(one.new_bytes for one in listed)
     return Sums(
-        len(listed),
-        sum(one.lease_until_s is not None for one in listed),
-        sum(one.files for one in listed),
-        stored,
-        new,
-        max(0, stored - new),
-        max(0, stored - sum(one.retired_bytes for one in listed)),
-        sum(one.repaired for one in listed),
+        volumes=len(listed),
+        leases_held=sum(one.lease_until_s is not None for one in listed),
+        files=sum(one.files for one in listed),
+        bytes=stored,
+        new_bytes=new,
+        saved_bytes=max(0, stored - new),
+        live_bytes=max(0, stored - sum(one.retired_bytes for one in listed)),
+        repaired=sum(one.repaired for one in listed),
     )
 
 
@@ -157,17 +157,17 @@ def status_of(store: RadosStore) -> StoreStatus:
     """The state of a store now. Its cost follows what is under way, and not what is stored."""
     volumes = store.volumes()
     return StoreStatus(
-        str(store.cluster.address),
-        store.parameters.uuid,
-        store.parameters.fingerprint,
-        _candidates(store),
-        len(DamageList(store.cluster).all()),
-        {
+        address=str(store.cluster.address),
+        uuid=store.parameters.uuid,
+        fingerprint=store.parameters.fingerprint,
+        candidates=_candidates(store),
+        damaged=len(DamageList(store.cluster).all()),
+        upkeep={
             job: last.to_json()
             for job in TURN_JOBS
             if (last := last_turn(store.cluster, job)) is not None
         },
-        [_volume(store, volume, entry) for volume, entry in sorted(volumes.items())],
+        volumes=[_volume(store, volume, entry) for volume, entry in sorted(volumes.items())],
     )
 
 
@@ -183,16 +183,16 @@ def _volume(store: RadosStore, volume: str, entry: VolumeEntry) -> VolumeStatus:
     sums = counters(store.cluster, volume)
     table = FileTable(store.cluster, volume, entry.shards)
     return VolumeStatus(
-        volume,
-        entry.host,
-        entry.path,
-        None if lease.holder is None else lease.holder.until_s,
-        len(lease.unfenced),
-        len(Intents(store.cluster, volume).all()),
-        sum(1 for _ in table.retiring()),
-        sums.get("files", 0),
-        sums.get("bytes", 0),
-        sums.get("new_bytes", 0),
-        sums.get("repaired", 0),
-        sums.get("retired_bytes", 0),
+        volume=volume,
+        host=entry.host,
+        path=entry.path,
+        lease_until_s=None if lease.holder is None else lease.holder.until_s,
+        clients_to_fence=len(lease.unfenced),
+        intents=len(Intents(store.cluster, volume).all()),
+        retiring=sum(1 for _ in table.retiring()),
+        files=sums.get("files", 0),
+        bytes=sums.get("bytes", 0),
+        new_bytes=sums.get("new_bytes", 0),
+        repaired=sums.get("repaired", 0),
+        retired_bytes=sums.get("retired_bytes", 0),
     )
