@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from dedupd_core.errors import UsageError
 from dedupd_core.format.store_kinds import StoreKind
+from dedupd_core.stores.store_side import SEE_CLUSTER
 from dedupd_core.volume.volume import Volume
 from jobs.frame.report import Job
 
@@ -25,7 +25,7 @@ class Strategies:
 
     containers: str = ""
     cluster: str = ""
-    elsewhere: str = "see docs/cluster.md"
+    elsewhere: str = SEE_CLUSTER
 
     def named(self, kind: StoreKind) -> str:
         return self.containers if kind.has_containers else self.cluster
@@ -34,11 +34,7 @@ class Strategies:
         """The one for a volume's store. Raises UsageError where there is none."""
         name = self.named(volume.store_kind)
         if not name:
-            where = "no cluster" if volume.store_kind.has_containers else volume.chunk_store.where
-            raise UsageError(
-                f"{volume.root}: its chunks are in {where}, where {job} has nothing to do;"
-                f" {self.elsewhere}"
-            )
+            raise volume.without_work(job, self.elsewhere)
         module, _, attribute = name.partition(":")
         return getattr(import_module(module), attribute)
 

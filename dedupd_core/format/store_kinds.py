@@ -1,4 +1,4 @@
-"""The kinds of store, a row each (docs/architecture.md, "Between engine and store").
+"""The kinds of store, a row each.
 
 What holds for some of them is a column here. What they do is behind ``ChunkStore``
 (``dedupd_core/stores/chunk_store.py``) and the strategies of ``jobs/specs.py``: no other code asks

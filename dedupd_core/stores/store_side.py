@@ -24,6 +24,8 @@ from dedupd_core.system.disk import Disk
 
 _UNSHARED = Unshared()
 
+SEE_CLUSTER = "see docs/cluster.md"
+
 
 class StoreSide:
     """The part of a volume that knows where its chunks lie. ``root`` and ``base`` as in Volume.
@@ -125,10 +127,14 @@ class StoreSide:
     def require_containers(self, job: str) -> None:
         """Raises UsageError where a job would find its work in none of the volume's containers."""
         if not self.store_kind.has_containers:
-            raise UsageError(
-                f"{self.root}: its chunks are in {self.chunk_store.where}, where {job} has nothing"
-                " to do; see docs/cluster.md"
-            )
+            raise self.without_work(job)
+
+    def without_work(self, job: str, remedy: str = SEE_CLUSTER) -> UsageError:
+        """Of a job that has nothing to do in the kind of store that the volume is on."""
+        where = "no cluster" if self.store_kind.has_containers else self.chunk_store.where
+        return UsageError(
+            f"{self.root}: its chunks are in {where}, where {job} has nothing to do; {remedy}"
+        )
 
     @property
     def chunk_store(self) -> ChunkStore:
