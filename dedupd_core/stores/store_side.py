@@ -24,7 +24,7 @@ from dedupd_core.system.disk import Disk
 
 _UNSHARED = Unshared()
 
-SEE_CLUSTER = "see docs/cluster.md"
+SEE_CLUSTER = "see docs/guide/cluster.md"
 
 
 class StoreSide:

@@ -71,7 +71,7 @@ def test_the_reader_can_be_carried_away() -> None:
 
 
 READER = "dedupd_reader"
-"""Written by docs/format.md alone: it imports no other package, and no other package imports it."""
+"""Written by docs/design/format.md alone: it imports no other package, and none imports it."""
 
 FLOORS = (
     READER,
