@@ -197,11 +197,13 @@ def _common_spec(logs: Sequence[Log]) -> Spec:
     first = logs[0]
     for log in logs:
         if not log.checkpoint.complete:
-            raise UsageError(f"{log.path}: the collection is not complete; run it again to go on")
+            raise UsageError(
+                f"{log.path}: the collection is not complete; to continue it, run the command again"
+            )
         if log.spec.comparable() != first.spec.comparable() or log.spec.salt != first.spec.salt:
             raise UsageError(
                 f"{log.path}: collected with other chunkings or sampling than {first.path};"
-                " logs that are analysed together need the same"
+                " analyze these logs separately"
             )
     return first.spec
 

@@ -263,7 +263,7 @@ def documents(tree: Tree, files: list[SourceFile], size_bytes: int, rng: random.
     """Documents put together from texts, each saved a few times; mailed and zipped copies."""
     texts = [f for f in files if f.path.suffix in TEXT_SUFFIXES and 200 < f.size_bytes < MIB]
     if not texts:
-        raise UsageError("no texts on this machine to make documents of")
+        raise UsageError("no texts on this machine to create documents from")
     total = number = 0
     while total < size_bytes:
         wanted = min(int(rng.lognormvariate(12.5, 1.2)), 24 * MIB)
@@ -325,7 +325,9 @@ def build(
         raise UsageError(f"{root} is not empty")
     found = programs(root, enough_bytes)
     if sum(file.size_bytes for files in found for file in files) < size_bytes // 20:
-        raise UsageError("too few programs on this machine to make data of; give a smaller --size")
+        raise UsageError(
+            "too few programs on this machine to create data from; use a smaller --size"
+        )
     tree = Tree(root, on_progress)
     for part, name in ((software, "software"), (images, "images")):
         files = mixed(found, random.Random(f"{seed}/{name}/files"))
@@ -361,7 +363,9 @@ def main() -> None:
     open_standard_streams()
     parser = argparse.ArgumentParser(description="Build a data set of real files.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--size", type=parse_size, default=6 << 30, help="about (default 6G)")
+    parser.add_argument(
+        "--size", type=parse_size, default=6 << 30, help="approximate size (default 6G)"
+    )
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     try:

@@ -156,12 +156,12 @@ def with_small_files(
         setting = Setting("min_size", limit, "no file is smaller")
     elif gain < SMALL_GAIN_MIN * total:
         more = f"with {other} they would save {format_size(max(0.0, gain))} more"
-        setting = Setting("min_size", limit, f"{what}, and stay as they are; {more}")
+        setting = Setting("min_size", limit, f"{what}, and are skipped; {more}")
     else:
         setting = Setting(
             "min_size",
             other,
-            f"{what}, the default; to take those from {other} on saves {format_size(gain)} more",
+            f"{what}, the default; to include files from {other} saves {format_size(gain)} more",
         )
         found = replace(found, min_size_bytes=SMALL_SIZE_BYTES)
     return replace(found, settings=(*found.settings, setting))
@@ -193,11 +193,11 @@ def _chunk_size(study: Found) -> Setting:
     best = min(rows, key=lambda row: (_net_bytes(row), row.chunking != DEFAULT))
     gain = (_net_bytes(default) - _net_bytes(best)) / default.data_bytes
     if best.chunking == DEFAULT:
-        return Setting("chunk size", DEFAULT, "no other size saves more, metadata included")
+        return Setting("chunk size", DEFAULT, "no other size saves more, including metadata")
     if gain < OTHER_SIZE_GAIN_MIN:
         reason = (
-            f"{best.chunking} would save {100 * gain:.1f} points more, metadata included,"
-            f" with {best.distinct_chunks / default.distinct_chunks:.1f} times the chunks"
+            f"{best.chunking} would save {100 * gain:.1f} points more, including metadata, with"
+            f" {best.distinct_chunks / default.distinct_chunks:.1f} times the chunks"
         )
         return Setting("chunk size", DEFAULT, reason)
     enough = next(
@@ -209,7 +209,7 @@ def _chunk_size(study: Found) -> Setting:
     return Setting(
         "chunk size",
         enough.chunking,
-        f"saves {100 * more:.1f} points more than {DEFAULT}, metadata included, with"
+        f"saves {100 * more:.1f} points more than {DEFAULT}, including metadata, with"
         f" {enough.distinct_chunks / default.distinct_chunks:.1f} times the chunks",
     )
 
@@ -236,18 +236,15 @@ def _type_settings(study: Found, total: float) -> list[Setting]:
     useless, raw = _types(study, total)
     if useless:
         share = sum(row.data_bytes for row in useless) / total
-        why = (
-            f"each saves less than {TYPE_GAIN_MIN:.0%}; together {share:.1%} of the data"
-            " that jobs need not read"
-        )
+        why = f"each saves less than {TYPE_GAIN_MIN:.0%}; jobs can skip {share:.1%} of the data"
         settings = [Setting("exclude_types", ", ".join(row.type for row in useless), why)]
     else:
-        why = "every type with a notable share of the data gains"
+        why = "every type with a notable share of the data saves space"
         settings = [Setting("exclude_types", "none", why)]
     if raw:
         types = ", ".join(row.type for row in raw)
         settings.append(
-            Setting("no_compress_types", types, "they have duplicates, but do not compress")
+            Setting("no_compress_types", types, "they have duplicates, but are not compressible")
         )
     return settings
 
@@ -258,12 +255,12 @@ def _min_age(study: Found, total: float, profile: str) -> tuple[str, bool, str]:
     day, three = within.get(1, 0.0), within.get(3, 0.0)
     own = _policy_of(profile).min_age_s
     if own != Policy().min_age_s:
-        return exact_duration(own), False, f"the profile {profile} is for files that are finished"
-    seen = f"{three:.1%} of the data changed in the 3 days before, {day:.1%} in the last day"
+        return exact_duration(own), False, f"the profile {profile} is for finished files"
+    seen = f"{three:.1%} of the data changed in the last 3 days, {day:.1%} in the last day"
     if three >= COPIED_SHARE_MIN:
         why = (
-            f"{seen}: so much was not edited, but copied here. Have the first run take files of any"
-            " age (`--min-age 0s`); after that, files that are still edited are left alone"
+            f"{seen}, probably because it was copied here. Optimize files of any age in the first"
+            " run (`--min-age 0s`); later runs skip files that are still edited"
         )
         return "3d", True, why
     return ("1d" if three - day > RECENT_SHARE_MAX else "3d"), False, seen

@@ -82,7 +82,7 @@ def volume(view: Path, machine: ServiceLab) -> Iterator[Path]:
 
 
 def is_idle(machine: ServiceLab) -> bool:
-    """Whether no job runs or waits, for some looks in a row of the service at the space."""
+    """Whether no job is running or queued, for some looks in a row of the service at the space."""
     for _ in range(3):
         jobs = machine.client.jobs(1)
         if jobs["running"] or jobs["waiting"]:

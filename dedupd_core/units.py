@@ -53,7 +53,7 @@ def parse_size(text: str) -> int:
     # Exact, which a float is for 53 bits only.
     size = Decimal(match[1]) * factor
     if size > SIZE_BYTES_MAX:
-        raise UsageError(f"{brief(text)} is more than any file can hold")
+        raise UsageError(f"{brief(text)} is larger than any file")
     return int(size)
 
 
@@ -72,7 +72,9 @@ def parse_percentage(text: str) -> float:
     """The fraction meant by ``5%``. Raises UsageError."""
     match = _PERCENTAGE.fullmatch(text)
     if match is None or not 0 < float(match[1]) <= 100:
-        raise UsageError(f'{brief(text)} is not a percentage; write one up to 100, like "5%"')
+        raise UsageError(
+            f'{brief(text)} is not a percentage; write one up to 100, for example "5%"'
+        )
     return float(match[1]) / 100
 
 
@@ -87,8 +89,8 @@ def parse_moment(text: str, now_s: float) -> float:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         raise UsageError(
-            f'{brief(text)} is no time; write how long ago, like "2d", or a date, like'
-            ' "2026-01-31" or "2026-01-31 14:00"'
+            f'{brief(text)} is not a time; write a duration, for example "2d", or a date, for'
+            ' example "2026-01-31" or "2026-01-31 14:00"'
         ) from None
 
 

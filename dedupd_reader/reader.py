@@ -565,7 +565,7 @@ class Store:
     def _same(self, kind: int, target: int, fingerprint: bytes) -> tuple[bytes, bytes]:
         found = self.read(kind, target)
         if found[0] != fingerprint:
-            raise Damaged(f"record {show_id(target)} is not the one that another leads to")
+            raise Damaged(f"record {show_id(target)} differs from the record that leads to it")
         return found
 
     def _decoded(
@@ -1543,7 +1543,7 @@ def cat_command(given: argparse.Namespace, report: Report) -> int:
     volume = opened(given, report)
     fd = os.open(volume.node(given.path), READ_FLAGS)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise Refused(f"{given.path}: this is no regular file; name one that `list` shows")
+        raise Refused(f"{given.path}: not a regular file; `list` shows the regular files")
     size, at = os.fstat(fd).st_size, 0
     out = sys.stdout.buffer
     for piece in (*volume.pieces(fd, volume.stub(fd)), Piece(size, size, b"")):

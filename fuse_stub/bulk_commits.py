@@ -37,7 +37,7 @@ FILES_MAX = 4096
 """Held by one client; each takes a descriptor."""
 
 _DONE = Result(Outcome.DONE)
-_HALF_WAY = Result(Outcome.FAILED, "it could not be punched; the next job goes on with it")
+_HALF_WAY = Result(Outcome.FAILED, "it could not be punched; the next job continues")
 
 
 class _Begun(NamedTuple):
@@ -222,9 +222,12 @@ class BulkCommits:
                 failed = await trio.to_thread.run_sync(self._take_back, group)
         except (DedupdError, OSError) as error:
             failed = 1
-            log.error("commits are not taken back durably: %s", explain(error))
+            log.error("commits could not be rolled back durably: %s", explain(error))
         if failed:
-            log.error("%d commits are not taken back; these files are settled when opened", failed)
+            log.error(
+                "%d commits were not rolled back; these files are settled when they are opened",
+                failed,
+            )
         for place in places:
             self._held.drop(group, place)
 

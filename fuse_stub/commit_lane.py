@@ -127,7 +127,7 @@ class CommitLane:
                 if self.are_refused:
                     raise Busy("garbage is being collected")
                 if file.is_filled:
-                    raise Busy("it is being made plain")
+                    raise Busy("it is being expanded")
                 self._transitions.begin([request.path])
                 try:
                     with unseen_step([file.ino]):
@@ -272,7 +272,9 @@ class CommitLane:
                 async with pending.file.lock.alone():
                     await self._take_back(pending)
             except (DedupdError, OSError) as error:
-                log.error("%s: a commit is not taken back: %s", pending.file.where, explain(error))
+                log.error(
+                    "%s: a commit was not rolled back: %s", pending.file.where, explain(error)
+                )
             finally:
                 self._let_go(pending)
 

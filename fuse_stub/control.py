@@ -76,7 +76,7 @@ class ControlServer:
                         connection, _ = await listener.accept()
                     except OSError as error:
                         # For example, no descriptor is left. That must not end the mount.
-                        log.error("no client can be answered on the control socket: %s", error)
+                        log.error("the control socket accepts no clients: %s", error)
                         await trio.sleep(ACCEPT_AGAIN_S)
                         continue
                     nursery.start_soon(self._talk, connection)
@@ -294,7 +294,7 @@ class ControlServer:
     async def _fill(self, _: Request, talk: "_Conversation") -> Reply:
         fill = talk.fill
         if fill is None:
-            return {"error": "no file is being made plain", "kind": "UsageError"}
+            return {"error": "no file is being expanded", "kind": "UsageError"}
         try:
             is_plain = await _unless_hung_up(talk.connection, fill.go_on)
         except (DedupdError, OSError) as error:
@@ -429,7 +429,7 @@ async def _unless_hung_up(
     Raises ConnectionResetError then, and what ``work`` raises of DedupdError and OSError.
     """
     result: T
-    failure: Exception | None = ConnectionResetError("the client has gone")
+    failure: Exception | None = ConnectionResetError("the client has disconnected")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_at_hang_up, connection, nursery.cancel_scope)
         try:

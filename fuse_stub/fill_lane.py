@@ -59,7 +59,7 @@ class FillLane:
         file = await self.files.acquire_by_fd(fd)
         try:
             if file.is_filled:
-                raise Busy(f"{file.where}: it is being made plain already")
+                raise Busy(f"{file.where}: is already being expanded")
             file.is_filled = True
             try:
                 return await self._begin(file)
@@ -167,9 +167,7 @@ class FileFill:
                 async with self._alone() as is_stub:
                     more = is_stub and await trio.to_thread.run_sync(self._filling.take_back)
         except (DedupdError, OSError) as error:
-            log.error(
-                "%s: what was filled up is not taken back: %s", self._file.where, explain(error)
-            )
+            log.error("%s: the expansion was not rolled back: %s", self._file.where, explain(error))
         finally:
             self._close()
 

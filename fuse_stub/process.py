@@ -156,7 +156,7 @@ def _refuse_copy(volume: Volume) -> None:
     client = volume.mount_client()  # raises Busy where a copy answers
     if client is not None:
         client.close()
-        raise Busy(f"{volume.root}: another process answers for this volume; unmount it first")
+        raise Busy(f"{volume.root}: another process serves this volume; unmount it first")
 
 
 def set_up_process() -> None:
@@ -257,7 +257,7 @@ async def _announce(mount: MountedVolume, asked: Serving) -> None:
     log.info("%s is mounted at %s, by %s", mount.volume.root, mount.mountpoint, way)
     if line is not None and line.ring_failure is not None:
         why = os.strerror(line.ring_failure)
-        log.warning("%s: io_uring is offered, and cannot be used: %s", mount.mountpoint, why)
+        log.warning("%s: io_uring is offered, but cannot be used: %s", mount.mountpoint, why)
     if asked.ready is not None:
         asked.ready()
     if line is not None and line.is_by_ring:
@@ -342,9 +342,9 @@ def serve_for_parent(
             served(volume, asked)
     except BaseException as error:
         if isinstance(error, DedupdError):  # a refusal, with its remedy
-            log.error("the mount at %s ends: %s", mountpoint, error)
+            log.error("the mount at %s is ending: %s", mountpoint, error)
         else:
-            log.exception("the mount at %s ends", mountpoint)
+            log.exception("the mount at %s is ending", mountpoint)
         tell({"error": _reason(error), "kind": type(error).__name__})
         raise SystemExit(1) from error
 

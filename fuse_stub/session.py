@@ -40,7 +40,7 @@ def _options_for(mount: MountedVolume, asked: MountOptions) -> set[str]:
         if not _either(asked.exec, not below & os.ST_NOEXEC):
             options.add("noexec")
     elif asked.suid or asked.dev:
-        raise UsageError(f"{asked.text}: `suid` and `dev` are root's")
+        raise UsageError(f"{asked.text}: only root can use `suid` and `dev`")
     elif asked.exec is False:
         options.add("noexec")
     if asked.sync:
@@ -77,8 +77,8 @@ def session(
             pyfuse3.init(operations, mountpoint, options)
     except (RuntimeError, OSError) as error:
         raise UsageError(
-            f"{mountpoint}: cannot be mounted ({error}); is the module fuse loaded, and may this"
-            " user open /dev/fuse and write to the directory?"
+            f"{mountpoint}: cannot be mounted ({error}); load the module fuse, and check that this"
+            " user may open /dev/fuse and write to the directory"
         ) from error
     try:
         if outside is None:

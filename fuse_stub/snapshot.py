@@ -42,9 +42,9 @@ def _snapshot_lock(volume: Volume) -> Iterator[Transitions]:
     """
     if not volume.is_read_only:
         raise UsageError(
-            f"{volume.root}: takes changes, and would change under those that look at it; mount its"
-            " file system with `-o ro` (XFS beside its original: `-o ro,norecovery,nouuid`), or"
-            f" make it read-only: `btrfs property set {volume.root} ro true`"
+            f"{volume.root}: is writable, so it could change while it is mounted; mount its file"
+            " system with `-o ro` (XFS next to its original: `-o ro,norecovery,nouuid`), or make"
+            f" it read-only: `btrfs property set {volume.root} ro true`"
         )
     where = os.path.join(volume.root, BASE_NAME, "mount.lock")
     flags = os.O_RDONLY | os.O_CLOEXEC
@@ -52,5 +52,5 @@ def _snapshot_lock(volume: Volume) -> Iterator[Transitions]:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Busy(f"{volume.root}: mounted as a volume; unmount it first") from None
+            raise Busy(f"{volume.root}: is mounted as a volume; unmount it first") from None
         yield Transitions(fd)

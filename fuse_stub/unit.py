@@ -20,7 +20,7 @@ def serve_in_unit(volume: str) -> None:
     except OSError as error:
         raise ServiceUnreachable(
             f"{volume}: no service waits for the mount process of this volume ({error.strerror});"
-            " `dedupd mount PATH` mounts it"
+            " run `dedupd mount PATH`"
         ) from error
     outside = Outside(line)
     show_as("dedupd-mount", outside.mountpoint)

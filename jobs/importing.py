@@ -95,7 +95,10 @@ class Import:
     def _refuse_overlap(self) -> None:
         for place in (self._volume.root, *self._points):
             if lies_in(self._source, place) or lies_in(place, self._source):
-                raise UsageError(f"{self._source}: lies in the volume, or the volume in it")
+                raise UsageError(
+                    f"{self._source}: is inside the volume, or contains it; choose another"
+                    " directory"
+                )
 
     def run(self) -> ImportReport:
         """Copy and optimize, batch by batch.
@@ -153,7 +156,10 @@ class Import:
         if not self._points:
             self._lock.enter_context(self._volume.mount_lock())
         elif mount_table.points_of(self._volume.parameters.uuid) != self._points:
-            raise Busy(f"{self._volume.root}: unmounted or mounted meanwhile; run this again")
+            raise Busy(
+                f"{self._volume.root}: was mounted or unmounted during the import; run the"
+                " command again"
+            )
         room = self._room.left_bytes
         self._note_room(room)
         self._batch_bytes = 0
@@ -235,7 +241,7 @@ class Import:
         one that the walk met. Raises FileChanged where the file is written to meanwhile."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise FileChanged("it is another thing by now")
+            raise FileChanged("was replaced during the import")
         node = node_of(fd, b"")
         # A file without blocks is a hole, or its source is a volume and has its data elsewhere.
         data = data_ranges(fd, 0, node.size) if not status.st_blocks else ()
@@ -256,4 +262,4 @@ class Import:
 def _require_same(fd: int, before: os.stat_result, _: int) -> None:
     """Raises FileChanged where a file was written to since."""
     if FileIdentity.of(os.fstat(fd)) != FileIdentity.of(before):
-        raise FileChanged("it is written to all the time; run this again when it is quieter")
+        raise FileChanged("keeps changing; run the command again when it is idle")

@@ -49,12 +49,12 @@ from jobs.frame.run import JobRun
 from jobs.optimize.store_session import StoreSession
 from jobs.tree.walk import TreeFile, walk
 
-_COPIED = define("move.copied", "all that the stubs need is durable in the other store")
-_BEGUN = define("move.begun", "the volume is marked as half moved, every stub as before")
+_COPIED = define("move.copied", "all records of the stubs are durable in the other store")
+_BEGUN = define("move.begun", "the volume is marked as half moved, every stub is unchanged")
 _ATTRIBUTE_SET = define("move.attribute-set", "one more stub names its new recipe, not synced")
 _SYNCED = define("move.synced", "every stub names its new recipe, durably")
 _SWITCHED = define("move.switched", "the volume is on the other store")
-_LEFT = define("move.left", "the former store has forgotten the volume, or is gone")
+_LEFT = define("move.left", "the former store has removed the volume, or is deleted")
 
 BATCH_BYTES = 8 * MIB
 SPANS_MAX = 4096
@@ -141,12 +141,12 @@ class Move(Job[MoveReport]):
         if shared is None:
             return
         if own is not None and own.store == shared.parameters.uuid:
-            raise UsageError(f"{volume.root}: is on {shared.path} already")
+            raise UsageError(f"{volume.root}: is already on {shared.path}")
         refuse_overlap(volume.identity.root, shared.path)
         if volume.parameters.like(shared.parameters) != volume.parameters:
             raise UsageError(
-                f"{volume.root}: its files are cut or fingerprinted in another way than those of"
-                f" {shared.path}, so they would share nothing; choose another store"
+                f"{volume.root}: uses other chunk sizes or fingerprints than {shared.path}, so"
+                " they would share nothing; choose another store"
             )
 
     def _is_begun(self) -> bool:
@@ -158,7 +158,7 @@ class Move(Job[MoveReport]):
         self._route = _Route(**json.loads(found))
         if self._route.to != self._target_uuid:
             raise UsageError(
-                f"{volume.root}: half moved to {self._route.where}; go on with that one"
+                f"{volume.root}: is half moved to {self._route.where}; continue that move"
             )
         return True
 
@@ -248,7 +248,7 @@ class Move(Job[MoveReport]):
             if found.is_stub:
                 yield found
         if unseen:
-            raise Damaged(f"{self._volume.root}: not all of it can be seen: {unseen[0]}")
+            raise Damaged(f"{self._volume.root}: a part is not accessible: {unseen[0]}")
 
     def _stub(self, found: TreeFile, target: Volume) -> StubAttribute | None:
         """The attribute of a stub that is as before, at rest; None where it is changed already.
@@ -260,8 +260,8 @@ class Move(Job[MoveReport]):
             fd = open_beneath(volume.data_fd, found.path, os.O_RDWR | os.O_NONBLOCK)
         except OSError as error:
             raise DedupdError(
-                f"{volume.root}: {explain(error)}; a move changes every stub: make {where} writable"
-                " (`chattr -i -a`), or plain (`dedupd expand`)"
+                f"{volume.root}: {explain(error)}; a move changes every stub: make {where}"
+                " writable (`chattr -i -a`), or plain (`dedupd expand`)"
             ) from error
         with opened(fd):
             try:

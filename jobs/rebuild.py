@@ -60,12 +60,12 @@ class Rebuild(Job[RebuildReport]):
         report.records, report.stubs = scrub.records, scrub.stubs
         report.repaired, report.losses = scrub.repaired, scrub.losses
         if report.catalogue_is_new:
-            report.not_rebuilt.append("the history of jobs, and how far interrupted ones were")
+            report.not_rebuilt.append("the history of jobs, and the progress of interrupted jobs")
         if report.tables_rebuilt or report.orphans_released:
-            report.not_rebuilt.append("which chunks were garbage: the next gc finds them")
+            report.not_rebuilt.append("which chunks are garbage: the next gc finds them")
         report.not_rebuilt += [f"{loss.path}: {loss.detail}" for loss in scrub.losses]
         if scrub.losses:
-            report.outcome = "done as far as the containers are there"
+            report.outcome = "done, as far as containers exist"
         return self.report()
 
     def _rebuild_catalogue(self) -> None:

@@ -53,7 +53,7 @@ class Rejoin(Job[RejoinReport]):
         the volume has its own store, or is a copy of one that the store sees; Busy, Cancelled."""
         shared, report = self._volume.shared, self._report
         if shared is None:
-            raise NotAVolume(f"{self._volume.root}: is on no shared store; it has one of its own")
+            raise NotAVolume(f"{self._volume.root}: is not on a shared store")
         with self._volume.tree_lock(), shared.job_lock():
             self._refuse_copy(shared)
             with ExitStack() as files:
@@ -63,11 +63,11 @@ class Rejoin(Job[RejoinReport]):
                 found = self._walk()
                 report.losses = list(losses(found, self._run, self._known[Kind.CHUNKS]))
                 if self._run.findings.count:
-                    report.outcome = "left as it was: see the messages"
+                    report.outcome = "unchanged: see the messages"
                 elif report.losses and not self._accepts_losses:
                     report.outcome = (
-                        "left as it was: files need what is gone; restore these from a backup,"
-                        " or run this with --accept-losses"
+                        "unchanged: chunks of files are missing; restore these files from a"
+                        " backup, or use --accept-losses"
                     )
                 else:
                     self._revive(files)
@@ -84,8 +84,8 @@ class Rejoin(Job[RejoinReport]):
         except UnseenMember:
             return
         raise UsageError(
-            f"{volume.root}: a copy of {member.root}, which is on the store {shared.path} and is"
-            " there; one of the two can be a volume"
+            f"{volume.root}: is a copy of {member.root}, which exists and is on the store"
+            f" {shared.path}; only one of them can be a volume"
         )
 
     def _take_in(self, kind: Kind, directory: ContainerDirectory) -> None:
@@ -96,7 +96,7 @@ class Rejoin(Job[RejoinReport]):
             try:
                 state = recover_or_discard(directory, number)
             except DamagedContainer as error:
-                self._run.findings.add(f"{error}; run scrub first")
+                self._run.findings.add(f"{error}; run `dedupd run scrub` first")
                 continue
             if state is None:
                 continue
@@ -139,4 +139,4 @@ class Rejoin(Job[RejoinReport]):
             put_membership(volume.base_fd, replace(membership, name=shared.path), volume.disk)
         shared.put(identity.as_member(membership.token, has_stubs=self._report.stubs > 0))
         shared.admit([identity])
-        self._report.outcome = f"known to its store {shared.path} as it is now"
+        self._report.outcome = f"registered with its store {shared.path}"

@@ -174,14 +174,14 @@ TASKS: Mapping[str, Task] = {
     for task in (
         Task("reconcile", "reconcile", "merges partitions"),
         Task("gc", "gc", "finds garbage"),
-        Task("compact", "compact", "gives the space of garbage back"),
-        Task("scrub", "scrub", "looks for damage"),
+        Task("compact", "compact", "frees garbage"),
+        Task("scrub", "scrub", "checks for damage"),
         Task("full_scrub", "scrub", "checks every byte", ("--full",)),
-        Task("recover", "recover", "looks for hosts that are gone", ("--if-due",)),
-        Task("audit", "audit", "looks at all of the store in the cluster", ("--if-due",)),
+        Task("recover", "recover", "checks for dead hosts", ("--if-due",)),
+        Task("audit", "audit", "audits the store in the cluster", ("--if-due",)),
         Task("throughput", "optimize", "at full speed", eager=True),
-        Task("refine", "refine", "makes smaller what is cold"),
-        Task("background", "optimize", "gives way to users"),
+        Task("refine", "refine", "recompresses cold chunks"),
+        Task("background", "optimize", "yields to users"),
     )
 }
 """The tasks by their names. Of several that are due, the first one here goes first."""

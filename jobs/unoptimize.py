@@ -124,10 +124,10 @@ class Unoptimize(Job[UnoptimizeReport]):
         plan = self.plan()
         if plan.missing_bytes:
             raise NoSpace(
-                f"{self._volume.root}: making {plan.files} files plain needs"
-                f" {format_size(plan.need_bytes)}, and {format_size(plan.room_bytes)} are free"
-                f" beyond the reserve; {format_size(plan.missing_bytes)} are missing. Free some,"
-                " name a part of the tree, or lower the policy's `reserve`"
+                f"{self._volume.root}: expanding {plan.files} files needs"
+                f" {format_size(plan.need_bytes)}, but only {format_size(plan.room_bytes)} are"
+                f" free beyond the reserve; {format_size(plan.missing_bytes)} are missing. Free"
+                " space, name a part of the tree, or reduce the policy key `reserve`"
             )
         return plan.need_bytes
 

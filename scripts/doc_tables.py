@@ -21,7 +21,8 @@ from dedupd.service.web.metrics import _ServiceCollector
 from dedupd_core import native
 from dedupd_core.config.policy import KEYS, Policy
 from dedupd_core.errors import DedupdError
-from jobs.specs import SPECS, TASKS, JobSpec, Stores
+from dedupd_core.format.store_kinds import CLUSTER, OWN
+from jobs.specs import SPECS, TASKS, JobSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 OPCODES = ROOT / "native/src/mount/protocol/opcode.rs"
@@ -47,14 +48,15 @@ def exit_codes() -> str:
 
 def job_specs() -> str:
     """The jobs, with their options and tasks."""
-    stores = {Stores.ANY: "all", Stores.CONTAINERS: "on disks", Stores.CLUSTER: "in a cluster"}
+    stores = {(True, True): "all", (True, False): "on disks", (False, True): "in a cluster"}
 
     def row(spec: JobSpec) -> tuple[str, ...]:
         options = sorted(f"`--{name.replace('_', '-')}`" for name in spec.known)
         tasks = [f"`schedule_{task.name}`" for task in TASKS.values() if task.job == spec.name]
         mounted = "yes" if spec.by_service else "no"
         name = f"`dedupd run {spec.name}`"
-        return name, stores[spec.stores], mounted, ", ".join(options), ", ".join(tasks)
+        works = spec.has_work_in(OWN), spec.has_work_in(CLUSTER)
+        return name, stores[works], mounted, ", ".join(options), ", ".join(tasks)
 
     head = ("job", "stores", "on a mounted volume", "options", "keys of the policy")
     return table(head, map(row, SPECS))

@@ -48,7 +48,7 @@ def pages() -> dict[str, str]:
     policy = (DOCS / "guide/policy.md").read_text().partition("\n")[2]
     found["dedupd-policy.5"] = _document_page(
         "dedupd-policy",
-        "what of a volume is optimized, when and how",
+        "which files of a volume are optimized, and when",
         policy,
         ["dedupd-policy(1)", "dedupd.toml(5)", "dedupd(1)"],
     )
@@ -77,8 +77,8 @@ def _main_page(context: click.Context) -> str:
         roff.heading("Description"),
         *_paragraphs(description),
         ".PP",
-        "Files that have gone quiet are cut into chunks, and each distinct chunk is stored once. "
-        "A mount shows the files as they always were.",
+        "Files that have not changed for some days are split into chunks, and each distinct chunk "
+        "is stored once. A mount presents all files as before.",
         roff.heading("Commands"),
     ]
     for name, summary in COMMANDS.items():
@@ -90,7 +90,7 @@ def _main_page(context: click.Context) -> str:
     for path, meaning in FILES.items():
         body += roff.tagged(roff.italic(path), roff.inline(meaning))
     body.append(roff.heading("Environment"))
-    body += roff.tagged(roff.bold("DEDUPD_CONFIG"), "The configuration file that counts.")
+    body += roff.tagged(roff.bold("DEDUPD_CONFIG"), "Path of the configuration file.")
     see = [f"dedupd-{name}(1)" for name in COMMANDS]
     return _page(
         "dedupd",
@@ -103,10 +103,10 @@ def _main_page(context: click.Context) -> str:
 
 FILES = {
     "/etc/dedupd/dedupd.toml": "The configuration of the service.",
-    "/etc/dedupd/volumes.d": "A file for each volume, which `dedupd enable` writes.",
-    "PATH/.dedupd": "Everything that belongs to the volume PATH: the users' tree, the store, the "
-    "policy. Nobody but root can enter it.",
-    "/run/dedupd.sock": "Where the service answers.",
+    "/etc/dedupd/volumes.d": "One file per volume, written by `dedupd enable`.",
+    "PATH/.dedupd": "All data of the volume PATH: the tree of the users, the store and the policy. "
+    "Only root has access.",
+    "/run/dedupd.sock": "Control socket of the service.",
 }
 
 

@@ -164,10 +164,10 @@ class Log:
             scan = ScanState(**state.pop("scan", {}))
             return cls(path, spec, Checkpoint(**state, scan=scan, timings=timings))
         except FileNotFoundError:
-            raise UsageError(f"{path}: no chunk log; name the directory of an analysis") from None
+            raise UsageError(f"{path}: has no chunk log; use the directory of a study") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(
-                f"{path}: the chunk log does not decode ({error}); collect again"
+                f"{path}: the chunk log cannot be decoded ({error}); collect it again"
             ) from error
 
     @staticmethod

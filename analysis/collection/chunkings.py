@@ -113,7 +113,7 @@ def cutter(name: str) -> Cutter:
         return FixedCutter()
     size = name.removesuffix(BASIC_SUFFIX)
     if size not in PRESETS:
-        raise UsageError(f"chunking {name!r}: choose from {', '.join(ALL)}")
+        raise UsageError(f"chunking {name!r}: unknown; use one of {', '.join(ALL)}")
     chunking = PRESETS[size]
     return RabinCutter(replace(chunking, regression=0) if name.endswith(BASIC_SUFFIX) else chunking)
 

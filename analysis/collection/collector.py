@@ -136,7 +136,7 @@ class _Collection:
         if self._scan is not None:
             self._look_at_scan(self._scan)
         self._watcher.update(
-            phase="reading" if state.scanned else "finding files, and reading",
+            phase="reading" if state.scanned else "finding and reading files",
             done=done,
             total=state.total_bytes if state.scanned else 0,
             files=state.files,

@@ -53,7 +53,7 @@ def check_datasets(datasets: tuple[Dataset, ...]) -> None:
     for label in labels:
         if not label or labels.count(label) > 1:
             raise UsageError(
-                f"label {label!r}: give every path a name of its own (--label NAME=PATH)"
+                f"label {label!r}: used twice; give each path its own name (--label NAME=PATH)"
             )
     real = [os.path.realpath(dataset.path) for dataset in datasets]
     for at, path in enumerate(real):
@@ -61,7 +61,9 @@ def check_datasets(datasets: tuple[Dataset, ...]) -> None:
             raise UsageError(f"{datasets[at].path}: no such file or directory")
         for other in real[:at]:
             if os.path.commonpath([path, other]) in (path, other):
-                raise UsageError(f"{path} and {other}: one contains the other; name only one")
+                raise UsageError(
+                    f"{path} and {other}: one contains the other; use only one of them"
+                )
 
 
 class Scan:

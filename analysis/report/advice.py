@@ -129,8 +129,8 @@ def _partitions_and_memory(study: Study, recommended: Recommended) -> list[Setti
         Setting(
             "memory",
             f"{math.ceil(wanted_bytes / MIB)} MiB",
-            f"{chunks:,.0f} distinct chunks of the files that these settings take; a quarter is"
-            f" for the index, so {policy.memory_bytes // MIB} MiB have room for {fitting:,}",
+            f"{chunks:,.0f} distinct chunks of the selected files; a quarter is for the index, so"
+            f" {policy.memory_bytes // MIB} MiB are enough for {fitting:,}",
         )
     ]
     if study.partition_losses is None:
@@ -141,7 +141,8 @@ def _partitions_and_memory(study: Study, recommended: Recommended) -> list[Setti
             "partitions",
             "1" if count == 1 else f"{count}, by file type",
             f"splitting by type would lose {100 * by_type:.1f} points until reconciled, by path"
-            f" {100 * by_path:.1f}" + ("; the index fits the budget without" if count == 1 else ""),
+            f" {100 * by_path:.1f}"
+            + (("; the index fits the budget without partitions") if count == 1 else ""),
         )
     )
     return settings
@@ -161,9 +162,9 @@ def _time(study: Study, recommended: Recommended, cores: int) -> list[Setting]:
         Setting(
             "time of the first run",
             f"at least {_duration(cpu_s / cores)}",
-            f"{cores} cores at the speed they had in the collection, and {sums.files:,} files at"
-            f" {1e6 * FILE_CPU_S:.0f} µs: {speed:,.0f} MB/s; longer where the disks deliver less,"
-            " or others use the machine",
+            f"{cores} cores at the speed of the collection, and {sums.files:,} files at"
+            f" {1e6 * FILE_CPU_S:.0f} µs: {speed:,.0f} MB/s; longer on slow disks or a busy"
+            " machine",
         )
     ]
 
@@ -180,19 +181,19 @@ def _confidence(study: Study, outcome: Outcome) -> str:
     collection = study.collection
     if collection.sample >= 1:
         return (
-            "Confidence: high. Every byte was read, chunked and compressed with the product's own"
-            " kernel. It holds for the files as they were at the time of the collection."
+            "Confidence: high. Every byte was read, chunked and compressed as dedupd does it. The"
+            " result is valid for the files at the time of the collection."
         )
     row = study.savings(collection.default_chunking)
     sampled = row.sampled_chunks if row is not None else 0
     if sampled < SAMPLED_CHUNKS_MIN:
-        return f"Confidence: low. Only {sampled} chunks are in the sample."
+        return f"Confidence: low. The sample has only {sampled} chunks."
     row_margin = row.saved_compressed_margin if row is not None else 0.0
     margin = 100 * max(row_margin, outcome.margin_later)
     word = "high" if margin < 1 else "medium" if margin < 3 else "low"
     return (
-        f"Confidence: {word}. From {sampled:,} sampled chunks; the true savings are within"
-        f" {margin:.1f} points of what is stated here with a probability of 95%."
+        f"Confidence: {word}. The sample has {sampled:,} chunks; with a probability of 95%, the"
+        f" true savings differ by at most {margin:.1f} points."
     )
 
 

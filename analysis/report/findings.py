@@ -47,10 +47,10 @@ def _datasets(study: Study) -> str:
     text = f"{format_size(data)} in {files:,} files were read"
     holes = sum(row.hole_bytes for row in rows)
     if holes:
-        text += f"; holes of another {format_size(holes)} occupy nothing and are not counted"
+        text += f"; holes of another {format_size(holes)} use no space and are not counted"
     unread = sum(row.unread_files for row in rows)
     if unread:
-        text += f"; {unread:,} files could not be read and are missing from everything below"
+        text += f"; {unread:,} files could not be read and are not included"
     return text + "."
 
 
@@ -59,14 +59,14 @@ def _whole_file(study: Study) -> str:
     if row is None:
         return ""
     if row.chunk < 0.001:
-        return "Neither whole files nor chunks occur twice to a degree that matters."
+        return "Neither whole files nor chunks have a notable number of duplicates."
     share = row.whole_file / row.chunk
     verdict = (
-        "most duplicates are within files that differ as a whole, so chunks are needed"
+        "most duplicates are within files that are not identical, so chunks are needed"
         if share < 0.5
-        else "whole copies of files give most of it, and chunks the rest"
+        else "identical files account for most of it, and chunks for the rest"
         if share < 0.9
-        else "nearly all duplicates are whole copies of files"
+        else "nearly all duplicates are identical files"
     )
     return (
         f"Whole-file deduplication saves {row.whole_file:.1%}, chunks save {row.chunk:.1%}:"
@@ -81,8 +81,8 @@ def _duplicate_share(rows: Sequence[DuplicateShareRow]) -> str:
     partly = sum(row.duplicate_bytes for row in rows if row.share_percent < 100)
     middle = sum(row.duplicate_bytes for row in rows if 40 <= row.share_percent < 95)
     return (
-        f"{partly / duplicate:.0%} of the duplicate bytes lie in files of which only a part is"
-        f" duplicate, {middle / duplicate:.0%} in files with 40% to 95% duplicate chunks."
+        f"{partly / duplicate:.0%} of the duplicate bytes are in partly duplicate files,"
+        f" {middle / duplicate:.0%} in files with 40% to 95% duplicate chunks."
     )
 
 
@@ -90,7 +90,7 @@ def _chunk_size(study: Study) -> str:
     default, fine = study.savings(DEFAULT), study.savings("4k")
     if default is None:
         return ""
-    text = f"With {DEFAULT} chunks, {default.saved:.1%} are saved by deduplication alone"
+    text = f"With {DEFAULT} chunks, deduplication alone saves {default.saved:.1%}"
     if study.collection.compressed:
         text += f" and {default.saved_compressed:.1%} with compression"
     if fine is not None:
@@ -99,9 +99,9 @@ def _chunk_size(study: Study) -> str:
             lead = default.saved_compressed - fine.saved_compressed
             text += f" and {fine.saved_compressed:.1%}"
             text += (
-                ", so large chunks with compression do as well or better"
+                ", so large chunks with compression are as good or better"
                 if lead > -0.005
-                else f", so large chunks give up {_points(-lead)}"
+                else f", so large chunks save {_points(-lead)} less"
             )
     fixed = study.savings(FIXED)
     if fixed is not None:
@@ -133,10 +133,10 @@ def _compressibility(rows: Sequence[CompressibilityRow]) -> str:
     stuck = [row for row in rows if row.ratio_percent > 95]
     best = saved_by_best_half(rows)
     return (
-        f"The best compressible half of the chunks gives {best:.0%} of the compression savings;"
-        f" {sum(r.chunks for r in stuck) / chunks:.0%} of the chunks"
+        f"The best compressible half of the chunks accounts for {best:.0%} of the compression"
+        f" savings. {sum(r.chunks for r in stuck) / chunks:.0%} of the chunks"
         f" ({sum(r.data_bytes for r in stuck) / data:.0%} of the bytes) shrink by less than 5% and"
-        " are stored as they are."
+        " are stored uncompressed."
     )
 
 
@@ -152,11 +152,11 @@ def _duplication(rows: Sequence[DuplicationRow]) -> str:
     text = f"{unique / chunks:.0%} of the distinct chunks occur once"
     if duplicate:
         few = middle / duplicate
-        text += f"; of the savings, chunks with 2 to 31 copies give {few:.0%}"
+        text += f"; chunks with 2 to 31 copies account for {few:.0%} of the savings"
         text += (
-            ": to look for the few most frequent ones does not suffice"
+            ": an index of only the most frequent chunks is not enough"
             if few > 0.5
-            else f", and the few with more copies {1 - few:.0%}"
+            else f", and the few with more copies for {1 - few:.0%}"
         )
     return text + "."
 
@@ -168,7 +168,7 @@ def _partitions(study: Study) -> str:
     better = "type" if by_type <= by_path else "path"
     return (
         f"Partitions by file type lose {_points(by_type)}, by path {_points(by_path)}: splitting"
-        f" the index by {better} is the cheaper way to bound its memory."
+        f" the index by {better} is the better way to limit its memory."
     )
 
 
@@ -177,11 +177,13 @@ def _across(study: Study) -> str:
     if row is None:
         return ""
     verdict = (
-        "each can be deduplicated on its own"
+        "each dataset can be deduplicated separately"
         if row.benefit < 0.03
-        else "putting them on one volume would pay"
+        else "it is worthwhile to put them on one volume"
     )
-    return f"Looking across the datasets saves another {row.benefit:.1%} of the data: {verdict}."
+    return (
+        f"Deduplication across the datasets saves another {row.benefit:.1%} of the data: {verdict}."
+    )
 
 
 def _chunk_sizes(study: Study) -> str:
@@ -198,8 +200,8 @@ def _chunk_sizes(study: Study) -> str:
         return sum(row.chunks for row in of if row.size_bytes == largest) / total if total else 0.0
 
     return (
-        f"Basic chunking cuts {at_maximum(default + BASIC_SUFFIX):.1%} of its chunks at the largest"
-        f" size, regression chunking {at_maximum(default):.1%}."
+        f"Basic chunking ends {at_maximum(default + BASIC_SUFFIX):.1%} of its chunks at the"
+        f" largest size, regression chunking {at_maximum(default):.1%}."
     )
 
 
@@ -238,8 +240,8 @@ def _frequency_based(rows: Sequence[FrequencyBasedRow]) -> str:
     fine = (of["default"].unique_bytes - of["fine"].unique_bytes) / data
     ratio = of["frequency-based"].chunks / of["fine"].chunks
     return (
-        f"Cutting frequent segments out of large chunks would save at least {_points(gain)} more;"
-        f" chunking everything finely, {_points(fine)} with {1 / ratio:.1f} times its chunks."
+        f"Splitting frequent segments from large chunks would save at least {_points(gain)} more;"
+        f" small chunks everywhere, {_points(fine)} with {1 / ratio:.1f} times as many chunks."
     )
 
 
@@ -251,11 +253,11 @@ def _types(study: Study) -> str:
     best = max(rows, key=lambda row: row.data_bytes - row.stored_bytes)
     saved = sum(row.data_bytes - row.stored_bytes for row in rows)
     if saved < 0.001 * total:
-        return "No file type saves anything that matters."
+        return "No file type has notable savings."
     part = (best.data_bytes - best.stored_bytes) / saved
     name = f"Files of type {best.type}" if best.type else "Files without a type"
     share = best.data_bytes / total
-    return f"{name} hold {share:.0%} of the data and give {part:.0%} of the savings."
+    return f"{name} have {share:.0%} of the data and account for {part:.0%} of the savings."
 
 
 def _ages(study: Study) -> str:

@@ -131,7 +131,7 @@ def _duplicate_share(axes: Axes, rows: Sequence[DuplicateShareRow]) -> None:
     axes.set(
         xlabel="Chunks of the file that occur in another file, %", xlim=(0, 100), ylim=(0, 102)
     )
-    _percent(axes, "Bytes of files, cumulated", loc="best")
+    _percent(axes, "Bytes of files, cumulative", loc="best")
 
 
 def _chunk_size(axes: Axes, studies: Sequence[Study]) -> None:
@@ -190,7 +190,7 @@ def _compressibility(axes: Axes, rows: Sequence[CompressibilityRow]) -> None:
     _line(axes, 1, x, _cumulated([row.data_bytes for row in rows]), "bytes")
     _line(axes, 2, x, _cumulated([row.saved_bytes for row in rows]), "bytes saved by compression")
     axes.set(xlabel="Compressed size / size of the chunk", xlim=(0, 1.01), ylim=(0, 102))
-    _percent(axes, "Distinct chunks, cumulated", loc="upper left")
+    _percent(axes, "Distinct chunks, cumulative", loc="upper left")
 
 
 def _duplication(axes: Axes, rows: Sequence[DuplicationRow]) -> None:
@@ -206,8 +206,8 @@ def _duplication(axes: Axes, rows: Sequence[DuplicationRow]) -> None:
     right.grid(visible=False)
     for at, (label, values) in enumerate(
         (
-            ("chunks, cumulated", [row.chunks for row in ordered]),
-            ("bytes with all copies, cumulated", [row.occurring_bytes for row in ordered]),
+            ("chunks, cumulative", [row.chunks for row in ordered]),
+            ("bytes with all copies, cumulative", [row.occurring_bytes for row in ordered]),
         )
     ):
         _line(right, at, list(places), _cumulated(values), label)

@@ -16,10 +16,10 @@ from jobs.adopt.volume_copy import VolumeCopy
 @json_option
 @exits
 def command(path: str, trust_holes: bool, as_json: bool) -> None:
-    """Take over PATH, a copy of a volume that was made file by file.
+    """Verify PATH, a copy of a volume that was made file by file, and put it into use.
 
-    Each stub is checked first. One that is not as it was is named, and cannot be read. On the
-    volume itself, stubs are taken over that were copied into it.
+    Check each stub, and report the damaged ones, which stay unreadable. On the original volume,
+    adopt stubs that were copied into it.
     """
     with VolumeCopy.open(path) as volume:
         refuse_mounted(volume.is_mounted, path)
@@ -29,9 +29,9 @@ def command(path: str, trust_holes: bool, as_json: bool) -> None:
 
 
 def _show(report: AdoptReport) -> None:
-    text = f"{counted(report.stubs, 'stub')}, {counted(report.adopted, 'stub')} taken over"
+    text = f"{counted(report.stubs, 'stub')}, {counted(report.adopted, 'stub')} adopted"
     if report.untrusted:
-        text += f", {report.untrusted} not proved"
+        text += f", {report.untrusted} unverified"
     if report.spoilt:
-        text += f", {report.spoilt} spoilt in copying"
+        text += f", {report.spoilt} corrupted in copying"
     click.echo(f"{text}: {report.outcome}")

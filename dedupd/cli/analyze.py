@@ -28,32 +28,39 @@ LOG_DIRECTORY = "log"
     "labels",
     multiple=True,
     metavar="NAME=PATH",
-    help="A tree under a name of its own in the report; PLACE/WORKLOAD groups trees.",
+    help="Tree to study, with its name in the report. The name PLACE/WORKLOAD groups trees.",
 )
 @click.option(
     "--out",
     default="dedupd-analysis",
     show_default=True,
     type=PATH,
-    help="Directory of the chunk log and the report; a stopped collection in it goes on.",
+    help="Directory for the chunk log and the report. A stopped collection in it is continued.",
 )
 @click.option(
     "--sample",
     default="100%",
     show_default=True,
-    help="Estimate from this fraction of the distinct chunks, like 1%.",
+    help="Estimate from this fraction of the distinct chunks, for example 1%.",
 )
 @click.option(
     "--merge",
     multiple=True,
     type=PATH,
     metavar="DIR",
-    help="Analyse the log in this output directory too, collected elsewhere.",
+    help="Also analyze the log in this output directory of an earlier study.",
 )
 @click.option(
-    "--chunking", "chunkings", multiple=True, help="Only these ways to cut; all unless given."
+    "--chunking",
+    "chunkings",
+    multiple=True,
+    help="Compare only this way of chunking. Repeatable; default: all.",
 )
-@click.option("--no-compression", is_flag=True, help="Leave compressed sizes out: much faster.")
+@click.option(
+    "--no-compression",
+    is_flag=True,
+    help="Skip the measurement of compression, which takes most of the time.",
+)
 @json_option
 @exits
 def command(
@@ -68,7 +75,7 @@ def command(
 ) -> None:
     """Study the files below each PATH: savings, chunk sizes, partitions, and advice.
 
-    Needs no volume, and changes nothing but the directory of the report.
+    The study needs no volume. It writes only to the directory of the report.
     """
     from analysis.collection.chunk_log import Log
     from analysis.collection.collector import collect
@@ -88,7 +95,7 @@ def command(
             collect(log, out, run)
         logs.insert(0, log)
     elif not logs:
-        raise UsageError("name a directory to analyse, or a log to --merge")
+        raise UsageError("no directory is given; name one, or an earlier study with --merge")
     os.makedirs(out, exist_ok=True)
     with job_run("analyze", unit="queries") as run:
         study = run_study(
@@ -111,7 +118,7 @@ def parse_fraction(text: str) -> float:
     if text.strip().endswith("%"):
         value /= 100
     if not 0 < value <= 1:
-        raise UsageError(f"--sample {text}: write a share of more than 0 %, up to 100 %")
+        raise UsageError(f"--sample {text}: not a share; use more than 0 % and at most 100 %")
     return value
 
 
@@ -127,7 +134,7 @@ def _spec(
     for label in labels:
         name, equals, path = label.partition("=")
         if not equals:
-            raise UsageError(f"--label {label}: write NAME=PATH")
+            raise UsageError(f"--label {label}: has no name; use NAME=PATH")
         datasets.append(Dataset(printable(name.strip()), os.path.abspath(path)))
     check_datasets(tuple(datasets))
     for name in chunkings:
@@ -149,14 +156,14 @@ def open_log(path: str, spec: "Spec") -> "Log":
     log = Log.open(path)
     if log.spec != spec:
         raise UsageError(
-            f"{path}: holds a collection of other paths or settings; choose another --out"
+            f"{path}: contains a collection of other paths or settings; choose another --out"
         )
     return log
 
 
 def _show(study: "Study", advice: "Advice | None", report: str) -> None:
     if advice is None:
-        click.echo("No file with content could be read: there is nothing to analyse.")
+        click.echo("No file with content is readable: there is nothing to analyze.")
     else:
         _show_advice(study, advice)
     for reason, count in study.failures.by_reason.items():
@@ -172,20 +179,22 @@ def _show_advice(study: "Study", advice: "Advice") -> None:
     outcome = advice.outcome
     table.add_row("data", format_size(row.data_bytes))
     table.add_row(
-        "would take",
-        f"{format_size(outcome.disk_bytes)}: {outcome.saved_later:.1%}"
-        f"{_margin(outcome.margin_later)} saved with these settings",
+        "expected size",
+        f"{format_size(outcome.disk_bytes)}:"
+        f" {outcome.saved_later:.1%}{_margin(outcome.margin_later)} saved with these settings",
     )
     what = "deduplication and compression" if study.collection.compressed else "deduplication"
     most, margin = row.saved_compressed, row.saved_compressed_margin
-    table.add_row("at most", f"{most:.1%}{_margin(margin)} by {what}, if every file were taken")
+    table.add_row(
+        "upper limit", f"{most:.1%}{_margin(margin)} by {what}, if all files were optimized"
+    )
     for setting in advice.settings:
         table.add_row(setting.name, f"{setting.value} ({setting.reason})")
     show(table)
     if not advice.worth_it:
-        click.echo("Little would be gained here: enabling dedupd hardly pays.")
+        click.echo("The savings are too small to justify dedupd.")
     for lines in advice.commands:
-        click.echo("To have it so:")
+        click.echo("To apply these settings:")
         for line in lines:
             click.echo(f"  {line}")
     for text in (advice.confidence, advice.better):

@@ -11,16 +11,19 @@ from dedupd_core.errors import UsageError
 
 @click.command("cancel")
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "of_all", is_flag=True, help="All jobs that run or wait, on all volumes.")
+@click.option(
+    "--all", "of_all", is_flag=True, help="Stop all running and queued jobs, on all volumes."
+)
 @json_option
 @exits
 def command(job_ids: tuple[str, ...], of_all: bool, as_json: bool) -> None:
-    """End the jobs ID at their next safe point; their work so far stays. `dedupd jobs` lists ids.
+    """Stop jobs at their next safe point, and keep their finished work. `dedupd jobs` lists the
+    IDs.
 
-    A job of the schedule comes back in its time; `dedupd pause` holds them.
+    The schedule starts a scheduled job again; `dedupd pause` prevents that.
     """
     if of_all == bool(job_ids):
-        raise UsageError("name the jobs to end, or give --all; `dedupd jobs` lists them")
+        raise UsageError("no job is given; name jobs, or use --all; `dedupd jobs` lists the IDs")
     client = ServiceClient.needed()
     if of_all:
         found = client.jobs(1)
@@ -29,4 +32,6 @@ def command(job_ids: tuple[str, ...], of_all: bool, as_json: bool) -> None:
     jobs = [client.delete(f"/v1/jobs/{quote(job_id, safe='')}") for job_id in job_ids]
     lines = [f"{job_id}: {job['outcome']}" for job_id, job in zip(job_ids, jobs, strict=True)]
     is_one = len(jobs) == 1 and not of_all
-    answer(as_json, jobs[0] if is_one else jobs, "\n".join(lines or ["no job runs or waits"]))
+    answer(
+        as_json, jobs[0] if is_one else jobs, "\n".join(lines or ["no job is running or queued"])
+    )

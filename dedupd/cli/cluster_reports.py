@@ -19,21 +19,21 @@ def show_stored(report: ClusterOptimizeReport) -> None:
     files = counted(report.files_optimized, "file")
     click.echo(
         f"{files} optimized, {format_size(report.logical_bytes)};"
-        f" {format_size(report.freed_bytes)} freed here."
+        f" {format_size(report.freed_bytes)} freed on this host."
     )
     chunks = ", ".join(f"{count:,} {name}" for name, count in sorted(report.arrivals.items()))
     if chunks:
         click.echo(f"  chunks: {chunks}")
     for reason, count in sorted(report.files_left.items()):
-        click.echo(f"  left: {counted(count, 'file')}, {reason}")
+        click.echo(f"  skipped: {counted(count, 'file')}, {reason}")
 
 
 def show_forgotten(report: ClusterGcReport) -> None:
     """After gc."""
     click.echo(
-        f"{counted(report.files, 'file')} looked at, {report.files_forgotten:,} are gone; of the"
-        f" store's {counted(report.candidates, 'garbage candidate')}, {report.chunks_removed:,}"
-        f" were removed, and {report.chunks_waiting:,} wait."
+        f"{counted(report.files, 'file')} checked, {report.files_forgotten:,} of them deleted."
+        f" {counted(report.candidates, 'garbage candidate')} in the store:"
+        f" {report.chunks_removed:,} removed, {report.chunks_waiting:,} waiting."
     )
 
 
@@ -46,7 +46,9 @@ def show_mended(report: ClusterScrubReport) -> None:
     for source, count in sorted(report.repaired.items()):
         click.echo(f"  repaired {source}: {counted(count, 'chunk')}")
     if report.left:
-        click.echo(f"  left: {counted(report.left, 'chunk')}, which another host may have")
+        click.echo(
+            f"  not repaired: {counted(report.left, 'chunk')}; another host may have the data"
+        )
 
 
 def _done_by(report: TurnReport) -> str:
@@ -57,13 +59,12 @@ def show_recovered(report: RecoverReport) -> None:
     """After recover."""
     if report.volumes:
         click.echo(
-            f"{counted(report.volumes, 'volume')} looked at:"
-            f" {counted(report.versions_retired, 'file version')} taken back,"
-            f" {counted(report.waiting, 'volume')} left by a session that broke off may still be"
-            " ended by their own hosts."
+            f"{counted(report.volumes, 'volume')} checked,"
+            f" {counted(report.versions_retired, 'file version')} rolled back. Interrupted"
+            f" sessions that only their own host can settle: {counted(report.waiting, 'volume')}."
         )
     else:
-        click.echo(f"Looked at last by {_done_by(report)}.")
+        click.echo(f"Last checked by {_done_by(report)}.")
     for one in report.gone:
         click.echo(f"  {gone_text(one['host'], one['path'], one['since_s'], one['left'])}")
 
@@ -71,18 +72,18 @@ def show_recovered(report: RecoverReport) -> None:
 def gone_text(host: str, path: str, since_s: float, left: int) -> str:
     """Of a volume whose host has not come back."""
     since = format_moment(since_s)
-    text = f"{host}:{path}: not seen since {since}; what it had begun was taken back"
-    return text + (f", but for {counted(left, 'file')} that wait for it" if left else "")
+    text = f"{host}:{path}: not seen since {since}; its unfinished work was rolled back"
+    return text + (f", except {counted(left, 'file')} that must wait for the host" if left else "")
 
 
 def show_audited(report: ClusterAuditReport) -> None:
     """After audit."""
     if report.outcome == ELSEWHERE:
-        click.echo(f"Done last by {_done_by(report)}.")
+        click.echo(f"Last audited by {_done_by(report)}.")
         return
     click.echo(
         f"{counted(report.files, 'file')}, {counted(report.chunks, 'chunk')},"
         f" {counted(report.references, 'reference')}; {counted(report.pinned, 'pinned chunk')},"
-        f" {counted(report.candidates, 'garbage candidate')}: {report.dangling:,} missing,"
-        f" {report.damaged:,} damaged, {report.let_go:,} that nothing needs were let go of."
+        f" {counted(report.candidates, 'garbage candidate')}; {report.dangling:,} missing,"
+        f" {report.damaged:,} damaged, {report.let_go:,} unreferenced and deleted."
     )

@@ -34,25 +34,28 @@ class _Named(click.Path):
 
 PATH = _Named(readable=False)  # where it cannot be read, the command says why
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 force_option = click.option(
-    "--force", is_flag=True, help="Accept a file system that may lose files in a power cut."
+    "--force", is_flag=True, help="Allow a file system that may lose files in a power failure."
 )
 trust_holes_option = click.option(
     "--trust-holes",
     is_flag=True,
-    help="Take stubs with blocks of their own, too: the program that made the copy kept holes.",
+    help="Also accept stubs with local blocks. Safe only if the program that made the copy"
+    " preserved holes.",
 )
 
 
 privileges_option = click.option(
     "--privileges",
     is_flag=True,
-    help="Keep set-user-ID bits, file capabilities, labels and devices, as root.",
+    help="Keep set-user-ID bits, file capabilities, security labels and device nodes (root only).",
 )
 
-force_option = click.option(
-    "--force", is_flag=True, help="Put files into directories of other users, as root."
+other_owners_option = click.option(
+    "--force",
+    is_flag=True,
+    help="Also write into directories that belong to other users (root only).",
 )
 
 
@@ -80,10 +83,10 @@ def message_of(error: DedupdError | OSError) -> str:
     """The text of an error, to be shown."""
     if isinstance(error, PermissionError):
         where = filename_of(error) or "the volume"
-        remedy = "run this as the user that enabled the volume, usually root"
+        remedy = "run the command as the user that enabled the volume, usually root"
         return f"{where}: permission denied; {remedy}"
     if isinstance(error, OSError) and error.errno == errno.EROFS:
-        return f"{explain(error)}; see why (`dmesg`), then `mount -o remount,rw`"
+        return f"{explain(error)}; find the cause (`dmesg`), then `mount -o remount,rw`"
     return explain(error)
 
 

@@ -22,7 +22,7 @@ from dedupd_core.units import counted, format_duration, format_moment, format_si
 from dedupd_core.volume.volume import Volume
 
 since_option = click.option(
-    "--since", metavar="TIME", help="Only what was deleted so long ago at most, like 2h."
+    "--since", metavar="TIME", help="Only deletions within this time, for example 2h."
 )
 
 RETRY_S = 0.2
@@ -30,7 +30,7 @@ RETRY_S = 0.2
 _WORDS = {
     "removed": "removed",
     "replaced": "replaced by another file",
-    "cut": "cut shorter",
+    "cut": "truncated",
     "overwritten": "overwritten",
 }
 
@@ -39,20 +39,23 @@ _WORDS = {
 @click.argument("path", type=PATH)
 @since_option
 @click.option(
-    "--accept", is_flag=True, help="What was overwritten is meant: garbage is collected again."
+    "--accept",
+    is_flag=True,
+    help="Confirm that the changes were intended, and resume garbage collection.",
 )
 @json_option
 @exits
 def command(path: str, since: str | None, accept: bool, as_json: bool) -> None:
-    """What was deleted or overwritten at PATH, a volume, a folder or a file, the latest first.
+    """List recently deleted or overwritten files at PATH, newest first.
 
-    Of files that are optimized, for as long as the policy keeps them (keep_deleted). Root sees
-    everything; on a mounted volume other users see what was theirs.
+    PATH is a volume, a folder or a file. Only optimized files are listed, and only for the time in
+    the policy key keep_deleted. On a mounted volume, users see only their own files; root sees
+    all.
     """
     if accept:
         with Volume.open(path) as volume:
             alarm = accept_alarm(volume.base_fd, volume.disk)
-        text = "The alarm is over." if alarm is not None else "No alarm stood."
+        text = "Alarm cleared." if alarm is not None else "No alarm is active."
         answer(as_json, {"accepted": alarm is not None}, text)
         return
     rows = deletions(path, since)
@@ -62,10 +65,12 @@ def command(path: str, since: str | None, accept: bool, as_json: bool) -> None:
     for row in rows:
         click.echo(_line(row))
     if not rows:
-        click.echo("Nothing that was deleted here can be had back.")
+        click.echo("No deleted files to restore here.")
     else:
         size = format_size(sum(row["length_bytes"] for row in rows))
-        click.echo(f"{counted(len(rows), 'deletion')}, {size}: `dedupd undelete FILE`")
+        click.echo(
+            f"{counted(len(rows), 'deletion')}, {size}. To restore one, run `dedupd undelete FILE`."
+        )
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -74,7 +79,7 @@ def _line(row: dict[str, Any]) -> str:
     text = f"{row['id']:>12}  {when}  {format_size(row['length_bytes']):>10}  "
     text += f"{show_path(os.fsencode(row['path']))}: {_WORDS[row['cause']]}; kept for {left}"
     if row["lost_own_blocks"]:
-        text += "; as it was when it was optimized last, without what was written since"
+        text += "; contents of the last optimization, without later writes"
     return text
 
 
@@ -102,7 +107,8 @@ def _read(path: str) -> Iterator[dict[str, Any]]:
             for number, size in logs.lost_bytes.items():
                 click.echo(
                     f"dedupd: {show_path(os.fsencode(volume.root))}: {counted(size, 'byte')} of"
-                    f" deletion log {number} are damaged; the deletions in them cannot be restored",
+                    f" deletion log {number} are damaged; the deletions in them cannot be"
+                    " restored",
                     err=True,
                 )
 

@@ -42,15 +42,20 @@ class Comparison:
 
 
 @click.command("demo")
-@click.option("--size", default="512m", show_default=True, help="About how much data to work on.")
-@click.option("--dir", "directory", type=PATH, help="Where; a temporary place otherwise.")
-@click.option("--keep", is_flag=True, help="Keep the volume and the originals.")
+@click.option("--size", default="512m", show_default=True, help="Approximate amount of data.")
+@click.option(
+    "--dir",
+    "directory",
+    type=PATH,
+    help="Existing directory to work in. Default: a temporary directory.",
+)
+@click.option("--keep", is_flag=True, help="Keep the volume and the originals afterwards.")
 @json_option
 @exits
 def command(size: str, directory: str | None, keep: bool, as_json: bool) -> None:
-    """Deduplicate a tree of real files, mount it, and compare every byte with the originals.
+    """Deduplicate copies of real files, mount them, and compare every byte with the originals.
 
-    Nothing outside of the temporary directory is changed.
+    The demonstration changes nothing outside its directory.
     """
     size_bytes = parse_size(size)
     where = directory or _temporary_place()
@@ -68,7 +73,7 @@ def command(size: str, directory: str | None, keep: bool, as_json: bool) -> None
     else:
         _show(result)
         if keep:
-            click.echo(f"The volume is {place}/volume, the originals are in {place}/originals.")
+            click.echo(f"The volume is {place}/volume; the originals are in {place}/originals.")
     if result["differences"] or result["findings"]:
         sys.exit(EXIT_DAMAGED)
 
@@ -80,13 +85,13 @@ def _temporary_place() -> str:
 
 def _check_space(place: str, size_bytes: int) -> None:
     if size_bytes < 16 << 20:
-        raise UsageError("--size: 16m at least, so that there is something to see")
+        raise UsageError("--size: too small; use at least 16m")
     free = shutil.disk_usage(place).free
     need = 3 * size_bytes
     if free < need:
         raise NoSpace(
-            f"{place}: {format_size(need)} needed for the demonstration, {format_size(free)} free;"
-            " give a smaller --size or another --dir"
+            f"{place}: the demonstration needs {format_size(need)}, but only {format_size(free)}"
+            " are free; use a smaller --size or another --dir"
         )
 
 
@@ -100,7 +105,7 @@ def _demonstrate(place: str, size_bytes: int, quiet: bool) -> dict[str, Any]:
         if not quiet:
             click.echo(text)
 
-    say(f"1. Copying real files of this machine into {originals}")
+    say(f"1. Copying files of this machine to {originals}")
     with job_run("copy") as run:
         build(
             Path(originals),
@@ -110,7 +115,7 @@ def _demonstrate(place: str, size_bytes: int, quiet: bool) -> dict[str, Any]:
         )
     shutil.copytree(originals, volume_path, symlinks=True)
     os.sync()  # so that the figures are those of the job, not of writing the copies
-    say(f"2. Making {volume_path} a volume, and optimizing it")
+    say(f"2. Enabling and optimizing the volume {volume_path}")
     enable(volume_path, policy_values=_POLICY, force=True, disk=Disk())
     with Volume.open(volume_path) as volume:
         report = _optimize(volume)
@@ -166,7 +171,7 @@ def _compare(originals: str, mounted: str, run: JobRun) -> Comparison:
     differences: list[str] = []
     names = sorted(_entries(originals))
     if names != sorted(_entries(mounted)):
-        differences.append("the trees do not have the same names")
+        differences.append("the trees have different names")
     for name in names:
         ours, theirs = os.path.join(originals, name), os.path.join(mounted, name)
         if (problem := _difference(ours, theirs)) is not None:
@@ -188,28 +193,28 @@ def _difference(ours: str, theirs: str) -> str | None:
     try:
         a, b = os.lstat(ours), os.lstat(theirs)
         if (a.st_mode, a.st_uid, a.st_gid) != (b.st_mode, b.st_uid, b.st_gid):
-            return "another mode or owner"
+            return "different mode or owner"
         if stat.S_ISREG(a.st_mode):
             if (a.st_size, a.st_mtime_ns) != (b.st_size, b.st_mtime_ns):
-                return "another size or modification time"
+                return "different size or modification time"
             if not filecmp.cmp(ours, theirs, shallow=False):
-                return "other bytes"
+                return "different bytes"
         if stat.S_ISLNK(a.st_mode) and os.readlink(ours) != os.readlink(theirs):
-            return "another target"
+            return "different target"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return None
 
 
 def _show(result: dict[str, Any]) -> None:
-    table = Table(show_header=False, title="What it saved", title_justify="left")
+    table = Table(show_header=False, title="Savings", title_justify="left")
     table.add_column(justify="left")
     table.add_column(justify="right")
     table.add_row("logical size", format_size(result["logical_bytes"]))
     table.add_row("stored size", format_size(result["stored_bytes"]))
     table.add_row("saved by dedup", format_size(result["saved_by_dedup_bytes"]))
     table.add_row("saved by compression", format_size(result["saved_by_compression_bytes"]))
-    table.add_row("saved in all", f"{result['saved_fraction']:.1%}")
+    table.add_row("saved in total", f"{result['saved_fraction']:.1%}")
     table.add_row(
         "throughput",
         f"{format_size(int(result['bytes_per_s']))}/s ({format_duration(result['optimize_s'])})",
@@ -220,8 +225,8 @@ def _show(result: dict[str, Any]) -> None:
     show(table)
     if not result["differences"] and not result["findings"]:
         click.echo(
-            f"Every one of {counted(result['compared_files'], 'file')},"
-            f" {format_size(result['compared_bytes'])}, reads back through the mount as it was."
+            f"All {counted(result['compared_files'], 'file')},"
+            f" {format_size(result['compared_bytes'])}, are identical when read through the mount."
         )
     for message in result["differences"]:
         click.echo(f"  DIFFERS: {message}", err=True)

@@ -28,17 +28,17 @@ from jobs.unoptimize import Unoptimize
 
 @click.command("disable")
 @click.argument("path", type=PATH)
-@click.option("--unoptimize", "first", is_flag=True, help="Make every file plain first.")
+@click.option("--unoptimize", "first", is_flag=True, help="Expand all files first.")
 @click.option(
     "--remove-from-config",
     "unname",
     is_flag=True,
-    help="Take it out of the service's configuration file, too, where that names it.",
+    help="Also remove the volume from the configuration of the service.",
 )
 @json_option
 @exits
 def command(path: str, first: bool, unname: bool, as_json: bool) -> None:
-    """Make the volume PATH a plain directory again, leaving nothing behind."""
+    """Turn the volume PATH back into a plain directory, and remove .dedupd."""
     mounted = mount_table.find(os.path.realpath(path))
     if mounted is not None:
         refuse_part(path, (mounted.point,), "disable")
@@ -72,8 +72,8 @@ def _out_of_service(path: str, first: bool, unname: bool) -> Iterator[None]:
     refuse_part(path, (root,), "disable")
     if is_named(os.path.realpath(path)) and not unname:
         raise UsageError(
-            f"{path}: {config_path()} names it; `dedupd disable --remove-from-config {path}` takes"
-            " it out there, too"
+            f"{path}: is listed in {config_path()}; run `dedupd disable --remove-from-config"
+            f" {path}`"
         )
     was_mounted = client.volume(path)["mount"]["state"] == "mounted"
     if was_mounted:
@@ -107,7 +107,7 @@ def _begin(held: Held, first: bool) -> str:
                 report = Unoptimize(volume, run).run()
             if report.errors:
                 raise DedupdError(
-                    f"{path}: {counted(report.errors, 'file')} could not be made plain, the first:"
+                    f"{path}: {counted(report.errors, 'file')} could not be expanded, the first:"
                     f" {report.messages[0]}"
                 )
         with volume.mount_lock():
@@ -139,11 +139,11 @@ def _refuse_stubs(volume: Volume, path: str) -> None:
     stub = next((found for found in walk(volume, errors=unseen) if found.is_stub), None)
     if stub is not None:
         raise UsageError(
-            f"{path}: {show_path(stub.path)} and maybe others are still in the store; run"
-            f" `dedupd disable --unoptimize {path}`"
+            f"{path}: {show_path(stub.path)} and possibly other files are still stubs; run `dedupd"
+            f" disable --unoptimize {path}`"
         )
     if unseen:
         raise DedupdError(
-            f"{path}: files may still be in the store where nobody can see them, the first place:"
-            f" {unseen[0]}; see to that, and run the command again"
+            f"{path}: {unseen[0]} cannot be read and may contain stubs; fix that, then run the"
+            " command again"
         )

@@ -21,7 +21,7 @@ _STYLES = {"bad": "bold red", "warning": "yellow", "fine": "green"}
 @json_option
 @exits
 def command(paths: tuple[str, ...], as_json: bool) -> None:
-    """Check this machine, and each PATH: a volume, or a directory that might become one."""
+    """Check this machine, and each PATH: a volume, or a directory that is to become one."""
     from dedupd.service.doctor import check_machine, check_path
 
     checks = {"this machine": check_machine(), **{path: check_path(path) for path in paths}}

@@ -11,15 +11,17 @@ from jobs.backup.drill import DamagedStore, Drill, DrillReport
 
 @click.command("drill")
 @click.argument("path", type=PATH)
-@click.option("--bits", default=10, show_default=True, help="How many bits to flip.")
-@click.option("--containers", default=0, show_default=True, help="How many containers to lose.")
-@click.option("--seed", type=int, help="The same damage for the same number.")
+@click.option("--bits", default=10, show_default=True, help="Number of bits to flip.")
+@click.option("--containers", default=0, show_default=True, help="Number of containers to lose.")
+@click.option(
+    "--seed", type=int, help="Seed of the random damage: the same number causes the same damage."
+)
 @json_option
 @exits
 def command(path: str, bits: int, containers: int, seed: int | None, as_json: bool) -> None:
-    """Damage a copy of the store of the volume PATH, and show which files that would cost.
+    """Simulate damage to the store of the volume PATH, and list the files it would cost.
 
-    The volume itself is only read, and users keep working.
+    Only a copy of the store is damaged. Users can keep working.
     """
     chosen = random.randrange(1 << 32) if seed is None else seed
     with DamagedStore.open(path) as volume, volume.job_lock(), job_run("drill") as run:
@@ -30,9 +32,8 @@ def command(path: str, bits: int, containers: int, seed: int | None, as_json: bo
 
 def _text(report: DrillReport) -> str:
     lines = [
-        f"{counted(report.bits, 'bit')} flipped, {counted(report.containers_lost, 'container')}"
-        f" lost, in a copy (--seed {report.seed}): of {counted(report.stubs, 'stub')}"
-        f" {report.lost} would be lost, {format_size(report.lost_bytes)};"
-        f" {report.healed} are read by second copies"
+        f"{counted(report.bits, 'bit')} flipped and {counted(report.containers_lost, 'container')}"
+        f" lost in a copy (--seed {report.seed}): {report.lost} of {counted(report.stubs, 'stub')}"
+        f" lost, {format_size(report.lost_bytes)}; {report.healed} readable from second copies"
     ]
     return "\n".join([*lines, *(f"  {message}" for message in report.messages)])

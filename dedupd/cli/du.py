@@ -24,18 +24,20 @@ from jobs.usage.what_if import WhatIf, what_if
 @click.option(
     "--by",
     type=click.Choice([one for one in get_args(By) if one]),
-    help="Tell files apart by their owner, their type, or the folder they are in.",
+    help="Group by owner, file type or folder.",
 )
 @click.option(
-    "--shares", is_flag=True, help="Also split each chunk among all references to it: fair shares."
+    "--shares",
+    is_flag=True,
+    help="Also split each chunk among all its references, and show the fair share.",
 )
-@click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV, with shares.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV, with fair shares.")
 @click.option(
     "--what-if",
     "changes",
     metavar="KEY=VALUE",
     multiple=True,
-    help="What another policy would change, like exclude_types=mp4. Repeatable.",
+    help="Estimate the effect of another policy value, for example exclude_types=mp4. Repeatable.",
 )
 @json_option
 @exits
@@ -47,10 +49,9 @@ def command(
     changes: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """What PATHS take of their volume, what they share with other files, and what deleting them
-    would free once gc and compact have run.
+    """Show the space that PATHS use, the shared part of it, and how much deleting them would free.
 
-    Nothing is read but names, recipes and tables; nothing is changed.
+    The command reads metadata only, and changes nothing.
     """
     with job_run("du", unit="files") as run:
         if changes:
@@ -93,8 +94,8 @@ def _show(found: Usage, *, has_shares: bool) -> None:
         click.echo(f"{figures}  {show_text(name)}".rstrip())
     if found.together.frees_bytes:
         click.echo(
-            f"Deleted files give their space back with the next gc and compact: `dedupd run gc"
-            f" {found.path}`, `dedupd run compact {found.path}`."
+            f"To free the space of deleted files, run `dedupd run gc {found.path}` and `dedupd run"
+            f" compact {found.path}`."
         )
     _tell(found.messages)
 
@@ -125,7 +126,7 @@ def _csv(found: list[Usage]) -> str:
 def _reckon(paths: tuple[str, ...], changes: tuple[str, ...], run: JobRun, as_json: bool) -> None:
     values = dict(_change(text) for text in changes)
     if len(paths) != 1:
-        raise UsageError("--what-if is about the policy of one volume: name one path")
+        raise UsageError("--what-if: needs exactly one volume; name one path")
     volume, _ = Volume.locate_existing(paths[0])
     with volume:
         found = what_if(volume, run, values)
@@ -140,31 +141,30 @@ def _reckon(paths: tuple[str, ...], changes: tuple[str, ...], run: JobRun, as_js
 def _change(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"--what-if {text}: write it like exclude_types=mp4")
+        raise UsageError(f"--what-if {text}: has no value; use the form exclude_types=mp4")
     return key.strip(), value.strip()
 
 
 def _told(found: WhatIf) -> Iterator[str]:
     if found.files_left_out:
         yield (
-            f"{counted(found.files_left_out, 'optimized file')} would be left out. They stay as"
-            " they are until something makes them plain; then they take"
-            f" {format_size(found.plain_bytes)} themselves, and their chunks free"
-            f" {format_size(found.store_bytes_freed)}."
+            f"{counted(found.files_left_out, 'optimized file')} would be excluded from later runs."
+            f" Expanded, they would use {format_size(found.plain_bytes)}, and their chunks would"
+            f" free {format_size(found.store_bytes_freed)}."
         )
     if found.files_taken:
         yield (
             f"{counted(found.files_taken, 'plain file')}, {format_size(found.bytes_taken)}, would"
-            " be taken; what that saves shows once they are read."
+            " be optimized. The savings are known only after reading them."
         )
     if found.copies_bytes_more:
         more = "more" if found.copies_bytes_more > 0 else "less"
-        yield f"Second copies would take {format_size(abs(found.copies_bytes_more))} {more}."
+        yield f"Second copies would use {format_size(abs(found.copies_bytes_more))} {more}."
     cost = found.costs_bytes
     if not (found.files_left_out or found.files_taken or found.copies_bytes_more):
         yield "Nothing would change."
     elif cost:
-        yield f"In all {format_size(abs(cost))} {'more' if cost > 0 else 'less'}."
+        yield f"In total {format_size(abs(cost))} {'more' if cost > 0 else 'less'}."
 
 
 def _tell(messages: list[str]) -> None:

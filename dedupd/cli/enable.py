@@ -29,21 +29,21 @@ profile_option = click.option(
     type=click.Choice(list(PROFILES)),
     default="general",
     show_default=True,
-    help="What the policy is written for.",
+    help="Preset for the policy.",
 )
 chunk_size_option = click.option(
     "--chunk-size",
     type=click.Choice(list(PRESETS)),
     default=DEFAULT_PRESET,
     show_default=True,
-    help="Average size of a chunk; can not be changed later.",
+    help="Average size of a chunk; cannot be changed later.",
 )
 fingerprint_option = click.option(
     "--fingerprint",
     type=click.Choice(FINGERPRINTS),
     default=FINGERPRINTS[0],
     show_default=True,
-    help="Cryptographic hash that names a chunk; can not be changed later.",
+    help="Cryptographic hash that identifies a chunk; cannot be changed later.",
 )
 
 
@@ -55,19 +55,19 @@ fingerprint_option = click.option(
 @click.option(
     "--store",
     metavar="STORE",
-    help="Put it on this shared store, whose chunks and fingerprints it takes: a directory, or"
-    " rados:POOL/NAME for one in a Ceph cluster.",
+    help="Use this shared store, with its settings for chunks: a directory, or rados:POOL/NAME"
+    " for a store in a Ceph cluster.",
 )
 @click.option(
     "--min-age",
     metavar="DURATION",
-    help="How long a file must have been unchanged, like 3d or 12h.",
+    help="Minimum time since the last change of a file, for example 3d or 12h.",
 )
-@click.option("--min-size", metavar="SIZE", help="Smaller files are left alone, like 32k.")
+@click.option("--min-size", metavar="SIZE", help="Skip files smaller than this, for example 32k.")
 @click.option(
     "--no-mount",
     is_flag=True,
-    help="Leave it unmounted: users are locked out until it is mounted.",
+    help="Do not mount the volume. Users have no access until it is mounted.",
 )
 @force_option
 @json_option
@@ -84,10 +84,10 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Make the directory PATH a volume, and mount it.
+    """Turn the directory PATH into a volume, and mount it.
 
-    Its entries move into PATH/.dedupd/data, and the mount shows them in their place: users miss
-    them for an instant. `dedupd disable PATH` undoes it.
+    The entries of PATH move into PATH/.dedupd/data, and the volume is mounted over PATH. The files
+    are unavailable for a moment. `dedupd disable PATH` reverses this.
     """
     values = chosen_values(profile, min_age, min_size)
     made = make_volume(
@@ -101,7 +101,7 @@ def command(
     )
     answer(as_json, made.value, "\n".join(made.lines))
     if made.problem:
-        raise ServiceUnreachable(f"{path} is a volume, and is not mounted: {made.problem}")
+        raise ServiceUnreachable(f"{path} is a volume, but is not mounted: {made.problem}")
 
 
 def chosen_values(profile: str, min_age: str | None, min_size: str | None) -> dict[str, Any]:
@@ -164,7 +164,10 @@ def make_volume(
     is_registered = register(root, parameters.uuid)
     if is_registered and not is_volume(root):
         forget(parameters.uuid)  # another call has disabled it meanwhile
-        raise Busy(f"{path}: `dedupd disable` has just been run for the new volume; run this again")
+        raise Busy(
+            f"{path}: `dedupd disable` was run for the new volume at the same time; run the"
+            " command again"
+        )
     problem = ""
     is_served = not no_mount and is_registered and _have_it_mounted()
     if not no_mount and not is_served:
@@ -185,21 +188,21 @@ def make_volume(
 def _lines(path: str, is_mounted: bool, is_registered: bool, is_served: bool) -> Iterator[str]:
     """What to tell."""
     if is_mounted:
-        yield f"{path} is a volume now, and mounted: users see their files as before."
+        yield f"{path} is now a volume, and mounted. Users can access their files as before."
     else:
-        yield (
-            f"{path} is a volume now. Users are locked out of it until `dedupd mount {path}` shows"
-            " its files."
-        )
+        yield f"{path} is now a volume. Users have no access until `dedupd mount {path}`."
     yield f"Backups: {ONE_FILE_SYSTEM}."
     if is_served:
         yield "The service optimizes it."
     elif is_registered:
-        yield "The service serves it from its next start on."
+        yield "The service manages it from its next start."
     else:
-        yield f"`dedupd run optimize {path}` deduplicates those that the policy takes."
+        yield f"`dedupd run optimize {path}` deduplicates the files that the policy selects."
         if is_mounted:
-            yield "After a restart of the machine, mount it again, or let `dedupd serve` do that."
+            yield (
+                "After a restart of the machine, run `dedupd mount`, or use `dedupd serve`,"
+                " which mounts it automatically."
+            )
 
 
 def _mounted_here(root: str) -> str:

@@ -21,11 +21,13 @@ from dedupd_core.volume.volume import Volume
 
 @click.command("expand")
 @click.argument("files", nargs=-1, required=True, type=PATH)
-@click.option("--once", is_flag=True, help="Write no rule: a later run may take them again.")
+@click.option(
+    "--once", is_flag=True, help="Add no rule, so that a later run may optimize the files again."
+)
 @json_option
 @exits
 def command(files: tuple[str, ...], once: bool, as_json: bool) -> None:
-    """Make FILES plain again now, and keep them so, by a rule in the policy."""
+    """Expand FILES into plain files, and add a policy rule that keeps them plain."""
     lift_limits()
     rows: list[dict[str, Any]] = []
     for path in files:
@@ -41,8 +43,8 @@ def command(files: tuple[str, ...], once: bool, as_json: bool) -> None:
         print_json(rows)
     else:
         for row in rows:
-            state = "plain again" if row["restored"] else "already plain"
-            state += "; a rule in the policy keeps it so" if row["ruled"] else ""
+            state = "expanded" if row["restored"] else "already plain"
+            state += "; a policy rule keeps it plain" if row["ruled"] else ""
             click.echo(show_text(row["error"] or f"{row['path']}: {state}"))
     sys.exit(EXIT_FINDINGS if any(row["error"] for row in rows) else EXIT_DONE)
 
@@ -54,7 +56,7 @@ def _restored(path: str, once: bool) -> tuple[bool, bool]:
         if not below:
             raise UsageError(f"{path}: is the volume itself; use `dedupd run unoptimize`")
         if os.path.isdir(path):
-            text = "is a directory; `dedupd run unoptimize` makes all in it plain"
+            text = "is a directory; `dedupd run unoptimize` expands all files in it"
             raise UsageError(f"{path}: {text}")
         needs_rule = not once and _is_regular(volume, below)
         needs_rule = needs_rule and not volume.policy().excludes(below)

@@ -27,14 +27,18 @@ from jobs.usage.usage import usage
 @click.command("file")
 @click.argument("files", nargs=-1, required=True, type=PATH)
 @click.option(
-    "--sharing", "with_sharing", is_flag=True, help="Also look for files that share chunks."
+    "--sharing",
+    "with_sharing",
+    is_flag=True,
+    help="Also find the files that share chunks with FILES.",
 )
 @json_option
 @exits
 def command(files: tuple[str, ...], with_sharing: bool, as_json: bool) -> None:
-    """State and chunks of FILES; with --sharing, how much is shared and with how many files.
+    """Show the state and the chunks of FILES.
 
-    Of a folder: what it takes, and what deleting it would free, as `dedupd du` says.
+    For a folder, show the space that it uses and how much deleting it would free, as `dedupd du`
+    does.
     """
     rows, failures = [], list[DedupdError | OSError]()
     for path in files:
@@ -81,10 +85,10 @@ def _explanation(volume: Volume, below: bytes) -> Explanation | None:
 def _line(row: dict[str, Any]) -> str:
     if row["state"] == "folder":
         return (
-            f"{row['path']}: folder of {counted(row['files'], 'file')},"
-            f" {row['files_optimized']} of them optimized, {format_size(row['logical_bytes'])};"
-            f" takes {format_size(row['takes_bytes'])}, {format_size(row['shared_bytes'])} of it"
-            f" shared; deleting it frees {format_size(row['frees_bytes'])}"
+            f"{row['path']}: folder of {counted(row['files'], 'file')}, {row['files_optimized']}"
+            f" of them optimized, {format_size(row['logical_bytes'])}; uses"
+            f" {format_size(row['takes_bytes'])}, {format_size(row['shared_bytes'])} of it shared;"
+            f" deleting it frees {format_size(row['frees_bytes'])}"
         )
     state, size = row["state"], format_size(row["length_bytes"])
     if state == "plain":
@@ -92,9 +96,7 @@ def _line(row: dict[str, Any]) -> str:
             return f"{row['path']}: plain: would save {row['saving'] * 100:.0f} %, {size}"
         return f"{row['path']}: plain, {size}" + (f"; {row['outcome']}" if "outcome" in row else "")
     text = f"{row['path']}: {state}, {size}"
-    text += (
-        f", {counted(row['chunks'], 'chunk')} that occupy {format_size(row['chunk_stored_bytes'])}"
-    )
+    text += f", {counted(row['chunks'], 'chunk')} that use {format_size(row['chunk_stored_bytes'])}"
     if row["hole_bytes"]:
         text += f", {format_size(row['hole_bytes'])} zeros"
     if row["state"] != "stub":

@@ -7,9 +7,9 @@ import click
 from dedupd.cli.common import (
     PATH,
     exits,
-    force_option,
     job_run,
     json_option,
+    other_owners_option,
     privileges_option,
 )
 from dedupd.cli.report import finish_files
@@ -24,22 +24,22 @@ from jobs.importing import Import, ImportReport
 @click.argument("path", type=PATH)
 @click.argument("folder", default="")
 @privileges_option
-@force_option
+@other_owners_option
 @json_option
 @exits
 def command(
     source: str, path: str, folder: str, privileges: bool, force: bool, as_json: bool
 ) -> None:
-    """Copy the directory SOURCE into the volume PATH, below FOLDER, and deduplicate as it comes.
+    """Copy the directory SOURCE into the volume PATH, below FOLDER, and deduplicate on the fly.
 
-    With owners, modes, ACLs, attributes, times, links and holes, in batches that leave the reserve
-    to users: so a volume takes in more than its disk has room for. Run it again to go on. Nothing
-    that gives rights is imported without --privileges.
+    Owners, modes, ACLs, attributes, times, links and holes are kept, and privileges only with
+    --privileges. The import works in batches that respect the reserve, so SOURCE can be larger
+    than the free space. To continue an interrupted import, run the command again.
     """
     if not os.path.isdir(source):
         raise UsageError(f"{source}: no such directory to import")
     if os.path.isabs(folder) or ".." in folder.split("/"):
-        raise UsageError(f"{folder}: FOLDER is a path within the volume, like projects/old")
+        raise UsageError(f"{folder}: not a path within the volume; use a form such as projects/old")
     with Volume.open(path) as volume, volume.append_lock(), job_run("import") as run:
         job = Import(
             *(volume, run, source, os.fsencode(folder)), privileges=privileges, force=force
@@ -51,6 +51,6 @@ def command(
 def _show(report: ImportReport) -> None:
     text = f"{counted(report.files, 'file')} imported, {format_size(report.length_bytes)}"
     if report.already:
-        text += f"; {report.already:,} were there already"
+        text += f"; {report.already:,} already present"
     grown = report.room_bytes_before - report.room_bytes_after
-    click.echo(f"{text}; the disk has {format_size(max(0, grown))} less room")
+    click.echo(f"{text}; free space decreased by {format_size(max(0, grown))}")

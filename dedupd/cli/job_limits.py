@@ -45,20 +45,28 @@ _LIMITS = "dedupd.limits"
 
 OPTIONS: Mapping[str, Callable[..., Any]] = {
     "for": click.option(
-        "--for", metavar="TIME", help="Stop after so long, like 2h; run again to go on."
+        "--for",
+        metavar="TIME",
+        help="Stop after this time, for example 2h. The next run continues.",
     ),
     "min_age": click.option(
-        "--min-age", metavar="TIME", help="Instead of the policy's, like 0s, for all paths."
+        "--min-age",
+        metavar="TIME",
+        help="Override the policy's min_age for all paths, for example 0s.",
     ),
     "min_age_at_most": click.option(
         "--min-age-at-most",
         metavar="TIME",
-        help="No path needs a longer age, whatever the policy says.",
+        help="Upper limit of min_age for all paths.",
     ),
-    "memory": click.option("--memory", metavar="SIZE", help="Instead of the policy's, like 1G."),
-    "cores": click.option("--cores", metavar="N", help="Instead of the policy's; 0 is all."),
+    "memory": click.option(
+        "--memory", metavar="SIZE", help="Override the policy's memory, for example 1G."
+    ),
+    "cores": click.option("--cores", metavar="N", help="Number of cores to use; 0 means all."),
     "rate": click.option(
-        "--rate", metavar="SIZE", help="Bytes to get on by in a second, like 100M, on average."
+        "--rate",
+        metavar="SIZE",
+        help="Limit the average throughput, for example to 100M per second.",
     ),
 }
 """Options of ``dedupd run`` by their names in requests to the service. A command without one of

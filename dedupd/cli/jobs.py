@@ -26,8 +26,8 @@ RUNS_SHOWN = 20
 FILES_A_PAGE = 100
 
 _STARTED = {
-    "by_hand": "started by hand",
-    "space": "started because space is short",
+    "by_hand": "started manually",
+    "space": "started because free space is low",
     "window": "started by its schedule",
     "missed": "started by its schedule, late",
     "background": "started in the background",
@@ -46,27 +46,27 @@ RUNS_LOOKED_AT = 2000
 @click.option(
     "--last",
     type=click.IntRange(min=1),
-    help="How many runs to show, 20 by default; with --left how many files, 100 by default.",
+    help="Number of runs to list (default 20), or of files with --left (default 100).",
 )
 @click.option("--watch", is_flag=True, help="Refresh every second, until Ctrl-C.")
 @click.option(
-    "--left", is_flag=True, help="Name the files that are not optimized, with the reason of each."
+    "--left", is_flag=True, help="List the files that are not optimized, each with the reason."
 )
-@click.option("--after", metavar="FILE", default="", help="With --left: go on behind this file.")
+@click.option("--after", metavar="FILE", default="", help="With --left: start after this file.")
 @json_option
 @exits
 def command(
     which: str | None, last: int | None, watch: bool, left: bool, after: str, as_json: bool
 ) -> None:
-    """Jobs that run and wait, and the last runs, on the volume PATH or on all of the service's.
+    """List running and queued jobs and the last runs, of the volume PATH or of all volumes.
 
-    Of one job or run, by its ID, everything that is known. --left names the files of the volume
-    that are plain, as they are now, and those that its last run came to and left.
+    With an ID, show the full report of that job or run. With --left, list the plain files of the
+    volume, and the files that the last run of optimize skipped.
     """
     job_id = "" if which is None or os.path.lexists(which) else which
     is_id = bool(_RUN_ID.fullmatch(job_id) or _JOB_ID.fullmatch(job_id))
     if after and not left:
-        raise UsageError("--after goes on with a listing of --left")
+        raise UsageError("--after: needs --left")
     if left or is_id:
         place, run = _of_id(job_id) if is_id else _last_optimize(which)
         if left:
@@ -92,7 +92,7 @@ def _of_id(job_id: str) -> tuple[str, dict[str, Any] | None]:
     client = ServiceClient.find()
     if _JOB_ID.fullmatch(job_id):
         if client is None:
-            raise UsageError(f"{job_id}: a job of the service, which does not run here")
+            raise UsageError(f"{job_id}: is a job of the service, which is not running")
         job = client.job(job_id)
         return job["path"], job["report"] or {name: job[name] for name in _OF_A_JOB}
     if client is not None:
@@ -114,7 +114,7 @@ _OF_A_JOB = ("id", "job", "state", "progress", "to_go_s", "started_s", "outcome"
 def _last_optimize(path: str | None) -> tuple[str, dict[str, Any] | None]:
     """A volume, and its last run of optimize, if there was one. Raises UsageError."""
     if path is None:
-        raise UsageError("--left: name a volume, or a run of it; `dedupd jobs` lists their ids")
+        raise UsageError("--left: needs a volume, or the ID of a run; `dedupd jobs` lists the IDs")
     runs = (run for run in _history(path) if run["job"] == "optimize")
     return path, next(runs, None)
 
@@ -165,7 +165,7 @@ def _reader(path: str | None, last: int) -> Callable[[], dict[str, Any]]:
 
     def read() -> dict[str, Any]:
         if path is None:
-            raise UsageError("name a volume")
+            raise UsageError("no volume is given; name its PATH")
         with Volume.open(path) as volume:
             return {"running": [], "waiting": [], "history": volume.hints.runs(last)}
 
@@ -191,7 +191,7 @@ def _shown(jobs: dict[str, Any]) -> RenderableType:
 
 
 def _current(jobs: list[dict[str, Any]]) -> Table:
-    table = headed("id", "volume", "state", "how far", "")
+    table = headed("id", "volume", "state", "progress", "")
     for job in jobs:
         why = job["waits_for"] or (_STARTED[job["urgency"]] if job["started_s"] else "")
         far = how_far(job) if job["started_s"] else ""

@@ -36,12 +36,12 @@ def show_left(
         return
     for row in rows:
         size = "" if row["size_bytes"] is None else f" ({format_size(row['size_bytes'])})"
-        by_run = ", when the run came to it" if row["by_run"] else ""
+        by_run = ", in the last run" if row["by_run"] else ""
         click.echo(show_text(f"{row['path']}{size}: {row['reason']}{by_run}"))
     if not rows:
-        click.echo("No file is left." if not after else "No more file is left.")
+        click.echo("All files are optimized." if not after else "No more files.")
     if following is not None:
-        click.echo(show_text(f"More: --after '{following}'"), err=True)
+        click.echo(show_text(f"To continue, use --after '{following}'"), err=True)
 
 
 def _row(path: bytes, reason: str, size_bytes: int | None) -> dict[str, Any]:

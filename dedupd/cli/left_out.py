@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from dedupd_core.config.policy import Policy
 from dedupd_core.units import counted, exact_duration, exact_size, format_size
+from jobs.optimize.admission import NO_ROOM
 from jobs.optimize.job import OptimizeReport
 from jobs.tree.candidates import EXCLUDED, OPTIMIZED, SAVES_LITTLE, SMALL, YOUNG
 
@@ -29,29 +30,30 @@ def left_out(
         what = counted(files[reason], "file")
         if reason in size_bytes:
             what += f" ({format_size(size_bytes[reason])})"
-        yield f"{what} {_told(reason, policy, place)}"
+        yield f"Skipped: {what}{_told(reason, policy, place)}"
 
 
 def _told(reason: str, policy: Policy, place: Place) -> str:
     path, root = place
     if reason == SMALL:
-        told = f"smaller than min_size = {exact_size(policy.min_size_bytes)} stay as they are."
+        told = f" smaller than min_size = {exact_size(policy.min_size_bytes)}."
         if policy.min_size_bytes > 4096:
-            told += f" `dedupd policy {root} min_size 4k` has more of them taken."
+            told += f" To include more of them, run `dedupd policy {root} min_size 4k`."
         return told
     if reason == YOUNG:
         return (
-            f"changed less than min_age = {exact_duration(policy.min_age_s)} ago, and wait."
-            f" `dedupd run optimize --min-age 0s {path}` takes them now."
+            f" newer than min_age = {exact_duration(policy.min_age_s)}. To optimize them now, run"
+            f" `dedupd run optimize --min-age 0s {path}`."
         )
     if reason == EXCLUDED:
-        return f"are excluded. `dedupd policy {root} --why FILE` says by what."
+        return f", excluded. `dedupd policy {root} --why FILE` shows the rule."
     if reason == SAVES_LITTLE:
         return (
-            f"would save less than min_file_saving = {policy.min_file_saving:.0%} of their blocks,"
-            f" and stay plain. `dedupd policy {root} min_file_saving 0` has them taken."
+            f" that would save less than min_file_saving = {policy.min_file_saving:.0%} of the"
+            f" blocks. To include them, run `dedupd policy {root} min_file_saving 0`."
         )
-    return f"left: {reason}. `dedupd jobs {root} --left` names them."
+    shown = "not enough free space" if reason == NO_ROOM else reason
+    return f", {shown}. `dedupd jobs {root} --left` lists them."
 
 
 def outcome_of(report: OptimizeReport, policy: Policy, place: Place) -> Iterator[str]:
@@ -67,11 +69,11 @@ def _result(report: OptimizeReport) -> str:
     stored = report.sums["stored_bytes"] + report.recipe_bytes
     if not report.files_optimized:
         done = report.files_skipped.get(OPTIMIZED, 0)
-        already = f": {counted(done, 'file')} are optimized already" if done else ""
+        already = f"; {counted(done, 'file')} already optimized" if done else ""
         return f"Nothing was optimized{already}."
     net = report.freed_bytes - stored
     share = f" ({net / report.freed_bytes:.0%})" if report.freed_bytes and net > 0 else ""
     return (
-        f"Saved {format_size(max(0, net))}{share}: {counted(report.files_optimized, 'file')} gave"
-        f" up {format_size(report.freed_bytes)}, and the store grew by {format_size(stored)}."
+        f"Saved {format_size(max(0, net))}{share}: {counted(report.files_optimized, 'file')} freed"
+        f" {format_size(report.freed_bytes)}; the store grew by {format_size(stored)}."
     )

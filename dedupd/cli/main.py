@@ -13,45 +13,45 @@ from dedupd_core.system.inherited import open_standard_streams
 from dedupd_core.system.processes import register
 
 GROUPS = {
-    "Begin": {
-        "setup": "Make a volume in one conversation, from doctor to savings.",
+    "Set up": {
+        "setup": "Set up a volume interactively: check, estimate, enable, optimize.",
         "doctor": "Check this machine, and a volume or directory.",
-        "analyze": "Report what deduplication would save on any directory.",
-        "demo": "Try everything on real files, in a temporary volume.",
-        "enable": "Make a directory a volume: a tree whose files are deduplicated.",
-        "store": "Make stores that several volumes share, and look after them.",
-        "cluster": "Make stores in a Ceph cluster, and look after them.",
-        "mount": "Show a volume's files.",
-        "serve": "Run the service: mounts, schedule, control socket.",
+        "analyze": "Estimate the savings for a directory.",
+        "demo": "Demonstrate deduplication on copies of real files.",
+        "enable": "Turn a directory into a volume.",
+        "store": "Create and manage shared stores.",
+        "cluster": "Create and manage stores in a Ceph cluster.",
+        "mount": "Mount a volume.",
+        "serve": "Run the service: mounts, scheduled jobs, control socket.",
     },
-    "See": {
-        "status": "Show what a volume saves, or every mounted volume.",
-        "jobs": "Show jobs that run, wait, and have run.",
-        "du": "Show what folders take, share, and would free.",
-        "file": "Show what the store knows about files.",
+    "Inspect": {
+        "status": "Show the state and savings of volumes.",
+        "jobs": "List running, queued and finished jobs.",
+        "du": "Show the disk usage of folders and the space that deleting frees.",
+        "file": "Show how files are stored.",
     },
-    "Work": {
-        "run": "Run a job, like optimize, reconcile, gc, compact or scrub.",
-        "cancel": "End a job of the service.",
-        "pause": "Hold the jobs of a volume.",
-        "resume": "Let the jobs of a volume go on.",
-        "policy": "Show and set what is optimized, and how.",
-        "expand": "Make files plain again.",
-        "notify": "Try how somebody is told of problems.",
+    "Operate": {
+        "run": "Run a job, for example optimize, gc, compact or scrub.",
+        "cancel": "Stop running or queued jobs.",
+        "pause": "Pause the jobs of a volume.",
+        "resume": "Resume the jobs of a volume.",
+        "policy": "Show or change the policy: which files are optimized, and when.",
+        "expand": "Expand stubs into plain files.",
+        "notify": "Send a test notification.",
     },
-    "Copies": {
-        "send": "Write a volume, or what is new in it, as a stream.",
-        "receive": "Make a volume what a stream says.",
-        "restore": "Take files out of a copy of a volume, without mounting it.",
-        "import": "Copy a tree into a volume, deduplicated as it comes.",
-        "adopt": "Take over a copy of a volume.",
-        "drill": "Damage a copy of a store, and show what would be lost.",
-        "deleted": "Show what was deleted or overwritten lately.",
-        "undelete": "Have files back that were deleted or overwritten.",
+    "Back up and move": {
+        "send": "Write a volume, or the changes to it, as a stream.",
+        "receive": "Update a replica from a stream.",
+        "restore": "Restore files from an unmounted volume or a copy of one.",
+        "import": "Copy a directory into a volume and deduplicate it on the fly.",
+        "adopt": "Verify a copied volume and put it into use.",
+        "drill": "Simulate damage to a store and list the files it would cost.",
+        "deleted": "List recently deleted or overwritten files.",
+        "undelete": "Restore deleted or overwritten files.",
     },
-    "Leave": {
-        "umount": "Hide a volume's files again.",
-        "disable": "Make a volume a plain directory again.",
+    "Remove": {
+        "umount": "Unmount a volume.",
+        "disable": "Turn a volume back into a plain directory.",
     },
 }
 """The commands by what they are for, as the help shows them. Each is the module of its name in this

@@ -47,7 +47,7 @@ def _show_all(points: list[str], as_json: bool) -> None:
         told = [row if "error" in row else row | _as_the_service(row) for row in rows]
         print_json({"service": None, "volumes": told})
     elif not rows:
-        click.echo("No volume is mounted; name one: `dedupd status PATH`.")
+        click.echo("No volume is mounted; run `dedupd status PATH`.")
     else:
         for row in rows:
             if "error" in row:
@@ -82,28 +82,33 @@ def _show(row: dict[str, Any]) -> None:
     add_savings(table, {**row, **(row["causes"] or {})})
     if row["logical_bytes"] > row["plain_bytes"]:
         holes = format_size(row["logical_bytes"] - row["plain_bytes"])
-        table.add_row("holes", f"{holes} of sparse files: they take nothing, and are not saved")
+        table.add_row("holes", f"{holes} in sparse files, not counted as savings")
     if row["lost_bytes"]:
-        table.add_row("lost", f"{format_size(row['lost_bytes'])}: run gc, then compact")
+        table.add_row(
+            "lost",
+            f"{format_size(row['lost_bytes'])}: run `dedupd run gc`, then `dedupd run compact`",
+        )
     add_backlog(table, row)
     if row["held_bytes_max"]:
         held = format_size(row["held_bytes_max"])
-        table.add_row("of it held", f"up to {held}, by snapshots or copies below")
+        table.add_row(
+            "kept by snapshots", f"up to {held}, by snapshots or copies of the file system below"
+        )
     if row["shared_left"]["files"]:
         left = format_size(row["shared_left"]["bytes"])
         table.add_row(
-            "left", f"{counted(row['shared_left']['files'], 'file')}, {left}: {SHARED_BELOW}"
+            "skipped", f"{counted(row['shared_left']['files'], 'file')}, {left}: {SHARED_BELOW}"
         )
     where = f" {row['shared_store']}, shared" if row["shared_store"] else ""
     table.add_row("store", f"{format_size(sum(row['store_bytes'].values()))}{where}")
     if row["redundancy_bytes"]:
-        table.add_row("of it safety copies", format_size(row["redundancy_bytes"]))
+        table.add_row("second copies", format_size(row["redundancy_bytes"]))
     garbage = row["garbage"]
     if garbage["compaction_frees_bytes"]:
         table.add_row(
-            "of it garbage",
-            f"{format_size(garbage['compaction_frees_bytes'])} that"
-            f" `dedupd run compact {row['path']}` gives back",
+            "garbage",
+            f"{format_size(garbage['compaction_frees_bytes'])}; to free it, run `dedupd run"
+            f" compact {row['path']}`",
         )
     add_quarantined(table, garbage)
     table.add_row("free", format_size(row["free_bytes"]))

@@ -16,9 +16,9 @@ from fuse_stub.mounts.mount_options import parse_options
     "options",
     metavar="OPTIONS",
     multiple=True,
-    help="Options of mount(8): ro, rw, (no)suid, (no)dev, (no)exec, (a)sync, (no)symfollow,"
-    " noatime, relatime, strictatime, (no)diratime; cache=SIZE; remount, to change those of a mount"
-    " that runs.",
+    help="Mount options: ro, rw, (no)suid, (no)dev, (no)exec, (a)sync, (no)symfollow, noatime,"
+    " relatime, strictatime, (no)diratime; cache=SIZE; remount changes the options of an"
+    " active mount.",
 )
 @click.option("-f", "--foreground", is_flag=True, help="Serve the mount in this process.")
 @click.option(
@@ -31,7 +31,7 @@ from fuse_stub.mounts.mount_options import parse_options
 @click.option(
     "--snapshot",
     is_flag=True,
-    help="PATH is the volume's directory in a read-only snapshot of its file system.",
+    help="PATH is the directory of the volume in a read-only snapshot of its file system.",
 )
 @click.option("--debug", is_flag=True, help="Log every operation.")
 @force_option
@@ -48,11 +48,11 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Show the files of the volume PATH over PATH itself, or at MOUNTPOINT.
+    """Mount the volume PATH over PATH itself, or at MOUNTPOINT.
 
-    Where its file system is read-only, so is the mount, and nothing is written; the same with
-    `-o ro`. With --snapshot it shows beside the volume itself, and as many others, and no job knows
-    of it. mount(8) and /etc/fstab know it as a file system of type `dedupd`: `mount -t dedupd PATH
+    With `-o ro`, or on a read-only file system, the mount is read-only and nothing is written. A
+    mount with --snapshot is possible while the volume itself is mounted, and jobs ignore it.
+    mount(8) and /etc/fstab support the file system type `dedupd`: `mount -t dedupd PATH
     MOUNTPOINT`.
     """
     asked = parse_options(",".join(options))
@@ -74,10 +74,10 @@ def command(
     if mounted.is_read_only:
         how = ", read-only"
         if mounted.is_replica:
-            how += ": it is a replica, and only `dedupd receive` changes it"
+            how += ": it is a replica, which only `dedupd receive` changes"
         elif not (asked.read_only or snapshot):
-            how += ": its file system takes no changes"
+            how += ": its file system is read-only"
     what = f"{path}, a snapshot," if mounted.is_snapshot else path
     answer(as_json, mounted.to_json(path), f"{what} is mounted at {mounted.point}{how}.")
     if mounted.hidden:
-        click.echo(f"dedupd: {mounted.hidden}; unmount it to move them away", err=True)
+        click.echo(f"dedupd: {mounted.hidden}; unmount the volume to move them away", err=True)

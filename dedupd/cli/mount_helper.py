@@ -47,9 +47,11 @@ def _run(arguments: list[str]) -> None:
         raise UsageError(_USAGE)
     kinds = [value for flag, value in flags if flag == "-t"]
     if any(kind not in _TYPES for kind in kinds):
-        raise UsageError(f"{kinds[-1]}: is not a type of dedupd; it has `dedupd` alone")
+        raise UsageError(f"{kinds[-1]}: not a file system type of dedupd; use `dedupd`")
     if "-N" in given:
-        raise UsageError("-N: no mount in another namespace; run mount(8) there, with nsenter(1)")
+        raise UsageError(
+            "-N: mounting in another namespace is not supported; run mount(8) there with nsenter(1)"
+        )
     words = ",".join(value for flag, value in flags if flag == "-o")
     asked = _mounting(places, parse_options(words, is_sloppy="-s" in given))
     if "-f" in given:

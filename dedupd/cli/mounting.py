@@ -119,11 +119,11 @@ def _mounted_already(asked: Mounting, mounted: mount_table.Mount, point: str) ->
             options = status.get("options") or "rw"
             if wanted not in ("", options):
                 raise Busy(
-                    f"{point}: is mounted already, with the options `{options}`;"
-                    f" `dedupd mount -o remount,{wanted} {point}` changes them"
+                    f"{point}: is already mounted, with the options `{options}`; to change them,"
+                    f" run `dedupd mount -o remount,{wanted} {point}`"
                 )
             return _mounted(point, status["pid"])
-    raise Busy(f"{point}: lies in a volume that is mounted at {mounted.point} already")
+    raise Busy(f"{point}: is inside a volume that is already mounted at {mounted.point}")
 
 
 def _mount_again(asked: Mounting) -> Mounted:
@@ -147,8 +147,9 @@ def _mount_by_service(client: ServiceClient, asked: Mounting) -> Mounted:
     configured = client.volume(path)["options"]
     if wanted and wanted != configured:
         raise UsageError(
-            f"{path}: the service mounts it, with the options `{configured or 'rw'}`; write"
-            f' options = "{wanted}" to its file in volumes.d, and run `systemctl reload dedupd`'
+            f"{path}: the service mounts this volume, with the options `{configured or 'rw'}`;"
+            f' write options = "{wanted}" to its file in volumes.d, and run `systemctl reload'
+            " dedupd`"
         )
     volume = client.act(path, "mount")
     mount = volume["mount"]
@@ -159,15 +160,15 @@ def _mount_by_service(client: ServiceClient, asked: Mounting) -> Mounted:
 
 def _mount_snapshot(asked: Mounting) -> Mounted | None:
     if asked.mountpoint is None:
-        raise UsageError("--snapshot needs a directory to show the snapshot at: MOUNTPOINT")
+        raise UsageError("--snapshot: needs a directory to mount at; name it as MOUNTPOINT")
     point = os.path.realpath(asked.mountpoint)
     if not is_dead_mount(point) and not os.path.isdir(point):
         raise UsageError(f"{point}: no such directory to mount at")
     around = mount_table.find(point)
     if around is not None:
         raise UsageError(
-            f"{point}: lies in the volume that is mounted at {around.point}, which could not be"
-            " unmounted then; choose a directory beside it"
+            f"{point}: is inside the volume that is mounted at {around.point}, which then could"
+            " not be unmounted; choose a directory outside it"
         )
     if asked.in_foreground:
         from fuse_stub.snapshot import serve_snapshot

@@ -10,16 +10,18 @@ from dedupd_core.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 
 
 @click.command("notify")
-@click.option("--test", "is_test", is_flag=True, help="Tell by each way that this is a test.")
+@click.option("--test", "is_test", is_flag=True, help="Send the test notification.")
 @json_option
 @exits
 def command(is_test: bool, as_json: bool) -> None:
-    """Try the ways by which the service tells somebody of problems.
+    """Send a test notification through each configured channel.
 
-    They are `on_problem`, `mail_to` and `webhook` of the configuration.
+    The channels are the keys `on_problem`, `mail_to` and `webhook` of the configuration.
     """
     if not is_test:
-        raise UsageError("give --test: then each way tells that this is a test")
+        raise UsageError(
+            "nothing to do; use --test to send a test notification through each channel"
+        )
     results = ServiceClient.needed().post("/v1/notify")
     if as_json:
         print_json(results)
@@ -28,6 +30,6 @@ def command(is_test: bool, as_json: bool) -> None:
             click.echo(f"{way}: {failure or 'delivered'}")
     if not results:
         raise UsageError(
-            "the configuration names nobody to tell; set on_problem, mail_to or webhook in it"
+            "no notification channel is configured; set on_problem, mail_to or webhook"
         )
     sys.exit(EXIT_FINDINGS if any(results.values()) else EXIT_DONE)

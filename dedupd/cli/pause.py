@@ -11,6 +11,6 @@ from dedupd.service.client import ServiceClient
 @json_option
 @exits
 def command(path: str, as_json: bool) -> None:
-    """Hold the jobs of the volume PATH until `dedupd resume PATH`."""
+    """Pause the jobs of the volume PATH until `dedupd resume PATH`."""
     volume = ServiceClient.needed().act(path, "pause")
     answer(as_json, volume, f"The jobs of {volume['path']} are paused.")

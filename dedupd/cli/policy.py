@@ -18,11 +18,11 @@ from dedupd_core.system.paths import named, refuse_part, show_text
 from dedupd_core.volume.domains import require_domains
 from dedupd_core.volume.volume import POLICY_FILE, Volume
 
-COUNTS = "jobs that begin from now on go by it"
+COUNTS = "jobs that start from now on use it"
 
 DOMAINS_STAY = (
-    "Stored files still share what they share now. A file moves to its domain when it is optimized"
-    " again; `dedupd run unoptimize` makes files plain for that."
+    "Stored files still share what they share now. A file moves to its domain when it is"
+    " optimized again. To do that now, run `dedupd run unoptimize`, then `dedupd run optimize`."
 )
 
 
@@ -30,10 +30,14 @@ DOMAINS_STAY = (
 @click.argument("path", type=PATH)
 @click.argument("key", required=False)
 @click.argument("value", required=False)
-@click.option("--reset", "reset", metavar="KEY", help="Give KEY its default again.")
-@click.option("--edit", is_flag=True, help="Open the file in an editor; it is saved once valid.")
-@click.option("--why", type=PATH, metavar="FILE", help="Say which rule decides on FILE, and how.")
-@click.option("--all", "shows_all", is_flag=True, help="Show advanced keys, too.")
+@click.option("--reset", "reset", metavar="KEY", help="Reset KEY to its default.")
+@click.option(
+    "--edit", is_flag=True, help="Open the policy file in an editor; save it when it is valid."
+)
+@click.option(
+    "--why", type=PATH, metavar="FILE", help="Show the rule that applies to FILE, and the result."
+)
+@click.option("--all", "shows_all", is_flag=True, help="Show the advanced keys, too.")
 @json_option
 @exits
 def command(
@@ -46,19 +50,19 @@ def command(
     shows_all: bool,
     as_json: bool,
 ) -> None:
-    """Show the policy of the volume PATH, one KEY of it, or set KEY to VALUE.
+    """Show the policy of the volume PATH or its KEY, or set KEY to VALUE.
 
-    Most volumes need about twelve keys. These are shown, and the keys that do not have their
-    default. `--all` shows the others, too, and who needs them; `--json` has all keys.
+    Most volumes need about twelve keys. The command shows these, and the keys that do not have
+    their default. `--all` shows every key, and who needs the advanced ones. `--json` has all keys.
 
-    A policy is that of a whole volume; its key `exclude` leaves parts out, and its tables
-    `[[rule]]`, for --edit, have other values for parts. A key that is wrong, and a file that cannot
-    be read at all, can be put right in each of the three ways.
+    A policy applies to the entire volume. Its key `exclude` excludes parts. Its tables `[[rule]]`,
+    for --edit, set other values for parts. KEY VALUE, --reset and --edit can each repair an
+    invalid file.
     """
     if (key is not None) + (reset is not None) + edit + (why is not None) > 1:
-        raise UsageError("give one of KEY, --reset, --edit and --why")
+        raise UsageError("KEY, --reset, --edit and --why exclude each other; use one of them")
     if key is not None and key not in KEYS:
-        raise UsageError(f"unknown policy key {key!r}; the keys are {', '.join(KEYS)}")
+        raise UsageError(f"unknown policy key {key!r}; use one of {', '.join(KEYS)}")
     with Volume.open(path) as volume:
         refuse_part(path, (volume.root,), "change the policy of")
         where = volume.policy_where
@@ -89,10 +93,10 @@ def _explain(volume: Volume, path: str, as_json: bool) -> None:
     other, below = Volume.locate_existing(path)
     with other, named(path):
         if other.parameters.uuid != volume.parameters.uuid:
-            raise UsageError(f"{path}: lies in another volume, {other.root}")
+            raise UsageError(f"{path}: is in another volume, {other.root}")
         found = explain_file(other, other.policy(), below)
     if found is None:
-        raise UsageError(f"{path}: not a regular file; name one, and what decides on it is told")
+        raise UsageError(f"{path}: not a regular file; name a file")
     text = "\n".join(show_text(line) for line in found.lines())
     answer(as_json, {**found.to_json(), "path": path}, text)
 
@@ -129,7 +133,8 @@ def _edited(volume: Volume) -> _Change:
                 raise UsageError(f"{volume.policy_where}: not changed") from None
     if volume.policy_text() != before:
         raise UsageError(
-            f"{volume.policy_where}: changed meanwhile by somebody else; look at it, and try again"
+            f"{volume.policy_where}: another program changed the file at the same time; check"
+            " it, then run the command again"
         )
     return saved(volume, lambda _: text)
 
@@ -168,11 +173,11 @@ def _tell(volume: Volume, change: _Change, as_json: bool, always: str | None = N
     }
     lines = [
         f"{name}: {_written(before.get(name))} -> {_written(after.get(name))}" for name in names
-    ] or ["nothing has another value"]
-    lines.append(f"This is the policy of the whole volume {volume.root}; {COUNTS}.")
+    ] or ["no value changes"]
+    lines.append(f"This is the policy of the entire volume {volume.root}; {COUNTS}.")
     if "dedup_domain" in names:
         lines.append(DOMAINS_STAY)
-    lines += [f"Still wrong: {name}; `--reset {name}` gives it its default." for name in wrong]
+    lines += [f"Still invalid: {name}; to reset it, use `--reset {name}`." for name in wrong]
     answer(as_json, value, "\n".join(lines))
 
 

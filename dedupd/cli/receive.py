@@ -17,11 +17,22 @@ from jobs.specs import RECEPTION
 
 @click.command("receive")
 @click.argument("path", type=PATH)
-@click.option("--negotiate", is_flag=True, help="Answer on standard output what is here already.")
-@click.option("--finish", "is_finish", is_flag=True, help="Put into place what was received.")
-@click.option("--drop", "is_drop", is_flag=True, help="Give up a stream that was cut.")
-@click.option("--end", "is_end", is_flag=True, help="Let users write to it; it receives no more.")
-@click.option("--token", "is_token", is_flag=True, help="Print what send --resume takes.")
+@click.option(
+    "--negotiate",
+    is_flag=True,
+    help="Report existing chunks on standard output, for `dedupd send --negotiate`.",
+)
+@click.option("--finish", "is_finish", is_flag=True, help="Switch to the received state.")
+@click.option("--drop", "is_drop", is_flag=True, help="Discard an interrupted stream.")
+@click.option(
+    "--end",
+    "is_end",
+    is_flag=True,
+    help="Turn the replica into a writable volume, which receives no more streams.",
+)
+@click.option(
+    "--token", "is_token", is_flag=True, help="Print the token for `dedupd send --resume`."
+)
 @json_option
 @exits
 def command(
@@ -33,10 +44,10 @@ def command(
     is_token: bool,
     as_json: bool,
 ) -> None:
-    """Make the volume PATH a replica of the one whose stream comes on standard input.
+    """Update the replica PATH from the stream on standard input.
 
-    It has to be empty, or a replica already. It is what it was until the stream has come to its end
-    and was checked; then it is what was sent. Users can only read it, until --end.
+    PATH is an empty volume or a replica. It changes only after the complete stream has been
+    received and verified. Until `dedupd receive --end PATH`, users can only read the replica.
     """
     if sum((is_finish, is_drop, is_end, is_token)) > 1:
         raise UsageError("--finish, --drop, --end and --token exclude each other")
@@ -60,7 +71,9 @@ def command(
             answer(as_json, {"path": path}, f"{path}: done.")
             return
         if sys.stdin.isatty():
-            raise UsageError("the stream comes on standard input, and that is a terminal")
+            raise UsageError(
+                "standard input is a terminal; connect it to the stream of `dedupd send`"
+            )
         out = os.dup(sys.stdout.fileno()) if negotiate else None
         report = Receiver(volume, run, sys.stdin.fileno(), out, reception).run()
     _show(report, as_json and not negotiate)
@@ -72,9 +85,8 @@ def _show(report: ReceiveReport, as_json: bool) -> None:
         print_json(report.to_json())
         return
     click.echo(
-        f"state {report.point}: {counted(report.nodes, 'name')};"
-        f" {format_size(report.wire_bytes)} received, {counted(report.chunks, 'chunk')},"
-        f" {report.present} were there",
+        f"state {report.point}: {counted(report.nodes, 'name')}; {format_size(report.wire_bytes)}"
+        f" received, {counted(report.chunks, 'chunk')}, {report.present} already present",
         err=True,
     )
     show_messages(len(report.messages), report.messages)

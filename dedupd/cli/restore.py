@@ -7,9 +7,9 @@ import click
 from dedupd.cli.common import (
     PATH,
     exits,
-    force_option,
     job_run,
     json_option,
+    other_owners_option,
     privileges_option,
     trust_holes_option,
 )
@@ -28,7 +28,7 @@ from jobs.backup.source import BackupSource
     metavar="VOLUME",
     required=True,
     type=PATH,
-    help="The directory of a volume or of a copy of it, or a copy of its .dedupd.",
+    help="Directory of a volume, of a copy of a volume, or of a copy of its .dedupd.",
 )
 @click.option(
     "--to",
@@ -36,11 +36,11 @@ from jobs.backup.source import BackupSource
     metavar="DIRECTORY",
     required=True,
     type=PATH,
-    help="Where the files are to be put; nothing there is overwritten.",
+    help="Target directory. Existing files are kept.",
 )
 @trust_holes_option
 @privileges_option
-@force_option
+@other_owners_option
 @json_option
 @exits
 def command(
@@ -52,14 +52,14 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Take PATHS, files or folders, out of a volume that is not mounted, or a copy of one.
+    """Restore PATHS, files or folders, from an unmounted volume or a copy of one.
 
-    PATHS begin at the root of the volume; . stands for all of it. Nothing in the volume is changed.
-    Every byte is checked: a file that is damaged is named and left out. Root restores owners, and
-    restores nothing that gives rights without --privileges.
+    PATHS are relative to the root of the volume; . means the entire volume. The volume is not
+    changed. Every byte is verified; damaged files are reported and skipped. Owners are
+    restored only for root, and privileges only with --privileges.
     """
     if not os.path.isdir(target):
-        raise UsageError(f"{target}: no such directory to restore to; make it")
+        raise UsageError(f"{target}: no such directory to restore to; create it first")
     with BackupSource.found(source) as volume, job_run("restore") as run:
         restore = Restore(
             *(volume, run, target),
@@ -74,7 +74,7 @@ def command(
 def _show(report: RestoreReport) -> None:
     text = f"{counted(report.files, 'file')} restored, {format_size(report.length_bytes)}"
     if report.already:
-        text += f"; {report.already} were there already"
+        text += f"; {report.already} already present"
     if report.damaged:
-        text += f"; {counted(report.damaged, 'file')} damaged, and left out"
+        text += f"; {counted(report.damaged, 'file')} damaged and skipped"
     click.echo(text)

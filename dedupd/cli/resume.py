@@ -11,6 +11,6 @@ from dedupd.service.client import ServiceClient
 @json_option
 @exits
 def command(path: str, as_json: bool) -> None:
-    """Let the jobs of the volume PATH go on after `dedupd pause PATH`."""
+    """Resume the jobs of the volume PATH after `dedupd pause PATH`."""
     volume = ServiceClient.needed().act(path, "resume")
-    answer(as_json, volume, f"The jobs of {volume['path']} go on.")
+    answer(as_json, volume, f"The jobs of {volume['path']} are resumed.")

@@ -19,17 +19,21 @@ from jobs.backup.sender import Resume, Sender, SendReport
 
 @click.command("send")
 @click.argument("path", type=PATH)
-@click.option("--since", metavar="ID", default="", help="Send what is new since this state.")
+@click.option("--since", metavar="ID", default="", help="Send only the changes since this state.")
 @click.option(
-    "--resume", metavar="TOKEN", help="Go on with a stream that was cut; receive --token prints it."
+    "--resume",
+    metavar="TOKEN",
+    help="Continue an interrupted stream; `receive --token` prints TOKEN.",
 )
 @click.option(
     "--negotiate",
     is_flag=True,
-    help="The receiver answers on standard input: send what it lacks.",
+    help="Read the answers of the receiver on standard input, and send only missing chunks.",
 )
 @click.option(
-    "--through", metavar="COMMAND", help="Run COMMAND with both pipes, as of --negotiate."
+    "--through",
+    metavar="COMMAND",
+    help="Start COMMAND, connect both its pipes, and send as with --negotiate.",
 )
 @json_option
 @exits
@@ -41,9 +45,10 @@ def command(
     through: str | None,
     as_json: bool,
 ) -> None:
-    """Write the volume PATH to standard output, for `dedupd receive`; PATH may be a snapshot.
+    """Write the volume PATH to standard output, for `dedupd receive`.
 
-    The id of the state that was sent is told on standard error, and in the report of --json there.
+    PATH can be a snapshot. The ID of the sent state, or the report with --json, is printed on
+    standard error.
     """
     token = Resume.parse(resume) if resume else None
     if through is None:
@@ -51,7 +56,9 @@ def command(
     if negotiate and through is None:
         require_standard_stream(0, "the answers of `dedupd receive`")
     if through is None and sys.stdout.isatty():
-        raise UsageError("the stream goes to standard output, and that is a terminal; use a pipe")
+        raise UsageError(
+            "standard output is a terminal; connect it to `dedupd receive`, or to a file"
+        )
     with Volume.open(path) as volume, volume.tree_lock(reads_only=True), job_run("send") as run:
         if through is None:
             back = sys.stdin.fileno() if negotiate else None
@@ -71,7 +78,7 @@ def _through(command: str, sender: Callable[[int, int], Sender]) -> SendReport:
     with process.stdin as out, process.stdout as back:
         report = sender(out.fileno(), back.fileno()).run()
     if process.wait():
-        raise DedupdError(f"{command}: ended with status {process.returncode}")
+        raise DedupdError(f"{command}: exited with status {process.returncode}")
     return report
 
 
@@ -80,7 +87,7 @@ def _show(report: SendReport, as_json: bool) -> None:
         click.echo(json.dumps(report.to_json(), indent=2), err=True)
         return
     click.echo(
-        f"state {report.point}: {counted(report.files, 'file')}, {report.same} of them as before;"
+        f"state {report.point}: {counted(report.files, 'file')}, {report.same} of them unchanged;"
         f" {format_size(report.wire_bytes)} sent, {counted(report.chunks, 'chunk')},"
         f" {report.known} known",
         err=True,

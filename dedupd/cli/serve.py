@@ -10,24 +10,24 @@ from dedupd_core.system.inherited import lift_limits
 
 
 @click.command("serve")
-@click.option("--config", "path", type=PATH, help=f"Configuration file; else {CONFIG_PATH}.")
+@click.option("--config", "path", type=PATH, help=f"Configuration file. Default: {CONFIG_PATH}.")
 @click.option(
     "--mount",
     "volume",
     metavar="UUID",
-    help="Serve one volume for a service that waits for it: the unit dedupd-mount@.service does.",
+    help="Serve one volume for a waiting service; the unit dedupd-mount@.service uses this.",
 )
 @click.option(
     "--after",
     "ended",
     metavar="UUID",
-    help="Unmount what the process of that unit left, and cannot unmount itself.",
+    help="Unmount a volume after its mount process has stopped; the same unit uses this.",
 )
 @exits
 def command(path: str | None, volume: str | None, ended: str | None) -> None:
-    """Mount every volume of the configuration, run jobs by schedule, and answer requests.
+    """Mount all configured volumes, run scheduled jobs, and answer requests.
 
-    SIGHUP reads the configuration again; SIGTERM stops at the next safe point.
+    SIGHUP reads the configuration again. SIGTERM stops the service at the next safe point.
     """
     if volume or ended:
         # What the unit of a mount runs.

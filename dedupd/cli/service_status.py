@@ -46,7 +46,7 @@ def _show(volume: dict[str, Any]) -> None:
         why = f": {job['waits_for']}" if job["waits_for"] else ""
         table.add_row("job", f"{job['job']} ({how_far(job)}), {job['state']}{why}")
     for waiting in volume["waiting"]:
-        table.add_row("waiting", f"{waiting['job']} ({waiting['id']})")
+        table.add_row("queued", f"{waiting['job']} ({waiting['id']})")
     if volume["paused"]:
         table.add_row("paused", f"until `dedupd resume {volume['path']}`")
     for name, task in volume["tasks"].items():
@@ -70,7 +70,7 @@ def _add_flow(table: Table, flow: dict[str, Any] | None) -> None:
     """What comes to be optimized, and what is."""
     if flow is not None:
         coming, going = (format_size(flow[f"{way}_bytes_per_day"]) for way in ("in", "out"))
-        table.add_row("a day", f"{coming} come to be optimized, {going} are")
+        table.add_row("per day", f"{coming} newly eligible, {going} optimized")
 
 
 def how_far(job: Mapping[str, Any]) -> str:
@@ -80,7 +80,7 @@ def how_far(job: Mapping[str, Any]) -> str:
     if progress.get("total", 0):
         parts[0] += f" {min(1.0, progress['done'] / progress['total']):.0%}"
     if job.get("to_go_s") is not None:
-        parts.append(f"about {clock(job['to_go_s'])} to go")
+        parts.append(f"about {clock(job['to_go_s'])} remaining")
     return ", ".join(parts)
 
 
@@ -99,12 +99,12 @@ def _add_space(table: Table, space: dict[str, Any] | None) -> None:
 
 
 _BACKLOG = (
-    ("waiting", "to be optimized", "the next optimize takes them"),
-    ("young", "too young", "they wait for min_age"),
-    ("saves_little", "save too little", "left alone"),
-    ("small", "below min_size", "left alone"),
-    ("excluded", "excluded", "left alone"),
-    ("other", "left for other reasons", "a run of optimize names them"),
+    ("waiting", "pending", "the next run optimizes them"),
+    ("young", "too young", "newer than min_age"),
+    ("saves_little", "saves too little", "skipped"),
+    ("small", "below min_size", "skipped"),
+    ("excluded", "excluded", "skipped"),
+    ("other", "skipped for other reasons", "list them with `dedupd jobs PATH --left`"),
 )
 
 
@@ -122,7 +122,10 @@ def add_backlog(table: Table, row: Mapping[str, Any]) -> None:
 def add_quarantined(table: Table, row: Mapping[str, Any]) -> None:
     """What is damaged."""
     if row["quarantined_records"]:
-        table.add_row("quarantined", f"{counted(row['quarantined_records'], 'record')}: run scrub")
+        table.add_row(
+            "quarantined",
+            f"{counted(row['quarantined_records'], 'record')}: run `dedupd run scrub`",
+        )
 
 
 def add_savings(table: Table, row: Mapping[str, Any], measured: str = "") -> None:
@@ -145,7 +148,7 @@ def add_savings(table: Table, row: Mapping[str, Any], measured: str = "") -> Non
     if text and row["saved_bytes"]:
         table.add_row("saved by", text)
     if row["local_bytes"]:
-        table.add_row("written since", f"{format_size(row['local_bytes'])} in their own blocks")
+        table.add_row("written since", f"{format_size(row['local_bytes'])} in local blocks")
 
 
 def _when(task: dict[str, Any]) -> str:

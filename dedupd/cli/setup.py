@@ -54,16 +54,17 @@ class Estimate:
 @click.command("setup")
 @click.argument("path", type=PATH)
 @profile_option
-@click.option("--min-age", metavar="DURATION", help="How long a file must have been unchanged.")
-@click.option("--min-size", metavar="SIZE", help="Smaller files are left alone.")
+@click.option("--min-age", metavar="DURATION", help="Minimum time since the last change of a file.")
+@click.option("--min-size", metavar="SIZE", help="Skip files smaller than this.")
 @chunk_size_option
 @click.option(
     "--estimate/--no-estimate",
     default=None,
-    help="Read all files first, to say what it would save; by default up to 20 GiB.",
+    help="Estimate the savings first by reading all files. Default: only if PATH holds at most 20"
+    " GiB.",
 )
-@click.option("--now", is_flag=True, help="Have the first run take files of any age.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--now", is_flag=True, help="Optimize files of any age in the first run.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @force_option
 @json_option
 @exits
@@ -79,9 +80,9 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Look at PATH, estimate, ask; then make it a volume, mount it and optimize it once."""
+    """Check PATH, estimate the savings and ask. Then enable, mount and optimize it."""
     if not yes and (as_json or not sys.stdin.isatty()):
-        raise UsageError("nobody is here to be asked: give --yes, or run it in a terminal")
+        raise UsageError("cannot ask for confirmation without a terminal; use --yes")
     values = chosen_values(profile, min_age, min_size)
     policy = apply_values(Policy(), values, "command line")
     said: dict[str, Any] = {"path": path}
@@ -95,7 +96,7 @@ def command(
     for check in checks:
         say(f"  {check.verdict.value}: {check.what}: {check.found}. {check.remedy}")
     if any(check.verdict is Verdict.BAD for check in checks):
-        say("Nothing was changed. See to these, and run it again.")
+        say("Nothing was changed. Fix these problems, then run the command again.")
         if as_json:
             print_json(said)
         sys.exit(EXIT_FINDINGS)
@@ -107,20 +108,20 @@ def command(
         said["estimate"] = None if reckoned is None else asdict(reckoned)
         if reckoned is not None:
             say(
-                f"It would save about {reckoned.saved:.0%}, {_of(reckoned)}, once all files are old"
-                " enough."
+                f"Estimated savings: about {reckoned.saved:.0%}, {_of(reckoned)}, once all files"
+                " are old enough."
             )
     elif found.size_bytes:
-        say(f"`dedupd analyze {path}` measures what it would save, by reading all of it.")
+        say(f"To estimate the savings by reading all files, run `dedupd analyze {path}`.")
     for line in _plan(path, policy, found, now=now):
         say(line)
-    if not yes and not click.confirm("Go on?", default=False):
+    if not yes and not click.confirm("Continue?", default=False):
         say("Nothing was changed.")
         sys.exit(EXIT_FINDINGS)
     made = make_volume(path, values, chunk_size, force=force)
     said["volume"] = made.value
     if made.problem:
-        raise ServiceUnreachable(f"{path} is a volume, and is not mounted: {made.problem}")
+        raise ServiceUnreachable(f"{path} is a volume, but is not mounted: {made.problem}")
     say(made.lines[0])
     said["run"] = _first_run(path, made, policy, now=now, say=say)
     for line in _next(path, made):
@@ -133,8 +134,8 @@ def _looked_at(path: str, force: bool) -> list[Check]:
     """What is not fine, the worst first. Raises UsageError where it is a volume already."""
     mounted = mount_table.find(os.path.realpath(path))
     if mounted is not None or is_volume(path):
-        there = "is" if mounted is None or mounted.point == os.path.realpath(path) else "lies in"
-        raise UsageError(f"{path}: {there} a volume already; `dedupd status {path}` shows it")
+        there = "is" if mounted is None or mounted.point == os.path.realpath(path) else "is inside"
+        raise UsageError(f"{path}: {there} a volume already; run `dedupd status {path}`")
     found = [one for one in check_machine() + check_path(path) if one.verdict is not Verdict.FINE]
     if force:
         found = [one for one in found if one.what != "file system"]
@@ -193,23 +194,24 @@ def _plan(path: str, policy: Policy, found: Found, *, now: bool) -> list[str]:
     """What will happen."""
     age = exact_duration(policy.min_age_s)
     lines = [
-        "What will happen:",
-        f"  {path} becomes a volume: its entries move into {path}/{BASE_NAME}, and the mount shows"
-        " them in their place. Users miss them for an instant; nothing may have a file open.",
+        "The plan:",
+        f"  {path} becomes a volume: its entries move into {path}/{BASE_NAME}, and the volume is"
+        f" mounted over {path}. The files are unavailable for a moment, and no program may have"
+        " one open.",
     ]
     if found.small_files:
         lines.append(
-            f"  Files below min_size = {exact_size(policy.min_size_bytes)} stay as they are:"
+            f"  Files below min_size = {exact_size(policy.min_size_bytes)} are skipped:"
             f" {counted(found.small_files, 'file')}, {format_size(found.small_bytes)}."
         )
     if now:
-        lines.append("  The first run takes files of any age.")
+        lines.append("  The first run optimizes files of any age.")
     elif policy.min_age_s:
         lines.append(
-            f"  Files that changed in the last {age} (min_age) wait until they are older; copied"
-            " files are new. `--now` has the first run take them."
+            f"  Files that changed in the last {age} (min_age) are skipped until they are older;"
+            " copied files are new. Use `--now` to optimize them in the first run."
         )
-    lines.append(f"  `dedupd disable --unoptimize {path}` undoes it.")
+    lines.append(f"  `dedupd disable --unoptimize {path}` reverses this.")
     return lines
 
 
@@ -222,7 +224,7 @@ def _first_run(
         options = {"min_age": "0s"} if now else {}
         body = {"job": "optimize", "path": resolved(path), "options": options}
         queued: dict[str, Any] = client.post("/v1/jobs", body)
-        say(f"The first run is queued as {queued['id']}; `dedupd jobs --watch` shows it.")
+        say(f"The first run is queued as {queued['id']}; `dedupd jobs --watch` shows its progress.")
         return queued
     with job_run("optimize") as run:
         report = _optimized(path, run, now=now)
@@ -240,14 +242,17 @@ def _optimized(path: str, run: JobRun, *, now: bool) -> OptimizeReport:
 
 
 def _next(path: str, made: Made) -> list[str]:
-    service = "The service runs the jobs by their schedule."
+    service = "The service runs the scheduled jobs."
     if not made.is_served:
         service = (
-            "`systemctl enable --now dedupd` mounts it after a restart, and runs the jobs by their"
-            " schedule."
+            "To mount it after a restart and run scheduled jobs, run `systemctl enable --now"
+            " dedupd`."
         )
     return [
-        "What comes next:",
+        "Next steps:",
         f"  {service}",
-        f"  `dedupd status {path}` shows what it saves; `dedupd policy {path}` what is taken.",
+        (
+            f"  `dedupd status {path}` shows the savings; `dedupd policy {path}` shows which"
+            " files are optimized."
+        ),
     ]

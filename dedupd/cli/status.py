@@ -8,14 +8,14 @@ from dedupd.cli.service_status import show_service
 
 @click.command("status")
 @click.argument("path", required=False, type=PATH)
-@click.option("--here", is_flag=True, help="Measure now, also where the service runs.")
+@click.option("--here", is_flag=True, help="Measure now, even if the service is running.")
 @json_option
 @exits
 def command(path: str | None, here: bool, as_json: bool) -> None:
-    """Savings and state of the volume PATH, or of every mounted volume.
+    """Show the savings and the state of the volume PATH, or of all mounted volumes.
 
-    The service answers at once, with the figures that it measured last; without it, or with
-    --here, the whole tree is walked.
+    The service answers with its last figures. Without a service, or with --here, the command scans
+    the entire tree.
     """
     if not here and show_service(path, as_json):
         return

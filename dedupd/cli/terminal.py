@@ -88,8 +88,8 @@ class ProgressText:
         """What remains, as soon as it can be told; else what has passed."""
         to_go_s = self._to_go.seconds
         if to_go_s is not None:
-            return f"about {clock(to_go_s)} to go"
-        return f"{clock(self._now() - self._began_s)} so far"
+            return f"about {clock(to_go_s)} remaining"
+        return f"{clock(self._now() - self._began_s)} elapsed"
 
 
 def clock(seconds: float) -> str:

@@ -21,9 +21,10 @@ from fuse_stub.mounts.mount_process import unmount
 @json_option
 @exits
 def command(path: str, as_json: bool) -> None:
-    """Unmount the volume PATH (or the mount point PATH).
+    """Unmount the volume PATH, or the mount at PATH.
 
-    The service leaves it unmounted until `dedupd mount PATH`, or until it is started again.
+    The service keeps the volume unmounted until `dedupd mount PATH` or the next start of the
+    service.
     """
     client = ServiceClient.serving(path)
     if client is not None:

@@ -32,20 +32,27 @@ from dedupd_core.volume.volume import Volume
 
 @click.command("undelete")
 @click.argument("files", nargs=-1, required=True, type=PATH)
-@click.option("--id", "one_id", metavar="ID", help="This deletion, of those of the file.")
 @click.option(
-    "--to", "target", metavar="DIRECTORY", type=PATH, help="Put them there, in the same volume."
+    "--id", "one_id", metavar="ID", help="Restore this version; `dedupd deleted` lists the IDs."
+)
+@click.option(
+    "--to",
+    "target",
+    metavar="DIRECTORY",
+    type=PATH,
+    help="Restore into this directory of the same volume.",
 )
 @since_option
 @click.option(
     "--privileges",
     is_flag=True,
-    help="Restore set-user-ID bits, file capabilities and labels of files, as root.",
+    help="Restore set-user-ID bits, file capabilities and security labels (root only).",
 )
 @click.option(
     "--force",
     is_flag=True,
-    help="Restore into directories of other users, and from logs of earlier versions, as root.",
+    help="Also restore into directories of other users, and from deletion logs of earlier"
+    " releases (root only).",
 )
 @json_option
 @exits
@@ -58,19 +65,21 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Have FILES back that were deleted or overwritten: the latest version of each.
+    """Restore the latest deleted or overwritten version of each of FILES.
 
-    Of a folder, everything below it. They come back with owner, mode, attributes and times, at
-    once: nothing is copied. Nothing is overwritten: where the name is taken, the file comes back
-    beside it. Everybody has back what was theirs, on a mounted volume; root everything.
+    For a folder, everything below it is restored. Restoring copies no data, and keeps owner, mode,
+    attributes and times. If the name is in use, the restored file gets a new name. If the
+    volume is mounted, users restore their own files. Root restores any file.
     """
     lift_limits()
     if os.geteuid() != 0 and (privileges or force):
-        raise UsageError("--privileges, --force: only root restores files with these; use sudo")
+        raise UsageError("--privileges, --force: only root can use these; use sudo")
     chosen = [(path, _chosen(path, one_id, since)) for path in files]
     for path, found in chosen:
         if not found:
-            raise UsageError(f"{path}: nothing of that name can be had back; see `dedupd deleted`")
+            raise UsageError(
+                f"{path}: no deleted version of this file exists; list them with `dedupd deleted`"
+            )
     terms = _Terms(privileges, force)
     rows = list[dict[str, Any]]()
     for path, found in chosen:
@@ -116,7 +125,7 @@ def _show(row: dict[str, Any], privileges: bool) -> None:
     if "error" in row:
         click.echo(f"dedupd: {shown}: {show_text(row['error'])}", err=True)
         return
-    text = f"{shown}: back as {show_path(os.fsencode(row['back']))}"
+    text = f"{shown}: restored as {show_path(os.fsencode(row['back']))}"
     if row["privileged"] and not privileges:
         text += "; without set-user-ID bits and capabilities (root: --privileges)"
     click.echo(text)
@@ -151,7 +160,9 @@ def _opened(
     volume, below = Volume.locate(path)
     with volume, volume.job_lock(), volume.mount_lock():
         if target is not None:
-            raise UsageError("--to: mount the volume first, or name no other directory")
+            raise UsageError(
+                "--to: the volume is not mounted; mount it first, or restore without --to"
+            )
         attach = attach_below(volume, privileges=terms.privileges, force=terms.force)
         undelete = Undelete(volume.data_fd, volume.disk, attach, force=terms.force)
         yield undelete, os.fsdecode(below), None
@@ -166,7 +177,7 @@ def _attach_by_mount(path: str, disk: Disk, terms: _Terms) -> Attach:
         except FileNotFoundError:
             if os.geteuid() == 0:  # the mount says no more to anybody
                 _require_deletion(path, order)
-            raise UsageError(f"{one.id}: cannot be had back any more") from None
+            raise UsageError(f"{one.id}: this version has expired") from None
 
     return attach
 
@@ -182,8 +193,8 @@ def _within(target: str, mount: mount_table.Mount) -> str:
     whole = resolved(target)
     if mount_table.find(whole) != mount:
         raise UsageError(
-            f"{target}: does not lie in the volume at {mount.point}; a file comes back into its own"
-            " volume, and can be copied from there"
+            f"{target}: is not in the volume at {mount.point}; restore the file into its own"
+            " volume, then copy it"
         )
     return os.path.relpath(whole, mount.point)
 

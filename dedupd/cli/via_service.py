@@ -56,7 +56,9 @@ def _through_service(job: str, known: frozenset[str]) -> Decorator:
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @click.option("--wait", is_flag=True, help="Wait where the service runs the job.")
+        @click.option(
+            "--wait", is_flag=True, help="Wait for the job to finish if the service runs it."
+        )
         @functools.wraps(command)
         def wrapper(path: str, as_json: bool, wait: bool, **options: Any) -> None:
             chosen = {
@@ -77,7 +79,9 @@ def _through_service(job: str, known: frozenset[str]) -> Decorator:
             if as_json:
                 print_json(submitted)
             else:
-                click.echo(f"Queued as {submitted['id']}; `dedupd jobs --watch` shows it.")
+                click.echo(
+                    f"Queued as {submitted['id']}; `dedupd jobs --watch` shows its progress."
+                )
                 for line in _what_it_waits_for(client, path):
                     click.echo(line)
 
@@ -89,9 +93,9 @@ def _through_service(job: str, known: frozenset[str]) -> Decorator:
 def _what_it_waits_for(client: ServiceClient, path: str) -> Iterator[str]:
     volume = client.volume(path)
     if volume["paused"]:
-        yield f"It begins after `dedupd resume {volume['path']}`: the volume is paused."
+        yield f"The volume is paused; the job starts after `dedupd resume {volume['path']}`."
     elif volume["mount"]["state"] == "unmounted":
-        yield f"It begins after `dedupd mount {volume['path']}`: the volume is unmounted."
+        yield f"The volume is unmounted; the job starts after `dedupd mount {volume['path']}`."
 
 
 def _run_to_the_end(client: ServiceClient, body: dict[str, Any], as_json: bool) -> dict[str, Any]:
@@ -112,7 +116,7 @@ def _run_to_the_end(client: ServiceClient, body: dict[str, Any], as_json: bool) 
                 run.safe_point()
             except Cancelled:
                 raise Cancelled(
-                    f"{job_id} goes on in the service; `dedupd cancel {job_id}` ends it"
+                    f"{job_id} continues in the service; to stop it, run `dedupd cancel {job_id}`"
                 ) from None
 
 

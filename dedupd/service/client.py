@@ -49,7 +49,7 @@ def exchange(socket_path: str, method: str, resource: str, body: Any = None) -> 
             raise ValueError("its answer is too long")
         return response.status, json.loads(text)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ServiceUnreachable(f"{socket_path}: the service does not answer: {error}") from None
+        raise ServiceUnreachable(f"{socket_path}: the service does not respond: {error}") from None
     finally:
         connection.close()
 
@@ -69,7 +69,7 @@ class ServiceClient:
         try:
             connected(path, TIMEOUT_S).close()
         except OSError as error:
-            raise ServiceUnreachable(f"{path}: the service does not run here") from error
+            raise ServiceUnreachable(f"{path}: the service is not running") from error
 
     @classmethod
     def find(cls) -> "ServiceClient | None":
@@ -99,7 +99,8 @@ class ServiceClient:
         client = cls.find()
         if client is None:
             raise ServiceUnreachable(
-                "the service does not run; `systemctl start dedupd`, or `dedupd serve`, starts it"
+                "the service is not running; start it with `systemctl start dedupd` or"
+                " `dedupd serve`"
             )
         return client
 
@@ -175,7 +176,7 @@ def only_service(socket_path: str) -> Iterator[None]:
     os.makedirs(os.path.dirname(socket_path), mode=0o755, exist_ok=True)
     fd = os.open(f"{socket_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with locked(fd, f"{socket_path}: another service runs already"):
+        with locked(fd, f"{socket_path}: another service is already running"):
             yield
     finally:
         os.close(fd)

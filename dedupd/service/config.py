@@ -91,14 +91,14 @@ def _text(value: object) -> str:
 def _absolute(value: object) -> str:
     path = _text(value)
     if not path.startswith("/"):
-        raise UsageError('write an absolute path, like "/srv/share"')
+        raise UsageError('write an absolute path, for example "/srv/share"')
     return os.path.normpath(path).replace("//", "/")
 
 
 def _socket(value: object) -> str:
     path = _absolute(value)
     if len(os.fsencode(path)) > 100:
-        raise UsageError("a socket's path has at most 100 bytes; write a shorter one")
+        raise UsageError("the path of a socket has at most 100 bytes; write a shorter path")
     return path
 
 
@@ -108,9 +108,9 @@ def _group(value: object) -> str:
         if name:
             grp.getgrnam(name)
     except KeyError:
-        raise UsageError("there is no such group; `groupadd --system` makes one") from None
+        raise UsageError("this group does not exist; create it with `groupadd --system`") from None
     except ValueError:
-        raise UsageError("that is no name of a group") from None
+        raise UsageError("not a valid group name") from None
     return name
 
 
@@ -125,7 +125,7 @@ def _listen(value: object) -> Listen | None:
     except ValueError:
         is_loopback, number = False, 0
     if not is_loopback or not 0 < number < 65536:
-        raise UsageError('write an address of this machine alone, like "127.0.0.1:9247"')
+        raise UsageError('write an address of this machine, for example "127.0.0.1:9247"')
     return Listen(host.strip("[]"), number)
 
 
@@ -135,7 +135,7 @@ def _command(value: object) -> tuple[str, ...]:
     except ValueError:
         words = None
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise UsageError('write a command, like "/usr/local/bin/tell admins"')
+        raise UsageError('write a command, for example "/usr/local/bin/tell admins"')
     if words and (not words[0].startswith("/") or any("\0" in word for word in words)):
         raise UsageError("write the absolute path of a program, and its arguments")
     return tuple(words)
@@ -144,14 +144,14 @@ def _command(value: object) -> tuple[str, ...]:
 def _address(value: object) -> str:
     text = _text(value)
     if not text.isprintable() or text.startswith("-"):
-        raise UsageError('write addresses of mail, like "root" or "admins@example.org"')
+        raise UsageError('write mail addresses, for example "root" or "admins@example.org"')
     return text
 
 
 def _url(value: object) -> str:
     text = _text(value)
     if text and (not text.startswith(("http://", "https://")) or not text.isprintable()):
-        raise UsageError('write a URL, like "https://example.org/hooks/dedupd"')
+        raise UsageError('write a URL, for example "https://example.org/hooks/dedupd"')
     return text
 
 
@@ -160,28 +160,28 @@ def _summary(value: object) -> Calendar | None:
     if isinstance(schedule, Off):
         return None
     if not isinstance(schedule, Calendar):
-        raise UsageError('write days and a time, like "Mon 07:00 for 12h", or "off"')
+        raise UsageError('write days and a time, for example "Mon 07:00 for 12h", or "off"')
     return schedule
 
 
 def _uuid(value: object) -> str:
     text = _text(value)
     if not is_uuid(text):
-        raise UsageError("write the uuid that is in the volume's volume.json")
+        raise UsageError("write the UUID from the file volume.json of the volume")
     return text
 
 
 def _cache(value: object) -> int:
     cache_bytes = size(value)
     if cache_bytes < CACHE_BYTES_MIN:
-        raise UsageError(f"write {exact_size(CACHE_BYTES_MIN)} at least")
+        raise UsageError(f"write at least {exact_size(CACHE_BYTES_MIN)}")
     return cache_bytes
 
 
 def _options(value: object) -> MountOptions:
     options = parse_options(_text(value))
     if options.remount or options.snapshot or options.force or options.cache_bytes is not None:
-        raise UsageError('write options that a mount has, like "noatime,nodev"')
+        raise UsageError('write options of a mount, for example "noatime,nodev"')
     return options
 
 
@@ -272,7 +272,7 @@ def _read(path: str) -> str:
         return raw.decode()
     except FileNotFoundError:
         raise ConfigurationError(
-            f"{path}: no such file; an empty one serves the volumes of"
+            f"{path}: no such file; create it, even if empty, to serve the volumes of"
             f" {VOLUMES_DIRECTORY}/ with the defaults"
         ) from None
     except UnicodeDecodeError as error:
@@ -313,12 +313,12 @@ def _distinct(volumes: list[VolumeConfig], where: str) -> tuple[VolumeConfig, ..
         for other in kept:
             if one.path == other.path:
                 raise ConfigurationError(
-                    f"{where}: path = {brief(one.path)}: named twice; remove one"
+                    f"{where}: path = {brief(one.path)}: listed twice; remove one entry"
                 )
             if one.mountpoint == other.mountpoint:
                 raise ConfigurationError(
-                    f"{where}: mountpoint = {brief(one.mountpoint)}: of two volumes,"
-                    f" {brief(other.path)} and {brief(one.path)}; give one another mountpoint"
+                    f"{where}: mountpoint = {brief(one.mountpoint)}: used by two volumes,"
+                    f" {brief(other.path)} and {brief(one.path)}; change one mountpoint"
                 )
         kept.append(one)
     return tuple(kept)

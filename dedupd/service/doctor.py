@@ -111,19 +111,19 @@ def _fuse() -> Result:
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
-        return _bad("there is no /dev/fuse", "run `modprobe fuse`")
+        return _bad("/dev/fuse does not exist", "run `modprobe fuse`")
     except OSError as error:
-        return _bad(f"/dev/fuse: {error.strerror}", "run this as root, or allow it")
+        return _bad(f"/dev/fuse: {error.strerror}", "run this as root, or grant access")
     if shutil.which("fusermount3") is None:
-        return _bad("no fusermount3", "install the package fuse3")
-    return _fine(f"/dev/fuse can be opened; {ring_offer()}")
+        return _bad("fusermount3 is not installed", "install the package fuse3")
+    return _fine(f"/dev/fuse is accessible; {ring_offer()}")
 
 
 def _pressure() -> Result:
     if os.path.exists("/proc/pressure/io"):
-        return _fine("jobs see who waits for processor, disk and memory")
+        return _fine("pressure information is available")
     return _warning(
-        "no /proc/pressure: jobs give way to users and processors only",
+        "/proc/pressure does not exist, so jobs yield only to users and to processor load",
         "start the kernel with psi=1",
     )
 
@@ -131,19 +131,19 @@ def _pressure() -> Result:
 def _configuration() -> Result:
     path = config_path()
     if not os.path.exists(path):
-        return _fine(f"none; the service needs one: `touch {path}` uses the defaults")
+        return _fine(f"no file; the service needs one: `touch {path}` creates it with the defaults")
     try:
         config = load_config(path)
     except ConfigurationError as error:
         return _warning(str(error), "correct it; see docs/guide/service.md")
-    return _fine(f"{path} names {counted(len(config.volumes), 'volume')}")
+    return _fine(f"{path} lists {counted(len(config.volumes), 'volume')}")
 
 
 def _service() -> Result:
     client = ServiceClient.find()
     if client is None:
         return _warning(
-            "does not run: nothing is optimized by itself", "run `systemctl enable --now dedupd`"
+            "not running: scheduled jobs do not run", "run `systemctl enable --now dedupd`"
         )
     try:
         service = client.get("/v1/service")
@@ -158,7 +158,7 @@ def check_path(path: str) -> list[Check]:
     """Whether a directory is, or could be, a volume that is safe. Raises UsageError."""
     root = os.path.realpath(path)
     if is_dead_mount(root):
-        found = "the process that served it has ended: users get errors"
+        found = "the mount process has died: users get errors"
         return [Check("mount", Verdict.BAD, found, "run `dedupd mount` for the volume again")]
     if not os.path.isdir(root):
         raise UsageError(f"{path}: no such directory")
@@ -170,20 +170,20 @@ def check_path(path: str) -> list[Check]:
             "store": _store,
             "policy": _policy,
             **({"directory below it": _covered} if mounted is None else {}),
-            "blocks that others have": _shared,
+            "blocks shared with other files": _shared,
             "the store in snapshots": _store_in_snapshots,
             "other file systems in it": _within,
-            "exports by NFS": _exports,
+            "NFS exports": _exports,
             "backups": _backups,
         }
     else:
         checks |= {
             "place": _place,
-            "volumes around it": _above,
+            "enclosing volumes": _above,
             "volumes and mounts in it": _below,
             "entries that cannot move": _protected,
-            "who uses it": _occupied,
-            "exports by NFS": _exported_already,
+            "open files": _occupied,
+            "NFS exports": _exported_already,
             "holes and attributes": _probe,
         }
     return [Check(what, *look(root)) for what, look in checks.items()]
@@ -210,24 +210,24 @@ def _file_system(root: str) -> Result:
         with _opened_below(root) as (fd, accepted):
             found_here, obstacle = file_system_of(fd), obstacle_of(fd)
     except (DedupdError, OSError) as error:
-        return _warning(f"not looked at: {explain(error)}", "run this as root")
+        return _warning(f"not checked: {explain(error)}", "run this as root")
     kind = found_here.kind
     if kind in SHARED_FILE_SYSTEMS:
         return _bad(
-            f"{kind}: another host can change files behind this one's back",
-            "put the volume on a file system that this machine alone has mounted",
+            f"{kind}: other hosts can change files at the same time",
+            "put the volume on a file system that only this machine mounts",
         )
     if obstacle is None and found_here.options & {"nobarrier", "barrier=0"}:
         return _warning(
-            f"{kind}, mounted with nobarrier: a power cut may take what was synced",
-            "mount it without, unless the disk's cache has a battery",
+            f"{kind}, mounted with nobarrier: a power failure can destroy synced data",
+            "mount it without nobarrier, unless the disk has a battery-backed cache",
         )
     if obstacle is None:
         return _fine(kind)
     found = f"{obstacle.name} {obstacle.why}"
     if obstacle.name in accepted:
-        return _warning(f"{found}; this was accepted by --force", f"use {SUPPORTED}")
-    return _bad(found, f"use {SUPPORTED} as they are made by default")
+        return _warning(f"{found}; accepted with --force", f"use {SUPPORTED}")
+    return _bad(found, f"use {SUPPORTED} with their default settings")
 
 
 def _free_space(root: str) -> Result:
@@ -237,13 +237,13 @@ def _free_space(root: str) -> Result:
     reserve_bytes = _reserve(root).bytes_of(whole)
     if free <= reserve_bytes:
         return _bad(
-            f"{found}, and {format_size(reserve_bytes)} are reserved for users: no job can begin",
-            f"free {format_size(reserve_bytes - free + FREE_BYTES_MIN)}, or lower the policy's"
+            f"{found}, and {format_size(reserve_bytes)} are reserved for users: no job can start",
+            f"free {format_size(reserve_bytes - free + FREE_BYTES_MIN)}, or reduce the policy key"
             " `reserve`",
         )
     least = min(FREE_BYTES_MIN, whole // 5)  # of a small one that would be most
     if free < least:
-        remedy = f"free {format_size(least - free)}: jobs write before they give space back"
+        remedy = f"free {format_size(least - free)}: jobs write before they free space"
         return _bad(found, remedy)
     if free < FREE_SHARE_MIN * whole:
         return _warning(found, "file systems slow down when full")
@@ -271,8 +271,8 @@ def _volume(root: str) -> Result:
     except (DedupdError, OSError) as error:
         return _bad(explain(error), "see docs/design/format.md")
     if is_read_only:
-        what = "the file system is read-only: files can be read, and no job can work"
-        return _warning(f"{found}; {what}", "see why (`dmesg`), then `mount -o remount,rw`")
+        what = "the file system is read-only: files are readable, but jobs cannot run"
+        return _warning(f"{found}; {what}", "find the cause (`dmesg`), then `mount -o remount,rw`")
     if not points:
         return _warning(f"{found}, not mounted", f"run `dedupd mount {root}`")
     if os.statvfs(points[0]).f_flag & os.ST_RDONLY:
@@ -291,10 +291,10 @@ def _policy(root: str) -> Result:
         if not wrong:
             return _bad(str(error), f"run `dedupd policy --edit {root}`")
         remedies = [f"`dedupd policy {root} --reset {key}`" for key in wrong]
-        return _bad(str(error), f"set it, or run {', '.join(remedies)}")
+        return _bad(str(error), f"set a valid value, or run {', '.join(remedies)}")
     except (DedupdError, OSError) as error:
-        return _warning(f"not looked at: {explain(error)}", "")
-    return _fine("every key is valid")
+        return _warning(f"not checked: {explain(error)}", "")
+    return _fine("all keys are valid")
 
 
 def _within(root: str) -> Result:
@@ -304,10 +304,10 @@ def _within(root: str) -> Result:
             data = f"/proc/self/fd/{volume.data_fd}"
             found = list(unreachable_inside(os.readlink(data), data))
     except (DedupdError, OSError) as error:
-        return _warning(f"not looked at: {explain(error)}", "")
+        return _warning(f"not checked: {explain(error)}", "")
     if found:
-        what = f"{counted(len(found), 'place')} that users cannot reach (EXDEV): {described(found)}"
-        return _bad(what, "move them out of the volume, or make them directories")
+        what = f"{counted(len(found), 'place')} not accessible to users (EXDEV): {described(found)}"
+        return _bad(what, "move them out of the volume, or replace them by directories")
     return _fine("none")
 
 
@@ -316,19 +316,19 @@ def _exports(root: str) -> Result:
         with Volume.open(root) as volume:
             uuid = volume.parameters.uuid
     except (DedupdError, OSError) as error:
-        return _warning(f"not looked at: {explain(error)}", "")
+        return _warning(f"not checked: {explain(error)}", "")
     told = faults(root, os.path.join(root, BASE_NAME), uuid, exports())
     if not told:
-        return _fine("nothing that the kernel's NFS server exports is in the way")
+        return _fine("no conflicting NFS export")
     verdict = _bad if told[0].is_bad else _warning
     return verdict("; ".join(one.found for one in told), told[0].remedy)
 
 
 def _exported_already(root: str) -> Result:
     if not (found := in_the_way(root, exports())):
-        return _fine("none by the kernel's NFS server")
-    what = f"exported now: {shortened(found)}; handles of clients lead past the mount"
-    return _bad(what, "end that, and restart the server; then see docs/guide/nfs.md")
+        return _fine("no export by the kernel's NFS server")
+    what = f"currently exported: {shortened(found)}; the file handles of clients bypass the mount"
+    return _bad(what, "remove the export, and restart the NFS server; then see docs/guide/nfs.md")
 
 
 def _backups(root: str) -> Result:
@@ -341,7 +341,7 @@ def _place(root: str) -> Result:
         refuse_place(root, root)
     except UsageError as error:
         return _bad(str(error), "choose the directory of a share")
-    return _fine("no part of the system")
+    return _fine("not a part of the system")
 
 
 def _shared(root: str) -> Result:
@@ -349,12 +349,12 @@ def _shared(root: str) -> Result:
         with Volume.open(root) as volume:
             left = shared_left(volume.hints.latest(HintKey.RUNS, RUNS))
     except (DedupdError, OSError) as error:
-        return _warning(f"not known: {explain(error)}", "see the checks before")
+        return _warning(f"unknown: {explain(error)}", "see the previous checks")
     if not left["files"]:
-        return _fine("the last optimize run met no file that shares blocks below")
+        return _fine("the last optimize run found no file that shares blocks with other files")
     return _warning(
         f"{counted(left['files'], 'file')}, {format_size(left['bytes'])}: {SHARED_BELOW}",
-        "they are left plain; delete snapshots, or see `shared_extents` in docs/guide/policy.md",
+        "they are skipped; delete snapshots, or see `shared_extents` in docs/guide/policy.md",
     )
 
 
@@ -364,13 +364,13 @@ def _store_in_snapshots(root: str) -> Result:
             kept = kept_elsewhere(volume)
             skips = volume.policy().compaction_shared is SharedExtents.SKIP
     except (DedupdError, OSError) as error:
-        return _warning(f"not known: {explain(error)}", "see the checks before")
+        return _warning(f"unknown: {explain(error)}", "see the previous checks")
     if not kept:
-        return _fine("no snapshot that the file system below tells of has blocks of the store")
+        return _fine("no reported snapshot keeps blocks of the store")
     return _warning(
-        f"snapshots below have {format_size(kept)} of the store: what gc and compact free there"
-        " comes back when they are deleted"
-        + (", and compact leaves it until then" if skips else ""),
+        f"snapshots keep {format_size(kept)} of the store: space that gc and compact free there"
+        " becomes available when the snapshots are deleted"
+        + (", and compact skips it until then" if skips else ""),
         "delete old snapshots, or see `compaction_shared` in docs/guide/policy.md",
     )
 
@@ -379,13 +379,17 @@ def _store(root: str) -> Result:
     try:
         with Volume.open(root) as volume:
             unknown = list(unknown_members(volume))
-            where = "its own" if volume.shared is None else f"shared: {volume.store.where}"
+            where = "the volume's own" if volume.shared is None else f"shared: {volume.store.where}"
     except (DedupdError, OSError) as error:
         return _bad(
-            f"cannot be opened: {explain(error)}", "bring it back: without it no stub can be read"
+            f"cannot be opened: {explain(error)}",
+            "make it accessible: without it, no stub can be read",
         )
     if unknown:
-        return _bad("; ".join(unknown), "until then nothing is collected, and the store grows")
+        return _bad(
+            "; ".join(unknown),
+            "make it accessible: until then nothing is collected, and the store grows",
+        )
     return _fine(where)
 
 
@@ -393,21 +397,21 @@ def _covered(root: str) -> Result:
     hidden = covered(root)
     if hidden:
         return _warning(hidden, "move them away, or into the mounted volume")
-    return _fine("nothing but the closed .dedupd")
+    return _fine("only the closed .dedupd")
 
 
 def _above(root: str) -> Result:
     try:
         refuse_inside_volume(root, root)
     except UsageError as error:
-        return _bad(str(error), "volumes cannot be nested")
+        return _bad(str(error), "choose another directory: volumes cannot be nested")
     return _fine("none")
 
 
 def _below(root: str) -> Result:
     found = list(things_inside(root))
     if any(not one.is_harmless for one in found):
-        return _bad(described(found), "see to each, or choose a directory without them")
+        return _bad(described(found), "remove each of them, or choose a directory without them")
     return _fine(strangers(found) or "none")
 
 
@@ -419,15 +423,15 @@ def _protected(root: str) -> Result:
     except UsageError as error:
         return _bad(str(error), "rename the entry")
     except OSError as error:
-        return _warning(f"not looked at: {error.strerror}", "run this as root")
+        return _warning(f"not checked: {error.strerror}", "run this as root")
     detail = f"immutable or append-only: {shortened(names)}"
     return _bad(detail, "run `chattr -i -a` on them") if names else _fine("none")
 
 
 def _occupied(root: str) -> Result:
     for found in occupants(root):
-        return _bad(found, "end that before you make it a volume")
-    return _fine("nobody")
+        return _bad(found, "close them before you enable the volume")
+    return _fine("none")
 
 
 def _probe(root: str) -> Result:
@@ -436,7 +440,7 @@ def _probe(root: str) -> Result:
     try:
         directory = tempfile.mkdtemp(prefix=".dedupd-doctor-", dir=root)
     except OSError as error:
-        return _warning(f"not tried: {error.strerror}", "run this as root")
+        return _warning(f"not tested: {error.strerror}", "run this as root")
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         attribute = probe(fd, root, Disk())
@@ -448,4 +452,4 @@ def _probe(root: str) -> Result:
         os.close(fd)
         shutil.rmtree(directory)
         os.utime(root, ns=(before.st_atime_ns, before.st_mtime_ns))
-    return _fine(f"as they should be; stubs are marked by {attribute}")
+    return _fine(f"suitable; stubs are marked by {attribute}")

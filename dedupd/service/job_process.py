@@ -126,7 +126,7 @@ class JobProcess:
         status = self.exit_status
         if status is not None and status < 0:
             return f"killed by signal {-status}"
-        return f"ended with status {status}"
+        return f"exited with status {status}"
 
     @property
     def found_damage(self) -> bool:
@@ -162,8 +162,8 @@ class JobProcess:
             self.exit_status, self.errors = EXIT_FINDINGS, f"cannot be started: {error}"
         except Exception as error:
             # Its channel is closed by now, so the process ends at its next safe point.
-            self.exit_status, self.errors = EXIT_FINDINGS, f"cannot be followed: {error!r}"
-            log.exception("%s on %s cannot be followed", self.job, self.path)
+            self.exit_status, self.errors = EXIT_FINDINGS, f"cannot be monitored: {error!r}"
+            log.exception("%s on %s cannot be monitored", self.job, self.path)
         self.held, self.waits_for = False, ""
         self.finished_s = time.time()
         self.change()

@@ -156,10 +156,10 @@ class MountKeeper:
                 self._base_fd = os.dup(volume.base_fd)
         around = mount_table.find(point)
         if around is not None and around.volume != self.uuid:
-            raise Busy(f"{point}: lies in a volume that is mounted at {around.point} already")
+            raise Busy(f"{point}: is inside a volume that is already mounted at {around.point}")
         hidden = covered(point) if point == path else ""
         if hidden:
-            log.warning("%s; unmount it to move them away", hidden)
+            log.warning("%s; unmount the volume to move them away", hidden)
         asked = Serving(point, self.config.cache_bytes, self.config.options)
         return self._serve(path, self._base_fd, asked)
 
@@ -172,7 +172,7 @@ class MountKeeper:
             try:
                 return served_in_unit(self.uuid, path, base_fd, asked)
             except NoUnit as error:
-                log.warning("%s: its mount process has no unit of its own: %s", path, error)
+                log.warning("%s: the mount process has no unit of its own: %s", path, error)
         return served_in_background(path, base_fd, asked)
 
     def _adopt(self, mounted: mount_table.Mount) -> int:
@@ -180,7 +180,7 @@ class MountKeeper:
         with ControlClient(socket_path(mounted.volume), QUESTION_TIMEOUT_S) as client:
             status = client.call("status")
         if os.path.realpath(status["root"]) != os.path.realpath(self.config.path):
-            raise Busy(f"{mounted.point}: the volume {status['root']} is mounted here")
+            raise Busy(f"{mounted.point}: the volume {status['root']} is already mounted here")
         self._require_expected(mounted.volume)
         if self._base_fd is None:
             self._base_fd = fetch_base(mounted.volume)
@@ -193,8 +193,8 @@ class MountKeeper:
         """Raises Busy where the path leads to another volume than was configured."""
         if self.config.uuid and uuid != self.config.uuid:
             raise Busy(
-                f"{self.config.path}: leads to the volume {uuid}, and the configuration names"
-                f" {self.config.uuid}; put the path right, or the uuid in the configuration"
+                f"{self.config.path}: contains the volume {uuid}, but the configuration lists"
+                f" {self.config.uuid}; correct the path or the uuid in the configuration"
             )
 
     async def _end_of(self, pid: int) -> None:
@@ -258,7 +258,7 @@ class MountKeeper:
         # The first death in a while is answered at once; one after the other, more slowly.
         self._deaths = 1 if lived_s > STABLE_S else self._deaths + 1
         self.state = MountState.STARTING
-        self.problem = "the process that served the mount has ended; it is being mounted again"
+        self.problem = "the mount process has died; the volume is being mounted again"
         report(
             Event.MOUNT_DIED,
             f"{self.config.path}: {self.problem}",

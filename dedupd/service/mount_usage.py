@@ -42,7 +42,7 @@ async def measure(path: str) -> Savings | None:
             cwd="/",
         )
     except OSError as error:  # no memory, no descriptors: later there may be
-        log.warning("%s: what it saves could not be measured: %s", path, explain(error))
+        log.warning("%s: the savings could not be measured: %s", path, explain(error))
         return None
     try:
         output, _ = await process.communicate()
@@ -51,6 +51,6 @@ async def measure(path: str) -> Savings | None:
         await process.wait()
         raise
     if process.returncode != 0:
-        log.warning("%s: what it saves could not be measured", path)
+        log.warning("%s: the savings could not be measured", path)
         return None
     return Savings.of_figures(json.loads(output), time.time())

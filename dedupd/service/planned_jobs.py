@@ -43,13 +43,13 @@ def _is_plain(text: str) -> bool:
 def job_arguments(job: str, options: Mapping[str, object]) -> tuple[str, ...]:
     """The options as ``dedupd run`` takes them. Raises UsageError."""
     if job not in JOBS:
-        raise UsageError(f"job = {job!r}: the jobs are {', '.join(JOBS)}")
+        raise UsageError(f"job = {job!r}: no such job; use one of {', '.join(JOBS)}")
     spec = JOBS[job]
     arguments: list[str] = []
     for name, value in options.items():
         if name not in spec.known:
             known = ", ".join(sorted(spec.known))
-            raise UsageError(f"options: {name!r} is no option of {job}; there is {known}")
+            raise UsageError(f"options: {name!r}: not an option of {job}; use {known}")
         if name in spec.flags:
             if not isinstance(value, bool):
                 raise UsageError(f"options: {name}: write true or false")

@@ -45,23 +45,25 @@ def _of_volume(volume: ServedVolume, now_s: float) -> Iterator[Problem]:
     if volume.policy_problem:
         yield problem("policy", Severity.WARNING, volume.policy_problem)
     if volume.is_read_only:
-        text = "its file system takes no changes: files can be read, and no job runs; see why"
+        text = (
+            "the file system is read-only: files are readable, but jobs cannot run; find the cause"
+        )
         remedy = "(`dmesg`), then `mount -o remount,rw`"
         yield problem("read_only", Severity.ERROR, f"{path}: {text} {remedy}")
     if savings is not None and savings.quarantined_records:
-        damaged = counted(savings.quarantined_records, "record")
+        damaged = counted(savings.quarantined_records, "damaged record")
         yield problem(
             "damage",
             Severity.ERROR,
-            f"{path}: damage in {damaged} of the store;"
-            f" `dedupd run scrub --full --wait {path}` names the files that are hit",
+            f"{path}: the store has {damaged}; to list the affected files, run `dedupd run scrub"
+            f" --full --wait {path}`",
         )
     if volume.damage_met:
         yield problem(
             "damage_met",
             Severity.ERROR,
-            f"{path}: readers have met damage in {counted(volume.damage_met, 'record')};"
-            f" `dedupd run scrub --wait {path}` repairs what it can",
+            f"{path}: users have read {counted(volume.damage_met, 'damaged record')}; to repair"
+            f" the store, run `dedupd run scrub --wait {path}`",
         )
     if (noise := volume.noise_alarm) is not None:
         yield problem("noise", Severity.ERROR, noise.message(path))
@@ -89,7 +91,7 @@ def _of_space(volume: ServedVolume) -> Iterator[Problem]:
         Severity.ERROR if is_critical else Severity.WARNING,
         f"{path}: {format_size(watch.latest.free_bytes)} of"
         f" {format_size(watch.latest.total_bytes)} are free, which is {watch.level.name.lower()};"
-        f" {freed or 'jobs have nothing to free that is known'}",
+        f" {freed or 'jobs have no known garbage to free'}",
     )
 
 
@@ -105,8 +107,8 @@ def _of_backlog(volume: ServedVolume, now_s: float) -> Iterator[Problem]:
             "backlog",
             path,
             Severity.WARNING,
-            f"{path}: no run of optimize got through for {length}, and what is to be optimized"
-            f" grows; see `dedupd status {path}`, and `dedupd jobs {path}`",
+            f"{path}: no optimize run has finished for {length}, and the backlog grows; see"
+            f" `dedupd status {path}` and `dedupd jobs {path}`",
         )
 
 
@@ -114,14 +116,18 @@ def _of_cluster(volume: ServedVolume) -> Iterator[Problem]:
     """What the hosts of a store in a cluster know of one another, and of the store."""
     path = volume.config.path
     for one in volume.neighbours.get("gone", ()):
-        waiting = f"; {counted(one['left'], 'file')} of it wait for it" if one["left"] else ""
+        waiting = (
+            (f", except {counted(one['left'], 'file')} that must wait for the host")
+            if one["left"]
+            else ""
+        )
         yield Problem(
             "host_gone",
             path,
             Severity.WARNING,
-            f"{path}: on its store, no job of {one['host']}:{one['path']} has run since"
-            f" {format_moment(one['since_s'])}, and what the last one had begun was taken"
-            f" back{waiting}; see whether that host is well",
+            f"{path}: no job of {one['host']}:{one['path']} on the same store has run since"
+            f" {format_moment(one['since_s'])}; its unfinished work was rolled back{waiting};"
+            " check that host",
             one["volume"],
         )
     audit = volume.neighbours.get("audit", {})
@@ -131,10 +137,10 @@ def _of_cluster(volume: ServedVolume) -> Iterator[Problem]:
             "store_damaged",
             path,
             Severity.ERROR,
-            f"{path}: the audit of its store by {audit['host']}, {format_moment(audit['begun_s'])},"
-            f" found {counted(found['dangling'], 'thing')} missing that files need, and"
-            f" {found['damaged']:,} damaged: `dedupd run scrub --wait {path}` on each host repairs"
-            f" what it can, and `dedupd run audit --wait {path}` says what is left",
+            f"{path}: the audit of the store by {audit['host']},"
+            f" {format_moment(audit['begun_s'])}, found {counted(found['dangling'], 'object')}"
+            f" missing and {found['damaged']:,} damaged. Run `dedupd run scrub --wait {path}` on"
+            f" each host, then `dedupd run audit --wait {path}`",
         )
 
 

@@ -307,7 +307,7 @@ def next_action(
     """The action for now. The caller carries it out, and asks again with the new state."""
     for one in running:
         if one.until_s is not None and now_s >= one.until_s and not one.stopping:
-            return Stop(one.uuid, "its time is over")
+            return Stop(one.uuid, "its time window has ended")
     waiting, wakes = _waiting(volumes, requests, now_s, zone)
     wakes += [one.until_s for one in running if one.until_s is not None and not one.stopping]
     by_volume = {one.uuid: one for one in running}
@@ -324,13 +324,13 @@ def next_action(
             continue
         for blocker in blockers:
             if _gives_way(urgency, blocker) or _frees_sooner(start, blocker):
-                return Stop(blocker.uuid, "something more urgent is to run")
+                return Stop(blocker.uuid, "a more urgent job is due")
         for blocker in blockers:
             if not _takes_turns(urgency, uuid, blocker):
                 continue
             if now_s >= blocker.started_s + SLICE_S:
                 other = "task" if uuid == blocker.uuid else "volume"
-                return Stop(blocker.uuid, f"it is another {other}'s turn")
+                return Stop(blocker.uuid, f"another {other} is next")
             wakes.append(blocker.started_s + SLICE_S)
     return Wait(min([now_s + WAIT_S_MAX, *(wake for wake in wakes if wake > now_s)]))
 

@@ -220,7 +220,9 @@ class ServedVolume:
                 await asyncio.to_thread(self._switch_restore_off)
             except (PolicyError, OSError) as error:
                 log.warning(
-                    "%s: restore_mode is not switched off: %s", self.config.path, explain(error)
+                    "%s: restore_mode could not be switched off: %s",
+                    self.config.path,
+                    explain(error),
                 )
 
     def _switch_restore_off(self) -> None:
@@ -232,7 +234,7 @@ class ServedVolume:
                 text = file.read()
             changed = set_in_text(text, "restore_mode", "off", where)
             Disk().replace_file(base_fd, POLICY_FILE, changed.encode())
-        log.info("%s: no restore writes any more: restore_mode is off", self.config.path)
+        log.info("%s: restores no longer write: restore_mode is off", self.config.path)
 
     async def _note_task(self, name: TaskName, history: TaskHistory) -> None:
         self.tasks[name] = history
@@ -271,7 +273,7 @@ class ServedVolume:
         except CatalogUnusable as error:
             log.warning("%s", error)
         except OSError as error:
-            log.warning("%s: its catalogue cannot be used: %s", self.config.path, explain(error))
+            log.warning("%s: the catalogue cannot be used: %s", self.config.path, explain(error))
         return None
 
     async def _get_to_know(self) -> None:

@@ -151,7 +151,7 @@ class Service:
         async with self._reloading:
             if self.is_stopping:
                 raise ServiceUnreachable(
-                    "the service is stopping; it reads the configuration when it starts again"
+                    "the service is stopping; the configuration is read at the next start"
                 )
             self._notifier.reloading()
             try:
@@ -160,10 +160,10 @@ class Service:
                     if getattr(config, key) != getattr(self.config, key):
                         raise ConfigurationError(
                             f"{self.config_path}: {key.removesuffix('_path')} can only be changed"
-                            " by starting the service again"
+                            " by a restart of the service"
                         )
             except ConfigurationError as error:
-                text = f"the configuration stays as it was: {error}"
+                text = f"the configuration was not changed: {error}"
                 report(Event.RELOAD_FAILED, text, logging.ERROR)
                 raise
             finally:
@@ -195,7 +195,7 @@ class Service:
         self.look_again()
 
     async def _let_go(self, volume: ServedVolume) -> None:
-        reason = "its volume was taken from the configuration"
+        reason = "its volume was removed from the configuration"
         if volume.uuid in self.running:
             self.running[volume.uuid].stop(reason)
         if all(other.uuid != volume.uuid for other in self.volumes.values()):
@@ -337,7 +337,7 @@ class Service:
             self.look_again()
 
     async def _run_to_its_end(self, job: JobProcess, volume: ServedVolume) -> None:
-        report(Event.JOB_STARTED, f"{job.job} begins on {job.path}", job=job.id, path=job.path)
+        report(Event.JOB_STARTED, f"{job.job} started on {job.path}", job=job.id, path=job.path)
         job.paused = volume.paused
         await job.run()
         await volume.note_end(job)
@@ -368,7 +368,7 @@ class Service:
         for volume in self.volumes.values():
             if volume.uuid == uuid:
                 return volume
-        raise NotAVolume(f"{uuid}: the service serves no such volume; see `dedupd status`")
+        raise NotAVolume(f"{uuid}: the service has no such volume; see `dedupd status`")
 
     def by_path(self, path: str) -> ServedVolume:
         """The volume that a path (absolute) lies in. Raises NotAVolume."""
@@ -378,7 +378,7 @@ class Service:
                 if path == place or path.startswith(place + "/"):
                     return volume
         raise NotAVolume(
-            f"{path}: lies in no volume that the service serves; `dedupd enable` makes one"
+            f"{path}: not in a volume that the service manages; create one with `dedupd enable`"
         )
 
     def submit(self, name: str, path: str, options: dict[str, object]) -> JobProcess:
@@ -392,14 +392,16 @@ class Service:
             raise Busy(f"{path}: {volume.keeper.problem or 'the volume is not mounted yet'}")
         if volume.is_read_only:
             raise ReadOnlyVolume(
-                f"{path}: the file system is read-only, and nothing can be changed there; see why"
-                " (`dmesg`), then `mount -o remount,rw`"
+                f"{path}: the file system is read-only; find the cause (`dmesg`), then `mount -o"
+                " remount,rw`"
             )
         whole = os.path.normpath(path) in volume.keeper.places
         if not whole and not JOBS[name].of_a_subtree:
-            raise UsageError(f"{path}: {name} works on whole volumes; name {volume.config.path}")
+            raise UsageError(
+                f"{path}: {name} works only on entire volumes; use {volume.config.path}"
+            )
         if len(self.waiting) >= WAITING_MAX:
-            raise Busy(f"{WAITING_MAX} jobs are waiting already; cancel some, or wait")
+            raise Busy(f"{WAITING_MAX} jobs are already queued; cancel some, or wait")
         now_s = time.time()
         job = JobProcess(
             self._new_id(name), volume.uuid, name, path, arguments, Urgency.BY_HAND, now_s
@@ -445,7 +447,7 @@ class Service:
         with volume.left_alone():
             job = self.running.get(volume.uuid or "")
             if job is not None:
-                job.stop("the volume is to be unmounted")
+                job.stop("the volume is being unmounted")
             while volume.uuid in self.running:
                 await self.running[volume.uuid].changed.wait()
             await volume.keeper.unmount()

@@ -94,7 +94,7 @@ class Telling:
         for problem, is_over in [*((p, False) for p in begun), *((p, True) for p in over)]:
             event = Event.PROBLEM_OVER if is_over else _EVENTS.get(problem.kind, Event.PROBLEM)
             level = logging.INFO if is_over else logging.WARNING
-            text = f"over: {problem.message}" if is_over else problem.message
+            text = f"resolved: {problem.message}" if is_over else problem.message
             report(event, text, level, kind=problem.kind, path=problem.volume)
             if problem.severity.is_at_least(config.notify_from):
                 happening = Happening.END if is_over else Happening.BEGIN
@@ -115,7 +115,7 @@ class Telling:
         for volume in self._service.volumes.values():
             path, count = volume.config.path, volume.keeper.restarts
             if count > self._restarts.get(path, count):
-                text = f"{path}: the process that served the mount has ended"
+                text = f"{path}: the mount process has died"
                 found.append(Problem("mount", path, Severity.ERROR, text))
             self._restarts[path] = count
         return found
@@ -141,8 +141,10 @@ class Telling:
             again = bool(failure) and waiting.tries < len(RETRY_S)
             if failure:
                 kind = waiting.notice.problem.kind
-                fate = "it is tried again" if again else "it is given up"
-                log.warning("a notice (%s) by %s was not taken: %s; %s", kind, name, failure, fate)
+                fate = "it will be retried" if again else "it is dropped"
+                log.warning(
+                    "a notification (%s) by %s was not delivered: %s; %s", kind, name, failure, fate
+                )
             self._ledger.settle(waiting, again)
             await self._changed()
             if again:
@@ -188,4 +190,6 @@ class Telling:
                 Disk().replace_file(fd, FILE, data)
         except OSError as error:
             # It may be told twice after a restart, which is better than not at all.
-            log.warning("%s: what was told cannot be kept: %s", directory, error.strerror)
+            log.warning(
+                "%s: the state of notifications cannot be saved: %s", directory, error.strerror
+            )

@@ -34,7 +34,7 @@ def read_table(text: str, where: str, error: type[DedupdError]) -> dict[str, Any
 def duration(value: object) -> float:
     """Seconds meant by a text like ``"3d"``."""
     if not isinstance(value, str):
-        raise UsageError('write a duration in quotes, like "3d" or "12h"')
+        raise UsageError('write a duration in quotes, for example "3d" or "12h"')
     return parse_duration(value)
 
 
@@ -43,7 +43,7 @@ def size(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SIZE_BYTES_MAX:
         return value
     if not isinstance(value, str):
-        raise UsageError('write a size, like "32k" or "1 MiB"')
+        raise UsageError('write a size, for example "32k" or "1 MiB"')
     return parse_size(value)
 
 
@@ -54,7 +54,7 @@ def fraction(value: object) -> float:
     except (ValueError, OverflowError):
         number = -1.0
     if isinstance(value, bool) or not 0 <= number < 1:
-        raise UsageError("write a fraction from 0 up to, not including, 1")
+        raise UsageError("write a fraction from 0 to less than 1")
     return number
 
 
@@ -77,7 +77,7 @@ def strings(value: object) -> tuple[str, ...]:
     elif isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise UsageError('write a list of texts, like ["*.tmp", "cache/"]')
+        raise UsageError('write a list of texts, for example ["*.tmp", "cache/"]')
     return tuple(value)
 
 
@@ -152,7 +152,7 @@ def parsed(
 ) -> Any:
     """The value of a key. Raises ``error`` that names file, key, value and a valid one."""
     if name not in keys:
-        raise error(f"{where}: unknown key {brief(name)}; the keys are {', '.join(keys)}")
+        raise error(f"{where}: unknown key {brief(name)}; use one of {', '.join(keys)}")
     try:
         return keys[name].form.parse(value)
     except UsageError as reason:

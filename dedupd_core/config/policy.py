@@ -110,7 +110,7 @@ class SharedExtents(StrEnum):
 
 def _schedule(value: object) -> Schedule:
     if not isinstance(value, str):
-        raise UsageError('write a text in quotes, like "daily 01:00 for 5h"')
+        raise UsageError('write a text in quotes, for example "daily 01:00 for 5h"')
     return parse_schedule(value)
 
 
@@ -136,120 +136,129 @@ When = Annotated[Schedule, Form(_schedule, show_schedule)]
 class Policy:
     """Every key of the policy, in the units that the program uses."""
 
-    min_age_s: Annotated[Seconds, "how long a file must have been unchanged"] = 3 * 86400.0
-    min_size_bytes: Annotated[Bytes, "smaller files are left alone"] = 4 << 10
+    min_age_s: Annotated[Seconds, "minimum time since the last change of a file"] = 3 * 86400.0
+    min_size_bytes: Annotated[Bytes, "skip files smaller than this"] = 4 << 10
     min_file_saving: Annotated[
         Fraction,
-        "a file that would free a smaller part of its blocks stays plain; 0 takes every file",
+        "skip a file if it would free less than this share of its blocks; 0 skips none",
     ] = 0.05
-    include: Annotated[Texts, "where not empty, only these paths and patterns are taken"] = ()
-    exclude: Annotated[Texts, "paths and patterns that are left alone"] = ()
-    exclude_types: Annotated[FileTypes, "file types that are left alone"] = ()
-    ignore_case: Annotated[Switch, "whether patterns take upper and lower case alike"] = False
+    include: Annotated[Texts, "if not empty: optimize only these paths and patterns"] = ()
+    exclude: Annotated[Texts, "paths and patterns to skip"] = ()
+    exclude_types: Annotated[FileTypes, "file types to skip"] = ()
+    ignore_case: Annotated[Switch, "ignore upper and lower case in patterns"] = False
     markers: Annotated[
-        tuple[Marker, ...], Form(_markers, list), "files that keep their directory plain"
+        tuple[Marker, ...],
+        Form(_markers, list),
+        "marker files: files in a directory with one of them stay plain",
     ] = (Marker.CACHEDIR_TAG, Marker.NODEDUP)
-    no_compress_types: Annotated[FileTypes, "types that are never compressed"] = ()
-    compression_level: Annotated[int, whole(0, 19), "zstd level; 0 stores everything raw"] = 3
-    compression_min_saving: Annotated[Fraction, "a chunk that shrinks by less is stored raw"] = 0.05
+    no_compress_types: Annotated[FileTypes, "file types that are never compressed"] = ()
+    compression_level: Annotated[
+        int, whole(0, 19), "zstd level; 0 stores all chunks uncompressed"
+    ] = 3
+    compression_min_saving: Annotated[
+        Fraction, "store a chunk uncompressed if compression saves less than this share"
+    ] = 0.05
     partial_files: Annotated[
-        Switch, "whether optimized files that were written to since are optimized again"
+        Switch, "optimize files again that were written after they were optimized"
     ] = True
     partial_local_max: Annotated[
-        Fraction, "a file in use whose own blocks make up more of it becomes plain"
+        Fraction, "expand a file in use if more than this share of it is in local blocks"
     ] = 0.5
     busy_files: Annotated[
         BusyFilesMode,
-        "large files that are written to all the time: skip, or take their quiet ranges",
+        "large files that are written continuously: skip, or optimize their unchanged ranges",
     ] = BusyFilesMode.SKIP
     shared_extents: Annotated[
-        SharedExtents, "files whose blocks snapshots or reflinks below have as well: skip or take"
+        SharedExtents, "files that share blocks with snapshots or reflink copies: skip or take"
     ] = SharedExtents.SKIP
     dedup_domain: Annotated[
         DedupDomain,
-        "the files that share chunks: of the volume, of one owner, or of one folder at its top",
+        "files that may share chunks: all of the volume, of one owner, or of one top-level folder",
     ] = DedupDomain.VOLUME
-    refine: Annotated[
-        RefineMode, "whether what is stored and cold is made smaller: off, quick or full"
-    ] = RefineMode.OFF
-    refine_age_s: Annotated[Seconds, "how long a chunk must have been stored before that"] = (
-        7 * 86400.0
-    )
+    refine: Annotated[RefineMode, "recompress cold chunks: off, quick or full"] = RefineMode.OFF
+    refine_age_s: Annotated[
+        Seconds, "minimum time that a chunk has been stored before refine recompresses it"
+    ] = 7 * 86400.0
     refine_level: Annotated[int, whole(1, 19), "zstd level of refine = full"] = 12
     refine_min_saving: Annotated[
-        Fraction, "what the difference to another chunk must save of a chunk to take its place"
+        Fraction, "minimum saving to replace a chunk by the difference to another chunk"
     ] = 0.2
     compaction_min_dead: Annotated[
-        Fraction, "a container is rewritten where at least this part of it is garbage"
+        Fraction, "rewrite a container if at least this share of it is garbage"
     ] = 0.05
     compaction_shared: Annotated[
-        SharedExtents, "containers whose blocks snapshots below have as well: take or skip"
+        SharedExtents, "containers that share blocks with snapshots: take or skip"
     ] = SharedExtents.TAKE
     reserve: Annotated[
         Reserve,
         Form(parse_reserve, show_reserve),
-        "the free space that jobs leave to users: a size, a percentage, or auto",
+        "free space that jobs leave to users: a size, a percentage, or auto",
     ] = DEFAULT_RESERVE
     space_low: Annotated[
-        Threshold, "below so much free space the service frees some at once; 0 is never"
+        Threshold, "free space below which the service frees garbage at once; 0 means never"
     ] = _LOW
     space_critical: Annotated[
-        Threshold, "below so much it also optimizes files of the age space_min_age"
+        Threshold, "free space below which it also optimizes files of the age space_min_age"
     ] = _CRITICAL
-    space_min_age_s: Annotated[
-        Seconds, "the age that is enough for a file while space is critical"
-    ] = 3600.0
+    space_min_age_s: Annotated[Seconds, "minimum age of a file while free space is critical"] = (
+        3600.0
+    )
     keep_deleted_s: Annotated[
-        Seconds, "how long what was deleted or overwritten can be had back; 0s keeps nothing"
+        Seconds, "how long deleted and overwritten files can be restored; 0s keeps nothing"
     ] = 7 * 86400.0
     keep_deleted_max: Annotated[
-        Threshold, "how much of that is kept: a size, or a percentage of the file system"
+        Threshold,
+        (
+            "maximum space for deleted and overwritten files: a size, or a percentage of the"
+            " file system"
+        ),
     ] = _KEPT_MAX
     restore_mode: Annotated[
-        RestoreMode, "on while a restore fills the volume: files are optimized once they are closed"
+        RestoreMode,
+        "on while a restore fills the volume: optimize files as soon as they are closed",
     ] = RestoreMode.OFF
     redundancy_threshold: Annotated[
         int,
         whole(0, 250),
-        "chunks with more references than this are kept twice; 0 keeps every chunk once",
+        "keep a second copy of chunks with more references than this; 0 keeps none",
     ] = 100
     scrub_rate_bytes_per_s: Annotated[
         int,
         SIZE._replace(unit="bytes_per_s"),
-        "what scrub reads in a second; 0 is as fast as it goes",
+        "maximum read rate of scrub per second; 0 means unlimited",
     ] = 0
-    memory_bytes: Annotated[Bytes, "what a job may take"] = 256 << 20
-    cores: Annotated[int, whole(0, 1024), "cores that a job may use; 0 is all"] = 0
+    memory_bytes: Annotated[Bytes, "maximum memory of a job"] = 256 << 20
+    cores: Annotated[int, whole(0, 1024), "number of cores that a job may use; 0 means all"] = 0
     index: Annotated[
-        IndexChoice, "table: little memory for each chunk of the store; bloom: least"
+        IndexChoice, "table: little memory per chunk of the store; bloom: least memory"
     ] = IndexChoice.TABLE
     partitions: Annotated[
         int,
         whole(1, 256),
-        "partitions of the index at least; there are more where memory demands it",
+        "minimum number of partitions of the index; a small memory limit increases it",
     ] = 1
     stop_when_busy: Annotated[
-        Switch, "whether jobs slow down and pause where the machine or the users are busy"
+        Switch, "slow down and pause jobs while the machine or its users are busy"
     ] = True
-    io_priority: Annotated[IoPriority, "what the disk does for jobs: idle, low or normal"] = (
+    io_priority: Annotated[IoPriority, "disk priority of jobs: idle, low or normal"] = (
         IoPriority.IDLE
     )
-    schedule_background: Annotated[When, "when files are optimized, giving way to everybody"] = (
-        _HOURLY
+    schedule_background: Annotated[When, "when to optimize files, yielding to users"] = _HOURLY
+    schedule_throughput: Annotated[When, "when to optimize files at full speed"] = _EARLY
+    schedule_reconcile: Annotated[When, "when to merge duplicates of different partitions"] = (
+        _WEEKLY
     )
-    schedule_throughput: Annotated[When, "when files are optimized as fast as it goes"] = _EARLY
-    schedule_reconcile: Annotated[When, "when duplicates across partitions are merged"] = _WEEKLY
-    schedule_refine: Annotated[When, "when what is stored and cold is made smaller"] = _EARLY
-    schedule_gc: Annotated[When, "when garbage is collected"] = _WEEKLY
-    schedule_compact: Annotated[When, "when the space of garbage is given back"] = _WEEKLY
-    schedule_scrub: Annotated[When, "when damage is looked for"] = _WEEKLY_LATER
-    schedule_full_scrub: Annotated[When, "when every byte of the store is read and checked"] = (
+    schedule_refine: Annotated[When, "when to recompress cold chunks"] = _EARLY
+    schedule_gc: Annotated[When, "when to collect garbage"] = _WEEKLY
+    schedule_compact: Annotated[When, "when to rewrite containers to free the space of garbage"] = (
+        _WEEKLY
+    )
+    schedule_scrub: Annotated[When, "when to check for damage"] = _WEEKLY_LATER
+    schedule_full_scrub: Annotated[When, "when to read and check every byte of the store"] = (
         _MONTHLY
     )
-    schedule_recover: Annotated[
-        When, "when a store in a cluster is looked at for hosts that are gone"
-    ] = _HOURLY
-    schedule_audit: Annotated[When, "when all of a store in a cluster is looked at"] = _SUNDAYS
+    schedule_recover: Annotated[When, "when to check a store in a cluster for dead hosts"] = _HOURLY
+    schedule_audit: Annotated[When, "when to audit a store in a cluster"] = _SUNDAYS
     rules: tuple[Rule, ...] = ()
 
     @property
@@ -337,7 +346,7 @@ def decided(policy: Policy, path: bytes) -> Decision:
 
 def _excluded_by_keys(policy: Policy, path: str, file_type: str) -> str:
     if policy.include and not takes(policy.include, path, policy.ignore_case):
-        return "include, which has other paths alone"
+        return "include, which does not list it"
     if file_type in policy.exclude_types:
         return f'exclude_types, by "{file_type}"'
     pattern = matching(policy.exclude, path, policy.ignore_case)

@@ -16,7 +16,7 @@ from dedupd_core.units import brief
 def policy_text(values: Mapping[str, Any]) -> str:
     """A new policy file that sets ``values`` and explains every key."""
     document = tomlkit.document()
-    document.add(tomlkit.comment("What dedupd optimizes on this volume, and how."))
+    document.add(tomlkit.comment("Which files dedupd optimizes on this volume, and how."))
     default = Policy()
     for key in KEYS.values():
         document.add(tomlkit.nl())
@@ -27,7 +27,7 @@ def policy_text(values: Mapping[str, Any]) -> str:
             shown = tomlkit.item(key.form.show(getattr(default, key.attribute))).as_string()
             document.add(tomlkit.comment(f"{key.name} = {shown}"))
     document.add(tomlkit.nl())
-    document.add(tomlkit.comment("For parts of the tree; see docs/guide/policy.md:"))
+    document.add(tomlkit.comment("Values for parts of the tree; see docs/guide/policy.md:"))
     document.add(tomlkit.comment(f"[[{RULES}]]"))
     document.add(tomlkit.comment('    path = ["projects/*/render"]'))
     document.add(tomlkit.comment('    min_age = "0s"'))
@@ -85,7 +85,7 @@ def reset_in_text(text: str, name: str, where: str) -> str:
     if name in document:
         del document[name]
     elif name not in TABLES:
-        raise PolicyError(f"{where}: unknown key {brief(name)}; the keys are {', '.join(KEYS)}")
+        raise PolicyError(f"{where}: unknown key {brief(name)}; use one of {', '.join(KEYS)}")
     return tomlkit.dumps(document)
 
 
@@ -116,4 +116,6 @@ def _document(text: str, where: str) -> tomlkit.TOMLDocument:
         read_table(text, where, PolicyError)
         return tomlkit.parse(text)
     except (PolicyError, TOMLKitError) as error:
-        raise PolicyError(f"{error}; `dedupd policy --edit` opens the file in an editor") from None
+        raise PolicyError(
+            f"{error}; to open the file in an editor, run `dedupd policy --edit`"
+        ) from None

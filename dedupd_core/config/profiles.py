@@ -11,23 +11,25 @@ class Types(NamedTuple):
 
 
 COMPRESSED = [
-    Types(("jpg", "jpeg", "png", "gif", "webp", "heic"), "pictures: compressed by their format"),
-    Types(("mp3", "m4a", "aac", "ogg", "opus", "flac"), "sound: the same"),
-    Types(("mp4", "m4v", "mkv", "mov", "avi", "webm", "wmv"), "films: the same"),
-    Types(("zip", "7z", "rar", "gz", "tgz", "bz2", "xz", "zst"), "archives: compressed already"),
-    Types(("docx", "xlsx", "pptx", "odt", "ods", "odp", "jar"), "archives by another name"),
+    Types(("jpg", "jpeg", "png", "gif", "webp", "heic"), "pictures: already compressed"),
+    Types(("mp3", "m4a", "aac", "ogg", "opus", "flac"), "sound: already compressed"),
+    Types(("mp4", "m4v", "mkv", "mov", "avi", "webm", "wmv"), "films: already compressed"),
+    Types(("zip", "7z", "rar", "gz", "tgz", "bz2", "xz", "zst"), "archives: already compressed"),
+    Types(("docx", "xlsx", "pptx", "odt", "ods", "odp", "jar"), "archives with another extension"),
 ]
 """Types whose chunks hardly shrink: the list saves the test of each."""
 
 DATABASES = [
-    Types(("mdf", "ndf", "ldf", "ibd", "edb", "jrs"), "databases, written to in place all day"),
-    Types(("mdb", "accdb", "sqlite-wal", "sqlite-shm"), "the same: what is stored is soon garbage"),
+    Types(("mdf", "ndf", "ldf", "ibd", "edb", "jrs"), "databases: written in place continuously"),
+    Types(
+        ("mdb", "accdb", "sqlite-wal", "sqlite-shm"), "databases: their chunks soon become garbage"
+    ),
 ]
 """Types that are rewritten in small pieces."""
 
 STATE_OF_GUESTS = [
     Types(("vmem", "vswp", "vmss", "vsv"), "memory of guests: rewritten whenever they run"),
-    Types(("lck", "nvram"), "locks and firmware of guests: small, and open all the time"),
+    Types(("lck", "nvram"), "locks and firmware of guests: small, and always open"),
 ]
 
 PROFILES: dict[str, dict[str, Any]] = {

@@ -42,7 +42,7 @@ def parse_reserve(value: object) -> Reserve:
     try:
         return Reserve(size_bytes=size(value))
     except UsageError:
-        valid = 'write a size, like "20 GiB", a percentage, like "5%", or "auto"'
+        valid = 'write a size, for example "20 GiB", a percentage, for example "5%", or "auto"'
         raise UsageError(valid) from None
 
 
@@ -53,7 +53,7 @@ def parse_threshold(value: object) -> Reserve:
             return parse_reserve(value)
     except UsageError:
         pass
-    raise UsageError('write a size, like "20 GiB", a percentage, like "5%", or 0')
+    raise UsageError('write a size, for example "20 GiB", a percentage, for example "5%", or 0')
 
 
 def show_reserve(reserve: Reserve) -> str:

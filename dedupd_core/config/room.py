@@ -68,9 +68,10 @@ class Room:
         missing = need_bytes + reserve_bytes - free.free_bytes
         if missing > 0:
             raise NoSpace(
-                f"{self._where}: no space left for {what}: {format_size(need_bytes)} needed,"
-                f" {format_size(free.free_bytes)} free, of which {format_size(reserve_bytes)} are"
-                f" reserved for users; free {format_size(missing)}, or lower the policy's `reserve`"
+                f"{self._where}: no space left for {what}: it needs {format_size(need_bytes)};"
+                f" {format_size(free.free_bytes)} are free, {format_size(reserve_bytes)} of them"
+                f" reserved for users; free {format_size(missing)}, or reduce the policy key"
+                " `reserve`"
             )
         if files and self._reserve != NO_RESERVE:
             self._require_inodes(files, what)
@@ -79,9 +80,8 @@ class Room:
         left = free_inodes(self._fd)
         if left is not None and left < files + INODES_RESERVED:
             raise NoSpace(
-                f"{self._where}: no inode left for {what}: {left} are free, of which"
-                f" {INODES_RESERVED} are reserved for users, however much space is free; delete"
-                " files"
+                f"{self._where}: no inode left for {what}: {left} are free, {INODES_RESERVED} of"
+                " them reserved for users; delete files"
             )
 
 

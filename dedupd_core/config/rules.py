@@ -97,7 +97,7 @@ def parse_rules(value: object) -> tuple[Rule, ...]:
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
         raise UsageError("write each rule as a table [[rule]]")
     if len(value) > RULES_MAX:
-        raise UsageError(f"at most {RULES_MAX} rules, which can have many paths each")
+        raise UsageError(f"write at most {RULES_MAX} rules; one rule can have many paths")
     return tuple(_rule(row, f"rule {number}") for number, row in enumerate(value, 1))
 
 
@@ -109,8 +109,8 @@ def show_rules(rules: Sequence[Rule]) -> list[dict[str, Any]]:
 def _rule(row: Mapping[str, Any], where: str) -> Rule:
     values = parsed_table(RULE_KEYS, row, where, UsageError)
     if not values.get("path"):
-        raise UsageError(f'{where}: names no part of the tree; write path = "projects/*/render"')
+        raise UsageError(f'{where}: has no path; write path = "projects/*/render"')
     if len(values) == 1:
         keys = ", ".join(name for name in RULE_KEYS if name != "path")
-        raise UsageError(f"{where}: says nothing of its paths; it can set {keys}")
+        raise UsageError(f"{where}: sets no value; set one of {keys}")
     return Rule(**values)

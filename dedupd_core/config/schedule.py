@@ -79,7 +79,7 @@ class Calendar:
             if self._matches(day) and (start := self._start(day, zone)) > now_s:
                 return start
             day += timedelta(1)
-        raise AssertionError("every kind of day comes round")
+        raise AssertionError("every kind of day occurs")
 
     def _matches(self, day: date) -> bool:
         return day.weekday() in self.days and (not self.first_of_month or day.day <= 7)
@@ -110,17 +110,17 @@ def parse_schedule(text: str) -> Schedule:
     if len(words) == 2 and words[0] == "every":
         interval_s = parse_duration(words[1])
         if interval_s < INTERVAL_S_MIN:
-            raise UsageError("write a second at least")
+            raise UsageError("write at least one second")
         return Every(interval_s)
     match = _CALENDAR.fullmatch(" ".join(words))
     if match is None:
         raise UsageError(_HOW)
     first, days, hour, minute, length = match.groups()
     if int(hour) > 23 or int(minute) > 59:
-        raise UsageError(f"{hour}:{minute} is no time of the day; write 00:00 to 23:59")
+        raise UsageError(f"{hour}:{minute} is not a time of day; write 00:00 to 23:59")
     length_s = parse_duration(length)
     if not LENGTH_S_MIN <= length_s <= LENGTH_S_MAX:
-        raise UsageError("a window lasts from a second to a week")
+        raise UsageError("write a window of one second to one week")
     return Calendar(_days(days), int(hour) * 60 + int(minute), length_s, first is not None)
 
 
@@ -138,7 +138,7 @@ def _days(text: str) -> frozenset[int]:
 def _day(text: str) -> int:
     name = text.capitalize()
     if name not in DAYS:
-        raise UsageError(f"{brief(text)} is no day; write daily, or {', '.join(DAYS)}")
+        raise UsageError(f"{brief(text)} is not a day; write daily, or {', '.join(DAYS)}")
     return DAYS.index(name)
 
 

@@ -33,10 +33,10 @@ class Alarm:
     def message(self, root: str) -> str:
         since = format_moment(self.start_ns / 1e9)
         return (
-            f"{root}: {self.files} files were overwritten or removed since {since}, and of"
-            f" {self.sampled} looked at {self.noisy} have bytes that look encrypted in place of"
-            f" theirs, as {show_text(', '.join(self.examples))}; garbage is not collected, and what"
-            f" they were can be had back (`dedupd undelete --since TIME {root}`). If that is meant:"
+            f"{root}: {self.files} files were overwritten or deleted since {since}; {self.noisy}"
+            f" of {self.sampled} sampled files now look encrypted, for example"
+            f" {show_text(', '.join(self.examples))}. Garbage collection is suspended. Restore the"
+            f" files with `dedupd undelete --since TIME {root}`, or confirm the change with"
             f" `dedupd deleted --accept {root}`"
         )
 

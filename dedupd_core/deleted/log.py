@@ -50,7 +50,7 @@ class DeletionId(NamedTuple):
         """Raises UsageError."""
         match = _ID.fullmatch(text)
         if match is None:
-            raise UsageError(f"{text!r} is no id of a deletion; `dedupd deleted` shows them")
+            raise UsageError(f"{text!r}: not the ID of a deletion; `dedupd deleted` lists the IDs")
         return cls(int(match[1]), int(match[2]))
 
 
@@ -147,13 +147,14 @@ class DeletionLogs:
             one, _ = decode_deletion(rest, 0, header, wanted.offset)
         except (FileNotFoundError, Damaged, UnknownFormat):
             raise UsageError(
-                f"{wanted}: no such deletion, or not any more; `dedupd deleted` shows them"
+                f"{wanted}: no such deletion, or it has expired; `dedupd deleted` lists the"
+                " deletions"
             ) from None
         if not (header.is_proven or unproven):
             raise UsageError(
-                f"{wanted}: an earlier version of dedupd recorded this deletion, in a log that does"
-                " not prove whose file it was; check owner and path with `dedupd deleted --json`,"
-                " then restore the file as root with `dedupd undelete --force`"
+                f"{wanted}: an earlier version of dedupd recorded this deletion, without proof of"
+                " the file's owner. Check owner and path with `dedupd deleted --json`, then"
+                " restore the file as root with `dedupd undelete --force`"
             )
         return one
 

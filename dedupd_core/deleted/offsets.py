@@ -43,7 +43,7 @@ class LogOffsets:
                 _extend(known, fd, status.st_size, header)
             at = bisect_left(known.starts, offset)
             if at == len(known.starts) or known.starts[at] != offset:
-                raise Damaged(f"no deletion begins at {offset}")
+                raise Damaged(f"no deletion starts at {offset}")
             return known.lengths[at]
 
     def _of(self, key: tuple[int, int, int]) -> _Known:

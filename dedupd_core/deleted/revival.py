@@ -25,7 +25,7 @@ def revive(volume: Volume, fd: int, one: Deletion, rights: Rights) -> StubAttrib
     """
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_size or status.st_nlink > 1:
-        raise UsageError(f"{os.fsdecode(one.path)}: comes back into a new, empty file only")
+        raise UsageError(f"{os.fsdecode(one.path)}: can only be restored into a new, empty file")
     kept = clean(one.stub)
     volume.content(kept, os.fsdecode(one.path))
     disk, files = volume.disk, volume.stub_files

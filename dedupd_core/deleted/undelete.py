@@ -62,7 +62,10 @@ class Order(NamedTuple):
         """Raises UsageError."""
         one_id, *words = text.split(" ")
         if len(set(words)) < len(words) or not {"privileges", "force"}.issuperset(words):
-            raise UsageError(f"{text!r}: not an id of a deletion, with the words privileges, force")
+            raise UsageError(
+                f"{text!r}: not the ID of a deletion, optionally with the words privileges and"
+                " force"
+            )
         return cls(DeletionId.parse(one_id), "privileges" in words, "force" in words)
 
 
@@ -179,13 +182,13 @@ class Undelete:
             there = os.stat(given, dir_fd=fd, follow_symlinks=False)
             if there.st_ino != os.fstat(made.file).st_ino:
                 raise UsageError(
-                    f"{show_path(given)}: another user has put another file in its place; restore"
+                    f"{show_path(given)}: another user has created a file with this name; restore"
                     " it into another directory with --to"
                 )
             with suppress(OSError):
                 _unmark(disk, made.file)
             return given
-        raise UsageError(f"{show_path(given)}: is there already; move it, or use --to")
+        raise UsageError(f"{show_path(given)}: a file of this name exists; move it or use --to")
 
     def _give_up(self, made: _Unfinished) -> None:
         """Close a file, and remove it if it has got no name."""
@@ -277,7 +280,9 @@ def attach_below(volume: Volume, *, privileges: bool = False, force: bool = Fals
     def attach(fd: int, wanted: Wanted) -> None:
         one = logs.get(DeletionId.parse(wanted.id), unproven=force)
         if end_ns(one, volume.policy()) <= time.time_ns():
-            raise UsageError(f"{wanted.id}: its time is over; a collection may have its bytes")
+            raise UsageError(
+                f"{wanted.id}: the retention time has expired; its data may have been collected"
+            )
         keep_group(volume.disk, fd, wanted.gid)
         revive(volume, fd, one, rights)
 

@@ -137,7 +137,7 @@ class DeletionWriter:
         dropped: what an attacker deletes must not push out what was there before."""
         if read_state(self._volume.base_fd).alarm is not None:
             self.count({uid: Dropped(refused=1)})
-            raise NoSpace("the logs of deletions are full, and an alarm keeps what is in them")
+            raise NoSpace("the logs of deletions are full, and an alarm prevents their cleanup")
         self._space.make_room(uid, size)
 
     def _current(self, key: tuple[int, int]) -> _Log:

@@ -29,7 +29,7 @@ def decoded(data: bytes) -> dict[str, Any]:
 def take_check(fields: dict[str, Any]) -> None:
     """Take the checksum from the fields. Raises one of :data:`NOT_VALID` where they fail it."""
     if fields.pop("check") != check_of(fields):
-        raise ValueError("it fails its checksum")
+        raise ValueError("its checksum is wrong")
 
 
 def check_of(fields: dict[str, Any]) -> str:

@@ -226,18 +226,18 @@ def encode_file_header(header: FileHeader) -> bytes:
 def decode_file_header(data: bytes, where: str) -> FileHeader:
     """Raises DamagedContainer, or UnknownFormat for a file of another version."""
     if len(data) < FILE_HEADER_BYTES or data[:8] != FILE_MAGIC:
-        raise DamagedContainer(f"{where}: no container header; run scrub")
+        raise DamagedContainer(f"{where}: has no container header; run `dedupd run scrub`")
     body = unseal(data, FILE_MAGIC, FILE_HEADER_BYTES)
     if body is None:
-        raise DamagedContainer(f"{where}: the container header fails its checksum; run scrub")
+        raise DamagedContainer(
+            f"{where}: the container header has a wrong checksum; run `dedupd run scrub`"
+        )
     _, version, kind, punches, *fields = _FILE.unpack_from(body)
     container, generation, partition, volume_id, created_ns, seed, _, domain = fields
     if version not in (FORMAT_PUBLIC, FORMAT, FORMAT_APART):
         raise UnknownFormat.of(where, "container format", version, FORMAT)
     if kind not in _KINDS:
-        raise UnknownFormat(
-            f"{where}: a container of kind {kind}, which this program does not know"
-        )
+        raise UnknownFormat(f"{where}: a container of the unknown kind {kind}")
     return FileHeader(
         *(Kind(kind), container, generation, partition, volume_id, created_ns, punches),
         seed=0 if version == FORMAT_PUBLIC else seed,

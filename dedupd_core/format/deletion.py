@@ -182,7 +182,7 @@ def decode_deletion(data: bytes, at: int, header: LogHeader, base: int = 0) -> t
             return _decoded_unproven(data, at, header.seed)
         one, end = _decoded(data, at, _seed_at(header.seed, base + at))
         if header.uid not in (None, one.uid):
-            raise ValueError("its file is not of the user whose log it is")
+            raise ValueError("the owner of its file is not the user of this log")
         return one, end
     except (struct.error, ValueError) as error:
         raise Damaged(f"not a valid deletion ({error})") from error
@@ -255,10 +255,10 @@ def _decoded(data: bytes, at: int, place: int) -> tuple[Deletion, int]:
     head, start = data[at : at + _TAIL_END], at + HEAD_BYTES
     tail_sum, head_sum = _CHECKSUMS.unpack_from(data, at + _FIELDS.size)
     if not head.startswith(MAGIC) or head_sum != native.hashing.xxh3_64(head, place):
-        raise ValueError("the checksum of its head does not match")
+        raise ValueError("the checksum of its header is wrong")
     tail = _tail(data, head, start)
     if tail_sum != native.hashing.xxh3_64(tail, place):
-        raise ValueError("the checksum of its path and attributes does not match")
+        raise ValueError("the checksum of its path and attributes is wrong")
     return _deletion(head, tail), align_up(start + len(tail), ALIGN_BYTES)
 
 
@@ -267,7 +267,7 @@ def _decoded_unproven(data: bytes, at: int, seed: int) -> tuple[Deletion, int]:
     (checksum,) = _U64.unpack_from(data, at + _FIELDS.size)
     tail = _tail(data, head, start)
     if not head.startswith(MAGIC) or checksum != checksum_of(head, tail, seed):
-        raise ValueError("its checksum does not match")
+        raise ValueError("its checksum is wrong")
     return _deletion(head, tail), align_up(start + len(tail), ALIGN_BYTES)
 
 

@@ -101,7 +101,7 @@ def named_by(payload: bytes, end: int, where: str) -> tuple[int, list[int], int]
     Raises DamagedRecipe.
     """
     if len(payload) < HEADER_BYTES:
-        raise DamagedRecipe(f"{where}: the recipe is too short to be one")
+        raise DamagedRecipe(f"{where}: the recipe is truncated")
     magic, version, level, _, count, _, length, _ = _HEADER.unpack_from(payload)
     if (magic, version, len(payload)) != (MAGIC, FORMAT, HEADER_BYTES + count * ENTRY_BYTES):
         raise DamagedRecipe(f"{where}: not a recipe of format {FORMAT}")
@@ -116,20 +116,22 @@ def named_by(payload: bytes, end: int, where: str) -> tuple[int, list[int], int]
         if start + size >= end:
             return level, ids[: at + 1], end - start
         start += size
-    raise DamagedRecipe(f"{where}: the recipe's lengths do not add up")
+    raise DamagedRecipe(f"{where}: the lengths in the recipe do not add up")
 
 
 def decode_node(payload: bytes, where: str) -> Node:
     """Raises DamagedRecipe."""
     if len(payload) < HEADER_BYTES:
-        raise DamagedRecipe(f"{where}: the recipe is too short to be one")
+        raise DamagedRecipe(f"{where}: the recipe is truncated")
     magic, version, level, _, count, _, length, content = _HEADER.unpack_from(payload)
     if magic != MAGIC or version != FORMAT:
         raise DamagedRecipe(f"{where}: not a recipe of format {FORMAT}")
     if len(payload) != HEADER_BYTES + count * ENTRY_BYTES:
-        raise DamagedRecipe(f"{where}: the recipe states {count} entries, and holds another number")
+        raise DamagedRecipe(
+            f"{where}: the recipe states {count} entries, but contains another number"
+        )
     if not 0 < count <= FANOUT_MAX:
-        raise DamagedRecipe(f"{where}: a node of {count} entries, which no recipe has")
+        raise DamagedRecipe(f"{where}: a node of {count} entries, which is not a valid number")
     words = memoryview(payload)[HEADER_BYTES:].cast("Q")
     ids, lengths = words[0::2].tolist(), words[1::2].tolist()
     checks: Sequence[int] = bytes(count)
@@ -138,6 +140,6 @@ def decode_node(payload: bytes, where: str) -> Node:
         checks = [0 if i == HOLE else n >> _CHECK_SHIFT for i, n in pairs]
         lengths = [n if i == HOLE else n & _CHUNK_LENGTH_MASK for i, n in pairs]
     if sum(lengths) != length or 0 in lengths:
-        raise DamagedRecipe(f"{where}: the recipe's lengths do not add up")
+        raise DamagedRecipe(f"{where}: the lengths in the recipe do not add up")
     offsets = list(accumulate(lengths[:-1], initial=0))
     return Node(level, length, content, ids, lengths, checks, offsets)

@@ -52,8 +52,8 @@ class StoreSecret:
                 raise ValueError("not a list of keys")
         except NOT_VALID as error:
             raise Damaged(
-                f"{where}: the store's secret is damaged ({error}); `dedupd run scrub` takes it"
-                " from its second place, or creates a new one"
+                f"{where}: the secret of the store is damaged ({error}); `dedupd run scrub`"
+                " restores it from its second copy, or creates a new one"
             ) from error
         return cls(keys)
 

@@ -155,13 +155,13 @@ def decode_head(data: bytes, where: str) -> FrameHead:
         raise Damaged(f"{where}: the stream ends within a frame")
     magic, kind, codec, flags, sequence, raw, stored, reserved = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise Damaged(f"{where}: no frame of a stream of dedupd")
+        raise Damaged(f"{where}: not a frame of a dedupd stream")
     if flags or reserved or kind not in _KINDS:
-        raise UnknownFormat(f"{where}: a frame of kind {kind} that this program does not know")
+        raise UnknownFormat(f"{where}: a frame of the unknown kind {kind}")
     if codec not in STANDALONE:  # a payload that leans on another record is never sent
-        raise UnknownFormat(f"{where}: a frame of codec {codec} that this program does not know")
+        raise UnknownFormat(f"{where}: a frame of the unknown codec {codec}")
     if max(raw, stored) > PAYLOAD_BYTES_MAX:
-        raise Damaged(f"{where}: a frame of {max(raw, stored)} bytes, which no stream has")
+        raise Damaged(f"{where}: a frame of {max(raw, stored)} bytes, which is too large")
     return FrameHead(kind, codec, sequence, raw, stored, _U64.unpack_from(data, 24)[0])
 
 
@@ -170,7 +170,7 @@ def decode_frame(head: FrameHead, data: bytes, payload: bytes, seed: int, where:
     if len(payload) != head.stored_length:
         raise Damaged(f"{where}: the stream ends within a frame")
     if checksum_of(data[:24], payload, seed) != head.checksum:
-        raise Damaged(f"{where}: frame {head.sequence} fails its checksum")
+        raise Damaged(f"{where}: frame {head.sequence} has a wrong checksum")
     return Frame(FrameKind(head.kind), head.codec, head.raw_length, payload)
 
 
@@ -222,7 +222,7 @@ def encode_known(rows: Sequence[tuple[bytes, int]]) -> bytes:
 def decode_known(data: bytes, where: str) -> list[tuple[bytes, int]]:
     """Raises Damaged."""
     if len(data) % _KNOWN.size:
-        raise Damaged(f"{where}: a list of chunks that is incomplete")
+        raise Damaged(f"{where}: an incomplete list of chunks")
     return list(_KNOWN.iter_unpack(data))
 
 
@@ -244,7 +244,7 @@ def encode_recipe(part: RecipePart) -> bytes:
 def decode_recipe(data: bytes, where: str) -> RecipePart:
     """Raises Damaged."""
     if len(data) < _RECIPE.size or (len(data) - _RECIPE.size) % _ROW.size:
-        raise Damaged(f"{where}: a recipe that is cut short")
+        raise Damaged(f"{where}: a truncated recipe")
     recipe, is_last, digest = _RECIPE.unpack_from(data)
     return RecipePart(recipe, bool(is_last), digest, list(_ROW.iter_unpack(data[_RECIPE.size :])))
 
@@ -276,7 +276,7 @@ def decode_nodes(data: bytes, where: str) -> Iterator[StreamNode]:
             at += _NODE.size
             end = at + paths + targets + size
             if end > len(data):
-                raise ValueError("it is cut short")
+                raise ValueError("it is truncated")
             path, target = data[at : at + paths], data[at + paths : at + paths + targets]
             attributes = tuple(decode_attributes(data[at + paths + targets : end], count))
             _require_names(path, target, [name for name, _ in attributes])
@@ -294,11 +294,11 @@ def _require_names(path: bytes, target: bytes, attributes: Sequence[bytes]) -> N
     """Raises ValueError for what no file system has: a stream may come from anybody."""
     parts = path.split(b"/") if path else []
     if b"\0" in path or any(part in (b"", b".", b"..") or len(part) > 255 for part in parts):
-        raise ValueError("its path leads out of the tree, or is none")
+        raise ValueError("its path is empty, or leaves the tree")
     if b"\0" in target:
-        raise ValueError("its link leads to no path")
+        raise ValueError("its link has no target")
     if any(not 0 < len(name) <= 255 or b"\0" in name for name in attributes):
-        raise ValueError("it has an attribute whose name is none")
+        raise ValueError("the name of an attribute is not valid")
 
 
 def encode_attributes(attributes: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -317,4 +317,4 @@ def decode_attributes(data: bytes, count: int) -> Iterator[tuple[bytes, bytes]]:
         yield data[at : at + name], data[at + name : at + name + value]
         at += name + value
     if at != len(data):
-        raise ValueError("its attributes have another length")
+        raise ValueError("the length of its attributes is wrong")

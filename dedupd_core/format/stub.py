@@ -93,20 +93,22 @@ def encode_stub(stub: StubAttribute, volume_id: bytes, binding: int) -> bytes:
 def decode_stub(value: bytes, volume_id: bytes, where: str) -> StubAttribute:
     """The attribute, whichever inode it is bound to: see :func:`binding_in`. Raises DamagedStub."""
     if len(value) < HEAD_BYTES:
-        raise DamagedStub(f"{where}: the stub attribute is cut short; {_ADVICE}")
+        raise DamagedStub(f"{where}: the stub attribute is truncated; {_ADVICE}")
     version, flags, reserved, check, recipe, digest, covered, mtime_ns, _, local_bytes = (
         _HEAD.unpack_from(value)
     )
     blank = value[:4] + b"\0\0\0\0" + value[8:]
     if check != _check(blank, volume_id):
         raise DamagedStub(
-            f"{where}: the stub attribute fails its checksum, or belongs to another volume;"
+            f"{where}: the stub attribute has a wrong checksum, or belongs to another volume;"
             f" {_ADVICE}"
         )
     if version != FORMAT:
         raise DamagedStub(f"{where}: stub format {version}; this program reads {FORMAT}")
     if len(value) != HEAD_BYTES or reserved != 0 or flags & ~STUB_FLAGS:
-        raise DamagedStub(f"{where}: the stub attribute has parts that this program does not know")
+        raise DamagedStub(
+            f"{where}: the stub attribute has parts that this program does not support"
+        )
     return StubAttribute(recipe, digest, covered, mtime_ns, Flag(flags), local_bytes)
 
 

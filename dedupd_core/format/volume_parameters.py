@@ -114,7 +114,7 @@ def uuid_of(data: bytes) -> str:
     try:
         return str(uuidlib.UUID(json.loads(data)["uuid"]))
     except NOT_VALID as error:
-        raise ValueError("no uuid") from error
+        raise ValueError("has no uuid") from error
 
 
 def new_parameters(chunk_size: str, fingerprint: str, attribute: str) -> Parameters:

@@ -97,7 +97,7 @@ class Audit:
             self.safe_point()
             if not self._is_known(version):
                 self._leaked_versions.append(version)
-                self.report.leaked.append(f"recipe m.{version}: no file has it")
+                self.report.leaked.append(f"recipe m.{version}: no file uses it")
         return self.report
 
     def repair(self) -> None:
@@ -160,8 +160,8 @@ class Audit:
         """Of this volume nothing is taken for leaked."""
         self._unclear.add(volume)
         self.report.damaged.append(
-            f"volume {volume}: {why}; nothing that it may have is let go of. Its files can be read:"
-            " copy them out of its mount"
+            f"volume {volume}: {why}; none of its objects is deleted. Its files are readable: copy"
+            " them from its mount"
         )
 
     # --- what is missing ----------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Audit:
             if chunk is None:
                 yield f"chunk {fingerprint.hex()} is missing", False
             elif not self._is_held(chunk, version):
-                yield f"chunk {fingerprint.hex()} could be collected", False
+                yield f"chunk {fingerprint.hex()} is referenced, but marked for collection", False
             elif chunk.state in _DAMAGED:
                 yield f"chunk {fingerprint.hex()} is damaged", True
 
@@ -218,7 +218,7 @@ class Audit:
                 self.report.candidates += 1
             elif self.store.chunks.drop_references(fingerprint, ()) is not None:
                 self._leaked_chunks.append(fingerprint)
-                self.report.leaked.append(f"chunk {oid}: nothing refers to it")
+                self.report.leaked.append(f"chunk {oid}: is unreferenced")
 
     def _is_known(self, version: str) -> bool:
         """Whether a version belongs to a file now. Its recipe, older than its references, says to
@@ -251,5 +251,5 @@ class Audit:
         objects = lease_object(volume), intents_object(volume)
         if all(self.cluster.page(oid, count=1) is None for oid in objects):
             return False
-        self._leave_alone(volume, "it is not in the list of volumes any more")
+        self._leave_alone(volume, "it is no longer in the list of volumes")
         return True

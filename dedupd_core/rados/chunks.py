@@ -138,8 +138,8 @@ class Chunks:
                     return arrival
             steps = [self._refer, self._create]
         raise StoreUnreachable(
-            f"{self.cluster.address}: chunk {chunk.fingerprint.hex()} changes all the time;"
-            " try again"
+            f"{self.cluster.address}: chunk {chunk.fingerprint.hex()} keeps changing; run the job"
+            " again"
         )
 
     def put_all(self, items: Sequence[tuple[NewChunk, Sequence[str]]]) -> list[Arrival]:
@@ -282,7 +282,7 @@ class Chunks:
         """The raw bytes of a frame, proved by their fingerprint. Raises Damaged."""
         raw = decode_frame(data, fingerprint)
         if native.hashing.fingerprint(raw, self.algorithm) != fingerprint:
-            raise Damaged(f"{chunk_object(fingerprint)}: its bytes have another fingerprint")
+            raise Damaged(f"{chunk_object(fingerprint)}: its bytes have a different fingerprint")
         return raw
 
     def mark_damaged(self, fingerprint: bytes) -> None:

@@ -96,8 +96,8 @@ class Lease:
         """Raises WriterFenced where the lease may be over."""
         if self._lost.is_set() or now_s() >= self._until_s:
             raise WriterFenced(
-                f"{self.cluster.address}: the lease on volume {self.volume} is over, as after a"
-                " long stop; start the job again"
+                f"{self.cluster.address}: the lease on volume {self.volume} has expired, because"
+                " this process was stopped for too long; start the job again"
             )
 
     def keep(self) -> None:
@@ -192,8 +192,8 @@ def take_lease(
         if outcome is Outcome.HELD:
             if is_holder_dead is None or not is_holder_dead(state):
                 raise Busy(
-                    f"{cluster.address}: volume {volume} is written by {state.host or 'a host'};"
-                    " wait until that ends, or until its lease has run out"
+                    f"{cluster.address}: {state.host or 'another host'} holds the lease on volume"
+                    f" {volume}; wait until it releases the lease or the lease expires"
                 )
             _break(cluster, volume, state)
             continue
@@ -204,7 +204,7 @@ def take_lease(
             _fence_earlier(lease)
             _set_session(lease, shards, are_there=state.has_tables)
             return lease
-    raise Busy(f"{cluster.address}: the lease on volume {volume} changes all the time; try again")
+    raise Busy(f"{cluster.address}: the lease on volume {volume} keeps changing; run the job again")
 
 
 def _taking(
@@ -268,8 +268,8 @@ def _set_session(lease: Lease, shards: int, *, are_there: bool) -> None:
         found = cluster.value(oid, SESSION_KEY)
         if found is None:
             raise Damaged(
-                f"{cluster.address}: the cluster has lost {oid} of volume {lease.volume}; its files"
-                " can be read: copy them out of its mount, and enable it anew"
+                f"{cluster.address}: the cluster has lost {oid} of volume {lease.volume}; its"
+                " files are readable: copy them from its mount, and enable a new volume"
             )
         if found != lease.session:
             raise WriterFenced(f"{oid}: another session has taken over; start the job again")

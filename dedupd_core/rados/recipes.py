@@ -58,7 +58,7 @@ class Recipes:
         for number in range(1, head.parts):
             part = self._part(version, number)
             if part is None:
-                raise DamagedRecipe(f"recipe {recipe_object(version, number)}: it is missing")
+                raise DamagedRecipe(f"recipe {recipe_object(version, number)}: is missing")
             parts.append(part)
         return join_parts(parts)
 

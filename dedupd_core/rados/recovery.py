@@ -68,8 +68,8 @@ class Recovery:
             return True
         if named is not None and named != found.old:
             raise Damaged(
-                f"file {file.text} of volume {self.table.volume}: its stub names version {named},"
-                f" and the store {found.value}; see `dedupd cluster audit STORE`"
+                f"file {file.text} of volume {self.table.volume}: its stub refers to version"
+                f" {named}, but the store has {found.value}; see `dedupd cluster audit STORE`"
             )
         self.table.roll_back(file, found)
         if named is None and found.old not in (None, NO_VERSION):

@@ -61,7 +61,7 @@ class RadosStore:
             put = {"format": str(parameters.format)}
             change = Change(points.STORE_MADE, STORE_OBJECT, exclusive=True, data=data, put=put)
             if cluster.apply(change) is not Outcome.DONE:
-                raise UsageError(f"{address}: there is a store already")
+                raise UsageError(f"{address}: a store already exists here")
         except BaseException:
             cluster.close()
             raise
@@ -75,7 +75,8 @@ class RadosStore:
             data = cluster.read(STORE_OBJECT)
             if data is None:
                 raise UsageError(
-                    f"{address}: there is no store; `dedupd cluster create {address}` creates one"
+                    f"{address}: no store exists here; create it with `dedupd cluster create"
+                    f" {address}`"
                 )
             return cls(cluster, StoreParameters.from_json(data, f"{address}: {STORE_OBJECT}"))
         except BaseException:
@@ -105,7 +106,9 @@ class RadosStore:
         """Raises NotAVolume where it has not joined."""
         value = self.cluster.value(VOLUMES_OBJECT, volume)
         if value is None:
-            raise NotAVolume(f"{self.cluster.address}: volume {volume} is not one of this store's")
+            raise NotAVolume(
+                f"{self.cluster.address}: volume {volume} does not belong to this store"
+            )
         return VolumeEntry.from_json(value.encode(), f"{self.cluster.address}: {volume}")
 
     def join(

@@ -175,4 +175,6 @@ class Intents:
 
 
 def _fenced(volume: str) -> WriterFenced:
-    return WriterFenced(f"volume {volume}: another session writes it now; start the job again")
+    return WriterFenced(
+        f"volume {volume}: another session now writes this volume; start the job again"
+    )

@@ -59,6 +59,6 @@ def refuse_unfinished(base_fd: int, root: str) -> None:
     the tree yet."""
     if is_there(base_fd, RECEIVE_DIR):
         raise Busy(
-            f"{root}: a stream was received in part, and its chunks would be garbage; receive the"
-            f" rest, or give it up by `dedupd receive --drop {root}`"
+            f"{root}: a stream was received only in part, and its chunks would become garbage;"
+            f" receive the rest, or discard it with `dedupd receive --drop {root}`"
         )

@@ -23,7 +23,7 @@ _LEFTOVERS = frozenset((b"store", b"catalog", b"probe", LOCK.encode(), MEMBERS_L
 }
 """What an interrupted call may have left, before the file that makes it a store."""
 
-_PREPARED = define("shared.prepared", "the directories of a new store are there, its file is not")
+_PREPARED = define("shared.prepared", "the directories of a new store exist, its file does not")
 
 
 def create_store(
@@ -47,7 +47,7 @@ def create_store(
         if STORE_FILE in left:
             raise UsageError(f"{path}: already a store; see `dedupd store status {path}`")
         if left - _LEFTOVERS - {b"lost+found"}:
-            raise UsageError(f"{path}: not empty; a store needs a directory of its own")
+            raise UsageError(f"{path}: not empty; use an empty directory for the store")
         refuse_unsuitable(fd, path, force=force)
         if os.fstat(fd).st_uid != os.geteuid():
             raise UsageError(f"{path}: belongs to another user; use a directory of your own")
@@ -78,5 +78,5 @@ def _refuse_store(root: str, path: str) -> None:
     parent = os.path.dirname(root)
     while parent != "/":
         if os.path.exists(os.path.join(parent, STORE_FILE.decode())):
-            raise UsageError(f"{path}: lies in the store {parent}")
+            raise UsageError(f"{path}: is inside the store {parent}; use another directory")
         parent = os.path.dirname(parent)

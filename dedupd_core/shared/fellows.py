@@ -32,7 +32,10 @@ def all_held(volume: Volume, *, reads_only: bool = False) -> Iterator[None]:
         held.enter_context(sharing.job_lock(reads_only=reads_only))
         # From here on no volume comes to the store that has a stub.
         if others(volume).keys() != members.keys():
-            raise Busy(f"{volume.store.where}: volumes have just come or gone; run the job again")
+            raise Busy(
+                f"{volume.store.where}: volumes were added or removed at the same time; run the job"
+                " again"
+            )
         sharing.admit([one.identity for one in (volume, *fellows)], reads_only=reads_only)
         volume.fellows = tuple(fellows)
         held.callback(setattr, volume, "fellows", ())
@@ -44,7 +47,7 @@ def require_all(volume: Volume) -> None:
     seen = {one.parameters.uuid for one in (volume, *volume.fellows)}
     for member in volume.sharing.members().values():
         if member.uuid not in seen:
-            raise _unseen(volume.store.where, member, "it is not held")
+            raise _unseen(volume.store.where, member, "it is not locked")
 
 
 def unknown_members(volume: Volume) -> Iterator[str]:
@@ -83,11 +86,11 @@ def opened_member(shared: SharedDirectory, member: Member) -> Volume:
     with ExitStack() as on_failure:
         on_failure.callback(volume.close)
         if volume.parameters.uuid != member.uuid:
-            raise _unseen(shared.path, member, "another volume lies there now")
+            raise _unseen(shared.path, member, "another volume has its path")
         if volume.shared is None or not os.path.samestat(
             os.fstat(volume.shared.fd), os.fstat(shared.fd)
         ):
-            raise _unseen(shared.path, member, "it is on another store now")
+            raise _unseen(shared.path, member, "it is now on another store")
         shared.require_known(volume.identity)
         on_failure.pop_all()
     return volume
@@ -95,8 +98,8 @@ def opened_member(shared: SharedDirectory, member: Member) -> Volume:
 
 def _unseen(store: str, member: Member, reason: str) -> UnseenMember:
     return UnseenMember(
-        f"{member.root}: a volume of the store {store} that cannot be seen ({reason}); files"
-        f" of it may need any chunk, so nothing was changed. Bring it back; if it was moved, run"
-        f" `dedupd store rejoin` with its new place; if it is gone for good,"
-        f" `dedupd store forget {store} {member.uuid}`"
+        f"{member.root}: this volume of the store {store} is not accessible ({reason}). Its files"
+        " may need any chunk, so nothing was changed. Make it accessible; if it was moved, run"
+        " `dedupd store rejoin` with its new path; if it is lost permanently, run `dedupd store"
+        f" forget {store} {member.uuid}`"
     )

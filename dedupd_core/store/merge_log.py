@@ -51,11 +51,11 @@ class MergeLog:
                 read_readable(self._fd, merge_log.HEADER_BYTES, 0), where
             )
             if self.header.volume_id != volume_id:
-                raise DamagedTable(f"{where}: the merge log is of another volume")
+                raise DamagedTable(f"{where}: the merge log belongs to another volume")
             size = self.header.pairs * merge_log.PAIR_BYTES
             found = body_checksum(self._fd, merge_log.HEADER_BYTES, size)
             if found != self.header.pairs_checksum:
-                raise DamagedTable(f"{where}: the merge log fails its checksum")
+                raise DamagedTable(f"{where}: the merge log has a wrong checksum")
         except BaseException:
             os.close(self._fd)
             raise

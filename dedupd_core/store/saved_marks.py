@@ -83,10 +83,10 @@ class SavedMarks:
             where = NAME.decode()
             self.header = fmt.decode_header(read_readable(self._fd, fmt.HEADER_BYTES, 0), where)
             if self.header.volume_id != volume_id:
-                raise DamagedTable(f"{where}: the saved marks are of another volume")
+                raise DamagedTable(f"{where}: the saved marks belong to another volume")
             found = body_checksum(self._fd, fmt.HEADER_BYTES, self.header.body_bytes)
             if found != self.header.body_checksum:
-                raise DamagedTable(f"{where}: the saved marks fail their checksum")
+                raise DamagedTable(f"{where}: the saved marks have a wrong checksum")
         except BaseException:
             os.close(self._fd)
             raise
@@ -109,7 +109,7 @@ class SavedMarks:
     def _read(self, size: int) -> bytes:
         """Raises DamagedTable where there are fewer bytes."""
         if self._position + size > fmt.HEADER_BYTES + self.header.body_bytes:
-            raise DamagedTable(f"{NAME.decode()}: a section of the saved marks is cut short")
+            raise DamagedTable(f"{NAME.decode()}: a section of the saved marks is truncated")
         data = read_readable(self._fd, size, self._position)
         self._position += size
         return data

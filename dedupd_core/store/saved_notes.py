@@ -33,13 +33,13 @@ class SavedNotes:
         try:
             self.header = fmt.decode_header(read_readable(self._fd, fmt.HEADER_BYTES, 0), where)
             if self.header.volume_id != volume_id:
-                raise DamagedTable(f"{where}: the saved notes are of another volume")
+                raise DamagedTable(f"{where}: the saved notes belong to another volume")
             size = ROW_BYTES * (self.header.judged + self.header.notes)
             if os.fstat(self._fd).st_size != fmt.HEADER_BYTES + size:
-                raise DamagedTable(f"{where}: the saved notes have another length")
+                raise DamagedTable(f"{where}: the saved notes have a wrong length")
             self.rows = read_readable(self._fd, ROW_BYTES * self.header.judged, fmt.HEADER_BYTES)
             if xxhash.xxh3_64_intdigest(self.rows) != self.header.judged_checksum:
-                raise DamagedTable(f"{where}: the saved notes fail their checksum")
+                raise DamagedTable(f"{where}: the saved notes have a wrong checksum")
         except BaseException:
             os.close(self._fd)
             raise

@@ -32,7 +32,7 @@ _READY = define("writer.container-ready", "a new container and its table are dur
 _APPENDED = define("writer.appended", "records are written, not yet their table entries")
 _ENTERED = define("writer.entered", "records and table entries are written, not synced")
 _SYNCED = define("writer.synced", "records are durable, the mark in the table is not yet moved")
-_MARKED = define("writer.marked", "records are durable and the mark says so")
+_MARKED = define("writer.marked", "records are durable and the mark covers them")
 
 
 REOPEN_ORDINALS_MAX = 1 << 16

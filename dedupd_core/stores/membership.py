@@ -49,8 +49,8 @@ class Membership:
             uuidlib.UUID(membership.store)
         except NOT_VALID as error:
             raise Damaged(
-                f"{where}: says which store the volume is on, and is damaged ({error}); restore it"
-                " from a backup"
+                f"{where}: the file that names the store of the volume is damaged ({error});"
+                " restore it from a backup"
             ) from error
         return membership
 
@@ -97,8 +97,8 @@ class MemberList:
             return cls([Member(**fields) for fields in decoded(data)["members"]])
         except NOT_VALID as error:
             raise Damaged(
-                f"{where}: says which volumes are on the store, and is damaged ({error}); restore"
-                " it from a backup: without it nothing can be collected"
+                f"{where}: the file that lists the volumes of the store is damaged ({error});"
+                " restore it from a backup: without it nothing can be collected"
             ) from error
 
 

@@ -27,7 +27,7 @@ def refuse_strangers(base_fd: int, where: str) -> None:
         status = os.stat(base_fd)
         raise UsageError(
             f"{where}: belongs to user {status.st_uid} and has mode"
-            f" {stat.S_IMODE(status.st_mode):04o}, and must be yours alone; run this as the user"
-            " that enabled the volume, usually root. Change owner and mode only if you copied the"
-            " volume here yourself"
+            f" {stat.S_IMODE(status.st_mode):04o}, but must be accessible only to you; run the"
+            " command as the user that enabled the volume, usually root. Change owner and mode"
+            " only if you copied the volume here yourself"
         )

@@ -62,10 +62,10 @@ LOCK, MEMBERS_LOCK = "lock", "members.lock"
 
 _Lock = AbstractContextManager[None]
 
-_OFFERED = define("shared.token-offered", "a store knows the next tokens, its volumes not yet")
-_TAKEN = define("shared.token-taken", "a volume has its next token, the store offers it still")
-_JOINED = define("shared.joined", "a shared store knows a volume that is being enabled")
-_LEFT = define("shared.left", "a shared store has forgotten a volume that is being disabled")
+_OFFERED = define("shared.token-offered", "a store has the next tokens, its volumes do not")
+_TAKEN = define("shared.token-taken", "a volume has its next token, the store still offers it")
+_JOINED = define("shared.joined", "a shared store has registered a volume that is being enabled")
+_LEFT = define("shared.left", "a shared store has removed a volume that is being disabled")
 
 
 class Unshared:
@@ -108,8 +108,7 @@ class SharedDirectory:
                 data = read_file(self.fd, STORE_FILE)
             except (FileNotFoundError, NotADirectoryError):
                 raise StoreUnreachable(
-                    f"{path}: there is no store; mount the file system that it lies on, or move it"
-                    " back there"
+                    f"{path}: no store exists here; mount its file system, or move the store back"
                 ) from None
             refuse_strangers(self.fd, path)
             self.parameters = Parameters.from_json(data, os.path.join(path, STORE_FILE.decode()))
@@ -121,7 +120,9 @@ class SharedDirectory:
         try:
             return cls(os.path.realpath(path), disk)
         except StoreUnreachable:
-            raise NotAVolume(f"{path}: no store; `dedupd store create {path}` makes one") from None
+            raise NotAVolume(
+                f"{path}: not a store; create one with `dedupd store create {path}`"
+            ) from None
 
     def close(self) -> None:
         os.close(self.fd)
@@ -159,7 +160,7 @@ class SharedDirectory:
         """Wait for the lock after those that came before: else a job that needs the store alone
         might wait for as long as there are others."""
         if wait and not lock_range(fd, GATE, 1, wait=False):
-            _log.warning("waits: %s: a job that came before waits for the store", self.path)
+            _log.warning("waiting: %s: an earlier job waits for the store", self.path)
             lock_range(fd, GATE, 1, wait=True)
         try:
             yield
@@ -169,7 +170,7 @@ class SharedDirectory:
 
     @property
     def _held_by(self) -> str:
-        return f"{self.path}: another job holds the store; wait for it, or cancel it"
+        return f"{self.path}: another job uses the store; wait for it, or cancel it"
 
     def neighbours(self) -> Neighbours:
         """The jobs that append to the store beside this one; to be closed by the caller."""
@@ -189,7 +190,7 @@ class SharedDirectory:
                 raise
         if reads_only:
             return open_to_read(self.fd, name)
-        raise ReadOnlyVolume(f"{self.path}: the file system is read-only, and takes no changes now")
+        raise ReadOnlyVolume(f"{self.path}: the file system is read-only; make it writable first")
 
     # --- members ------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class SharedDirectory:
             found = MemberList.from_json(read_file(self.fd, MEMBERS_FILE), where)
         except FileNotFoundError:
             raise Damaged(
-                f"{where} is missing: it says which volumes are on the store; restore it from a"
+                f"{where}: is missing; it lists the volumes of the store. Restore it from a"
                 " backup: without it nothing can be collected"
             ) from None
         return {one.uuid: one for one in found.members}
@@ -236,8 +237,8 @@ class SharedDirectory:
         found = self.members().get(uuid)
         if found is None:
             raise UnseenMember(
-                f"volume {uuid} is not known to its store {self.path}; `dedupd store rejoin` of the"
-                " volume takes it in again"
+                f"volume {uuid}: not registered with its store {self.path}; register it with"
+                " `dedupd store rejoin`"
             )
         return found
 
@@ -248,13 +249,13 @@ class SharedDirectory:
     def require_known(self, volume: VolumeIdentity) -> str:
         """The token of a volume that is as the store last knew it. Raises UnseenMember, Damaged."""
         member, own = self.member(volume.uuid), volume.membership()
-        remedy = f"`dedupd store rejoin {volume.root}` checks it, and takes it in as it is"
+        remedy = f"`dedupd store rejoin {volume.root}` checks it and registers it again"
         if own.store != self.parameters.uuid:
-            raise UnseenMember(f"{volume.root}: is on another store now, {own.name}; {remedy}")
+            raise UnseenMember(f"{volume.root}: is now on another store, {own.name}; {remedy}")
         if member.root != volume.root:
             raise UnseenMember(
                 f"{volume.root}: its store {self.path} knows this volume at {member.root}: it was"
-                f" moved, or this is a copy; if there is no other one, {remedy}"
+                f" moved, or this is a copy; if no other copy exists, {remedy}"
             )
         if member.instance != volume.instance:
             raise UnseenMember(f"{volume.root}: not the directory that its store knows; {remedy}")
@@ -344,7 +345,7 @@ def refuse_overlap(root: str, store: str) -> None:
     """Raises UsageError where a volume and a store (absolute paths) would lie in each other."""
     for inner, outer in ((root, store), (store, root)):
         if lies_in(inner, outer):
-            raise UsageError(f"{inner}: lies in {outer}; a store lies apart from its volumes")
+            raise UsageError(f"{inner}: is inside {outer}; the store must be outside its volumes")
 
 
 def refuse_other_store(base_fd: int, shared: SharedDirectory | None, path: str) -> None:
@@ -352,4 +353,6 @@ def refuse_other_store(base_fd: int, shared: SharedDirectory | None, path: str) 
     begun = membership_at(base_fd)
     if (begun and begun.store) != (shared and shared.parameters.uuid):
         there = f"with `--store {begun.name}`" if begun else "without `--store`"
-        raise UsageError(f"{path}: enabling was begun {there}; finish it so, or disable it first")
+        raise UsageError(
+            f"{path}: enabling was started {there}; run it again like this, or disable it first"
+        )

@@ -72,8 +72,7 @@ class StoreSide:
         if found.parameters.uuid != membership.store:
             found.close()
             raise StoreUnreachable(
-                f"{membership.name}: another store than the one that {self.root} is on; put that"
-                " one back there"
+                f"{membership.name}: not the store of {self.root}; put the right store back there"
             )
         return found
 
@@ -183,11 +182,15 @@ class StoreSide:
     def refuse_half_moved(self) -> None:
         """Raises Busy where a move to another store was interrupted: some stubs are on that one."""
         if self.is_half_moved:
-            raise Busy(f"{self.root}: half moved to another store; `dedupd store move` goes on")
+            raise Busy(
+                f"{self.root}: is half moved to another store; run `dedupd store move` again"
+            )
 
     def require_same_store(self) -> None:
         """It may have been moved to another store between its opening and that of the lock."""
         before = self.__dict__.pop("membership")
         self.__dict__.pop("store_kind", None)
         if (before and before.store) != ((now := self.membership) and now.store):
-            raise Busy(f"{self.root}: the volume has just been moved to another store; try again")
+            raise Busy(
+                f"{self.root}: was moved to another store at the same time; run the command again"
+            )

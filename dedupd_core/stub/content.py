@@ -38,7 +38,7 @@ def proved_record(records: ChunkSource, span: Span, hash_name: str) -> tuple[Rec
     record, raw = checked_record(records, span)
     if record.fingerprint != native.hashing.fingerprint(raw, hash_name):
         raise DamagedChunk(
-            f"chunk {show_id(span.chunk)} holds other bytes than its fingerprint says", span.chunk
+            f"chunk {show_id(span.chunk)} has bytes that do not match its fingerprint", span.chunk
         )
     return record, raw
 
@@ -53,7 +53,7 @@ def described_record(records: ChunkSource, span: Span) -> Record:
 def _require_meant(span: Span, length_bytes: int, fingerprint: bytes) -> None:
     if length_bytes != span.length or fingerprint_check(fingerprint) != span.fingerprint_check:
         raise DamagedChunk(
-            f"chunk {show_id(span.chunk)} holds other bytes than those that the recipe means",
+            f"chunk {show_id(span.chunk)} has bytes that differ from those in the recipe",
             span.chunk,
         )
 
@@ -105,7 +105,7 @@ def open_content(
     recipe = recipes.open(RecipeRef(stub.recipe, stub.digest, Flag.DIRECT in stub.flags), where)
     if recipe.length < stub.covered:
         raise DamagedRecipe(
-            f"{where}: the recipe covers {recipe.length} bytes; the stub counts on {stub.covered}"
+            f"{where}: the recipe covers {recipe.length} bytes, but the stub expects {stub.covered}"
         )
     return StoreContent(recipe, read_chunk)
 

@@ -25,7 +25,7 @@ from dedupd_core.stub.transition import TIMES_NS, StubFiles, keeping_capability,
 from dedupd_core.units import MIB, align_down, align_up
 
 _RESTORING = define("stub.restoring", "the attribute says restoring, nothing of a piece is filled")
-_PIECE_FILLED = define("stub.piece-filled", "a piece is filled, and the stub is at rest again")
+_PIECE_FILLED = define("stub.piece-filled", "a piece is filled, and the stub is settled again")
 _FILLED = define("stub.filled", "all blocks are present and synced, and so are the times")
 _PLAIN = define("stub.plain", "the attribute is removed")
 
@@ -42,7 +42,7 @@ SYNC_BYTES = 32 * MIB
 _TAKE_BACK_BYTES = 16 * MIB
 """Punched while the file is held."""
 
-_NO_SPACE = "no space left to make the file plain; it stays a stub"
+_NO_SPACE = "no space left to expand the file; it stays a stub"
 
 _UNTOUCHED, _FILLED_WHOLE, _FILLED_PARTLY = range(3)
 """A cell, as far as the position: nothing of it was filled; all of it was missing, and what was not
@@ -179,8 +179,8 @@ class Filling:
     def _over_quota(self) -> OverQuota:
         status = os.fstat(self._stub.fd)
         return OverQuota(
-            f"a quota is used up, that of user {status.st_uid}, of group {status.st_gid} or of a"
-            " project or subvolume; raise it to make the file plain. It stays a stub"
+            f"the quota of user {status.st_uid}, of group {status.st_gid}, or of a project or"
+            " subvolume is used up; raise it to expand the file. It stays a stub"
         )
 
     def _missing_beyond_wanted(self, end: int) -> list[tuple[int, int]]:
@@ -284,7 +284,7 @@ class Filling:
 
     def _require_watch(self) -> None:
         """What users write unseen would be taken for what was filled."""
-        assert self._stub.watch == self._note_write, "this filling has ended"
+        assert self._stub.watch == self._note_write, "this expansion has ended"
 
     # --- taking back ----------------------------------------------------------------------------
 

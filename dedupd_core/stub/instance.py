@@ -39,17 +39,17 @@ def refuse_copy(base_fd: int, here: Instance, root: str, base: str) -> None:
     try:
         recorded = recorded_instance(base_fd, base)
     except Damaged as error:
-        raise CopiedVolume(f"{error}; `dedupd adopt {root}` makes it again") from error
+        raise CopiedVolume(f"{error}; to create it again, run `dedupd adopt {root}`") from error
     if recorded == here:
         return
     if recorded is None:
         reason = "the record of its place is missing"
     elif recorded.file_system != here.file_system:
-        reason = "it lies on another file system than the volume, or that has a new uuid"
+        reason = "it is on another file system than the volume, or the file system has a new uuid"
     else:
-        reason = "it lies in another directory than the volume"
+        reason = "it is in another directory than the volume"
     raise CopiedVolume(
-        f"{root}: a copy of a volume, made file by file ({reason}): its stubs may have lost bytes"
-        f" in copying. `dedupd adopt {root}` checks them, and takes it over; docs/guide/backup.md"
-        " says which copies are good"
+        f"{root}: is a copy of a volume, made file by file ({reason}), so its stubs may have lost"
+        f" bytes. To check them and use the copy, run `dedupd adopt {root}`; docs/guide/backup.md"
+        " lists programs that make good copies"
     )

@@ -44,12 +44,12 @@ def refuse_tampered(fd: int, stub: StubAttribute, files: StubFiles, where: str) 
         if found == stub.local_bytes and (sync or not pending):
             return
     if found < stub.local_bytes:
-        problem = f"{stub.local_bytes - found} bytes of its own blocks are gone"
+        problem = f"{stub.local_bytes - found} bytes of its local blocks are missing"
     else:
-        problem = f"it has {found - stub.local_bytes} bytes in blocks that are not its own"
+        problem = f"it has {found - stub.local_bytes} bytes in blocks that do not belong to it"
     raise TamperedStub(
-        f"{where}: {problem}: a program changed its holes below the mount, and its content cannot"
-        " be told; restore the file from a backup"
+        f"{where}: {problem}: a program changed its holes below the mount, so its content is"
+        " unknown; restore the file from a backup"
     )
 
 

@@ -18,7 +18,9 @@ from dedupd_core.stub.transition import CAPABILITY, StubFiles, keeping_capabilit
 from dedupd_core.units import align_down, align_up
 
 _SET = define("parts.attribute-set", "a busy file has the new recipe, and all its blocks")
-_PUNCHED = define("parts.punched", "some of its quiet blocks are punched, the times not restored")
+_PUNCHED = define(
+    "parts.punched", "some of its unchanged blocks are punched, the times not restored"
+)
 
 
 def begin_parts(fd: int, ref: RecipeRef, covered: int, files: StubFiles) -> StubAttribute:

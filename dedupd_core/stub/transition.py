@@ -48,7 +48,7 @@ ones."""
 CAPABILITY = b"security.capability"
 """Lets a program do what is else root's alone. The kernel takes it from a file whose blocks change,
 whether they are punched or filled up, with the same content."""
-LARGE_UNITS = "lies on a realtime device with extents of several blocks"
+LARGE_UNITS = "is on a realtime device with extents of several blocks"
 """Of a file whose blocks cannot be freed one by one (:func:`native.system.has_large_units`)."""
 LENGTH_BYTES_MAX = (1 << 63) - (64 << 10)
 """Of a stub: the end of its last block has to be an offset too, whatever the size of a block."""
@@ -81,7 +81,7 @@ class FileIdentity(NamedTuple):
         return cls(status.st_ino, status.st_size, mtime_ns, ctime_ns)
 
 
-FULL_OF_ATTRIBUTES = "its attributes leave no room for that of a stub"
+FULL_OF_ATTRIBUTES = "its attributes leave no space for that of a stub"
 
 _BLOCKS_PER_ATTRIBUTE = 16
 """More than any file system takes for an attribute."""
@@ -130,9 +130,9 @@ class AttributeSpace:
         stub = decode_stub(value, self.volume_id, where)
         if binding_in(value) != self.binding_of(fd):
             raise CopiedStub(
-                f"{where}: the stub was copied or moved here by a program that worked below the"
-                " mount, and its content cannot be told; restore the file from a backup, or see"
-                " docs/guide/backup.md for `dedupd adopt`"
+                f"{where}: a program copied or moved the stub here below the mount, so its content"
+                " is unknown; restore the file from a backup, or see docs/guide/backup.md for"
+                " `dedupd adopt`"
             )
         return stub
 
@@ -207,7 +207,7 @@ def begin_commit(
         raise
     if after is None:
         if native.system.fgetxattr(fd, name) != previous:
-            raise FileChanged("it became a stub meanwhile, or another one")
+            raise FileChanged("it became a stub, or another stub, at the same time")
         if native.system.fgetxattr(fd, CAPABILITY) is not None:
             raise FileChanged("it has capabilities, which it would lose")
         if native.system.has_large_units(fd):

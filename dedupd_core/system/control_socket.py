@@ -94,10 +94,10 @@ class ControlClient:
         try:
             self._socket = connected(path, self._timeout_s)
         except OSError as error:
-            why = f"does not answer ({error.strerror})"
+            why = f"does not respond ({error.strerror})"
             if os.geteuid():
-                why += ", or is another user's; run this as root"
-            raise ServiceUnreachable(f"{path}: the process that serves the mount {why}") from error
+                why += ", or belongs to another user; run the command as root"
+            raise ServiceUnreachable(f"{path}: the mount process {why}") from error
         self._buffer = bytearray()
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class ControlClient:
                 self._buffer += data
         except OSError as error:
             raise ServiceUnreachable(
-                f"{self._path}: the process that serves the mount has ended, or does not answer"
+                f"{self._path}: the mount process has died, or does not respond"
                 f" ({error.strerror or error})"
             ) from error
         reply: dict[str, Any] = json.loads(self._buffer[:end])

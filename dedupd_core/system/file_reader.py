@@ -122,7 +122,7 @@ def open_unnoticed(open_file: Callable[[int], int]) -> int:
 def open_failure(error: OSError) -> str:
     """Why a file that was found cannot be opened."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
-        return "moved or removed meanwhile"
+        return "was moved or deleted while it was read"
     return f"cannot be opened: {error.strerror}"
 
 

@@ -137,7 +137,7 @@ def why_full(place: int | str) -> str:
     with suppress(OSError):
         has_space = os.statvfs(place).f_bavail >= _BLOCKS_MIN
         if has_space and free_inodes(place) == 0:
-            return "no inode is left for another file, though there is free space; delete files"
+            return "no inode is left for another file, even though space is free; delete files"
     return "no space left to write"
 
 

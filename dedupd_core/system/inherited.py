@@ -52,7 +52,9 @@ def require_standard_stream(fd: int, purpose: str) -> None:
     """
     if fd in _closed:
         name = {0: "input", 1: "output", 2: "error"}[fd]
-        raise UsageError(f"standard {name}: is closed, and carries {purpose}; open or redirect it")
+        raise UsageError(
+            f"standard {name}: is closed, but is needed for {purpose}; open or redirect it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,9 @@ def lift_limits() -> None:
             resource.setrlimit(limit.number, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         except (ValueError, OSError):
             raise UsageError(
-                f"{limit.name}: the calling shell limits it to {limit.shown(hard)}, which would hit"
-                f" users or end this process in its work; start dedupd from a session in which"
-                f" `ulimit -H {limit.option}` prints `unlimited`"
+                f"{limit.name}: the calling shell limits it to {limit.shown(hard)}, which would"
+                " affect users or kill this process; start dedupd from a session in which `ulimit"
+                f" -H {limit.option}` prints `unlimited`"
             ) from None
 
 

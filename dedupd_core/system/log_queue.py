@@ -139,10 +139,12 @@ class LogQueue(logging.handlers.QueueHandler):
     def _tell_left_out(self) -> None:
         left_out = self._lines.take_left_out()
         if left_out:
-            self._send(_note(f"{left_out} more messages like the last ones were left out"))
+            self._send(_note(f"{left_out} similar messages were skipped"))
         with self._counting:
             lost, self._lost = self._lost, 0
-        if lost and not self._send(_note(f"{lost} messages were lost: the log took none")):
+        if lost and not self._send(
+            _note(f"{lost} messages were lost: the log did not accept them")
+        ):
             self._lose(lost - 1)
 
     def _send(self, record: logging.LogRecord) -> bool:

@@ -76,14 +76,17 @@ def faults(root: str, base: str, uuid: str, found: list[Export]) -> list[Fault]:
             )
         elif lies_in(one.path, root):
             if not one.has_fsid:
-                why = "without fsid=: refused, or its clients lose their files with the next mount"
+                why = (
+                    "without fsid=: it is refused, or its clients lose their files with the next"
+                    " mount"
+                )
                 told.append(Fault(True, f"{one.path} is exported to {one.client} {why}", line))
             if "subtree_check" in one.options:
-                why = "with subtree_check: files that are renamed are lost to those that use them"
+                why = "with subtree_check: clients lose files that are renamed"
                 told.append(Fault(False, f"{one.path} is exported to {one.client} {why}", line))
         elif lies_in(root, one.path) and not any(other.path == root for other in found):
-            why = f"{one.path} is exported to {one.client}, and the volume in it is not"
-            told.append(Fault(False, f"{why}: there it looks empty", line))
+            why = f"{one.path} is exported to {one.client}, but the volume in it is not"
+            told.append(Fault(False, f"{why}: the volume looks empty there", line))
     return sorted(told, key=lambda fault: not fault.is_bad)
 
 

@@ -21,7 +21,7 @@ def split_path(path: bytes) -> list[bytes]:
     """Components of a relative path. Raises ValueError where one is ``..`` or it is absolute."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     if path.startswith(b"/") or b".." in parts:
-        raise ValueError(f"{path!r} leaves the directory")
+        raise ValueError(f"{path!r}: leaves the directory")
     return parts
 
 
@@ -127,7 +127,9 @@ def refuse_part(path: str, places: Iterable[str], to: str) -> None:
         return
     if not os.path.lexists(path):
         raise UsageError(f"{path}: no such directory")
-    raise UsageError(f"{path}: lies in the volume {places[0]}; name that to {to} all of it")
+    raise UsageError(
+        f"{path}: is inside the volume {places[0]}; use that path to {to} the entire volume"
+    )
 
 
 @contextmanager

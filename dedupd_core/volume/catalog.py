@@ -104,7 +104,8 @@ class Catalogue:
         except (lmdb.Error, OSError) as error:
             raise CatalogUnusable(
                 f"{shown_place(self._directory)}: the catalogue cannot be used now"
-                f" ({self._reason(error)}); it may be deleted while no job runs, and costs no data"
+                f" ({self._reason(error)}); you can delete it while no job runs, without loss of"
+                " data"
             ) from error
 
     def _reason(self, error: OSError | lmdb.Error) -> str:
@@ -202,8 +203,8 @@ def _leave_inodes(directory: str) -> None:
         left = free_inodes(os.path.dirname(directory))
     if left is not None and left < INODES_RESERVED:
         raise CatalogUnusable(
-            f"{shown_place(directory)}: the catalogue is not made now: {left} inodes are left, and"
-            f" {INODES_RESERVED} are reserved for users; delete files"
+            f"{shown_place(directory)}: the catalogue cannot be created: {left} inodes are free,"
+            f" and {INODES_RESERVED} are reserved for users; delete files"
         )
 
 

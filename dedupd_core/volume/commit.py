@@ -79,7 +79,7 @@ class Result(NamedTuple):
 
 
 _DONE = Result(Outcome.DONE)
-_HALF_WAY = Result(Outcome.FAILED, "it could not be punched; the next job goes on with it")
+_HALF_WAY = Result(Outcome.FAILED, "it could not be punched; the next job continues")
 
 
 class Committer(Protocol):
@@ -226,7 +226,9 @@ class _Batch:
     def _begin_alone(self, at: int, directories: DirectoryOpener) -> None:
         request, volume = self._requests[at], self._volume
         if request.in_parts:
-            self.results[at] = Result(Outcome.CHANGED, "the mount that has seen its writes is gone")
+            self.results[at] = Result(
+                Outcome.CHANGED, "the mount that recorded its writes has ended"
+            )
             return
         try:
             fd = directories.open_file(request.path, os.O_RDWR | os.O_NONBLOCK)
@@ -337,8 +339,8 @@ def settle_noted(volume: Volume, transitions: Transitions) -> None:
 def _raise_failure(volume: Volume, reply: dict[str, Any]) -> None:
     if "results" not in reply:
         raise ServiceUnreachable(
-            f"{volume.root}: the process that serves the mount could not commit:"
-            f" {reply.get('error', 'it gave no reason')}; try again"
+            f"{volume.root}: the mount process could not commit:"
+            f" {reply.get('error', 'it gave no reason')}; run the job again"
         )
 
 
@@ -392,11 +394,11 @@ _NOT_THE_FILE = (
 def open_failure(error: OSError) -> Result:
     """What it means that a file could not be opened for its commit."""
     if error.errno in _NOT_THE_FILE:
-        return Result(Outcome.GONE, "it was moved or removed meanwhile")
+        return Result(Outcome.GONE, "it was moved or deleted during the commit")
     if error.errno in (errno.ETXTBSY, errno.EBUSY, errno.EAGAIN):  # the last one: a lease
         return Result(Outcome.IN_USE, "it is in use")
     if error.errno == errno.EPERM:
-        return Result(Outcome.PROTECTED, "it may not be changed")
+        return Result(Outcome.PROTECTED, "it cannot be changed")
     return Result(Outcome.FAILED, os.strerror(error.errno or errno.EIO))
 
 
@@ -410,7 +412,7 @@ def step_failure(error: DedupdError | OSError) -> Result:
         return Result(Outcome.FULL, str(error))
     if isinstance(error, OSError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return Result(Outcome.FAILED, "no space left for the stub's attribute")
+            return Result(Outcome.FAILED, "no space left for the attribute of the stub")
         return Result(Outcome.FAILED, os.strerror(error.errno or errno.EIO))
     if isinstance(error, NoSpace):
         return Result(Outcome.FAILED, str(error))

@@ -28,15 +28,15 @@ class DetachedMount:
     def message(self) -> str:
         if not self.users:
             return (
-                f"{self.root}: unmounted, but process {self.pid} still serves the mount: the kernel"
-                " writes data to it, or an unknown process has files open; run `dedupd mount"
-                f" {self.root}` once process {self.pid} has ended"
+                f"{self.root}: is unmounted, but process {self.pid} still serves the mount: the"
+                " kernel writes data to it, or an unknown process has files open. Wait until"
+                f" process {self.pid} has ended, then run `dedupd mount {self.root}`"
             )
         users = ", ".join(self.users[:USERS_SHOWN])
         more = f" and {len(self.users) - USERS_SHOWN} more" if self.users[USERS_SHOWN:] else ""
         return (
             f"{self.root}: the mount was detached while in use (`umount -l`), and process"
-            f" {self.pid} still serves it for {users}{more}; close these files, or end these"
+            f" {self.pid} still serves it for {users}{more}; close these files, or stop these"
             f" processes, then run `dedupd mount {self.root}`"
         )
 

@@ -50,8 +50,8 @@ def require_domains(volume: Volume, policy: Policy) -> None:
     """Raises PolicyError where a policy asks for domains that the volume's store cannot have."""
     if policy.dedup_domain is not DedupDomain.VOLUME and not volume.store_kind.has_domains:
         raise PolicyError(
-            f"{volume.policy_where}: dedup_domain: a store in a cluster has no domain but the"
-            f' volume; set dedup_domain = "{DedupDomain.VOLUME}"'
+            f"{volume.policy_where}: dedup_domain: a store in a cluster supports no other domain"
+            f' than the volume; set dedup_domain = "{DedupDomain.VOLUME}"'
         )
 
 
@@ -60,8 +60,8 @@ def require_no_domains(volume: Volume, command: str) -> None:
     domain = volume.policy().dedup_domain
     if domain is not DedupDomain.VOLUME:
         raise UsageError(
-            f"{volume.root}: `{command}` cannot keep domains apart, and the policy has"
-            f' dedup_domain = "{domain}"; copy the files with another program, such as rsync'
+            f"{volume.root}: `{command}` does not keep domains separate, and the policy has"
+            f' dedup_domain = "{domain}"; copy the files with another program, for example rsync'
         )
 
 
@@ -74,6 +74,7 @@ def require_undivided(volume: Volume, command: str) -> None:
         with opened(volume.store.open_directory(kind)) as fd:
             if any(not one.key.is_of_volume for one in census(fd)):
                 raise UsageError(
-                    f"{volume.root}: `{command}` cannot keep domains apart, and files were stored"
-                    " by dedup_domain; copy the files with another program, such as rsync"
+                    f"{volume.root}: `{command}` does not keep domains separate, and files were"
+                    " stored with dedup_domain; copy the files with another program, for example"
+                    " rsync"
                 )

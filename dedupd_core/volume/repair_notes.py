@@ -33,7 +33,7 @@ class RepairNotes:
             if note in self._noted or len(self._noted) >= NOTES_MAX:
                 return
             self._noted.add(note)
-        warning = f"damage to record {record} is not noted for repair"
+        warning = f"damage to record {record} could not be recorded for repair"
         if not self._hints.put(_key(note), list(note), warning):
             with self._lock:
                 self._noted.discard(note)

@@ -58,7 +58,7 @@ def require_room(volume: Volume, path: bytes, safe_point: Callable[[], None]) ->
         need_bytes += end - start
         if number % _RANGES_BETWEEN_CHECKS == 0:
             safe_point()
-    room.require(need_bytes, f"making {where} plain")
+    room.require(need_bytes, f"expanding {where}")
 
 
 _RANGES_BETWEEN_CHECKS = 1024

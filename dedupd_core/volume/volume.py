@@ -123,7 +123,7 @@ class Volume(StoreSide):
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
-            text = f"{path}: not a volume; `dedupd enable {path}` makes it one{_meant(root)}"
+            text = f"{path}: not a volume; create one with `dedupd enable {path}`{_meant(root)}"
             raise NotAVolume(text) from None
         with ExitStack() as on_failure:
             on_failure.callback(os.close, base_fd)
@@ -155,8 +155,8 @@ class Volume(StoreSide):
         root = mount.point if mount is not None else _root_above(absolute)
         if not root:
             raise NotAVolume(
-                f"{path}: does not lie in a volume{_meant(absolute)}; `dedupd status` lists the"
-                " mounted ones, and `dedupd enable DIRECTORY` makes a directory a volume"
+                f"{path}: not in a volume{_meant(absolute)}; `dedupd status` lists the mounted"
+                " volumes, and `dedupd enable DIRECTORY` creates one"
             )
         below = os.path.relpath(absolute, root)
         volume = cls.open(root)
@@ -261,7 +261,9 @@ class Volume(StoreSide):
         that it shares. Raises Busy, and ReadOnlyVolume unless it ``reads_only``."""
         with (
             opened(self._open_lock("lock", reads_only)) as fd,
-            locked(fd, f"{self.root}: a job has it; wait, or end it by `dedupd cancel` or Ctrl-C"),
+            locked(
+                fd, f"{self.root}: in use by a job; wait, or stop it with `dedupd cancel` or Ctrl-C"
+            ),
         ):
             self._require_enabled()
             self.refuse_half_moved()
@@ -308,8 +310,8 @@ class Volume(StoreSide):
                     break
                 if time.monotonic() >= end_s:
                     raise ServiceUnreachable(
-                        f"{self.root}: mounted, but the process that serves the mount does not"
-                        " answer; unmount it, or wait until it is up"
+                        f"{self.root}: the mount process does not respond; wait for it to start,"
+                        f" or run `dedupd umount {self.root}`"
                     )
                 time.sleep(_CONNECT_POLL_S)
             yield held
@@ -317,7 +319,7 @@ class Volume(StoreSide):
     def _mounted_where(self) -> str:
         points = mount_table.points_of(self.parameters.uuid)
         at = f" at {points[0]}" if points else ""
-        return f"a mount of the volume is being served{at}"
+        return f"a mount of the volume is active{at}"
 
     def note_mount(self) -> None:
         """Say that a mount begins. Needs the mount lock."""
@@ -335,7 +337,7 @@ class Volume(StoreSide):
         if not is_there(self.base_fd, VOLUME_FILE):
             raise NotAVolume(f"{self.root}: the volume is being disabled")
         if os.path.lexists(os.path.join(self.base, SWITCHING)):
-            finish = f"`dedupd receive --finish {self.root}` goes on"
+            finish = f"run `dedupd receive --finish {self.root}`"
             raise Busy(f"{self.root}: half received; {finish}", passes=False)
 
     def _open_lock(self, name: str, reads_only: bool = False) -> int:
@@ -353,8 +355,8 @@ class Volume(StoreSide):
             if reads_only:
                 return open_to_read(self.base_fd, name)
         raise ReadOnlyVolume(
-            f"{self.root}: the file system is read-only, and nothing can be changed there; `dedupd"
-            f" mount {self.root}` shows the files, and `mount -o remount,rw` may end that"
+            f"{self.root}: the file system is read-only; to make it writable, run `mount -o"
+            f" remount,rw`. `dedupd mount {self.root}` mounts the volume read-only"
         )
 
     def mount_client(self, safe_point: Callable[[], None] | None = None) -> ControlClient | None:
@@ -379,8 +381,8 @@ class Volume(StoreSide):
             if not is_this:
                 point = client.call("status")["mountpoint"]
                 raise Busy(
-                    f"{self.root}: a copy of this volume is mounted at {point}; unmount that first:"
-                    " one of the two can be in use at a time"
+                    f"{self.root}: a copy of this volume is mounted at {point}; unmount it first:"
+                    " only one of the two can be in use"
                 )
             on_failure.pop_all()
         return client
@@ -426,7 +428,7 @@ def _base_behind(mount: mount_table.Mount) -> int:
         return fetch_base(mount.volume)
     except ServiceUnreachable as error:
         if os.geteuid() != 0:
-            remedy = "did another user, like root, mount it?"
+            remedy = "check whether another user, for example root, mounted it"
         else:
-            remedy = f"`dedupd umount {mount.point}` clears the mount away"
+            remedy = f"`dedupd umount {mount.point}` removes the mount"
         raise ServiceUnreachable(f"{mount.point}: {error}; {remedy}") from error

@@ -32,7 +32,7 @@ FILE_BYTES_MIN = 16 * MIB
 OFFER_BYTES_MAX = 4 * GIB
 """What a job reads before it commits: the longer that takes, the more of it is written to."""
 
-_CHANGED = "it was cut, copied into or made plain meanwhile"
+_CHANGED = "it was truncated, copied into or expanded during the commit"
 
 
 class _Offer(NamedTuple):
@@ -88,7 +88,7 @@ class PartLane:
             async with file.lock.alone():
                 is_taken = file.is_filled or file.ino in self._offers
                 if is_taken or self.is_committing(file.ino):
-                    raise Busy(f"{file.where}: another job is at work on it")
+                    raise Busy(f"{file.where}: in use by another job")
                 # Writes that have begun are over, and all that follow are noted.
                 parts = QuietParts(os.fstat(file.fd).st_size, _recipe_of(file))
                 offer = self._offers[file.ino] = _Offer(file, parts)

@@ -126,7 +126,7 @@ class Deletions:
             self._failed = False
         except (OSError, DedupdError, ValueError, struct.error) as error:
             if not self._failed and not isinstance(error, DamagedStub):
-                log.warning("what is deleted cannot be had back now: %s", explain(error))
+                log.warning("deleted files cannot be restored at the moment: %s", explain(error))
                 self._failed = True
 
     def _keeps_any(self) -> bool:
@@ -141,7 +141,7 @@ class Deletions:
             try:
                 await self._sync_once()
             except OSError as error:
-                log.error("deletions that were noted are not durable: %s", explain(error))
+                log.error("recorded deletions are not durable: %s", explain(error))
             await self._count_dropped()
 
     async def _count_dropped(self) -> None:

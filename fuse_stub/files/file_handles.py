@@ -50,7 +50,9 @@ def load_secret(volume: Volume) -> bytes:
         volume.disk.replace_file(volume.base_fd, SECRET_FILE, secret)
     except (OSError, NoSpace) as error:
         log.warning(
-            "%s: file handles are good for this mount only: %s", volume.root, explain(error)
+            "%s: file handles are valid only until the volume is unmounted: %s",
+            volume.root,
+            explain(error),
         )
     return secret
 

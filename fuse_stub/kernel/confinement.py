@@ -63,8 +63,8 @@ def deny_calls(mountpoint: str) -> None:
         native.system.deny_calls()
     except OSError as error:
         log.warning(
-            "%s: the mount process keeps system calls that it does not need, because the kernel"
-            " cannot filter them: %s",
+            "%s: the mount process keeps unneeded system calls, because the kernel cannot filter"
+            " them: %s",
             mountpoint,
             error.strerror,
         )

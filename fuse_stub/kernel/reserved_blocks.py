@@ -64,7 +64,7 @@ class ReservedBlocks:
             self._user, self._other = user, other
             return
         log.warning(
-            "%s: users can take the blocks that %s reserves for root: the process lacks"
+            "%s: users can use the blocks that %s reserves for root: the process lacks"
             " CAP_SETUID, CAP_SETGID or CAP_SETPCAP",
             mountpoint,
             found.kind,

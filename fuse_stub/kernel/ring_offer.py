@@ -14,12 +14,12 @@ def ring_offer() -> str:
         with open(OFFERED) as file:
             is_on = file.read().strip() == "Y"
     except OSError:
-        return "the kernel has no io_uring for it (Linux 6.14 has)"
+        return "the kernel does not support io_uring for FUSE (Linux 6.14 does)"
     if is_on:
-        return "io_uring is on for mounts that begin now"
+        return "io_uring is on for new mounts"
     return (
-        "io_uring is off: the unit of the service turns it on as it starts, and so does"
-        f" `echo Y > {OFFERED}`, for mounts that begin after it"
+        "io_uring is off; to turn it on for new mounts, start the unit of the service, or run"
+        f" `echo Y > {OFFERED}`"
     )
 
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 from dedupd_core.errors import UsageError
-from dedupd_core.units import parse_size
+from dedupd_core.units import cut, parse_size
 
 
 class AccessTimes(StrEnum):
@@ -95,12 +95,12 @@ _OF_OTHERS = frozenset(
 )
 """Options for mount(8) and systemd, and those that say what holds in any case: nothing to do."""
 
-_BELOW = "has to be set for the file system below, which keeps the files"
+_BELOW = "must be set for the file system below, which stores the files"
 
 _NOT_HERE = {
     "lazytime": _BELOW,
     "dirsync": _BELOW,
-    "mand": "is gone from Linux",
+    "mand": "was removed from Linux",
     "bind": "mounts another directory; use `mount --bind`",
     "move": "moves a mount; use `mount --move`",
 }
@@ -122,7 +122,6 @@ def parse_options(text: str, *, is_sloppy: bool = False) -> MountOptions:
         elif name == "cache" and value:
             options = replace(options, cache_bytes=parse_size(value))
         elif not is_sloppy:
-            raise UsageError(
-                f"{word}: {_NOT_HERE.get(name, 'no such mount option; see dedupd-mount(1)')}"
-            )
+            reason = _NOT_HERE.get(name, "no such mount option; see dedupd-mount(1)")
+            raise UsageError(f"{cut(word)}: {reason}")
     return options

@@ -66,7 +66,7 @@ def detach(point: str, *, lazily: bool) -> None:
         if "busy" not in reason:
             raise UsageError(f"{point}: cannot be unmounted: {reason.splitlines()[-1]}")
         time.sleep(_BUSY_POLL_S)
-    raise Busy(f"{point}: in use; `fuser -vm {point}` shows by whom")
+    raise Busy(f"{point}: in use; `fuser -vm {point}` lists the processes")
 
 
 def _refusal(point: str, *, lazily: bool) -> str:
@@ -92,6 +92,6 @@ def covered(point: str) -> str:
         return ""
     more = ", …" if len(names) > COVERED_SHOWN else ""
     return show_text(
-        f"{point}: written here while the volume was not mounted, and out of sight while it is:"
+        f"{point}: written here while the volume was not mounted, and hidden while it is mounted:"
         f" {', '.join(names[:COVERED_SHOWN])}{more}"
     )

@@ -111,7 +111,7 @@ def served_in_background(
             reason = stderr.read().decode("utf-8", "replace").strip().splitlines()
             process.wait()
             raise ServiceUnreachable(
-                f"{asked.mountpoint}: the process that was to serve the mount died:"
+                f"{asked.mountpoint}: the mount process died:"
                 f" {reason[-1] if reason else f'status {process.returncode}'}"
             )
     reply = json.loads(text)
@@ -142,8 +142,8 @@ def open_snapshot(path: str) -> Volume:
     around = mount_table.find(os.path.realpath(path))
     if around is not None:
         raise UsageError(
-            f"{path}: lies in a volume that is mounted at {around.point}; name the directory that"
-            " the volume has in a snapshot of its file system"
+            f"{path}: is inside a volume that is mounted at {around.point}; use the directory of"
+            " the volume in a snapshot of its file system"
         )
     return Volume.open(path)
 
@@ -166,10 +166,10 @@ def open_volume(path: str) -> Volume:
             base_fd = os.open(BASE_NAME, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=below)
         except FileNotFoundError:
             if not is_dead_one:
-                raise NotAVolume(f"{path}: no volume lies beneath the automount") from None
+                raise NotAVolume(f"{path}: no volume is below the automount") from None
             raise NotAVolume(
-                f"{path}: the dead mount of a volume elsewhere; `dedupd mount` with the volume's"
-                f" own path brings it back, `dedupd umount {path}` takes it away"
+                f"{path}: is the dead mount of a volume elsewhere; to restore it, run `dedupd"
+                f" mount` with the volume's own path; to remove it, run `dedupd umount {path}`"
             ) from None
     return Volume.at(root, base_fd)
 
@@ -184,7 +184,7 @@ def unmount(mountpoint: str) -> None:
         return
     found = [mount for mount in mount_table.volumes() if mount.point == mountpoint]
     if not found:
-        raise UsageError(f"{mountpoint}: no volume is mounted there")
+        raise UsageError(f"{mountpoint}: no volume is mounted here")
     if is_dead(mountpoint):
         clear_dead_mount(mountpoint)
         return

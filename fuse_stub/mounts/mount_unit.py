@@ -49,7 +49,7 @@ def served_in_unit(volume: str, path: str, base_fd: int, asked: Serving) -> int:
         return _served(volume, path, base_fd, asked)
     except Ended as error:
         unit = UNIT.format(volume)
-        raise NoUnit(f"{unit} has ended; `journalctl -u {unit}` may say why") from error
+        raise NoUnit(f"{unit} has stopped; run `journalctl -u {unit}` to find the cause") from error
 
 
 def _served(volume: str, path: str, base_fd: int, asked: Serving) -> int:
@@ -57,7 +57,7 @@ def _served(volume: str, path: str, base_fd: int, asked: Serving) -> int:
         below_fd = os.dup(base_fd)
         private = stack.enter_context(private_mount(below_fd, asked.options))
         if private.mount_fd is None:
-            raise NoUnit("the kernel gives no private mount of the file system below")
+            raise NoUnit("the kernel does not support a private mount of the file system below")
         line = stack.enter_context(_called(volume, path, base_fd))
         line.send(task_of(path, asked), [base_fd, private.mount_fd])
         request, _ = line.receive()
@@ -81,7 +81,7 @@ def _put(mount_fd: int, point: str) -> None:
             over_mount.attach(mount_fd, point)
     except OSError as error:
         raise UsageError(
-            f"{point}: cannot be mounted ({error.strerror}); is it a directory?"
+            f"{point}: cannot be mounted ({error.strerror}); check that it is a directory"
         ) from error
 
 
@@ -122,7 +122,7 @@ def _call_of(listener: socket.socket, volume: str, path: str, base_fd: int) -> s
         if detached is not None and (detached.users or time.monotonic() > end):
             raise Busy(detached.message)
         if time.monotonic() > end:
-            raise NoUnit(f"{unit} runs, and does not call; see `systemctl status {unit}`")
+            raise NoUnit(f"{unit} is running, but does not respond; see `systemctl status {unit}`")
 
 
 def _systemctl(action: str, unit: str) -> None:
@@ -140,5 +140,5 @@ def _systemctl(action: str, unit: str) -> None:
         raise NoUnit(str(error)) from error
     if done.returncode:
         text = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        status = f"`systemctl {action} {unit}` ended with status {done.returncode}"
+        status = f"`systemctl {action} {unit}` exited with status {done.returncode}"
         raise NoUnit(text[0] if text else status)

@@ -61,8 +61,8 @@ class PrivateMount:
             over_mount.set_attributes(self.mount_fd, attributes, mask)
         except OSError as error:
             raise UsageError(
-                f"{options.text}: root alone can have a mount read-only, or with other access times"
-                f" than the file system below, and from Linux 5.12 on ({error.strerror})"
+                f"{options.text}: a read-only mount, or access times that differ from the file"
+                f" system below, need root and Linux 5.12 ({error.strerror})"
             ) from error
 
 
@@ -137,8 +137,7 @@ def show(mount: str | int, options: MountOptions, below_fd: int) -> None:
     except OSError as error:
         if options.symfollow is False:
             raise UsageError(
-                f"{options.text}: `nosymfollow` is root's, and from Linux 5.12 on"
-                f" ({error.strerror})"
+                f"{options.text}: `nosymfollow` needs root and Linux 5.12 ({error.strerror})"
             ) from error
 
 

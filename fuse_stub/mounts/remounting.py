@@ -51,7 +51,7 @@ def remount(point: str, options: MountOptions, *, is_complete: bool = False) -> 
     if options.cache_bytes is not None or options.snapshot or options.force:
         raise UsageError(
             f"{point}: `cache`, `snapshot` and `force` cannot be changed while it is mounted;"
-            " unmount it, and mount it with them"
+            " unmount it, then mount it with these options"
         )
     if point in mount_table.snapshot_points():
         _require_writable(point, options, is_read_only=True)
@@ -59,7 +59,7 @@ def remount(point: str, options: MountOptions, *, is_complete: bool = False) -> 
         return
     found = [mount for mount in mount_table.volumes() if mount.point == point]
     if not found:
-        raise UsageError(f"{point}: no volume is mounted there")
+        raise UsageError(f"{point}: no volume is mounted here")
     with ControlClient(socket_path(found[-1].volume), QUESTION_TIMEOUT_S) as client:
         _require_writable(point, options, is_read_only=client.call("status").get("read_only"))
         shown = os.statvfs(point).f_flag
@@ -94,8 +94,8 @@ def _by_default(client: ControlClient, shown: int) -> int:
 def _require_writable(point: str, options: MountOptions, *, is_read_only: bool | None) -> None:
     if is_read_only and options.read_only is False:
         raise UsageError(
-            f"{point}: was mounted read-only, with nothing open for writing; unmount it, and mount"
-            " it again"
+            f"{point}: was mounted read-only, without files open for writing; unmount it, then"
+            " mount it again"
         )
 
 
@@ -120,7 +120,7 @@ def _set_flags(point: str, options: MountOptions, otherwise: int) -> None:
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise Busy(
-                f"{point}: files are open for writing; `fuser -vm {point}` shows by whom"
+                f"{point}: files are open for writing; `fuser -vm {point}` lists the processes"
             ) from error
         raise
 

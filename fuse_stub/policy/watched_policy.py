@@ -40,5 +40,8 @@ class WatchedPolicy:
             try:
                 self._policy = self._volume.policy()
             except (PolicyError, OSError) as error:
-                log.warning("the policy cannot be read, and counts as it was: %s", explain(error))
+                log.warning(
+                    "the policy cannot be read; the previous policy stays in effect: %s",
+                    explain(error),
+                )
         return self._policy

@@ -22,11 +22,11 @@ from jobs.frame.run import JobRun
 from jobs.tree.walk import walk
 
 _BOUND = define("adopt.bound", "the attribute of one more stub is bound to the copy, not synced")
-_SYNCED = define("adopt.synced", "all attributes are durable, the copy is still one")
+_SYNCED = define("adopt.synced", "all attributes are durable, the volume is still a copy")
 _RECORDED = define("adopt.recorded", "the copy is a volume")
 
-ADOPTED, NOTHING = "adopted", "nothing to adopt: it is the volume itself"
-_GOOD_COPIES = "docs/guide/backup.md says which programs copy a volume as it is"
+ADOPTED, NOTHING = "adopted", "nothing to adopt: this is the volume itself"
+_GOOD_COPIES = "docs/guide/backup.md lists the programs that copy a volume completely"
 
 
 @dataclass(slots=True)
@@ -97,13 +97,14 @@ class Adopt(Job[AdoptReport]):
         if not report.stubs and has_content and has_chunks(volume):
             raise Damaged(
                 f"{volume.root}: none of its {counted(report.plain_files, 'file')} has the"
-                f" attribute {name}, and the store has chunks: the program that made the copy left"
-                f" the attributes out, and with them the content of each stub; {_GOOD_COPIES}"
+                f" attribute {name}, but the store has chunks. The program that made the copy did"
+                " not copy the attributes, so the contents of the stubs are missing;"
+                f" {_GOOD_COPIES}"
             )
         if report.stubs and not report.own and not report.adopted:
             first = self._run.findings.messages[0]
             raise Damaged(
-                f"{volume.root}: none of its {counted(report.stubs, 'stub')} can be taken over, the"
+                f"{volume.root}: none of its {counted(report.stubs, 'stub')} can be adopted, the"
                 f" first: {first}. {_GOOD_COPIES}"
             )
 

@@ -20,10 +20,10 @@ from dedupd_core.system.files import opened
 from dedupd_core.units import align_up
 from jobs.adopt.volume_copy import VolumeCopy
 
-TRUSTED_WITH = "--trust-holes takes it, where the program is known to keep them"
+TRUSTED_WITH = "use --trust-holes if the program that made the copy preserves holes"
 NOT_TRUSTED = (
-    "it has been written to since it was deduplicated, and the holes of other stubs in this copy"
-    " are not what they were: --trust-holes does not hold for it"
+    "the file was written after it was deduplicated, and this copy did not preserve the holes of"
+    " other stubs: --trust-holes does not help"
 )
 
 
@@ -66,20 +66,20 @@ def _judged(fd: int, stub: StubAttribute, files: StubFiles) -> Verdict:
     found, _ = native.system.local_bytes(fd, align_up(size, files.block_bytes), True)
     if found < stub.local_bytes:
         lost = stub.local_bytes - found
-        return Verdict(f"the copy has holes in place of {lost} bytes of its own blocks", True)
+        return Verdict(f"the copy has holes instead of {lost} bytes of local blocks", True)
     is_open = bool(stub.flags & (Flag.WRITTEN | Flag.COMMITTING | Flag.RESTORING))
     if found > stub.local_bytes and not is_open:
-        return Verdict(f"the copy has {found - stub.local_bytes} bytes in place of holes", True)
+        return Verdict(f"the copy has {found - stub.local_bytes} bytes instead of holes", True)
     if stub.is_clean and native.system.present_ranges(fd, 0, size):
         # A file system without an extent map counts no blocks, and shows them as data all the same.
-        return Verdict("the copy has data in place of holes", True)
+        return Verdict("the copy has data instead of holes", True)
     if stub.is_clean and size >= stub.covered:
         return _GOOD
     if size < stub.covered:
-        return Verdict("it is shorter than its recipe, as only a user's cut makes it")
+        return Verdict("it is shorter than its recipe, which only happens if a user truncates it")
     return Verdict(
-        "it has been written to since it was deduplicated, and only a copy that kept its holes has"
-        " what was written"
+        "the file was written after it was deduplicated, and only a copy with preserved holes has"
+        " the new data"
     )
 
 

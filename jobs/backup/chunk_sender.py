@@ -113,7 +113,7 @@ class ChunkSender:
             self._give_number(record_id, row.fingerprint)
             log += encode_row(record_id, found[row.key])
         if self._log_fd is not None:
-            self._room.require(len(log), "the log of what is sent")
+            self._room.require(len(log), "the log of sent chunks")
             self._volume.disk.write_at(self._log_fd, [log], self._log_at)
             self._log_at += len(log)
 
@@ -139,7 +139,7 @@ class ChunkSender:
         self._out.flush()
         answer = back.read()
         if answer.kind is not FrameKind.ANSWER or len(answer.payload) != len(keys):
-            raise Damaged("the receiver: not an answer to what was offered")
+            raise Damaged("the receiver: not an answer to the offer")
         return {key for key, has in zip(keys, answer.payload, strict=True) if has}
 
     def _put_known(self, rows: list[Row], found: dict[Key, bytes]) -> None:

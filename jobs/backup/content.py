@@ -81,5 +81,7 @@ def own_pieces(fd: int, ranges: Iterator[tuple[int, int]]) -> Iterator[tuple[int
             length = min(PIECE_BYTES, end - at)
             data = read_at(fd, length, at)
             if len(data) != length:
-                raise OSError(errno.EIO, f"the file was cut at {at + len(data)} while it was read")
+                raise OSError(
+                    errno.EIO, f"the file was truncated to {at + len(data)} bytes while it was read"
+                )
             yield at, data

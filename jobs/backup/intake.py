@@ -171,8 +171,8 @@ class _LocalRecipe:
 def lacking(volume: Volume) -> UsageError:
     """The error of a chunk that should be here."""
     return UsageError(
-        f"{volume.root}: lacks a chunk that it had at the state before; send with --negotiate, or"
-        " without --since"
+        f"{volume.root}: lacks a chunk of the previous state; send with --negotiate, or without"
+        " --since"
     )
 
 

@@ -83,8 +83,8 @@ class Received:
         state = {**asdict(replica), "chunks": chunks, "is_complete": False, "held": held}
         if chunks > self.chunks:
             raise Damaged(
-                f"the stream counts on {chunks} chunks that were received before, and there are"
-                f" {self.chunks}; send anew, without --resume"
+                f"the stream needs {chunks} chunks received earlier, but only {self.chunks} are"
+                " present; send again without --resume"
             )
         self._cut(CHUNKS_FILE, chunks * _CHUNK.size)
         self._cut(RECIPES_FILE, 0)
@@ -128,7 +128,7 @@ class Received:
         return self._ends[CHUNKS_FILE] // _CHUNK.size
 
     def _append(self, name: bytes, data: bytes) -> None:
-        self._room.require(len(data), "what is received of a stream")
+        self._room.require(len(data), "the received part of a stream")
         self._disk.write_at(self._files[name], [data], self._ends[name])
         self._ends[name] += len(data)
 
@@ -139,7 +139,7 @@ class Received:
         """The chunk of a number, from 0 on. Raises Damaged."""
         data = os.pread(self._files[CHUNKS_FILE], _CHUNK.size, number * _CHUNK.size)
         if len(data) != _CHUNK.size:
-            raise Damaged(f"the stream names chunk {number}, which it has not")
+            raise Damaged(f"the stream refers to chunk {number}, which it does not contain")
         return ReceivedChunk._make(_CHUNK.unpack(data))
 
     @property
@@ -155,7 +155,7 @@ class Received:
         """Raises Damaged."""
         data = os.pread(self._files[RECIPES_FILE], _RECIPE.size, number * _RECIPE.size)
         if len(data) != _RECIPE.size:
-            raise Damaged(f"the stream names recipe {number}, which it has not")
+            raise Damaged(f"the stream refers to recipe {number}, which it does not contain")
         recipe, digest, is_direct, length = _RECIPE.unpack(data)
         return ReceivedRecipe(RecipeRef(recipe, digest, bool(is_direct)), length)
 
@@ -175,7 +175,7 @@ class Received:
             count = min(_ROWS_AT_ONCE, end - at)
             data = read_at(self._files[ROWS_FILE], count * _ROW.size, at * _ROW.size)
             if len(data) != count * _ROW.size:
-                raise Damaged("a recipe that was received is cut short")
+                raise Damaged("a received recipe is incomplete")
             yield from _ROW.iter_unpack(data)
 
     @property
@@ -197,7 +197,7 @@ class Received:
         while at < self._ends[PLAN_FILE]:
             (length,) = _LENGTH.unpack(read_at(fd, _LENGTH.size, at))
             at += _LENGTH.size
-            yield from decode_nodes(read_at(fd, length, at), "the tree that was received")
+            yield from decode_nodes(read_at(fd, length, at), "the received tree")
             at += length
 
 

@@ -43,8 +43,8 @@ GROUP_BYTES = 64 * MIB
 BATCH_BYTES = 8 * MIB
 """Of chunks that are checked at once."""
 
-_GROUP = define("receive.group-durable", "chunks are durable, and noted as received")
-_COMPLETE = define("receive.complete", "all of the stream is here, and the volume as it was")
+_GROUP = define("receive.group-durable", "chunks are durable, and recorded as received")
+_COMPLETE = define("receive.complete", "the complete stream is present, the volume is unchanged")
 
 
 @dataclass(slots=True)
@@ -119,8 +119,8 @@ class Receiver:
             is_resumed = fields["resumes"] and fields["resumes"] == received.stream
             if fields["chunks"] and not is_resumed:
                 raise UsageError(
-                    f"{volume.root}: the stream goes on with one that was not begun here; send"
-                    " anew, without --resume"
+                    f"{volume.root}: the stream continues a stream that was not received here;"
+                    " send again without --resume"
                 )
             replica = Replica(fields["volume"], report.point, fields["moment_ns"])
             received.begin(replica, fields["chunks"])
@@ -156,27 +156,39 @@ class Receiver:
         volume = self._volume
         require_no_domains(volume, "dedupd receive")
         if fields["volume"] == volume.parameters.uuid:
-            raise UsageError(f"{volume.root}: is the volume that was sent, or a copy of it")
+            raise UsageError(
+                f"{volume.root}: is the volume that was sent, or a copy of it; receive into"
+                " another volume"
+            )
         if fields["fingerprint"] != volume.parameters.fingerprint:
             raise UsageError(
-                f"{volume.root}: has fingerprints by {volume.parameters.fingerprint}, and the"
-                f" stream by {fields['fingerprint']}; receive into a volume that was enabled alike"
+                f"{volume.root}: uses {volume.parameters.fingerprint} fingerprints, but the stream"
+                f" uses {fields['fingerprint']}; receive into a volume that was enabled with"
+                f" --fingerprint {fields['fingerprint']}"
             )
         if own is not None and own.volume != fields["volume"]:
             raise UsageError(f"{volume.root}: is a replica of another volume, {own.volume}")
         if own is None and names_in(volume.data_fd):
             raise UsageError(
-                f"{volume.root}: has files of its own, and a stream replaces all; receive into a"
-                " volume that is empty"
+                f"{volume.root}: contains files, which the stream would replace; receive into an"
+                " empty volume"
             )
         has = own.point if own else ""
         if fields["since"] and fields["since"] != has:
             raise UsageError(
-                f"{volume.root}: has the state {has or 'of no stream'}, and the stream builds on"
-                f" {fields['since']}; " + (f"send --since {has}" if has else "send without --since")
+                f"{volume.root}: has"
+                " the state"
+                f" {has or 'of no stream'},"
+                " but the stream"
+                " builds on"
+                f" {fields['since']};"
+                " " + (f"send --since {has}" if has else "send without --since")
             )
         if bool(fields["negotiates"]) != (self._back is not None):
-            raise UsageError("--negotiate takes a pair of pipes, and has to be said on both sides")
+            raise UsageError(
+                "--negotiate: is needed on both sides, `dedupd send` and `dedupd receive`, with"
+                " two pipes between them"
+            )
 
     # --- the store ----------------------------------------------------------------------------
 
@@ -205,7 +217,7 @@ class Receiver:
                 self._end(frame)
                 return
             elif frame.kind is not FrameKind.CHUNK:
-                raise Damaged(f"the stream: a frame of kind {frame.kind.name} within it")
+                raise Damaged(f"the stream: unexpected frame of kind {frame.kind.name}")
             if self._store.group_bytes >= GROUP_BYTES:
                 self._sync()
             run.update(done=self._in.read_bytes, files=report.nodes)
@@ -230,17 +242,17 @@ class Receiver:
             checksum = native.hashing.xxh3_64(stored)
             raw = native.codec.decode(stored, frame.codec, frame.raw_length, checksum)
         except native.codec.CorruptPayload as error:
-            return f"a chunk that does not decode ({error})"
+            return f"a chunk that cannot be decoded ({error})"
         algorithm = self._volume.parameters.fingerprint
         if native.hashing.fingerprint(raw, algorithm) != frame.fingerprint:
-            return "a chunk that has another fingerprint"
+            return "a chunk with a wrong fingerprint"
         return ""
 
     def _reply(self, frame: Frame) -> None:
         if self._back is None:
-            raise Damaged("the stream: an offer, and nobody negotiates")
+            raise Damaged("the stream: contains an offer, but --negotiate was not used")
         if len(frame.payload) % stream.FINGERPRINT_BYTES:
-            raise Damaged("the stream: an offer that is incomplete")
+            raise Damaged("the stream: contains an incomplete offer")
         has = self._store.has(frame.payload)
         self._back.write(Frame(FrameKind.ANSWER, 0, len(has), has))
         self._back.flush()
@@ -260,12 +272,12 @@ class Receiver:
                 continue
             chunk = self._received.chunk(number - 1)
             if chunk.length != length:
-                raise Damaged(f"the stream: chunk {number - 1} has another length")
+                raise Damaged(f"the stream: chunk {number - 1} has a wrong length")
             recipe.push(number - 1, chunk)
             rows.append((chunk.fingerprint, length))
         self._digest = stream.chained(self._digest, rows)
         if self._digest != part.digest:
-            raise Damaged(f"the stream: recipe {part.recipe} is not what was sent")
+            raise Damaged(f"the stream: recipe {part.recipe} differs from the sent recipe")
         if part.is_last:
             self._recipe = None
             self._received.add_recipe(recipe.finish())
@@ -282,7 +294,10 @@ class Receiver:
             self._give_up_recipe()
         have = received.chunk_count, received.recipe_count, self._nodes_checked()
         if have != (fields["chunks"], fields["recipes"], fields["nodes"]):
-            raise Damaged("the stream: has other chunks, recipes or files than its end says")
+            raise Damaged(
+                "the stream: the number of chunks, recipes or files differs from the number at"
+                " its end"
+            )
         self._report.nodes = have[2]
         self._sync(is_complete=True)
 
@@ -293,16 +308,16 @@ class Receiver:
         for node in self._received.nodes():
             is_root = not node.path
             if is_root != (count == 0) or (is_root and not stat.S_ISDIR(node.mode)):
-                raise Damaged("the stream: does not begin with the tree itself, or has it twice")
+                raise Damaged("the stream: the root of the tree is not first, or occurs twice")
             count += 1
             if is_reserved(node.path):
                 raise UsageError(
                     f"the stream: has {show_path(node.path)}, and {RESERVED}; rename the entry in"
-                    " the volume that was sent, and send it again"
+                    " the sent volume, then send again"
                 )
             if any(name == reserved for name, _ in node.attributes):
                 where = show_path(node.path)
-                raise Damaged(f"the stream: {where} has an attribute that only a stub may have")
+                raise Damaged(f"the stream: {where} has an attribute that only stubs can have")
         return count
 
     def _sync(self, *, is_complete: bool = False) -> None:
@@ -353,14 +368,16 @@ def finish(
             remove_tree(volume.disk, volume.base_fd, RECEIVE_DIR)
             return True
     if is_asked:
-        raise UsageError(f"{volume.root}: nothing was received as a whole that waits for its end")
+        raise UsageError(f"{volume.root}: no completely received state to switch to")
     return False
 
 
 def drop(volume: ReplicaVolume) -> None:
     """Give up what was received in part. Raises Busy in the middle of a switch."""
     if is_switching(volume.base_fd):
-        raise Busy(f"{volume.root}: half in its place; `dedupd receive --finish` goes on")
+        raise Busy(
+            f"{volume.root}: the switch is incomplete; run `dedupd receive --finish {volume.root}`"
+        )
     remove_tree(volume.disk, volume.base_fd, RECEIVE_DIR)
 
 
@@ -368,7 +385,7 @@ def end(volume: ReplicaVolume) -> None:
     """Have a replica be a volume like others. Raises UsageError where it is none, Busy where a
     stream was received in part, or while it is mounted."""
     if not is_replica(volume.base_fd):
-        raise UsageError(f"{volume.root}: no replica; users may write to it already")
+        raise UsageError(f"{volume.root}: not a replica; it is already writable")
     refuse_unfinished(volume.base_fd, volume.root)
     with volume.mount_lock():
         end_replica(volume.base_fd, volume.disk)
@@ -401,6 +418,6 @@ def _unmounted(volume: Volume) -> Iterator[None]:
             yield
     except Busy as error:
         raise Busy(
-            f"{error}; all was received: unmount the volume, and run `dedupd receive --finish"
-            f" {volume.root}`"
+            f"{error}; the stream was received completely: unmount the volume, and run `dedupd"
+            f" receive --finish {volume.root}`"
         ) from None

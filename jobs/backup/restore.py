@@ -55,7 +55,7 @@ class Restore:
         other users. Raises UsageError."""
         inside = os.path.realpath(target) + "/"
         if inside.startswith(os.path.realpath(source.base) + "/"):
-            raise UsageError(f"{target}: lies in the copy that is read; choose another directory")
+            raise UsageError(f"{target}: is inside the copy that is read; choose another directory")
         self._source = source
         self._run = run
         self._target = target
@@ -72,7 +72,7 @@ class Restore:
         """
         source, run, report = self._source, self._run, self._report
         wanted = distinct([b"/".join(split_path(path)) for path in paths])
-        run.update(phase="looking at the copy")
+        run.update(phase="checking the copy")
         self._require(wanted)
         source.refuse_ruins(run)
         if report.trust_holes:
@@ -111,7 +111,7 @@ class Restore:
             except OSError as error:
                 raise UsageError(
                     f"{show_path(path)}: {os.strerror(error.errno or 0).lower()} in the tree of"
-                    f" {self._source.root}; paths begin at the root of the volume"
+                    f" {self._source.root}; use a path relative to the root of the volume"
                 ) from None
 
     def _restore(self, writer: TreeWriter, reader: ContentReader, path: bytes) -> None:
@@ -150,7 +150,7 @@ class Restore:
         with opened(met.open(os.O_RDONLY | os.O_NONBLOCK)) as fd:
             node = node_of(fd, self._source.space.name)
             if not node.is_file:
-                raise FileChanged("is no file any longer; run this again")
+                raise FileChanged("is no longer a file; run the command again")
             stub = self._source.proved(fd, path, report.trust_holes)
             node = node.settled(stub)
             if writer.is_there(to, node):

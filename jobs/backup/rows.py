@@ -98,7 +98,7 @@ class Rows:
             else:
                 data = carry + bytes(source.read(at, count))
             if len(data) != len(carry) + count:
-                raise FileChanged("the file was cut while it was read")
+                raise FileChanged("the file was truncated while it was read")
             at += count
             found = self._chunker.process(data, [(0, len(data), at == end)])
             ends = memoryview(found.ends).cast("I")

@@ -94,7 +94,7 @@ class Resume(NamedTuple):
             return cls(str(uuid.UUID(name)), int(count))
         except ValueError:
             raise UsageError(
-                f"{token!r}: no token of `dedupd receive --token`, which is an id and a number"
+                f"{token!r}: not a token; use the output of `dedupd receive --token`"
             ) from None
 
 
@@ -167,8 +167,8 @@ class Sender:
                 report.since = hello["point"] if hello["point"] in memory.points() else ""
         if (report.since or resume) and memory is None:
             raise UsageError(
-                f"{self._volume.root}: takes no changes, and remembers nothing that was sent; use"
-                " --negotiate, or send all"
+                f"{self._volume.root}: is read-only, so the sent state cannot be recorded; use"
+                " --negotiate, or send the entire volume"
             )
         if memory is not None and report.since:
             self._since = memory.load(report.since)
@@ -201,7 +201,7 @@ class Sender:
     def _send(self, met: Met) -> None:
         path, node = met.path, met.node
         if len(path) > stream.PATH_BYTES_MAX:
-            error = OSError(errno.ENAMETOOLONG, "its path is too long to be sent")
+            error = OSError(errno.ENAMETOOLONG, "its path is too long for a stream")
             self._run.findings.add_error(path, error)
             return
         flags, recipe = NodeFlag(0), 0
@@ -236,7 +236,7 @@ class Sender:
                 before = FileIdentity.of(os.fstat(fd))
                 node = node_of(fd, self._volume.space.name)
                 if not node.is_file:
-                    raise FileChanged(f"{where}: is no file any longer; sent next time")
+                    raise FileChanged(f"{where}: is no longer a file; the next stream sends it")
                 stub = checked_stub(fd, self._volume.stub_files, where)
                 used = _Used()
                 is_same = self._since.files.has(before.inode, before.ctime_ns, before.size)
@@ -261,7 +261,7 @@ class Sender:
                     return NodeFlag.SAME, 0, node
                 kind = NodeFlag.RECIPE if before.size else NodeFlag(0)
                 return kind, recipe, _sized(node, before, stub)
-        raise FileChanged(f"{where}: was written to each time it was read; sent next time")
+        raise FileChanged(f"{where}: changed each time it was read; the next stream sends it")
 
     def _note_same(self, inode: int, stub: StubAttribute | None, where: str, used: _Used) -> int:
         """Note what a file needs that the receiver has as it is."""
@@ -334,7 +334,7 @@ class Sender:
         if self._back is not None:
             done = stream.fields_of(self._back.read(), FrameKind.DONE, "the receiver")
             if done.get("point") != self._report.point:
-                raise Damaged("the receiver: says that it has something else than what was sent")
+                raise Damaged("the receiver: reports a state that differs from the sent state")
 
 
 def _sized(node: Node, identity: FileIdentity, stub: StubAttribute | None) -> Node:
@@ -345,7 +345,7 @@ def _sized(node: Node, identity: FileIdentity, stub: StubAttribute | None) -> No
 def _no_directory(path: bytes, error: OSError) -> None:
     raise Damaged(
         f"{show_path(path) or '.'}: {error.strerror}: it cannot be sent, and the receiver would"
-        " delete what it has of it"
+        " delete its copy"
     )
 
 

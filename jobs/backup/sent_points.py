@@ -164,7 +164,7 @@ class Point:
     def decode(cls, data: bytes) -> "Point":
         """Raises ValueError."""
         if len(data) < 8 or xxhash.xxh3_64_digest(data[:-8]) != data[-8:]:
-            raise ValueError("it fails its checksum")
+            raise ValueError("its checksum is wrong")
         with np.load(io.BytesIO(data[:-8]), allow_pickle=False) as columns:
             files = FileTable(columns["files"])
             cut = dict(
@@ -206,10 +206,10 @@ class SentPoints:
             return Point.decode(read_file(self._fd, _name(point, _POINT)))
         except (FileNotFoundError, ValueError) as error:
             raise UsageError(
-                f"{self._root}: what was sent as {point} is not known here any more ({error});"
-                " known are: "
+                f"{self._root}: the sent state {point} is no longer known here ({error}); known"
+                " states: "
                 + (", ".join(self.points()) or "none")
-                + "; `--negotiate`, or a full stream, need no such memory"
+                + "; use `--negotiate`, or send a full stream"
             ) from None
 
     def points(self) -> list[str]:
@@ -219,7 +219,7 @@ class SentPoints:
     def save(self, point: str, value: Point) -> None:
         """Remember a state, durably; older ones go. Raises NoSpace."""
         data = value.encode()
-        self._room.require(len(data), "the memory of what was sent")
+        self._room.require(len(data), "the record of sent states")
         self._disk.replace_file(self._fd, _name(point, _POINT), data)
         disk = self._disk
         for name in self._names(_POINT)[KEPT_MAX:]:
@@ -229,7 +229,7 @@ class SentPoints:
         """A descriptor of the log of chunks of a new stream, with rows of an earlier one. Raises
         NoSpace."""
         disk = self._disk
-        self._room.require(len(rows), "the log of what is sent")
+        self._room.require(len(rows), "the log of sent chunks")
         for name in self._names(_LOG)[LOGS_KEPT_MAX - 1 :]:
             disk.unlink(self._fd, name)
         fd = disk.create(self._fd, _name(point, _LOG))
@@ -247,8 +247,8 @@ class SentPoints:
                 rows = read_at(fd, count * _ROW.size, 0)
         if len(rows) != count * _ROW.size:
             raise UsageError(
-                f"{self._root}: nothing is known here of the stream {point}, or less than what was"
-                " received of it; send anew, without --resume: what is there is kept"
+                f"{self._root}: the stream {point} is not known here, or only a smaller part of"
+                " it; send again without --resume, which keeps the received chunks"
             )
         return rows
 
@@ -271,4 +271,4 @@ def _name(point: str, suffix: bytes) -> bytes:
     try:
         return str(uuid.UUID(point)).encode() + suffix
     except ValueError:
-        raise UsageError(f"{point!r} is no id of a stream") from None
+        raise UsageError(f"{point!r}: not the ID of a stream") from None

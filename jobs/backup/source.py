@@ -60,10 +60,14 @@ class BackupSource(VolumeCopy):
         for base in (path, os.path.join(path, BASE_NAME)):
             if os.path.isfile(os.path.join(base, VOLUME_FILE.decode())):
                 return cls(base)
-        reason = "no such directory" if not os.path.isdir(path) else "no volume and no copy of one"
+        reason = (
+            "no such directory"
+            if not os.path.isdir(path)
+            else ("neither a volume nor a copy of a volume")
+        )
         raise NotAVolume(
-            f"{path}: {reason} (a directory with {BASE_NAME}/volume.json in it, or a copy of"
-            f" {BASE_NAME} itself); where the volume is mounted, copy files out of the mount"
+            f"{path}: {reason}; use a directory that contains {BASE_NAME}/volume.json, or a copy"
+            f" of {BASE_NAME}. If the volume is mounted, copy files from the mount"
         )
 
     def _require_attributes(self) -> None:
@@ -71,8 +75,8 @@ class BackupSource(VolumeCopy):
         name = self.parameters.attribute
         if name.startswith("trusted.") and not sees_trusted_attributes():
             raise UsageError(
-                f"{self.root}: the attribute of its stubs, {name}, is shown to root alone, outside"
-                " of containers; run this as root"
+                f"{self.root}: the attribute of its stubs, {name}, is visible only to root outside"
+                " containers; run the command as root"
             )
 
     def note_damage(self, kind: Kind, record_id: int) -> None:
@@ -91,9 +95,9 @@ class BackupSource(VolumeCopy):
         if has_content:
             raise Damaged(
                 f"{self.root}: no file of this copy has the attribute {self.parameters.attribute},"
-                " and its store has chunks: the program that made the copy left the attributes"
-                " out, and with them the content of each stub; docs/guide/backup.md says which keep"
-                " them"
+                " but its store has chunks. The program that made the copy did not copy the"
+                " attributes, so the contents of the stubs are missing; docs/guide/backup.md lists"
+                " suitable programs"
             )
 
     def refuse_spoilt(self, run: JobRun) -> None:
@@ -104,7 +108,10 @@ class BackupSource(VolumeCopy):
             return
         for found in walk(self, b"", [], run.safe_point):
             if found.is_stub and self._shows_damage(found):
-                raise Damaged(f"{self.root}: {NOT_TRUSTED}; run this without it for the clean ones")
+                raise Damaged(
+                    f"{self.root}: {NOT_TRUSTED}; to restore the other files, run the command"
+                    " without this option"
+                )
 
     def _shows_damage(self, found: TreeFile) -> bool:
         try:
@@ -126,7 +133,7 @@ class BackupSource(VolumeCopy):
         where = show_path(path)
         stub, _, verdict = prove(self, fd, value, where)
         if verdict.is_spoilt:
-            raise CopiedStub(f"{where}: {verdict.reason}; take it from another backup")
+            raise CopiedStub(f"{where}: {verdict.reason}; restore it from another backup")
         if verdict.reason and not trusts_holes:
             raise CopiedStub(f"{where}: {verdict.reason}; {TRUSTED_WITH}")
         return stub

@@ -34,12 +34,12 @@ PATHS_FILE = b"replica.paths"
 PATHS_BYTES_MAX = 64 << 30
 """Address space for that, not memory or disk."""
 
-_BUILT = define("receive.built", "the tree that was received is durable, beside the volume's own")
-_BEGUN = define("receive.begun", "the switch is noted: nobody can open the volume")
-_MOVED_OUT = define("receive.moved-out", "one more entry of the old tree is out of the way")
-_CLEARED = define("receive.cleared", "all of them are, and that is noted")
+_BUILT = define("receive.built", "the received tree is durable, next to the volume's own")
+_BEGUN = define("receive.begun", "the switch is recorded: the volume cannot be opened")
+_MOVED_OUT = define("receive.moved-out", "one more entry of the old tree was moved away")
+_CLEARED = define("receive.cleared", "all of them were moved away, and that is recorded")
 _MOVED_IN = define("receive.moved-in", "one more entry of the new tree is in its place")
-_NOTED = define("receive.noted", "the volume has the new state, and nobody can open it yet")
+_NOTED = define("receive.noted", "the volume has the new state, and it cannot be opened yet")
 _SWITCHED = define("receive.switched", "the volume can be opened again")
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -81,7 +81,7 @@ class TreeBuilder:
         disk.make_dir(receive_fd, _TREE)
         at = b"/proc/self/fd/%d/" % receive_fd
         old = b"/proc/self/fd/%d/%s" % (volume.base_fd, PATHS_FILE)
-        self._run.update(phase="making the tree", done=0, total=0)
+        self._run.update(phase="creating the tree", done=0, total=0)
         with (
             opened(os.open(_TREE, _DIRECTORY, dir_fd=receive_fd)) as tree_fd,
             _paths(at + _PATHS, write=True) as new_paths,
@@ -138,11 +138,12 @@ class TreeBuilder:
             recipe = self._received.recipe(node.recipe)
             if recipe.length != node.size:
                 raise Damaged(
-                    f"{show_path(node.path)}: has {node.size} bytes, and its recipe {recipe.length}"
+                    f"{show_path(node.path)}: has {node.size} bytes, but its recipe has"
+                    f" {recipe.length}"
                 )
             writer.make_file(node.path, found, attach=lambda fd: self.attach(fd, recipe))
         elif node.size:
-            raise Damaged(f"{show_path(node.path)}: has {node.size} bytes, and no recipe")
+            raise Damaged(f"{show_path(node.path)}: has {node.size} bytes, but no recipe")
         else:
             writer.make_file(node.path, found)
         return True
@@ -171,10 +172,10 @@ class TreeBuilder:
                 return True
         if is_same:
             raise Damaged(
-                f"{where}: should be here from the state before, and is not: the replica was"
-                " changed; send without --since"
+                f"{where}: is missing from the previous state: the replica was changed; send"
+                " without --since"
             )
-        self._run.findings.add(f"{where}: could not be sent, and is not here from before")
+        self._run.findings.add(f"{where}: was not sent, and the previous state does not contain it")
         return False
 
 
@@ -183,8 +184,8 @@ _UNPLACED = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirector
 
 def _unplaced(path: bytes) -> Damaged:
     return Damaged(
-        f"{show_path(path)}: the stream has no directory for it, or has the path twice; send the"
-        " volume again"
+        f"{show_path(path)}: its directory is missing from the stream, or the path occurs twice;"
+        " send the volume again"
     )
 
 
@@ -255,7 +256,7 @@ def finish_switch(volume: Volume, receive_fd: int) -> None:
 
 def _dress_root(volume: Volume, receive_fd: int) -> None:
     with opened(open_beneath(receive_fd, _ROOT, os.O_RDONLY)) as fd:
-        (root,) = decode_nodes(os.read(fd, 1 << 20), "the root that was received")
+        (root,) = decode_nodes(os.read(fd, 1 << 20), "the received root")
     with closing(_writer(volume.data_fd, volume, Findings())) as writer:
         writer.finish_target(_node(root))
 

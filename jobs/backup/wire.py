@@ -78,7 +78,7 @@ class FrameWriter:
     def close(self) -> None:
         """Nothing more is written. What was flushed is."""
         if self._thread is not None:
-            self._failure = self._failure or PipeClosed("the stream was given up")
+            self._failure = self._failure or PipeClosed("the stream was abandoned")
             self._waiting.put(None)
             self._thread = None
 
@@ -107,7 +107,7 @@ class FrameWriter:
                     if self._failure is None:
                         self._write(fd, memoryview(data))
                 except BrokenPipeError:
-                    text = "the receiver has ended; its message says why"
+                    text = "the receiver has stopped; see its message"
                     self._failure = PipeClosed(text)
                 except BaseException as error:
                     self._failure = error
@@ -158,8 +158,8 @@ class FrameReader:
                 self._rest = memoryview(self._block())
             if not self._rest:
                 raise PipeClosed(
-                    f"{self._where}: was cut, and what the volume has is as it was; `dedupd receive"
-                    " --token` says how far it came"
+                    f"{self._where}: was interrupted, and the volume is unchanged; to continue,"
+                    " `dedupd receive --token` prints the token for `dedupd send --resume`"
                 )
             part, self._rest = self._rest[: count - have], self._rest[count - have :]
             parts.append(part)
@@ -226,4 +226,4 @@ def unpacked(frame: Frame, where: str) -> bytes:
             frame.payload, frame.codec, frame.raw_length, native.hashing.xxh3_64(frame.payload)
         )
     except native.codec.CorruptPayload as error:
-        raise Damaged(f"{where}: a frame that does not decode ({error})") from error
+        raise Damaged(f"{where}: a frame that cannot be decoded ({error})") from error

@@ -150,7 +150,7 @@ def look_at_new(volume: Volume, run: JobRun) -> None:
     seen = HeadersSeen(volume)
     for kind in Kind:
         with volume.containers(kind) as directory:
-            phase = f"looking at new {kind.name.lower()}"
+            phase = f"checking new {kind.name.lower()}"
             try:
                 for number in run.each(phase, directory.numbers()):
                     with suppress(Damaged, OSError):  # scrub says what is wrong

@@ -31,34 +31,34 @@ class Invariant(enum.StrEnum):
 
 INVARIANTS = {
     Invariant.CONTAINER_HEADER: (
-        "every container is there, and begins with a valid header of this volume"
+        "every container exists, and starts with a valid header of this volume"
     ),
     Invariant.CONTAINER_RECORDS: (
-        "every record is in the container, and each of its bytes belongs to a record that is there,"
-        " or to one that is known to be lost"
+        "every byte of a container belongs to an existing record, or to a record that is known to"
+        " be lost"
     ),
     Invariant.RECORD_PAYLOAD: "every payload matches its checksum and decodes to its raw length",
     Invariant.RECORD_FINGERPRINT: "every payload's raw bytes have the fingerprint in the header",
-    Invariant.DELTA_BASE: "every record that a live one leans on is there, and of a lower rank",
-    Invariant.TABLE_AGREES: "the redirection table says what the records say",
+    Invariant.DELTA_BASE: "every base of a live record exists, and has a lower rank",
+    Invariant.TABLE_AGREES: "the redirection table agrees with the records",
     Invariant.MERGED_TARGET: "every merged entry leads to a chunk of the same fingerprint",
-    Invariant.MERGE_ENDS: "every row of merged entries ends at a record that was not merged",
+    Invariant.MERGE_ENDS: "every chain of merged entries ends at a record that was not merged",
     Invariant.PARTITION_AGREES: "a container and its redirection table name the same partition",
-    Invariant.DOMAIN_AGREES: "no record leads to, or leans on, a record of another domain",
+    Invariant.DOMAIN_AGREES: "no record leads to, or depends on, a record of another domain",
     Invariant.SET_DISTINCT: "no chunk is in the reconciled set twice",
-    Invariant.MERGE_LOG: "a merge log that has its name is whole, and of this volume",
-    Invariant.COPY_AGREES: "every second copy has the fingerprint of what it repeats",
-    Invariant.PRIMARY_THERE: "no file relies on a second copy alone",
+    Invariant.MERGE_LOG: "a finished merge log is complete, and of this volume",
+    Invariant.COPY_AGREES: "every second copy has the fingerprint of its original",
+    Invariant.PRIMARY_THERE: "no file depends on a second copy alone",
     Invariant.STUB_ATTRIBUTE: "every stub attribute decodes and belongs to this volume",
-    Invariant.STUB_PLACE: "every stub is the file that its attribute was made for, and no copy",
-    Invariant.STUB_BLOCKS: "every stub has the blocks of its own that its attribute counts",
+    Invariant.STUB_PLACE: "every stub is the file that its attribute was made for, and not a copy",
+    Invariant.STUB_BLOCKS: "the local blocks of every stub agree with the count in its attribute",
     Invariant.STUB_RECIPE: (
-        "every stub's recipe is there, is the one that it names, and long enough"
+        "every stub's recipe exists, has the fingerprint that the stub states, and is long enough"
     ),
     Invariant.RECIPE_CHUNKS: (
-        "every chunk of a recipe is there, with the length and the check it states"
+        "every chunk of a recipe exists, with the length and the check that the recipe states"
     ),
-    Invariant.TREE_READABLE: "every directory of the tree can be read",
+    Invariant.TREE_READABLE: "every directory of the tree is readable",
 }
 
 OF_FILES = frozenset(

@@ -94,5 +94,5 @@ def _of_recipe(
         for chunk, length, check, offset in rows:
             if chunk != HOLE and not chunks.holds(chunk, length, check):
                 start = part.offset + offset
-                reason = f"chunk {show_id(chunk)} is missing, damaged or another one"
+                reason = f"chunk {show_id(chunk)} is missing, damaged or replaced"
                 yield Loss(where, start, start + length, chunk, False, reason)

@@ -208,7 +208,7 @@ class RecordCheck:
         if ordinal < len(self.entries) and (said is None or not agrees(said, row)):
             yield Problem(
                 Invariant.TABLE_AGREES,
-                f"entry {ordinal} is not what the record says",
+                f"entry {ordinal} differs from the record",
                 ordinal,
                 row.entry,
             )
@@ -272,7 +272,7 @@ class RecordCheck:
             self._hit.append(self._place(ordinal))
             yield Problem(
                 Invariant.TABLE_AGREES if entry is None else Invariant.CONTAINER_RECORDS,
-                f"record {ordinal} is not there",
+                f"record {ordinal} is missing",
                 ordinal,
             )
         if not excused:
@@ -280,7 +280,7 @@ class RecordCheck:
             for gap in self.gaps:
                 for start, end in missing_ranges(known, gap.offset, gap.end):
                     yield Problem(
-                        Invariant.CONTAINER_RECORDS, f"bytes {start} to {end} hold no record"
+                        Invariant.CONTAINER_RECORDS, f"bytes {start} to {end} contain no record"
                     )
 
     def _place(self, ordinal: int) -> tuple[int, int]:
@@ -373,8 +373,8 @@ def _damage(row: Row, ordinal: int) -> Iterator[Problem]:
     if row.status == INTACT:
         return
     if row.status == _PAYLOAD:
-        detail = "the payload fails its checksum, or does not decode"
+        detail = "the payload has a wrong checksum, or cannot be decoded"
         yield Problem(Invariant.RECORD_PAYLOAD, detail, ordinal, row.entry)
     else:
-        detail = "the raw bytes have another fingerprint"
+        detail = "the raw bytes have a different fingerprint"
         yield Problem(Invariant.RECORD_FINGERPRINT, detail, ordinal, row.entry)

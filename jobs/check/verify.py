@@ -171,7 +171,7 @@ class Verify(Job[VerifyReport]):
             if entry is None or entry.state not in tbl.USABLE:
                 continue
             if fingerprints - {entry.fingerprint}:
-                detail = "its second copy has other bytes"
+                detail = "its second copy has different bytes"
                 self._find(Invariant.COPY_AGREES, show_id(make_id(number, ordinal)), detail)
 
     def _check_bases(self) -> None:
@@ -186,7 +186,7 @@ class Verify(Job[VerifyReport]):
             wrong = {one for one in self._without_base if not needs_copy(directory, known, one)}
         for record_id in sorted(gone | wrong):
             known.forget(record_id)
-            detail = "what it leans on cannot be read"
+            detail = "its base cannot be read"
             self._find(Invariant.DELTA_BASE, show_id(record_id), detail)
 
     def _check_container(
@@ -204,7 +204,7 @@ class Verify(Job[VerifyReport]):
                 self._find(Invariant.CONTAINER_HEADER, where, str(error))
                 return None
             if not directory.owns(header, number):
-                detail = "the header is of another container"
+                detail = "the header belongs to another container"
                 self._find(Invariant.CONTAINER_HEADER, where, detail)
                 return None
             end = size = os.fstat(fd).st_size
@@ -287,5 +287,5 @@ class Verify(Job[VerifyReport]):
             self._find(loss.invariant, loss.path, loss.detail)
         for known in self._known.values():
             for record_id in sorted(known.relied_on()):
-                detail = "only its second copy is there"
+                detail = "only its second copy exists"
                 self._find(Invariant.PRIMARY_THERE, show_id(record_id), detail)

@@ -76,7 +76,7 @@ def cut_ranges(
         window_end = min(start + WINDOW_BYTES, end)
         data = read(start, window_end)
         if len(data) != window_end - start:
-            raise FileChanged("it was cut while it was read")
+            raise FileChanged("it was truncated while it was read")
         found = chunker.process(data, [(0, len(data), window_end == end)])
         position = 0
         fingerprints, zeros = found.fingerprints, found.zero

@@ -42,7 +42,7 @@ class ClusterGc(Job[ClusterGcReport]):
         """Raises Busy, StoreUnreachable, Cancelled."""
         with writing(self._volume, self._stubs) as (writer, recovery):
             self._report.recovery = recovery
-            self._run.update(phase="looking for files that are gone")
+            self._run.update(phase="checking for deleted files")
             self.forget(writer)
             self._run.update(phase="collecting")
             collection = Collection(writer.chunks, self._grace_s)
@@ -66,7 +66,7 @@ class ClusterGc(Job[ClusterGcReport]):
                 gone.append((file, versions.new))
             elif named not in versions.live:
                 self._run.findings.add(
-                    f"inode {file.inode}: its stub names version {named}, and the store has"
+                    f"inode {file.inode}: its stub refers to version {named}, but the store has"
                     f" {versions.value}"
                 )
             if len(gone) == BATCH_FILES:

@@ -105,7 +105,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
                     for candidate in batch:
                         self._take(writer, [candidate])
                 else:
-                    self._leave("changed meanwhile")
+                    self._leave("changed while it was stored")
                 return
         # Closed by now: a commit needs that nothing has the file open.
         writer.commit(prepared)
@@ -133,7 +133,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
         except (Cancelled, StoreUnreachable, WriterFenced):
             raise
         except FileChanged:
-            self._leave("changed meanwhile")
+            self._leave("changed while it was stored")
         except FileNotFoundError:
             self._leave("gone")
         except (DedupdError, OSError) as error:
@@ -182,5 +182,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
         if named == version.version:
             return True
         if named is not None and named != version.old:
-            raise Damaged(f"inode {version.file.inode}: its stub names version {named}, of neither")
+            raise Damaged(
+                f"inode {version.file.inode}: its stub refers to the unknown version {named}"
+            )
         return False

@@ -193,7 +193,7 @@ class _ClusterTreeBuilder(TreeBuilder):
             if number:
                 chunk = self._received.chunk(number - 1)
                 if chunk.length != length:
-                    raise Damaged(f"chunk {number - 1} of the stream has another length")
+                    raise Damaged(f"chunk {number - 1} of the stream has a wrong length")
                 known = NewChunk(chunk.fingerprint, _damaged, is_expected=True)
                 yield FileChunk(offset, length, known)
             offset += length
@@ -222,4 +222,6 @@ class _ClusterTreeBuilder(TreeBuilder):
 
 
 def _damaged() -> bytes:
-    raise Damaged("a chunk of the stream was damaged in the store since it came; send it again")
+    raise Damaged(
+        "a chunk of the stream was damaged in the store after it was received; send it again"
+    )

@@ -36,14 +36,14 @@ class StubVersions:
         """The handle of a file, in the form that the file system has. Raises Damaged."""
         handle = native.system.handle_of(self._sample, file.inode, file.generation)
         if handle is None:
-            raise Damaged(f"{self._volume.root}: files cannot be found by their inodes here")
+            raise Damaged(f"{self._volume.root}: the file system cannot find files by their inodes")
         return handle
 
     def file_of(self, fd: int) -> FileId:
         """The open file, which is found again by this alone. Raises Damaged where it is not."""
         file = FileId(os.fstat(fd).st_ino, native.system.generation(fd))
         if self.handle(file) != native.system.name_to_handle(fd):
-            raise Damaged(f"inode {file.inode}: it cannot be found by its number and generation")
+            raise Damaged(f"inode {file.inode}: not found by its number and generation")
         return file
 
     def settle(self, file: FileId) -> str | None:
@@ -60,7 +60,9 @@ class StubVersions:
                 volume.data_fd, self.handle(file), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
             )
         except BlockingIOError as error:
-            raise Busy(f"{volume.root}: inode {file.inode} is in use; try again") from error
+            raise Busy(
+                f"{volume.root}: inode {file.inode} is in use; run the command again"
+            ) from error
         except OSError as error:
             if error.errno in (errno.ESTALE, errno.ENOENT):
                 return None

@@ -60,7 +60,10 @@ class StoreWideJob(Job[TurnReportT]):
         turn = take_turn(cluster, self.turn_job, socket.gethostname())
         if turn is None:
             if not self._if_due:
-                raise Busy(f"{cluster.address}: another host is at its {self.turn_job}; wait")
+                raise Busy(
+                    f"{cluster.address}: another host is running {self.turn_job}; wait until it"
+                    " finishes"
+                )
             yield None
             return
         with turn:
@@ -90,7 +93,7 @@ class ClusterRecover(StoreWideJob[RecoverReport]):
 
     def run(self) -> RecoverReport:
         """Raises Busy, StoreUnreachable, Cancelled."""
-        self._run.update(phase="looking for hosts that are gone")
+        self._run.update(phase="looking for dead hosts")
         with self._turn() as turn:
             last = self._recover(turn) if turn is not None else None
         cluster = self.store.cluster
@@ -149,7 +152,7 @@ class ClusterAudit(StoreWideJob[ClusterAuditReport]):
         self._run.update(phase="auditing")
         audit = Audit(self.store, reads_chunks=self._reads_chunks, safe_point=safe_point)
         found = audit.run()
-        self._run.update(phase="letting go of what nothing needs")
+        self._run.update(phase="deleting unreferenced objects")
         audit.repair()
         counts = {
             "dangling": len(found.dangling),
@@ -164,7 +167,7 @@ class ClusterAudit(StoreWideJob[ClusterAuditReport]):
         for word, findings in (
             ("missing", found.dangling),
             ("damaged", found.damaged),
-            ("not needed", found.leaked),
+            ("unreferenced", found.leaked),
         ):
             for finding in findings:
                 self._run.findings.add(f"{word}: {finding}")

@@ -54,7 +54,7 @@ class InPlace:
         """Go through all containers. Raises Cancelled."""
         for kind in Kind:
             with self._volume.containers_to_empty(kind) as directory:
-                phase = f"giving back space of {kind.name.lower()}"
+                phase = f"freeing space of {kind.name.lower()}"
                 try:
                     for number in self._run.each(phase, directory.numbers()):
                         try:

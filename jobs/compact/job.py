@@ -103,7 +103,7 @@ class Compact(Job[CompactReport]):
         """Weigh every container of a kind."""
         found, report = [], self._report
         with self._volume.containers_to_empty(kind) as directory:
-            for number in self._run.each(f"weighing {kind.name.lower()}", directory.numbers()):
+            for number in self._run.each(f"measuring {kind.name.lower()}", directory.numbers()):
                 state = self._recovered(directory, number)
                 if state is None:
                     continue
@@ -149,8 +149,8 @@ class Compact(Job[CompactReport]):
             return False
         if weight.quarantined:
             self._run.findings.add(
-                f"{container_name(kind, number)}: stays as it is, {weight.quarantined} of its"
-                " records are quarantined; run scrub"
+                f"{container_name(kind, number)}: skipped: {weight.quarantined} of its records are"
+                " quarantined; run `dedupd run scrub`"
             )
             return False
         return True
@@ -177,8 +177,8 @@ class Compact(Job[CompactReport]):
         self._report.left_for_lack_of_space = len(candidates)
         least = min(candidate.weight.room_bytes for candidate in candidates)
         self._run.findings.add(
-            f"{len(candidates)} containers stay as they are: the smallest needs"
-            f" {format_size(least)} of free space while it is rewritten"
+            f"{len(candidates)} containers are skipped: the smallest needs {format_size(least)} of"
+            " free space while it is rewritten"
         )
 
     def _compact(self, candidate: CompactionCandidate) -> None:

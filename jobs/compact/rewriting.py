@@ -33,7 +33,7 @@ def keep_last_bytes(
     if found is not None:
         needed, lost = found
         raise DamagedChunk(
-            f"{data_name(number).decode()}: what record {show_id(needed)} was merged into is"
-            " damaged, so the container stays as it is; run scrub",
+            f"{data_name(number).decode()}: skipped: the record that {show_id(needed)} was merged"
+            " into is damaged; run `dedupd run scrub`",
             lost,
         )

@@ -106,11 +106,11 @@ def decide(state: State, seen: Readings, now_s: float) -> State:
     if gait is Gait.PAUSE:
         since_s = now_s if state.waiting_since_s is None else state.waiting_since_s
         if now_s >= since_s + PATIENCE_S and seen.memory_pressure < MEMORY_PRESSURE:
-            gait, reason = Gait.CRAWL, f"{reason}; it goes on for {CRAWL_SHARE:.0%} of the time"
+            gait, reason = Gait.CRAWL, f"{reason}; it continues for {CRAWL_SHARE:.0%} of the time"
         return State(gait, reason, None, state.probed_s, waiting_since_s=since_s)
     if not waits:
         if seen.io_pressure >= IO_SUSPECT and now_s >= state.probed_s + PROBE_S:
-            looking = "looking whether others wait for the disk"
+            looking = "checking whether the disk is busy"
             return State(Gait.PAUSE, looking, None, now_s, probing=True)
         return State(gait, reason, None, state.probed_s)
     calm_since_s = now_s if state.calm_since_s is None else state.calm_since_s
@@ -122,23 +122,25 @@ def decide(state: State, seen: Readings, now_s: float) -> State:
 def _wanted(seen: Readings, *, waits: bool) -> tuple[Gait, str]:
     """How to go by these readings alone. ``waits``: nothing of them is the job's own."""
     if seen.memory_pressure >= MEMORY_PRESSURE:
-        return Gait.PAUSE, f"memory is short ({seen.memory_pressure:.0%} of the time)"
+        return Gait.PAUSE, f"memory is low ({seen.memory_pressure:.0%} of the time)"
     if seen.users >= USERS_PAUSE:
         return Gait.PAUSE, _USERS
     if seen.others_cpu >= CPU_PAUSE:
-        return Gait.PAUSE, f"others use {seen.others_cpu:.0%} of the processors"
+        return Gait.PAUSE, f"other programs use {seen.others_cpu:.0%} of the processors"
     if waits and seen.cpu_pressure >= CPU_PRESSURE and seen.others_cpu >= CPU_SLOW:
-        return Gait.PAUSE, f"others wait for the processors ({seen.cpu_pressure:.0%} of the time)"
+        return Gait.PAUSE, (
+            f"other programs wait for the processors ({seen.cpu_pressure:.0%} of the time)"
+        )
     if waits and seen.io_pressure >= IO_PRESSURE:
-        return Gait.PAUSE, f"others wait for the disk ({seen.io_pressure:.0%} of the time)"
+        return Gait.PAUSE, f"other programs wait for the disk ({seen.io_pressure:.0%} of the time)"
     if seen.users >= USERS_SLOW:
         return Gait.SLOW, _USERS
     if seen.others_cpu >= CPU_SLOW:
-        return Gait.SLOW, f"others use {seen.others_cpu:.0%} of the processors"
+        return Gait.SLOW, f"other programs use {seen.others_cpu:.0%} of the processors"
     return Gait.FULL, ""
 
 
-_USERS = "users are at work"
+_USERS = "users are active"
 
 _SHARES = {
     Gait.FULL: 1.0,
@@ -284,7 +286,7 @@ def backing_off(
     """Keep a job at the pace that ``rule`` gives, while the block runs. One that goes easy on users
     does so until it is known whether there are any."""
     if rule is decide_pressing:
-        pace.slow(EASY_SHARE, "looking whether others are at work")
+        pace.slow(EASY_SHARE, "checking whether users are active")
     end = threading.Event()
     meter = Meter(volume_uuid)
     thread = threading.Thread(

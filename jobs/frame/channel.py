@@ -77,7 +77,7 @@ class Channel:
         with self._socket.makefile("rb") as lines:
             try:
                 for line in lines:
-                    with _FAILURES.noted("an order of the service"):
+                    with _FAILURES.noted("a request of the service"):
                         self._obey_one(run, json.loads(line)["order"])
             except OSError:
                 pass  # the same as the end of the lines
@@ -85,7 +85,7 @@ class Channel:
 
     def _obey_one(self, run: JobRun, order: str) -> None:
         if order == "pause":
-            run.pace.hold(_CONTROL, "paused by hand")
+            run.pace.hold(_CONTROL, "paused manually")
             self.tell(run)
         elif order == "resume":
             run.pace.let_go(_CONTROL)

@@ -132,7 +132,7 @@ class JobRun:
         self._stop.wait(seconds)
 
     def _end(self) -> None:
-        self._why = "its time is over"
+        self._why = "its time has expired"
         self.cancel()
 
     def _keep_to_rate(self) -> None:
@@ -150,7 +150,7 @@ class JobRun:
         self.pace.keep(self._stop)
         if self._stop.is_set():
             raise Cancelled(
-                f"{self.job}: {self._why}; what was committed stays, run it again to go on"
+                f"{self.job}: {self._why}; finished work is kept; to continue, run it again"
             )
 
     def step(self, done: int) -> None:

@@ -43,7 +43,7 @@ from jobs.gc.tables import kept_digests, recovered_tables
 from jobs.gc.tree_marker import TreeMarker
 
 _MARKED = define("gc.marked", "everything needed is marked, in memory, nothing is changed")
-_SYNCED = define("gc.synced", "the tree is durable as it was walked, nothing is changed")
+_SYNCED = define("gc.synced", "the tree is durable as it was read, nothing is changed")
 _SWEPT = define("gc.swept", "the orphans of one container are durable")
 
 NOTHING_NEW = "nothing has changed since the last run"
@@ -204,11 +204,11 @@ class Gc(Job[GcReport]):
             return
         if found := suspect(member, self._run.safe_point):
             self._run.findings.add(
-                f"{member.root}: none of its {counted(files, 'file')} is a stub, and the store has"
-                f" chunks; {found}, so these may be stubs that lost their attributes. If files were"
-                " copied or restored without their attributes, keep the store, and restore them as"
-                " docs/guide/backup.md says; if no file is meant to be a stub, run"
-                f" `dedupd run gc --all-garbage {member.root}`"
+                f"{member.root}: none of its {counted(files, 'file')} is a stub, but the store has"
+                f" chunks; {found}, so these may be stubs without their attributes. If files were"
+                " copied or restored without attributes, keep the store, and restore them as"
+                " described in docs/guide/backup.md. If no file should be a stub, run `dedupd"
+                f" run gc --all-garbage {member.root}`"
             )
 
     def _state(self, named: dict[Kind, bytes]) -> str:
@@ -296,8 +296,8 @@ class Gc(Job[GcReport]):
             base = 0
         if not base:
             self._run.findings.add(
-                f"chunk {show_id(record_id)} leans on another, and its header cannot be read; what"
-                " it leans on stays; run scrub"
+                f"chunk {show_id(record_id)} depends on another record, and its header cannot be"
+                " read; its base is kept; run `dedupd run scrub`"
             )
         return base
 
@@ -316,7 +316,8 @@ class Gc(Job[GcReport]):
         what = "chunk" if kind is Kind.CHUNKS else "recipe"
         for stray in sorted(marks.strays):
             self._run.findings.add(
-                f"{what} {show_id(stray)} is missing; what it leads to stays; run scrub"
+                f"{what} {show_id(stray)} is missing; the records that it refers to are kept;"
+                " run `dedupd run scrub`"
             )
 
     def _mark_copies(self, kind: Kind, marks: Marks, copies: Marks) -> None:

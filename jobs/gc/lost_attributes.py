@@ -34,7 +34,9 @@ def suspect(volume: Volume, safe_point: Callable[[], None]) -> str:
             return f"{where} has holes"
         left -= size
         if left < 0:
-            return f"they have more than {format_size(READ_BYTES_MAX)}, too much to be examined"
+            return (
+                f"they have more than {format_size(READ_BYTES_MAX)}, which is too much to examine"
+            )
         try:
             if _has_zeros(volume, file, safe_point):
                 return f"{where} has blocks of zeros"

@@ -17,7 +17,7 @@ from dedupd_core.store.saved_marks import ChunkSection, RecipeSection, SavedMark
 from dedupd_core.volume.volume import Volume
 from jobs.gc.tables import Tables, needed_digest
 
-_SAVED = define("gc.marks-saved", "what recipes name is durable, as far as it is marked")
+_SAVED = define("gc.marks-saved", "the marks of the recipes read so far are durable")
 
 
 class RecipeMarks:

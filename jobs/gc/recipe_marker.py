@@ -140,7 +140,9 @@ class RecipeReading:
         try:
             level, ids, last_bytes = named_by(payload, end, where)
         except DamagedRecipe as error:
-            self._run.findings.add(f"{error}; what it names stays; run scrub")
+            self._run.findings.add(
+                f"{error}; the records that it refers to are kept; run `dedupd run scrub`"
+            )
             return
         self.recipes += 1
         self.entries += len(ids)
@@ -165,5 +167,7 @@ class RecipeReading:
             record, payload = found
             return native.codec.decode(payload, record.codec, record.raw_length, record.checksum)
         except (Damaged, native.codec.CorruptPayload) as error:
-            self._run.findings.add(f"{where}: {error}; what it names stays; run scrub")
+            self._run.findings.add(
+                f"{where}: {error}; the records that it refers to are kept; run `dedupd run scrub`"
+            )
             return None

@@ -163,8 +163,8 @@ class TreeMarker:
                     os.close(fd)
                 self._pending.clear()
         raise Busy(
-            f"{self._volume.root}: the volume was mounted, unmounted or rearranged all the time"
-            " while it was walked; run gc again when it is quieter"
+            f"{self._volume.root}: the volume was mounted, unmounted or rearranged each time while"
+            " it was read; run the job again when it is idle"
         )
 
     def _attempt(self) -> Roots:
@@ -192,7 +192,7 @@ class TreeMarker:
     def _note_mounts(self) -> None:
         """Report mounts over the tree: files beneath them need chunks, and cannot be walked."""
         for point in mount_table.inside(os.readlink(f"/proc/self/fd/{self._volume.data_fd}")):
-            problem = f"{point}: mounted over files that may need chunks; unmount it"
+            problem = f"{point}: is mounted over files that may need chunks; unmount it"
             if problem not in self._roots.problems:
                 self._roots.problems.append(problem)
 

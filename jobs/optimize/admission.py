@@ -218,7 +218,7 @@ class Admission:
     def _leave(self, path: bytes, size_bytes: int, left_bytes: int) -> None:
         room = format_size(max(0, left_bytes))
         size = format_size(size_bytes)
-        why = f"left as it is: no space for its {size}, beside the reserve {room} are free"
+        why = f"skipped: it needs {size}, and {room} are free beyond the reserve"
         self._on_left(path, NO_ROOM, why)
 
 

@@ -350,7 +350,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         if record.raw_length != part.length or fingerprint_check(record.fingerprint) != part.check:
             # A new recipe would call right what the old one knows to be wrong.
             raise DamagedChunk(
-                f"chunk {show_id(part.chunk)} is not the one that the recipe means", part.chunk
+                f"chunk {show_id(part.chunk)} differs from the chunk in the recipe", part.chunk
             )
         return KeptChunk(part.chunk, part.length, record.fingerprint)
 

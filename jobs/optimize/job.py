@@ -152,7 +152,7 @@ class Optimize(Job[OptimizeReport]):
             self._report.cut_bytes = store.cut_back()
         except (Damaged, OSError) as error:
             self._run.findings.add(
-                f"what was stored in vain stays until the next gc: {explain(error)}"
+                f"discarded data stays in the store until the next gc: {explain(error)}"
             )
 
     def _optimize(self, store: StoreSession, partitions: list[PartitionKey]) -> None:

@@ -27,7 +27,7 @@ from jobs.tree.judged_files import found_notes, new_ledger, policy_digest
 
 _log = logging.getLogger("dedupd")
 
-_SAVED = define("optimize.notes-saved", "the files that were left, and notes of them, are durable")
+_SAVED = define("optimize.notes-saved", "the skipped files, and notes of them, are durable")
 
 
 class Judging:
@@ -156,7 +156,7 @@ class Judging:
             need_bytes = snapshot.size_bytes + (0 if notes is None else notes[2] - notes[1])
             try:
                 room = volume.room()
-                room.require(need_bytes, "notes of the files that are left")
+                room.require(need_bytes, "notes of the skipped files")
                 rows = snapshot.notes(notes, is_joined)
                 save_notes(volume.base_fd, header, snapshot.rows, rows, volume.disk, room)
             except (OSError, NoSpace) as error:
@@ -170,7 +170,7 @@ class Judging:
     def _give_up(self, error: Exception) -> None:
         """Remember nothing more. Judgements without their notes would keep files from ever being
         stored."""
-        _log.warning("files that were left may be read again by the next run: %s", error)
+        _log.warning("the next run may read skipped files again: %s", error)
         self._has_given_up = True
         self.ledger.forget_notes()
         if not isinstance(error, NoSpace):

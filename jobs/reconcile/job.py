@@ -30,7 +30,7 @@ from jobs.reconcile.merge import Merged, Merging
 from jobs.tree.stub_sizes import stub_bytes_by_type
 
 _LOGGED = define("reconcile.logged", "the merge log is durable, nothing is merged")
-_FINISHED = define("reconcile.finished", "all of the merge log is done, and it is gone")
+_FINISHED = define("reconcile.finished", "the merge log is completed and deleted")
 
 SAMPLES_MAX = 1 << 18
 """Chunks that the strategy ``selective`` judges by: 4 MiB."""
@@ -159,7 +159,7 @@ class Reconcile(Job[ReconcileReport]):
         except FileNotFoundError:
             return
         except DamagedTable as error:
-            self._run.findings.add(f"{error}; it is made anew")
+            self._run.findings.add(f"{error}; it is rebuilt")
             merge_log.remove(self._log_fd, self._volume.disk)
             return
         self._report.resumed = True
@@ -214,7 +214,7 @@ class Reconcile(Job[ReconcileReport]):
             return False
         reason = busy_with()
         if reason:
-            self._report.outcome = f"put off: others wait for {reason}"
+            self._report.outcome = f"postponed: other programs wait for {reason}"
         return bool(reason)
 
     # --- choosing partitions ---------------------------------------------------------------------

@@ -22,7 +22,7 @@ from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import BytesCheck
 
-_MERGED = define("reconcile.merged", "some chunks of the merge log lead to those that stay")
+_MERGED = define("reconcile.merged", "some chunks of the merge log lead to the remaining chunks")
 _JOINED = define("reconcile.joined", "a round is merged, and its chunks are in the set")
 
 CHUNKS_AT_ONCE = 64
@@ -154,7 +154,8 @@ class Merging:
             self.merged.damaged += 1
             self._volume.repairs.add(fmt.Kind.CHUNKS, one)
             self._run.findings.add(
-                f"chunk {show_id(one)} is damaged; nothing was merged into it; run scrub"
+                f"chunk {show_id(one)} is damaged; no chunk was merged into it; run `dedupd"
+                " run scrub`"
             )
         return intact
 

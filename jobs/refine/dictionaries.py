@@ -25,7 +25,7 @@ from jobs.frame.run import JobRun
 
 _DURABLE = define("refine.dictionaries-durable", "new dictionaries are durable, not their copies")
 _COPIED = define("refine.dictionaries-copied", "new dictionaries are durable, and so are copies")
-_NOTED = define("refine.dictionaries-noted", "new dictionaries are noted as those to use")
+_NOTED = define("refine.dictionaries-noted", "new dictionaries are selected")
 
 COUNT_MAX = 8
 """Of one training: as many types as have anything in common."""

@@ -37,7 +37,7 @@ from jobs.refine.new_payloads import NewPayloads
 from jobs.refine.planning import Lookings, cold
 from jobs.refine.sketching import Sketching
 
-_LOOKED = define("refine.looked", "a container is refined, or was not worth it, and noted as such")
+_LOOKED = define("refine.looked", "a container is refined, or not worthwhile, and recorded as such")
 
 GAIN_MIN = 0.01
 """The part of a container that a new generation must save to take the place of the old one."""
@@ -116,7 +116,7 @@ class Refine(Job[RefineReport]):
             self._leaned = self._leaned_on()
             waiting = self._plan()
             if not waiting:
-                self._report.outcome = "nothing new has come to be cold"
+                self._report.outcome = "no new chunks are cold"
                 return self.report()
             self._number_domains()
             looked = {number: self._lookings.of(number).count for number in self._tables.shapes}
@@ -306,15 +306,15 @@ class Refine(Job[RefineReport]):
             weight = weigh(state.entries.data, seed_of(state.header), state.end)
             if weight.quarantined:
                 raise DamagedContainer(
-                    f"{data_name(number).decode()}: stays as it is, {weight.quarantined} of"
-                    " its records are quarantined; run scrub"
+                    f"{data_name(number).decode()}: skipped: {weight.quarantined} of its records"
+                    " are quarantined; run `dedupd run scrub`"
                 )
             needed_bytes = weight.room_bytes + self._leaving.room_bytes.get(number, 0)
             if needed_bytes > self._room.left_bytes:
                 report.left_for_lack_of_space += 1
                 raise NoSpace(
-                    f"{data_name(number).decode()} stays as it is: it needs"
-                    f" {format_size(needed_bytes)} of free space while it is rewritten"
+                    f"{data_name(number).decode()}: skipped: it needs {format_size(needed_bytes)}"
+                    " of free space while it is rewritten"
                 )
             keep_last_bytes(self._volume, run, directory, state)
             stack.enter_context(kept_open(directory, number))

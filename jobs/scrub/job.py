@@ -160,7 +160,7 @@ class Scrub(Job[ScrubReport]):
         if report.losses:
             report.outcome = "damaged"
         elif self._counts:
-            report.outcome = "repaired" if report.quarantined == 0 else "damaged, no file hit"
+            report.outcome = "repaired" if report.quarantined == 0 else "damaged, no file affected"
         return super().report()
 
     def _find(self, invariant: Invariant, where: str, detail: str) -> None:
@@ -260,14 +260,14 @@ class Scrub(Job[ScrubReport]):
                 lost = delta.entry._replace(state=tbl.State.QUARANTINED)
                 known.add(delta.record_id, lost)
                 where = show_id(delta.record_id)
-                self._find(Invariant.DELTA_BASE, where, "what it leans on cannot be read")
+                self._find(Invariant.DELTA_BASE, where, "its base cannot be read")
         directory = self._directories[fmt.Kind.CHUNKS]
         for record_id in found:
             entry = directory.entry(record_id)
             is_lost = record_id in known.lost or needs_copy(directory, known, record_id)
             if entry is not None and not is_lost:
                 known.add(record_id, entry._replace(state=tbl.State.QUARANTINED))
-                detail = "what it leans on leans on another, or cannot be read"
+                detail = "its base depends on another record, or cannot be read"
                 self._find(Invariant.DELTA_BASE, show_id(record_id), detail)
 
     # --- the tree, repairs, copies -------------------------------------------------------------
@@ -412,7 +412,7 @@ class Scrub(Job[ScrubReport]):
                 self._report.messages.append(f"second copies: {error}")
 
     def _name_losses(self, tree: References) -> None:
-        self._run.update(phase="naming what is lost")
+        self._run.update(phase="listing the lost files")
         for loss in losses(tree, self._run, self._known[fmt.Kind.CHUNKS]):
             self._report.losses.append(loss)
             self._find(loss.invariant, loss.path, loss.detail)

@@ -36,7 +36,7 @@ from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun
 from jobs.scrub.progress import ScrubProgress
 
-QUARANTINED = define("scrub.quarantined", "what was found about records is in their table")
+QUARANTINED = define("scrub.quarantined", "the results for the records are in their table")
 
 _METADATA = frozenset((fmt.Kind.RECIPES, fmt.Kind.RECIPE_COPIES))
 """Kinds that a quick run reads to the last byte: a lost recipe is a lost file."""

@@ -17,7 +17,7 @@ from jobs.check.record_census import RecordCensus
 from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun
 
-_DROPPED = define("redundancy.dropped", "copies that nobody needs are given up")
+_DROPPED = define("redundancy.dropped", "unneeded copies are deleted")
 _COPIED = define("redundancy.copied", "a group of second copies is durable")
 
 

@@ -57,7 +57,7 @@ class Explanation:
     def outcome(self) -> str:
         """One phrase of what comes of it."""
         if self.taken:
-            return "the next run of optimize takes it"
+            return "the next run optimizes it"
         text = self.reason
         if self.due_s is not None:
             text += f"; it is old enough in {format_duration(max(0.0, self.due_s - time.time()))}"
@@ -70,7 +70,7 @@ class Explanation:
         for key, value in self._values():
             source = self.decision.source(key)
             if key == "exclude" and key not in self.decision.rules:
-                source = self.excluded_by or "nothing leaves it alone"
+                source = self.excluded_by or "not excluded"
             shown = str(value).lower() if isinstance(value, bool) else f'"{value}"'
             yield f"  {key} = {shown}   # {source}"
 

@@ -10,7 +10,7 @@ from jobs.tree.candidates import OPTIMIZED, Judged, Skipped, candidates
 from jobs.tree.judged_files import load_ledger
 from jobs.tree.walk import SafePoint, listed
 
-WAITS = "the next run takes it"
+WAITS = "the next run optimizes it"
 
 _NOT_LEFT = frozenset({OPTIMIZED, "empty"})
 

@@ -30,8 +30,8 @@ _LEFT_OUT = frozenset((errno.ENOENT,))
 """A path that is not there: also where a walk begins."""
 
 _ELSEWHERE = (
-    "another file system or subvolume, which is no part of the volume: users cannot reach it, and"
-    " no job does; move it out of the volume"
+    "another file system or subvolume, which is not part of the volume: users cannot access it,"
+    " and jobs skip it; move it out of the volume"
 )
 
 D = TypeVar("D", bound=Directory)

@@ -58,7 +58,7 @@ class Backlog:
 def backlog(volume: Volume, run: JobRun) -> Backlog:
     """Look at every file's name and times, as optimize does. Raises PolicyError, Cancelled."""
     found, skipped, oldest_ns = Backlog(), Skipped(), 0
-    run.update(phase="looking for files that wait")
+    run.update(phase="looking for pending files")
     messages: list[str] = []  # the walk before this one has had them
     policy = volume.policy()
     judged, check = Judged(load_ledger(volume, policy)), run.safe_point

@@ -200,7 +200,10 @@ class Groups:
                     file.attribute, self._volume.space.volume_id, show_path(prefix + file.name)
                 )
             except DamagedStub as error:
-                self._run.findings.add(f"{error}; what it names does not count; run scrub")
+                self._run.findings.add(
+                    f"{error}; the records that it refers to are not counted; run `dedupd run"
+                    " scrub`"
+                )
         if stub is not None and stub.flags & Flag.DIRECT:
             own.direct_bytes += align_up(size, BLOCK_BYTES)
         linked = _Linked(file.links, file.allocated_bytes, stub, 1, {group: None})

@@ -84,7 +84,7 @@ class StoreNeeds:
     def weigh(self) -> None:
         """Find out what would be freed. Raises Cancelled."""
         for kind, copies in COPIES_OF.items():
-            self._run.update(phase=f"weighing {kind.name.lower()}", done=0, total=0)
+            self._run.update(phase=f"measuring {kind.name.lower()}", done=0, total=0)
             for of, is_copies in ((kind, False), (copies, True)):
                 with self._volume.containers(of) as directory:
                     last = max(directory.numbers(), default=0)
@@ -179,7 +179,9 @@ class StoreNeeds:
 
     def _unread(self, message: str) -> None:
         if not self._is_sharing:
-            self._run.findings.add(f"{message}; what it names does not count; run scrub")
+            self._run.findings.add(
+                f"{message}; the records that it refers to are not counted; run `dedupd run scrub`"
+            )
 
     # --- tables -------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ def name_others(volume: Volume, run: JobRun, needs: StoreNeeds) -> None:
             with opened_member(shared, member) as other:
                 _name(other, run, needs)
         except UnseenMember as error:
-            run.findings.add(f"what it needs does not count: {error}")
+            run.findings.add(f"its chunks are not counted: {error}")
 
 
 def _name(other: Volume, run: JobRun, needs: StoreNeeds) -> None:

@@ -82,7 +82,7 @@ def figures_of(
         strays = needs.native.taken(number).strays
         if strays:
             name = groups.all[number].name or "the rest of the volume"
-            run.findings.add(f"{name}: {strays} references to chunks that are not known")
+            run.findings.add(f"{name}: {strays} references to unknown chunks")
     return Usage(
         path=volume.root,
         rows=sorted(rows, key=lambda row: -row.takes_bytes) if len(rows) > 1 else rows,
@@ -138,4 +138,6 @@ def _refuse_nested(paths: Sequence[tuple[bytes, str]]) -> None:
     for path, name in paths:
         for other, its_name in paths:
             if path is not other and (path == other or not other or path.startswith(other + b"/")):
-                raise UsageError(f"{name}: lies in {its_name}, which is named as well; name one")
+                raise UsageError(
+                    f"{name}: is inside {its_name}, which is also listed; list only one of them"
+                )

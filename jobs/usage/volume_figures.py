@@ -68,7 +68,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         runs = volume.hints.runs(RUNS)
     except CatalogUnusable as error:
         runs = []
-        errors.append(f"the last run is not known: {error}")
+        errors.append(f"the last run is unknown: {error}")
     return {
         "path": volume.root,
         "uuid": volume.parameters.uuid,

@@ -46,10 +46,10 @@ def what_if(volume: Volume, run: JobRun, values: dict[str, Any]) -> WhatIf:
     """The effect of other values of some keys. Raises UsageError, PolicyError, Cancelled."""
     for key in values:
         if key not in KEYS:
-            raise UsageError(f"unknown policy key {key!r}; the keys are {', '.join(KEYS)}")
+            raise UsageError(f"unknown policy key {key!r}; use one of {', '.join(KEYS)}")
         if key not in KNOWN:
             raise UsageError(
-                f"{key}: what that changes shows only once files are read; what can be reckoned is"
+                f"{key}: its effect is known only after files are read; use one of"
                 f" {', '.join(KNOWN)}"
             )
     now = volume.policy()

@@ -107,7 +107,7 @@ function runButton(volume, name, task) {
 function cancelButton(job, where) {
   return button("Cancel", `cancel ${where} ${job.id}`, async () => {
     await ask("DELETE", `/v1/jobs/${encodeURIComponent(job.id)}`);
-    return `${job.id} ends at its next safe point; its work so far stays.`;
+    return `${job.id} stops at its next safe point; finished work is kept.`;
   }, {"aria-label": `Cancel ${job.id}`});
 }
 
@@ -115,14 +115,14 @@ function pauseButton(volume) {
   const action = volume.paused ? "resume" : "pause";
   return button(volume.paused ? "Resume jobs" : "Pause jobs", `pause ${volume.path}`, async () => {
     await ask("POST", `/v1/volumes/${volume.uuid}/${action}`);
-    return volume.paused ? "Jobs go on." : "Jobs are held until you resume them.";
+    return volume.paused ? "Jobs resumed." : "Jobs paused.";
   });
 }
 
 function mountButton(volume) {
   const action = volume.mount.state === "mounted" ? "unmount" : "mount";
   return button(action === "mount" ? "Mount" : "Unmount", `mount ${volume.path}`, async () => {
-    if (action === "unmount" && !confirm(`Users of ${volume.path} lose their files until it is mounted again. Unmount it?`)) return "";
+    if (action === "unmount" && !confirm(`Users of ${volume.path} have no access until it is mounted again. Unmount it?`)) return "";
     await ask("POST", `/v1/volumes/${volume.uuid}/${action}`);
     return `${volume.path} is ${action}ed.`;
   });
@@ -133,8 +133,8 @@ function mountButton(volume) {
 function spaceOf(space) {
   if (!space) return [];
   const parts = [];
-  if (space.level !== "enough") parts.push(element("p", {class: "bad"}, `Space is ${space.level}.`));
-  if (space.full_s !== null) parts.push(element("p", {}, `At this rate the disk is full ${time(space.full_s)}.`));
+  if (space.level !== "enough") parts.push(element("p", {class: "bad"}, `Free space: ${space.level}.`));
+  if (space.full_s !== null) parts.push(element("p", {}, `At this rate, the file system is full ${time(space.full_s)}.`));
   const gains = space.reclaimable.filter(one => one.bytes).map(one =>
     `${one.job} would free ${size(one.bytes)}` + (one.length_s === null ? "" : ` in about ${duration(one.length_s)}`));
   if (gains.length) parts.push(element("p", {class: "muted"}, `${gains.join("; ")}.`));
@@ -144,19 +144,19 @@ function spaceOf(space) {
 function figuresOf(volume, samples) {
   const saved = volume.savings, mount = volume.mount;
   const parts = [element("p", {class: mount.state === "mounted" ? "muted" : "bad"},
-    mount.state === "mounted" ? `Mounted at ${volume.mountpoint}.` : `${mount.state}: ${mount.problem || "users see nothing"}`)];
+    mount.state === "mounted" ? `Mounted at ${volume.mountpoint}.` : `${mount.state}: ${mount.problem || "users have no access"}`)];
   if (volume.policy_problem) parts.push(element("p", {class: "bad"}, ...message(volume.policy_problem)));
   if (saved) {
     parts.push(element("dl", {class: "figures"},
       figure("saved", `${size(saved.saved_bytes)} (${(100 * saved.saved_fraction).toFixed(1)} % of ${size(saved.plain_bytes)})`),
-      figure("files take", size(saved.occupied_bytes)),
+      figure("used", size(saved.occupied_bytes)),
       figure("free", `${size(volume.space ? volume.space.free_bytes : saved.free_bytes)} of ${size(saved.size_bytes)}`),
       figure("files optimized", `${count(saved.files_optimized)} of ${count(saved.files)}`)),
     backlog(saved),
     element("p", {class: "muted"}, `Measured ${time(saved.time_s)}.${flow(volume.flow)}`),
     charts(samples, volume.space));
   } else {
-    parts.push(element("p", {class: "muted"}, "Not measured yet: that follows the first run of a job."));
+    parts.push(element("p", {class: "muted"}, "Not measured yet. The service measures after the first run of a job."));
   }
   return [...parts, ...spaceOf(volume.space)];
 }
@@ -168,7 +168,7 @@ function tasksOf(volume) {
     const how = !last || last.completed ? "" : last.failures ? ", failed" : ", not finished";
     const now = volume.job && volume.job.task === name;
     table.append(row("td", element("span", {}, element("code", {}, task.label), ` ${task.about}`),
-      last ? time(last.started_s) + how : "never", now ? "runs now" : task.off ? "off" : time(task.next_s),
+      last ? time(last.started_s) + how : "never", now ? "running" : task.off ? "off" : time(task.next_s),
       runButton(volume, name, task)));
   }
   return element("div", {class: "wide", tabindex: "0", role: "region", "aria-label": `Tasks of ${volume.path}`}, table);
@@ -218,7 +218,7 @@ async function policyOf(path, content) {
   const parts = [grid];
   if (rules.length) parts.push(element("h3", {}, "Rules for parts of the tree"),
     element("pre", {}, rules.map(rule => Object.entries(rule).map(([key, value]) => `${key} = ${JSON.stringify(value)}`).join("\n")).join("\n\n")));
-  parts.push(element("p", {class: "muted"}, ...message(`Rules are edited by \`dedupd policy --edit ${path}\`.`)));
+  parts.push(element("p", {class: "muted"}, ...message(`To edit the rules, run \`dedupd policy --edit ${path}\`.`)));
   return parts;
 }
 
@@ -237,7 +237,7 @@ async function leftOf(path) {
   }
   await page(null);
   const some = table.rows.length > 1;
-  return [some ? element("div", {class: "wide"}, table) : element("p", {}, "No file is left."), more];
+  return [some ? element("div", {class: "wide"}, table) : element("p", {}, "All files are optimized."), more];
 }
 
 async function doctorOf(path) {
@@ -250,7 +250,7 @@ async function doctorOf(path) {
   if (told.error) throw new Error(told.error);
   const rank = ["bad", "warning", "fine"];
   const checks = Object.values(told).flat().sort((one, other) => rank.indexOf(one.verdict) - rank.indexOf(other.verdict));
-  const table = element("table", {}, row("th", "", "what", "found", "remedy"));
+  const table = element("table", {}, row("th", "", "check", "result", "remedy"));
   for (const check of checks) {
     table.append(row("td", element("span", {class: check.verdict}, check.verdict), check.what,
       element("span", {}, ...message(check.found)), element("span", {}, ...message(check.remedy))));
@@ -264,8 +264,8 @@ function sectionOf(volume) {
     const acts = element("div", {}), drawn = element("div", {}), tasks = element("div", {});
     const whole = element("section", {"data-path": volume.path}, element("h2", {}, volume.path), acts, drawn, tasks,
       folded("Policy", content => policyOf(volume.path, content)),
-      folded("Files that are not optimized, and why", () => leftOf(volume.path)),
-      folded("Check-up", () => doctorOf(volume.path)));
+      folded("Files that are not optimized", () => leftOf(volume.path)),
+      folded("Checks", () => doctorOf(volume.path)));
     known = {whole, acts, drawn, tasks};
     sections.set(volume.path, known);
   }
@@ -277,7 +277,7 @@ function sectionOf(volume) {
 function jobsOf(list) {
   const table = element("table", {}, row("th", "started", "job", "volume", "took", "outcome", ""));
   for (const job of [...list.running, ...list.waiting]) {
-    table.append(row("td", job.started_s ? time(job.started_s) : "waits", job.job, job.path, "", far(job), cancelButton(job, "jobs")));
+    table.append(row("td", job.started_s ? time(job.started_s) : "queued", job.job, job.path, "", far(job), cancelButton(job, "jobs")));
   }
   for (const run of list.history) {
     table.append(row("td", time(run.started_s), run.job, run.path, duration(run.resources.wall_s), run.outcome, ""));
@@ -289,21 +289,21 @@ function jobsOf(list) {
 function problemsOf(problems) {
   const place = document.getElementById("problems");
   place.hidden = problems.length === 0;
-  place.replaceChildren(element("h2", {}, problems.length === 1 ? "A problem" : `${problems.length} problems`),
+  place.replaceChildren(element("h2", {}, problems.length === 1 ? "1 problem" : `${problems.length} problems`),
     element("ul", {}, ...problems.map(problem => element("li", {}, ...message(problem)))));
 }
 
 function noService(error) {
-  document.getElementById("status").textContent = `The service does not answer: ${error.message}`;
+  document.getElementById("status").textContent = `The service does not respond: ${error.message}`;
   keepingFocus(() => {
     sections.clear();
     document.getElementById("jobs").hidden = true;
     problemsOf([]);
     document.getElementById("volumes").replaceChildren(element("section", {},
-      element("p", {}, "Nothing is mounted, and nothing is optimized, by itself while it does not run. It may also be that this user may not ask it: see “Administrative access” at the top."),
-      button("Start the service, now and after each restart", "start", async () => {
+      element("p", {}, "The service is not running or not accessible. Without it, volumes are not mounted automatically and jobs do not run. If it is running, turn on “Administrative access” at the top."),
+      button("Start the service now and after each restart", "start", async () => {
         await cockpit.spawn(["systemctl", "enable", "--now", "dedupd"], {superuser: "require", err: "message"});
-        return "The service runs.";
+        return "The service is running.";
       }, {class: "first"})));
   });
   document.body.dataset.state = "failed";
@@ -332,7 +332,7 @@ async function refresh() {
     });
     const place = document.getElementById("volumes");
     if (!volumes.length) {
-      place.replaceChildren(element("section", {}, element("p", {}, ...message("No volume yet: `dedupd setup PATH` makes one."))));
+      place.replaceChildren(element("section", {}, element("p", {}, ...message("There is no volume yet. To create one, run `dedupd setup PATH`."))));
     } else if (shown.length !== place.children.length || shown.some((one, at) => place.children[at] !== one)) {
       place.replaceChildren(...shown);
     }

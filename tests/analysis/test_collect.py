@@ -559,7 +559,7 @@ def test_logs_of_several_servers_are_analysed_together(tree: Path, tmp_path: Pat
             map(str, getattr(together, table))
         )
     other = collected(tmp_path / "other", spec_of({"x": tree / "media"}, ("64k",), level=0))
-    with pytest.raises(UsageError, match="need the same"):
+    with pytest.raises(UsageError, match="analyze these logs separately"):
         study_of(logs[0], other)
 
 

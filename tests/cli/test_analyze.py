@@ -187,8 +187,8 @@ def test_wrong_usage_is_said_in_a_line(arguments: tuple[str, ...], tmp_path: Pat
 def test_nothing_to_analyse_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     text = in_process("analyze", tmp_path / "empty", "--out", tmp_path / "out")
-    assert "nothing to analyse" in text
-    assert "nothing to analyse" in (tmp_path / "out/report.html").read_text()
+    assert "nothing to analyze" in text
+    assert "nothing to analyze" in (tmp_path / "out/report.html").read_text()
 
 
 INTERRUPTED_ONCE = """
@@ -217,7 +217,7 @@ def test_an_interrupt_leaves_a_state_to_go_on_from(tmp_path: Path) -> None:
     command += ["--chunking=4k"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    assert "run it again to go on" in done.stderr
+    assert "to continue it, run the command again" in done.stderr
     state = json.loads((tmp_path / "out/log/checkpoint.json").read_text())
     assert state["parts"] > 0 and not state["complete"]
     again = json.loads(in_process(*command[3:], "--json"))

@@ -46,15 +46,15 @@ def test_a_volume_on_a_store_in_a_cluster(address: StoreAddress, tmp_path: Path)
         (volume,) = status["volumes"]
         assert (volume["bytes"], volume["new_bytes"]) == (4_000_000, 2_000_000)
         assert volume["path"] == str(root) and volume["lease_until_s"] is None
-        assert "were there already" in dedupd("cluster", "status", address)
+        assert "already present" in dedupd("cluster", "status", address)
         (root / "copy").unlink()
-        assert "1 are gone" in dedupd("run", "gc", root, "--all-garbage")
+        assert "1 of them deleted" in dedupd("run", "gc", root, "--all-garbage")
         assert "nothing to do" in dedupd("run", "compact", root, "--json", status=2)
         checked = json.loads(dedupd("run", "scrub", root, "--full", "--json"))
         assert checked["chunks"] > 20 and checked["left"] == 0
         assert "0 chunks of the store damaged" in dedupd("run", "scrub", root)
         assert json.loads(dedupd("cluster", "audit", address, "--read", "--json"))["files"] == 1
-        assert "taken back" in dedupd("cluster", "recover", address, volume["volume"])
+        assert "rolled back" in dedupd("cluster", "recover", address, volume["volume"])
     finally:
         dedupd("umount", root)
     dedupd("disable", "--unoptimize", root)
@@ -75,8 +75,8 @@ def test_figures_for_prometheus_and_a_move_that_needs_a_stream(
     assert "dedupd_cluster_gone_volumes{" in text and "dedupd_cluster_audit" not in text
     audited = json.loads(dedupd("run", "--here", "audit", lab.root, "--json"))
     assert (audited["job"], audited["dangling"]) == ("audit", 0)
-    assert "Done last by " in dedupd("run", "--here", "audit", "--if-due", lab.root)
-    assert "1 volume looked at" in dedupd("run", "--here", "recover", lab.root)
+    assert "Last audited by " in dedupd("run", "--here", "audit", "--if-due", lab.root)
+    assert "1 volume checked" in dedupd("run", "--here", "recover", lab.root)
     text = dedupd("cluster", "metrics", address)
     assert "dedupd_cluster_audit_time_seconds{" in text
     assert re.search(r"dedupd_cluster_audit_dangling{.*} 0\.0", text)

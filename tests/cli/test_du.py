@@ -49,10 +49,10 @@ def test_a_bill_adds_up(lab: Lab) -> None:
 
 
 def test_another_policy_is_reckoned(lab: Lab) -> None:
-    assert "4 optimized files would be left out" in run("--what-if", "min_size=1m", str(lab.root))
+    assert "4 optimized files would be excluded" in run("--what-if", "min_size=1m", str(lab.root))
     assert "Nothing would change" in run("--what-if", "exclude_types=mp4", str(lab.root))
-    assert "write it like" in run("--what-if", "exclude_types", str(lab.root), status=2)
-    assert "shows only once" in run("--what-if", "min_age=1d", str(lab.root), status=2)
+    assert "use the form" in run("--what-if", "exclude_types", str(lab.root), status=2)
+    assert "is known only after" in run("--what-if", "min_age=1d", str(lab.root), status=2)
 
 
 def test_a_mistyped_path_is_no_folder_of_zero_bytes(lab: Lab) -> None:

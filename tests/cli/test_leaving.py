@@ -33,7 +33,7 @@ def test_users_have_their_files_while_they_become_plain(tmp_path: Path) -> None:
     assert planned["need_bytes"] == sum(map(len, CONTENTS.values()))
     assert (planned["missing_bytes"], planned["expected_s"] > 0) == (0, True)
     told = run_cli("run", "unoptimize", "--dry-run", root)
-    assert "would make 12 files plain, in about" in told.stdout
+    assert "would expand 12 files in about" in told.stdout
     assert (root / "dir/0").stat().st_blocks <= 8, "nothing is done"
     is_over, wrong, reads = threading.Event(), list[str](), list[int]()
 

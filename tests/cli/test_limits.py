@@ -53,7 +53,7 @@ def test_a_run_stops_once_its_time_is_over_and_the_next_goes_on(lab: Lab) -> Non
     for at in range(12):
         lab.put(f"f{at}", noise(4 * MIB, at))
     stopped = say("run", "optimize", "--for", "1s", "--rate", "4M", lab.root)
-    assert stopped.returncode == FINDINGS and "optimize: its time is over" in stopped.stderr
+    assert stopped.returncode == FINDINGS and "optimize: its time has expired" in stopped.stderr
     first = reported("jobs", lab.root)["history"][0]
     assert first["outcome"] == "stopped" and first["files_optimized"] < 12
     again = reported("run", "optimize", "--for", "1h", lab.root)
@@ -67,8 +67,8 @@ def test_a_run_stops_once_its_time_is_over_and_the_next_goes_on(lab: Lab) -> Non
         (("optimize", "--memory", "much"), "--memory: 'much' is not a size"),
         (("gc", "--cores", "-1"), "--cores: write a whole number"),
         (("scrub", "--share", "0%"), "is not a percentage"),
-        (("scrub", "--share", "5%", "--report-only"), "leave --full and --share out"),
-        (("unoptimize", "--since", "lately"), "is no time"),
+        (("scrub", "--share", "5%", "--report-only"), "excludes --full and --share"),
+        (("unoptimize", "--since", "lately"), "is not a time"),
     ],
 )
 def test_a_limit_that_makes_no_sense_is_refused(

@@ -36,7 +36,7 @@ def test_why_asks_for_a_file_of_that_volume(lab: Lab, tmp_path: Path) -> None:
     for path, reason in (
         (lab.root / "d", "not a regular file"),
         (lab.root / "none", "no such file"),
-        (other.root / "prose", "lies in another volume"),
+        (other.root / "prose", "is in another volume"),
     ):
         refused = say("policy", lab.root, "--why", path)
         assert refused.returncode == USAGE and reason in refused.stderr
@@ -74,6 +74,6 @@ def test_expand_keeps_a_file_of_a_mounted_volume_plain(tmp_path: Path) -> None:
         (lab.view / "a/f").write_bytes(b"content" * 20_000)
         assert run_cli("run", "optimize", lab.view).returncode == DONE
         expanded = run_cli("expand", lab.view / "a/f")
-        assert "plain again; a rule in the policy keeps it so" in expanded.stdout
+        assert "expanded; a policy rule keeps it plain" in expanded.stdout
         why = run_cli("policy", lab.view, "--why", lab.view / "a/f")
         assert why.returncode == DONE and "excluded by rule 1" in why.stdout, why

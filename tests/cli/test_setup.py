@@ -32,14 +32,14 @@ def test_a_share_is_looked_at_made_a_volume_and_optimized(root: Path) -> None:
     assert done.returncode == DONE, done
     lines = done.stdout.splitlines()
     assert f"{root}: 13 files, 2.29 MiB." in lines
-    (estimate,) = (line for line in lines if "would save" in line)
+    (estimate,) = (line for line in lines if line.startswith("Estimated savings"))
     assert "about 67%" in estimate or "about 66%" in estimate
     assert any("min_size" in line and "1 file" in line for line in lines)
-    assert lines.index("What will happen:") < lines.index(
-        f"{root} is a volume now, and mounted: users see their files as before."
+    assert lines.index("The plan:") < lines.index(
+        f"{root} is now a volume, and mounted. Users can access their files as before."
     )
     assert any(line.startswith("Saved 1.5") for line in lines)
-    assert "What comes next:" in lines
+    assert "Next steps:" in lines
     assert {name: (root / name).read_bytes() for name in CONTENTS} == CONTENTS
     again = run_cli("setup", "--yes", "--force", root)
     assert (again.returncode, "is a volume already" in again.stderr) == (USAGE, True)

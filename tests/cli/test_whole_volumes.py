@@ -44,7 +44,10 @@ def test_a_path_below_a_volume_takes_nothing_from_its_users(
         assert refused.returncode == USAGE, refused
         if path.exists():
             to = "unmount" if command == ("umount",) else "disable"
-            assert f"lies in the volume {lab.view}; name that to {to} all of it" in refused.stderr
+            assert (
+                f"is inside the volume {lab.view}; use that path to {to} the entire volume"
+                in refused.stderr
+            )
         else:
             assert f"{path}: no such directory" in refused.stderr
         assert is_mounted(lab.view)
@@ -65,7 +68,7 @@ def test_a_policy_is_that_of_a_whole_volume(lab: MountedLab, part: str) -> None:
     for change in (("min_age", "5d"), ("--reset", "min_age"), ("--edit",), ()):
         refused = run_cli("policy", lab.view / part, *change)
         assert refused.returncode == USAGE, refused
-        assert "lies in the volume" in refused.stderr or "no such directory" in refused.stderr
+        assert "is inside the volume" in refused.stderr or "no such directory" in refused.stderr
     assert (lab.base / "policy.toml").read_bytes() == before
 
 
@@ -73,7 +76,7 @@ def test_a_policy_says_what_it_was_and_whose(lab: MountedLab) -> None:
     said = run_cli("policy", lab.view, "min_age", "5d")
     assert said.stdout.splitlines() == [
         'min_age: "0s" -> "5d"',
-        f"This is the policy of the whole volume {lab.view}; jobs that begin from now on go by it.",
+        f"This is the policy of the entire volume {lab.view}; jobs that start from now on use it.",
     ]
 
 
@@ -100,7 +103,7 @@ def test_a_key_is_put_right_however_wrong_it_is(plain_lab: Lab) -> None:
     done = run_cli("policy", root, "min_size", "32k")
     assert done.returncode == 0, done
     assert 'min_size: "nonsense" -> "32 KiB"' in done.stdout or '-> "32k"' in done.stdout
-    assert "Still wrong: cores; `--reset cores` gives it its default." in done.stdout
+    assert "Still invalid: cores; to reset it, use `--reset cores`." in done.stdout
     assert run_cli("policy", root, "--reset", "cores").returncode == 0
     assert run_cli("policy", root, "--reset", "no_such_key").returncode == 0
     with plain_lab.opened() as volume:
@@ -143,11 +146,11 @@ def test_enabling_leaves_users_their_files(tmp_path: Path) -> None:
     done = run_cli("enable", "--force", root)
     try:
         assert done.returncode == 0, done
-        assert "users see their files as before" in done.stdout
-        assert "--one-file-system" in done.stdout
+        assert "Users can access their files as before" in done.stdout
+        assert "rsync -x" in done.stdout
         as_user(ALICE, (root / "f").read_bytes)
         assert stat.S_IMODE(root.stat().st_mode) == 0o755
-        assert "--one-file-system" in " ".join(run_cli("doctor", root).stdout.split())
+        assert "rsync -x" in " ".join(run_cli("doctor", root).stdout.split())
         assert run_cli("mount", root).returncode == 0, "it is mounted already"
     finally:
         assert run_cli("umount", root).returncode == 0
@@ -160,7 +163,7 @@ def test_enabling_without_a_mount_says_what_users_meet(tmp_path: Path) -> None:
     root.mkdir()
     done = run_cli("enable", "--force", "--no-mount", root)
     assert done.returncode == 0
-    assert f"Users are locked out of it until `dedupd mount {root}`" in done.stdout
+    assert f"Users have no access until `dedupd mount {root}`" in done.stdout
     assert os.listdir(root) == [BASE_NAME]
 
 

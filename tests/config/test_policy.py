@@ -79,7 +79,7 @@ def test_every_key_can_be_set() -> None:
 
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("min_age", 3, 'write a duration in quotes, like "3d" or "12h"'),
+    ("min_age", 3, 'write a duration in quotes, for example "3d" or "12h"'),
     ("min_age", "3y", "'3y' is not a duration"),
     ("min_age", "9" * 400, "longer than a thousand years"),
     ("min_size", "big", "'big' is not a size"),
@@ -110,9 +110,17 @@ WRONG: list[tuple[str, Any, str]] = [
     ("refine_min_saving", 1, "write a fraction"),
     ("schedule_refine", "nightly", 'write "off", "every 1h"'),
     ("compaction_min_dead", 1, "write a fraction"),
-    ("reserve", "some", 'write a size, like "20 GiB", a percentage, like "5%"'),
-    ("space_low", "auto", 'write a size, like "20 GiB", a percentage, like "5%", or 0'),
-    ("space_critical", "little", 'write a size, like "20 GiB", a percentage, like "5%", or 0'),
+    ("reserve", "some", 'write a size, for example "20 GiB", a percentage, for example "5%"'),
+    (
+        "space_low",
+        "auto",
+        'write a size, for example "20 GiB", a percentage, for example "5%", or 0',
+    ),
+    (
+        "space_critical",
+        "little",
+        'write a size, for example "20 GiB", a percentage, for example "5%", or 0',
+    ),
     ("space_min_age", 1, "write a duration in quotes"),
     ("keep_deleted", 7, "write a duration in quotes"),
     ("keep_deleted_max", "auto", "a percentage"),
@@ -136,10 +144,10 @@ WRONG: list[tuple[str, Any, str]] = [
     ("schedule_background", 60, "write a text in quotes"),
     ("schedule_throughput", "nightly", 'write "off", "every 1h"'),
     ("schedule_reconcile", "weekly", 'write "off", "every 1h"'),
-    ("schedule_gc", "Sat 25:00 for 1h", "no time of the day"),
-    ("schedule_compact", "Sat 02:00 for 8d", "from a second to a week"),
-    ("schedule_scrub", "Caturday 02:00 for 8h", "is no day"),
-    ("schedule_full_scrub", "every 0s", "a second at least"),
+    ("schedule_gc", "Sat 25:00 for 1h", "not a time of day"),
+    ("schedule_compact", "Sat 02:00 for 8d", "of one second to one week"),
+    ("schedule_scrub", "Caturday 02:00 for 8h", "is not a day"),
+    ("schedule_full_scrub", "every 0s", "at least one second"),
     ("schedule_recover", "hourly", 'write "off", "every 1h"'),
     ("schedule_audit", "Sun 5 for 12h", 'write "off", "every 1h"'),
 ]
@@ -159,7 +167,7 @@ def test_every_key_has_a_wrong_value_in_these_tests() -> None:
 
 
 def test_an_unknown_key_is_named_with_the_known_ones() -> None:
-    with pytest.raises(PolicyError, match="unknown key 'min_aeg'; the keys are min_age, min_size"):
+    with pytest.raises(PolicyError, match="unknown key 'min_aeg'; use one of min_age, min_size"):
         parse_policy('min_aeg = "3d"', WHERE)
 
 

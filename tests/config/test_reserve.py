@@ -43,5 +43,5 @@ def test_it_is_set_as_a_size_or_as_a_percentage(written: str, reserve_bytes: int
 
 @pytest.mark.parametrize("written", ['"100%"', '"-1"', '"much"', "true", "1.5", "[]", '"%"'])
 def test_everything_else_is_refused_with_what_to_write(written: str) -> None:
-    with pytest.raises(PolicyError, match=r'reserve = .*: write a size, like "20 GiB"'):
+    with pytest.raises(PolicyError, match=r'reserve = .*: write a size, for example "20 GiB"'):
         parse_policy(f"reserve = {written}", "policy.toml")

@@ -96,11 +96,11 @@ def test_the_loosest_of_all_rules_bounds_what_is_looked_at() -> None:
 @pytest.mark.parametrize(
     ("rule", "reason"),
     [
-        ({"min_age": "0s"}, "rule 1: names no part of the tree"),
-        ({"path": "a"}, "rule 1: says nothing of its paths"),
+        ({"min_age": "0s"}, "rule 1: has no path"),
+        ({"path": "a"}, "rule 1: sets no value"),
         ({"path": "a", "min_age": "3y"}, "rule 1: min_age = '3y'"),
         ({"path": "a", "memory": "1G"}, "rule 1: unknown key 'memory'"),
-        ({"path": [], "exclude": True}, "rule 1: names no part of the tree"),
+        ({"path": [], "exclude": True}, "rule 1: has no path"),
         ("a", "write each rule as a table"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_file_that_was_put_in_place_of_the_unfinished_one_is_reported(tree: Pa
         )
     )
     (reason,) = reasons(take(tree, wanted("hers/f"), disk=exchange))
-    assert "another user has put another file in its place" in reason
+    assert "another user has created a file with this name" in reason
     assert (tree / "hers/f").stat().st_uid == ALICE
 
 

@@ -163,7 +163,7 @@ def test_a_mount_that_was_asked_to_be_read_only_writes_nothing(lab: MountedLab) 
         (lab.view / "new").touch()
     assert run_cli("run", "optimize", lab.view).returncode == BUSY
     refused = run_cli("mount", "-o", "remount,rw", lab.view)
-    assert refused.returncode == USAGE and "unmount it, and mount it again" in refused.stderr
+    assert refused.returncode == USAGE and "unmount it, then mount it again" in refused.stderr
     lab.unmount()
     assert times_below(lab) == before
     lab.mount()

@@ -135,12 +135,12 @@ def test_other_users_reach_the_mount_and_not_its_socket(lab: MountedLab) -> None
 
 def test_a_volume_cannot_be_mounted_twice(lab: MountedLab, tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
-    with pytest.raises(Busy, match="is being served"):
+    with pytest.raises(Busy, match="is active"):
         mount_process.mount_in_background(str(lab.root), str(tmp_path / "second"))
     assert not mounted_at(tmp_path / "second")
     result = run_cli("mount", lab.root, tmp_path / "second")
     assert result.returncode == 3
-    assert "is being served" in result.stderr
+    assert "is active" in result.stderr
     again = run_cli("mount", lab.root, lab.view, "--json")
     assert again.returncode == 0, again
     assert json.loads(again.stdout)["pid"] == lab.pid
@@ -248,7 +248,7 @@ def test_what_was_written_below_a_mount_is_not_hidden_without_a_word(tmp_path: P
     (root / "stray").write_bytes(b"written while it was not mounted")
     assert "stray" in run_cli("doctor", root).stdout
     mounted = run_cli("mount", root)
-    assert mounted.returncode == 0 and ": stray; unmount it" in mounted.stderr
+    assert mounted.returncode == 0 and ": stray; unmount the volume" in mounted.stderr
     assert run_cli("umount", root).returncode == 0
     (root / "stray").unlink()
     assert run_cli("mount", root).stderr == ""

@@ -70,10 +70,10 @@ def expect_reading_alone(lab: MountedLab, contents: dict[str, bytes]) -> None:
     assert set_policy.returncode == BUSY and "Read-only file system" in set_policy.stderr
     history = run_cli("status", "--here", lab.root)
     assert history.returncode == 0
-    assert "last run is not known" not in history.stdout + history.stderr
+    assert "last run is unknown" not in history.stdout + history.stderr
     mounted = run_cli("mount", lab.root, lab.view)
     assert mounted.returncode == 0, mounted
-    assert "read-only: its file system takes no changes" in mounted.stdout
+    assert "read-only: its file system is read-only" in mounted.stdout
     try:
         assert {name: (lab.view / name).read_bytes() for name in os.listdir(lab.view)} == contents
         for write in (
@@ -183,6 +183,6 @@ def test_a_replica_says_that_it_is_one(tmp_path: Path) -> None:
         for _ in ("mounted now", "mounted already"):
             mounted = run_cli("mount", lab.root, lab.view)
             assert mounted.returncode == 0, mounted.stderr
-            assert ", read-only: it is a replica, and only `dedupd receive`" in mounted.stdout
+            assert ", read-only: it is a replica, which only `dedupd receive`" in mounted.stdout
     finally:
         lab.unmount()

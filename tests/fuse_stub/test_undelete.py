@@ -394,7 +394,7 @@ def test_deletions_of_an_earlier_version_come_back_for_root_by_force(lab: Mounte
     as_user(ALICE, alice)
     result = undelete(lab.view / "tool")
     assert result.returncode == 1
-    assert "does not prove whose file it was" in result.stderr
+    assert "without proof of the file's owner" in result.stderr
     assert "`dedupd undelete --force`" in result.stderr
     assert undelete(lab.view / "tool", "--force").returncode == 0
     assert stat.S_IMODE((lab.view / "tool").stat().st_mode) == 0o755
@@ -484,6 +484,6 @@ def test_what_came_back_is_printed_as_it_comes(lab: MountedLab) -> None:
     result = undelete(lab.view / "0", lab.view / "1", lab.view / "2")
     lines = result.stdout.splitlines()
     assert [line.split(":")[0] for line in lines] == ["0", "1", "2"]
-    assert "1: back as 1.deleted-" in lines[1]
+    assert "1: restored as 1.deleted-" in lines[1]
     assert undelete(lab.view / "other", lab.view / "none").returncode == 2
     assert os.listdir(lab.view / "other") == [], "all files were looked for first"

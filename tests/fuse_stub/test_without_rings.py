@@ -109,7 +109,7 @@ def test_all_goes_on_by_the_device(
         assert os.listdir(lab.view) == ["f"]
         lab.unmount()
         log = log_of(str(lab.view)).read_text()
-        assert f"io_uring is offered, and cannot be used: {os.strerror(number)}" in log
+        assert f"io_uring is offered, but cannot be used: {os.strerror(number)}" in log
         assert "by /dev/fuse" in log
         lab.verify_clean()
 

@@ -216,7 +216,7 @@ def test_an_immutable_entry_at_the_top_stops_enabling_and_says_which(root: Path)
     with locked_by(root / "b", FS_IMMUTABLE_FL):
         refused = crash.run_cli("enable", root)
         assert refused.returncode == 2
-        assert "cannot be moved: b; take that away (`chattr -i -a`)" in refused.stderr
+        assert "cannot be moved: b; remove the flags (`chattr -i -a`)" in refused.stderr
         assert crash.see(root) == before
     crash.enable_volume(root)
     assert crash.see(root) == before

@@ -163,7 +163,7 @@ def lab(tmp_path: Path) -> Lab:
 def test_a_path_that_leads_to_another_volume_is_not_served(lab: Lab) -> None:
     expected = str(uuid.uuid4())
     keeper = MountKeeper(VolumeConfig(str(lab.root), str(lab.root), uuid=expected))
-    with pytest.raises(Busy, match=f"the configuration names {expected}"):
+    with pytest.raises(Busy, match=f"the configuration lists {expected}"):
         keeper._bring_up()
     assert mount_table.find(str(lab.root)) is None
 

@@ -224,7 +224,7 @@ def test_a_block_of_a_merge_log_costs_the_log(loop_fs: MakeFileSystem) -> None:
     make_unreadable(point, lab.base / "store/merge/merge.log", 8192)
     with lab.opened() as volume, volume.job_lock():
         report = Reconcile(volume, JobRun("reconcile")).run()
-    assert report.outcome == "done" and "it is made anew" in report.messages[0]
+    assert report.outcome == "done" and "it is rebuilt" in report.messages[0]
     assert readable(lab) == set(CONTENTS)
 
 

@@ -99,7 +99,7 @@ def test_unoptimize_asks_for_the_space_before_it_begins(loop_fs: MakeFileSystem)
         lab.optimize()
     with pytest.raises(NoSpace) as caught:
         lab.unoptimize()
-    assert "making 12 files plain needs 60.00 MiB" in str(caught.value)
+    assert "expanding 12 files needs 60.00 MiB" in str(caught.value)
     assert "are missing" in str(caught.value)
     assert all(lab.stub(f"{at}") for at in range(12))
     lab.unoptimize(b"3")
@@ -263,7 +263,7 @@ def test_a_quota_that_is_used_up_is_the_finding_of_its_file_and_the_others_go_on
     report = lab.unoptimize()
     assert report.files_restored == 2
     assert report.errors == 1
-    assert "large: a quota is used up, that of user 0, of group 0 or" in report.messages[0]
+    assert "large: the quota of user 0, of group 0, or" in report.messages[0]
     assert [lab.stub(name) is None for name in contents] == [True, False, True]
     btrfs("qgroup", "limit", "none", str(point / "share"))
     assert lab.unoptimize().files_restored == 1

@@ -131,7 +131,7 @@ def test_a_version_that_is_gone_is_an_error(site: Site) -> None:
     chunks = ClusterChunks(lambda: site.store)
     with pytest.raises(DamagedRecipe, match="does not have file version"):
         opened(site, chunks, reference("ab" * 16))
-    with pytest.raises(DamagedRecipe, match="names no file version"):
+    with pytest.raises(DamagedRecipe, match="refers to no file version"):
         opened(site, chunks, RecipeRef(77, bytes(16)))
 
 

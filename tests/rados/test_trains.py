@@ -107,7 +107,9 @@ def trains(site: Site) -> Iterator[ChunkTrains]:
 
 
 def test_a_pool_that_is_not_there_is_named(trains: ChunkTrains) -> None:
-    with pytest.raises(UsageError, match=r"rados:none/.*there is no such pool"):
+    with pytest.raises(
+        UsageError, match=r"rados:none/.*the pool, its configuration or the key does not exist"
+    ):
         trains.read([wanted(TEXT)])
 
 

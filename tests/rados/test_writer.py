@@ -114,7 +114,7 @@ def test_a_recipe_of_several_parts(site: Site, monkeypatch: pytest.MonkeyPatch) 
 
 def test_one_session_a_volume(site: Site) -> None:
     with site.host("a"):
-        with pytest.raises(Busy, match="written by a"):
+        with pytest.raises(Busy, match="a holds the lease on volume"):
             site.host("a", breaks_lease=False)
         state = lease_state(site.cluster, next(iter(site.store.volumes())))
         assert (state.host, state.holder is not None) == ("a", True)
@@ -161,7 +161,7 @@ def test_a_lease_that_is_over_lets_nothing_through(site: Site) -> None:
 
 def test_a_lease_runs_out_by_the_cluster_s_clock(site: Site) -> None:
     site.host("a", lease_s=0.5).die()
-    with pytest.raises(Busy, match="until its lease has run out"):
+    with pytest.raises(Busy, match="or the lease expires"):
         site.host("a", breaks_lease=False)
     volume = next(iter(site.store.volumes()))
     wait_for(lambda: lease_state(site.cluster, volume).holder is None, "free lease", 5)
@@ -188,7 +188,7 @@ def test_the_status_of_a_store(site: Site) -> None:
     late.die()
     wait_for(lambda: lease_state(site.cluster, late.volume).holder is None, "free lease", 5)
     status = status_of(site.store)
-    assert sum("1 file version left by a session" in line for line in status.lines) == 1
+    assert sum("1 file version of an interrupted session" in line for line in status.lines) == 1
     assert status.to_json()["volumes"][0].keys() >= {"volume", "host", "bytes", "new_bytes"}
     both, alone = status.hosts["a"], status.hosts["b"]
     assert (both.volumes, both.bytes, both.saved_bytes) == (1, 2 * 36864, 2 * 36864 - 24576)

@@ -262,7 +262,7 @@ def test_a_service_of_systemd_runs_its_jobs_in_the_slice(
     asked = calls.read_text()
     assert f"--scope --slice={SLICE} -- " in asked
     assert ("dedupd.cli.main run" in asked) == systemd_works
-    assert (f"outside of {SLICE}: no bus here" in machine.log.read_text()) != systemd_works
+    assert (f"outside {SLICE}: no bus here" in machine.log.read_text()) != systemd_works
 
 
 # --- what else comes with the package ---------------------------------------------------------

@@ -72,20 +72,20 @@ def test_every_key_can_be_set() -> None:
         ("socket = 3", "socket = 3: write a text in quotes"),
         ('socket = "s.sock"', "socket = 's.sock': write an absolute path"),
         (f'socket = "/{"x" * 120}"', "at most 100 bytes"),
-        ('group = "no-such-group-here"', "there is no such group"),
+        ('group = "no-such-group-here"', "this group does not exist"),
         ('readers = "nobody"', 'write "everyone" or "group"'),
-        ('listen = "0.0.0.0:80"', "write an address of this machine alone"),
-        ('listen = "127.0.0.1"', "write an address of this machine alone"),
+        ('listen = "0.0.0.0:80"', "write an address of this machine"),
+        ('listen = "127.0.0.1"', "write an address of this machine"),
         ("jobs_max = 0", "write a whole number from 1 to 64"),
         ("unmount_on_stop = 1", "write true or false"),
-        ("jobsmax = 1", "unknown key 'jobsmax'; the keys are socket, group"),
+        ("jobsmax = 1", "unknown key 'jobsmax'; use one of socket, group"),
         ("volume = 1", "write each volume as a table"),
         ("[[volume]]", "a volume has no path"),
         ('[[volume]]\npath = "share"', "path = 'share': write an absolute path"),
-        ('[[volume]]\npath = "/a"\ncache = "1k"', "cache = '1k': write 1 MiB at least"),
-        ('[[volume]]\npath = "/a"\nname = "a"', "unknown key 'name'; the keys are path"),
-        ('[[volume]]\npath="/a"\n[[volume]]\npath="/a"\ncache="2M"', "named twice"),
-        ('[[volume]]\npath="/a"\n[[volume]]\npath="/b"\nmountpoint="/a"', "of two volumes"),
+        ('[[volume]]\npath = "/a"\ncache = "1k"', "cache = '1k': write at least 1 MiB"),
+        ('[[volume]]\npath = "/a"\nname = "a"', "unknown key 'name'; use one of path"),
+        ('[[volume]]\npath="/a"\n[[volume]]\npath="/a"\ncache="2M"', "listed twice"),
+        ('[[volume]]\npath="/a"\n[[volume]]\npath="/b"\nmountpoint="/a"', "used by two volumes"),
         ("== broken", "not valid TOML"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: byt
 
 
 def test_a_file_that_is_not_there_says_what_an_empty_one_does(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="an empty one serves the volumes"):
+    with pytest.raises(ConfigurationError, match="create it, even if empty, to serve the volumes"):
         load_config(str(tmp_path / "dedupd.toml"))
 
 
@@ -196,6 +196,10 @@ def is_refused_or_valid(text: str) -> None:
 @given(documents)
 def test_a_malformed_configuration_is_refused(text: str) -> None:
     is_refused_or_valid(text)
+
+
+def test_a_long_mount_option_makes_no_long_message() -> None:
+    is_refused_or_valid(f'[[volume]]\npath = "/a"\noptions = "/{"x" * 5000}"')
 
 
 @pytest.mark.slow

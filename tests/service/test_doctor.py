@@ -128,7 +128,7 @@ def test_a_volume_inside_and_a_volume_around(tmp_path: Path) -> None:
     inside = found(tmp_path, "volumes and mounts in it")
     assert inside.verdict is Verdict.BAD and str(lab.root) in inside.found
     (lab.root / "new").mkdir()
-    around = found(lab.root / "new", "volumes around it")
+    around = found(lab.root / "new", "enclosing volumes")
     assert around.verdict is Verdict.BAD and str(lab.root) in around.found
 
 

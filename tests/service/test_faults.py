@@ -76,7 +76,7 @@ def test_a_disk_that_takes_no_changes_is_read_and_no_job_is_begun(
     Path("/sys/fs/ext4", os.path.basename(link), "trigger_fs_error").write_text("1")
     assert (lab.root / "f").read_bytes() == b"content"
     (problem,) = machine.client.get("/v1/service")["problems"]
-    assert f"{lab.root}: its file system takes no changes" in problem
+    assert f"{lab.root}: the file system is read-only" in problem
     refused = machine.run("run", "optimize", lab.root)
     assert refused.returncode == EXIT_BUSY and "file system is read-only" in refused.stderr
     assert not any(machine.client.get("/v1/jobs").values())
@@ -123,7 +123,10 @@ def test_a_taken_address_keeps_no_volume_from_its_users(
         machine.start()
     assert is_mounted(lab)
     (problem,) = machine.client.get("/v1/service")["problems"]
-    assert "nobody reaches the page" in problem and "address already in use" in problem
+    assert (
+        "the page and the metrics are not available" in problem
+        and "address already in use" in problem
+    )
 
 
 @pytest.mark.root

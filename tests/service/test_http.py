@@ -68,8 +68,8 @@ def test_curl_reads_the_state(machine: ServiceLab) -> None:
     [
         ("/v1/service", ["-X", "PUT"], 405, "Method Not Allowed"),
         ("/v2/volumes", [], 404, "Not Found"),
-        ("/v1/volumes/none", [], 404, "the service serves no such volume"),
-        ("/v1/volumes?path=/nowhere", [], 404, "lies in no volume"),
+        ("/v1/volumes/none", [], 404, "the service has no such volume"),
+        ("/v1/volumes?path=/nowhere", [], 404, "not in a volume that the service manages"),
         ("/v1/jobs/none", [], 404, "no such job"),
         ("/v1/jobs?last=-1", [], 400, "write a whole number"),
         ("/v1/jobs", ["-d", "{"], 400, "the body is not JSON"),
@@ -78,8 +78,13 @@ def test_curl_reads_the_state(machine: ServiceLab) -> None:
         ("/v1/jobs", ["-d", '{"job": "gc", "path": 1}'], 400, "not of the type str"),
         ("/v1/jobs", ["-d", '{"job": "gc", "path": "x"}'], 400, "write an absolute path"),
         ("/v1/jobs", ["-d", r'{"job": "gc", "path": "/\ud800"}'], 400, "write an absolute path"),
-        ("/v1/jobs", ["-d", '{"job": "format", "path": "/"}'], 400, "the jobs are"),
-        ("/v1/jobs", ["-d", '{"job": "gc", "path": "/nowhere"}'], 404, "lies in no volume"),
+        ("/v1/jobs", ["-d", '{"job": "format", "path": "/"}'], 400, "no such job; use one of"),
+        (
+            "/v1/jobs",
+            ["-d", '{"job": "gc", "path": "/nowhere"}'],
+            404,
+            "not in a volume that the service manages",
+        ),
         ("/v1/jobs", ["-d", '{"jop": "gc", "path": "/"}'], 400, "'jop': unknown"),
     ],
 )
@@ -93,7 +98,7 @@ def test_nonsense_is_refused_with_a_reason(
 
 def test_options_are_those_of_the_job(machine: ServiceLab) -> None:
     lab = machine.volumes[0]
-    with pytest.raises(UsageError, match="'full' is no option of compact"):
+    with pytest.raises(UsageError, match="'full': not an option of compact"):
         machine.submit("compact", lab, full=True)
     with pytest.raises(UsageError, match="full: write true or false"):
         machine.submit("gc", lab, full="yes")
@@ -325,7 +330,7 @@ def test_a_client_among_many_waits_for_its_turn(tmp_path: Path) -> None:
 
 
 def test_a_service_that_does_not_run_is_said_not_to(tmp_path: Path) -> None:
-    with pytest.raises(ServiceUnreachable, match="the service does not run here"):
+    with pytest.raises(ServiceUnreachable, match="the service is not running"):
         ServiceClient(str(tmp_path / "none"))
 
 

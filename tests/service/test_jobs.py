@@ -52,7 +52,7 @@ def test_a_job_runs_through_the_service_and_reports_as_in_the_foreground(
     report = machine.json("run", "optimize", lab.root, "--wait")
     assert (report["files_optimized"], report["outcome"]) == (4, "done")
     assert report["sums"]["duplicate_bytes"] == 2 * MIB
-    assert "4 stubs need" in machine.run("run", "gc", lab.root, "--wait").stdout
+    assert "4 stubs use" in machine.run("run", "gc", lab.root, "--wait").stdout
     assert outcomes(machine, lab) == [("gc", "done"), ("optimize", "done")]
     shown = machine.run("jobs", lab.root).stdout
     assert "optimize" in shown and "gc" in shown
@@ -95,9 +95,9 @@ def test_a_job_is_paused_and_goes_on(machine: ServiceLab) -> None:
     job_id = machine.submit("scrub", lab, **SLOW_SCRUB)
     machine.job_in(lab, "running")
     assert machine.run("pause", lab.root).returncode == 0
-    eventually(lambda: machine.view(lab)["job"]["waits_for"] == "paused by hand", "it is paused")
+    eventually(lambda: machine.view(lab)["job"]["waits_for"] == "paused manually", "it is paused")
     assert machine.job_in(lab, "held")["id"] == job_id
-    assert "paused by hand" in machine.run("status", lab.root).stdout
+    assert "paused manually" in machine.run("status", lab.root).stdout
     assert machine.run("resume", lab.root).returncode == 0
     machine.job_in(lab, "running")
     assert machine.run("cancel", job_id).returncode == 0
@@ -135,11 +135,11 @@ def test_damage_that_is_left_is_a_problem_until_it_is_repaired(machine: ServiceL
     flip_bit(container, 1000)
     machine.start()
     done = machine.run("run", "scrub", "--full", "--wait", lab.root)
-    assert done.returncode == 4 and "lost: 1 record;" in done.stdout
+    assert done.returncode == 4 and "is optimized: 1 record" in done.stdout
     (problem,) = eventually(lambda: machine.client.get("/v1/service")["problems"], "it is said")
-    assert f"{lab.root}: damage in 1 record of the store" in problem
+    assert f"{lab.root}: the store has 1 damaged record" in problem
     status = machine.run("status", lab.root)
-    assert "quarantined" in status.stdout and "damage in 1 record" in status.stderr
+    assert "quarantined" in status.stdout and "1 damaged record" in status.stderr
     assert machine.run("umount", lab.root).returncode == 0
     flip_bit(container, 1000)
     assert machine.run("mount", lab.root).returncode == 0
@@ -162,7 +162,7 @@ def test_a_client_that_stops_waiting_learns_that_the_job_goes_on(machine: Servic
         job_id = machine.job_in(lab, "running")["id"]
         waiting.send_signal(signal.SIGINT)
         _, said = waiting.communicate()
-    assert f"{job_id} goes on in the service; `dedupd cancel {job_id}` ends it" in said
+    assert f"{job_id} continues in the service; to stop it, run `dedupd cancel {job_id}`" in said
     assert machine.job_in(lab, "running")["id"] == job_id
     assert machine.run("cancel", job_id).returncode == 0
 
@@ -182,7 +182,7 @@ def test_a_client_that_waits_for_a_job_learns_that_its_volume_is_gone(machine: S
     for file in machine.volumes_directory.iterdir():
         file.unlink()
     machine.client.post("/v1/reload")
-    assert machine.ended(job)["outcome"] == "stopped: its volume was taken from the configuration"
+    assert machine.ended(job)["outcome"] == "stopped: its volume was removed from the configuration"
 
 
 def test_what_is_asked_for_takes_the_place_of_a_scheduled_job(machine: ServiceLab) -> None:
@@ -258,7 +258,7 @@ def test_a_volume_is_unmounted_once_its_job_has_ended(machine: ServiceLab) -> No
     job_id = machine.submit("scrub", lab, **SLOW_SCRUB)
     machine.job_in(lab, "running")
     assert machine.run("umount", lab.root).returncode == 0
-    assert machine.client.job(job_id)["outcome"] == "stopped: the volume is to be unmounted"
+    assert machine.client.job(job_id)["outcome"] == "stopped: the volume is being unmounted"
 
 
 def test_a_policy_that_cannot_be_read_does_not_stop_jobs_by_hand(
@@ -325,4 +325,4 @@ def test_all_jobs_end_at_once(machine: ServiceLab) -> None:
     assert machine.run("cancel").returncode == 2
     assert len(machine.json("cancel", "--all")) == 2
     assert {machine.ended(job)["outcome"] for job in jobs} == {"stopped: cancelled"}
-    assert "no job runs or waits" in machine.run("cancel", "--all").stdout
+    assert "no job is running or queued" in machine.run("cancel", "--all").stdout

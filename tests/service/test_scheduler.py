@@ -168,7 +168,9 @@ def test_a_job_that_was_asked_for_gives_way_to_nothing() -> None:
 def test_a_job_is_stopped_at_the_end_of_its_window_once() -> None:
     running = Running("v", Urgency.WINDOW, night(5, 1), until_s=night(5, 6))
     volume = VolumeView("v", {"gc": Off()})
-    assert decide(volume, now=night(5, 6), running=[running]) == Stop("v", "its time is over")
+    assert decide(volume, now=night(5, 6), running=[running]) == Stop(
+        "v", "its time window has ended"
+    )
     stopping = replace(running, stopping=True)
     assert isinstance(decide(volume, now=night(5, 6), running=[stopping]), Wait)
 
@@ -186,7 +188,7 @@ def test_a_long_background_run_lets_another_volume_have_its_turn() -> None:
     waited = decide(*views, now=night(0), running=[running])
     assert waited == Wait(night(0) + SLICE_S)
     action = decide(*views, now=night(0) + SLICE_S, running=[running])
-    assert action == Stop("a", "it is another volume's turn")
+    assert action == Stop("a", "another volume is next")
 
 
 def test_a_long_background_run_yields_to_another_task_of_its_volume() -> None:
@@ -195,7 +197,7 @@ def test_a_long_background_run_yields_to_another_task_of_its_volume() -> None:
     running = Running("v", Urgency.BACKGROUND, night(0), task="background")
     assert decide(volume, now=night(0), running=[running]) == Wait(night(0) + SLICE_S)
     action = decide(volume, now=night(0) + SLICE_S, running=[running])
-    assert action == Stop("v", "it is another task's turn")
+    assert action == Stop("v", "another task is next")
 
 
 def test_a_run_does_not_wait_for_itself() -> None:
@@ -209,7 +211,7 @@ def test_a_window_that_waits_for_users_yields_to_that_of_another_volume() -> Non
     running = Running("a", Urgency.WINDOW, night(5, 3), night(5, 10), task="gc", held=True)
     assert decide(*views, now=night(5, 3), running=[running]) == Wait(night(5, 3) + SLICE_S)
     action = decide(*views, now=night(5, 3) + SLICE_S, running=[running])
-    assert action == Stop("a", "it is another volume's turn")
+    assert action == Stop("a", "another volume is next")
     working = replace(running, held=False)
     assert isinstance(decide(*views, now=night(5, 3) + SLICE_S, running=[working]), Wait)
 

@@ -190,7 +190,7 @@ def test_what_concerns_a_whole_volume_is_not_asked_of_a_part_of_it(machine: Serv
         for part in ("sub", "nosuch"):
             refused = machine.run(command, lab.root / part)
             assert refused.returncode == 2, refused
-            said = "lies in the volume" if part == "sub" else "no such directory"
+            said = "is inside the volume" if part == "sub" else "no such directory"
             assert f"{lab.root / part}: {said}" in refused.stderr
     view = machine.view(lab)
     assert (view["mount"]["state"], view["paused"]) == ("mounted", False)
@@ -227,7 +227,7 @@ def test_only_one_service_runs(machine: ServiceLab) -> None:
     machine.start()
     second = machine.run("serve", "--config", machine.config)
     assert second.returncode == 3
-    assert "another service runs already" in second.stderr
+    assert "another service is already running" in second.stderr
 
 
 def test_a_configuration_that_is_wrong_stops_the_start(machine: ServiceLab) -> None:
@@ -367,7 +367,7 @@ def test_a_disabling_that_fails_half_way_gives_the_users_their_files_back(
     flip_bit(lab.container(Kind.CHUNKS), 1000)
     machine.start()
     pid = machine.mount_pid(lab)
-    assert "could not be made plain" in machine.run("disable", "--unoptimize", lab.root).stderr
+    assert "could not be expanded" in machine.run("disable", "--unoptimize", lab.root).stderr
     assert machine.mount_pid(lab) != pid
     assert os.listdir(lab.root) == ["f"]
 

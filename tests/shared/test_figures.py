@@ -52,7 +52,7 @@ def test_the_doctor_tells_what_stops_collections(pair: tuple[Lab, Lab]) -> None:
     assert store(a) == store(Lab(b.root.with_name("moved"))) == Verdict.BAD
     said = json.loads(run_cli("store", "status", "--json", a.root.parent / "store").stdout)
     assert [bool(one["problem"]) for one in said["volumes"]] == [False, True]
-    assert "cannot be seen" in run_cli("store", "status", a.root.parent / "store").stdout
+    assert "not accessible" in run_cli("store", "status", a.root.parent / "store").stdout
 
 
 def test_a_drill_leaves_a_shared_store_as_it_is(pair: tuple[Lab, Lab]) -> None:

@@ -57,7 +57,7 @@ def test_only_what_no_volume_needs_is_collected(pair: tuple[Lab, Lab]) -> None:
 
 def test_a_collection_takes_all_volumes(pair: tuple[Lab, Lab]) -> None:
     a, _ = pair
-    with a.opened() as volume, volume.job_lock(), pytest.raises(UnseenMember, match="not held"):
+    with a.opened() as volume, volume.job_lock(), pytest.raises(UnseenMember, match="not locked"):
         Gc(volume, JobRun("gc")).run()
 
 
@@ -156,7 +156,7 @@ def test_a_volume_that_needs_what_is_gone_is_not_taken_in_unasked(
     report = rejoin(b)
     assert {loss.path for loss in report.losses} >= {"alone", "base"}
     assert (shared.path / "members.json").read_bytes() == before
-    assert rejoin(b, accepts_losses=True).outcome.startswith("known")
+    assert rejoin(b, accepts_losses=True).outcome.startswith("registered")
     assert (shared.path / "members.json").read_bytes() != before
 
 
@@ -193,9 +193,9 @@ def test_a_volume_that_lost_all_its_stubs_stops_collections(
 def test_a_lost_list_of_volumes_stops_everything(shared: SharedLab, pair: tuple[Lab, Lab]) -> None:
     a, _ = pair
     (shared.path / "members.json").unlink()
-    with pytest.raises(Damaged, match="which volumes"):
+    with pytest.raises(Damaged, match="lists the volumes"):
         a.collect()
-    with pytest.raises(Damaged, match="which volumes"):
+    with pytest.raises(Damaged, match="lists the volumes"):
         a.optimize()
     assert a.read("base")
 

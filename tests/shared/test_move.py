@@ -107,7 +107,7 @@ def test_an_interrupted_move_goes_on(
         with shared.opened() as one:
             (uuid,) = (u for u, member in one.members().items() if member.root == str(own.root))
         said = run_cli("store", "forget", shared.path, uuid) if point == "move.synced" else None
-        assert said is None or "not gone" in said.stderr
+        assert said is None or "not lost" in said.stderr
     move(own, there)
     assert contents(own) == expected
     own.verify_clean()
@@ -132,7 +132,7 @@ def test_the_commands_of_a_move(shared: SharedLab, own: Lab) -> None:
     assert run_cli("store", "move", own.root).returncode == 2
     with shared.opened() as one:
         (uuid,) = one.members()
-    assert "not gone" in run_cli("store", "forget", shared.path, uuid).stderr
+    assert "not lost" in run_cli("store", "forget", shared.path, uuid).stderr
     answer = run_cli("store", "move", own.root, "--own", "--json")
     assert answer.returncode == 0, answer.stderr
     own.verify_clean()

@@ -82,7 +82,7 @@ def test_without_its_store_a_volume_cannot_be_opened(shared: SharedLab) -> None:
     lab.put("file", noise(100 * KIB))
     lab.optimize()
     shared.path.rename(shared.directory / "elsewhere")
-    with lab.opened() as volume, pytest.raises(StoreUnreachable, match="there is no store"):
+    with lab.opened() as volume, pytest.raises(StoreUnreachable, match="no store exists here"):
         volume.read_chunk  # noqa: B018
     with pytest.raises(StoreUnreachable):
         lab.optimize()

@@ -199,7 +199,7 @@ def synced_count(session: Session, record_id: int) -> int:
 
 
 def test_a_job_that_needs_all_names_the_volume_that_keeps_it(labs: tuple[Lab, ...]) -> None:
-    with appending(labs[0]), pytest.raises(Busy, match=r"/a: a job has it; wait"):
+    with appending(labs[0]), pytest.raises(Busy, match=r"/a: in use by a job; wait"):
         labs[1].collect()
     assert labs[1].collect().messages == []
 
@@ -224,14 +224,14 @@ def test_a_job_that_waits_for_the_store_comes_before_later_ones(
         waiting[0].start()
         eventually(lambda: "waits: " in caplog.text, "the job waits")
         waiting[1].start()
-        eventually(lambda: "a job that came before" in caplog.text, "the next one waits")
+        eventually(lambda: "an earlier job" in caplog.text, "the next one waits")
         session.append(OLD)
         session.sync()
         assert order == []
     for thread in waiting:
         thread.join()
     assert order == ["compact", "append"]
-    assert "another job holds the store" in caplog.text
+    assert "another job uses the store" in caplog.text
 
 
 def test_what_both_have_stored_is_merged_later(shared: SharedLab, labs: tuple[Lab, ...]) -> None:

@@ -170,7 +170,7 @@ def test_a_file_of_one_chunk_names_the_chunk_itself(streams: Streams) -> None:
 def test_a_direct_recipe_of_another_chunk_is_refused(streams: Streams) -> None:
     (one,) = streams.chunks.append(noise(310, 3))
     with pytest.raises(
-        DamagedRecipe, match=r"the file: chunk .* is not the one that the stub names"
+        DamagedRecipe, match=r"the file: chunk .* differs from the chunk in the stub"
     ):
         streams.open(RecipeRef(one, bytes(16), direct=True))
 
@@ -190,7 +190,7 @@ def test_a_direct_recipe_survives_a_wrong_table(tmp_path: Path) -> None:
 def test_a_recipe_that_is_not_the_one_named_is_refused(streams: Streams) -> None:
     ref = streams.store([(1, 400), (2, 300)])
     with pytest.raises(
-        DamagedRecipe, match=r"the file: recipe .* is not the one that the stub names"
+        DamagedRecipe, match=r"the file: recipe .* differs from the recipe in the stub"
     ):
         streams.open(RecipeRef(ref.recipe, bytes(16)))
 
@@ -201,7 +201,7 @@ def test_a_node_in_the_wrong_place_of_a_tree_is_refused(tmp_path: Path) -> None:
     above = recipe.encode_node(1, bytes(16), [(leaf.recipe, 701, b"")])
     (root,) = streams.streams.append(above)
     found = streams.open(RecipeRef(root, native.hashing.fingerprint(above)[:16]))
-    with pytest.raises(DamagedRecipe, match="not the part that the recipe above it names"):
+    with pytest.raises(DamagedRecipe, match="differs from the part in the parent recipe"):
         list(found.spans(0, 701))
 
 

@@ -86,7 +86,7 @@ def test_a_table_of_another_generation_is_not_touched(tmp_path: Path) -> None:
     before = store.table().read_bytes()
     with (
         store.opened() as directory,
-        pytest.raises(DamagedTable, match="of another container"),
+        pytest.raises(DamagedTable, match="belongs to another container"),
     ):
         set_entries(directory, header, {0: entry})
     assert store.table().read_bytes() == before
@@ -118,7 +118,7 @@ def test_quarantined_bytes_are_read_only_with_their_fingerprint(
     found = next(item for item in _records(store) if item.record.ordinal == 0)
     _forge_payload(store, found)
     reader = store.reader()
-    with pytest.raises(DamagedChunk, match="not those of its fingerprint"):
+    with pytest.raises(DamagedChunk, match="do not match its fingerprint"):
         reader.read(ids[0])
     assert reader.read(ids[1])[1] == noise(3000, 1)
     reader.close()

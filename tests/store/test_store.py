@@ -344,7 +344,7 @@ def test_a_container_of_another_volume_is_refused(tmp_path: Path) -> None:
     store = Records(tmp_path / "s")
     (one,) = store.append(noise(200))
     reader = RecordReader(str(store.directory), Kind.CHUNKS, bytes(16))
-    with pytest.raises(DamagedContainer, match="another container, misplaced"):
+    with pytest.raises(DamagedContainer, match="this file is another container"):
         reader.read(one)
     reader.close()
 
@@ -354,7 +354,7 @@ def test_a_container_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
     (one,) = store.append(noise(2000))
     store.append(noise(2000, 1))
     os.replace(store.data(2), store.data(1))
-    with pytest.raises(DamagedContainer, match="misplaced"):
+    with pytest.raises(DamagedContainer, match="this file is another container"):
         store.read([one])
 
 

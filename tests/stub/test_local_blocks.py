@@ -147,12 +147,12 @@ def test_blocks_that_others_take_or_add_are_noticed(lab: Lab) -> None:
             with opened(os.open(lab.data / "file", os.O_RDWR)) as fd:
                 os.pwrite(fd, bytes(BLOCK), 40 * BLOCK)
                 if is_sealed:
-                    with pytest.raises(TamperedStub, match="4096 bytes in blocks that are not"):
+                    with pytest.raises(TamperedStub, match="4096 bytes in blocks that do not"):
                         checked_stub(fd, volume.stub_files, "file")
                 volume.disk.punch(fd, 40 * BLOCK, BLOCK)
                 checked_stub(fd, volume.stub_files, "file")
         volume.disk.punch(stub.fd, 9 * BLOCK, BLOCK)
-        with pytest.raises(TamperedStub, match="4096 bytes of its own blocks are gone"):
+        with pytest.raises(TamperedStub, match="4096 bytes of its local blocks are missing"):
             checked_stub(stub.fd, volume.stub_files, "file")
 
 

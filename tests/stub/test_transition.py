@@ -108,7 +108,7 @@ def test_a_file_that_is_not_the_one_that_was_read_is_left_alone(file: int, chang
 
 def test_a_file_that_is_a_stub_already_is_left_alone(file: int) -> None:
     begin_commit(file, identity(file), REF, FILES)
-    with pytest.raises(FileChanged, match="became a stub meanwhile"):
+    with pytest.raises(FileChanged, match="became a stub, or another stub, at the same time"):
         begin_commit(file, identity(file), REF, FILES)
 
 

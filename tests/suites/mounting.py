@@ -94,7 +94,7 @@ def _serve(state: Path, volume: str, point: str, options: MountOptions) -> None:
     with os.fdopen(receive_fd, "rb") as answer:
         text = answer.read()
     if not text:
-        raise OSError(f"{point}: the process that was to serve the mount died; see {state / LOG}")
+        raise OSError(f"{point}: the mount process died; see {state / LOG}")
     reply = json.loads(text)
     if "error" in reply:
         with suppress(ChildProcessError):

@@ -159,7 +159,7 @@ class Nursery:
         with receiver, os.fdopen(os.dup(receiver.fileno()), "rb") as answer:
             text = answer.read()
         if not text:
-            raise ServiceUnreachable(f"{mountpoint}: the process that was to serve the mount died")
+            raise ServiceUnreachable(f"{mountpoint}: the mount process died")
         reply = json.loads(text)
         if "error" in reply:
             raise error_named(reply["kind"], reply["error"])

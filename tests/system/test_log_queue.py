@@ -108,7 +108,7 @@ def test_one_kind_of_line_keeps_no_other_kind_out() -> None:
     lines = RareLines(lambda: 0.0)
     passed = sum(lines.filter(record("read: %s", f"damaged: name {at}")) for at in range(5000))
     assert passed == KIND_LINES_MAX
-    assert lines.filter(record("a commit is not taken back: %s", "f"))
+    assert lines.filter(record("a commit was not rolled back: %s", "f"))
 
 
 def test_events_are_never_left_out() -> None:

@@ -36,7 +36,7 @@ def commands_of(message: str) -> list[str]:
 
 def test_nothing_changes_before_an_entry_without_a_place_is_found(tmp_path: Path) -> None:
     lab = lab_with_entry(tmp_path / "r")
-    with pytest.raises(UsageError, match=r"has an entry \.dedupd, and dedupd's store"):
+    with pytest.raises(UsageError, match=r"has an entry \.dedupd, a name that dedupd's store"):
         disable(str(lab.root), disk=Disk())
     assert os.listdir(lab.root) == [NAME]
     lab.verify_clean()
@@ -142,7 +142,9 @@ def test_a_lost_and_found_beside_that_of_the_checker_stops_disabling(
     lab = new_lab(loop_fs(size="64M"))
     assert sorted(os.listdir(lab.root)) == [NAME, "lost+found"]
     lab.put("lost+found/x", b"precious")
-    with pytest.raises(UsageError, match=r"lost\+found, and the file system's checker") as caught:
+    with pytest.raises(
+        UsageError, match=r"lost\+found, a name that the checker of the file system"
+    ) as caught:
         disable(str(lab.root), disk=Disk())
     rename = commands_of(str(caught.value))[1]
     assert rename == f"mv -T {lab.root}/lost+found {lab.root}/lost+found-of-a-user"

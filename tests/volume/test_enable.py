@@ -153,7 +153,7 @@ def test_volumes_do_not_nest(tmp_path: Path) -> None:
     root = make(tmp_path / "r")
     enable_plainly(root)
     for inside in (root / ".dedupd/data/sub", root / ".dedupd", root / ".dedupd/store"):
-        with pytest.raises(UsageError, match="lies in"):
+        with pytest.raises(UsageError, match="is inside"):
             enable_plainly(inside)
 
 
@@ -168,7 +168,7 @@ def test_a_dot_dedupd_of_a_user_is_not_taken_for_the_store(
     (planted / "store").mkdir(parents=True)
     planted.chmod(mode)
     os.chown(planted, uid, uid)
-    with pytest.raises(UsageError, match="a volume needs the name; rename the entry"):
+    with pytest.raises(UsageError, match="a volume needs this name; rename the entry"):
         enable_plainly(root)
     assert os.listdir(planted) == ["store"]
 
@@ -179,7 +179,9 @@ def test_a_volume_that_another_user_can_change_is_not_opened(tmp_path: Path) -> 
     root = make(tmp_path / "r")
     enable_plainly(root)
     os.chown(root / ".dedupd", 40001, 40001)
-    with pytest.raises(UsageError, match=r"belongs to user 40001 .* must be yours alone"):
+    with pytest.raises(
+        UsageError, match=r"belongs to user 40001 .* must be accessible only to you"
+    ):
         Volume.open(str(root))
 
 
@@ -187,7 +189,7 @@ def test_a_dot_dedupd_of_another_user_is_not_touched(tmp_path: Path) -> None:
     root = make(tmp_path / "r")
     (root / ".dedupd").mkdir()
     (root / ".dedupd/precious").write_bytes(b"data")
-    with pytest.raises(UsageError, match="a volume needs the name; rename the entry"):
+    with pytest.raises(UsageError, match="a volume needs this name; rename the entry"):
         enable_plainly(root)
     assert (root / ".dedupd/precious").read_bytes() == b"data"
     assert (root / "file").exists()
@@ -334,7 +336,7 @@ def test_a_name_in_both_places_stops_disabling_and_overwrites_nothing(tmp_path: 
     (lab.root / "file").write_bytes(b"put there while it was unmounted")
     with pytest.raises(
         UsageError,
-        match=r"are in the volume, and also beside \.dedupd.*: file; move those in .*/r away",
+        match=r"exist both in the volume and next to \.dedupd.*: file; move those in .*/r away",
     ):
         disable(str(lab.root), disk=Disk())
     (lab.root / "file").rename(tmp_path / "moved away")

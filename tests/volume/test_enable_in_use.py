@@ -150,7 +150,9 @@ def test_where_going_back_fails_too_both_reasons_and_the_way_are_told(tmp_path: 
         if moved >= 3:
             raise OSError(errno.EIO, "the disk is broken")
 
-    with pytest.raises(DedupdError, match=r"broken; and what had moved .* `dedupd disable .*`"):
+    with pytest.raises(
+        DedupdError, match=r"broken; not all entries could be moved back.* `dedupd disable .*`"
+    ):
         make_volume(root, Watched(fail))
     disable(str(root), disk=Disk())
     assert look(root)[0] == NAMES
@@ -200,7 +202,9 @@ def test_subvolumes_inside_are_refused_each_by_its_name(loop_fs: MakeFileSystem)
     before = look(root)
     with pytest.raises(UsageError) as refused:
         make_volume(root)
-    assert all(f"{one} is a subvolume (make it a directory" in str(refused.value) for one in inside)
+    assert all(
+        f"{one} is a subvolume (replace it by a directory" in str(refused.value) for one in inside
+    )
     assert look(root) == before
     found = check(root, "volumes and mounts in it")
     assert found.verdict is Verdict.BAD and all(str(one) in found.found for one in inside)
@@ -213,7 +217,7 @@ def test_a_subvolume_that_appears_later_is_counted(loop_fs: MakeFileSystem, tmp_
         assert check(lab.root, "other file systems in it").verdict is Verdict.FINE
         subvolume(lab.data / "alice")
         found = check(lab.view, "other file systems in it")
-        assert found.verdict is Verdict.BAD and "1 place that users cannot reach" in found.found
+        assert found.verdict is Verdict.BAD and "1 place not accessible to users" in found.found
         assert "data/alice is a subvolume" in found.found
         report = lab.optimize()
         assert (report.errors, report.messages[0][:7]) == (1, "alice: ")

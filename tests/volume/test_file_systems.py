@@ -67,7 +67,7 @@ def test_what_the_superblock_says_counts(loop_fs: MakeFileSystem, name: str) -> 
     """Of neither is there a word in the list of mounts."""
     point = loop_fs("ext4", "64M")
     again(point, *TUNINGS[name])
-    with pytest.raises(UnsuitableFileSystem, match=f"{name} .*`--force` accepts that"):
+    with pytest.raises(UnsuitableFileSystem, match=f"{name} .*to accept this risk, use `--force`"):
         make_volume(point)
     assert os.listdir(point / "share") == []
     found = file_system_check(point)
@@ -75,7 +75,7 @@ def test_what_the_superblock_says_counts(loop_fs: MakeFileSystem, name: str) -> 
 
 
 def test_an_ext2_is_refused(loop_fs: MakeFileSystem) -> None:
-    with pytest.raises(UnsuitableFileSystem, match="ext2 was not tried out"):
+    with pytest.raises(UnsuitableFileSystem, match="ext2 was not tested"):
         make_volume(loop_fs("ext2", "64M"))
 
 
@@ -102,7 +102,7 @@ def test_a_file_system_that_was_good_when_enabled_is_looked_at_for_each_mount(
     mount_in_background(str(lab.root), str(lab.root))
     try:
         found = file_system_check(lab.root)
-        assert found.verdict is Verdict.WARNING and "accepted by --force" in found.found
+        assert found.verdict is Verdict.WARNING and "accepted with --force" in found.found
     finally:
         unmount(str(lab.root))
 

@@ -17,7 +17,7 @@ from tests.support.lab import Lab, descriptors, descriptors_to_begin_with, flip_
 
 
 def test_a_directory_that_is_no_volume_is_refused_with_the_command_to_use(tmp_path: Path) -> None:
-    with pytest.raises(NotAVolume, match=r"not a volume; `dedupd enable .*` makes it one"):
+    with pytest.raises(NotAVolume, match=r"not a volume; create one with `dedupd enable .*`"):
         Volume.open(str(tmp_path))
     with pytest.raises(NotAVolume, match="no such directory"):
         Volume.open(str(tmp_path / "none"))
@@ -35,7 +35,7 @@ def test_a_volume_is_found_from_a_path_in_its_tree(tmp_path: Path, path: str, be
 
 
 def test_a_path_in_no_volume_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotAVolume, match="does not lie in a volume"):
+    with pytest.raises(NotAVolume, match="not in a volume"):
         Volume.locate(str(tmp_path / "file"))
 
 
@@ -43,7 +43,7 @@ def test_what_is_no_volume_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mount_table, "volumes", list)
-    with pytest.raises(NotAVolume, match="`dedupd enable DIRECTORY` makes a directory a volume"):
+    with pytest.raises(NotAVolume, match="`dedupd enable DIRECTORY` creates one"):
         Volume.locate(str(tmp_path / "sub"))
     mounted = mount_table.Mount("some-uuid", str(tmp_path / "share"))
     monkeypatch.setattr(mount_table, "volumes", lambda: [mounted])

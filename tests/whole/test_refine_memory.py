@@ -50,7 +50,7 @@ def grow(lab: Lab, containers: range) -> None:
 def peak_bytes(lab: Lab) -> int:
     done = run_program("run", "--here", "refine", lab.root, "--json")
     report = json.loads(done.stdout)
-    assert report["outcome"] == "nothing new has come to be cold", report
+    assert report["outcome"] == "no new chunks are cold", report
     assert report["deltas"] > 0
     return int(report["resources"]["memory_bytes_peak"])
 

@@ -135,7 +135,9 @@ def test_a_mount_that_took_over_is_mounted_with_the_same_options(tmp_path: Path)
 def test_the_dead_mount_of_a_volume_elsewhere_is_named(tmp_path: Path) -> None:
     with mounted_lab(tmp_path) as lab:
         lab.kill()
-        with pytest.raises(NotAVolume, match=f"{lab.view}: the dead mount of a volume elsewhere"):
+        with pytest.raises(
+            NotAVolume, match=f"{lab.view}: is the dead mount of a volume elsewhere"
+        ):
             mount_process.mount_in_background(str(lab.view), str(lab.view))
         assert is_dead_mount(str(lab.view))
 

@@ -12,7 +12,7 @@ COMMANDS = ("audit", "create", "metrics", "recover", "status")
 
 @click.group("cluster", cls=LazyGroup, package=__name__, names=COMMANDS)
 def command() -> None:
-    """Make stores in a Ceph cluster, and look after them.
+    """Create and manage stores in a Ceph cluster.
 
     STORE is rados:POOL/NAME[?conf=FILE&user=NAME&keyring=FILE&timeout=30s].
     """

@@ -17,15 +17,15 @@ SHOWN_MAX = 20
 
 @click.command("audit")
 @click.argument("store")
-@click.option("--read", "reads_chunks", is_flag=True, help="Read the content of all chunks, too.")
-@click.option("--repair", is_flag=True, help="Let go of what is there and nothing needs.")
+@click.option("--read", "reads_chunks", is_flag=True, help="Read the content of all chunks too.")
+@click.option("--repair", is_flag=True, help="Delete unreferenced objects.")
 @json_option
 @exits
 def command(store: str, reads_chunks: bool, repair: bool, as_json: bool) -> None:
-    """Look for what files need and is missing in STORE, and for what nothing needs.
+    """Find missing, damaged and unreferenced objects in STORE.
 
-    Hosts may write meanwhile. What is damaged is stored again when a file with the same bytes
-    arrives.
+    Hosts can write while the audit runs. A damaged chunk is stored again when a file with the same
+    bytes is stored.
     """
     with RadosStore.open(parse_address(store)) as opened:
         audit = Audit(opened, reads_chunks=reads_chunks)
@@ -47,11 +47,11 @@ def _show(report: AuditReport) -> None:
     for word, findings in (
         ("missing", report.dangling),
         ("damaged", report.damaged),
-        ("not needed", report.leaked),
+        ("unreferenced", report.leaked),
     ):
         for finding in findings[:SHOWN_MAX]:
             click.echo(f"  {word}: {finding}", err=True)
         if len(findings) > SHOWN_MAX:
             click.echo(f"  {word}: and {len(findings) - SHOWN_MAX} more", err=True)
     if report.repaired:
-        click.echo(f"{report.repaired:,} were let go of.")
+        click.echo(f"{counted(report.repaired, 'object')} deleted.")

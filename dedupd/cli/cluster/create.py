@@ -14,11 +14,11 @@ from dedupd_core.rados.store import RadosStore
 @json_option
 @exits
 def command(store: str, fingerprint: str, as_json: bool) -> None:
-    """Make STORE, in a pool that is there already (docs/guide/cluster.md)."""
+    """Create STORE in an existing pool (docs/guide/cluster.md)."""
     with RadosStore.create(parse_address(store), fingerprint) as made:
         uuid = made.parameters.uuid
     answer(
         as_json,
         {"store": store, "uuid": uuid},
-        f"{store} is a store now; `dedupd enable PATH --store {store}` puts a volume on it.",
+        f"{store} is now a store; to add a volume, run `dedupd enable PATH --store {store}`.",
     )

@@ -25,27 +25,27 @@ def _found(status: StoreStatus, job: str, name: str) -> Any:
 _OF_STORE: tuple[tuple[str, str, Callable[[StoreStatus], float | None]], ...] = (
     (
         "dedupd_cluster_garbage_candidates",
-        "Chunks that nothing refers to, which wait for a collection.",
+        "Unreferenced chunks that wait for collection.",
         lambda store: store.candidates,
     ),
     (
         "dedupd_cluster_damaged_chunks",
-        "Chunks that were found damaged and are not stored again yet.",
+        "Damaged chunks that have not been stored again.",
         lambda store: store.damaged,
     ),
     (
         "dedupd_cluster_gone_volumes",
-        "Volumes whose hosts have not come back since what they had begun was taken back.",
+        "Volumes of dead hosts whose unfinished work was rolled back.",
         lambda store: len(_found(store, "recover", "gone") or ()),
     ),
     (
         "dedupd_cluster_audit_time_seconds",
-        "When the last audit of the store began.",
+        "Start time of the last audit of the store.",
         lambda store: store.upkeep.get("audit", {}).get("begun_s"),
     ),
     (
         "dedupd_cluster_audit_dangling",
-        "What files need and the last audit did not find.",
+        "Referenced objects that the last audit did not find.",
         lambda store: _found(store, "audit", "dangling"),
     ),
 )
@@ -53,12 +53,12 @@ _OF_STORE: tuple[tuple[str, str, Callable[[StoreStatus], float | None]], ...] = 
 _GAUGES: tuple[tuple[str, str, Callable[[VolumeStatus], float]], ...] = (
     (
         "dedupd_cluster_lease_held",
-        "Whether a session writes the volume.",
+        "1 if a session writes the volume, else 0.",
         lambda one: float(one.lease_until_s is not None),
     ),
     (
         "dedupd_cluster_versions_left",
-        "File versions that a session has left that broke off.",
+        "Unfinished file versions of an interrupted session.",
         lambda one: float(one.intents + one.retiring if one.is_left else 0),
     ),
     (
@@ -69,17 +69,21 @@ _GAUGES: tuple[tuple[str, str, Callable[[VolumeStatus], float]], ...] = (
 )
 
 _COUNTERS: tuple[tuple[str, str, Callable[[VolumeStatus], float]], ...] = (
-    ("dedupd_cluster_files_stored", "Files that were stored.", lambda one: one.files),
-    ("dedupd_cluster_stored_bytes", "Bytes of files that were stored.", lambda one: one.bytes),
-    ("dedupd_cluster_new_bytes", "Of them those that no host had.", lambda one: one.new_bytes),
+    ("dedupd_cluster_files_stored", "Stored files.", lambda one: one.files),
+    ("dedupd_cluster_stored_bytes", "Bytes of stored files.", lambda one: one.bytes),
+    (
+        "dedupd_cluster_new_bytes",
+        "Bytes of stored files that no host had stored before.",
+        lambda one: one.new_bytes,
+    ),
     (
         "dedupd_cluster_retired_bytes",
-        "Of them those that were replaced or deleted.",
+        "Bytes of stored files that were replaced or deleted since.",
         lambda one: one.retired_bytes,
     ),
     (
         "dedupd_cluster_chunks_repaired",
-        "Chunks that were damaged and stored again.",
+        "Damaged chunks that were stored again.",
         lambda one: one.repaired,
     ),
 )
@@ -89,8 +93,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[VolumeStatus], float]], ...] = (
 @click.argument("store")
 @exits
 def command(store: str) -> None:
-    """The figures of `dedupd cluster status` in Prometheus' text format, as for the textfile
-    collector of its node exporter; one host's suffice for all of STORE."""
+    """Print the status of STORE in the text format of Prometheus.
+
+    The textfile collector of the node exporter reads this format. Run the command on one host for
+    each STORE.
+    """
     with RadosStore.open(parse_address(store)) as opened:
         status = status_of(opened)
     registry = CollectorRegistry()

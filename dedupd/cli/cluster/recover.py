@@ -14,10 +14,10 @@ from dedupd_core.units import counted
 @json_option
 @exits
 def command(store: str, volume: str, as_json: bool) -> None:
-    """Bring to an end what the host of VOLUME has left in STORE, which is gone: it is fenced, and
-    what it had begun is taken back.
+    """Roll back the unfinished work of the dead host of VOLUME.
 
-    VOLUME is a uuid as `dedupd cluster status` shows it. Files keep what they have.
+    The host is fenced first, and the data of its files is kept. VOLUME is a UUID that `dedupd
+    cluster status` shows.
     """
     with RadosStore.open(parse_address(store)) as opened:
         recovery = opened.recover(volume.replace("-", ""))
@@ -27,7 +27,9 @@ def command(store: str, volume: str, as_json: bool) -> None:
         "left": recovery.left,
         "damaged": recovery.damaged,
     }
-    text = f"{counted(recovery.retired, 'file version')} taken back"
+    text = f"{counted(recovery.retired, 'file version')} rolled back"
     if recovery.left:
-        text += f"; {counted(recovery.left, 'file')} between two versions wait for their own host"
+        text += (
+            f"; {counted(recovery.left, 'file')} between two versions must wait for their own host"
+        )
     answer(as_json, value, text)

@@ -13,7 +13,10 @@ from dedupd_core.rados.upkeep.store_status import status_of
 @json_option
 @exits
 def command(store: str, as_json: bool) -> None:
-    """The volumes on STORE, which of them is being written, and what they have saved."""
+    """Show the volumes on STORE and their savings.
+
+    For each volume, the output shows whether a host is writing it.
+    """
     with RadosStore.open(parse_address(store)) as opened:
         status = status_of(opened)
     answer(as_json, status.to_json(), "\n".join(status.lines))

@@ -13,15 +13,15 @@ COMMANDS = sorted(spec.name for spec in SPECS)
 
 
 @click.group("run", cls=LazyGroup, package=__name__, names=COMMANDS)
-@click.option("--here", is_flag=True, help="In this process, also where the service runs.")
-@click.option("--gentle", is_flag=True, help="Slow down and pause while users are at work.")
+@click.option("--here", is_flag=True, help="Run in this process, even if the service is running.")
+@click.option("--gentle", is_flag=True, help="Slow down and pause while users are active.")
 @click.option(
-    "--pressing", is_flag=True, help="Slow down, and do not pause, while users are at work."
+    "--pressing", is_flag=True, help="Slow down while users are active, but do not pause."
 )
 @click.pass_context
 def command(context: click.Context, here: bool, gentle: bool, pressing: bool) -> None:
     """Run one job on a volume, or on a part of its tree, at the lowest priority.
 
-    Where the service runs and serves the volume, it runs the job.
+    If the service manages the volume, the service runs the job.
     """
     context.obj = Conduct(here or gentle, gentle, pressing)

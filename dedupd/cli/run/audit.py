@@ -13,14 +13,14 @@ from jobs.specs import job_of
 
 @job_command(
     "audit",
-    click.option("--read", is_flag=True, help="Read the content of all chunks, too."),
-    click.option("--if-due", is_flag=True, help="Not where another host has done so lately."),
+    click.option("--read", is_flag=True, help="Read the content of all chunks too."),
+    click.option("--if-due", is_flag=True, help="Do nothing if another host did this recently."),
 )
 def command(path: str, read: bool, if_due: bool, as_json: bool) -> None:
-    """Look at all of a store in a cluster, for what is missing.
+    """Audit the cluster store of the volume.
 
-    It is the store that the volume is on. What nothing needs there is let go of. One host does so
-    for all, while all hosts write.
+    Report missing and damaged objects, and delete unreferenced ones. One host audits for all
+    hosts, which can keep writing.
     """
     with Volume.open(path) as volume, all_held(volume):
         job = job_of("audit", volume)

@@ -18,18 +18,16 @@ from jobs.specs import job_of
 
 @job_command(
     "gc",
-    click.option(
-        "--full", is_flag=True, help="Read all recipes, also those that earlier runs have."
-    ),
+    click.option("--full", is_flag=True, help="Read all recipes again; do not reuse saved marks."),
     click.option(
         "--all-garbage",
         is_flag=True,
-        help="Collect also where there are files, and none of them is a stub.",
+        help="Collect even if the tree has files but no stubs.",
     ),
-    click.option("--dry-run", is_flag=True, help="Only say what would become an orphan."),
+    click.option("--dry-run", is_flag=True, help="Report the garbage; change nothing."),
 )
 def command(path: str, full: bool, all_garbage: bool, dry_run: bool, as_json: bool) -> None:
-    """Find chunks that no file needs any more. Users keep working meanwhile."""
+    """Find unreferenced chunks and free their space. Users can keep working."""
     with (
         Volume.open(path) as volume,
         all_held(volume),
@@ -46,7 +44,7 @@ def _show(report: GcReport | ClusterGcReport, *, path: str, dry_run: bool) -> No
         return
     chunks = counted(report.orphaned_chunks, "chunk")
     garbage = f"{format_size(report.orphaned_bytes)}, {chunks}"
-    back = f"; {format_size(report.freed_bytes)} given back" if report.freed_bytes else ""
+    back = f"; {format_size(report.freed_bytes)} freed" if report.freed_bytes else ""
     if report.outcome == NOTHING_NEW:
         click.echo(f"{counted(report.stubs, 'stub')}: {report.outcome}{back}")
     elif dry_run:
@@ -55,11 +53,11 @@ def _show(report: GcReport | ClusterGcReport, *, path: str, dry_run: bool) -> No
         click.echo(f"gc: {report.outcome}{back}")
     elif report.orphaned_bytes:
         click.echo(
-            f"{garbage}, are no longer needed{back}."
-            f" `dedupd run compact {path}` gives the rest of the space back."
+            f"{garbage}, are no longer needed{back}. To free the rest, run `dedupd run compact"
+            f" {path}`."
         )
     else:
         click.echo(
-            f"No new garbage: {counted(report.stubs, 'stub')} need {report.chunks_needed:,} of"
+            f"No new garbage: {counted(report.stubs, 'stub')} use {report.chunks_needed:,} of"
             f" {counted(report.chunks, 'chunk')}{back}."
         )

@@ -22,10 +22,14 @@ from jobs.tree.judged_files import load_ledger
 
 @job_command(
     "optimize",
-    click.option("--dry-run", is_flag=True, help="Only say what would be optimized."),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Report the files that would be optimized; change nothing.",
+    ),
 )
 def command(path: str, dry_run: bool, as_json: bool) -> None:
-    """Deduplicate the files that the policy takes."""
+    """Deduplicate the files that the policy selects."""
     volume, below = Volume.locate_existing(path)
     volume.limits = limits().keys
     if dry_run:
@@ -93,19 +97,22 @@ def _show_work(report: OptimizeReport) -> None:
     table.add_row("stored", f"{format_size(sums['stored_bytes'] + report.recipe_bytes)}")
     freed = format_size(report.freed_bytes)
     if report.shared_taken_bytes:
-        freed += f", up to {format_size(report.shared_taken_bytes)} of it held by others below"
-    table.add_row("blocks given up", freed)
+        freed += (
+            f", up to {format_size(report.shared_taken_bytes)} of it kept by snapshots or copies"
+            " below"
+        )
+    table.add_row("blocks freed", freed)
     before, after = format_size(report.free_bytes_before), format_size(report.free_bytes_after)
     table.add_row("free", f"{before} before, {after} after")
     if report.cut_bytes:
-        table.add_row("stored in vain, cut off", format_size(report.cut_bytes))
+        table.add_row("discarded", format_size(report.cut_bytes))
     if report.shared_left_bytes:
-        table.add_row("left for sharing blocks", format_size(report.shared_left_bytes))
+        table.add_row("skipped, shared blocks", format_size(report.shared_left_bytes))
     if report.files_made_plain:
         table.add_row(
-            "made plain",
-            f"{counted(report.files_made_plain, 'file')} in use and mostly rewritten;"
-            f" {format_size(report.filled_bytes)} filled up",
+            "expanded",
+            f"{counted(report.files_made_plain, 'file')} in use and mostly rewritten,"
+            f" {format_size(report.filled_bytes)}",
         )
     table.add_row("time", format_duration(used["wall_s"]))
     if raw and used["wall_s"]:

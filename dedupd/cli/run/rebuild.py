@@ -13,7 +13,7 @@ from jobs.rebuild import Rebuild, RebuildReport
 
 @job_command("rebuild")
 def command(path: str, as_json: bool) -> None:
-    """Make catalogue and tables again, from containers and stubs."""
+    """Rebuild catalogue and tables from containers and stubs."""
     with Volume.open(path) as volume, all_held(volume), working(volume, "rebuild") as run:
         report = Rebuild(volume, run).recorded()
     finish(report, as_json, _show, damage=report.losses)

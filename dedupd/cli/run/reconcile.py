@@ -16,12 +16,17 @@ from jobs.reconcile.job import Reconcile, ReconcileReport, Strategy
         "--strategy",
         type=click.Choice([strategy.value for strategy in Strategy]),
         default=Strategy.ALL.value,
-        help="all; selective: partitions that a sample says are worth it; delayed: while idle.",
+        help="all: all partitions; selective: partitions with enough duplicates in a sample;"
+        " delayed: all, while the machine is idle.",
     ),
-    click.option("--dry-run", is_flag=True, help="Only say what partitions have in common."),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Report the duplicates of different partitions; change nothing.",
+    ),
 )
 def command(path: str, strategy: str, dry_run: bool, as_json: bool) -> None:
-    """Merge chunks that several partitions have. Users keep working meanwhile."""
+    """Merge duplicate chunks of different partitions. Users can keep working."""
     with (
         Volume.open(path) as volume,
         volume.job_lock(),
@@ -47,8 +52,8 @@ def _show(report: ReconcileReport) -> None:
         )
     show(table)
     click.echo(
-        f"savings {report.savings_partitioned:.1%} within partitions,"
-        f" {report.savings_global:.1%} without; {counted(report.merged.chunks, 'chunk')}"
+        f"savings {report.savings_partitioned:.1%} within partitions, {report.savings_global:.1%}"
+        f" across them; {counted(report.merged.chunks, 'chunk')}"
         f" ({format_size(report.merged.stored_bytes)}) merged in {report.rounds} rounds:"
         f" {report.outcome}"
     )

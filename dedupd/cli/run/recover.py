@@ -13,13 +13,13 @@ from jobs.specs import job_of
 
 @job_command(
     "recover",
-    click.option("--if-due", is_flag=True, help="Not where another host has done so lately."),
+    click.option("--if-due", is_flag=True, help="Do nothing if another host did this recently."),
 )
 def command(path: str, if_due: bool, as_json: bool) -> None:
-    """Take back what hosts that are gone had begun.
+    """Roll back the unfinished work of dead hosts.
 
-    Those are other hosts of the store in a cluster that the volume is on. They are fenced first.
-    One host does so for all.
+    These hosts share the cluster store with the volume. They are fenced first. One host does this
+    for all hosts.
     """
     with Volume.open(path) as volume, all_held(volume):
         job = job_of("recover", volume)

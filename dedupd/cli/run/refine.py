@@ -18,11 +18,11 @@ _MODES = [mode.value for mode in RefineMode if mode is not RefineMode.OFF]
     click.option(
         "--mode",
         type=click.Choice(_MODES),
-        help="How much work it may be; else as the policy says.",
+        help="Amount of work. Default: the policy's.",
     ),
 )
 def command(path: str, mode: str | None, as_json: bool) -> None:
-    """Store cold chunks that are like others as the difference. Users keep working meanwhile."""
+    """Recompress cold chunks as differences to similar chunks. Users can keep working."""
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "refine") as run:
         job = Refine(volume, run, None if mode is None else RefineMode(mode))
         report = job.recorded()
@@ -33,9 +33,8 @@ def command(path: str, mode: str | None, as_json: bool) -> None:
 def _show(report: RefineReport) -> None:
     click.echo(
         f"{report.outcome}: {counted(report.rewritten, 'container')} of"
-        f" {report.containers_waiting} rewritten, {report.not_worth_it} not worth it,"
-        f" {report.containers_young} too young;"
-        f" {counted(report.new_deltas, 'chunk')} stored as the difference to another,"
-        f" {counted(report.new_with_dictionary, 'chunk')} with a dictionary,"
+        f" {report.containers_waiting} rewritten, {report.not_worth_it} not worthwhile,"
+        f" {report.containers_young} too young; {counted(report.new_deltas, 'chunk')} stored as"
+        f" differences, {counted(report.new_with_dictionary, 'chunk')} with a dictionary;"
         f" {format_size(report.saved_bytes)} saved of {format_size(report.looked_bytes)}"
     )

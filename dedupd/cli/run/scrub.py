@@ -19,20 +19,22 @@ from jobs.specs import job_of
 
 @job_command(
     "scrub",
-    click.option("--full", is_flag=True, help="Read every byte; else headers and metadata only."),
+    click.option("--full", is_flag=True, help="Read every byte, not only headers and metadata."),
     click.option(
         "--share",
         metavar="PERCENT",
-        help="Check every byte of this part of the store, like 5%; the next run goes on there.",
+        help="Check this share of the store, for example 5%. The next run continues there.",
     ),
     click.option(
-        "--report-only", is_flag=True, help="Read every byte, say what is wrong, change nothing."
+        "--report-only", is_flag=True, help="Read every byte and report damage; repair nothing."
     ),
 )
 def command(path: str, full: bool, share: str | None, report_only: bool, as_json: bool) -> None:
-    """Find damage and repair it. Users keep working meanwhile."""
+    """Find damage and repair it. Users can keep working."""
     if report_only and (full or share):
-        raise UsageError("--report-only reads all of the store; leave --full and --share out")
+        raise UsageError(
+            "--report-only: excludes --full and --share, because it always reads the entire store"
+        )
     part = None if share is None else parse_percentage(share)
     depth = Depth.FULL if full or part is not None else Depth.QUICK
     rate = limits().bytes_per_s or None
@@ -57,26 +59,26 @@ def _show(report: ScrubReport) -> None:
         f" {format_size(report.read_bytes)} read, {counted(report.stubs, 'stub')}: {report.outcome}"
     )
     if report.left_bytes:
-        click.echo(f"  {format_size(report.left_bytes)} are for the next runs to check")
+        click.echo(f"  {format_size(report.left_bytes)} remain for later runs")
     for source, count in report.repaired.items():
         if count:
             click.echo(f"  {counted(count, 'record')} repaired {source}")
     if report.released:
-        click.echo(f"  right after all: {counted(report.released, 'quarantined record')}")
+        click.echo(f"  released from quarantine: {counted(report.released, 'intact record')}")
     if report.collected:
         click.echo(
-            f"  collected, or lost: {counted(report.collected, 'record')} that no file needs;"
-            " the next gc makes them tombstones"
+            f"  collected or lost: {counted(report.collected, 'unreferenced record')}; the next gc"
+            " makes them tombstones"
         )
     if report.quarantined:
         click.echo(
-            f"  lost: {counted(report.quarantined, 'record')}; the next optimize that meets"
-            " the same bytes brings them back"
+            "  lost until a file with the same bytes is optimized:"
+            f" {counted(report.quarantined, 'record')}"
         )
     if report.copies_written or report.copies_dropped:
         click.echo(
             f"  second copies: {report.copies_written} written"
-            f" ({format_size(report.copies_written_bytes)}), {report.copies_dropped} given up"
+            f" ({format_size(report.copies_written_bytes)}), {report.copies_dropped} deleted"
         )
     show_findings(report.findings)
     show_messages(len(report.messages), report.messages)

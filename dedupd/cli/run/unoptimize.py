@@ -18,15 +18,19 @@ from jobs.unoptimize import Plan, Unoptimize, UnoptimizeReport
 
 @job_command(
     "unoptimize",
-    click.option("--dry-run", is_flag=True, help="Only say how much space and time it would take."),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Report the space and time that this would take; change nothing.",
+    ),
     click.option(
         "--since",
         metavar="TIME",
-        help="Only files that were optimized, or changed, since then: 2d ago, or a date.",
+        help="Only files optimized or changed since TIME: a duration such as 2d, or a date.",
     ),
 )
 def command(path: str, dry_run: bool, since: str | None, as_json: bool) -> None:
-    """Make files plain again, in a volume or below PATH in it. Users keep working meanwhile."""
+    """Expand all stubs in a volume, or below PATH. Users can keep working."""
     volume, below = Volume.locate_existing(path)
     with (
         volume,
@@ -48,10 +52,9 @@ def _tell(plan: Plan, as_json: bool) -> None:
         print_json({**value, "missing_bytes": plan.missing_bytes, "expected_s": plan.expected_s})
     else:
         click.echo(
-            f"would make {counted(plan.files, 'file')} plain, in about"
-            f" {format_duration(plan.expected_s)};"
-            f" needs {format_size(plan.need_bytes)}, and {format_size(plan.room_bytes)} are free"
-            " beyond the reserve"
+            f"would expand {counted(plan.files, 'file')} in about"
+            f" {format_duration(plan.expected_s)}; needs {format_size(plan.need_bytes)},"
+            f" {format_size(plan.room_bytes)} are free beyond the reserve"
         )
         if plan.missing_bytes:
             click.echo(f"  missing: {format_size(plan.missing_bytes)}")
@@ -61,5 +64,5 @@ def _tell(plan: Plan, as_json: bool) -> None:
 
 def _show(report: UnoptimizeReport) -> None:
     click.echo(
-        f"{report.files_restored} files are plain again, {format_size(report.logical_bytes)}"
+        f"{counted(report.files_restored, 'file')} expanded, {format_size(report.logical_bytes)}"
     )

@@ -12,4 +12,4 @@ COMMANDS = ("create", "forget", "move", "rejoin", "status")
 
 @click.group("store", cls=LazyGroup, package=__name__, names=COMMANDS)
 def command() -> None:
-    """Make stores that several volumes share, and look after them."""
+    """Create and manage stores that several volumes share."""

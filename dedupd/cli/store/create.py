@@ -16,12 +16,15 @@ from dedupd_core.system.disk import Disk
 @json_option
 @exits
 def command(store: str, chunk_size: str, fingerprint: str, force: bool, as_json: bool) -> None:
-    """Make the empty directory STORE a store that volumes of this machine can share."""
+    """Turn the empty directory STORE into a shared store.
+
+    Volumes of this machine can use it with `dedupd enable --store STORE`.
+    """
     made = create_store(
         store, chunk_size=chunk_size, fingerprint=fingerprint, disk=Disk(), force=force
     )
     answer(
         as_json,
         {"path": store, "uuid": made.uuid},
-        f"{store} is a store now; `dedupd enable PATH --store {store}` puts a volume on it.",
+        f"{store} is now a store; to add a volume, run `dedupd enable PATH --store {store}`.",
     )

@@ -18,26 +18,28 @@ from dedupd_core.volume.volume import Volume
 @json_option
 @exits
 def command(store: str, uuid: str, as_json: bool) -> None:
-    """Have STORE forget the volume UUID, which is gone for good.
+    """Remove the lost volume UUID from STORE permanently.
 
-    What only that volume needs is garbage from then on: its stubs, should it come back, are lost.
+    Chunks that only this volume references become garbage. If the volume returns, its stubs are
+    lost.
     """
     with closing(SharedDirectory.named(store, Disk())) as shared, shared.job_lock():
         member = shared.members().get(uuid)
         if member is None:
             raise UsageError(
-                f"{store}: has no volume {uuid}; `dedupd store status {store}` lists them"
+                f"{store}: has no volume {uuid}; `dedupd store status {store}` lists its volumes"
             )
         if _is_there(member):
             raise UsageError(
-                f"{member.root}: is there, and not gone; `dedupd disable --unoptimize"
-                f" {member.root}` takes it off the store, and `dedupd store move` to another one"
+                f"{member.root}: exists, so it is not lost; to remove it from the store, run"
+                f" `dedupd disable --unoptimize {member.root}` or `dedupd store move`"
             )
         shared.remove(uuid)
     answer(
         as_json,
         {"path": store, "forgotten": uuid},
-        f"{store}: volume {uuid} ({member.root}) is forgotten; gc collects what it alone needed.",
+        f"{store}: volume {uuid} ({member.root}) is removed; gc collects the chunks that only"
+        " it referenced.",
     )
 
 

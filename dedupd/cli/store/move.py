@@ -19,18 +19,18 @@ from jobs.move import Move, MoveReport, MovingVolume
 
 @click.command("move")
 @click.argument("path", type=PATH)
-@click.option("--store", type=PATH, help="The shared store that it goes to.")
-@click.option("--own", is_flag=True, help="Give it a store of its own.")
+@click.option("--store", type=PATH, help="Target: this shared store.")
+@click.option("--own", is_flag=True, help="Target: a store of the volume's own.")
 @json_option
 @exits
 def command(path: str, store: str | None, own: bool, as_json: bool) -> None:
-    """Move the volume PATH to another store. It must not be mounted.
+    """Move the unmounted volume PATH to another store.
 
-    What its files need is copied first, so both stores need room for it. Files that were deleted
-    lately cannot be had back afterwards. An interrupted move goes on with the same command.
+    The chunks are copied first, so both stores need space for them. Recently deleted files cannot
+    be restored after the move. To continue an interrupted move, run the command again.
     """
     if own == (store is not None):
-        raise UsageError("say where to: --store STORE, or --own")
+        raise UsageError("no target is given; use --store STORE or --own")
     if store is not None and is_address(store):
         raise _through_a_stream(path, store, store)
     with ExitStack() as files:
@@ -50,13 +50,11 @@ def _through_a_stream(path: str, cluster: str, store: str | None) -> UsageError:
     """``store``: where to; None for a store of its own."""
     there = "" if store is None else f" --store {shlex.quote(store)}"
     return UsageError(
-        f"{cluster}: a move leads from one directory to another; to a store in a cluster, or out of"
-        f" it, a volume goes by a stream. OTHER being a new, empty directory, type"
-        f" `dedupd enable OTHER --no-mount{there}`, and then"
-        f" `dedupd send {shlex.quote(path)} --negotiate"
-        ' --through "dedupd receive --negotiate OTHER"`'
-        " while nobody writes there; run again, it goes on. Then `dedupd receive --end OTHER` and"
-        " `dedupd mount OTHER`: users find all files there, and may write"
+        f"{cluster}: `dedupd store move` only moves between directories; use a stream for a"
+        " cluster. Create the empty directory OTHER, and run `dedupd enable OTHER"
+        f" --no-mount{there}`. Stop all writers, and run `dedupd send {shlex.quote(path)}"
+        ' --negotiate --through "dedupd receive --negotiate OTHER"`; run it again if it is'
+        " interrupted. Then run `dedupd receive --end OTHER` and `dedupd mount OTHER`"
     )
 
 
@@ -64,6 +62,5 @@ def _show(report: MoveReport, *, path: str) -> None:
     copied = format_size(report.copied_bytes)
     click.echo(
         f"{path} is on {report.store}: {counted(report.stubs, 'stub')},"
-        f" {counted(report.chunks, 'chunk')}, of which {report.present:,} were there already;"
-        f" {copied} copied"
+        f" {counted(report.chunks, 'chunk')}, {report.present:,} already present; {copied} copied"
     )

@@ -14,15 +14,15 @@ from jobs.rejoin import Rejoin, RejoinReport
 @click.command("rejoin")
 @click.argument("path", type=PATH)
 @click.option(
-    "--accept-losses", is_flag=True, help="Take it in though files need what is gone by now."
+    "--accept-losses", is_flag=True, help="Register the volume even if chunks are missing."
 )
 @json_option
 @exits
 def command(path: str, accept_losses: bool, as_json: bool) -> None:
-    """Have its store know the volume PATH where and as it is now.
+    """Register the volume PATH with its store again.
 
-    After the volume was moved or renamed, or it, or the store, was brought back from an older copy.
-    All that its files need is looked up first.
+    This is necessary after the volume was moved or renamed, or after the volume or the store was
+    restored from an older copy. The command first checks that all chunks exist.
     """
     with Volume.open(path) as volume, job_run("rejoin", unit="stubs") as run:
         report = Rejoin(volume, run, accepts_losses=accept_losses).run()

@@ -18,7 +18,10 @@ from jobs.usage.store_figures import store_figures
 @json_option
 @exits
 def command(store: str, as_json: bool) -> None:
-    """The volumes on STORE, whether each can be seen, and the space that the store takes."""
+    """Show the volumes on STORE and the space that it uses.
+
+    For each volume, the output shows whether it is accessible.
+    """
     with closing(SharedDirectory.named(store, Disk())) as shared:
         row = store_figures(shared)
     show_or_json(as_json, row, lambda: _show(row))
@@ -28,13 +31,16 @@ def _show(row: dict[str, Any]) -> None:
     table = figures()
     for volume in row["volumes"]:
         problem = volume["problem"]
-        table.add_row(volume["path"], f"cannot be seen: {problem}" if problem else "there")
+        table.add_row(volume["path"], f"not accessible: {problem}" if problem else "accessible")
     table.add_row("store", format_size(sum(row["store_bytes"].values())))
     if row["garbage"]["compaction_frees_bytes"]:
-        table.add_row("of it garbage", format_size(row["garbage"]["compaction_frees_bytes"]))
+        table.add_row("garbage", format_size(row["garbage"]["compaction_frees_bytes"]))
     if row["garbage"]["quarantined_records"]:
-        table.add_row("quarantined", f"{row['garbage']['quarantined_records']:,} records: scrub")
+        table.add_row(
+            "quarantined",
+            f"{row['garbage']['quarantined_records']:,} records: run `dedupd run scrub`",
+        )
     table.add_row("free", format_size(row["free_bytes"]))
     show(table, title=row["path"])
     if any(volume["problem"] for volume in row["volumes"]):
-        click.echo("Nothing is collected as long as a volume cannot be seen.")
+        click.echo("Nothing is collected while a volume is not accessible.")

@@ -10,7 +10,7 @@ def guard_text(guard: dict[str, Any]) -> str:
     if not guard["wanted"]:
         return "guard below mounts: off (guard_below in dedupd.toml)"
     if guard["problem"]:
-        return f"guard below mounts: not on, {guard['problem']}"
+        return f"guard below mounts: inactive, {guard['problem']}"
     if not guard["guarded"]:
         return "guard below mounts: on, but no volume is mounted"
     refused = counted(guard["refused"], "open")

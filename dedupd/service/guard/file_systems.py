@@ -79,8 +79,8 @@ def _add(process: MountProcess, found: dict[str, FileSystem]) -> None:
     one.processes.add(process)
     if is_old:
         one.obstacle = (
-            f"the mount process of volume {volume} is of an older version; unmount the volume and"
-            " mount it again"
+            f"the mount process of volume {volume} is from an older version; unmount the volume"
+            " and mount it again"
         )
 
 

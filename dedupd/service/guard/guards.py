@@ -155,7 +155,7 @@ class Guards:
     def _fail(self, problem: str) -> None:
         """Note a problem, and try again later."""
         if problem != self.problem:
-            log.warning("no guard below mounts: %s", show_text(problem))
+            log.warning("guard below mounts is inactive: %s", show_text(problem))
         self.problem, self._known = problem, None
         self._retry_s = time.monotonic() + RETRY_S
 
@@ -164,7 +164,7 @@ class Guards:
         if one.obstacle:
             await self._end(device)
             self.problem = one.obstacle
-            log.warning("%s: no guard below the mount: %s", one.point, one.obstacle)
+            log.warning("%s: guard below the mount is inactive: %s", one.point, one.obstacle)
             return
         fds = [one.fds[0], *one.fds]
         process = await asyncio.create_subprocess_exec(
@@ -206,7 +206,7 @@ class Guards:
                 line = await guard.process.stdout.readline()
             message: dict[str, Any] = json.loads(line or b'{"problem": "the guard has ended"}')
         except TimeoutError:
-            message = {"problem": f"the guard has not answered for {SILENCE_S_MAX:.0f} s"}
+            message = {"problem": f"the guard has not responded for {SILENCE_S_MAX:.0f} s"}
         except ValueError:
             return  # The pipe was full, and took a part of a line.
         if "problem" in message:

@@ -63,7 +63,7 @@ async def deliver(way: Way, notice: Notice, length_s: float = DELIVERY_S_MAX) ->
         async with asyncio.timeout(length_s):
             _, errors = await process.communicate(way.text_of(notice))
     except TimeoutError:
-        return f"{way.command[0]}: no end after {length_s:.0f} s"
+        return f"{way.command[0]}: not finished after {length_s:.0f} s"
     except OSError as error:  # it has closed its input
         errors = str(error).encode()
     finally:
@@ -76,7 +76,7 @@ async def deliver(way: Way, notice: Notice, length_s: float = DELIVERY_S_MAX) ->
     if process.returncode == 0:
         return ""
     said = errors[-ERROR_BYTES_MAX:].decode("utf-8", "replace").strip()
-    return said or f"{way.command[0]}: ended with status {process.returncode}"
+    return said or f"{way.command[0]}: exited with status {process.returncode}"
 
 
 def _outside() -> list[str]:

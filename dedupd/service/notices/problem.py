@@ -85,7 +85,7 @@ class Notice:
         problem = self.problem
         words = {
             Happening.BEGIN: f"{problem.severity.value}: {problem.kind}",
-            Happening.END: f"over: {problem.kind}",
+            Happening.END: f"resolved: {problem.kind}",
             Happening.TEST: "test",
             Happening.SUMMARY: "summary",
         }

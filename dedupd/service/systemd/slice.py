@@ -48,7 +48,7 @@ async def command_in_slice() -> list[str]:
         reason = str(error)
     if not reason:
         return command
-    _log.warning("jobs run outside of %s: %s", SLICE, reason)
+    _log.warning("jobs run outside %s: %s", SLICE, reason)
     return []
 
 

@@ -185,7 +185,7 @@ class _Connection(asyncio.Protocol):
 def _refusal() -> bytes:
     text = json.dumps(
         {
-            "error": "too many connections to the service; close some, and ask again",
+            "error": "too many connections to the service; close some, then try again",
             "kind": "Busy",
             "exit_status": 3,
         }

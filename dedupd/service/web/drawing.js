@@ -52,7 +52,7 @@ function drawn(name, attributes, text) {
 // Points are {time_s, bytes}; those of `coming`, a forecast, are dashed. `share`: of the width of the screen.
 function chart(what, points, share, coming = []) {
   if (points.length < 2) {
-    return element("p", {class: "muted"}, "The chart begins with the second measurement.");
+    return element("p", {class: "muted"}, "The chart starts with the second measurement.");
   }
   // On a narrow screen the same letters need more of the width.
   const WIDTH = Math.max(360, share * Math.min(1000, 1.2 * window.innerWidth));
@@ -103,22 +103,22 @@ function charts(samples, space) {
   const share = window.innerWidth > 940 ? .5 : 1;
   return element("div", {class: "charts"},
     element("div", {}, element("h3", {}, "Saved"), savingsChart(samples, share)),
-    element("div", {}, element("h3", {}, "Free, and as it goes on (dashed)"), freeChart(samples, space, share)));
+    element("div", {}, element("h3", {}, "Free space and forecast (dashed)"), freeChart(samples, space, share)));
 }
 
 function far(job) {
   const {done = 0, total = 0, phase = ""} = job.progress;
   const parts = [element("span", {}, job.waits_for || phase || job.state)];
   if (total) {
-    const more = job.to_go_s === null ? "" : `, about ${duration(job.to_go_s)} to go`;
+    const more = job.to_go_s === null ? "" : `, about ${duration(job.to_go_s)} remaining`;
     parts.push(" ", element("progress", {max: total, value: done}), ` ${Math.floor(100 * done / total)} %${more}`);
   }
   return element("span", {}, ...parts);
 }
 
 const REASONS = [
-  ["waiting", "wait for the next optimize"], ["young", "too young (min_age)"],
-  ["saves_little", "save too little"], ["small", "below min_size"], ["excluded", "excluded"], ["other", "left for other reasons"],
+  ["waiting", "pending for the next run"], ["young", "too young (min_age)"],
+  ["saves_little", "skipped: savings too small"], ["small", "below min_size"], ["excluded", "excluded"], ["other", "skipped for other reasons"],
 ];
 
 function backlog(saved) {
@@ -132,13 +132,13 @@ function backlog(saved) {
   bar.append(done, waits);
   const told = REASONS.filter(([kind]) => saved[`${kind}_files`]).map(([kind, text]) =>
     `${count(saved[`${kind}_files`])} files (${size(saved[`${kind}_bytes`])}) ${text}`);
-  found.append(bar, element("p", {class: "muted"}, told.length ? told.join("; ") : "Nothing waits."));
+  found.append(bar, element("p", {class: "muted"}, told.length ? told.join("; ") : "No files pending."));
   return found;
 }
 
 function flow(seen) {
   if (!seen) return "";
   const days = Math.max(1, Math.round((seen.until_s - seen.since_s) / 86400));
-  return ` In the last ${days === 1 ? "day" : `${days} days`} ${size(seen.in_bytes_per_day)} a day came to be optimized, ` +
-    `and ${size(seen.out_bytes_per_day)} a day were.`;
+  return ` In the last ${days === 1 ? "day" : `${days} days`}, ${size(seen.in_bytes_per_day)} per day became eligible, ` +
+    `and ${size(seen.out_bytes_per_day)} per day were optimized.`;
 }

@@ -42,39 +42,39 @@ class _Gauge:
 
 
 SAVINGS = (
-    _Gauge("dedupd_volume_files", "Files when the volume was measured last.", "files"),
-    _Gauge("dedupd_volume_files_optimized", "Files that are stubs.", "files_optimized"),
-    _Gauge("dedupd_volume_logical_bytes", "What the files hold.", "logical_bytes"),
-    _Gauge("dedupd_volume_plain_bytes", "What all files would take if plain.", "plain_bytes"),
-    _Gauge("dedupd_volume_occupied_bytes", "Blocks that files and store take.", "occupied_bytes"),
+    _Gauge("dedupd_volume_files", "Files at the last measurement.", "files"),
+    _Gauge("dedupd_volume_files_optimized", "Optimized files (stubs).", "files_optimized"),
+    _Gauge("dedupd_volume_logical_bytes", "Sum of the file lengths.", "logical_bytes"),
+    _Gauge("dedupd_volume_plain_bytes", "Blocks that all files would use if plain.", "plain_bytes"),
+    _Gauge("dedupd_volume_occupied_bytes", "Blocks that files and store use.", "occupied_bytes"),
     _Gauge(
         "dedupd_volume_saved_bytes",
-        "What plain files would take, less what files and store take.",
+        "Blocks that all files would use if plain, minus the blocks that files and store use.",
         "saved_bytes",
     ),
     _Gauge("dedupd_volume_free_bytes", "Free space of the file system.", "free_bytes"),
     _Gauge("dedupd_volume_size_bytes", "Size of the file system.", "size_bytes"),
     _Gauge(
         "dedupd_volume_in_policy_files",
-        "Files that are optimized, that the next run takes, or that are too young.",
+        "Files that the policy selects: optimized, pending or too young.",
         "in_policy_files",
     ),
     _Gauge(
         "dedupd_volume_oldest_waiting_timestamp_seconds",
-        "Last change of the file that has waited longest to be optimized; 0 where none waits.",
+        "Last change of the oldest pending file; 0 if no file is pending.",
         "oldest_waiting_s",
     ),
     _Gauge(
         "dedupd_volume_quarantined_records",
-        "Records of the store that are damaged and could not be repaired.",
+        "Damaged records of the store that could not be repaired.",
         "quarantined_records",
     ),
     _Gauge(
         "dedupd_volume_garbage_bytes",
-        "Of records that no file needs, which a compaction would give back.",
+        "Garbage that a compaction would free.",
         "garbage_bytes",
     ),
-    _Gauge("dedupd_volume_measured_timestamp_seconds", "When a volume was measured.", "time_s"),
+    _Gauge("dedupd_volume_measured_timestamp_seconds", "Time of the last measurement.", "time_s"),
 )
 
 REASONS = ("waiting", "young", "saves_little", "small", "excluded", "other")
@@ -82,14 +82,14 @@ REASONS = ("waiting", "young", "saves_little", "small", "excluded", "other")
 
 MOUNT_COUNTERS = (
     _Gauge("dedupd_mount_requests", "Requests of users.", "requests"),
-    _Gauge("dedupd_mount_busy_seconds", "Time that requests of users took, added up.", "busy_s"),
+    _Gauge("dedupd_mount_busy_seconds", "Total time of the requests of users.", "busy_s"),
     _Gauge("dedupd_mount_chunk_hits", "Chunks found in the cache.", "chunk_hits"),
     _Gauge("dedupd_mount_chunk_misses", "Chunks read from the store.", "chunk_misses"),
 )
 
 MOUNT_GAUGES = (
-    _Gauge("dedupd_mount_files_open", "Files that are open.", "files_open"),
-    _Gauge("dedupd_mount_inodes", "Inodes that the kernel knows.", "inodes_known"),
+    _Gauge("dedupd_mount_files_open", "Open files.", "files_open"),
+    _Gauge("dedupd_mount_inodes", "Inodes known to the kernel.", "inodes_known"),
     _Gauge("dedupd_mount_cache_bytes", "Decompressed chunks in memory.", "chunk_cache_bytes"),
 )
 
@@ -122,9 +122,9 @@ class _ServiceCollector(Collector):
         self._statuses = statuses
 
     def collect(self) -> Iterator[Metric]:
-        yield _single("dedupd_info", "The version that runs.", {"version": __version__}, 1)
+        yield _single("dedupd_info", "Version of the service.", {"version": __version__}, 1)
         count = len(problems(self._service, time.time()))
-        yield _single("dedupd_problems", "What somebody should look at.", {}, count)
+        yield _single("dedupd_problems", "Number of current problems.", {}, count)
         yield from self._mounts()
         yield from self._savings()
         yield from self._space()
@@ -136,10 +136,14 @@ class _ServiceCollector(Collector):
             yield [volume.config.path], volume
 
     def _mounts(self) -> Iterator[Metric]:
-        mounted = GaugeMetricFamily("dedupd_volume_mounted", "Whether users see it.", None, _PATH)
-        paused = GaugeMetricFamily("dedupd_volume_paused", "Whether jobs are held.", None, _PATH)
+        mounted = GaugeMetricFamily(
+            "dedupd_volume_mounted", "1 if the volume is mounted, else 0.", None, _PATH
+        )
+        paused = GaugeMetricFamily(
+            "dedupd_volume_paused", "1 if jobs are paused, else 0.", None, _PATH
+        )
         restarts = CounterMetricFamily(
-            "dedupd_mount_restarts", "Processes of the mount that died.", None, _PATH
+            "dedupd_mount_restarts", "Mount processes that died.", None, _PATH
         )
         for path, volume in self._volumes():
             mounted.add_metric(path, float(volume.is_mounted))
@@ -178,10 +182,13 @@ class _ServiceCollector(Collector):
             yield family
         labels = [*_PATH, "reason"]
         files = GaugeMetricFamily(
-            "dedupd_volume_plain_files", "Plain files, by why they are plain.", None, labels
+            "dedupd_volume_plain_files", "Plain files, by reason.", None, labels
         )
         sizes = GaugeMetricFamily(
-            "dedupd_volume_plain_files_bytes", "The same in bytes of their lengths.", None, labels
+            "dedupd_volume_plain_files_bytes",
+            "Lengths of the plain files, by reason.",
+            None,
+            labels,
         )
         for path, volume in self._volumes():
             if volume.savings is not None:
@@ -191,13 +198,13 @@ class _ServiceCollector(Collector):
         yield from (files, sizes)
         coming = GaugeMetricFamily(
             "dedupd_volume_incoming_bytes_per_day",
-            "Bytes that came to be optimized, a day of the last week.",
+            "Bytes that became eligible per day, over the last week.",
             None,
             _PATH,
         )
         going = GaugeMetricFamily(
             "dedupd_volume_optimized_bytes_per_day",
-            "Bytes that were optimized, a day of the last week.",
+            "Bytes that were optimized per day, over the last week.",
             None,
             _PATH,
         )
@@ -209,15 +216,20 @@ class _ServiceCollector(Collector):
 
     def _space(self) -> Iterator[Metric]:
         level = GaugeMetricFamily(
-            "dedupd_space_level", "0: enough is free, 1: it is low, 2: critical.", None, _PATH
+            "dedupd_space_level", "Free space: 0 enough, 1 low, 2 critical.", None, _PATH
         )
-        free = GaugeMetricFamily("dedupd_space_free_bytes", "Free now.", None, _PATH)
-        total = GaugeMetricFamily("dedupd_space_total_bytes", "Of the file system.", None, _PATH)
+        free = GaugeMetricFamily("dedupd_space_free_bytes", "Current free space.", None, _PATH)
+        total = GaugeMetricFamily(
+            "dedupd_space_total_bytes", "Size of the file system.", None, _PATH
+        )
         full = GaugeMetricFamily(
-            "dedupd_space_full_timestamp_seconds", "When it is full at this rate.", None, _PATH
+            "dedupd_space_full_timestamp_seconds",
+            "Time when the file system is full at the current rate.",
+            None,
+            _PATH,
         )
         gain = GaugeMetricFamily(
-            "dedupd_space_reclaimable_bytes", "What a job would free.", None, [*_PATH, "job"]
+            "dedupd_space_reclaimable_bytes", "Space that a job would free.", None, [*_PATH, "job"]
         )
         for path, volume in self._volumes():
             if (latest := volume.space.latest) is None:
@@ -236,15 +248,15 @@ class _ServiceCollector(Collector):
         labels = [*_PATH, "task"]
         started = GaugeMetricFamily(
             "dedupd_task_started_timestamp_seconds",
-            "Start of the last run; where there was none, the time when the volume was made.",
+            "Start of the last run; before the first run, the time when the volume was enabled.",
             None,
             labels,
         )
         completed = GaugeMetricFamily(
-            "dedupd_task_completed", "Whether the last run got through.", None, labels
+            "dedupd_task_completed", "1 if the last run was completed, else 0.", None, labels
         )
         failures = GaugeMetricFamily(
-            "dedupd_task_failures", "Runs in a row that failed.", None, labels
+            "dedupd_task_failures", "Consecutive failed runs.", None, labels
         )
         for path, volume in self._volumes():
             for name, schedule in volume.schedules.items():
@@ -259,13 +271,18 @@ class _ServiceCollector(Collector):
 
     def _jobs(self) -> Iterator[Metric]:
         labels = [*_PATH, "job"]
-        running = GaugeMetricFamily("dedupd_job_running", "A job that runs.", None, labels)
-        held = GaugeMetricFamily("dedupd_job_held", "Whether it gives way now.", None, labels)
+        running = GaugeMetricFamily("dedupd_job_running", "1 for a running job.", None, labels)
+        held = GaugeMetricFamily(
+            "dedupd_job_held", "1 if the job is waiting for users, else 0.", None, labels
+        )
         began = GaugeMetricFamily(
-            "dedupd_job_started_timestamp_seconds", "When a job that runs began.", None, labels
+            "dedupd_job_started_timestamp_seconds", "Start of the running job.", None, labels
         )
         to_go = GaugeMetricFamily(
-            "dedupd_job_to_go_seconds", "How long its phase goes on, if not held.", None, labels
+            "dedupd_job_to_go_seconds",
+            "Estimated remaining time of the current phase.",
+            None,
+            labels,
         )
         for path, volume in self._volumes():
             job = self._service.running.get(volume.uuid or "")
@@ -275,13 +292,11 @@ class _ServiceCollector(Collector):
                 began.add_metric([*path, job.job], job.started_s or 0.0)
                 if job.to_go_s is not None:
                     to_go.add_metric([*path, job.job], job.to_go_s)
-        ended = CounterMetricFamily(
-            "dedupd_jobs", "Jobs that have ended.", None, ["job", "outcome"]
-        )
+        ended = CounterMetricFamily("dedupd_jobs", "Finished jobs.", None, ["job", "outcome"])
         for (name, outcome), count in self._service.counts.items():
             ended.add_metric([name, outcome], count)
         freed = CounterMetricFamily(
-            "dedupd_jobs_freed_bytes", "Bytes of blocks that jobs gave back.", None, ["job"]
+            "dedupd_jobs_freed_bytes", "Bytes that jobs freed.", None, ["job"]
         )
         for name, size_bytes in self._service.freed_bytes.items():
             freed.add_metric([name], size_bytes)

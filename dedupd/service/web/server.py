@@ -110,9 +110,9 @@ class ControlSocket:
             except OSError as error:
                 # Another program may have the address; users' files must not depend on that.
                 self._service.listen_problem = (
-                    f"listen: {config.listen.host} port {config.listen.port}: nobody reaches the"
-                    f" page and the metrics there ({os.strerror(error.errno or 0).lower()}); free"
-                    " it, or choose another one, and start the service again"
+                    f"listen: {config.listen.host} port {config.listen.port}: the page and the"
+                    f" metrics are not available ({os.strerror(error.errno or 0).lower()}); free"
+                    " the port or choose another one, then restart the service"
                 )
                 log.error("%s", self._service.listen_problem)
         return self
@@ -250,7 +250,9 @@ class Api:
             needed = Right.READ if request.method in ("GET", "HEAD") else Right.ACT
             right = request[RIGHT] = self._right(request)
             if right < needed:
-                return _error(403, "root or a member of the configured group may do that", "Denied")
+                return _error(
+                    403, "only root and members of the configured group may do this", "Denied"
+                )
             return await handler(request)
         except web.HTTPException as error:
             if error.status < 400:
@@ -260,10 +262,10 @@ class Api:
             status = next(status for kind, status in _STATUSES if isinstance(error, kind))
             return _error(status, str(error), type(error).__name__, error.exit_status)
         except ConnectionError:
-            return _error(500, "the client has gone", "InternalError")  # nobody reads it
+            return _error(500, "the client has disconnected", "InternalError")  # nobody reads it
         except Exception:
             log.exception("%s %s failed", request.method, show_text(request.path))
-            return _error(500, "the service has failed here; its log says why", "InternalError")
+            return _error(500, "the service has failed; see its log", "InternalError")
 
     async def _get_page(self, _: web.Request) -> web.Response:
         return web.Response(
@@ -306,7 +308,7 @@ class Api:
         elif action == "unmount":
             await self._service.unmount(volume)
         else:
-            raise UsageError(f"{action!r}: there is pause, resume, mount and unmount")
+            raise UsageError(f"{action!r}: no such action; use pause, resume, mount or unmount")
         return _json(volume_view(self._service, volume, request[RIGHT]))
 
     async def _get_jobs(self, request: web.Request) -> web.StreamResponse:
@@ -374,9 +376,9 @@ async def _body(request: web.Request, keys: Mapping[str, type]) -> dict[str, Any
         async with asyncio.timeout(REQUEST_WAIT_S):
             raw = await request.read()
     except TimeoutError:
-        raise UsageError("the body took too long") from None
+        raise UsageError("the body of the request arrived too slowly") from None
     except ConnectionError:
-        raise UsageError("the sender went away before the end of the body") from None
+        raise UsageError("the client disconnected before the end of the body") from None
     if not raw:
         return {}
     try:
@@ -387,7 +389,7 @@ async def _body(request: web.Request, keys: Mapping[str, type]) -> dict[str, Any
         raise UsageError("the body is not a JSON object")
     for name, value in body.items():
         if name not in keys:
-            raise UsageError(f"{name!r}: unknown; the keys are {', '.join(keys) or 'none'}")
+            raise UsageError(f"{name!r}: unknown; use {', '.join(keys) or 'none'}")
         if not isinstance(value, keys[name]):
             raise UsageError(f"{name}: not of the type {keys[name].__name__}")
     return body

@@ -28,7 +28,7 @@ Json = dict[str, Any]
 _PUBLIC_TEXTS = ("job", "id")
 """Texts of a report that name no file."""
 
-_UNTOLD = "root and the members of the group are told"
+_UNTOLD = "only root and the members of the group may read the details"
 
 
 def time_ns_of(run: Mapping[str, Any]) -> int:

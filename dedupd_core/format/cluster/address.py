@@ -53,7 +53,7 @@ def parse_address(text: str) -> StoreAddress:
         raise UsageError(f"{text}: not the address of a store; write {_FORM}")
     for part in (pool, name):
         if not re.fullmatch(r"[A-Za-z0-9._-]+", part):
-            raise UsageError(f"{text}: {part!r} is no name of a pool or store; write {_FORM}")
+            raise UsageError(f"{text}: {part!r} is not the name of a pool or store; write {_FORM}")
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = options.keys() - _OPTIONS
     if unknown:
@@ -62,7 +62,7 @@ def parse_address(text: str) -> StoreAddress:
     if "timeout" in options:
         timeout_s = parse_duration(options["timeout"])
         if not 1 <= timeout_s <= 3600:
-            raise UsageError(f"{text}: a timeout is between 1s and 1h")
+            raise UsageError(f"{text}: the timeout is out of range; use 1s to 1h")
     return StoreAddress(
         pool,
         name,

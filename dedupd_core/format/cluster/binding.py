@@ -25,6 +25,6 @@ class StoreBinding:
             return cls(**decoded(data))
         except NOT_VALID as error:
             raise Damaged(
-                f"{where}: says in which store the volume's chunks are, and is damaged ({error});"
+                f"{where}: the file that names the store of the volume is damaged ({error});"
                 " restore it from a backup"
             ) from error

@@ -217,16 +217,18 @@ def decode_frame(data: bytes, fingerprint: bytes) -> bytes:
     """
     where = f"chunk {fingerprint.hex()}"
     if len(data) < FRAME_BYTES:
-        raise Damaged(f"{where}: its object is cut short")
+        raise Damaged(f"{where}: its object is truncated")
     head = data[: _FRAME.size]
     (check,) = _U64.unpack_from(data, _FRAME.size)
     magic, version, codec, flags, stored, raw_length, checksum = _FRAME.unpack(head)
     if magic != FRAME_MAGIC or check != _frame_check(head, fingerprint):
-        raise Damaged(f"{where}: its object fails its checksum, or is another chunk's")
+        raise Damaged(f"{where}: its object has a wrong checksum, or belongs to another chunk")
     if version != FORMAT or flags:
         raise UnknownFormat.of(where, "frame format", version, FORMAT)
     if len(data) != FRAME_BYTES + stored or raw_length > CHUNK_BYTES_MAX:
-        raise Damaged(f"{where}: its object has {len(data)} bytes, and states others")
+        raise Damaged(
+            f"{where}: its object has {len(data)} bytes, but its header states another number"
+        )
     try:
         return native.codec.decode(
             memoryview(data)[FRAME_BYTES:], codec, raw_length, checksum, None
@@ -306,20 +308,20 @@ def decode_part(data: bytes, version: str, part: int) -> RecipePart:
     """Raises DamagedRecipe, UnknownFormat."""
     where = f"recipe {recipe_object(version, part)}"
     if len(data) < RECIPE_BYTES:
-        raise DamagedRecipe(f"{where}: its object is cut short")
+        raise DamagedRecipe(f"{where}: its object is truncated")
     magic, found_format, _, found, parts, count, length, mid, volume, inode, generation = (
         _RECIPE.unpack_from(data)
     )
     body_checksum, checksum = struct.unpack_from("<QQ", data, RECIPE_BYTES - 16)
     if magic != RECIPE_MAGIC or checksum != native.hashing.xxh3_64(data[: RECIPE_BYTES - 8]):
-        raise DamagedRecipe(f"{where}: its object fails its checksum, or is no recipe")
+        raise DamagedRecipe(f"{where}: its object has a wrong checksum, or is not a recipe")
     if found_format != FORMAT:
         raise UnknownFormat.of(where, "format", found_format, FORMAT)
     body = memoryview(data)[RECIPE_BYTES:]
     if mid.hex() != version or found != part or not part < parts:
         raise DamagedRecipe(f"{where}: its object is part {found} of another recipe")
     if len(body) != count * ENTRY_BYTES or body_checksum != native.hashing.xxh3_64(body):
-        raise DamagedRecipe(f"{where}: its entries fail their checksum")
+        raise DamagedRecipe(f"{where}: its entries have a wrong checksum")
     entries = [ChunkEntry(*row) for row in _ENTRY.iter_unpack(body)]
     return RecipePart(
         part,
@@ -338,7 +340,7 @@ def join_parts(parts: Sequence[RecipePart]) -> FileRecipe:
             raise DamagedRecipe(f"recipe m.{first.version}: its chunks overlap")
         end = entry.offset + entry.length
     if end > first.length or len(parts) != parts[0].parts:
-        raise DamagedRecipe(f"recipe m.{first.version}: its chunks do not add up")
+        raise DamagedRecipe(f"recipe m.{first.version}: the lengths of its chunks do not add up")
     return FileRecipe(first.version, first.volume, first.file, first.length, entries)
 
 

@@ -38,4 +38,6 @@ def decode_sketches(data: bytes, container: int, volume_id: bytes) -> bytes:
                 return native.upkeep.unpack_sketches(packed, count)
             except ValueError:
                 pass  # not as many as it says
-    raise DamagedTable(f"the sketches of container {container} are damaged, or of another one")
+    raise DamagedTable(
+        f"the sketches of container {container} are damaged, or belong to another container"
+    )

@@ -96,9 +96,9 @@ def binding() -> Binding:
     found = importlib.machinery.PathFinder.find_spec(name, [*sys.path, *PLACES])
     if found is None or found.loader is None:
         raise UsageError(
-            "a store in a Ceph cluster needs python3-rados, which is not there for this Python"
-            f" ({sys.version_info.major}.{sys.version_info.minor}): install it, and run dedupd"
-            " with Debian's own Python"
+            "a store in a Ceph cluster needs python3-rados, which is not installed for this"
+            f" Python ({sys.version_info.major}.{sys.version_info.minor}); install it, and run"
+            " dedupd with the Python of the distribution"
         )
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module

@@ -169,35 +169,35 @@ class Cluster:
         number, where = getattr(error, "errno", None), f"{self.address}: {what}"
         if number in (errno.ESHUTDOWN, errno.EROFS):
             return WriterFenced(
-                f"{where}: another host has taken over, and the cluster refuses this client; start"
+                f"{where}: another host has taken over, and the cluster rejects this client; start"
                 " the job again"
             )
         if number in (errno.EACCES, errno.EPERM):
             return UsageError(
-                f"{where}: client.{self.address.user} may not do that; docs/guide/cluster.md has"
-                " the capabilities that it needs"
+                f"{where}: client.{self.address.user} lacks a capability; docs/guide/cluster.md"
+                " lists the required ones"
             )
         if number in (errno.ENOSPC, errno.EDQUOT):
             return NoSpace(f"{where}: the pool is full")
         if number == errno.EOPNOTSUPP:
             return UsageError(
-                f"{where}: the pool {self.address.pool} has no keys on its objects, as one that is"
-                " erasure-coded; make another one for the store: `ceph osd pool create NAME"
-                " replicated`"
+                f"{where}: the pool {self.address.pool} does not support keys on objects, probably"
+                " because it is erasure-coded; create another pool for the store: `ceph osd pool"
+                " create NAME replicated`"
             )
         if number == errno.ENOENT:
-            return UsageError(f"{where}: there is no such pool, or no configuration or key")
+            return UsageError(f"{where}: the pool, its configuration or the key does not exist")
         self.gave_up = True
         try:
             self.permit()
         except WriterFenced:
             # What was under way while this process was stopped has had no answer in time either.
             return StoreUnreachable(
-                f"{where}: {error}; the lease of this session is over by now, as after a long stop"
-                " of this process, or of the cluster; start the job again"
+                f"{where}: {error}; the lease of this session has expired, because this process or"
+                " the cluster was stopped for too long; start the job again"
             )
         return StoreUnreachable(
-            f"{where}: {error}; `ceph -s` shows how it is. The next use tries again"
+            f"{where}: {error}; check the cluster with `ceph -s`. The next request is retried"
         )
 
     # --- changes ------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class Cluster:
             found = self._keys_at_once(oid, prefix)
             if found is not None:
                 return found
-        raise StoreUnreachable(f"{self.address}: {oid} changes while it is read; try again")
+        raise StoreUnreachable(f"{self.address}: {oid} changes while it is read; run the job again")
 
     def _keys_at_once(self, oid: str, prefix: str) -> dict[str, str] | None:
         """None where the object changes meanwhile."""

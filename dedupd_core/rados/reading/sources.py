@@ -78,7 +78,7 @@ class ClusterChunks:
         """That of a chunk. Raises DamagedChunk where no open recipe has it."""
         found = self.numbers.fingerprint(number)
         if found is None:
-            raise DamagedChunk(f"chunk {number:x}: no open recipe names it", number)
+            raise DamagedChunk(f"chunk {number:x}: no open recipe refers to it", number)
         return found
 
     def raw(self, fingerprint: bytes) -> bytes:
@@ -208,12 +208,14 @@ class ClusterRecipes:
         """Raises DamagedRecipe, StoreUnreachable."""
         version = version_in(ref.recipe, ref.digest)
         if version is None or ref.direct:
-            raise DamagedRecipe(f"{where}: the stub names no file version of a store in a cluster")
+            raise DamagedRecipe(
+                f"{where}: the stub refers to no file version of a store in a cluster"
+            )
         found = self._kept(version) or self._fetched(version)
         if found is None:
             raise DamagedRecipe(
                 f"{where}: the store does not have file version {version}; the stub is older than"
-                " what the store has of the file, as after the restore of an old copy"
+                " the file in the store, probably because an old copy was restored"
             )
         root, numbers = self._root(found)
         recipe = Recipe(self, root)

@@ -124,8 +124,8 @@ class VolumeStore:
                 if store.parameters.uuid != self.binding.store:
                     store.close()
                     raise StoreUnreachable(
-                        f"{self.binding.address}: another store than the one that the volume is on;"
-                        " was the pool made anew?"
+                        f"{self.binding.address}: not the store of this volume; check whether the"
+                        " pool was created again"
                     )
                 self._store = store
             return self._store

@@ -133,7 +133,7 @@ class AbsentHosts:
             return
         self.problems += [
             f"{entry.host}:{entry.path}: the recipe of version {version} is damaged; `dedupd run"
-            " audit` drops its references"
+            " audit` deletes its references"
             for version in recovery.damaged
         ]
         self.retired += recovery.retired
@@ -170,4 +170,6 @@ class AbsentHosts:
             drop=tuple(key for key, note in notes.items() if note is None),
         )
         if self.store.cluster.apply(change) is not Outcome.DONE:
-            raise Busy(f"{self.store.cluster.address}: the turn is another host's; start it again")
+            raise Busy(
+                f"{self.store.cluster.address}: another host now runs this job; run it again later"
+            )

@@ -50,12 +50,13 @@ class VolumeStatus:
             held = f"held until {datetime.fromtimestamp(self.lease_until_s):%H:%M:%S}"
         yield f"  {self.host}:{self.path}  (volume {self.volume}, lease {held})"
         yield (
-            f"    {counted(self.files, 'file')} stored, {format_size(self.bytes)}, of which"
-            f" {format_size(self.new_bytes)} were new; {counted(self.repaired, 'chunk')} repaired"
+            f"    {counted(self.files, 'file')} stored, {format_size(self.bytes)},"
+            f" {format_size(self.new_bytes)} of them new; {counted(self.repaired, 'chunk')}"
+            " repaired"
         )
         if self.is_left:
             left = counted(self.intents + self.retiring, "file version")
-            yield f"    {left} left by a session that broke off; the next one ends them"
+            yield f"    {left} of an interrupted session; the next session rolls them back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class Sums:
         share = self.saved_bytes / self.bytes if self.bytes else 0.0
         return (
             f"{counted(self.volumes, 'volume')} ({self.leases_held:,} being written);"
-            f" {format_size(self.saved_bytes)} of {format_size(self.bytes)} were there already"
-            f" ({share:.0%}), {format_size(self.live_bytes)} are live;"
+            f" {format_size(self.saved_bytes)} of {format_size(self.bytes)} already present"
+            f" ({share:.0%}), {format_size(self.live_bytes)} live;"
             f" {counted(self.repaired, 'chunk')} repaired"
         )
 
@@ -144,11 +145,11 @@ class StoreStatus:
             found.append(f"last {job}: {when}, by {last['host']}")
         for one in self.upkeep.get("recover", {}).get("found", {}).get("gone", ()):
             since = format_moment(one["since_s"])
-            found.append(f"  {one['host']}:{one['path']} has not come back since {since}")
+            found.append(f"  {one['host']}:{one['path']} has not been seen since {since}")
         if self.damaged:
             found.append(
-                f"{counted(self.damaged, 'chunk')} damaged: `dedupd run scrub` of each volume looks"
-                " for their bytes"
+                f"{counted(self.damaged, 'chunk')} damaged; to repair them, run `dedupd run scrub`"
+                " on each volume"
             )
         return found
 

@@ -88,7 +88,7 @@ class HostTurn:
 
     def _over(self) -> Busy:
         where = self._lease.cluster.address
-        return Busy(f"{where}: the turn to {self.job} is another host's by now; start it again")
+        return Busy(f"{where}: another host has taken over {self.job}; run it again later")
 
     def note(self, found: Mapping[str, Any]) -> LastTurn:
         """Let the other hosts know that the job got through, and what it has found. Raises Busy."""

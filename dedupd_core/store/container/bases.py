@@ -39,7 +39,7 @@ def raw_bytes(record: fmt.Record, payload: memoryview, bases: Bases | None) -> b
 
 
 def _base(record_id: int, bases: Bases | None) -> bytes:
-    leans = f"it leans on chunk {show_id(record_id)}, which cannot be read"
+    leans = f"it depends on chunk {show_id(record_id)}, which cannot be read"
     if bases is None:
         raise DamagedContainer(leans)
     try:

@@ -31,11 +31,11 @@ _COPIED = define("compact.copied", "the new container is durable, its table not 
 _WRITTEN = define("compact.written", "the new container and its table are durable")
 _DATA_SWITCHED = define("compact.data-switched", "the new container has its name, its table not")
 _SWITCHED = define("compact.switched", "the new container and its table have their names")
-_COLLECTED = define("compact.collected", "a dead container's table says that all is collected")
-_RELEASED = define("compact.released", "a dead container has no blocks, but its table")
-_DATA_REMOVED = define("compact.data-removed", "a dead container is gone, its table is not")
-_TABLE_REMOVED = define("compact.table-removed", "a dead container has no table any more")
-_REMOVED = define("compact.removed", "a dead container and its table are gone")
+_COLLECTED = define("compact.collected", "a dead container's table records that all is collected")
+_RELEASED = define("compact.released", "a dead container has no blocks, only its table")
+_DATA_REMOVED = define("compact.data-removed", "a dead container is deleted, its table is not")
+_TABLE_REMOVED = define("compact.table-removed", "a dead container no longer has a table")
+_REMOVED = define("compact.removed", "a dead container and its table are deleted")
 
 _DEAD = frozenset((tbl.State.ORPHANED, tbl.State.TOMBSTONE))
 
@@ -185,8 +185,8 @@ def _kept(fd: int, state: Recovered) -> Kept:
             if found is None:
                 record_id = make_id(number, ordinal)
                 raise DamagedChunk(
-                    f"{data_name(number).decode()}: record {show_id(record_id)} is damaged, so the"
-                    " container stays as it is; run scrub",
+                    f"{data_name(number).decode()}: skipped: record {show_id(record_id)} is"
+                    " damaged; run `dedupd run scrub`",
                     record_id,
                 )
             record, payload = found

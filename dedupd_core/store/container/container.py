@@ -53,8 +53,8 @@ def has_hole(fd: int, offset: int, stored_length: int) -> bool:
         return False  # beyond the end of the container
 
 
-_NOT_THERE = "there is no such record"
-_BYTES_GONE = "its bytes are not there"
+_NOT_THERE = "the record does not exist"
+_BYTES_GONE = "its bytes are missing"
 
 _WITHOUT_BYTES = frozenset((fmt.RecordKind.FORWARD, fmt.RecordKind.TOMBSTONE))
 
@@ -123,7 +123,7 @@ class Container:
             raise DamagedContainer(f"{self._where}: the container is missing") from None
         header = header_of(self.fd, self._where)
         if not fmt.belongs_to(header, kind, self.number, volume_id):
-            raise DamagedContainer(f"{self._where}: this file is another container, misplaced")
+            raise DamagedContainer(f"{self._where}: this file is another container")
         return header
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class Container:
         compared."""
         record, raw = self._read(ordinal, self.entry(ordinal))
         if record.kind not in _WITHOUT_BYTES and not is_right(record, raw):
-            raise self._damaged(ordinal, "its bytes are not those of its fingerprint")
+            raise self._damaged(ordinal, "its bytes do not match its fingerprint")
         return record, raw
 
     def _read(self, ordinal: int, entry: tbl.TableEntry | None) -> tuple[fmt.Record, bytes]:
@@ -236,7 +236,7 @@ class Container:
             result = self._read_at(found.offset, found.record.stored_length, ordinal)
             if result is not None:
                 return result
-        raise self._damaged(ordinal, "its bytes fail their checksum" if found else _NOT_THERE)
+        raise self._damaged(ordinal, "its bytes do not match its checksum" if found else _NOT_THERE)
 
     def describe(self, ordinal: int) -> fmt.Record:
         """The header of the record ``ordinal``, without its bytes. Raises DamagedChunk."""

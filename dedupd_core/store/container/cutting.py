@@ -18,9 +18,9 @@ from dedupd_core.store.container.files import last_number
 from dedupd_core.store.container.table_file import map_of, table_header
 from dedupd_core.system.files import opened
 
-_LOWERED = define("cut.lowered", "the mark of a table is back where it was, the records are there")
-_CUT = define("cut.cut", "records are cut from a container, their entries are in its table")
-_REMOVED = define("cut.removed", "the table of an emptied container is gone")
+_LOWERED = define("cut.lowered", "the mark of a table is rolled back, the records still exist")
+_CUT = define("cut.cut", "records are removed from a container, their entries are in its table")
+_REMOVED = define("cut.removed", "the table of an emptied container is deleted")
 
 
 def cut_back(

@@ -22,9 +22,9 @@ from dedupd_core.store.container.table_file import Recovered
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened
 
-_TOLD = define("punch.told", "a table says which records are collected, nothing is punched")
-_COUNTED = define("punch.counted", "a container says that it is punched, all payloads are there")
-_PUNCHED = define("punch.punched", "the dead payloads of a container have no blocks any more")
+_TOLD = define("punch.told", "a table records which records are collected, nothing is punched")
+_COUNTED = define("punch.counted", "a container records that it is punched, all payloads exist")
+_PUNCHED = define("punch.punched", "the dead payloads of a container have no blocks")
 
 _PER_SAFE_POINT = 256
 
@@ -137,7 +137,9 @@ def _punch_all(
             refused += 1  # another one may make room for it
     if refused == len(payloads):
         name = directory.where(state.header.container)
-        raise NoSpace(f"{name}: there is not even room to give space back; remove a file")
+        raise NoSpace(
+            f"{name}: no space left to free garbage; delete a file, then run the job again"
+        )
 
 
 def allocated_bytes(status: os.stat_result) -> int:

@@ -138,8 +138,8 @@ def revive(directory: ContainerDirectory, number: int, ordinals: Sequence[int]) 
             entry = container.entry(ordinal)
             if entry is None or entry.state not in tbl.USABLE:
                 raise DamagedTable(
-                    f"{table_name(number).decode()}: entry {ordinal} is not what it was when the"
-                    " job began; run it again"
+                    f"{table_name(number).decode()}: entry {ordinal} changed after the job"
+                    " started; run the job again"
                 )
             # What it leans on, if anything, only its header still says.
             base = container.describe_own(ordinal).base if entry.leans else 0

@@ -34,8 +34,8 @@ from dedupd_core.store.container.table_file import (
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import is_readable, is_there, open_to_read, opened, read_readable
 
-_CUT = define("recovery.cut", "a torn tail was cut from a container, its table not yet")
-_SWITCHED = define("recovery.switched", "the table of an interrupted compaction is in place")
+_CUT = define("recovery.cut", "a torn tail is removed from a container, but not from its table")
+_SWITCHED = define("recovery.switched", "the table of an interrupted compaction has its name")
 
 
 def entry_of(found: ScannedRecord) -> tbl.TableEntry:
@@ -68,7 +68,7 @@ def recover(directory: ContainerDirectory, number: int) -> Recovered:
     with opened(os.open(name, flags, dir_fd=directory.fd)) as fd:
         header = header_of(fd, name.decode())
         if not directory.owns(header, number):
-            raise DamagedContainer(f"{name.decode()}: this file is another container, misplaced")
+            raise DamagedContainer(f"{name.decode()}: this file is another container")
         _settle_switch(directory.fd, header, directory.disk)
         try:
             table, body = load_packed_table(directory.fd, header)
@@ -172,7 +172,7 @@ def seen_of_theirs(directory: ContainerDirectory, number: int) -> Recovered | No
         raise DamagedContainer(f"{where}: {error}") from error
     known = PackedEntries.checked(body[: count * tbl.ENTRY_BYTES], fmt.seed_of(header))
     if known is None or len(known) != count:
-        raise DamagedContainer(f"{where}: its table is damaged; run scrub")
+        raise DamagedContainer(f"{where}: its table is damaged; run `dedupd run scrub`")
     end = max((one.offset + fmt.record_size(one.stored_length) for one in known[-1:]), default=0)
     return Recovered(header, end, known, appendable=False, cut_bytes=0, is_theirs=True)
 
@@ -189,7 +189,7 @@ def _recover_tail(
     if size < table.synced_bytes:
         raise DamagedContainer(
             f"{data_name(header.container).decode()}: {table.synced_bytes - size} bytes are missing"
-            " at its end; run scrub"
+            " at its end; run `dedupd run scrub`"
         )
     count = table.synced_count
     known = PackedEntries.checked(body[: count * tbl.ENTRY_BYTES], fmt.seed_of(header))
@@ -262,7 +262,8 @@ def _must_be_readable(fd: int, header: fmt.FileHeader, start: int, end: int) -> 
     another time, while records that were cut, or not counted, would be gone."""
     if not is_readable(fd, start, end):
         raise DamagedContainer(
-            f"{data_name(header.container).decode()}: the disk cannot read its end; run scrub"
+            f"{data_name(header.container).decode()}: the disk cannot read its end; run"
+            " `dedupd run scrub`"
         )
 
 

@@ -23,9 +23,11 @@ from dedupd_core.store.container.table_totals import census
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import BLOCK_BYTES, is_readable, opened, read_readable
 
-_CREATED = define("mend.created", "an empty container stands in for one that was lost")
-_HEADER = define("mend.header-written", "a container has a valid header again, its table waits")
-_TABLE = define("mend.table-written", "the table says which records of a container are lost")
+_CREATED = define("mend.created", "an empty container replaces a lost container")
+_HEADER = define(
+    "mend.header-written", "a container has a valid header again, its table is not updated"
+)
+_TABLE = define("mend.table-written", "the table records which records of a container are lost")
 
 GENERATIONS_MAX = 64
 """How many compactions of one container are tried where nothing says how many there were."""
@@ -61,7 +63,7 @@ def mend(directory: ContainerDirectory, number: int, count_min: int = 0) -> list
             _write_header(fd, header, disk)
             reach(_HEADER)
         if not directory.owns(header, number):
-            raise DamagedContainer(f"{name.decode()}: this file is another container, misplaced")
+            raise DamagedContainer(f"{name.decode()}: this file is another container")
         return wrong + _mend_table(directory, fd, header, count_min)
 
 

@@ -107,5 +107,5 @@ def table_header(fd: int, name: bytes, header: fmt.FileHeader) -> tbl.TableHeade
     """
     table = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), name.decode())
     if not tbl.belongs(table, header):
-        raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
+        raise DamagedTable(f"{name.decode()}: the redirection table belongs to another container")
     return table

@@ -172,7 +172,7 @@ class RecipeReader:
         node, fingerprint = self._node(ref.recipe, where)
         if fingerprint[:DIGEST_BYTES] != ref.digest:
             raise DamagedRecipe(
-                f"{where}: recipe {show_id(ref.recipe)} is not the one that the stub names"
+                f"{where}: recipe {show_id(ref.recipe)} differs from the recipe in the stub"
             )
         return Recipe(self, node, ref.recipe)
 
@@ -182,7 +182,7 @@ class RecipeReader:
         fingerprint, length = record.fingerprint, record.raw_length
         if fingerprint[:DIGEST_BYTES] != ref.digest:
             raise DamagedRecipe(
-                f"{where}: chunk {show_id(ref.recipe)} is not the one that the stub names"
+                f"{where}: chunk {show_id(ref.recipe)} differs from the chunk in the stub"
             )
         content = recipe.content_digest([(fingerprint, length)])
         checks = (recipe.fingerprint_check(fingerprint),)
@@ -193,7 +193,7 @@ class RecipeReader:
         where = f"recipe {show_id(row.chunk)}"
         node, _ = self._node(row.chunk, where)
         if (node.level, node.length, node.content) != (level, row.length, row.fingerprint):
-            raise DamagedRecipe(f"{where}: not the part that the recipe above it names")
+            raise DamagedRecipe(f"{where}: differs from the part in the parent recipe")
         return Recipe(self, node)
 
     def child(self, parent: recipe.Node, at: int) -> recipe.Node:
@@ -201,7 +201,7 @@ class RecipeReader:
         where = f"recipe {show_id(parent.ids[at])}"
         node, _ = self._node(parent.ids[at], where)
         if node.level != parent.level - 1 or node.length != parent.lengths[at]:
-            raise DamagedRecipe(f"{where}: not the part that the recipe above it names")
+            raise DamagedRecipe(f"{where}: differs from the part in the parent recipe")
         return node
 
     def _node(self, node_id: int, where: str) -> tuple[recipe.Node, bytes]:

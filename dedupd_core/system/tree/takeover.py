@@ -161,4 +161,6 @@ def open_own_directory(parent_fd: int, name: bytes) -> int:
     if status.st_uid == os.geteuid() and not status.st_mode & 0o077:
         return fd
     os.close(fd)
-    raise UsageError(f"{show_path(name)}: another user has replaced this directory; try again")
+    raise UsageError(
+        f"{show_path(name)}: another user has replaced this directory; run the command again"
+    )

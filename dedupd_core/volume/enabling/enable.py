@@ -64,16 +64,18 @@ directory that can be read looks like one whose files were all deleted."""
 ROUNDS_MAX = 100
 """How often entries are looked for that appeared while others moved."""
 
-_BEGUN = define("enable.begun", "an empty .dedupd is there, and not yet locked")
+_BEGUN = define("enable.begun", "an empty .dedupd exists, not locked yet")
 _PREPARED = define("enable.prepared", "the empty .dedupd is complete, nothing has moved yet")
-_CLOSED = define("enable.closed", "users can make no entries any more, nothing has moved yet")
+_CLOSED = define("enable.closed", "users can no longer create entries, nothing has moved yet")
 _MOVED = define("enable.moved", "one entry has moved into data/")
-_ALL_MOVED = define("enable.all-moved", "all entries have moved, the volume file is not yet there")
-_ENABLED = define("enable.enabled", "the volume file is there, the marker not yet removed")
+_ALL_MOVED = define(
+    "enable.all-moved", "all entries have moved, the volume file does not exist yet"
+)
+_ENABLED = define("enable.enabled", "the volume file exists, the marker is not removed yet")
 _DISABLING = define("disable.marked", "the volume file has become the disabling marker")
 _TAKEN_BACK = define("disable.taken-back", "the marker has become the volume file again")
 _MOVED_BACK = define("disable.moved", "one entry has moved back")
-_EMPTIED = define("disable.emptied", "all entries have moved back, .dedupd is still there")
+_EMPTIED = define("disable.emptied", "all entries have moved back, .dedupd still exists")
 
 
 def enable(
@@ -148,7 +150,7 @@ def _base_made(
                 continue  # another call has just removed it
             yield base_fd, before
             return
-    raise Busy(f"{path}: other calls keep making and removing {BASE_NAME}; stop them")
+    raise Busy(f"{path}: other calls keep creating and removing {BASE_NAME}; stop them")
 
 
 def _refuse_state(base_fd: int, root: str, path: str) -> None:
@@ -161,7 +163,7 @@ def _refuse_state(base_fd: int, root: str, path: str) -> None:
             f"{path}: disabling was interrupted; run `dedupd disable {path}` to finish it first"
         )
     if not is_begun and not _is_fresh_base(base_fd):
-        raise UsageError(in_the_way(root, "was not made by dedupd"))
+        raise UsageError(in_the_way(root, "was not created by dedupd"))
 
 
 def _leave_untouched(root_fd: int, base_fd: int, before: os.stat_result, disk: Disk) -> None:
@@ -248,7 +250,10 @@ def _move_all_in(root: str, root_fd: int, data_fd: int, disk: Disk) -> None:
     for _ in range(ROUNDS_MAX):
         if not _move_entries(root_fd, data_fd, left, _MOVED, root, disk):
             return
-    raise Busy(f"{root}: a program of root makes files in it all the time; end it, and try again")
+    raise Busy(
+        f"{root}: a root process keeps creating files in this directory; stop it, then run the"
+        " command again"
+    )
 
 
 def _go_back(root: str, root_fd: int, base_fd: int, reason: BaseException, disk: Disk) -> None:
@@ -260,8 +265,8 @@ def _go_back(root: str, root_fd: int, base_fd: int, reason: BaseException, disk:
     except (DedupdError, OSError) as error:
         first, second = map(explain, (reason, error))
         raise DedupdError(
-            f"{first}; and what had moved could not all be moved back: {second}. The directory is"
-            f" closed to users until `dedupd disable {root}` has finished that"
+            f"{first}; not all entries could be moved back: {second}. Users have no access to the"
+            f" directory until you run `dedupd disable {root}`"
         ) from reason
 
 
@@ -366,8 +371,8 @@ def _both_locks(base_fd: int, path: str) -> Iterator[None]:
     with (
         opened(os.open("lock", flags, 0o600, dir_fd=base_fd)) as job,
         opened(os.open("mount.lock", flags, 0o600, dir_fd=base_fd)) as mount,
-        locked(job, f"{path}: a job has it; wait, or end it by `dedupd cancel` or Ctrl-C"),
-        locked(mount, f"{path}: a mount of the volume is being served; unmount it first"),
+        locked(job, f"{path}: in use by a job; wait, or stop it with `dedupd cancel` or Ctrl-C"),
+        locked(mount, f"{path}: a mount of the volume is active; unmount it first"),
     ):
         yield
 
@@ -424,13 +429,14 @@ def _move_entries(
                 ) from error
             if error.errno == errno.EEXIST:
                 raise UsageError(
-                    f"{root}: another entry {show_path(name)} has just been made beside"
-                    f" {BASE_NAME}; move it away and run the command again"
+                    f"{root}: another entry {show_path(name)} was created next to {BASE_NAME};"
+                    " move it away and run the command again"
                 ) from error
             if error.errno in (errno.EPERM, errno.EACCES):
                 raise UsageError(
-                    f"{root}: {show_path(name)} cannot be moved ({os.strerror(error.errno)}): make"
-                    " it writable and neither immutable nor append-only, and run the command again"
+                    f"{root}: {show_path(name)} cannot be moved ({os.strerror(error.errno)}); make"
+                    " it writable, remove the flags immutable and append-only, and run the"
+                    " command again"
                 ) from error
             raise
         count += 1

@@ -26,8 +26,8 @@ from dedupd_core.volume.enabling.base import (
 _log = logging.getLogger("dedupd")
 
 ONE_FILE_SYSTEM = (
-    "programs that stay on one file system (rsync -x, --one-file-system, onefs, find -xdev) pass"
-    " over a volume, which is a mount point: name it in them by itself; see docs/guide/backup.md"
+    "programs that stay on one file system (rsync -x, onefs, find -xdev) skip a volume, because"
+    " it is a mount point; add it to their list of sources; see docs/guide/backup.md"
 )
 """Told where a volume is made, and whenever it is looked at."""
 
@@ -61,8 +61,8 @@ def in_the_way(root: str, reason: str) -> str:
     """A message about a ``.dedupd`` in a directory that is to be a volume."""
     base = os.path.join(root, BASE_NAME)
     return show_text(
-        f"{base}: {reason}, and a volume needs the name; rename the entry, for example"
-        f" `mv -T {base} {_free_name(root, BASE_NAME)}`, and run the command again"
+        f"{base}: {reason}, and a volume needs this name; rename the entry, for example `mv -T"
+        f" {base} {_free_name(root, BASE_NAME)}`, and run the command again"
     )
 
 
@@ -81,14 +81,14 @@ def refuse_base_of_others(root: str, root_fd: int) -> None:
             if not is_own(base_fd):
                 uid = os.fstat(base_fd).st_uid
                 raise UsageError(
-                    in_the_way(root, f"belongs to user {uid}, or others may write to it")
+                    in_the_way(root, f"belongs to user {uid}, or other users may write to it")
                 )
     except FileNotFoundError:
         pass  # it has just been removed
     except OSError as error:
         if not is_no_directory(error):
             raise
-        raise UsageError(in_the_way(root, "is no directory")) from None
+        raise UsageError(in_the_way(root, "is not a directory")) from None
 
 
 def collision(root: str, root_fd: int, data_fd: int, *, is_mountable: bool) -> str:
@@ -105,8 +105,8 @@ def collision(root: str, root_fd: int, data_fd: int, *, is_mountable: bool) -> s
     if both[0] not in kept:
         names = shortened([show_path(name) for name in both])
         return (
-            f"these names are in the volume, and also beside {BASE_NAME}, where no user sees them:"
-            f" {names}; move those in {root} away, and run the command again"
+            f"these names exist both in the volume and next to {BASE_NAME}, where users cannot see"
+            f" them: {names}; move those in {root} away, and run the command again"
         )
     name = os.fsdecode(both[0])
     if is_mountable:
@@ -125,9 +125,9 @@ def reserved_entry(point: str, data_fd: int) -> str:
 
 
 def _taken(name: str) -> str:
-    whose = "dedupd's store" if name == BASE_NAME else "the file system's checker"
+    whose = "dedupd's store" if name == BASE_NAME else "the checker of the file system"
     return (
-        f"the volume has an entry {name}, and {whose} has that name in the directory itself; rename"
+        f"the volume has an entry {name}, a name that {whose} uses in the directory itself; rename"
         " the entry in the volume"
     )
 
@@ -142,20 +142,20 @@ def refuse_inside_volume(root: str, path: str) -> None:
     """Raises UsageError where ``root`` (absolute, no links) lies in a volume, mounted or not."""
     mount = mount_table.find(root)
     if mount is not None:
-        raise UsageError(f"{path}: lies in the mounted volume {mount.point}")
+        raise UsageError(f"{path}: is inside the mounted volume {mount.point}")
     parent = root
     while parent != "/":
         if os.path.basename(parent) == BASE_NAME:
-            raise UsageError(f"{path}: lies inside the store of another volume")
+            raise UsageError(f"{path}: is inside the store of another volume")
         parent = os.path.dirname(parent)
         if is_volume(parent):
-            raise UsageError(f"{path}: lies in the volume {parent}; volumes cannot be nested")
+            raise UsageError(f"{path}: is inside the volume {parent}; volumes cannot be nested")
 
 
 def refuse_mounted(is_mounted: bool, path: str) -> None:
     """Raises Busy where a mount covers the volume that was found at ``path``."""
     if is_mounted:
-        raise Busy(f"{path}: it is mounted; unmount it first: `dedupd umount {path}`")
+        raise Busy(f"{path}: is mounted; unmount it first: `dedupd umount {path}`")
 
 
 def refuse_place(root: str, path: str) -> None:
@@ -170,8 +170,8 @@ def refuse_place(root: str, path: str) -> None:
             lies_in = place in (root, os.path.dirname(root))
         if lies_in or place.startswith(root + "/"):
             raise UsageError(
-                f"{path}: {'lies in' if lies_in else 'has in it'} {place}, which programs of this"
-                " machine need at all times; choose the directory of a share"
+                f"{path}: {'is inside' if lies_in else 'contains'} {place}, which programs of this"
+                " machine always need; choose the directory of a share"
             )
 
 
@@ -186,8 +186,9 @@ def refuse_content(root: str, root_fd: int, path: str) -> None:
     protected = [show_path(name) for name in sorted(protected_entries(root_fd))]
     if protected:
         raise UsageError(
-            f"{path}: nothing was changed: immutable or append-only, and so cannot be moved:"
-            f" {shortened(protected)}; take that away (`chattr -i -a`), and run the command again"
+            f"{path}: nothing was changed: entries are immutable or append-only, and cannot be"
+            f" moved: {shortened(protected)}; remove the flags (`chattr -i -a`), then run the"
+            " command again"
         )
     if any(name != os.fsencode(BASE_NAME) for name in names_in(root_fd)):
         refuse_occupants(root)  # which asks every process of the machine
@@ -217,7 +218,9 @@ def things_inside(root: str, way: str | None = None) -> Iterator[Inside]:
                     (status := os.lstat(os.path.join(reached, name))).st_mode
                 ) and (status.st_dev != device):
                     names.remove(name)
-                    yield Inside(path, SUBVOLUME, "make it a directory, or a volume of its own")
+                    yield Inside(
+                        path, SUBVOLUME, "replace it by a directory, or a volume of its own"
+                    )
 
 
 def unreachable_inside(root: str, way: str) -> Iterator[Inside]:
@@ -239,8 +242,8 @@ def strangers(found: list[Inside]) -> str:
     if not paths:
         return ""
     return (
-        f"{shortened(paths)}: {BASE_NAME} in it belongs to another user, and is a directory like"
-        " others here; a volume of that user cannot be mounted any more"
+        f"{shortened(paths)}: {BASE_NAME} in it belongs to another user, and becomes an ordinary"
+        " directory; a volume of that user can no longer be mounted"
     )
 
 
@@ -272,6 +275,6 @@ def refuse_occupants(root: str) -> None:
     that wait for its lock have ``.dedupd`` open for a moment."""
     for found in occupants(root, ignored=os.path.join(root, BASE_NAME)):
         raise UsageError(
-            f"{root}: {found}, and would see files without their content once they are stubs; end"
-            " that, and run the command again"
+            f"{root}: {found}, and would see stubs without their content; stop that use, and run"
+            " the command again"
         )

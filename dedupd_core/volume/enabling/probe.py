@@ -28,7 +28,7 @@ _SUPPORTED_KINDS = frozenset(row.name for row in native.system.file_systems() if
 _ALWAYS_TOLD = frozenset(("bsddf", "minixdf"))
 """One of them is in ``/proc/fs/ext4``, so that a data mode that is not there is none."""
 
-_ACCEPT = "`--force` accepts that, at your risk"
+_ACCEPT = "to accept this risk, use `--force`"
 
 
 class Obstacle(NamedTuple):
@@ -51,24 +51,28 @@ def obstacle_of(fd: int) -> Obstacle | None:
     """
     found = file_system_of(fd)
     if found.kind in IN_MEMORY | PSEUDO:
-        return Obstacle(found.kind, "keeps files in memory, and loses them with the machine", True)
+        return Obstacle(
+            found.kind, "keeps files in memory, and loses them at a restart of the machine", True
+        )
     if found.kind not in _SUPPORTED_KINDS:
-        return Obstacle(found.kind, f"was not tried out; use {SUPPORTED}")
+        return Obstacle(found.kind, f"was not tested; use {SUPPORTED}")
     if found.kind != "ext4":
         return None
     if found.data_mode == "writeback":
         return Obstacle(
             "ext4 with data=writeback",
-            "after a power cut shows blocks that were never written as data; mount it with"
-            " data=ordered, or run `tune2fs -o ^journal_data_writeback` on its device",
+            "can show old disk blocks as data after a power failure; mount it with data=ordered,"
+            " or run `tune2fs -o ^journal_data_writeback` on its device",
         )
     if not found.data_mode and not found.options & _ALWAYS_TOLD:
-        return Obstacle("ext4 of unknown options", "may have no journal: /proc/fs/ext4 is missing")
+        return Obstacle(
+            "ext4 with unknown options", "may have no journal: /proc/fs/ext4 is missing"
+        )
     if not found.data_mode:
         return Obstacle(
             "ext4 without a journal",
-            "loses files that were synced long ago in a power cut; unmount it, and run"
-            " `tune2fs -O has_journal` on its device",
+            "can lose synced files in a power failure; unmount it, and run `tune2fs -O"
+            " has_journal` on its device",
         )
     return None
 
@@ -145,8 +149,8 @@ def _probe_blocks(fd: int, where: str, disk: Disk) -> None:
 
     if native.system.has_large_units(fd):
         raise UnsuitableFileSystem(
-            f"{where}: this file system puts new files on a realtime device, in extents of several"
-            " blocks (`xfs_io -c 'chattr -t'` makes it stop that)"
+            f"{where}: this file system creates new files on a realtime device, in extents of"
+            " several blocks; to stop that, run `xfs_io -c 'chattr -t'`"
         )
     disk.write_at(fd, [os.urandom(8 * block - 100)], 0)
     try:
@@ -156,8 +160,8 @@ def _probe_blocks(fd: int, where: str, disk: Disk) -> None:
             f"{where}: this file system cannot punch holes ({os.strerror(error.errno or 0)})"
         ) from error
     if os.fstat(fd).st_size != 8 * block - 100:
-        raise UnsuitableFileSystem(f"{where}: punching changes a file's length here")
-    expect([], "does not free a file that is punched whole")
+        raise UnsuitableFileSystem(f"{where}: punching changes the length of a file here")
+    expect([], "does not free a file that is punched completely")
     disk.write_at(fd, [bytes(block)], 2 * block)
     expect([(2 * block, 3 * block)], "does not show written blocks in its extent map")
     disk.sync_file(fd)
@@ -171,4 +175,4 @@ def _probe_attribute(fd: int, where: str) -> str:
         except OSError:
             continue
         return f"{space}.dedupd"
-    raise UnsuitableFileSystem(f"{where}: this file system keeps no extended attributes")
+    raise UnsuitableFileSystem(f"{where}: this file system does not support extended attributes")

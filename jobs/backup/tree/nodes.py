@@ -19,7 +19,7 @@ _READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _UP = b".."
 
-_EXCHANGED = "another directory has its name by now"
+_EXCHANGED = "another directory now has its name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class _Walk:
         try:
             if os.fstat(fd).st_dev != self._device:
                 raise OSError(
-                    errno.EXDEV, "another file system or subvolume, which is no part of the volume"
+                    errno.EXDEV, "another file system or subvolume, which is not part of the volume"
                 )
             if os.fstat(fd).st_ino != node.inode:
                 raise OSError(errno.ESTALE, _EXCHANGED)

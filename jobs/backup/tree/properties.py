@@ -60,19 +60,19 @@ class Properties:
         unless root asks for it."""
         if self._others_files:
             self._findings.add(
-                f"{counted(self._others_files, 'name')} of other owners: made with this user as"
-                " the owner; root alone can give files away"
+                f"{counted(self._others_files, 'name')} of other owners: created with this user as"
+                " the owner; only root can set owners"
             )
         if self._kept_directories:
             self._findings.add(
-                f"{_counted(self._kept_directories, 'directory')} existed with another owner or"
-                " mode, and kept it; compare them, and use `chown` and `chmod` if need be"
+                f"{_counted(self._kept_directories, 'directory')} existed with a different owner"
+                " or mode, and kept it; compare them, and correct them with `chown` and `chmod`"
             )
         if self._left_out:
             kinds = ", ".join(_counted(count, kind) for kind, count in self._left_out.items())
             self._findings.add(
-                f"{counted(self.without_privileges, 'name')} without privileges: {kinds} left out;"
-                " use --privileges, as root and into an empty directory, if you trust the owners"
+                f"{counted(self.without_privileges, 'name')} without privileges: {kinds} skipped;"
+                " if you trust the owners, use --privileges, as root and into an empty directory"
             )
 
     def takes(self, node: Node) -> bool:
@@ -140,7 +140,7 @@ class Properties:
             if is_mark(name):
                 continue
             if name == self._reserved:
-                self._findings.add(f"{show_path(path)}: {_without(name)}: only a stub may have it")
+                self._findings.add(f"{show_path(path)}: {_without(name)}: only stubs can have it")
                 continue
             if not takes_attribute(name, self._rights, same_group=same_group):
                 if name != _LABEL:

@@ -104,8 +104,8 @@ class TreeWriter:
                 is_same &= (there.size, there.mtime_ns) == (node.size, node.mtime_ns)
             if not is_same or there.target != node.target:
                 raise FileChanged(
-                    f"{show_path(path)}: another file of that name is there already, and is left as"
-                    " it is; choose an empty directory"
+                    f"{show_path(path)}: another file with this name exists, and is kept; choose"
+                    " an empty directory"
                 )
             self._note(path, node, fd)
         return True

@@ -67,7 +67,8 @@ class Workshop:
         if os.listdir(fd):
             os.close(fd)
             raise UsageError(
-                f"{show_path(self._name)}: another user has replaced this directory; try again"
+                f"{show_path(self._name)}: another user has replaced this directory; run the"
+                " command again"
             )
         return fd
 

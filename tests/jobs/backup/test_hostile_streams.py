@@ -45,7 +45,7 @@ def test_a_stream_with_such_a_node_is_damaged_and_the_next_one_is_received(
 
     with monkeypatch.context() as patch:
         patch.setattr(Sender, "_put_node", put)
-        with pytest.raises(Damaged, match=r"not a valid node|only a stub may have"):
+        with pytest.raises(Damaged, match=r"not a valid node|only stubs can have"):
             sent(lab, replica)
     assert os.listdir(replica.data) == []
     assert not list(tmp_path.rglob("escaped")) and not Path("/var/tmp/escaped").exists()

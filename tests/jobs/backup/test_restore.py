@@ -83,13 +83,13 @@ def test_some_files_alone_keep_their_folders(tmp_path: Path) -> None:
 def test_a_path_that_is_not_there_stops_before_anything_is_made(tmp_path: Path) -> None:
     lab = new_lab(tmp_path / "volume")
     lab.put("one", b"1")
-    with pytest.raises(UsageError, match="paths begin at the root"):
+    with pytest.raises(UsageError, match="use a path relative to the root"):
         restore(lab.root, tmp_path / "out", b"one", b"two")
     assert os.listdir(tmp_path / "out") == []
 
 
 def test_what_is_no_volume_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotAVolume, match="no copy of one"):
+    with pytest.raises(NotAVolume, match="neither a volume nor a copy"):
         BackupSource.found(str(tmp_path))
 
 
@@ -179,7 +179,7 @@ def test_users_restore_what_they_may_read_and_no_zeros() -> None:
         os.chmod(directory / "out", 0o777)
 
         def try_to() -> None:
-            with pytest.raises(UsageError, match="run this as root"):
+            with pytest.raises(UsageError, match="run the command as root"):
                 BackupSource.found(str(lab.base))
 
         as_user(try_to)

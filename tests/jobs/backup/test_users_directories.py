@@ -164,7 +164,7 @@ def test_what_exists_keeps_its_owner_and_mode(hers: Path) -> None:
         writer.properties.report()
     assert owned(hers / "his") == (BOB, 0o700)
     assert owned(hers / "roots") == (0, 0o700)
-    assert findings.messages[0].startswith("2 directories existed with another owner or mode")
+    assert findings.messages[0].startswith("2 directories existed with a different owner or mode")
 
 
 def test_a_run_that_was_killed_is_continued_and_a_directory_of_root_is_not_given_away(
@@ -346,8 +346,8 @@ def test_what_gives_rights_stays_behind_and_is_counted(tmp_path: Path, privilege
     report = restored(privileged, out)
     assert report.messages == [
         "4 names without privileges: 1 other attribute, 1 capability, 1 device, 1 set-user-ID or"
-        " set-group-ID bit left out; use --privileges, as root and into an empty directory, if you"
-        " trust the owners"
+        " set-group-ID bit skipped; if you trust the owners, use --privileges, as root and into an"
+        " empty directory"
     ]
     assert report.without_privileges == 4
     assert owned(out / "set-id") == (ALICE, 0o755)
@@ -376,7 +376,10 @@ def test_the_command_has_the_options(tmp_path: Path, privileged: Lab) -> None:
     assert f"belongs to user {BOB}, the file to user {ALICE}" in done.stderr
     done = run_cli("restore", "--from", privileged.root, "set-id", "--to", out, "--force")
     assert done.returncode == 1
-    assert "1 set-user-ID or set-group-ID bit left out; use --privileges" in done.stderr
+    assert (
+        "1 set-user-ID or set-group-ID bit skipped; if you trust the owners, use --privileges"
+        in done.stderr
+    )
     (out / "set-id").unlink()
     options = "--force", "--privileges"
     done = run_cli("restore", "--from", privileged.root, "set-id", "--to", out, *options)

@@ -41,7 +41,7 @@ def test_one_audit_serves_all_hosts(site: Site, tmp_path: Path) -> None:
         assert audit(two).files == 1  # by hand it is done
         with take_turn(site.cluster, "audit", "another"):  # type: ignore[union-attr]
             assert audit(two, if_due=True).outcome == ELSEWHERE
-            with pytest.raises(Busy, match="another host is at its audit"):
+            with pytest.raises(Busy, match="another host is running audit"):
                 audit(two)
 
 
@@ -85,7 +85,7 @@ def test_a_host_that_is_gone_is_recovered_by_a_run(site: Site, tmp_path: Path) -
         (gone,) = report.taken_over
         assert gone["host"] == "a"
         assert recover("every 1h", if_due=True).gone == [gone]
-        assert any("/srv/a has not come back" in line for line in status_of(site.store).lines)
+        assert any("/srv/a has not been seen" in line for line in status_of(site.store).lines)
     site.collect()
     site.assert_whole()
 
@@ -119,6 +119,6 @@ def test_a_local_volume_has_no_other_hosts(tmp_path: Path, job: type) -> None:
     with (
         new_lab(tmp_path / "volume").opened() as volume,
         volume.job_lock(),
-        pytest.raises(UsageError, match="no cluster"),
+        pytest.raises(UsageError, match="not in a cluster"),
     ):
         job(volume, JobRun("audit"))

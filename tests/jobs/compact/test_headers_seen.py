@@ -223,7 +223,7 @@ def test_a_look_that_is_stopped_keeps_what_it_has_seen(lab: Lab) -> None:
 
     def stop() -> None:
         passed()
-        if run.progress.phase == "looking at new recipes":
+        if run.progress.phase == "checking new recipes":
             run.cancel()
 
     run.safe_point = stop  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Giving way: the rule, as properties; and a job that pauses where users are at work."""
+"""Giving way: the rule, as properties; and a job that pauses where users are active."""
 
 import os
 import threading
@@ -56,14 +56,14 @@ def after(*seen: Readings, rule: Decide = decide) -> State:
     ("seen", "gait", "reason"),
     [
         (CALM, Gait.FULL, ""),
-        (Readings(users=0.0015), Gait.SLOW, "users are at work"),
-        (BUSY, Gait.PAUSE, "users are at work"),
-        (Readings(others_cpu=0.6), Gait.SLOW, "others use 60% of the processors"),
-        (Readings(others_cpu=0.9), Gait.PAUSE, "others use 90% of the processors"),
-        (Readings(memory_pressure=0.1), Gait.PAUSE, "memory is short"),
+        (Readings(users=0.0015), Gait.SLOW, "users are active"),
+        (BUSY, Gait.PAUSE, "users are active"),
+        (Readings(others_cpu=0.6), Gait.SLOW, "other programs use 60% of the processors"),
+        (Readings(others_cpu=0.9), Gait.PAUSE, "other programs use 90% of the processors"),
+        (Readings(memory_pressure=0.1), Gait.PAUSE, "memory is low"),
         (Readings(cpu_pressure=1.0), Gait.FULL, ""),
         (Readings(io_pressure=0.4), Gait.FULL, ""),
-        (Readings(io_pressure=0.6), Gait.PAUSE, "looking whether others wait for the disk"),
+        (Readings(io_pressure=0.6), Gait.PAUSE, "checking whether the disk is busy"),
     ],
 )
 def test_the_rule_of_the_first_tick(seen: Readings, gait: Gait, reason: str) -> None:
@@ -118,7 +118,7 @@ def test_a_pressure_of_others_holds_the_job_after_a_look() -> None:
 def test_a_job_that_waited_for_long_goes_on_a_little_until_it_is_calm() -> None:
     state = after(*[BUSY] * (int(PATIENCE_S / TICK_S) + 1))
     assert state.gait is Gait.CRAWL
-    assert "users are at work; it goes on for 1% of the time" in state.reason
+    assert "users are active; it continues for 1% of the time" in state.reason
     assert decide(state, BUSY, 2 * PATIENCE_S).gait is Gait.CRAWL
     assert decide(state, CALM, PATIENCE_S + TICK_S).gait is Gait.CRAWL
     calm = decide(state, CALM, PATIENCE_S + TICK_S)
@@ -348,7 +348,7 @@ def test_a_job_pauses_within_two_seconds_for_users(tmp_path: Path) -> None:
             thread.start()
             eventually(lambda: run.pace.is_held, "the job gives way")
             ticks_taken = ticks
-            assert "users are at work" in run.pace.reason
+            assert "users are active" in run.pace.reason
             stop.set()
             thread.join()
             eventually(lambda: not run.pace.is_held, "the job goes on")

@@ -195,9 +195,9 @@ def test_a_file_that_is_not_the_one_that_was_found_is_given_up(tmp_path: Path) -
         contents, failures = read_all(lab, found)
         assert failures == {
             b"rewritten": "changed since it was found",
-            b"removed": "moved or removed meanwhile",
+            b"removed": "was moved or deleted while it was read",
             b"a directory now": "changed since it was found",
-            b"a link now": "moved or removed meanwhile",
+            b"a link now": "was moved or deleted while it was read",
         }
         assert contents[b"same"] == noise(500, 4)
 

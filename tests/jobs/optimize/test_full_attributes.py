@@ -1,4 +1,4 @@
-"""A file whose attributes leave no room for that of a stub: left, said, and not tried again."""
+"""A file whose attributes leave no space for that of a stub: left, said, and not tried again."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.support.mounts import MountedLab, mounted_lab
 
 pytestmark = pytest.mark.root
 
-WHY = "its attributes leave no room for that of a stub"
+WHY = "its attributes leave no space for that of a stub"
 CONTENT = noise(200 * KIB)
 
 

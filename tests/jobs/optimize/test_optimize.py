@@ -290,7 +290,7 @@ def test_a_new_recipe_names_no_chunk_that_the_old_one_did_not_mean(
     before = lab.stub("file")
     report = lab.optimize()
     assert report.files_optimized == 0
-    assert report.errors == 1 and "not the one that the recipe means" in report.messages[0]
+    assert report.errors == 1 and "differs from the chunk in the recipe" in report.messages[0]
     assert lab.stub("file") == before
 
 

@@ -231,7 +231,7 @@ def test_delayed_waits_for_a_machine_that_is_idle(
         monkeypatch.setattr("jobs.reconcile.job.busy_with", lambda: "io (50 % of the time)")
         report = reconcile(lab, Strategy.DELAYED)
         assert (report.rounds, report.rounds_left) == (0, 1)
-        assert report.outcome == "put off: others wait for io (50 % of the time)"
+        assert report.outcome == "postponed: other programs wait for io (50 % of the time)"
         monkeypatch.setattr("jobs.reconcile.job.busy_with", lambda: "")
         report = reconcile(lab, Strategy.DELAYED)
         assert report.merged.chunks > 0 and report.outcome == "done"

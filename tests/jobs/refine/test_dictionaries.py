@@ -89,7 +89,7 @@ def store_bytes(lab: Lab) -> int:
 
 def test_a_second_run_has_nothing_to_do_and_a_later_one_uses_what_there_is(lab: Lab) -> None:
     refine(lab)
-    assert refine(lab).outcome == "nothing new has come to be cold"
+    assert refine(lab).outcome == "no new chunks are cold"
     before = set(users(lab).values())
     new = put_more(lab)
     report = refine(lab)
@@ -288,8 +288,8 @@ def test_what_was_quick_becomes_full(lab: Lab) -> None:
     assert leaning <= set(deltas(lab))
     assert store_bytes(lab) < size
     assert contents(lab) == before
-    assert refine(lab).outcome == "nothing new has come to be cold"
-    assert refine(lab, RefineMode.QUICK).outcome == "nothing new has come to be cold"
+    assert refine(lab).outcome == "no new chunks are cold"
+    assert refine(lab, RefineMode.QUICK).outcome == "no new chunks are cold"
     lab.verify_clean()
 
 

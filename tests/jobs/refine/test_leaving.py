@@ -143,14 +143,14 @@ def test_a_difference_leans_on_another_that_is_like_it_where_there_is_one(tmp_pa
 def test_a_base_of_many_and_one_that_a_file_needs_stay(tmp_path: Path) -> None:
     lab = new_volume(tmp_path / "volume")
     refined(lab, list(versions(7, leaving.MEMBERS_MAX + 2)))
-    assert refine(lab).outcome == "nothing new has come to be cold"
+    assert refine(lab).outcome == "no new chunks are cold"
     other = new_volume(tmp_path / "other")
     for version, content in enumerate(versions(8, 2)):
         other.put(f"{version}", content)
     other.optimize()
     refine(other)
     other.collect()
-    assert refine(other).outcome == "nothing new has come to be cold"
+    assert refine(other).outcome == "no new chunks are cold"
     assert len(deltas(other)) == 1
 
 
@@ -179,7 +179,7 @@ def test_what_was_tried_in_vain_is_not_tried_again(
     refined(lab, [content, content + noise(10 * KIB, 11)])
     monkeypatch.setattr(leaving.Group, "gain_bytes", property(lambda _: SIZE))
     assert refine(lab).bases_left == 0
-    assert refine(lab).outcome == "nothing new has come to be cold"
+    assert refine(lab).outcome == "no new chunks are cold"
     assert len(deltas(lab)) == 1
 
 
@@ -253,5 +253,5 @@ def test_a_second_run_reads_nothing_but_tables(tmp_path: Path) -> None:
     with lab.opened() as volume:
         assert volume.chunk_records is not None
     report = refine(lab)
-    assert report.outcome == "nothing new has come to be cold"
+    assert report.outcome == "no new chunks are cold"
     assert report.messages == []

@@ -121,7 +121,7 @@ def test_most_of_what_shares_less_than_half_is_found(tmp_path: Path) -> None:
 
 def test_a_second_run_has_nothing_to_do_and_a_later_one_takes_what_is_new(lab: Lab) -> None:
     refine(lab)
-    assert refine(lab).outcome == "nothing new has come to be cold"
+    assert refine(lab).outcome == "no new chunks are cold"
     generation = lab.container(Kind.CHUNKS).read_bytes()[16]
     refine(lab)
     assert lab.container(Kind.CHUNKS).read_bytes()[16] == generation
@@ -154,7 +154,7 @@ def test_what_saves_nothing_is_left_as_it_is(tmp_path: Path) -> None:
     report = refine(lab)
     assert (report.rewritten, report.not_worth_it) == (0, 1)
     assert lab.container(Kind.CHUNKS).read_bytes() == before
-    assert refine(lab).outcome == "nothing new has come to be cold"
+    assert refine(lab).outcome == "no new chunks are cold"
     lab.verify_clean()
 
 
@@ -254,7 +254,7 @@ def test_a_table_made_again_by_a_scan_knows_what_leans_on_what(lab: Lab) -> None
     assert lab.table(Kind.CHUNKS).read_bytes() == table
     for path in lab.base.rglob("*.sketch"):
         path.unlink()
-    assert refine(lab).outcome == "nothing new has come to be cold"
+    assert refine(lab).outcome == "no new chunks are cold"
 
 
 def test_damage_to_a_base_is_told_of_every_file_that_leans_on_it(lab: Lab) -> None:

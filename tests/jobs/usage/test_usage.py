@@ -205,7 +205,7 @@ def test_files_are_told_apart(lab: Lab) -> None:
 
 
 def test_a_path_within_another_one_is_refused(lab: Lab) -> None:
-    with pytest.raises(UsageError, match="lies in a"):
+    with pytest.raises(UsageError, match="is inside a"):
         du(lab, "a", "a/one.mp4")
 
 

@@ -75,7 +75,7 @@ pub fn sum_up<'py>(
         "" => By::Nothing,
         "owner" => By::Owner,
         "type" => By::Type,
-        _ => return Err(PyValueError::new_err(format!("files are not told apart by {by}"))),
+        _ => return Err(PyValueError::new_err(format!("files cannot be grouped by {by}"))),
     };
     let count = |entries: &mut Vec<Entry>, usage: &mut stub_usage::Usage, (): &mut ()| {
         usage.sort_out(entries, by, seed);
