@@ -487,7 +487,7 @@ def test_the_limits_in_the_text() -> None:
     assert fmt.CONTAINER_BYTES_MAX == 1 << 30 and "up to 1 GiB" in TEXT
     assert fmt.ALIGN_BYTES == 8 and "each beginning at a multiple of 8" in TEXT
     assert recipe.FANOUT_MAX == 4096 and "1 to 4096" in TEXT
-    assert stub.HEAD_BYTES <= 64 and "has room for so many" in TEXT
+    assert stub.HEAD_BYTES <= 64 and "a clean stub costs no block" in TEXT
 
 
 def test_every_fail_point_is_in_the_text_and_no_other() -> None:
