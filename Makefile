@@ -66,9 +66,11 @@ lint: setup-develop ## form and likely mistakes: ruff, cargo fmt, clippy
 	$(CARGO_PATH) cargo fmt --manifest-path native/fuzz/Cargo.toml --check
 	$(CARGO_PATH) cargo fetch --manifest-path native/fuzz/Cargo.toml --locked --quiet
 
-types: setup-develop ## mypy, strict
+types: setup-develop ## mypy, strict, and the stubs of the native module against the module
 	$(BIN)/mypy
 	$(BIN)/mypy -p tests
+	$(BIN)/python -m mypy.stubtest dedupd_core.native --concise --ignore-disjoint-bases \
+		--allowlist tests/rules/stubtest_allowlist.txt
 
 format: setup-develop ## rewrite the sources in their form
 	$(BIN)/ruff check --fix --exit-zero --quiet .

@@ -1,6 +1,7 @@
 """Files that would save too little: what is remembered of them, and which are read again."""
 
 from collections.abc import Iterator, Set
+from typing import final
 
 from typing_extensions import Buffer
 
@@ -17,6 +18,7 @@ def verdict(freed: int, cost: int, unique: int, saving_min: float) -> tuple[floa
     """The fraction of its blocks that a file saves, and about how many of its ``unique`` chunks
     would have to be in the store for it to save ``saving_min``."""
 
+@final
 class Ledger:
     """The files that earlier runs have judged, and those of this run. For several threads."""
 
@@ -53,6 +55,7 @@ class Ledger:
         """What there is to be saved. ``whole``: the walk has met every file, so that others are
         gone. ``recalled`` inodes are judged only as :meth:`leave_again` says."""
 
+@final
 class Snapshot:
     """The files that stay judged, and the notes of a run."""
 
@@ -70,6 +73,7 @@ class Snapshot:
         """All notes that count, in pieces, as they are to be saved; with ``joined`` none is new.
         Raises OSError."""
 
+@final
 class Notes:
     """The notes of a run in pieces, as they are to be saved."""
 
@@ -77,6 +81,7 @@ class Notes:
     def __next__(self) -> bytes:
         """The next piece. Raises StopIteration, OSError."""
 
+@final
 class Recall:
     """Files to be read again, and chunks that cost them nothing."""
 

@@ -1,12 +1,13 @@
 """Cutting data into chunks, and their fingerprints."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, final
 
 from typing_extensions import Buffer
 
 from .ingest import FileList, Placed
 
+@final
 class Chunks:
     """Result of :meth:`Chunker.process`: parallel arrays, one element per chunk."""
 
@@ -31,6 +32,7 @@ class Chunks:
         Raises ValueError, also where one of the chunks is not stored.
         """
 
+@final
 class Followers:
     """The chunks that followed known ones in their files (RapidCDC, seed 000): ends of chunks that
     are tried before any other. An index that was given it fills it as it is asked. Cuts stay the
@@ -38,6 +40,7 @@ class Followers:
 
     def __new__(cls) -> Followers: ...
 
+@final
 class Chunker:
     """Two-stage regression Rabin chunker (seed 003, 4.3; staging from SS-CDC, seed 000)."""
 

@@ -1,12 +1,13 @@
 """Payloads of records: compressed where it pays, and decompressed."""
 
-from typing import Final
+from typing import Final, final
 
 from typing_extensions import Buffer
 
 class CorruptPayload(Exception):
     """Stored bytes do not match their checksum, or do not decode to the stated length."""
 
+@final
 class Encoded:
     """Payloads ready to be appended: gaps for record headers, then the stored bytes.
 

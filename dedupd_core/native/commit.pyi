@@ -1,12 +1,14 @@
 """The steps that make plain files stubs."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import final
 
 from .tree import Identity
 
 Recipe = tuple[int, bytes, bool]
 """Of a file: id, digest, and whether it is a chunk."""
 
+@final
 class PlainRequests:
     """Plain files to be committed: path, identity, and recipe of each."""
 
@@ -37,6 +39,7 @@ class PlainRequests:
     def part(self, first: int, end: int) -> PlainRequests:
         """A copy of those of these positions, as far as there are."""
 
+@final
 class CommitBatch:
     """Commits of many plain files; see ``dedupd_core/stub/transition.py`` for what the steps mean.
 

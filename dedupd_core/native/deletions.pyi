@@ -1,9 +1,10 @@
 """Logs of deletions, decoded for listings (docs/design/format.md, "Deletion")."""
 
-from typing import Final
+from typing import Final, final
 
 from typing_extensions import Buffer
 
+@final
 class DeletionLog:
     """The sound deletions of one log, without the values of their attributes."""
 

@@ -1,12 +1,13 @@
 """Look-up of chunks by fingerprint."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, final
 
 from typing_extensions import Buffer
 
 from .chunker import Followers
 
+@final
 class Figures:
     """Counters since an index was made, and its size."""
 
@@ -22,6 +23,7 @@ class Figures:
     is_lossy: Final[bool]
     """Whether entries were left out because the disk is full."""
 
+@final
 class TableIndex:
     """Index of fingerprints in about 6.4 bytes of RAM each, over the redirection tables.
 
@@ -69,6 +71,7 @@ class TableIndex:
         """Restore a saved table, before anything is loaded. Where it is not valid: False, and an
         empty table with room for ``capacity`` entries."""
 
+@final
 class BloomIndex:
     """Index of fingerprints in one to two bytes of RAM each, over a file of filters and the
     redirection tables.
@@ -111,6 +114,7 @@ class BloomIndex:
     def write_header(self) -> None:
         """Make the file valid again."""
 
+@final
 class HookIndex:
     """A sample of the chunks of other partitions over their redirection tables: those whose hash
     ends in ``zeros`` are found, and their neighbours while these are in the cache.

@@ -1,7 +1,7 @@
 """Files that are read and cut, and their new chunks."""
 
 from collections.abc import Iterator, Set
-from typing import Final
+from typing import Final, final
 
 from typing_extensions import Buffer
 
@@ -10,6 +10,7 @@ from .chunker import Chunks
 from .commit import PlainRequests
 from .tree import Identity
 
+@final
 class NewChunks:
     """Chunks to be stored alike: parallel arrays, one element per chunk."""
 
@@ -27,6 +28,7 @@ class NewChunks:
     def retained(self, kept: Buffer) -> NewChunks:
         """Only those whose item of ``kept`` is not 0. Raises ValueError."""
 
+@final
 class Placed:
     """What becomes of :class:`.chunker.Chunks`: zeros, known, met before in the data, or new."""
 
@@ -66,6 +68,7 @@ LEAVE: Final[int]
 BEGIN: Final[int]
 """The beginning of a file: judged as if it gave up as many bytes as are not zeros."""
 
+@final
 class Judgement:
     """What is done with the new chunks of a buffer."""
 
@@ -98,6 +101,7 @@ class Judgement:
     def prefixes(self, part: int, found: Chunks) -> bytes:
         """u64 first bytes of the fingerprints of the new chunks of a segment. Raises ValueError."""
 
+@final
 class FileList:
     """Plain files on their way through an optimize job, without an object for each."""
 

@@ -1,7 +1,7 @@
 """The mount's native loop: requests of the kernel, answered below the interpreter."""
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Self, final
 
 from dedupd_core.native.rados import ClusterContent
 from dedupd_core.native.store import Bases, ChunkCache
@@ -166,6 +166,7 @@ def answer_for_pages(
     ``control_fd``, which stays the caller's. ``device``: the number of the mount's file system.
     ``closes_write_back``: a close of a file in the mount writes its pages back. Raises OSError."""
 
+@final
 class WriteTimes:
     """When users wrote to which parts of files last, since it was made. Memory is bounded: half of
     the files are forgotten where it is full. Any thread may use it."""
@@ -189,6 +190,7 @@ class WriteTimes:
 
     def forget(self, ino: int) -> None: ...
 
+@final
 class Request:
     """A request of the kernel that the mount's operations answer.
 
@@ -221,18 +223,20 @@ class Request:
     name: bytes
     data: bytes
 
+@final
 class Turn:
     """The turn of a mount's event loop: what happens with it happens between two awaits.
 
     An instrument of trio, by which the loop's thread gives it while it waits for something to do.
     """
 
-    def __init__(self, inodes: Inodes) -> None:
+    def __new__(cls, inodes: Inodes) -> Self:
         """The caller's thread, that of the loop, has it."""
 
     def before_io_wait(self, timeout: float) -> None: ...
     def after_io_wait(self, timeout: float) -> None: ...
 
+@final
 class Line:
     """The line between the kernel, libfuse and the operations of a mount. Used by one thread."""
 

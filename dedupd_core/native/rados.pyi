@@ -1,14 +1,16 @@
 """Chunks of a store in a Ceph cluster, read by Ceph's own library without Python's part of it."""
 
 from collections.abc import Sequence
+from typing import Self, final
 
 from typing_extensions import Buffer
 
+@final
 class ChunkReader:
     """A connection of its own to a cluster, which only reads. Safe to use from several threads."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         conf: str,
         user: str,
@@ -17,7 +19,7 @@ class ChunkReader:
         namespace: str,
         timeout_s: float,
         algorithm: str,
-    ) -> None:
+    ) -> Self:
         """Connects; ``user`` is written ``client.NAME``, ``algorithm`` is that of fingerprints.
 
         Raises OSError with the library's errno, ImportError where ``librados.so.2`` is not there.
@@ -42,11 +44,12 @@ class ChunkReader:
     def close(self) -> None:
         """Disconnect, once all reads that were begun have ended."""
 
+@final
 class ChunkNumbers:
     """Numbers of chunks in this process: of those that are taken, and of up to ``idle_max`` that
     were given back lately. Safe to use from several threads."""
 
-    def __init__(self, idle_max: int) -> None: ...
+    def __new__(cls, idle_max: int) -> Self: ...
     def take(self, fingerprints: Buffer) -> list[int]:
         """A number for each (32 bytes each, one after the other), the same one for equal ones."""
     def give_back(self, numbers: Sequence[int]) -> None: ...
@@ -54,11 +57,13 @@ class ChunkNumbers:
         """None of a number that nobody has."""
     def __len__(self) -> int: ...
 
+@final
 class KeptFrame:
     """A frame on its way to the disk."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+@final
 class FrameCache:
     """Where frames lie on this host's disk, and those that are to be written there: frames of
     chunks by their fingerprints, and recipes by their versions. Safe to use from several threads.
@@ -66,7 +71,7 @@ class FrameCache:
     Frames of more than ``frame_bytes_max`` are not kept.
     """
 
-    def __init__(self, frame_bytes_max: int) -> None: ...
+    def __new__(cls, frame_bytes_max: int) -> Self: ...
     def add_segment(self, number: int, fd: int, rows: Buffer) -> None:
         """The segment that ``fd`` is open on, and the list beside it. Raises OSError."""
     def drop_segment(self, number: int) -> None: ...
@@ -94,11 +99,12 @@ class FrameCache:
     def __len__(self) -> int:
         """How many frames can be read."""
 
+@final
 class ClusterContent:
     """Reads recipes and chunks for a mount: from ``cache``, and from the cluster once it is
     connected. ``algorithm`` is that of fingerprints. Safe to use from several threads."""
 
-    def __init__(self, numbers: ChunkNumbers, cache: FrameCache | None, algorithm: str) -> None: ...
+    def __new__(cls, numbers: ChunkNumbers, cache: FrameCache | None, algorithm: str) -> Self: ...
     def connect(self, reader: ChunkReader | None) -> None:
         """By which it reads from now on; None: not from the cluster. The connection ends when
         nobody has it any more. Raises ValueError where the reader is closed."""

@@ -1,17 +1,18 @@
 """Records of containers: sealed, read and checked; their redirection tables."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self, final
 
 from typing_extensions import Buffer
 
 from .codec import Encoded
 
+@final
 class ChunkCache:
     """Verified chunks, up to a number of bytes; the longest unused go first. A chunk is named by
     its id, its raw length and the start of its fingerprint. Safe to use from several threads."""
 
-    def __init__(self, bytes_max: int) -> None: ...
+    def __new__(cls, bytes_max: int) -> Self: ...
     def part(self, chunk: tuple[int, int, int], start: int, end: int) -> bytes | None:
         """Bytes [start, end) of a chunk, where it is there."""
 
@@ -25,13 +26,14 @@ class ChunkCache:
     uses: tuple[int, int]
     """How often a chunk was there, and how often it had to be read."""
 
+@final
 class Bases:
     """The raw bytes of records on which others lean, read from the containers of a directory by id.
 
     Some of them, up to ``bytes_max``, are kept. Safe to use from several threads.
     """
 
-    def __init__(self, dir_fd: int, volume_id: bytes, bytes_max: int) -> None:
+    def __new__(cls, dir_fd: int, volume_id: bytes, bytes_max: int) -> Self:
         """``dir_fd`` stays the caller's. Raises OSError where there is no descriptor left."""
 
     def raw(self, record_id: int) -> bytes | None:
@@ -65,6 +67,7 @@ def read_chunks(
     work. Records that lean on others are read with ``bases``, else not. Raises MemoryError only.
     """
 
+@final
 class BlocksAhead:
     """Reads blocks of containers in threads of its own, past the page cache, before
     :func:`frame_chunks` asks for them: once it goes forward, what follows is likely to be next.
@@ -72,7 +75,7 @@ class BlocksAhead:
     Keeps up to ``bytes_max`` in memory. Used by one thread at a time.
     """
 
-    def __init__(self, bytes_max: int) -> None: ...
+    def __new__(cls, bytes_max: int) -> Self: ...
 
 def frame_chunks(
     number: int,
@@ -111,11 +114,12 @@ def seal(
     ``encode_entry`` of ``dedupd_core.format``. Raises ValueError if the columns differ in length.
     """
 
+@final
 class TableMap:
     """Which entries a table has whose collected records have none (docs/design/format.md, "Table
     map")."""
 
-    def __init__(self, lines: Buffer, seed: int) -> None:
+    def __new__(cls, lines: Buffer, seed: int) -> Self:
         """``lines`` follow the header of the table. Raises ValueError where they are damaged."""
 
     @staticmethod
@@ -139,6 +143,7 @@ class TableMap:
         """The entries of records [first, end), as far as ``entries`` go, those of the table: with a
         tombstone for each that has none."""
 
+@final
 class Weight:
     """Sums over the records of a table."""
 
@@ -162,6 +167,7 @@ def weigh_table(entries: Buffer, seed: int) -> Weight:
 def table_states(entries: Buffer, seed: int) -> bytes:
     """u8 state of each whole entry of a redirection table; 0 where it has no valid one."""
 
+@final
 class CheckedRecords:
     """Result of :func:`check_records`: parallel arrays, one element per record."""
 
@@ -200,6 +206,7 @@ def check_records(
     first record that the data does not hold whole.
     """
 
+@final
 class PassedRecords:
     """Result of :func:`pass_records`."""
 

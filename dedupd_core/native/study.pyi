@@ -1,9 +1,10 @@
 """The files of a tree, as a study takes them in."""
 
-from typing import Final
+from typing import Final, final
 
 from typing_extensions import Buffer
 
+@final
 class FileColumns:
     """Regular files that a :class:`TreeWalk` found: parallel columns."""
 
@@ -16,6 +17,7 @@ class FileColumns:
     failures: Final[list[tuple[bytes, int]]]
     """Paths of directories that could not be listed, and the error's number."""
 
+@final
 class TreeWalk:
     """All regular files of a tree: no link is followed, no other file system entered.
 

@@ -3,7 +3,7 @@
 All raise OSError, release the GIL and retry EINTR.
 """
 
-from typing import Final, final
+from typing import Final, Self, final
 
 from typing_extensions import Buffer
 
@@ -118,6 +118,7 @@ def lmdb_is_sound(data: Buffer) -> bool:
     """Whether LMDB can go through a file with these bytes, and write to it: every page of both
     trees is what it should be, and is in one place, and none of them is free as well."""
 
+@final
 class OpenGuard:
     """Refuses opens of stubs on a file system, by permission events of fanotify, until it is
     deleted or the process ends.
@@ -127,7 +128,7 @@ class OpenGuard:
     too long ends the process, and the kernel then allows all opens.
     """
 
-    def __init__(self, directory_fd: int, exempt_fds: list[int], register: bytes) -> None:
+    def __new__(cls, directory_fd: int, exempt_fds: list[int], register: bytes) -> Self:
         """``register`` is ``major:minor:inode`` as ``/proc/locks`` shows it. Raises OSError."""
 
     def take(self, seconds: float) -> tuple[list[tuple[int, int, bytes, bytes]], int]:

@@ -5,7 +5,7 @@ exception there ends the call.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, final
 
 from .admission import Ledger, Recall
 from .upkeep import KnownRecords
@@ -13,6 +13,7 @@ from .upkeep import KnownRecords
 Identity = tuple[int, int, int, int]
 """Of a file: inode, size, mtime and ctime in ns. ``stub.transition.FileIdentity`` is one."""
 
+@final
 class FileEntry:
     """A regular file of a directory, as a scan came upon it."""
 
@@ -31,12 +32,14 @@ class Directory:
     """Names, in any order."""
     files: Final[list[FileEntry]]
 
+@final
 class Unreadable:
     """A directory that cannot be read; ``EXDEV`` where it is of another file system."""
 
     def __new__(cls, errno: int) -> Unreadable: ...
     errno: Final[int]
 
+@final
 class CountedStubs(Directory):
     """What was counted in a directory. Nothing of ``files`` is."""
 
@@ -45,6 +48,7 @@ class CountedStubs(Directory):
     logical_bytes: Final[int]
     """Of the stubs."""
 
+@final
 class StubCounter:
     """Counts what the stubs of a tree refer to, where all of that is there."""
 
@@ -86,6 +90,7 @@ Reason = Literal["optimized", "empty", "small", "judged", "full", "young"]
 that would save too little, or that is not among the recalled ones, one that was changed too
 recently."""
 
+@final
 class Rules:
     """What the policy asks of a file."""
 
@@ -110,6 +115,7 @@ class Rules:
     def reason(self, identity: Identity) -> Reason | None:
         """Why a plain file is passed over, as far as its identity tells."""
 
+@final
 class PackedFiles:
     """Up to 4,096 plain files of a directory, for :class:`.ingest.FileList`."""
 
@@ -123,6 +129,7 @@ class PackedFiles:
     files: Final[list[tuple[bytes, int]]]
     """How many they are, likewise."""
 
+@final
 class DirectoryCandidates(Directory):
     """What an optimize job has to do with a directory.
 
@@ -146,6 +153,7 @@ def find_candidates(
 ) -> list[DirectoryCandidates | Unreadable]:
     """Sort the files of directories out, as in :meth:`StubCounter.look_at`."""
 
+@final
 class StubSizes(Directory):
     """The stubs of a directory. ``files`` are those of several names."""
 
@@ -162,6 +170,7 @@ def stub_sizes(
 ) -> list[StubSizes | Unreadable]:
     """Sum up the stubs of directories, as in :meth:`StubCounter.look_at`."""
 
+@final
 class UsageSums:
     """Files of a directory that are alike. ``own_bytes`` are in blocks of their own."""
 
@@ -182,6 +191,7 @@ class UsageSums:
     covered: Final[bytes]
     """u64 bytes covered of each recipe."""
 
+@final
 class StubUsage(Directory):
     """The files of a directory. ``files`` are those of several names, and those with an attribute
     that is not valid."""

@@ -1,7 +1,7 @@
 """The memory of the jobs that look after a store: marks, needs, references."""
 
 from collections.abc import Callable
-from typing import Final, Self
+from typing import Final, Self, final
 
 from typing_extensions import Buffer
 
@@ -11,6 +11,7 @@ from .tree import Directory
 FORWARDS_MAX: int
 """Steps from a merged record to the one that has its bytes; more are taken for a ring."""
 
+@final
 class Join:
     """The hash join of two sets of chunks: one is added, the other one streams by.
 
@@ -37,6 +38,7 @@ class Join:
         """Pairs among the added chunks without an equal one in the other set: the first of them
         stays."""
 
+@final
 class Followed:
     """Result of :meth:`MarkSet.follow`."""
 
@@ -47,6 +49,7 @@ class Followed:
     strays: Final[bytes]
     """u64 targets that are ids of no record."""
 
+@final
 class Leaned:
     """Result of :meth:`MarkSet.lean`."""
 
@@ -57,6 +60,7 @@ class Leaned:
     strays: Final[bytes]
     """u64 ids of no record, on which marked records lean."""
 
+@final
 class NamedByLeaves:
     """Result of :meth:`MarkSet.add_named`."""
 
@@ -77,7 +81,7 @@ class MarkSet:
     def numbers(self) -> list[int]: ...
     def knows(self, record_id: int) -> bool:
         """Whether there is such a record, marked or not."""
-    def __contains__(self, record_id: int) -> bool: ...
+    def __contains__(self, record_id: int, /) -> bool: ...
     def mark(self, ids: Buffer) -> bytes:
         """Mark records (u64); 0 is ignored. Returns the ids that belong to no record."""
     def merge(self, number: int, bits: Buffer) -> bool:
@@ -114,6 +118,7 @@ class MarkSet:
         (u32, ascending) are those of the nodes, ``ends`` (u64) how many bytes of each are needed.
         """
 
+@final
 class NeedSet:
     """How many bytes of each recipe node are needed: see ``dedupd_core/store/mark_set.py``."""
 
@@ -179,6 +184,7 @@ class KnownRecords:
         """u64 ids, in order."""
     def unreferenced(self) -> int: ...
 
+@final
 class NamedByStubs(Directory):
     """What the stubs of a directory name. ``files`` are those whose attribute is not valid."""
 
@@ -203,6 +209,7 @@ def scan_stubs(
     Raises OSError.
     """
 
+@final
 class TakenByGroup:
     """What a group needs of a store. Bytes are those of records, with their second copies."""
 
@@ -217,6 +224,7 @@ class TakenByGroup:
     plain_bytes: Final[int]
     """What its stubs with a recipe would take if they were plain: no holes, whole blocks."""
 
+@final
 class Usage:
     """What groups of files need of a store: see ``jobs/usage/needs.py``. 12 bytes a record.
 
@@ -294,6 +302,7 @@ def sketch_records(
     The container ``fd`` is read past the page cache.
     """
 
+@final
 class Samples:
     """Raw bytes of some records, and the dictionaries that are trained from them."""
 
@@ -320,6 +329,7 @@ class Samples:
         do, and all together ``gain_bytes_min``, reckoned up from the samples.
         """
 
+@final
 class Refined:
     """Result of :meth:`Refiner.refine`: the records with a new payload."""
 
@@ -335,6 +345,7 @@ class Refined:
     """u64 XXH3-64 of the payloads."""
     payloads: Final[bytes]
 
+@final
 class Refiner:
     """Finds records that are alike, tries the difference, and dictionaries. For one thread."""
 
