@@ -108,9 +108,13 @@ def explore(
         scenario.place(crashed)
         history = recorded.history
         allowed, gone = history.allowed(length), history.may_be_gone(length)
-        assert_allowed(scenario.look(crashed), allowed, gone, where)
-        scenario.end(crashed)
-        assert_allowed(scenario.look(crashed), allowed, gone, f"{where}, recovered")
+        try:
+            assert_allowed(scenario.look(crashed), allowed, gone, where)
+            scenario.end(crashed)
+            assert_allowed(scenario.look(crashed), allowed, gone, f"{where}, recovered")
+        except Exception as error:
+            error.add_note(f"The crash state is {where} (see tests/crash/steps.py).")
+            raise
         crash.remove(crashed)
     return counts
 
