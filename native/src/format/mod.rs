@@ -21,3 +21,5 @@ pub mod table_map;
 
 #[cfg(test)]
 mod document;
+#[cfg(test)]
+mod properties;

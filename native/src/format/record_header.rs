@@ -47,7 +47,7 @@ impl RecordKind {
 }
 
 /// The fields of a header.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct RecordHeader {
     pub ordinal: u32,
     pub kind: RecordKind,

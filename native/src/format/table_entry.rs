@@ -73,7 +73,7 @@ impl State {
 }
 
 /// The fields of an entry.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct TableEntry {
     pub fingerprint: Fingerprint,
     pub offset: u64,
