@@ -16,7 +16,7 @@ BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-develop build demo test test-native test-slow test-hostile test-cluster test-suites test-vm lint types format wheel \
+.PHONY: help setup setup-develop build demo test test-native coverage test-slow test-hostile test-cluster test-suites test-vm lint types format wheel \
 	deb test-deb docs docs-tables site changelog lock bench bench-dataset clean distclean
 
 help: ## show this list
@@ -36,6 +36,13 @@ demo: setup ## deduplicate real files in a temporary volume, and compare every b
 test: setup-develop ## the tests, in minutes (ARGS="-k name" chooses)
 	@# Two a core: half of the time of a test is the disk's, or a clock's.
 	$(BIN)/python -m pytest -n $$((2 * $$(nproc))) --dist worksteal -m "not slow and not vm" $(ARGS)
+
+coverage: setup-develop ## lines and branches of format, store and stub that tests run, against floors
+	@mkdir -p build/coverage
+	$(BIN)/python -m pytest -n $$((2 * $$(nproc))) --dist worksteal -m "not slow and not vm" --cov \
+		--cov-report json:build/coverage/report.json --cov-report html:build/coverage/html \
+		tests/format tests/store tests/stub tests/volume $(ARGS)
+	$(BIN)/python scripts/coverage_floors.py build/coverage/report.json
 
 test-native: setup-develop ## the tests of the Rust crate by itself
 	$(CARGO_PATH) cargo test --manifest-path native/Cargo.toml --locked --no-default-features --lib --quiet
