@@ -16,7 +16,7 @@ BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-develop build demo test test-native coverage test-slow test-hostile test-cluster test-suites test-vm lint types format wheel \
+.PHONY: help setup setup-develop build demo test test-native coverage test-loom test-slow test-hostile test-cluster test-suites test-vm lint types format wheel \
 	deb test-deb docs docs-tables site changelog lock bench bench-dataset clean distclean
 
 help: ## show this list
@@ -47,7 +47,10 @@ coverage: setup-develop ## lines and branches of format, store and stub that tes
 test-native: setup-develop ## the tests of the Rust crate by itself
 	$(CARGO_PATH) cargo test --manifest-path native/Cargo.toml --locked --no-default-features --lib --quiet
 
-test-slow: setup-develop ## the tests that take minutes each
+test-loom: setup-develop ## models of lock-free and waiting code: all interleavings of their threads
+	$(CARGO_PATH) cargo test --manifest-path native/models/Cargo.toml --locked --release --quiet
+
+test-slow: setup-develop test-loom ## the tests that take minutes each
 	$(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
 
 test-hostile: setup-develop ## the scenarios of hostile users, copies and full disks, and how each went
@@ -69,9 +72,11 @@ lint: setup-develop ## form and likely mistakes: ruff, cargo fmt, clippy
 	$(BIN)/ruff format --check .
 	$(CARGO_PATH) cargo fmt --manifest-path native/Cargo.toml --check
 	$(CARGO_PATH) cargo clippy --manifest-path native/Cargo.toml --locked --all-targets --quiet -- -D warnings
-	@# The fuzzer is built by slow tests only: what would keep it from being built is said here.
+	@# Only slow tests build the fuzzer and the models. Report here what would prevent that.
 	$(CARGO_PATH) cargo fmt --manifest-path native/fuzz/Cargo.toml --check
 	$(CARGO_PATH) cargo fetch --manifest-path native/fuzz/Cargo.toml --locked --quiet
+	$(CARGO_PATH) cargo fmt --manifest-path native/models/Cargo.toml --check
+	$(CARGO_PATH) cargo fetch --manifest-path native/models/Cargo.toml --locked --quiet
 
 types: setup-develop ## mypy, strict, and the stubs of the native module against the module
 	$(BIN)/mypy

@@ -5,3 +5,4 @@ pub mod pool;
 pub mod processors;
 pub mod read_ahead;
 pub mod scoped;
+pub mod sync;

@@ -6,7 +6,9 @@
 //! change. So each change is noted once it is made, before it is answered; of an answer that was begun
 //! before that the kernel takes the attributes for the moment only.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::array::from_fn;
+
+use crate::threads::sync::atomic::{AtomicU64, Ordering};
 
 /// Inodes share places: one that has not changed may count as changed.
 const PLACES: usize = 1024;
@@ -22,7 +24,7 @@ pub struct Changes {
 
 impl Default for Changes {
     fn default() -> Changes {
-        let last = Box::new([const { AtomicU64::new(0) }; PLACES]);
+        let last = Box::new(from_fn(|_| AtomicU64::new(0)));
         Changes { count: AtomicU64::new(0), last, moved: AtomicU64::new(0) }
     }
 }

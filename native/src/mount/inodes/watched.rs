@@ -1,10 +1,11 @@
 //! The inodes whose requests Python has to see: files that it has open, commits, and fillings.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::array::from_fn;
 
 use crate::mount::counted::Counted;
 use crate::threads::lock::locked;
+use crate::threads::sync::Mutex;
+use crate::threads::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Inodes share places: of one that is not watched it may be said that it was.
 const PLACES: usize = 1024;
@@ -22,7 +23,7 @@ pub struct Unwatched(u64);
 
 impl Default for Watched {
     fn default() -> Watched {
-        let begun = Box::new([const { AtomicU64::new(0) }; PLACES]);
+        let begun = Box::new(from_fn(|_| AtomicU64::new(0)));
         Watched { reasons: Mutex::default(), begun }
     }
 }

@@ -5,9 +5,8 @@
 //! itself. Threads that waited when the loop's thread gave the turn have it before that takes it back;
 //! those that came later let it in first. So neither side can keep the other one out.
 
-use std::sync::{Condvar, Mutex};
-
 use crate::threads::lock::{locked, woken};
+use crate::threads::sync::{Condvar, Mutex};
 
 #[derive(Default)]
 struct State {

@@ -1,0 +1,88 @@
+//! What a thread reads of a plain file beside a commit holds no byte that the commit has punched
+//! (`docs/mount-locks.md`, "Reads beside the loop").
+
+use dedupd_models::watched::Watched;
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicUsize;
+use loom::sync::atomic::Ordering::Relaxed;
+use loom::thread::spawn;
+
+const INODE: u64 = 7;
+
+/// An inode of the file system below. That orders accesses by locks of its own, of which this code
+/// knows nothing. So both threads use it relaxed: loom may give a load any value.
+#[derive(Default)]
+struct File {
+    watched: Watched,
+    has_attribute: AtomicUsize,
+    is_punched: AtomicUsize,
+}
+
+impl File {
+    /// The steps of a commit, in their order.
+    fn commit(&self) {
+        self.watched.add(INODE);
+        self.has_attribute.store(1, Relaxed);
+        self.is_punched.store(1, Relaxed);
+    }
+
+    /// A read as `requests/reading.rs` does it: the count, the attribute, the bytes, the count.
+    fn read(&self) {
+        let Some(since) = self.watched.unwatched(INODE) else { return };
+        if self.has_attribute.load(Relaxed) == 1 {
+            return;
+        }
+        let found = self.is_punched.load(Relaxed);
+        if self.watched.stays_unwatched(INODE, since) {
+            assert_eq!(found, 0, "the answer has a byte that a commit has punched");
+        }
+    }
+}
+
+#[test]
+fn a_read_beside_a_commit_has_no_punched_byte() {
+    loom::model(|| {
+        let file = Arc::new(File::default());
+        let of_commit = file.clone();
+        let commit = spawn(move || of_commit.commit());
+        file.read();
+        commit.join().unwrap();
+    });
+}
+
+#[test]
+fn nor_has_one_beside_a_commit_that_ends() {
+    loom::model(|| {
+        let file = Arc::new(File::default());
+        let of_commit = file.clone();
+        let commit = spawn(move || {
+            of_commit.commit();
+            of_commit.watched.remove(INODE);
+        });
+        file.read();
+        commit.join().unwrap();
+        assert!(!file.watched.has(INODE));
+    });
+}
+
+#[test]
+fn two_reasons_to_watch_an_inode_are_counted() {
+    loom::model(|| {
+        let watched = Arc::new(Watched::default());
+        let before = watched.unwatched(INODE).unwrap();
+        let other = {
+            let watched = watched.clone();
+            spawn(move || {
+                watched.add(INODE);
+                assert!(watched.has(INODE));
+                watched.remove(INODE);
+            })
+        };
+        watched.add(INODE);
+        assert!(watched.unwatched(INODE).is_none());
+        watched.remove(INODE);
+        other.join().unwrap();
+        assert!(!watched.has(INODE));
+        assert!(!watched.stays_unwatched(INODE, before));
+    });
+}

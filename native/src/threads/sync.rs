@@ -1,0 +1,5 @@
+//! The primitives by which threads share state. `native/models` has those of loom instead.
+
+pub use std::sync::{
+    Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic,
+};
