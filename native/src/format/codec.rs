@@ -73,6 +73,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_codec_has_its_properties() {
+        // leans, stands alone, may be a base
+        let expected = [
+            (Codec::Raw, false, true, true),
+            (Codec::Zstd, false, true, true),
+            (Codec::Delta, true, false, false),
+            (Codec::Dictionary, true, false, true),
+            (Codec::Unknown(CODECS.len() as u8), false, false, false),
+        ];
+        for (codec, leans, stands_alone, may_be_base) in expected {
+            assert_eq!(
+                (codec.leans(), codec.stands_alone(), codec.may_be_base()),
+                (leans, stands_alone, may_be_base),
+                "{codec:?}"
+            );
+        }
+        assert!(CODECS.iter().all(|codec| expected.iter().any(|row| row.0 == *codec)));
+    }
+
+    #[test]
     fn every_number_comes_back() {
         for number in 0..=u8::MAX {
             assert_eq!(Codec::from(number).number(), number);

@@ -109,6 +109,8 @@ proptest! {
         let id = RecordId::new(ContainerNumber(container), ordinal);
         prop_assert_eq!((id.container().0, id.ordinal()), (container, ordinal));
         prop_assert_eq!(id.is_hole(), container == 0 && ordinal == 0);
+        prop_assert_eq!(id.place(), ordinal as usize);
+        prop_assert_eq!(RecordId(id.0 >> 1).plus(5).0, (id.0 >> 1) + 5);
     }
 
     // --- containers and tables ---

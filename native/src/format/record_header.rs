@@ -173,3 +173,86 @@ fn header_checksum(bytes: &[u8; RECORD_HEADER_BYTES], seed: u64) -> u64 {
 pub fn record_bytes(stored_length: u64) -> u64 {
     (RECORD_HEADER_BYTES as u64 + stored_length).next_multiple_of(RECORD_ALIGN_BYTES as u64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(kind: RecordKind, codec: Codec) -> RecordHeader {
+        RecordHeader {
+            ordinal: 40,
+            kind,
+            codec,
+            raw_length: 9,
+            stored_length: 5,
+            hint: 3,
+            fingerprint: [7; 32],
+            target: 6,
+            checksum: Checksum(8),
+            collected: 0,
+        }
+    }
+
+    #[test]
+    fn only_data_and_copies_have_bytes() {
+        let kinds = (0..=u8::MAX).map(RecordKind);
+        let without: Vec<_> = kinds.filter(|kind| !kind.has_bytes()).collect();
+        assert_eq!(without, [RecordKind::FORWARD, RecordKind::TOMBSTONE]);
+    }
+
+    #[test]
+    fn only_data_of_some_codecs_leans() {
+        assert_eq!(header(RecordKind::DATA, Codec::Delta).leans_on(), Some(6));
+        assert_eq!(header(RecordKind::COPY, Codec::Delta).leans_on(), None);
+        assert_eq!(header(RecordKind::DATA, Codec::Zstd).leans_on(), None);
+    }
+
+    #[test]
+    fn a_tombstone_stands_for_as_many_ordinals_as_its_target() {
+        let tombstone = header(RecordKind::TOMBSTONE, Codec::Raw);
+        assert_eq!(tombstone.next_ordinal(), 46);
+        assert_eq!(RecordHeader { target: 0, ..tombstone }.next_ordinal(), 41);
+        assert_eq!(RecordHeader { target: u64::MAX, ..tombstone }.next_ordinal(), u32::MAX);
+        assert_eq!(header(RecordKind::DATA, Codec::Raw).next_ordinal(), 41);
+    }
+
+    #[test]
+    fn records_that_were_collected_imply_a_tombstone() {
+        assert!(header(RecordKind::DATA, Codec::Raw).before().is_none());
+        let found = RecordHeader { collected: 4, ..header(RecordKind::DATA, Codec::Delta) };
+        let before = found.before().unwrap();
+        assert_eq!((before.ordinal, before.kind, before.target), (36, RecordKind::TOMBSTONE, 4));
+        assert_eq!((before.codec, before.collected, before.stored_length), (Codec::Raw, 0, 0));
+    }
+
+    #[test]
+    fn the_entry_of_a_record_has_the_state_of_its_kind() {
+        let entry = |kind| header(kind, Codec::Zstd).table_entry(100);
+        let found =
+            [RecordKind::DATA, RecordKind::FORWARD, RecordKind::TOMBSTONE, RecordKind::COPY]
+                .map(|kind| (entry(kind).state, entry(kind).target.0));
+        let expected =
+            [(State::LIVE, 6), (State::MERGED, 6), (State::TOMBSTONE, 0), (State::LIVE, 6)];
+        assert_eq!(found, expected);
+        assert_eq!(entry(RecordKind::DATA).offset, 100);
+    }
+
+    #[test]
+    fn an_entry_of_another_record_does_not_agree() {
+        let header = header(RecordKind::DATA, Codec::Zstd);
+        let entry = header.table_entry(100);
+        assert!(header.agrees_with(&entry, 40) && !header.agrees_with(&entry, 41));
+        let others = [
+            TableEntry { codec: Codec::Raw, ..entry },
+            TableEntry { raw_length: 8, ..entry },
+            TableEntry { stored_length: 4, ..entry },
+            TableEntry { fingerprint: [6; 32], ..entry },
+        ];
+        assert!(others.iter().all(|other| !header.agrees_with(other, 40)));
+    }
+
+    #[test]
+    fn a_record_ends_at_a_multiple_of_eight() {
+        assert_eq!([0, 1, 8, 9].map(record_bytes), [80, 88, 88, 96]);
+    }
+}

@@ -206,3 +206,52 @@ fn public_seed(volume_id: &[u8; 16], container: ContainerNumber, generation: u32
     public::GENERATION.put(&mut key, &generation.to_le_bytes());
     xxh3_64(&key)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::table_map::collected;
+
+    const VOLUME_ID: [u8; 16] = *b"0123456789abcdef";
+
+    #[test]
+    fn each_state_has_its_properties() {
+        let known: Vec<_> = (0..=u8::MAX).filter(|&state| State(state).is_known()).collect();
+        assert_eq!(known, [1, 2, 3, 4, 5]);
+        let with_bytes: Vec<_> = (0..=u8::MAX).filter(|&state| State(state).has_bytes()).collect();
+        assert_eq!(with_bytes, [State::LIVE.0, State::ORPHANED.0]);
+    }
+
+    #[test]
+    fn an_entry_leans_by_its_codec_if_it_has_bytes() {
+        let entry = TableEntry { codec: Codec::Delta, stored_length: 1, ..collected() };
+        assert!(entry.leans());
+        assert!(!TableEntry { stored_length: 0, ..entry }.leans());
+        assert!(!TableEntry { codec: Codec::Zstd, ..entry }.leans());
+        let fingerprint = std::array::from_fn(|at| at as u8);
+        let check = TableEntry { fingerprint, ..entry }.fingerprint_check();
+        assert_eq!(check, FingerprintCheck(0x0302_0100));
+    }
+
+    #[test]
+    fn entries_are_whole() {
+        assert_eq!(entries(&[0; 3 * ENTRY_BYTES + 1]).count(), 3);
+    }
+
+    #[test]
+    fn files_of_a_container_have_its_number() {
+        assert_eq!(data_name(ContainerNumber(7)), "00000007.dat");
+        assert_eq!(table_name(ContainerNumber(123_456_789)), "123456789.dir");
+    }
+
+    #[test]
+    fn the_seed_of_format_1_follows_from_what_anybody_knows() {
+        let seed = |volume: &[u8; 16], container, generation| {
+            public_seed(volume, ContainerNumber(container), generation)
+        };
+        let expected = xxh3_64(b"0123456789abcdef\x02\0\0\0\x03\0\0\0");
+        assert_eq!(seed(&VOLUME_ID, 2, 3), expected);
+        assert_ne!(seed(&VOLUME_ID, 2, 4), expected);
+        assert_ne!(seed(&VOLUME_ID, 3, 3), expected);
+    }
+}
