@@ -77,3 +77,21 @@ impl FingerprintCheck {
 pub fn hash_of(fingerprint: &Fingerprint) -> u64 {
     Field::<8>::at(0).u64(fingerprint)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_id_of_no_container_is_a_hole() {
+        assert!(RecordId::HOLE.is_hole());
+        assert!(!RecordId::new(ContainerNumber(1), 0).is_hole());
+    }
+
+    #[test]
+    fn parts_of_a_fingerprint_are_its_first_bytes() {
+        let fingerprint: Fingerprint = std::array::from_fn(|at| at as u8 + 1);
+        assert_eq!(FingerprintCheck::of(&fingerprint), FingerprintCheck(0x0403_0201));
+        assert_eq!(hash_of(&fingerprint), 0x0807_0605_0403_0201);
+    }
+}

@@ -102,3 +102,61 @@ fn hex(bytes: &[u8]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VERSION: Version = [0xAB; DIGEST_BYTES];
+
+    /// Part 1 of 3, of two chunks, as `dedupd_core/format/cluster` writes it.
+    fn object() -> Vec<u8> {
+        let mut body = Vec::new();
+        for at in 0..2_u8 {
+            body.extend(u64::from(at).to_le_bytes());
+            body.extend([9, 0, 0, 0]);
+            body.extend([at; FINGERPRINT_BYTES]);
+        }
+        let mut head = [0; fields::BYTES];
+        fields::MAGIC.put(&mut head, &MAGIC);
+        fields::FORMAT.put(&mut head, &FORMAT.to_le_bytes());
+        fields::PART.put(&mut head, &[1, 0, 0, 0]);
+        fields::PARTS.put(&mut head, &[3, 0, 0, 0]);
+        fields::COUNT.put(&mut head, &2_u64.to_le_bytes());
+        fields::LENGTH.put(&mut head, &77_u64.to_le_bytes());
+        fields::VERSION.put(&mut head, &VERSION);
+        fields::BODY_CHECKSUM.put(&mut head, &xxh3_64(&body).to_le_bytes());
+        let check = xxh3_64(&head[..fields::CHECKSUM.start]);
+        fields::CHECKSUM.put(&mut head, &check.to_le_bytes());
+        [&head[..], &body].concat()
+    }
+
+    #[test]
+    fn a_part_has_its_chunks() {
+        let part = RecipePart::of(&object(), &VERSION, 1).unwrap();
+        assert_eq!((part.parts, part.length, part.entries.len()), (3, 77, 2));
+        let last = &part.entries[1];
+        assert_eq!((last.offset, last.length, last.fingerprint), (1, 9, [1; FINGERPRINT_BYTES]));
+    }
+
+    #[test]
+    fn any_change_of_a_part_is_found() {
+        for at in 0..object().len() {
+            let mut changed = object();
+            changed[at] ^= 1;
+            assert!(RecipePart::of(&changed, &VERSION, 1).is_none(), "{at}");
+        }
+        assert!(RecipePart::of(&object(), &VERSION, 0).is_none());
+        assert!(RecipePart::of(&object(), &[0; DIGEST_BYTES], 1).is_none());
+        assert!(RecipePart::of(&object()[..fields::BYTES], &VERSION, 1).is_none());
+    }
+
+    #[test]
+    fn objects_have_their_names() {
+        let version = "ab".repeat(DIGEST_BYTES);
+        assert_eq!(recipe_object(&VERSION, 0), format!("m.{version}"));
+        assert_eq!(recipe_object(&VERSION, 12), format!("m.{version}.12"));
+        let fingerprint = std::array::from_fn(|at| at as u8 * 8);
+        assert!(chunk_object(&fingerprint).starts_with("c.0008101820283038404850586068"));
+    }
+}
