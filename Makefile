@@ -5,6 +5,9 @@ BIN := .venv/bin
 CARGO_PATH := PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin"
 COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/uv pip compile --quiet --upgrade \
 	--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links
+CARGO_DENY_VERSION := 0.20.2
+PIP_AUDIT_VERSION := 2.10.1
+DENY := build/audit/bin/cargo-deny --config native/deny.toml --locked
 SIZE ?= 6G
 RUNS ?= 3
 KERNELS ?=
@@ -16,7 +19,7 @@ BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-develop build demo test test-native coverage test-loom test-slow test-hostile test-cluster test-suites test-vm lint types format wheel \
+.PHONY: help setup setup-develop build demo test test-native coverage test-loom audit test-slow test-hostile test-cluster test-suites test-vm lint types format wheel \
 	deb test-deb docs docs-tables site changelog lock bench bench-dataset clean distclean
 
 help: ## show this list
@@ -77,6 +80,20 @@ lint: setup-develop ## form and likely mistakes: ruff, cargo fmt, clippy
 	$(CARGO_PATH) cargo fetch --manifest-path native/fuzz/Cargo.toml --locked --quiet
 	$(CARGO_PATH) cargo fmt --manifest-path native/models/Cargo.toml --check
 	$(CARGO_PATH) cargo fetch --manifest-path native/models/Cargo.toml --locked --quiet
+
+# Not in lint or .ci/run: cargo-deny takes minutes to build, and the databases need the network.
+audit: setup-develop ## licences, sources and known vulnerabilities of dependencies (needs the network)
+	[ -x build/audit/bin/cargo-deny ] || $(CARGO_PATH) cargo install --quiet --locked \
+		--root build/audit --target-dir build/audit/target cargo-deny@$(CARGO_DENY_VERSION)
+	[ -x build/audit/python/bin/pip-audit ] || { python3 -m venv build/audit/python && \
+		build/audit/python/bin/pip install -q pip-audit==$(PIP_AUDIT_VERSION); }
+	for crate in native native/fuzz native/models; do $(CARGO_PATH) $(DENY) --manifest-path $$crate/Cargo.toml \
+		check licenses bans sources || exit; done
+	for crate in native native/fuzz native/models; do $(CARGO_PATH) $(DENY) --manifest-path $$crate/Cargo.toml \
+		check advisories || exit; done
+	@# Strict: a package that the database does not know is an error, not a skipped line.
+	build/audit/python/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off \
+		-r requirements.lock -r requirements-build.lock
 
 types: setup-develop ## mypy, strict, and the stubs of the native module against the module
 	$(BIN)/mypy
