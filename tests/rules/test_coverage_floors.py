@@ -26,7 +26,7 @@ def compare(report: Path, covered: dict[str, int]) -> subprocess.CompletedProces
         for package in covered
     }
     report.write_text(json.dumps({"files": files}))
-    command = [sys.executable, ROOT / "scripts/coverage_floors.py", report]
+    command = [sys.executable, str(ROOT / "scripts/coverage_floors.py"), str(report)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -3,7 +3,7 @@
 To cover more, add files to a list below.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from functools import cache
 from itertools import chain
@@ -14,7 +14,18 @@ from tests.support import texts
 from tests.support.english import PATTERNS, WORDS_MAX, Fault, Pattern, faults
 from tests.support.sources import PACKAGES, ROOT
 
-PAGES = ("README.md", "docs/guide/policy.md")
+UNREAD = ("architecture.md", "mount.md", "mount-locks.md", "mount-loop.md")
+"""Pages of docs/design that are still to be rewritten."""
+
+PAGES = (
+    *("README.md", "SECURITY.md", "CHANGELOG.md", "docs/*.md", "docs/guide/*.md"),
+    *("docs/decisions/*.md", "docs/figures/*.md", "changelog/unreleased/*.md"),
+    *(
+        str(page.relative_to(ROOT))
+        for page in sorted((ROOT / "docs/design").glob("*.md"))
+        if page.name not in UNREAD
+    ),
+)
 """Documents: all of their prose."""
 
 DOCSTRINGS = ("tests/support/english.py", "tests/support/texts.py", "tests/rules/test_english.py")
@@ -68,7 +79,7 @@ def of_packaging() -> texts.Texts:
     yield from texts.literals(ROOT / "scripts/man_pages.py")
 
 
-SOURCES = {
+SOURCES: dict[str, Callable[[], texts.Texts]] = {
     "help": texts.help_texts,
     "packages": of_packages,
     "native code": of_native_code,

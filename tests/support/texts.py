@@ -52,6 +52,7 @@ def literals(path: Path) -> Texts:
 def docstrings(path: Path) -> Texts:
     """The docstrings of a module: of itself, its classes, functions and constants."""
     for node in _docstring_nodes(ast.parse(path.read_text(encoding="utf-8"))):
+        assert isinstance(node.value, str)
         yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
 
 

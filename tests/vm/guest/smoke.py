@@ -4,7 +4,8 @@ import errno
 import mmap
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,14 @@ def test_a_killed_mount_loses_nothing(lab: MountedLab) -> None:
     assert path.read_bytes() == content[:1000] + b"edit" + content[1004:]
 
 
+def _shows(read: Callable[[], bytes], content: bytes) -> bool:
+    return read() == content
+
+
+def _mapped(mapping: mmap.mmap) -> bytes:
+    return mapping[:]
+
+
 def test_a_refused_write_leaves_nothing_behind(lab: MountedLab) -> None:
     """Neither in the file nor in the cache of the kernel, which has copied it there."""
     contents = {"stub": noise(LENGTH), "hole": bytes(LENGTH)}
@@ -124,13 +133,14 @@ def test_a_refused_write_leaves_nothing_behind(lab: MountedLab) -> None:
             with pytest.raises(OSError) as caught:
                 os.pwrite(fds[name], data, at)
             assert caught.value.errno == errno.ENOSPC
-        eventually(lambda n=name, c=content: mappings[n][:] == c, f"{name}: the mapping")
-        eventually(lambda n=name, c=content: (lab.view / n).read_bytes() == c, name)
+        mapped = partial(_mapped, mappings[name])
+        eventually(partial(_shows, mapped, content), f"{name}: the mapping")
+        eventually(partial(_shows, (lab.view / name).read_bytes, content), name)
     (lab.data / "ballast").unlink()
     # Refused pages behind the end do not show when the file grows.
     for name, content in contents.items():
         os.pwrite(fds[name], b"end", 2 * LENGTH)
         grown = content + bytes(LENGTH) + b"end"
-        eventually(lambda n=name, g=grown: (lab.view / n).read_bytes() == g, f"{name}, grown")
+        eventually(partial(_shows, (lab.view / name).read_bytes, grown), f"{name}, grown")
         mappings[name].close()
         os.close(fds[name])
