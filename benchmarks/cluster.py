@@ -28,11 +28,10 @@ from benchmarks.measure import keep, machine
 from dedupd_core import native
 from dedupd_core.format.cluster.address import StoreAddress, parse_address
 from dedupd_core.format.cluster.objects import FRAME_BYTES, FileId, frame_of
-from dedupd_core.format.recipe import fingerprint_check
 from dedupd_core.rados.chunks import NewChunk
+from dedupd_core.rados.cluster.chunk_trains import WantedChunk
 from dedupd_core.rados.cluster.connection import OPERATIONS_AT_ONCE
 from dedupd_core.rados.garbage import Collection
-from dedupd_core.rados.reading.sources import ClusterChunks
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.rados.writer import FileChunk, NewFile, Writer
 from tests.support.ceph import mini_ceph
@@ -93,18 +92,13 @@ def read_all(store: RadosStore, versions: list[str]) -> int:
 
     Every chunk is proved by its fingerprint; none is kept.
     """
-    chunks = ClusterChunks(lambda: store)
     recipes = store.cluster.each(store.recipes.read, versions)
     entries = [entry for one in recipes if one is not None for entry in one.entries]
-    numbers = chunks.numbers.take(b"".join(entry.fingerprint for entry in entries))
-    wanted = [
-        (number, entry.length, fingerprint_check(entry.fingerprint))
-        for number, entry in zip(numbers, entries, strict=True)
-    ]
+    wanted = [WantedChunk(entry.fingerprint, entry.length) for entry in entries]
     trains = [wanted[at : at + TRAIN_CHUNKS] for at in range(0, len(wanted), TRAIN_CHUNKS)]
 
-    def length_of(train: list[tuple[int, int, int]]) -> int:
-        found = chunks.read_chunks(train, cached_only=False)
+    def length_of(train: list[WantedChunk]) -> int:
+        found = store.trains.read(train)
         return sum(len(raw) for raw in found if raw is not None)
 
     with ThreadPoolExecutor(READERS) as pool:

@@ -323,7 +323,7 @@ class ControlServer:
             "files_open": len(mount.files),
             "chunk_hits": chunk_hits,
             "chunk_misses": chunk_misses,
-            "chunk_cache_bytes": mount.cache.used_bytes,
+            "chunk_cache_bytes": mount.cache.bytes,
             "requests": 0 if line is None else sum(line.requests().values()),
             "handed_over": 0 if line is None else sum(line.handed_over().values()),
             "failures": failures.counts,

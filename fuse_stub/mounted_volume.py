@@ -16,13 +16,11 @@ from fuse_stub.commit_lane import CommitLane
 from fuse_stub.deleted.attributes import Listings
 from fuse_stub.deleted.noting import Deletions
 from fuse_stub.files import attributes
-from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.file_handles import load_secret
 from fuse_stub.files.inodes import Inodes
 from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.files.slow_calls import SlowCalls
 from fuse_stub.files.slow_closes import SlowCloses
-from fuse_stub.files.stub_reader import StubReader
 from fuse_stub.fill_lane import FillLane
 from fuse_stub.gc_names import MarkingSessions
 from fuse_stub.kernel.reserved_blocks import Caller, ReservedBlocks
@@ -81,12 +79,10 @@ class MountedVolume:
             self.inodes.ignore_case()
             attributes.ignore_case()
         self.reserved_blocks = ReservedBlocks(self.inodes)
-        self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
-        volume.chunk_store.serve_stubs(
-            self.inodes, self.cache.native, volume.space.seeds, volume.block_bytes, threads
-        )
-        self.stub_reader = StubReader(self.cache, self.slow_calls)
-        self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)
+        self.contents = volume.contents_cached(cache_bytes, threads)
+        self.cache = self.contents.cache
+        self.inodes.read_stubs(self.contents.native, volume.space.seeds, volume.block_bytes)
+        self.files = OpenFiles(volume, transitions, self.inodes, self.contents, self._closes)
         policy = WatchedPolicy(volume, is_read_only=transitions.is_read_only)
         self.policy = policy
         self.deletions = Deletions(volume, policy)
@@ -156,7 +152,6 @@ class MountedVolume:
             await trio.sleep(POLICY_LOOK_S)
 
     def close(self) -> None:
-        self.cache.close()
         self.deletions.close()
         self.files.close()
         self.inodes.close()

@@ -6,6 +6,7 @@ The kernel tells of no opening and no closing: each operation names its file by 
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from functools import partial
 
 from pyfuse3 import (
@@ -19,6 +20,7 @@ from pyfuse3 import (
 
 from dedupd_core import native
 from dedupd_core.format.deletion import Cause
+from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.system.files import opened
 from dedupd_core.units import MIB
 from fuse_stub.errors import answers
@@ -30,6 +32,8 @@ from fuse_stub.kernel.reserved_blocks import Caller
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.namespace import NamespaceOperations
 from fuse_stub.ranges import COPY_BYTES, PUNCH_HOLE, FileRanges
+
+Unreadable = native.store.Unreadable
 
 COPY_BYTES_MAX = 0x7FFF_F000
 """What the kernel takes for an answer of 32 bits."""
@@ -44,7 +48,6 @@ class StubOperations(NamespaceOperations):
 
     def __init__(self, mount: MountedVolume) -> None:
         super().__init__(mount)
-        self._stub_reader = mount.stub_reader
         self._ranges = FileRanges(mount)
         # A reply is copied to the kernel before any other task runs, so one buffer serves all.
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
@@ -55,7 +58,10 @@ class StubOperations(NamespaceOperations):
         try:
             match request.opcode:
                 case native.mount.READ:
-                    line.answer(unique, await self.read_at(node, uid, request.offset, request.size))
+                    data = await self.read_at(
+                        node, uid, request.offset, request.size, request.reasons
+                    )
+                    line.answer(unique, data)
                 case native.mount.WRITE:
                     # An older kernel leaves it to the mount to know what a write clears.
                     clears = bool(request.flags) if line.says_what_writes_clear else uid != 0
@@ -145,9 +151,10 @@ class StubOperations(NamespaceOperations):
 
     @answers
     async def read_at(
-        self, ino: int, uid: int, start: int, length: int
-    ) -> bytes | bytearray | memoryview:
-        """Up to ``length`` bytes at ``start`` of a file, for a user; shorter only at its end."""
+        self, ino: int, uid: int, start: int, length: int, reasons: Sequence[Unreadable]
+    ) -> bytes | memoryview:
+        """Up to ``length`` bytes at ``start`` of a file, for a user; shorter only at its end.
+        ``reasons``: what native code could not read of them."""
         file = await self._files.acquire(ino, write=False)
         try:
             while not file.lock.try_share():
@@ -155,13 +162,23 @@ class StubOperations(NamespaceOperations):
                     pass
             try:
                 if file.stub is not None:
-                    reader = file.reader_at(start, length, uid)
-                    return await self._stub_reader.read(reader, start, length)
+                    return await self._read_stub(file.stub, uid, start, length, reasons)
                 return await self._read_plain(file, uid, start, length)
             finally:
                 file.lock.unshare()
         finally:
             self._files.release(file)
+
+    async def _read_stub(
+        self, stub: SparseStub, uid: int, start: int, length: int, reasons: Sequence[Unreadable]
+    ) -> bytes:
+        """Under the file's lock, which others share: native code reads the bytes."""
+        # Moves the access time as the file system below is mounted to do, and reads nothing.
+        os.pread(stub.fd, 1, os.fstat(stub.fd).st_size)
+        data = None if reasons else stub.read_at_once(start, length)
+        if data is None:
+            data = await self._mount.in_thread(uid, stub.read, start, length, reasons)
+        return data
 
     async def _read_plain(
         self, file: OpenFile, uid: int, start: int, length: int

@@ -27,7 +27,7 @@ def revive(volume: Volume, fd: int, one: Deletion, rights: Rights) -> StubAttrib
     if not stat.S_ISREG(status.st_mode) or status.st_size or status.st_nlink > 1:
         raise UsageError(f"{os.fsdecode(one.path)}: can only be restored into a new, empty file")
     kept = clean(one.stub)
-    volume.content(kept, os.fsdecode(one.path))
+    volume.content(kept, os.fsdecode(one.path)).require_recipe()
     disk, files = volume.disk, volume.stub_files
     disk.truncate(fd, length_of(one))
     if rights is not Rights.USER and os.geteuid() == 0:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Self, final
 
-from dedupd_core.native.rados import ClusterContent
-from dedupd_core.native.store import Bases, ChunkCache
+from dedupd_core.native.store import StubBytes, Unreadable
 
 BACKGROUND_MAX: int
 """Requests for which no program waits that the kernel sends at a time."""
@@ -81,22 +80,9 @@ class Inodes:
     def forget(self, ino: int, lookups: int) -> None:
         """The kernel takes so many lookups back."""
 
-    def read_stubs(
-        self,
-        chunks: Bases,
-        streams: Bases,
-        cache: ChunkCache,
-        seeds: tuple[int, int],
-        block_bytes: int,
-        threads: int,
-    ) -> None:
-        """From now on stubs are read: of the containers of chunks and of recipes. ``seeds``: those
-        of the attribute's checksum and of its binding. ``block_bytes``: of a file's blocks. Up to
-        ``threads`` threads decode the chunks of one read."""
-    def read_stubs_of_cluster(
-        self, content: ClusterContent, cache: ChunkCache, seeds: tuple[int, int], block_bytes: int
-    ) -> None:
-        """As :meth:`read_stubs`, where the chunks are in a cluster."""
+    def read_stubs(self, stub_bytes: StubBytes, seeds: tuple[int, int], block_bytes: int) -> None:
+        """From now on stubs are read here. ``seeds``: those of the attribute's checksum and of its
+        binding. ``block_bytes``: of a file's blocks."""
 
     def ask_for_pages(self, command: list[str], environment: list[tuple[str, str]]) -> None:
         """From now on a process that ``command`` starts tells which pages the kernel has newer."""
@@ -206,6 +192,8 @@ class Request:
 
     Of an attribute that is set: ``name`` and ``data``; ``flags`` as of ``os.setxattr``; ``size``,
     whether it is an ACL that takes the set-group-id bit.
+
+    ``reasons``: of a read, what native code could not read of the stub, if that is why it is here.
     """
 
     opcode: int
@@ -222,6 +210,7 @@ class Request:
     offset_to: int
     name: bytes
     data: bytes
+    reasons: list[Unreadable]
 
 @final
 class Turn:

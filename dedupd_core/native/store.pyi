@@ -1,30 +1,103 @@
 """Records of containers: sealed, read and checked; their redirection tables."""
 
+import builtins
 from collections.abc import Sequence
-from typing import Final, Self, final
+from typing import Final, Literal, Self, final
 
 from typing_extensions import Buffer
 
 from .codec import Encoded
+from .rados import ClusterContent
 
 @final
 class ChunkCache:
-    """Verified chunks, up to a number of bytes; the longest unused go first. A chunk is named by
-    its id, its raw length and the start of its fingerprint. Safe to use from several threads."""
+    """Verified chunks, up to a number of bytes; the longest unused go first. Safe to use from
+    several threads."""
 
     def __new__(cls, bytes_max: int) -> Self: ...
-    def part(self, chunk: tuple[int, int, int], start: int, end: int) -> bytes | None:
-        """Bytes [start, end) of a chunk, where it is there."""
-
-    def has(self, chunk: tuple[int, int, int]) -> bool: ...
-    def keep(self, chunk: tuple[int, int, int], raw: bytes | memoryview) -> None:
-        """Keep a chunk, verified by the caller."""
 
     bytes: int
     """Of the chunks that are there."""
 
     uses: tuple[int, int]
     """How often a chunk was there, and how often it had to be read."""
+
+@final
+class Unreadable:
+    """What cannot be read of a stub, and why.
+
+    A ``chunk`` has the id, the length and the start of the fingerprint that its recipe names;
+    ``direct`` is the record of the chunk that a stub names in place of a recipe, ``node`` one of a
+    recipe, both by their id; ``recipe`` is the recipe as a whole.
+    """
+
+    part: Literal["chunk", "direct", "node", "recipe"]
+    id: int
+    length: int
+    check: int
+    why: Literal[
+        "not in memory",
+        "not open",
+        "merged",
+        "not live",
+        "quarantined",
+        "damaged",
+        "not meant",
+        "too long",
+        "errno",
+    ]
+    errno: int
+    """Where ``why`` is ``errno``, else 0."""
+
+@final
+class Held:
+    """Keeps a recipe in memory that is too long for the cache of recipes."""
+
+_Stub = tuple[int, builtins.bytes, bool, int]
+"""Recipe, digest, whether the recipe is a chunk, and how much of the file it stands for."""
+
+@final
+class StubBytes:
+    """The bytes of stubs: of blocks of their own, and of the store. Safe to use from several
+    threads."""
+
+    def __new__(cls, chunks: Bases, streams: Bases, cache: ChunkCache, threads: int) -> Self:
+        """Of containers of chunks and of recipes. Up to ``threads`` threads decode the chunks of
+        one read."""
+
+    @staticmethod
+    def of_cluster(content: ClusterContent, cache: ChunkCache) -> StubBytes: ...
+    def read(
+        self,
+        fd: int,
+        stub: _Stub,
+        own: Sequence[tuple[int, int]],
+        start: int,
+        end: int,
+        *,
+        waits: bool,
+        repaired: Sequence[tuple[tuple[int, int, int], builtins.bytes]] = ...,
+    ) -> builtins.bytes | list[Unreadable]:
+        """Bytes [start, end) of the file ``fd``: those of its ``own`` ranges; else those that the
+        recipe stands for, and zeros beyond it; or what of them cannot be read. Each chunk has
+        the length and the start of the fingerprint that the recipe names, and its checksum.
+
+        Without ``waits`` the disk is not waited for. ``repaired``: chunks by id, length and start
+        of the fingerprint, verified by the caller. ``fd`` is not used where nothing is its own.
+        Raises OSError of the file's own blocks, ValueError.
+        """
+
+    def hold(self, stub: _Stub) -> Held | list[Unreadable] | None:
+        """Have the recipe of a stub be in memory as long as the result is. None where the caches do
+        for all recipes."""
+
+    def keep_node(
+        self, record_id: int, payload: builtins.bytes, fingerprint: builtins.bytes
+    ) -> None:
+        """Put the record of a recipe into the cache, verified by the caller."""
+
+    def keep_direct(self, record_id: int, length: int, fingerprint: builtins.bytes) -> None:
+        """Put what the record of a chunk says into the cache of recipes, verified by the caller."""
 
 @final
 class Bases:
@@ -48,24 +121,6 @@ class Bases:
 
     def close(self) -> None:
         """Let go of every file. Nothing is found any more."""
-
-def read_chunks(
-    data_fd: int,
-    table_fd: int,
-    seed: int,
-    wanted: Sequence[tuple[int, int, int]],
-    cached_only: bool,
-    threads: int,
-    bases: Bases | None = None,
-) -> list[bytes | None]:
-    """Raw bytes of many records of a container, verified as ``Container.read`` does.
-
-    ``wanted`` has ordinals, raw lengths and the first 4 bytes of fingerprints (little endian);
-    ``seed`` is the container's (``format.container.seed_of``). None where anything about a
-    record is not as expected, or where it is not live; with ``cached_only``, which never waits for
-    the disk, also where the page cache does not have all of it. Up to ``threads`` threads share the
-    work. Records that lean on others are read with ``bases``, else not. Raises MemoryError only.
-    """
 
 @final
 class BlocksAhead:

@@ -5,7 +5,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, takewhile
+from itertools import takewhile
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from dedupd_core import native
@@ -55,9 +55,6 @@ class ChunkSource(Protocol):
 
     def read(self, record_id: int) -> tuple[Record, bytes]: ...
     def read_alone(self, record_id: int) -> tuple[Record, bytes]: ...
-    def read_chunks(
-        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
-    ) -> list[bytes | None]: ...
     def frame_chunks(
         self,
         wanted: Sequence[tuple[int, int, int]],
@@ -114,25 +111,6 @@ class RecordReader:
         """The record and its raw bytes, verified and forwarded. Raises DamagedContainer."""
         return self._forwarded(record_id, _BYTES)
 
-    def read_chunks(
-        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
-    ) -> list[bytes | None]:
-        """Raw bytes of chunks, verified: (id, length, check of the fingerprint) of each.
-
-        None where anything is out of the ordinary, for :meth:`read` to look into; with
-        ``cached_only`` also where the disk would have to be waited for. Up to ``threads`` threads
-        share the work.
-        """
-        chunks: list[bytes | None] = []
-        for number, group in groupby(wanted, lambda one: container_of(one[0])):
-            parts = [(ordinal_of(one), length, check) for one, length, check in group]
-            container = self._open.get(number) if cached_only else self._try_acquire(number)
-            if container is None:
-                chunks += [None] * len(parts)
-            else:
-                chunks += container.read_chunks(parts, cached_only=cached_only, threads=threads)
-        return chunks
-
     def frame_chunks(
         self,
         wanted: Sequence[tuple[int, int, int]],
@@ -141,8 +119,9 @@ class RecordReader:
         ahead: native.store.BlocksAhead,
         threads: int,
     ) -> tuple[bytes, bytes, int]:
-        """Chunks, given as in :meth:`read_chunks`, as frames of a stream, with payloads that are
-        checked: the frames, the fingerprints, and how many of the first ones they are.
+        """Chunks, by id, length and check of the fingerprint of each, as frames of a stream, with
+        payloads that are checked: the frames, the fingerprints, and how many of the first ones they
+        are.
 
         None of what is out of the ordinary, or lies in another container than the first one.
         """

@@ -29,16 +29,8 @@ class ChunkStore(Protocol):
         """The fingerprint of a chunk whose id ends with this process, the chunk being that of an
         open recipe; empty where ids stay. Raises DamagedChunk."""
 
-    def serve_stubs(
-        self,
-        inodes: native.mount.Inodes,
-        cache: native.store.ChunkCache,
-        seeds: tuple[int, int],
-        block_bytes: int,
-        threads: int,
-    ) -> None:
-        """Have native code read the stubs of a mount; the parameters are those of
-        :meth:`native.mount.Inodes.read_stubs`."""
+    def stub_bytes(self, cache: native.store.ChunkCache, threads: int) -> native.store.StubBytes:
+        """What reads the bytes of stubs. Up to ``threads`` threads decode the chunks of a read."""
 
     def close(self) -> None: ...
 

@@ -81,16 +81,9 @@ class LocalStore:
     def lasting_fingerprint(self, chunk: int) -> bytes:
         return b""
 
-    def serve_stubs(
-        self,
-        inodes: native.mount.Inodes,
-        cache: native.store.ChunkCache,
-        seeds: tuple[int, int],
-        block_bytes: int,
-        threads: int,
-    ) -> None:
+    def stub_bytes(self, cache: native.store.ChunkCache, threads: int) -> native.store.StubBytes:
         readers = self.chunk_records.native_reader, self.recipe_records.native_reader
-        inodes.read_stubs(*readers, cache, seeds, block_bytes, threads)
+        return native.store.StubBytes(*readers, cache, threads)
 
     def close(self) -> None:
         for name in ("chunk_records", "recipe_records"):

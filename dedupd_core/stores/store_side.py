@@ -1,8 +1,9 @@
 """What a volume has of its store: its own, or one that it shares; opened when first asked for."""
 
 import os
-from functools import cached_property, partial
+from functools import cached_property
 
+from dedupd_core import native
 from dedupd_core.config.room import NO_RESERVE, Room
 from dedupd_core.errors import Busy, StoreUnreachable, UsageError
 from dedupd_core.format.container import Kind
@@ -18,13 +19,18 @@ from dedupd_core.stores.local_store import LocalStore
 from dedupd_core.stores.membership import MOVING_FILE, Membership, VolumeIdentity, membership_at
 from dedupd_core.stores.registry import cluster_module, kind_at
 from dedupd_core.stores.shared_directory import SharedDirectory, Unshared
-from dedupd_core.stub.content import ReadChunk, StoreContent, open_content, read_chunk
+from dedupd_core.stub.content import Contents, StoreContent
 from dedupd_core.stub.transition import AttributeSpace
 from dedupd_core.system.disk import Disk
+from dedupd_core.units import MIB
 
 _UNSHARED = Unshared()
 
 SEE_CLUSTER = "see docs/guide/cluster.md"
+
+
+CACHE_BYTES = 4 * MIB
+"""Of chunks that a job has read: the next part of a file begins in the last one."""
 
 
 class StoreSide:
@@ -44,6 +50,7 @@ class StoreSide:
     space: AttributeSpace
 
     def close_store(self) -> None:
+        self.__dict__.pop("contents", None)
         for name in ("store", "shared", "_cluster_store"):
             opened_once = self.__dict__.pop(name, None)
             if opened_once is not None:
@@ -157,14 +164,21 @@ class StoreSide:
     def recipes(self) -> RecipeSource:
         return self.chunk_store.recipes
 
-    @property
-    def read_chunk(self) -> ReadChunk:
-        """Reads chunks without a cache."""
-        return partial(read_chunk, self.chunk_records)
+    @cached_property
+    def contents(self) -> Contents:
+        """Reads what its stubs are made of, one after the other."""
+        return self.contents_cached(CACHE_BYTES, threads=1)
+
+    def contents_cached(self, cache_bytes: int, threads: int) -> Contents:
+        """The same, for readers that share a cache of so many bytes; up to ``threads`` threads
+        decode the chunks of one read."""
+        cache = native.store.ChunkCache(cache_bytes)
+        stub_bytes = self.chunk_store.stub_bytes(cache, threads)
+        return Contents(stub_bytes, cache, self.chunk_records, self.recipes)
 
     def content(self, stub: StubAttribute, where: str) -> StoreContent:
-        """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""
-        return open_content(stub, self.recipes, self.read_chunk, where)
+        """The store's side of a stub. Nothing is read yet."""
+        return self.contents.of(stub, where)
 
     def note_stubs(self) -> None:
         """Tell a shared store, durably, that this volume may have stubs from here on."""

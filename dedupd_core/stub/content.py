@@ -1,10 +1,12 @@
 """The bytes of a stub, put together from its own blocks and from the store."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
 
 from dedupd_core import native
-from dedupd_core.byte_ranges import missing_ranges
-from dedupd_core.errors import DamagedChunk, DamagedRecipe
+from dedupd_core.errors import DamagedChunk, DamagedRecipe, DedupdError
 from dedupd_core.format.container import Record
 from dedupd_core.format.ids import HOLE, show_id
 from dedupd_core.format.recipe import RecipeRef, fingerprint_check
@@ -12,10 +14,6 @@ from dedupd_core.format.stub import Flag, StubAttribute
 from dedupd_core.store.reader import ChunkSource
 from dedupd_core.store.recipe.recipe_reader import Recipe, RecipeSource, Span
 from dedupd_core.stub.transition import RecipeBytes
-from dedupd_core.system.files import read_into
-
-ReadChunk = Callable[[Span], bytes]
-"""The raw bytes of a chunk, verified, and to be the ones that the recipe means."""
 
 
 def read_chunk(records: ChunkSource, span: Span) -> bytes:
@@ -58,13 +56,48 @@ def _require_meant(span: Span, length_bytes: int, fingerprint: bytes) -> None:
         )
 
 
-class StoreContent(RecipeBytes):
-    """The bytes that a recipe stands for."""
+class Contents:
+    """Reads what stubs are made of. Safe to use from several threads.
 
-    def __init__(self, recipe: Recipe, read_chunk: ReadChunk) -> None:
-        self.recipe = recipe
-        self._read_chunk = read_chunk
-        self._last: tuple[Span, bytes] | None = None
+    Native code does. What it cannot read it names, with the reason. Then that part is repaired
+    here: it is read by what knows second copies, merged records and containers without a table,
+    and native code is given it, and reads again.
+    """
+
+    def __init__(
+        self,
+        stub_bytes: native.store.StubBytes,
+        cache: native.store.ChunkCache,
+        chunks: ChunkSource,
+        recipes: RecipeSource,
+    ) -> None:
+        self.native, self.cache = stub_bytes, cache
+        self.chunks, self.recipes = chunks, recipes
+
+    def of(self, stub: StubAttribute, where: str) -> "StoreContent":
+        """The store's side of a stub. Nothing is read yet."""
+        return StoreContent(self, stub, where)
+
+
+class StoreContent(RecipeBytes):
+    """The bytes that a recipe stands for, of the stub at ``where``."""
+
+    def __init__(self, contents: Contents, stub: StubAttribute, where: str) -> None:
+        self._contents, self._stub, self.where = contents, stub, where
+        self._held: native.store.Held | None = None
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Raises DamagedRecipe, DamagedContainer."""
+        stub = self._stub
+        ref = RecipeRef(stub.recipe, stub.digest, Flag.DIRECT in stub.flags)
+        recipe = self._contents.recipes.open(ref, self.where)
+        if recipe.length < stub.covered:
+            raise DamagedRecipe(
+                f"{self.where}: the recipe covers {recipe.length} bytes; the stub counts on"
+                f" {stub.covered}"
+            )
+        return recipe
 
     def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         for span in self.recipe.spans(start, end):
@@ -76,54 +109,118 @@ class StoreContent(RecipeBytes):
         return (span for span in self.recipe.spans(start, end) if span.chunk != HOLE)
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes [start, end); zeros beyond the recipe. Raises Damaged."""
-        parts: list[bytes | memoryview] = []
-        have = start
-        for span in self.recipe.spans(start, end):
-            low, high = max(start, span.offset), min(end, span.offset + span.length)
-            if span.chunk == HOLE:
-                parts.append(bytes(high - low))
-            else:
-                raw = memoryview(self._chunk(span))
-                parts.append(raw[low - span.offset : high - span.offset])
-            have = high
-        parts.append(bytes(end - have))
-        return b"".join(parts)
+        """Bytes [start, end); zeros beyond what the stub covers. Raises Damaged, OSError."""
+        return self.read_file(-1, (), self._stub.covered, start, end)
 
-    def _chunk(self, span: Span) -> bytes:
-        # Several threads may be here: each uses what it has got itself, not what was kept last.
-        last = self._last
-        if last is None or last[0] != span:
-            last = self._last = span, self._read_chunk(span)
-        return last[1]
+    def read_file(
+        self,
+        fd: int,
+        own: Sequence[tuple[int, int]],
+        covered: int,
+        start: int,
+        end: int,
+        reasons: Sequence[native.store.Unreadable] = (),
+    ) -> bytes:
+        """Bytes [start, end) of the file ``fd``, up to its size at most: those of blocks of its
+        ``own``, and else those of the recipe below ``covered``, and zeros.
+
+        ``reasons``: what could not be read of it a moment ago. Raises Damaged, OSError.
+        """
+        stub, repairs = self._named(covered), _Repairs(self._contents, self)
+        with suppress(DedupdError, OSError):  # it may not be needed any more
+            repairs.make(reasons)
+        while True:
+            found = self._contents.native.read(
+                fd, stub, own, start, end, waits=True, repaired=repairs.chunks
+            )
+            if isinstance(found, bytes):
+                return found
+            repairs.make(found)
+
+    def read_at_once(
+        self, fd: int, own: Sequence[tuple[int, int]], covered: int, start: int, end: int
+    ) -> bytes | None:
+        """As :meth:`read_file`, from memory; None where that has not all, or anything is wrong."""
+        stub = self._named(covered)
+        found = self._contents.native.read(fd, stub, own, start, end, waits=False)
+        return found if isinstance(found, bytes) else None
+
+    def hold(self) -> bool:
+        """Keep a recipe that is too long for the caches in memory as long as this exists; False if
+        it cannot be read."""
+        held = self._contents.native.hold(self._named(self._stub.covered))
+        if isinstance(held, list):
+            return False
+        self._held = held
+        return True
+
+    def _named(self, covered: int) -> tuple[int, bytes, bool, int]:
+        stub = self._stub
+        return stub.recipe, stub.digest, Flag.DIRECT in stub.flags, covered
+
+    def require_recipe(self) -> None:
+        """Raises DamagedRecipe, DamagedContainer where the recipe has no sound root."""
+        self.__dict__.pop("recipe", None)
+        _ = self.recipe
 
 
-def open_content(
-    stub: StubAttribute, recipes: RecipeSource, read_chunk: ReadChunk, where: str
-) -> StoreContent:
-    """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""
-    recipe = recipes.open(RecipeRef(stub.recipe, stub.digest, Flag.DIRECT in stub.flags), where)
-    if recipe.length < stub.covered:
-        raise DamagedRecipe(
-            f"{where}: the recipe covers {recipe.length} bytes, but the stub expects {stub.covered}"
-        )
-    return StoreContent(recipe, read_chunk)
+_Chunk = tuple[int, int, int]
+"""Id, length and fingerprint check of a chunk, as a recipe names it."""
 
 
-def read_stub(
-    fd: int,
-    local: list[tuple[int, int]],
-    covered: int,
-    content: StoreContent,
-    start: int,
-    end: int,
-) -> bytearray:
-    """Bytes [start, end) of a stub, up to its size at most: local ranges win over the recipe."""
-    data = bytearray(end - start)
-    for low, high in missing_ranges(local, start, min(end, covered)):
-        data[low - start : high - start] = content.read(low, high)
-    for low, high in local:
-        low, high = max(low, start), min(high, end)
-        if low < high:
-            read_into(fd, memoryview(data)[low - start : high - start], low)
-    return data
+REPAIRS_MAX = 3
+"""Of one part for one read: a node may go from its cache before it is used."""
+
+
+class _Repairs:
+    """What was repaired for one read of a stub. Each part a few times at most: so a read ends."""
+
+    def __init__(self, contents: Contents, content: StoreContent) -> None:
+        self._contents, self._content = contents, content
+        self._made: Counter[tuple[str, str, _Chunk]] = Counter()
+        self._failed: dict[tuple[str, str, _Chunk], Exception] = {}
+        self._chunks: dict[_Chunk, bytes] = {}
+
+    @property
+    def chunks(self) -> list[tuple[_Chunk, bytes]]:
+        return [*self._chunks.items()]
+
+    def make(self, reasons: Sequence[native.store.Unreadable]) -> None:
+        """Have native code go on behind what it could not read. Raises Damaged, StoreUnreachable,
+        OSError."""
+        for one in reasons:
+            named = one.id, one.length, one.check
+            key = one.part, one.why, named
+            if key in self._failed:
+                raise self._failed[key]
+            self._made[key] += 1
+            if self._made[key] > REPAIRS_MAX:
+                raise _unreadable(one, self._content)
+            try:
+                self._make(one, named)
+            except (DedupdError, OSError) as error:
+                self._failed[key] = error
+                raise
+
+    def _make(self, unreadable: native.store.Unreadable, named: _Chunk) -> None:
+        contents, record_id = self._contents, unreadable.id
+        match unreadable.part:
+            case "chunk":
+                _, length, check = named
+                span = Span(0, length, record_id, check)
+                self._chunks[named] = read_chunk(contents.chunks, span)
+            case "direct":
+                record = contents.chunks.describe(record_id)
+                contents.native.keep_direct(record_id, record.raw_length, record.fingerprint)
+            case "node":
+                record, payload = contents.recipes.record(record_id)
+                contents.native.keep_node(record_id, payload, record.fingerprint)
+            case _:
+                if unreadable.why != "too long" or not self._content.hold():
+                    self._content.require_recipe()
+
+
+def _unreadable(found: native.store.Unreadable, content: StoreContent) -> Exception:
+    """For what native code does not read although it was repaired."""
+    what = f"record {show_id(found.id)}" if found.id else "its recipe"
+    return DamagedChunk(f"{content.where}: {what} cannot be read: {found.why}", found.id)

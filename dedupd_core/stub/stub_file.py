@@ -20,21 +20,19 @@ Nothing here locks: reads may share a stub; writes and truncations need it alone
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from dedupd_core import native
 from dedupd_core.byte_ranges import missing_ranges
 from dedupd_core.errors import NoSpace
-from dedupd_core.format.ids import HOLE
 from dedupd_core.format.stub import Flag, StubAttribute
-from dedupd_core.store.recipe.recipe_reader import Span
 from dedupd_core.stub.content import StoreContent
 from dedupd_core.stub.local_blocks import seal
 from dedupd_core.stub.transition import LENGTH_BYTES_MAX, StubFiles
 from dedupd_core.system.extents import extent_size_hint, written_ranges
-from dedupd_core.system.files import data_ranges, free_space, read_at, read_into
+from dedupd_core.system.files import data_ranges, free_space
 from dedupd_core.units import GIB, align_down, align_up
 
 LOW_SPACE_BYTES = 1 * GIB
@@ -72,15 +70,10 @@ class SparseStub:
 
     @property
     def content(self) -> StoreContent:
-        """The recipe's bytes, loaded when first needed. Raises Damaged."""
+        """The recipe's bytes."""
         if self._content is None:
             self._content = self._load(self.attribute)
         return self._content
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether :attr:`content` costs no I/O."""
-        return self._content is not None
 
     @property
     def is_sealed(self) -> bool:
@@ -116,48 +109,34 @@ class SparseStub:
             return [(start, end)]
         return list(missing_ranges(self._local(start, end), start, end))
 
-    def chunk_of(self, start: int, end: int) -> Span | None:
-        """The chunk that has all of [start, end); None where that lies in several, or is local.
-
-        Most small reads are this. Raises Damaged.
-        """
-        attribute = self.attribute
-        if self.may_be_local or end > attribute.covered:
-            return None
-        span = self.content.recipe.span_of(start, end)
-        return None if span is None or span.chunk == HOLE else span
-
-    def chunks(self, start: int, end: int) -> list[Span]:
-        """The chunks that a read of [start, end) needs, in order. Raises Damaged."""
-        content = self.content
-        return [span for part in self.missing(start, end) for span in content.spans(*part)]
-
     def _local(self, start: int, end: int) -> list[tuple[int, int]]:
         if self.has_unwritten:
             written = written_ranges(self.fd, end)
             return [(max(low, start), high) for low, high in written if high > start]
         return native.system.present_ranges(self.fd, start, end)
 
-    def read(self, start: int, length: int) -> bytes | bytearray:
-        """Up to ``length`` bytes at ``start``; shorter only at the end. Raises Damaged, OSError."""
+    def read(
+        self, start: int, length: int, reasons: Sequence[native.store.Unreadable] = ()
+    ) -> bytes:
+        """Up to ``length`` bytes at ``start``; shorter only at the end. ``reasons``: what of them
+        could not be read a moment ago. Raises Damaged, OSError."""
         end = min(start + length, os.fstat(self.fd).st_size)
         if start >= end:
             return b""
-        missing = self.missing(start, end)
-        if not missing:
-            return read_at(self.fd, end - start, start)
-        if missing[0] == (start, end):
-            return self.content.read(start, end)
-        data = bytearray(end - start)
-        view = memoryview(data)
-        position = start
-        for low, high in [*missing, (end, end)]:
-            if position < low:
-                read_into(self.fd, view[position - start : low - start], position)
-            if low < high:
-                view[low - start : high - start] = self.content.read(low, high)
-            position = high
-        return data
+        own, covered = self._own(start, end), self.attribute.covered
+        return self.content.read_file(self.fd, own, covered, start, end, reasons)
+
+    def read_at_once(self, start: int, length: int) -> bytes | None:
+        """As :meth:`read`, without a wait; None where that gives not all, or anything is wrong."""
+        end = min(start + length, os.fstat(self.fd).st_size)
+        if start >= end:
+            return b""
+        own, covered = self._own(start, end), self.attribute.covered
+        return self.content.read_at_once(self.fd, own, covered, start, end)
+
+    def _own(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The parts of [start, end) that are not the recipe's."""
+        return list(missing_ranges(self.missing(start, end), start, end))
 
     def needs_chunks(self, start: int, end: int) -> bool:
         """Whether a write of [start, end) has to fill up blocks from the store."""

@@ -1,4 +1,4 @@
-"""One file that is open, and those who read it in sequence."""
+"""One file that is open."""
 
 import os
 import stat
@@ -14,9 +14,6 @@ from dedupd_core.system.tree.tree_paths import name_in_tree
 from fuse_stub.files.attributes import forget_attributes
 from fuse_stub.files.shared_lock import SharedLock
 from fuse_stub.files.slow_closes import is_slow_to_free
-
-READERS_MAX = 4
-"""Sequential readers of one stub that are told apart by where they read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +36,6 @@ class OpenFile:
     lock: SharedLock = field(default_factory=SharedLock)
     users: int = 0  # requests and commits that keep the file open
     idle_since_s: float = 0.0  # when the last of them has gone
-    readers: list["Reader"] = field(default_factory=list)  # of a stub; the last to read is the last
     changes: int = 0  # counts attempts to change the file: a commit compares it
     losses: int = 0  # counts syncs that failed
     losses_told: int = 0  # as many of them as users have been told of
@@ -58,21 +54,6 @@ class OpenFile:
         except OSError:
             self.losses += 1
             raise
-
-    def reader_at(self, start: int, length: int, uid: int) -> "Reader":
-        """The reader to whom a read of [start, start + length) belongs, it seems."""
-        for place, reader in enumerate(self.readers):
-            if reader.goes_on(start, length):
-                del self.readers[place]
-                break
-        else:
-            if len(self.readers) >= READERS_MAX:
-                reader = self.readers.pop(0)
-            else:
-                reader = Reader(self, start, uid)
-        reader.uid = uid
-        self.readers.append(reader)
-        return reader
 
     def is_slow_to_cut(self, size: int) -> bool:
         """Whether :meth:`cut` may keep the calling thread waiting."""
@@ -115,33 +96,3 @@ class OpenFile:
     def where(self) -> str:
         """The file's name as it is now, for messages."""
         return name_in_tree(self.tree_fd, self.fd)
-
-
-class Reader:
-    """A user who reads a stub, or several in turns. Used by the thread of the event loop, between
-    awaits."""
-
-    __slots__ = ("ahead", "file", "next", "run", "touched", "uid", "waits")
-
-    def __init__(self, file: OpenFile, start: int, uid: int) -> None:
-        self.file = file
-        self.uid = uid  # of the last request, whose share of threads its calls take
-        self.next = start  # where a sequential reader goes on
-        self.run = 0  # bytes that were read in sequence
-        self.ahead = start  # how far chunks were loaded ahead
-        self.waits = 0  # reads in sequence that had to wait for the disk
-        self.touched = False  # whether the access time was moved
-
-    def goes_on(self, start: int, length: int) -> bool:
-        """Whether a read of [start, start + length) continues what was read."""
-        return self.next - length <= start <= self.next + length
-
-    def follow(self, start: int, length: int) -> None:
-        """Note a read of [start, start + length)."""
-        end = start + length
-        if self.goes_on(start, length):
-            self.run += length
-            self.next = max(end, self.next)
-        else:
-            self.run = 0
-            self.next = self.ahead = end

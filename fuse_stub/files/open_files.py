@@ -19,7 +19,7 @@ import trio
 
 from dedupd_core.errors import DamagedStub
 from dedupd_core.format.stub import StubAttribute
-from dedupd_core.stub.content import StoreContent, open_content
+from dedupd_core.stub.content import Contents, StoreContent
 from dedupd_core.stub.local_blocks import checked_stub
 from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.stub.transition import needs_settling, settle
@@ -28,7 +28,6 @@ from dedupd_core.system.tree.tree_paths import name_in_tree, path_in_tree
 from dedupd_core.volume.transition_log import Transitions
 from dedupd_core.volume.volume import Volume
 from fuse_stub.files.attributes import unseen_step
-from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.held_files import HeldFiles
 from fuse_stub.files.inodes import Inodes, files_open_max
 from fuse_stub.files.open_file import OpenFile
@@ -55,7 +54,7 @@ class OpenFiles:
         volume: Volume,
         transitions: Transitions,
         inodes: Inodes,
-        cache: ChunkCache,
+        contents: Contents,
         closes: SlowCloses,
     ) -> None:
         self._volume = volume
@@ -65,7 +64,7 @@ class OpenFiles:
         self._closes = closes
         self._transitions = transitions
         self._inodes = inodes
-        self._cache = cache
+        self._contents = contents
         self._files: dict[int, OpenFile] = {}
         self.unsealed = UnsealedStubs()
         self.held = HeldFiles(inodes)
@@ -335,7 +334,7 @@ class OpenFiles:
         return name_in_tree(self._volume.data_fd, fd)
 
     def _load(self, fd: int, stub: StubAttribute) -> StoreContent:
-        return open_content(stub, self._volume.recipes, self._cache.read, self._where(fd))
+        return self._contents.of(stub, self._where(fd))
 
     async def _upgrade(self, file: OpenFile) -> None:
         """Open a file again, for writing too."""

@@ -14,7 +14,6 @@ from dedupd_core.errors import FileChanged
 from dedupd_core.format.cluster.objects import FileId, frame_of
 from dedupd_core.rados.chunks import NewChunk
 from dedupd_core.rados.writer import FileChunk, NewFile
-from dedupd_core.stub.content import read_stub
 from dedupd_core.stub.local_blocks import checked_stub
 from dedupd_core.stub.transition import local_ranges
 from dedupd_core.system.files import data_ranges, read_at
@@ -40,8 +39,8 @@ def reader_of(volume: Volume, fd: int, where: str) -> tuple[ReadRange, list[tupl
     for low, high in missing_ranges(local, 0, min(covered, size)):
         ranges += content.data_ranges(low, high)
 
-    def read(start: int, end: int) -> bytearray:
-        return read_stub(fd, local, covered, content, start, end)
+    def read(start: int, end: int) -> bytes:
+        return content.read_file(fd, local, covered, start, end)
 
     # A chunk may lie across a block of the stub's own.
     return read, list(joined(sorted(ranges)))

@@ -15,7 +15,6 @@ from dedupd_core.format.recipe import fingerprint_check
 from dedupd_core.format.stub import StubAttribute
 from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT
 from dedupd_core.store.recipe.recipe_writer import Growth
-from dedupd_core.stub.content import read_stub
 from dedupd_core.stub.local_blocks import refuse_tampered
 from dedupd_core.stub.transition import LARGE_UNITS, FileIdentity, local_ranges
 from dedupd_core.system.file_reader import (
@@ -260,7 +259,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
             parts = plan((), [(0, size)], 0, size)
         else:
             parts = plan(content.recipe.spans(0, covered), local, covered, size)
-        self._read_planned(task, parts, partial(read_stub, fd, local, covered, content), size)
+        self._read_planned(task, parts, partial(content.read_file, fd, local, covered), size)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _read_busy(self, file: BusyFile) -> None:
@@ -304,13 +303,13 @@ class BatchReader(FileReader[Batch | FilesBatch]):
             content, covered = volume.content(stub, where), min(stub.covered, size)
             parts = plan(content.recipe.spans(0, covered), file.ranges, covered, size)
             local = local_ranges(fd, size)
-            self._read_planned(task, parts, partial(read_stub, fd, local, covered, content), size)
+            self._read_planned(task, parts, partial(content.read_file, fd, local, covered), size)
 
     def _read_planned(
         self,
         task: FileTask,
         parts: Iterable[Keep | Fresh],
-        read: Callable[[int, int], bytearray],
+        read: Callable[[int, int], bytes | bytearray],
         size: int,
     ) -> None:
         """Read the fresh parts of a plan, and note the chunks that are kept."""
@@ -331,7 +330,12 @@ class BatchReader(FileReader[Batch | FilesBatch]):
             self._add_kept(task, kept, final=True)
 
     def _add_range(
-        self, task: FileTask, data: bytearray, kept: Sequence[KeptChunk], final: bool, cut: bool
+        self,
+        task: FileTask,
+        data: bytes | bytearray,
+        kept: Sequence[KeptChunk],
+        final: bool,
+        cut: bool,
     ) -> None:
         if self._batch is not None and self._fill + len(data) > self._headroom + self._batch_bytes:
             self._emit()

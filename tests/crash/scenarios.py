@@ -17,7 +17,7 @@ from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stub import Flag, StubAttribute
 from dedupd_core.store.writer import ContainerWriter
 from dedupd_core.stub import ranges
-from dedupd_core.stub.content import StoreContent, open_content
+from dedupd_core.stub.content import StoreContent
 from dedupd_core.stub.copying import can_share, share
 from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.stub.transition import FileIdentity, begin_commit, finish_commit, revert_commit
@@ -371,7 +371,7 @@ def sparse(scene: Scene, volume: Volume, path: str, fd: int) -> SparseStub:
     """A stub, open for reading and writing."""
 
     def load(stub: StubAttribute) -> StoreContent:
-        return open_content(stub, volume.recipes, volume.read_chunk, path)
+        return volume.content(stub, path)
 
     attribute = volume.space.read(fd, path)
     assert attribute is not None

@@ -59,7 +59,7 @@ class Operations(StubOperations):
         return int(found.st_ino)
 
     async def read(self, ino: int, start: int, length: int) -> bytes:
-        return bytes(await self.read_at(ino, ROOT.uid, start, length))
+        return bytes(await self.read_at(ino, ROOT.uid, start, length, ()))
 
     async def write(self, ino: int, start: int, data: bytes) -> int:
         return await self.write_at(ino, ROOT, start, data, clears=False)

@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from dedupd_core.errors import EXIT_FINDINGS, CopiedVolume, Damaged, DedupdError
-from dedupd_core.stub.content import open_content, read_stub
 from dedupd_core.stub.local_blocks import checked_stub
 from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.stub.transition import local_ranges
@@ -93,8 +92,8 @@ def read(volume: Volume, name: str) -> bytes:
         stub = checked_stub(fd, volume.stub_files, name)
         if stub is None:
             return read_at(fd, size, 0)
-        content = open_content(stub, volume.recipes, volume.read_chunk, name)
-        return bytes(read_stub(fd, local_ranges(fd, size), stub.covered, content, 0, size))
+        content = volume.content(stub, name)
+        return content.read_file(fd, local_ranges(fd, size), stub.covered, 0, size)
 
 
 def adopt(root: Path, *, trust_holes: bool = False) -> AdoptReport:

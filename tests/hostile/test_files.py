@@ -145,14 +145,13 @@ def test_a_sparse_file_of_a_terabyte_takes_neither_time_nor_space(root: Path) ->
         file.truncate(size)
     assert optimize(root).files_optimized == 1
     with Volume.open(str(root)) as volume:
-        from dedupd_core.stub.content import open_content, read_stub
         from dedupd_core.stub.transition import local_ranges
 
         with opened(open_beneath(volume.data_fd, b"huge", os.O_RDONLY)) as fd:
             stub = volume.space.read(fd, "huge")
             assert stub is not None
             assert os.fstat(fd).st_size == stub.covered == size
-            store = open_content(stub, volume.recipes, volume.read_chunk, "huge")
+            store = volume.content(stub, "huge")
             local = local_ranges(fd, size)
             for at, expected in [
                 (0, content(1)),
@@ -161,7 +160,7 @@ def test_a_sparse_file_of_a_terabyte_takes_neither_time_nor_space(root: Path) ->
                 (size - 50 * KIB, bytes(50 * KIB)),
             ]:
                 end = at + len(expected)
-                assert read_stub(fd, local, stub.covered, store, at, end) == expected
+                assert store.read_file(fd, local, stub.covered, at, end) == expected
     assert crash.verify_volume(root).findings == []
     assert crash.unoptimize_volume(root).messages == []
     status = (root / ".dedupd/data/huge").stat()

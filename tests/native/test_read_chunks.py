@@ -1,4 +1,4 @@
-"""Many chunks in one native call: what is answered is right, all else is for others to look at."""
+"""Chunks of stubs: native code gives the right ones, and says of all others why it does not."""
 
 import os
 import time
@@ -17,6 +17,7 @@ from dedupd_core.format.recipe import fingerprint_check
 from dedupd_core.store.reader import RecordReader
 from tests.support.lab import flip_bit, noise, prose
 from tests.support.stores import SECRET, VOLUME, Records
+from tests.support.stub_chunks import StubOfChunks, read_chunks
 
 PAYLOADS = [noise(3000, 1), prose(20_000), b"x", bytes(5000), noise(70_000, 2), prose(100_000, 3)]
 SEED = SECRET.seed(fmt.Kind.CHUNKS, 1, 1)
@@ -46,14 +47,16 @@ def all_of(reader: RecordReader) -> list[tuple[int, int, int]]:
     return wanted(reader, [make_id(1, ordinal) for ordinal in range(len(PAYLOADS))])
 
 
-@given(st.lists(st.integers(0, len(PAYLOADS) - 1), max_size=12), st.booleans(), st.integers(1, 3))
+@given(st.lists(st.integers(0, len(PAYLOADS) - 1), max_size=12), st.integers(1, 3))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_chunks_come_in_the_order_in_which_they_were_wanted(
-    reader: RecordReader, ordinals: list[int], cached_only: bool, threads: int
+    reader: RecordReader, ordinals: list[int], threads: int
 ) -> None:
     rows = wanted(reader, [make_id(1, ordinal) for ordinal in ordinals])
-    found = reader.read_chunks(rows, cached_only=cached_only, threads=threads)
-    assert found == [PAYLOADS[ordinal] for ordinal in ordinals]
+    stub = StubOfChunks(reader, rows, threads=threads)
+    assert stub.chunks() == [PAYLOADS[ordinal] for ordinal in ordinals]
+    whole = b"".join(PAYLOADS[ordinal] for ordinal in ordinals)
+    assert stub.read(0, len(whole)) == whole
 
 
 def test_chunks_of_several_containers_come_in_order(tmp_path: Path) -> None:
@@ -62,17 +65,17 @@ def test_chunks_of_several_containers_come_in_order(tmp_path: Path) -> None:
     store.writer.sync()
     reader = store.reader()
     assert len({one >> 32 for one in ids}) > 1
-    assert reader.read_chunks(wanted(reader, ids), cached_only=False) == PAYLOADS
+    assert read_chunks(reader, wanted(reader, ids)) == PAYLOADS
     reader.close()
 
 
 def test_no_chunk_is_answered_that_is_not_the_one_that_is_meant(reader: RecordReader) -> None:
     one, length, check = all_of(reader)[1]
     rows = [(one, length + 1, check), (one, length - 1, check), (one, length, check ^ 1)]
-    assert reader.read_chunks(rows, cached_only=False) == [None] * 3
+    assert StubOfChunks(reader, rows).reasons() == ["not meant"] * 3
     beyond = make_id(1, len(PAYLOADS)), length, check
     elsewhere = make_id(7, 0), length, check
-    assert reader.read_chunks([beyond, elsewhere], cached_only=False) == [None] * 2
+    assert StubOfChunks(reader, [beyond, elsewhere]).reasons() == ["damaged", "not open"]
 
 
 def test_damage_anywhere_is_never_answered(tmp_path: Path) -> None:
@@ -89,9 +92,9 @@ def test_damage_anywhere_is_never_answered(tmp_path: Path) -> None:
     for path, offsets in ((store.data(), in_record), (store.table(), in_entry)):
         for offset in offsets:
             flip_bit(path, offset, offset % 8)
-            assert reader.read_chunks(rows, cached_only=False) == [None], f"{path.name} {offset}"
+            assert read_chunks(reader, rows) == [None], f"{path.name} {offset}"
             flip_bit(path, offset, offset % 8)
-    assert reader.read_chunks(rows, cached_only=False) == [payload]
+    assert read_chunks(reader, rows) == [payload]
     reader.close()
 
 
@@ -105,7 +108,10 @@ def test_only_live_chunks_are_answered(
         entry = tbl.decode_entry(os.pread(file.fileno(), tbl.ENTRY_BYTES, offset), SEED)
         assert entry is not None
         os.pwrite(file.fileno(), tbl.encode_entry(entry._replace(state=state), SEED), offset)
-    assert reader.read_chunks(rows, cached_only=False) == [*PAYLOADS[:2], None, *PAYLOADS[3:]]
+    # The others are read, too; a merged one leads nowhere here.
+    assert read_chunks(reader, rows) == [*PAYLOADS[:2], None, *PAYLOADS[3:]]
+    expected = {tbl.State.QUARANTINED: "quarantined", tbl.State.MERGED: "not open"}
+    assert StubOfChunks(reader, rows).reasons()[2] == expected.get(state, "not live")
 
 
 def test_without_waiting_only_what_is_in_memory_is_answered(
@@ -114,19 +120,20 @@ def test_without_waiting_only_what_is_in_memory_is_answered(
     rows = all_of(reader)
     deadline = time.monotonic() + 120
     # The kernel drops pages where it can, which on a busy machine is not always at once.
-    while None not in reader.read_chunks(rows, cached_only=True):
+    while None not in read_chunks(reader, rows, waits=False):
         assert time.monotonic() < deadline
         with open(store.data(), "rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    assert reader.read_chunks(rows, cached_only=False) == PAYLOADS
-    assert reader.read_chunks(rows, cached_only=True) == PAYLOADS
+    assert read_chunks(reader, rows) == PAYLOADS
+    assert read_chunks(reader, rows, waits=False) == PAYLOADS
 
 
 def test_without_waiting_no_container_is_opened(store: Records, reader: RecordReader) -> None:
     rows = all_of(reader)
     other = store.reader()
-    assert other.read_chunks(rows, cached_only=True) == [None] * len(PAYLOADS)
+    # A thread of its own opens it, for the next read.
+    assert StubOfChunks(other, rows[:1]).reasons(waits=False) == ["not in memory"]
     other.close()
 
 
@@ -136,6 +143,6 @@ def test_a_container_without_a_table_is_left_to_the_scan(store: Records) -> None
     first.close()
     store.table().unlink()
     reader = RecordReader(str(store.data().parent), Kind.CHUNKS, VOLUME)
-    assert reader.read_chunks(rows, cached_only=False) == [None] * len(PAYLOADS)
+    assert read_chunks(reader, rows) == [None] * len(PAYLOADS)
     assert [reader.read(one)[1] for one, _, _ in rows] == PAYLOADS
     reader.close()

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from dedupd_core import native
 from dedupd_core.errors import Damaged, DamagedChunk, DamagedRecipe, StoreUnreachable
 from dedupd_core.format.cluster.objects import chunk_object
-from dedupd_core.format.ids import HOLE
 from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.format.stub import StubAttribute
 from dedupd_core.rados.cluster.changes import Change
 from dedupd_core.rados.reading import sources
 from dedupd_core.rados.reading.disk_cache import DiskCache
 from dedupd_core.rados.reading.sources import ClusterChunks, ClusterRecipes, reference
 from dedupd_core.rados.store import RadosStore
-from dedupd_core.store.recipe.recipe_reader import Span
-from dedupd_core.stub.content import StoreContent
+from dedupd_core.stub.content import Contents, StoreContent
 from tests.support.disk_caches import cache_in
 from tests.support.rados_hosts import PIECE_BYTES, Site, fingerprint, random_content
 
@@ -39,12 +39,16 @@ def put(site: Site, data: bytes) -> RecipeRef:
 
 
 def opened(site: Site, chunks: ClusterChunks, ref: RecipeRef) -> StoreContent:
-    recipe = ClusterRecipes(lambda: site.store, chunks).open(ref, "here")
+    recipes = ClusterRecipes(lambda: site.store, chunks)
+    return content_of(chunks, recipes, ref)
 
-    def read(span: Span) -> bytes:
-        return chunks.read(span.chunk)[1]
 
-    return StoreContent(recipe, read)
+def content_of(chunks: ClusterChunks, recipes: ClusterRecipes, ref: RecipeRef) -> StoreContent:
+    covered = recipes.open(ref, "here").length
+    cache = native.store.ChunkCache(0)
+    stub_bytes = native.store.StubBytes.of_cluster(chunks.content, cache)
+    stub = StubAttribute(ref.recipe, ref.digest, covered, 0)
+    return Contents(stub_bytes, cache, chunks, recipes).of(stub, "here")
 
 
 def test_a_stub_reads_what_was_stored(site: Site, cache: DiskCache) -> None:
@@ -54,13 +58,6 @@ def test_a_stub_reads_what_was_stored(site: Site, cache: DiskCache) -> None:
         assert found.recipe.length == len(SPARSE)
         for start, end in ((0, len(SPARSE)), (5, 9000), (9000, 20000), (24000, len(SPARSE) + 10)):
             assert found.read(start, end) == SPARSE[start:end] + bytes(max(0, end - len(SPARSE)))
-        spans = [span for span in found.recipe.spans(0, len(SPARSE)) if span.chunk != HOLE]
-        wanted = [(span.chunk, span.length, span.fingerprint_check) for span in spans]
-        loaded = chunks.read_chunks(wanted, cached_only=False)
-        assert loaded == [SPARSE[s.offset : s.offset + s.length] for s in spans]
-        assert chunks.read_chunks(wanted, cached_only=True) == [None] * 3
-        wrong = [(number, length, check ^ 1) for number, length, check in wanted]
-        assert chunks.read_chunks(wrong, cached_only=False) == [None] * 3
 
 
 def test_what_was_read_is_read_from_this_host_s_disk(site: Site, tmp_path: Path) -> None:
@@ -92,13 +89,8 @@ def test_what_was_read_is_read_while_the_store_is_gone(site: Site, tmp_path: Pat
     def content_by(store: Callable[[], RadosStore]) -> bytes:
         with closing(cache_in(directory)) as cache:
             chunks = ClusterChunks(store, cache)
-            recipe = ClusterRecipes(store, chunks, cache).open(ref, "here")
-            spans = [span for span in recipe.spans(0, len(SPARSE)) if span.chunk != HOLE]
-            wanted = [(span.chunk, span.length, span.fingerprint_check) for span in spans]
-            assert None not in chunks.read_chunks(wanted, cached_only=False)
-            return StoreContent(recipe, lambda span: chunks.read(span.chunk)[1]).read(
-                0, len(SPARSE)
-            )
+            recipes = ClusterRecipes(store, chunks, cache)
+            return content_of(chunks, recipes, ref).read(0, len(SPARSE))
 
     with pytest.raises(StoreUnreachable):
         content_by(gone)
@@ -153,7 +145,7 @@ def test_numbers_are_never_another_chunk_s(site: Site, monkeypatch: pytest.Monke
 def test_what_a_recipe_took_is_given_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "IDLE_NUMBERS_MAX", 0)
     chunks = ClusterChunks(lambda: site.store)
-    found = opened(site, chunks, put(site, SPARSE))
+    found = ClusterRecipes(lambda: site.store, chunks).open(put(site, SPARSE), "here")
     assert len(chunks.numbers) == 2
     del found
     gc.collect()

@@ -83,7 +83,7 @@ def test_without_its_store_a_volume_cannot_be_opened(shared: SharedLab) -> None:
     lab.optimize()
     shared.path.rename(shared.directory / "elsewhere")
     with lab.opened() as volume, pytest.raises(StoreUnreachable, match="no store exists here"):
-        volume.read_chunk  # noqa: B018
+        volume.contents  # noqa: B018
     with pytest.raises(StoreUnreachable):
         lab.optimize()
     other = SharedLab(shared.directory)

@@ -19,7 +19,6 @@ from dedupd_core import native
 from dedupd_core.byte_ranges import missing_ranges
 from dedupd_core.errors import NoSpace
 from dedupd_core.stub import ranges
-from dedupd_core.stub.content import open_content
 from dedupd_core.stub.filling import Filling, make_plain
 from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.stub.transition import settle
@@ -54,13 +53,13 @@ class Sparse:
         self.fd = os.open(lab.data / name, os.O_RDWR)
         attribute = volume.space.read(self.fd, name)
         assert attribute is not None
-        load = partial(open_content, attribute, volume.recipes, volume.read_chunk, name)
+        load = partial(volume.content, attribute, name)
         attribute = settle(self.fd, attribute, load, volume.stub_files)
         self.stub = SparseStub(
             self.fd,
             attribute,
             volume.stub_files,
-            lambda stub: open_content(stub, volume.recipes, volume.read_chunk, name),
+            lambda stub: volume.content(stub, name),
         )
         self.is_plain = False
 

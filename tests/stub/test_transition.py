@@ -16,7 +16,6 @@ from dedupd_core.errors import CopiedStub, Damaged, FileChanged
 from dedupd_core.format.container import COPIES_OF, Kind
 from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stub import Flag, StubAttribute, encode_stub
-from dedupd_core.stub.content import open_content
 from dedupd_core.stub.parts import punch_parts
 from dedupd_core.stub.transition import (
     AttributeSpace,
@@ -230,7 +229,7 @@ def settle_file(lab: Lab, name: str) -> StubAttribute:
         try:
             stub = volume.space.read(fd, name)
             assert stub is not None
-            load = partial(open_content, stub, volume.recipes, volume.read_chunk, name)
+            load = partial(volume.content, stub, name)
             return settle(fd, stub, load, volume.stub_files)
         finally:
             os.close(fd)

@@ -23,7 +23,6 @@ from dedupd_core.config.policy import RefineMode
 from dedupd_core.format.container import Kind
 from dedupd_core.format.stub import Flag
 from dedupd_core.store.writer import ContainerWriter
-from dedupd_core.stub.content import open_content, read_stub
 from dedupd_core.stub.local_blocks import checked_stub
 from dedupd_core.stub.transition import local_ranges
 from dedupd_core.system.disk import Disk
@@ -203,9 +202,9 @@ def read_through_store(volume: Volume, path: bytes) -> bytes:
         stub = checked_stub(fd, volume.stub_files, repr(path))
         if stub is None:
             return read_at(fd, size, 0)
-        content = open_content(stub, volume.recipes, volume.read_chunk, repr(path))
+        content = volume.content(stub, repr(path))
         local = local_ranges(fd, size)
-        return bytes(read_stub(fd, local, stub.covered, content, 0, size))
+        return content.read_file(fd, local, stub.covered, 0, size)
 
 
 def make_volume(root: Path, seed: int = 1) -> dict[str, Seen]:

@@ -22,7 +22,6 @@ from dedupd_core.shared.fellows import all_held
 from dedupd_core.store.container.container import data_name, table_name
 from dedupd_core.stores.local_store import STORE_DIRS
 from dedupd_core.stores.shared_directory import SharedDirectory
-from dedupd_core.stub.content import open_content, read_stub
 from dedupd_core.stub.transition import local_ranges
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened, read_at
@@ -184,9 +183,9 @@ class Lab:
             stub = volume.space.read(fd, os.fsdecode(name))
             if stub is None:
                 return read_at(fd, size, 0)
-            content = open_content(stub, volume.recipes, volume.read_chunk, os.fsdecode(name))
+            content = volume.content(stub, os.fsdecode(name))
             local = local_ranges(fd, size)
-            return bytes(read_stub(fd, local, stub.covered, content, 0, size))
+            return content.read_file(fd, local, stub.covered, 0, size)
 
     @staticmethod
     def _open(volume: Volume, name: str | bytes) -> int:

@@ -6,12 +6,13 @@ chunks by number. They mean nothing elsewhere.
 """
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dedupd_core import native
-from dedupd_core.errors import Damaged, DamagedChunk, DamagedRecipe, DedupdError
+from dedupd_core.errors import Damaged, DamagedChunk, DamagedRecipe
 from dedupd_core.format import recipe as node_format
 from dedupd_core.format.cluster.objects import (
     FileRecipe,
@@ -26,7 +27,6 @@ from dedupd_core.format.container import Codec, Record, RecordKind
 from dedupd_core.format.ids import HOLE
 from dedupd_core.format.recipe import RecipeRef, fingerprint_check
 from dedupd_core.format.volume_parameters import FINGERPRINTS
-from dedupd_core.rados.cluster.chunk_trains import WantedChunk
 from dedupd_core.rados.reading.disk_cache import DiskCache
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, Recipe
@@ -56,8 +56,8 @@ class ClusterChunks:
     given to another chunk: caches outlive the recipes. Native code takes some, too, for the recipes
     that it opens.
 
-    Many at once are fetched in a train. Safe to use from several threads. What is ordinary a
-    mount has native code read (``content``), once the store was opened here.
+    Safe to use from several threads. Stubs are read by native code (``content``), in trains, once
+    the store was opened here.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class ClusterChunks:
         self.content = native.rados.ClusterContent(
             self.numbers, None if cache is None else cache.native, algorithm
         )
-        self._is_connected = False
+        self._is_connected = False  # _lock
+        self._lock = threading.Lock()
 
     def fingerprint(self, number: int) -> bytes:
         """That of a chunk. Raises DamagedChunk where no open recipe has it."""
@@ -86,7 +87,10 @@ class ClusterChunks:
         kept = self._kept(fingerprint)
         if kept is not None:
             return kept
-        return self._store().chunks.read(fingerprint, self._keep)
+        store = self._store()
+        _raise_failure(store, self.content.take_failure([fingerprint]))
+        self.connect(store)
+        return store.chunks.read(fingerprint, self._keep)
 
     def _kept(self, fingerprint: bytes) -> bytes | None:
         """A chunk from this host's disk: the store need not answer."""
@@ -121,58 +125,14 @@ class ClusterChunks:
         """As :meth:`read`, without the bytes."""
         return self.read(record_id)[0]
 
-    def read_chunks(
-        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
-    ) -> list[bytes | None]:
-        """As :meth:`dedupd_core.store.reader.RecordReader.read_chunks`: None for what :meth:`read`
-        has to look into, and with ``cached_only`` for all, since each waits.
-
-        Raises StoreUnreachable, UsageError: a reader need not wait for the same answer again.
-        """
-        if cached_only:
-            return [None] * len(wanted)
-        found = [self._ordinary(one) for one in wanted]
-        missing = [at for at, raw in enumerate(found) if raw is None]
-        if missing:
-            for at, raw in zip(missing, self._fetched([wanted[at] for at in missing]), strict=True):
-                found[at] = raw
-        return found
-
-    def _ordinary(self, one: tuple[int, int, int]) -> bytes | None:
-        """A chunk from this host's disk, where it is as it is wanted."""
-        fingerprint = self._named(one)
-        try:
-            raw = None if fingerprint is None else self._kept(fingerprint)
-        except DedupdError:
-            return None  # :meth:`read` will say why
-        return raw if raw is not None and len(raw) == one[1] else None
-
-    def _named(self, one: tuple[int, int, int]) -> bytes | None:
-        """The fingerprint of a chunk that a recipe names; None of one that it does not."""
-        number, _, check = one
-        fingerprint = self.numbers.fingerprint(number)
-        is_meant = fingerprint is not None and fingerprint_check(fingerprint) == check
-        return fingerprint if is_meant else None  # :meth:`read` will say why
-
-    def _fetched(self, wanted: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
-        """Chunks from the store, in one train."""
-        named = [(at, own) for at, one in enumerate(wanted) if (own := self._named(one))]
-        train = [WantedChunk(own, wanted[at][1]) for at, own in named]
-        found: list[bytes | None] = [None] * len(wanted)
-        store = self._store()
-        _raise_failure(store, self.content.take_failure([own for _, own in named]))
-        for (at, _), raw in zip(named, store.trains.read(train, self._keep), strict=True):
-            found[at] = raw
-        self._connect(store)
-        return found
-
-    def _connect(self, store: RadosStore) -> None:
+    def connect(self, store: RadosStore) -> None:
         """Have native code read what it is asked for by the connection of the trains."""
-        if not self._is_connected:
-            self._is_connected = True
-            if self._cache is not None:
-                self._cache.begin()
-            self.content.connect(store.trains.reader)
+        with self._lock:
+            if not self._is_connected:
+                if self._cache is not None:
+                    self._cache.begin()
+                self.content.connect(store.trains.reader)
+                self._is_connected = True
 
     def frame_chunks(
         self,
@@ -222,6 +182,10 @@ class ClusterRecipes:
         weakref.finalize(recipe, self._chunks.numbers.give_back, numbers)
         return recipe
 
+    def record(self, node_id: int) -> tuple[Record, bytes]:
+        """None: recipes are no records."""
+        raise DamagedRecipe(f"recipe {node_id:x}: not a record of a store in a cluster")
+
     def child(self, parent: node_format.Node, at: int) -> node_format.Node:
         """The nodes of a :class:`Recipe`: here its root is a leaf, which has none."""
         raise DamagedRecipe(f"recipe {parent.ids[at]:x}: not a node of a recipe in a cluster")
@@ -237,6 +201,7 @@ class ClusterRecipes:
         store = self._store()
         # It is asked for because of a chunk, mostly.
         _raise_failure(store, self._chunks.content.recent_failure)
+        self._chunks.connect(store)
         found = store.recipes.read(version)
         if found is not None and self._cache is not None and parts_of(found) == 1:
             self._cache.put(bytes.fromhex(version), b"".join(encode_parts(found)))

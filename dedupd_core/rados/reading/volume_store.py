@@ -105,16 +105,9 @@ class VolumeStore:
     def lasting_fingerprint(self, chunk: int) -> bytes:
         return self.chunk_records.fingerprint(chunk)
 
-    def serve_stubs(
-        self,
-        inodes: native.mount.Inodes,
-        cache: native.store.ChunkCache,
-        seeds: tuple[int, int],
-        block_bytes: int,
-        threads: int,
-    ) -> None:
+    def stub_bytes(self, cache: native.store.ChunkCache, threads: int) -> native.store.StubBytes:
         """``threads``: the cluster's own library has them."""
-        inodes.read_stubs_of_cluster(self.chunk_records.content, cache, seeds, block_bytes)
+        return native.store.StubBytes.of_cluster(self.chunk_records.content, cache)
 
     def open(self) -> RadosStore:
         """The store, connected. Raises StoreUnreachable, UsageError."""

@@ -6,7 +6,6 @@ missing, short or wrong, the container itself is scanned.
 
 import os
 import threading
-from collections.abc import Sequence
 
 from dedupd_core import native
 from dedupd_core.errors import DamagedChunk, DamagedContainer, DamagedTable
@@ -96,7 +95,6 @@ class Container:
         ``bases``, records that lean on others cannot be read."""
         self.number = number
         self.bases = bases
-        self._native_bases = None if bases is None else bases.native
         self.fd = -1
         self.table_fd: int | None = None
         """The table's descriptor; None where there is no usable one. Both go with :meth:`close`."""
@@ -198,21 +196,6 @@ class Container:
         if entry is not None and entry.state == tbl.State.QUARANTINED:
             return self.read_own(ordinal)
         return self._read(ordinal, entry)
-
-    def read_chunks(
-        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
-    ) -> list[bytes | None]:
-        """Raw bytes of chunks, verified: (ordinal, length, check of the fingerprint) of each.
-
-        None where anything is out of the ordinary, for :meth:`read` to look into; with
-        ``cached_only`` also where the disk would have to be waited for. Up to ``threads`` threads
-        share the work.
-        """
-        if self.table_fd is None:
-            return [None] * len(wanted)
-        return native.store.read_chunks(
-            self.fd, self.table_fd, self.seed, wanted, cached_only, threads, self._native_bases
-        )
 
     def read_own(self, ordinal: int) -> tuple[fmt.Record, bytes]:
         """As :meth:`read`, but regardless of the state in the table, and with the fingerprint

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from dedupd_core import native
 from dedupd_core.errors import Damaged, DamagedRecipe
 from dedupd_core.format import recipe
+from dedupd_core.format.container import Record
 from dedupd_core.format.ids import show_id
 from dedupd_core.format.recipe import DIGEST_BYTES, RecipeRef
 from dedupd_core.store.reader import RecordReader
@@ -113,22 +114,6 @@ class Recipe:
                 continue
             yield from self._leaves(child, child_id, offset)
 
-    def span_of(self, start: int, end: int) -> Span | None:
-        """The one chunk or hole that all of [start, end), which the recipe covers, lies in.
-
-        None where it lies in several. Raises DamagedRecipe.
-        """
-        node, base = self._root, 0
-        while True:
-            at = bisect_right(node.offsets, start - base) - 1
-            base += node.offsets[at]
-            length = node.lengths[at]
-            if end > base + length:
-                return None
-            if node.level == 0:
-                return Span(base, length, node.ids[at], node.fingerprint_checks[at])
-            node = self._nodes.child(node, at)
-
     def inner_ids(self) -> Iterator[int]:
         """Ids of the nodes between root and leaves that can be read; most recipes have none."""
         pending = [self._root] if self._root.level > 1 else []
@@ -154,6 +139,7 @@ class RecipeSource(Protocol):
     """Opens the recipes that stubs name: of containers, or of a store in a cluster."""
 
     def open(self, ref: RecipeRef, where: str) -> Recipe: ...
+    def record(self, node_id: int) -> tuple[Record, bytes]: ...
 
 
 class RecipeReader:
@@ -175,6 +161,13 @@ class RecipeReader:
                 f"{where}: recipe {show_id(ref.recipe)} differs from the recipe in the stub"
             )
         return Recipe(self, node, ref.recipe)
+
+    def record(self, node_id: int) -> tuple[Record, bytes]:
+        """The record of a node, and its bytes, which are one. Raises DamagedRecipe,
+        DamagedContainer."""
+        record, payload = self._records.read(node_id)
+        recipe.decode_node(payload, f"recipe {show_id(node_id)}")
+        return record, payload
 
     def _open_direct(self, ref: RecipeRef, where: str) -> Recipe:
         """The recipe of one entry that a chunk's id alone stands for."""

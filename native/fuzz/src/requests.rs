@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use native::format::ids::{FingerprintCheck, RecordId};
+use native::format::ids::{ChunkKey, FingerprintCheck, RecordId};
 use native::format::stub::{DIRECT, Seeds, StubHead};
 use native::mount::inodes::generations::Generations;
 use native::mount::inodes::table::Inodes;
@@ -27,10 +27,11 @@ use native::mount::session::helpers::Helpers;
 use native::mount::session::line::{Line, Next};
 use native::mount::session::stand_ins::Beside;
 use native::mount::session::turn::Turn;
-use native::store::chunk_cache::{ChunkCache, ChunkKey, ChunkSource};
+use native::store::chunk_cache::{ChunkCache, ChunkSource};
 use native::store::content::Content;
 use native::store::recipes::Span;
 use native::store::record_reader::Reads;
+use native::store::why::{Unreadable, Why};
 use native::system::calls::generation_of;
 
 use super::Input;
@@ -74,9 +75,11 @@ const OF_FILES: [u32; 7] = [
 struct Made;
 
 impl ChunkSource for Made {
-    fn read(&self, keys: &[ChunkKey], keep: &(dyn Fn(usize, Vec<u8>) + Sync)) {
-        for (at, key) in keys.iter().enumerate().filter(|(_, key)| key.id.0 % 7 != 0) {
-            keep(at, vec![key.id.0 as u8; key.length as usize]);
+    fn read(&self, keys: &[ChunkKey], give: &(dyn Fn(usize, Result<Vec<u8>, Why>) + Sync)) {
+        for (at, key) in keys.iter().enumerate() {
+            let is_sound = key.id.0 % 7 != 0;
+            let bytes = || vec![key.id.0 as u8; key.length as usize];
+            give(at, is_sound.then(bytes).ok_or(Why::Damaged));
         }
     }
 }
@@ -86,14 +89,19 @@ impl Content for Made {
         self
     }
 
-    fn read_opened(&self, id: RecordId, _: FingerprintCheck, out: &mut [u8]) -> Option<()> {
+    fn read_opened(&self, id: RecordId, _: FingerprintCheck, out: &mut [u8]) -> Result<(), Why> {
         out.fill(id.0 as u8);
-        (id.0 % 5 != 0).then_some(())
+        (id.0 % 5 != 0).then_some(()).ok_or(Why::NotInMemory)
     }
 
-    fn spans(&self, stub: &StubHead, range: &Range<u64>, _: Reads) -> Option<Vec<Span>> {
+    fn spans(
+        &self,
+        stub: &StubHead,
+        range: &Range<u64>,
+        _: Reads,
+    ) -> Result<Vec<Span>, Unreadable> {
         if range.end > stub.covered || range.end - range.start > 4 << 20 {
-            return None;
+            return Err(Unreadable::recipe(Why::NotMeant));
         }
         let check = stub.fingerprint_check();
         let span = |number: u64| {
@@ -102,7 +110,7 @@ impl Content for Made {
             let chunk = (number % 4 != 3).then_some(ChunkKey { id, length, check });
             Span { start, end: start + CHUNK_BYTES, chunk }
         };
-        Some((range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES)).map(span).collect())
+        Ok((range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES)).map(span).collect())
     }
 
     fn ahead_bytes(&self, length: u64) -> u64 {

@@ -78,6 +78,15 @@ pub fn hash_of(fingerprint: &Fingerprint) -> u64 {
     Field::<8>::at(0).u64(fingerprint)
 }
 
+/// A chunk as a recipe names it: an id can come to name other bytes where a part of the store was
+/// brought back from an older copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ChunkKey {
+    pub id: RecordId,
+    pub length: u32,
+    pub check: FingerprintCheck,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

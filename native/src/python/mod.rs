@@ -88,8 +88,10 @@ mod exported {
         #[pymodule_export]
         use crate::python::store::records::{
             BlocksAhead, CheckedRecords, check_records, dead_payloads, frame_chunks, headers_agree,
-            pass_records, places_digest, read_chunks, seal, table_states, weigh_table,
+            pass_records, places_digest, seal, table_states, weigh_table,
         };
+        #[pymodule_export]
+        use crate::python::store::stub_bytes::{Held, StubBytes, Unreadable};
         #[pymodule_export]
         use crate::python::store::table_map::TableMap;
         #[pymodule_export]

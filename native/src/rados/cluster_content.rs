@@ -8,7 +8,7 @@ use std::sync::{Arc, RwLock};
 use crate::fingerprint::Algorithm;
 use crate::format::cluster::file_recipe::{RecipePart, Version, chunk_object, recipe_object};
 use crate::format::cluster::kept_frame::Name;
-use crate::format::ids::{DIGEST_BYTES, Fingerprint, FingerprintCheck, RecordId};
+use crate::format::ids::{ChunkKey, DIGEST_BYTES, Fingerprint, FingerprintCheck, RecordId};
 use crate::format::stub::StubHead;
 use crate::rados::chunk_numbers::ChunkNumbers;
 use crate::rados::chunk_reads::{Found, Wanted, decode, read_all, read_object};
@@ -16,10 +16,11 @@ use crate::rados::connection::Connection;
 use crate::rados::failures::Failures;
 use crate::rados::file_recipes::{FetchPart, FileRecipes};
 use crate::rados::frame_cache::FrameCache;
-use crate::store::chunk_cache::{ChunkKey, ChunkSource};
-use crate::store::content::Content;
+use crate::store::chunk_cache::ChunkSource;
+use crate::store::content::{Content, Held};
 use crate::store::recipes::Span;
 use crate::store::record_reader::Reads;
+use crate::store::why::{Unreadable, Why};
 use crate::threads::lock::{read, write};
 
 /// Ahead of a reader in sequence, as far as the cache in memory allows.
@@ -90,7 +91,7 @@ impl ClusterContent {
         &self,
         reader: &Reader,
         absent: &[(usize, ChunkKey, Fingerprint)],
-        keep: &(dyn Fn(usize, Vec<u8>) + Sync),
+        give: &(dyn Fn(usize, Result<Vec<u8>, Why>) + Sync),
     ) {
         let wanted = absent.iter().filter_map(|(_, key, fingerprint)| {
             let object = CString::new(chunk_object(fingerprint)).ok()?;
@@ -101,7 +102,7 @@ impl ClusterContent {
             let (at, _, fingerprint) = absent[landed.at];
             match landed.found {
                 Found::Good => {
-                    keep(at, landed.raw);
+                    give(at, Ok(landed.raw));
                     if let Some(kept) = self.kept.as_ref().filter(|kept| kept.wants(&fingerprint)) {
                         let mut frame = landed.memory;
                         frame.truncate(landed.object_bytes);
@@ -109,40 +110,43 @@ impl ClusterContent {
                         return None;
                     }
                 }
-                Found::Other => {}
-                Found::Failed(errno) => self.failures.note(&fingerprint, errno),
+                Found::Other => give(at, Err(Why::Damaged)),
+                Found::Failed(errno) => {
+                    self.failures.note(&fingerprint, errno);
+                    give(at, Err(Why::Io(errno)));
+                }
             }
             Some(landed.memory)
         });
     }
 
     /// A part of a recipe, from this host's disk or from the cluster.
-    fn recipe_part(&self, version: &Version, part: u32) -> Option<RecipePart> {
+    fn recipe_part(&self, version: &Version, part: u32) -> Result<RecipePart, Why> {
         let name = name_of(version);
         if part == 0 {
             let kept = self.kept.as_ref();
             let decode = |data: &[u8]| RecipePart::of(data, version, 0);
             if let Some(found) = kept.and_then(|kept| kept.decoded(&name, decode)) {
-                return Some(found);
+                return Ok(found);
             }
         }
-        let reader = self.reader()?;
-        if self.failures.has(&name) {
-            return None;
+        let reader = self.reader().ok_or(Why::NotOpen)?;
+        if let Some(errno) = self.failures.of(&name) {
+            return Err(Why::Io(errno));
         }
-        let object = CString::new(recipe_object(version, part)).ok()?;
+        let object = CString::new(recipe_object(version, part)).map_err(|_| Why::Damaged)?;
         match read_object(&reader.connection, &object) {
             Ok(data) => {
-                let found = RecipePart::of(&data, version, part)?;
+                let found = RecipePart::of(&data, version, part).ok_or(Why::Damaged)?;
                 if let (1, Some(kept)) = (found.parts, &self.kept) {
                     kept.keep(name, data);
                 }
-                Some(found)
+                Ok(found)
             }
-            Err(libc::ENOENT) => None,
+            Err(libc::ENOENT) => Err(Why::NotLive),
             Err(errno) => {
                 self.failures.note(&name, errno);
-                None
+                Err(Why::Io(errno))
             }
         }
     }
@@ -161,35 +165,53 @@ impl Content for ClusterContent {
     }
 
     /// No stub of a cluster names a chunk.
-    fn read_opened(&self, _: RecordId, _: FingerprintCheck, _: &mut [u8]) -> Option<()> {
-        None
+    fn read_opened(&self, _: RecordId, _: FingerprintCheck, _: &mut [u8]) -> Result<(), Why> {
+        Err(Why::NotInMemory)
     }
 
-    fn spans(&self, stub: &StubHead, range: &Range<u64>, reads: Reads) -> Option<Vec<Span>> {
+    fn spans(
+        &self,
+        stub: &StubHead,
+        range: &Range<u64>,
+        reads: Reads,
+    ) -> Result<Vec<Span>, Unreadable> {
         let fetch = |version: &Version, part: u32| self.recipe_part(version, part);
         let fetch: Option<&FetchPart<'_>> =
             if reads == Reads::CachedOnly { None } else { Some(&fetch) };
-        self.recipes.spans(stub, range, fetch)
+        self.recipes.spans(stub, range, fetch).map_err(Unreadable::recipe)
     }
 
     fn ahead_bytes(&self, length: u64) -> u64 {
         length.max(AHEAD_BYTES)
     }
+
+    fn hold(&self, stub: &StubHead) -> Result<Option<Held>, Unreadable> {
+        let fetch = |version: &Version, part: u32| self.recipe_part(version, part);
+        match self.recipes.hold(stub, &fetch) {
+            Ok(recipe) => Ok(Some(recipe)),
+            Err(why) => Err(Unreadable::recipe(why)),
+        }
+    }
 }
 
 impl ChunkSource for ClusterContent {
-    fn read(&self, keys: &[ChunkKey], keep: &(dyn Fn(usize, Vec<u8>) + Sync)) {
+    fn read(&self, keys: &[ChunkKey], give: &(dyn Fn(usize, Result<Vec<u8>, Why>) + Sync)) {
         let mut absent = Vec::new();
         for (at, key) in keys.iter().enumerate() {
-            let Some(fingerprint) = self.named(key) else { continue };
-            match self.kept_here(key, &fingerprint) {
-                Some(raw) => keep(at, raw),
-                None if self.failures.has(&fingerprint) => {}
-                None => absent.push((at, *key, fingerprint)),
+            let Some(fingerprint) = self.named(key) else {
+                give(at, Err(Why::NotMeant));
+                continue;
+            };
+            match (self.kept_here(key, &fingerprint), self.failures.of(&fingerprint)) {
+                (Some(raw), _) => give(at, Ok(raw)),
+                (None, Some(errno)) => give(at, Err(Why::Io(errno))),
+                (None, None) => absent.push((at, *key, fingerprint)),
             }
         }
-        if let (false, Some(reader)) = (absent.is_empty(), self.reader()) {
-            self.fetch(&reader, &absent, keep);
+        match self.reader() {
+            _ if absent.is_empty() => {}
+            Some(reader) => self.fetch(&reader, &absent, give),
+            None => absent.iter().for_each(|(at, ..)| give(*at, Err(Why::NotOpen))),
         }
     }
 }

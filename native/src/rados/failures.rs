@@ -27,8 +27,9 @@ impl Failures {
         noted.insert(*name, (errno, Instant::now()));
     }
 
-    pub fn has(&self, name: &Name) -> bool {
-        locked(&self.0).get(name).is_some_and(is_recent)
+    /// The errno of a recent one.
+    pub fn of(&self, name: &Name) -> Option<i32> {
+        locked(&self.0).get(name).filter(|failure| is_recent(failure)).map(|&(errno, _)| errno)
     }
 
     /// The errno of any of these, which are forgotten; 0 where there is none.
@@ -53,11 +54,11 @@ mod tests {
     fn a_failure_is_told_once() {
         let failures = Failures::default();
         failures.note(&[1; 32], 110);
-        assert!(failures.has(&[1; 32]) && !failures.has(&[2; 32]));
+        assert_eq!((failures.of(&[1; 32]), failures.of(&[2; 32])), (Some(110), None));
         assert_eq!((failures.any(), failures.any()), (110, 110));
         assert_eq!(failures.take([[2; 32], [1; 32]].iter()), 110);
         assert_eq!(failures.take([[2; 32], [1; 32]].iter()), 0);
-        assert!(!failures.has(&[1; 32]));
+        assert_eq!(failures.of(&[1; 32]), None);
         assert_eq!(failures.any(), 0);
     }
 }

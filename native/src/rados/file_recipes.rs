@@ -1,21 +1,24 @@
 //! Recipes of file versions, read whole, with a cache of those that were read last.
 
+use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::format::cluster::file_recipe::{Entry, RecipePart, Version};
-use crate::format::ids::{FingerprintCheck, RecordId};
+use crate::format::ids::{ChunkKey, FingerprintCheck, RecordId};
 use crate::format::stub::{DIRECT, StubHead};
 use crate::rados::chunk_numbers::ChunkNumbers;
 use crate::store::bounded::Bounded;
-use crate::store::chunk_cache::ChunkKey;
 use crate::store::recipes::Span;
+use crate::store::why::Why;
 use crate::threads::lock::locked;
 
 /// Of recipes that are kept, with the numbers of their chunks.
 const KEPT_BYTES: usize = 64 << 20;
-/// Of one: longer ones are left to Python, which keeps them as long as the file is open.
+/// Of one: longer ones are kept as long as somebody holds them.
 const RECIPE_BYTES_MAX: usize = KEPT_BYTES / 2;
+/// Recipes that are known to be too long; more are noted only where they are held.
+const LONG_MAX: usize = 1024;
 /// Of a chunk in a recipe, with its number and its fingerprint.
 const ROW_BYTES: usize = 160;
 
@@ -94,17 +97,19 @@ impl Row {
 }
 
 /// Fetches a part of a version's recipe.
-pub type FetchPart<'a> = dyn Fn(&Version, u32) -> Option<RecipePart> + 'a;
+pub type FetchPart<'a> = dyn Fn(&Version, u32) -> Result<RecipePart, Why> + 'a;
 
 /// The recipes that stubs name.
 pub struct FileRecipes {
     numbers: Arc<ChunkNumbers>,
     kept: Mutex<Bounded<Version, Arc<FileRecipe>>>,
+    /// Those that are too long, held by others or not.
+    long: Mutex<HashMap<Version, Weak<FileRecipe>>>,
 }
 
 impl FileRecipes {
     pub fn new(numbers: Arc<ChunkNumbers>) -> FileRecipes {
-        FileRecipes { numbers, kept: Mutex::new(Bounded::new(KEPT_BYTES)) }
+        FileRecipes { numbers, kept: Mutex::new(Bounded::new(KEPT_BYTES)), long: Mutex::default() }
     }
 
     /// The chunks and holes of a stub that a range touches, which it covers. Without `part`
@@ -114,37 +119,77 @@ impl FileRecipes {
         stub: &StubHead,
         range: &Range<u64>,
         part: Option<&FetchPart<'_>>,
-    ) -> Option<Vec<Span>> {
-        if stub.recipe != RECIPE_NUMBER || stub.flags & DIRECT != 0 {
-            return None;
-        }
-        let known = locked(&self.kept).get(&stub.digest);
-        let recipe = match (known, part) {
-            (Some(known), _) => known,
-            (None, None) => return None,
-            (None, Some(part)) => self.read(&stub.digest, part)?,
-        };
+    ) -> Result<Vec<Span>, Why> {
+        let recipe = self.recipe(stub, part, false)?;
         let is_meant = recipe.length >= stub.covered && range.end <= stub.covered;
-        is_meant.then(|| recipe.spans(range))
+        if is_meant { Ok(recipe.spans(range)) } else { Err(Why::NotMeant) }
     }
 
-    fn read(&self, version: &Version, part: &FetchPart<'_>) -> Option<Arc<FileRecipe>> {
+    /// The recipe of a stub, however long, which is kept as long as the caller holds it.
+    pub fn hold(&self, stub: &StubHead, part: &FetchPart<'_>) -> Result<Arc<FileRecipe>, Why> {
+        self.recipe(stub, Some(part), true)
+    }
+
+    fn recipe(
+        &self,
+        stub: &StubHead,
+        part: Option<&FetchPart<'_>>,
+        is_held: bool,
+    ) -> Result<Arc<FileRecipe>, Why> {
+        if stub.recipe != RECIPE_NUMBER || stub.flags & DIRECT != 0 {
+            return Err(Why::NotMeant);
+        }
+        if let Some(known) = locked(&self.kept).get(&stub.digest) {
+            return Ok(known);
+        }
+        let long = locked(&self.long).get(&stub.digest).map(Weak::upgrade);
+        match (long, part) {
+            (Some(Some(known)), _) => Ok(known),
+            (Some(None), _) if !is_held => Err(Why::TooLong),
+            (_, None) => Err(Why::NotInMemory),
+            (_, Some(part)) => self.read(&stub.digest, part, is_held),
+        }
+    }
+
+    fn read(
+        &self,
+        version: &Version,
+        part: &FetchPart<'_>,
+        is_held: bool,
+    ) -> Result<Arc<FileRecipe>, Why> {
         let head = part(version, 0)?;
         let mut entries = head.entries;
+        let is_long = |entries: &[Entry]| {
+            size_of::<FileRecipe>() + entries.len() * ROW_BYTES > RECIPE_BYTES_MAX
+        };
         for number in 1..head.parts {
-            if entries.len() * ROW_BYTES > RECIPE_BYTES_MAX {
-                return None;
+            if !is_held && is_long(&entries) {
+                break;
             }
             entries.extend(part(version, number)?.entries);
         }
-        let bytes = size_of::<FileRecipe>() + entries.len() * ROW_BYTES;
-        if bytes > RECIPE_BYTES_MAX {
-            return None;
+        if !is_held && is_long(&entries) {
+            self.note_long(version, Weak::new());
+            return Err(Why::TooLong);
         }
-        let recipe = Arc::new(FileRecipe::of(head.length, &entries, &self.numbers)?);
-        let gone = locked(&self.kept).keep(*version, Arc::clone(&recipe), bytes);
-        drop(gone);
-        Some(recipe)
+        let recipe = FileRecipe::of(head.length, &entries, &self.numbers).ok_or(Why::Damaged)?;
+        let recipe = Arc::new(recipe);
+        if is_long(&entries) {
+            self.note_long(version, Arc::downgrade(&recipe));
+        } else {
+            let bytes = size_of::<FileRecipe>() + entries.len() * ROW_BYTES;
+            let gone = locked(&self.kept).keep(*version, Arc::clone(&recipe), bytes);
+            drop(gone);
+        }
+        Ok(recipe)
+    }
+
+    fn note_long(&self, version: &Version, recipe: Weak<FileRecipe>) {
+        let mut long = locked(&self.long);
+        if long.len() >= LONG_MAX {
+            long.retain(|_, recipe| recipe.strong_count() > 0);
+        }
+        long.insert(*version, recipe);
     }
 }
 
@@ -169,11 +214,11 @@ mod tests {
     fn parts(
         length: u64,
         all: Vec<Vec<(u64, u32, u8)>>,
-    ) -> impl Fn(&Version, u32) -> Option<RecipePart> {
+    ) -> impl Fn(&Version, u32) -> Result<RecipePart, Why> {
         move |_, part| {
-            let entries = all.get(part as usize)?;
+            let entries = all.get(part as usize).ok_or(Why::Damaged)?;
             let entries = entries.iter().map(|&(start, length, name)| entry(start, length, name));
-            Some(RecipePart { parts: all.len() as u32, length, entries: entries.collect() })
+            Ok(RecipePart { parts: all.len() as u32, length, entries: entries.collect() })
         }
     }
 
@@ -188,8 +233,8 @@ mod tests {
         let numbers = Arc::new(ChunkNumbers::new(0));
         let recipes = FileRecipes::new(Arc::clone(&numbers));
         let fetch = parts(100, vec![vec![(10, 20, 1), (30, 5, 2)], vec![(50, 10, 1)]]);
-        assert!(recipes.spans(&STUB, &(0..1), None).is_none());
-        assert!(recipes.spans(&STUB, &(0..1), Some(&fetch)).is_some());
+        assert!(recipes.spans(&STUB, &(0..1), None).is_err());
+        assert!(recipes.spans(&STUB, &(0..1), Some(&fetch)).is_ok());
         assert_eq!(
             found(&recipes, 0..100),
             [(0, 10, 0), (10, 30, 1), (30, 35, 2), (35, 50, 0), (50, 60, 1), (60, 100, 0)]
@@ -204,6 +249,24 @@ mod tests {
     }
 
     #[test]
+    fn a_long_recipe_is_there_as_long_as_it_is_held() {
+        let numbers = Arc::new(ChunkNumbers::new(0));
+        let recipes = FileRecipes::new(Arc::clone(&numbers));
+        let rows = (RECIPE_BYTES_MAX / ROW_BYTES + 1) as u64;
+        let all: Vec<_> = (0..rows).map(|at| (at, 1, 1)).collect();
+        let fetch = parts(rows, vec![all]);
+        let nothing = |_: &Version, _| Err(Why::NotOpen);
+        let read = |part: Option<&FetchPart<'_>>| recipes.spans(&STUB, &(5..6), part).map(|_| ());
+        assert_eq!(read(Some(&fetch)), Err(Why::TooLong));
+        assert_eq!(read(Some(&nothing)), Err(Why::TooLong));
+        let held = recipes.hold(&STUB, &fetch).map_err(|_| ()).unwrap();
+        assert_eq!(read(None), Ok(()));
+        drop(held);
+        assert_eq!(read(Some(&nothing)), Err(Why::TooLong));
+        assert_eq!(numbers.count(), 0);
+    }
+
+    #[test]
     fn what_does_not_add_up_is_left_alone() {
         let lone = |all: Vec<(u64, u32, u8)>| parts(100, vec![all]);
         for wrong in [
@@ -213,14 +276,14 @@ mod tests {
             parts(99, vec![vec![(0, 10, 1)]]),
         ] {
             let recipes = FileRecipes::new(Arc::new(ChunkNumbers::new(0)));
-            assert!(recipes.spans(&STUB, &(0..1), Some(&wrong)).is_none());
+            assert!(recipes.spans(&STUB, &(0..1), Some(&wrong)).is_err());
         }
         let recipes = FileRecipes::new(Arc::new(ChunkNumbers::new(0)));
         let right = lone(vec![(0, 100, 1)]);
         let direct = StubHead { flags: DIRECT, ..STUB };
-        assert!(recipes.spans(&direct, &(0..1), Some(&right)).is_none());
+        assert!(recipes.spans(&direct, &(0..1), Some(&right)).is_err());
         let other = StubHead { recipe: RecordId(2), ..STUB };
-        assert!(recipes.spans(&other, &(0..1), Some(&right)).is_none());
-        assert!(recipes.spans(&STUB, &(0..1), Some(&right)).is_some());
+        assert!(recipes.spans(&other, &(0..1), Some(&right)).is_err());
+        assert!(recipes.spans(&STUB, &(0..1), Some(&right)).is_ok());
     }
 }

@@ -1,6 +1,7 @@
 //! The raw bytes of the records that others lean on, found in their place by id.
 //!
-//! Answers only where everything is exactly as expected. `dedupd_core/store` handles all other cases.
+//! What is not exactly as expected is not answered, and the reason is said; what then becomes of it
+//! is decided in `dedupd_core/store`.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,7 +17,8 @@ use crate::format::table_entry::{
     FORWARDS_MAX, State, TableEntry, data_name, header, seed_in, table_name,
 };
 use crate::store::bounded::Bounded;
-use crate::store::record_reader::{BaseBytes, Files, Reads, Wanted, with_scratch};
+use crate::store::record_reader::{BaseBytes, Files, Reads, Wanted, require_live, with_scratch};
+use crate::store::why::Why;
 use crate::system::files::{duplicate, open_in};
 use crate::threads::lock::locked;
 
@@ -75,87 +77,105 @@ impl Bases {
         &self,
         id: RecordId,
         reads: Reads,
-    ) -> Option<(Arc<Vec<u8>>, Fingerprint)> {
+    ) -> Result<(Arc<Vec<u8>>, Fingerprint), Why> {
         let (raw, entry) = self.with_entry(id, reads)?;
-        Some((raw, entry.fingerprint))
+        Ok((raw, entry.fingerprint))
     }
 
     /// As [`Bases::raw`], with the entry of the record that has the bytes.
-    pub fn with_entry(&self, id: RecordId, reads: Reads) -> Option<(Arc<Vec<u8>>, TableEntry)> {
+    pub fn with_entry(
+        &self,
+        id: RecordId,
+        reads: Reads,
+    ) -> Result<(Arc<Vec<u8>>, TableEntry), Why> {
         let (_, entry, _) = self.end_of(id, reads)?;
-        Some((self.raw(id, reads)?, entry))
+        Ok((self.raw(id, reads)?, entry))
     }
 
     /// The raw bytes of a live record, also of one that is the difference to another, and the
     /// fingerprint that it states. They are not kept.
-    pub fn of_any(&self, id: RecordId, reads: Reads) -> Option<(Vec<u8>, Fingerprint)> {
+    pub fn of_any(&self, id: RecordId, reads: Reads) -> Result<(Vec<u8>, Fingerprint), Why> {
         let (entry, opened) = self.entry(id, reads)?;
-        if entry.state != State::LIVE || entry.raw_length as usize > RAW_BYTES_MAX {
-            return None;
+        require_live(&entry)?;
+        if entry.raw_length as usize > RAW_BYTES_MAX {
+            return Err(Why::Damaged);
         }
         let mut raw = vec![0; entry.raw_length as usize];
         let files = Files { bases: Some(self), ..opened.files(reads) };
         files.read_entry(&entry, id.ordinal(), &mut raw, &mut Vec::new())?;
-        Some((raw, entry.fingerprint))
+        Ok((raw, entry.fingerprint))
     }
 
     /// Fills `out`, of its raw length, with a live record, whether it leans on another one or not.
     ///
-    /// None where anything is not as expected, and where anything would have to be read or opened:
-    /// then the container is opened, in a thread of its own.
+    /// Where its container would have to be opened, a thread of its own does that.
     pub fn read_opened(
         self: &Arc<Bases>,
         id: RecordId,
         fingerprint_check: FingerprintCheck,
         out: &mut [u8],
-    ) -> Option<()> {
+    ) -> Result<(), Why> {
         if !locked(&self.kept).containers.contains_key(&id.container()) {
             let bases = Arc::clone(self);
             // Without a thread it is opened another time.
             let _ = std::thread::Builder::new()
                 .name("opens".into())
                 .spawn(move || bases.entry(id, Reads::Any));
-            return None;
+            return Err(Why::NotInMemory);
         }
         self.fill_from_memory(id, fingerprint_check, out)
     }
 
-    /// As [`Bases::fill`]; None also where anything would have to be read or opened.
+    /// As [`Bases::fill`], of a record that was not merged, if nothing has to be read or opened for it.
     pub fn fill_from_memory(
         &self,
         id: RecordId,
         fingerprint_check: FingerprintCheck,
         out: &mut [u8],
-    ) -> Option<()> {
-        let opened = locked(&self.kept).containers.get(&id.container()).map(Arc::clone)?;
+    ) -> Result<(), Why> {
+        let opened = locked(&self.kept).containers.get(&id.container()).map(Arc::clone);
+        let opened = opened.ok_or(Why::NotInMemory)?;
         let files = Files { bases: Some(self), ..opened.files(Reads::CachedOnly) };
         let mut wanted = Wanted { ordinal: id.ordinal(), fingerprint_check, out };
         with_scratch(|scratch| files.read(&mut wanted, scratch))
     }
 
     /// Fills `out`, of its raw length, with a live record, or the one that it was merged into, whether
-    /// that leans on another one or not. None where anything is not as expected.
+    /// that leans on another one or not.
     pub fn fill(
         &self,
         id: RecordId,
         fingerprint_check: FingerprintCheck,
         out: &mut [u8],
-    ) -> Option<()> {
+    ) -> Result<(), Why> {
+        self.try_fill(id, fingerprint_check, out).or_else(|_| {
+            // Its container may have been replaced since it was opened.
+            self.drop_containers(&[id.container()]);
+            self.try_fill(id, fingerprint_check, out)
+        })
+    }
+
+    fn try_fill(
+        &self,
+        id: RecordId,
+        fingerprint_check: FingerprintCheck,
+        out: &mut [u8],
+    ) -> Result<(), Why> {
         let (id, entry, opened) = self.unmerged(id, Reads::Any)?;
-        let is_meant = entry.state == State::LIVE
-            && entry.raw_length as usize == out.len()
-            && entry.fingerprint_check() == fingerprint_check;
-        if !is_meant {
-            return None;
+        require_live(&entry)?;
+        if entry.raw_length as usize != out.len() || entry.fingerprint_check() != fingerprint_check
+        {
+            return Err(Why::NotMeant);
         }
         let files = Files { bases: Some(self), ..opened.files(Reads::Any) };
         with_scratch(|scratch| files.read_entry(&entry, id.ordinal(), out, scratch))
     }
 
     /// The raw length and the fingerprint of a live record.
-    pub fn described(&self, id: RecordId, reads: Reads) -> Option<(u32, Fingerprint)> {
+    pub fn described(&self, id: RecordId, reads: Reads) -> Result<(u32, Fingerprint), Why> {
         let (entry, _) = self.entry(id, reads)?;
-        (entry.state == State::LIVE).then_some((entry.raw_length, entry.fingerprint))
+        require_live(&entry)?;
+        Ok((entry.raw_length, entry.fingerprint))
     }
 
     /// Let go of containers, so that the space of those that were replaced comes back.
@@ -167,33 +187,38 @@ impl Bases {
     }
 
     /// Reads again where that fails: the container may have been replaced since it was opened.
-    fn read(&self, id: RecordId, reads: Reads) -> Option<Vec<u8>> {
+    fn read(&self, id: RecordId, reads: Reads) -> Result<Vec<u8>, Why> {
         let found = self.try_read(id, reads);
         if reads == Reads::CachedOnly {
             return found; // it may only not be in memory
         }
-        found.or_else(|| {
+        found.or_else(|_| {
             locked(&self.kept).containers.clear();
             self.try_read(id, reads)
         })
     }
 
-    fn try_read(&self, id: RecordId, reads: Reads) -> Option<Vec<u8>> {
+    fn try_read(&self, id: RecordId, reads: Reads) -> Result<Vec<u8>, Why> {
         let (end, entry, opened) = self.end_of(id, reads)?;
         let mut raw = vec![0; entry.raw_length as usize];
         let mut stored = Vec::new();
         let files = Files { bases: Some(self), ..opened.files(reads) };
         files.read_entry(&entry, end.ordinal(), &mut raw, &mut stored)?;
-        Some(raw)
+        Ok(raw)
     }
 
     /// The record at the end of a row of merged ones, where it has bytes of its own.
-    fn end_of(&self, id: RecordId, reads: Reads) -> Option<(RecordId, TableEntry, Arc<Opened>)> {
-        self.unmerged(id, reads).filter(|(_, entry, _)| {
-            entry.state.has_bytes()
-                && entry.codec.may_be_base()
-                && entry.raw_length as usize <= RAW_BYTES_MAX
-        })
+    fn end_of(
+        &self,
+        id: RecordId,
+        reads: Reads,
+    ) -> Result<(RecordId, TableEntry, Arc<Opened>), Why> {
+        let (id, entry, opened) = self.unmerged(id, reads)?;
+        if !entry.state.has_bytes() {
+            require_live(&entry)?;
+        }
+        let may_be_base = entry.codec.may_be_base() && entry.raw_length as usize <= RAW_BYTES_MAX;
+        if may_be_base { Ok((id, entry, opened)) } else { Err(Why::Damaged) }
     }
 
     /// The record at the end of a row of merged ones.
@@ -201,38 +226,38 @@ impl Bases {
         &self,
         mut id: RecordId,
         reads: Reads,
-    ) -> Option<(RecordId, TableEntry, Arc<Opened>)> {
+    ) -> Result<(RecordId, TableEntry, Arc<Opened>), Why> {
         for _ in 0..=FORWARDS_MAX {
             let (entry, opened) = self.entry(id, reads)?;
             if entry.state != State::MERGED {
-                return Some((id, entry, opened));
+                return Ok((id, entry, opened));
             }
             id = entry.target;
         }
-        None
+        Err(Why::Merged)
     }
 
     /// Whether a record that leans on this one may be handed out to more files: it is live, or leads
     /// to a record that is.
     pub fn is_live(&self, id: RecordId) -> bool {
         let end = self.end_of(id, Reads::Any);
-        end.is_some_and(|(_, entry, _)| entry.state == State::LIVE)
+        end.is_ok_and(|(_, entry, _)| entry.state == State::LIVE)
     }
 
     /// The entry of a record. A container that was replaced since it was opened is opened again.
-    fn entry(&self, id: RecordId, reads: Reads) -> Option<(TableEntry, Arc<Opened>)> {
+    fn entry(&self, id: RecordId, reads: Reads) -> Result<(TableEntry, Arc<Opened>), Why> {
         let number = id.container();
         let known = locked(&self.kept).containers.get(&number).map(Arc::clone);
         if let Some(opened) = known {
-            let entry = opened.files(reads).any_entry(id.ordinal());
-            if let Some(entry) = entry.filter(|entry| entry.state != State::QUARANTINED) {
-                return Some((entry, opened));
+            match opened.files(reads).any_entry(id.ordinal()) {
+                Ok(entry) if entry.state != State::QUARANTINED => return Ok((entry, opened)),
+                _ => {}
             }
         }
         if reads == Reads::CachedOnly {
-            return None; // to open it may mean to wait for the disk
+            return Err(Why::NotInMemory); // to open it may mean to wait for the disk
         }
-        let opened = Arc::new(self.open(number).ok()?);
+        let opened = Arc::new(self.open(number).map_err(|error| Why::of(&error))?);
         let entry = opened.files(reads).any_entry(id.ordinal())?;
         let mut kept = locked(&self.kept);
         if kept.containers.len() >= CONTAINERS_MAX {
@@ -241,7 +266,7 @@ impl Bases {
             one.and_then(|number| kept.containers.remove(&number));
         }
         kept.containers.insert(number, Arc::clone(&opened));
-        Some((entry, opened))
+        Ok((entry, opened))
     }
 
     fn open(&self, number: ContainerNumber) -> io::Result<Opened> {
@@ -263,32 +288,33 @@ impl Bases {
 
 impl BaseBytes for Bases {
     /// Whatever the record was merged into.
-    fn raw(&self, id: RecordId, reads: Reads) -> Option<Arc<Vec<u8>>> {
+    fn raw(&self, id: RecordId, reads: Reads) -> Result<Arc<Vec<u8>>, Why> {
         if let Some(raw) = locked(&self.kept).decoded.get(&id) {
-            return Some(raw);
+            return Ok(raw);
         }
         let raw = Arc::new(self.read(id, reads)?);
         let gone = locked(&self.kept).decoded.keep(id, Arc::clone(&raw), raw.len());
         drop(gone);
-        Some(raw)
+        Ok(raw)
     }
 
     /// Whatever the record was merged into; never one that leans on another.
-    fn dictionary(&self, id: RecordId, reads: Reads) -> Option<Arc<Dictionary>> {
+    fn dictionary(&self, id: RecordId, reads: Reads) -> Result<Arc<Dictionary>, Why> {
         if let Some(found) = locked(&self.kept).dictionaries.get(&id) {
-            return Some(Arc::clone(found));
+            return Ok(Arc::clone(found));
         }
         let (_, entry, _) = self.end_of(id, reads)?;
         if entry.leans() {
-            return None;
+            return Err(Why::Damaged);
         }
-        let found = Arc::new(Dictionary::of(&self.read(id, reads)?)?);
+        let found = Dictionary::of(&self.read(id, reads)?).ok_or(Why::Damaged)?;
+        let found = Arc::new(found);
         let mut kept = locked(&self.kept);
         if kept.dictionaries.len() >= DICTIONARIES_MAX {
             kept.dictionaries.clear();
         }
         kept.dictionaries.insert(id, Arc::clone(&found));
-        Some(found)
+        Ok(found)
     }
 }
 

@@ -3,27 +3,22 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Condvar, Mutex};
 
-use crate::format::ids::{FingerprintCheck, RecordId};
+use crate::format::ids::ChunkKey;
 use crate::store::bounded::Bounded;
+use crate::store::why::Why;
 use crate::threads::lock::{locked, unlocked, woken};
 
 /// The bytes of a chunk, verified.
 pub type Chunk = Arc<Vec<u8>>;
 
-/// A chunk as a recipe names it: an id can come to name other bytes where a part of the store was
-/// brought back from an older copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ChunkKey {
-    pub id: RecordId,
-    pub length: u32,
-    pub check: FingerprintCheck,
-}
+/// A chunk that was asked for.
+pub type Loaded = Result<Chunk, Why>;
 
 /// Where chunks are read from.
 pub trait ChunkSource {
-    /// Gives every chunk that is as expected to `keep`, by its place, as soon as it is there. May wait
-    /// for it.
-    fn read(&self, keys: &[ChunkKey], keep: &(dyn Fn(usize, Vec<u8>) + Sync));
+    /// Gives every chunk, by its place, as soon as it is there, or why it cannot be read. May wait for
+    /// it.
+    fn read(&self, keys: &[ChunkKey], give: &(dyn Fn(usize, Result<Vec<u8>, Why>) + Sync));
 }
 
 struct State {
@@ -55,28 +50,28 @@ impl ChunkCache {
         Some(found)
     }
 
-    /// A chunk from memory, decoded by `decode` now if it has to be. None where that is not all: the
-    /// disk would have to be waited for, or a thread that reads it.
+    /// A chunk from memory, decoded by `decode` now if it has to be. Waits neither for the disk nor for a
+    /// thread that reads it.
     pub fn at_hand(
         &self,
         key: &ChunkKey,
-        decode: impl FnOnce(&mut [u8]) -> Option<()>,
-    ) -> Option<Chunk> {
+        decode: impl FnOnce(&mut [u8]) -> Result<(), Why>,
+    ) -> Result<Chunk, Why> {
         {
             let mut state = locked(&self.state);
             if let Some(found) = state.chunks.get(key) {
                 state.hits += 1;
-                return Some(found);
+                return Ok(found);
             }
             if state.loading.contains(key) {
-                return None;
+                return Err(Why::NotInMemory);
             }
         }
         let mut raw = vec![0; key.length as usize];
         decode(&mut raw)?;
         let chunk = Arc::new(raw);
         self.keep(*key, &chunk);
-        Some(chunk)
+        Ok(chunk)
     }
 
     pub fn has(&self, key: &ChunkKey) -> bool {
@@ -106,8 +101,8 @@ impl ChunkCache {
         (state.hits, state.misses)
     }
 
-    /// The chunks, from memory or from `source`. None of one that is not as expected.
-    pub fn load(&self, keys: &[ChunkKey], source: &dyn ChunkSource) -> Vec<Option<Chunk>> {
+    /// The chunks, from memory or from `source`.
+    pub fn load(&self, keys: &[ChunkKey], source: &dyn ChunkSource) -> Vec<Loaded> {
         let (mut found, mine) = self.claim(keys);
         let claim = Claim { cache: self, keys: mine.iter().map(|&at| keys[at]).collect() };
         let read = self.read(&claim.keys, source);
@@ -118,16 +113,19 @@ impl ChunkCache {
         let mut mine = mine.into_iter().peekable();
         for (at, (key, slot)) in keys.iter().zip(&mut found).enumerate() {
             let is_mine = mine.next_if_eq(&at).is_some();
-            if slot.is_none() && !is_mine {
+            if slot.is_err() && !is_mine {
                 // Another thread was reading it; perhaps it could not.
-                *slot = self.wait_for(key).or_else(|| self.read(&[*key], source).remove(0));
+                *slot = match self.wait_for(key) {
+                    Some(chunk) => Ok(chunk),
+                    None => self.read(&[*key], source).remove(0),
+                };
             }
         }
         found
     }
 
     /// What is there, and the places of those that the caller is to read now.
-    fn claim(&self, keys: &[ChunkKey]) -> (Vec<Option<Chunk>>, Vec<usize>) {
+    fn claim(&self, keys: &[ChunkKey]) -> (Vec<Loaded>, Vec<usize>) {
         let mut state = locked(&self.state);
         let mut mine = Vec::new();
         let found = keys.iter().enumerate().map(|(at, key)| {
@@ -137,18 +135,21 @@ impl ChunkCache {
                 None if state.loading.insert(*key) => mine.push(at),
                 None => {}
             }
-            found
+            found.ok_or(Why::NotInMemory)
         });
         (found.collect(), mine)
     }
 
-    fn read(&self, keys: &[ChunkKey], source: &dyn ChunkSource) -> Vec<Option<Chunk>> {
-        let slots: Vec<Mutex<Option<Chunk>>> = keys.iter().map(|_| Mutex::default()).collect();
+    fn read(&self, keys: &[ChunkKey], source: &dyn ChunkSource) -> Vec<Loaded> {
+        let slots: Vec<Mutex<Loaded>> =
+            keys.iter().map(|_| Mutex::new(Err(Why::NotInMemory))).collect();
         if !keys.is_empty() {
-            source.read(keys, &|at, raw| {
-                let chunk = Arc::new(raw);
-                self.keep(keys[at], &chunk);
-                *locked(&slots[at]) = Some(chunk);
+            source.read(keys, &|at, found| {
+                let found = found.map(Arc::new);
+                if let Ok(chunk) = &found {
+                    self.keep(keys[at], chunk);
+                }
+                *locked(&slots[at]) = found;
             });
         }
         slots.into_iter().map(unlocked).collect()
@@ -190,6 +191,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
+    use crate::format::ids::{FingerprintCheck, RecordId};
 
     fn key(number: u64) -> ChunkKey {
         ChunkKey { id: RecordId(number), length: 1, check: FingerprintCheck(0) }
@@ -203,13 +205,14 @@ mod tests {
     }
 
     impl ChunkSource for Train {
-        fn read(&self, keys: &[ChunkKey], keep: &(dyn Fn(usize, Vec<u8>) + Sync)) {
+        fn read(&self, keys: &[ChunkKey], give: &(dyn Fn(usize, Result<Vec<u8>, Why>) + Sync)) {
             self.reads.fetch_add(1, Ordering::Relaxed);
-            keep(0, vec![keys[0].id.0 as u8]);
+            give(0, Ok(vec![keys[0].id.0 as u8]));
             let _ = locked(&self.is_begun).send(());
             let _ = locked(&self.may_end).recv();
-            for (at, key) in keys.iter().enumerate().skip(1).filter(|(_, key)| key.id.0 != 9) {
-                keep(at, vec![key.id.0 as u8]);
+            for (at, key) in keys.iter().enumerate().skip(1) {
+                let is_sound = key.id.0 != 9;
+                give(at, is_sound.then(|| vec![key.id.0 as u8]).ok_or(Why::Damaged));
             }
         }
     }
@@ -228,11 +231,11 @@ mod tests {
             let loading = scope.spawn(|| cache.load(&[key(1), key(2), key(9)], &train));
             is_begun.recv().unwrap();
             let first = cache.load(&[key(1)], &train);
-            assert_eq!(first, [Some(Arc::new(vec![1]))]);
+            assert_eq!(first, [Ok(Arc::new(vec![1]))]);
             end.send(()).unwrap();
             let all = loading.join().unwrap();
-            assert_eq!(all[..2], [Some(Arc::new(vec![1])), Some(Arc::new(vec![2]))]);
-            assert_eq!(all[2], None);
+            assert_eq!(all[..2], [Ok(Arc::new(vec![1])), Ok(Arc::new(vec![2]))]);
+            assert_eq!(all[2], Err(Why::Damaged));
         });
         // What cannot be read is asked for once.
         assert_eq!(train.reads.load(Ordering::Relaxed), 1);

@@ -1,31 +1,54 @@
 //! Where the bytes of a volume's stubs are: in containers, or elsewhere.
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use crate::format::ids::{FingerprintCheck, RecordId};
+use crate::format::ids::{ChunkKey, Fingerprint, FingerprintCheck, RecordId};
 use crate::format::stub::StubHead;
 use crate::store::bases::Bases;
-use crate::store::chunk_cache::{ChunkKey, ChunkSource};
+use crate::store::chunk_cache::ChunkSource;
 use crate::store::recipes::{Recipes, Span};
 use crate::store::record_reader::Reads;
+use crate::store::why::{Unreadable, Why};
 use crate::threads::lock::{locked, unlocked};
 use crate::threads::pool;
 
-/// What stubs are made of. Answers only where everything is exactly as expected.
+/// Keeps a recipe in memory.
+pub type Held = Arc<dyn Any + Send + Sync>;
+
+/// What stubs are made of. What is not exactly as expected is not answered, and the reason is said.
 pub trait Content: ChunkSource + Send + Sync {
     /// This, where chunks are loaded.
     fn source(&self) -> &dyn ChunkSource;
 
     /// Fills `out`, of its raw length, with a chunk that a stub names, if that needs no wait.
-    fn read_opened(&self, id: RecordId, check: FingerprintCheck, out: &mut [u8]) -> Option<()>;
+    fn read_opened(&self, id: RecordId, check: FingerprintCheck, out: &mut [u8])
+    -> Result<(), Why>;
 
     /// The chunks and holes of a stub that a range touches, which it covers. With
     /// [`Reads::CachedOnly`] only if that needs no wait.
-    fn spans(&self, stub: &StubHead, range: &Range<u64>, reads: Reads) -> Option<Vec<Span>>;
+    fn spans(
+        &self,
+        stub: &StubHead,
+        range: &Range<u64>,
+        reads: Reads,
+    ) -> Result<Vec<Span>, Unreadable>;
 
     /// How far to load ahead of a reader in sequence whose requests have `length` bytes.
     fn ahead_bytes(&self, length: u64) -> u64;
+
+    /// What has to be held for a stub to be read, where its recipe is longer than those that are kept.
+    fn hold(&self, _: &StubHead) -> Result<Option<Held>, Unreadable> {
+        Ok(None)
+    }
+
+    /// Keeps the record of a node of a recipe, which the caller has verified; nothing where recipes are
+    /// no records.
+    fn keep_node(&self, _: RecordId, _: &[u8], _: &Fingerprint) {}
+
+    /// Keeps what the record of a chunk says that a stub names, which the caller has verified.
+    fn keep_direct(&self, _: RecordId, _: u32, _: &Fingerprint) {}
 }
 
 /// Content in containers on this machine.
@@ -48,29 +71,47 @@ impl Content for Containers {
         self
     }
 
-    fn read_opened(&self, id: RecordId, check: FingerprintCheck, out: &mut [u8]) -> Option<()> {
+    fn read_opened(
+        &self,
+        id: RecordId,
+        check: FingerprintCheck,
+        out: &mut [u8],
+    ) -> Result<(), Why> {
         self.chunks.read_opened(id, check, out)
     }
 
-    fn spans(&self, stub: &StubHead, range: &Range<u64>, reads: Reads) -> Option<Vec<Span>> {
+    fn spans(
+        &self,
+        stub: &StubHead,
+        range: &Range<u64>,
+        reads: Reads,
+    ) -> Result<Vec<Span>, Unreadable> {
         self.recipes.spans(stub, range, reads)
     }
 
     fn ahead_bytes(&self, length: u64) -> u64 {
         length
     }
+
+    fn keep_node(&self, id: RecordId, payload: &[u8], fingerprint: &Fingerprint) {
+        self.recipes.keep_node(id, payload, fingerprint);
+    }
+
+    fn keep_direct(&self, id: RecordId, length: u32, fingerprint: &Fingerprint) {
+        self.recipes.keep_direct(id, length, fingerprint);
+    }
 }
 
 impl ChunkSource for Containers {
     /// What is in the page cache is decoded by several threads, and the rest by this one.
-    fn read(&self, keys: &[ChunkKey], keep: &(dyn Fn(usize, Vec<u8>) + Sync)) {
+    fn read(&self, keys: &[ChunkKey], give: &(dyn Fn(usize, Result<Vec<u8>, Why>) + Sync)) {
         let absent = Mutex::new(Vec::new());
         pool::for_each(keys.len(), self.helpers, |at| {
             let key = &keys[at];
             let mut raw = vec![0; key.length as usize];
             match self.chunks.fill_from_memory(key.id, key.check, &mut raw) {
-                Some(()) => keep(at, raw),
-                None => locked(&absent).push(at),
+                Ok(()) => give(at, Ok(raw)),
+                Err(_) => locked(&absent).push(at),
             }
         });
         let mut absent = unlocked(absent);
@@ -78,9 +119,7 @@ impl ChunkSource for Containers {
         for at in absent {
             let key = &keys[at];
             let mut raw = vec![0; key.length as usize];
-            if self.chunks.fill(key.id, key.check, &mut raw).is_some() {
-                keep(at, raw);
-            }
+            give(at, self.chunks.fill(key.id, key.check, &mut raw).map(|()| raw));
         }
     }
 }

@@ -11,5 +11,7 @@ pub mod record_check;
 pub mod record_reader;
 pub mod record_writer;
 pub mod stream_frames;
+pub mod stub_bytes;
 pub mod table_check;
 pub mod table_states;
+pub mod why;

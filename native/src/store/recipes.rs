@@ -1,18 +1,17 @@
 //! Recipes, read as far as they are asked for, with a cache of their nodes.
 //!
-//! Answers only where everything is exactly as expected. `dedupd_core/store/recipe` handles all other
-//! cases.
+//! What is not exactly as expected is not answered, and it is said what and why (`why.rs`).
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use crate::format::ids::{DIGEST_BYTES, FingerprintCheck, RecordId};
+use crate::format::ids::{ChunkKey, DIGEST_BYTES, Fingerprint, FingerprintCheck, RecordId};
 use crate::format::recipe::{Node, Row};
 use crate::format::stub::{DIRECT, StubHead};
 use crate::store::bases::Bases;
 use crate::store::bounded::Bounded;
-use crate::store::chunk_cache::ChunkKey;
 use crate::store::record_reader::Reads;
+use crate::store::why::{StorePart, Unreadable, Why};
 use crate::threads::lock::locked;
 
 /// Of decoded nodes: those of 160 files of 320 MiB.
@@ -46,19 +45,23 @@ impl Recipes {
         Recipes { streams, chunks, nodes: Mutex::new(Bounded::new(NODES_BYTES)) }
     }
 
-    /// The chunks and holes of a stub that a range touches, which it covers. None where anything is
-    /// not as expected, and with [`Reads::CachedOnly`] also where not all nodes are in memory.
-    pub fn spans(&self, stub: &StubHead, range: &Range<u64>, reads: Reads) -> Option<Vec<Span>> {
+    /// The chunks and holes of a stub that a range touches, which it covers.
+    pub fn spans(
+        &self,
+        stub: &StubHead,
+        range: &Range<u64>,
+        reads: Reads,
+    ) -> Result<Vec<Span>, Unreadable> {
         let key = (stub.recipe, stub.flags & DIRECT != 0);
         let (root, digest) = self.node(key, reads)?;
         let is_meant =
             digest == stub.digest && root.length >= stub.covered && root.level <= LEVELS_MAX;
         if !is_meant || range.end > stub.covered {
-            return None;
+            return Err(Unreadable::recipe(Why::NotMeant));
         }
         let mut spans = Vec::new();
         self.add(&root, 0, range, reads, &mut spans)?;
-        Some(spans)
+        Ok(spans)
     }
 
     fn add(
@@ -68,7 +71,7 @@ impl Recipes {
         range: &Range<u64>,
         reads: Reads,
         spans: &mut Vec<Span>,
-    ) -> Option<()> {
+    ) -> Result<(), Unreadable> {
         let within = range.start.saturating_sub(base)..range.end - base;
         for (start, row) in node.rows_in(&within) {
             let start = base + start;
@@ -78,42 +81,66 @@ impl Recipes {
             }
             let (child, _) = self.node((row.id, false), reads)?;
             if child.level + 1 != node.level || child.length != row.length {
-                return None;
+                return Err(Unreadable::recipe(Why::NotMeant));
             }
             self.add(&child, start, range, reads, spans)?;
         }
-        Some(())
+        Ok(())
     }
 
-    fn node(&self, key: (RecordId, bool), reads: Reads) -> Option<Known> {
+    fn node(&self, key: (RecordId, bool), reads: Reads) -> Result<Known, Unreadable> {
         if let Some(known) = locked(&self.nodes).get(&key) {
-            return Some(known);
+            return Ok(known);
         }
         let (id, is_chunk) = key;
-        let (node, fingerprint) = if is_chunk {
-            let (length, fingerprint) = self.chunks.described(id, reads)?;
-            let fingerprint_check = FingerprintCheck::of(&fingerprint);
-            let row = Row { id, length: u64::from(length), fingerprint_check };
-            (Node::of_chunk(row), fingerprint)
-        } else {
-            let (payload, fingerprint) = self.streams.of_any(id, reads)?;
-            (Node::of(&payload)?, fingerprint)
-        };
-        let digest = *fingerprint.first_chunk()?;
+        if is_chunk {
+            let found = self.chunks.described(id, reads);
+            let (length, fingerprint) =
+                found.map_err(|why| Unreadable { part: StorePart::Direct(id), why })?;
+            return Ok(self.keep(key, chunk_node(id, length, &fingerprint), &fingerprint));
+        }
+        let of_node = |why| Unreadable { part: StorePart::Node(id), why };
+        let (payload, fingerprint) = self.streams.of_any(id, reads).map_err(of_node)?;
+        let node = Node::of(&payload).ok_or(of_node(Why::Damaged))?;
+        Ok(self.keep(key, node, &fingerprint))
+    }
+
+    /// Keeps a record, which the caller has verified. One that is no node is left alone.
+    pub fn keep_node(&self, id: RecordId, payload: &[u8], fingerprint: &Fingerprint) {
+        if let Some(node) = Node::of(payload) {
+            self.keep((id, false), node, fingerprint);
+        }
+    }
+
+    /// Keeps what a chunk's record says, which the caller has verified.
+    pub fn keep_direct(&self, id: RecordId, length: u32, fingerprint: &Fingerprint) {
+        self.keep((id, true), chunk_node(id, length, fingerprint), fingerprint);
+    }
+
+    fn keep(&self, key: (RecordId, bool), node: Node, fingerprint: &Fingerprint) -> Known {
+        let mut digest = [0; DIGEST_BYTES];
+        digest.copy_from_slice(&fingerprint[..DIGEST_BYTES]);
         let known = (Arc::new(node), digest);
         let bytes = known.0.bytes();
         let gone = locked(&self.nodes).keep(key, known.clone(), bytes);
         drop(gone);
-        Some(known)
+        known
     }
 }
 
-/// None within of a hole; none of a chunk that no recipe can name.
-#[expect(clippy::option_option, reason = "whether there is a span, and what it is of")]
-fn chunk_of(row: &Row) -> Option<Option<ChunkKey>> {
+/// What stands for a recipe where a stub names a chunk.
+fn chunk_node(id: RecordId, length: u32, fingerprint: &Fingerprint) -> Node {
+    let fingerprint_check = FingerprintCheck::of(fingerprint);
+    Node::of_chunk(Row { id, length: u64::from(length), fingerprint_check })
+}
+
+/// None of a hole. Fails of a chunk that no recipe can name.
+fn chunk_of(row: &Row) -> Result<Option<ChunkKey>, Unreadable> {
     if row.id.is_hole() {
-        return Some(None);
+        return Ok(None);
     }
-    let length = u32::try_from(row.length).ok()?;
-    Some(Some(ChunkKey { id: row.id, length, check: row.fingerprint_check }))
+    match u32::try_from(row.length) {
+        Ok(length) => Ok(Some(ChunkKey { id: row.id, length, check: row.fingerprint_check })),
+        Err(_) => Err(Unreadable::recipe(Why::Damaged)),
+    }
 }

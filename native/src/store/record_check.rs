@@ -123,7 +123,7 @@ fn judge(record: &Found<'_>, algorithm: Algorithm, bases: Option<&Bases>) -> Sta
         });
         match decoded {
             Ok(digest) => digest,
-            Err(Undecoded::Base) => return Status::Base,
+            Err(Undecoded::Base(_)) => return Status::Base,
             Err(Undecoded::Payload) => return Status::Payload,
         }
     };

@@ -1,10 +1,12 @@
 //! Reads chunks: table entry, record, checksum and decompression in one call.
 //!
-//! Answers only where everything is exactly as expected. `dedupd_core/store` handles all other cases.
+//! What is not exactly as expected is not answered, and the reason is said (`why.rs`); what then
+//! becomes of it is decided in `dedupd_core/store`.
 
 use std::cell::RefCell;
+use std::io;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::codec::delta;
 use crate::codec::dictionary::{self, Dictionary};
@@ -15,9 +17,8 @@ use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader};
 use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry};
 use crate::format::table_map;
 use crate::store::blocks_ahead::Blocks;
+use crate::store::why::Why;
 use crate::system::reads::RWF_DONTCACHE;
-use crate::threads::lock::locked;
-use crate::threads::pool;
 
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -41,20 +42,28 @@ pub enum Reads {
 
 /// Where the records are found that others lean on.
 pub trait BaseBytes: Sync {
-    /// The raw bytes of a record that is no difference to another; None where anything is out of the
-    /// ordinary.
-    fn raw(&self, id: RecordId, reads: Reads) -> Option<Arc<Vec<u8>>>;
+    /// The raw bytes of a record that is no difference to another.
+    fn raw(&self, id: RecordId, reads: Reads) -> Result<Arc<Vec<u8>>, Why>;
 
-    /// The dictionary that a record holds; None as for [`BaseBytes::raw`].
-    fn dictionary(&self, id: RecordId, reads: Reads) -> Option<Arc<Dictionary>>;
+    /// The dictionary that a record holds.
+    fn dictionary(&self, id: RecordId, reads: Reads) -> Result<Arc<Dictionary>, Why>;
 }
 
 /// Why a payload that passed [`check`] has no raw bytes.
 pub enum Undecoded {
     /// What it leans on cannot be read.
-    Base,
+    Base(Why),
     /// It does not decode to the stated length.
     Payload,
+}
+
+impl Undecoded {
+    fn why(self) -> Why {
+        match self {
+            Undecoded::Base(why) => why,
+            Undecoded::Payload => Why::Damaged,
+        }
+    }
 }
 
 /// Fills `out` from a payload that passed [`check`]. `other`: the record that it leans on, and what
@@ -68,12 +77,13 @@ pub fn decode_with(
 ) -> Result<(), Undecoded> {
     let decoded = match codec {
         Codec::Delta => {
-            let base = other.and_then(|(bases, id)| bases.raw(id, reads)).ok_or(Undecoded::Base)?;
+            let (bases, id) = other.ok_or(Undecoded::Base(Why::Damaged))?;
+            let base = bases.raw(id, reads).map_err(Undecoded::Base)?;
             delta::decode(stored, &base, out)
         }
         Codec::Dictionary => {
-            let found = other.and_then(|(bases, id)| bases.dictionary(id, reads));
-            let found = found.ok_or(Undecoded::Base)?;
+            let (bases, id) = other.ok_or(Undecoded::Base(Why::Damaged))?;
+            let found = bases.dictionary(id, reads).map_err(Undecoded::Base)?;
             dictionary::decode(stored, &found, out)
         }
         Codec::Raw | Codec::Zstd | Codec::Unknown(_) => decode(stored, codec, out),
@@ -104,120 +114,130 @@ pub struct Wanted<'a> {
 }
 
 impl Files<'_> {
-    /// As `read`, of many, with up to `threads` threads.
-    pub fn read_all(&self, wanted: Vec<Wanted<'_>>, threads: usize) -> Vec<bool> {
-        let slots: Vec<_> = wanted.into_iter().map(Mutex::new).collect();
-        pool::map(slots.len(), threads.saturating_sub(1), |at| {
-            with_scratch(|scratch| self.read(&mut locked(&slots[at]), scratch)).is_some()
-        })
-    }
-
-    /// Fills `wanted.out`. None, with undefined bytes in it, where anything is not as expected.
-    /// `scratch` is reused by the next call.
-    pub fn read(&self, wanted: &mut Wanted<'_>, scratch: &mut Vec<u8>) -> Option<()> {
+    /// Fills `wanted.out`; with undefined bytes where that fails. `scratch` is reused by the next call.
+    pub fn read(&self, wanted: &mut Wanted<'_>, scratch: &mut Vec<u8>) -> Result<(), Why> {
         let entry = self.entry(wanted.ordinal)?;
         if entry.raw_length as usize != wanted.out.len()
             || entry.fingerprint_check() != wanted.fingerprint_check
         {
-            return None;
+            return Err(Why::NotMeant);
         }
         self.read_entry(&entry, wanted.ordinal, wanted.out, scratch)
     }
 
-    /// The table entry of a live record; None of any other record.
-    pub fn entry(&self, ordinal: u32) -> Option<TableEntry> {
+    /// The table entry of a live record.
+    pub fn entry(&self, ordinal: u32) -> Result<TableEntry, Why> {
         let entry = self.any_entry(ordinal)?;
-        (entry.state == State::LIVE && entry.codec.is_known()).then_some(entry)
+        require_live(&entry)?;
+        if entry.codec.is_known() { Ok(entry) } else { Err(Why::Damaged) }
     }
 
-    /// The table entry of a record in whatever state; None where there is no sound one.
-    pub fn any_entry(&self, ordinal: u32) -> Option<TableEntry> {
+    /// The table entry of a record in whatever state.
+    pub fn any_entry(&self, ordinal: u32) -> Result<TableEntry, Why> {
         let mut bytes = [0; ENTRY_BYTES];
         // A page has the entries of many records, which are mostly asked for one after the other.
         let reads = if self.reads == Reads::Uncached { Reads::Any } else { self.reads };
         let table = Files { reads, ..*self };
-        let fill = |offset, out: &mut [u8]| table.fill(self.table, offset, out, &mut []);
-        let Some(offset) = table_map::offset_of(ordinal, self.seed, fill)? else {
-            return Some(table_map::collected());
+        let mut why = Why::Damaged;
+        let fill = |offset, out: &mut [u8]| {
+            table.fill(self.table, offset, out, &mut []).map_err(|error| why = error).ok()
         };
-        fill(offset, &mut bytes)?;
-        TableEntry::sound(&bytes, self.seed)
+        let Some(offset) = table_map::offset_of(ordinal, self.seed, fill).ok_or(why)? else {
+            return Ok(table_map::collected());
+        };
+        table.fill(self.table, offset, &mut bytes, &mut [])?;
+        TableEntry::sound(&bytes, self.seed).ok_or(Why::Damaged)
     }
 
-    /// Fills `out`, of the raw length of the record; None where anything is not as expected.
+    /// Fills `out`, of the raw length of the record.
     pub fn read_entry(
         &self,
         entry: &TableEntry,
         ordinal: u32,
         out: &mut [u8],
         scratch: &mut Vec<u8>,
-    ) -> Option<()> {
+    ) -> Result<(), Why> {
         let stored_length = entry.stored_length as usize;
         let mut header = [0; RECORD_HEADER_BYTES];
         if entry.codec == Codec::Raw {
             if stored_length != out.len() {
-                return None;
+                return Err(Why::Damaged);
             }
             self.fill(self.data, entry.offset, &mut header, out)?;
             let header = self.header(&header, entry, ordinal)?;
-            return check(out, entry.codec, out.len(), header.checksum).ok();
+            return check(out, entry.codec, out.len(), header.checksum).map_err(|_| Why::Damaged);
         }
         scratch.resize(stored_length.max(scratch.len()), 0);
         let stored = &mut scratch[..stored_length];
         self.fill(self.data, entry.offset, &mut header, stored)?;
         let header = self.header(&header, entry, ordinal)?;
-        check(stored, entry.codec, out.len(), header.checksum).ok()?;
+        check(stored, entry.codec, out.len(), header.checksum).map_err(|_| Why::Damaged)?;
         let other = self.bases.zip(header.leans_on().map(RecordId));
-        decode_with(stored, entry.codec, other, self.reads, out).ok()
+        decode_with(stored, entry.codec, other, self.reads, out).map_err(Undecoded::why)
     }
 
-    /// Fills `out`, of its stored length, with the payload of a record that leans on no other; None
-    /// where anything is not as expected. The file of records is read by `blocks`, if there are.
+    /// Fills `out`, of its stored length, with the payload of a record that leans on no other. The
+    /// file of records is read by `blocks`, if there are.
     pub fn read_stored(
         &self,
         entry: &TableEntry,
         ordinal: u32,
         blocks: Option<&Blocks>,
         out: &mut [u8],
-    ) -> Option<()> {
+    ) -> Result<(), Why> {
         let mut header = [0; RECORD_HEADER_BYTES];
         let is_there = blocks.is_some_and(|blocks| blocks.read(entry.offset, &mut header, out));
         if !is_there {
             self.fill(self.data, entry.offset, &mut header, out)?;
         }
         let header = self.header(&header, entry, ordinal)?;
-        check(out, entry.codec, entry.raw_length as usize, header.checksum).ok()
+        let raw_length = entry.raw_length as usize;
+        check(out, entry.codec, raw_length, header.checksum).map_err(|_| Why::Damaged)
     }
 
-    /// The header of a record. None where it does not belong to a chunk with this entry. A chunk
-    /// that was repaired is a copy of what it repeats.
+    /// The header of a record, which belongs to a chunk with this entry. A chunk that was repaired is
+    /// a copy of what it repeats.
     fn header(
         &self,
         header: &[u8; RECORD_HEADER_BYTES],
         entry: &TableEntry,
         ordinal: u32,
-    ) -> Option<RecordHeader> {
-        let header = RecordHeader::sound(header, self.seed)?;
-        let is_expected = header.kind.has_bytes() && header.agrees_with(entry, ordinal);
-        is_expected.then_some(header)
+    ) -> Result<RecordHeader, Why> {
+        RecordHeader::sound(header, self.seed)
+            .filter(|header| header.kind.has_bytes() && header.agrees_with(entry, ordinal))
+            .ok_or(Why::Damaged)
     }
 
-    /// Reads what fills both buffers, or None.
-    fn fill(&self, fd: RawFd, offset: u64, first: &mut [u8], second: &mut [u8]) -> Option<()> {
+    /// Reads what fills both buffers.
+    fn fill(&self, fd: RawFd, offset: u64, first: &mut [u8], second: &mut [u8]) -> Result<(), Why> {
         let parts = [first, second]
             .map(|part| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() });
         let length: usize = parts.iter().map(|part| part.iov_len).sum();
-        let offset = libc::off_t::try_from(offset).ok()?;
+        let offset = libc::off_t::try_from(offset).map_err(|_| Why::Damaged)?;
         let read = |flags| {
             // SAFETY: both parts are writable for their length.
             let count = unsafe { libc::preadv2(fd, parts.as_ptr(), 2, offset, flags) };
-            usize::try_from(count) == Ok(length)
+            match usize::try_from(count) {
+                Ok(count) if count == length => Ok(()),
+                Ok(_) => Err(Why::Damaged), // it ends before
+                Err(_) => Err(Why::of(&io::Error::last_os_error())),
+            }
         };
-        let is_read = match self.reads {
-            Reads::CachedOnly => read(libc::RWF_NOWAIT),
+        match self.reads {
+            // The cache may have the start of it only.
+            Reads::CachedOnly => read(libc::RWF_NOWAIT).map_err(|_| Why::NotInMemory),
             Reads::Any => read(0),
-            Reads::Uncached => read(RWF_DONTCACHE) || read(0),
-        };
-        is_read.then_some(())
+            Reads::Uncached => read(RWF_DONTCACHE).or_else(|_| read(0)),
+        }
+    }
+}
+
+/// Fails of a record that is not live, with what it is.
+pub fn require_live(entry: &TableEntry) -> Result<(), Why> {
+    match entry.state {
+        State::LIVE => Ok(()),
+        State::MERGED => Err(Why::Merged),
+        State::QUARANTINED => Err(Why::Quarantined),
+        _ => Err(Why::NotLive),
     }
 }

@@ -1,9 +1,11 @@
-//! Reads past the page cache.
+//! Reads from the page cache alone, by way of it, and past it.
 
 use std::ffi::c_int;
-use std::io::Error;
-use std::os::fd::RawFd;
+use std::io::{Error, IoSliceMut};
+use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
 
 /// Cleared by the first kernel or file system that does not know `RWF_DONTCACHE`.
 static DONT_CACHE: AtomicBool = AtomicBool::new(true);
@@ -44,4 +46,32 @@ pub fn fill_at(fd: RawFd, offset: u64, out: &mut [u8]) -> bool {
         unsafe { libc::posix_fadvise(fd, offset, length, libc::POSIX_FADV_DONTNEED) };
     }
     true
+}
+
+/// Fills the start of `room` as far as the file goes, and waits for the disk.
+pub fn read_all(file: impl AsFd, offset: u64, room: &mut [u8]) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < room.len() {
+        match pread(&file, &mut room[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// Fills the start of `room` from the page cache, as far as the file goes; None where that lacks
+/// anything.
+pub fn read_cached(file: impl AsFd, offset: u64, room: &mut [u8]) -> Option<usize> {
+    let mut done = 0;
+    while done < room.len() {
+        let parts = &mut [IoSliceMut::new(&mut room[done..])];
+        match preadv2(&file, parts, offset + done as u64, ReadWriteFlags::NOWAIT).ok()? {
+            0 => break,
+            count => done += count,
+        }
+    }
+    Some(done)
 }

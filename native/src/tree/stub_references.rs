@@ -114,13 +114,13 @@ impl Store<'_> {
     fn count_recipe(&self, stub: &StubHead, scratch: &mut Scratch) -> Option<()> {
         let files = self.streams.get(&stub.recipe.container())?;
         let ordinal = stub.recipe.ordinal();
-        let entry = files.entry(ordinal)?;
+        let entry = files.entry(ordinal).ok()?;
         let is_known = self.nodes.own(stub.recipe) == KnownBytes::of(&entry);
         if !is_known || entry.fingerprint[..stub.digest.len()] != stub.digest {
             return None;
         }
         scratch.payload.resize(entry.raw_length as usize, 0);
-        files.read_entry(&entry, ordinal, &mut scratch.payload, &mut scratch.stored)?;
+        files.read_entry(&entry, ordinal, &mut scratch.payload, &mut scratch.stored).ok()?;
         let ids = sound_leaf(&scratch.payload, stub.covered, self.chunks)?;
         self.nodes.refer(stub.recipe);
         ids.into_iter().for_each(|id| self.chunks.refer(id));
@@ -149,6 +149,6 @@ impl Scratch {
         }
         let table = self.open.get(&number)?.as_raw_fd();
         let files = Files { data: table, table, seed: *seed, reads: Reads::Any, bases: None };
-        files.entry(id.ordinal())
+        files.entry(id.ordinal()).ok()
     }
 }

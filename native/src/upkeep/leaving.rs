@@ -57,7 +57,7 @@ impl Tools<'_> {
         if trial.raw.is_none() {
             trial.raw = Some(self.raw(piece)?);
         }
-        let (base_raw, base_entry) = self.bases.with_entry(base, Reads::Uncached)?;
+        let (base_raw, base_entry) = self.bases.with_entry(base, Reads::Uncached).ok()?;
         let sketch = if piece.sketch == Sketch::default() {
             in_domain(sketch(trial.raw.as_deref()?), self.domain)
         } else {
@@ -80,7 +80,7 @@ impl Tools<'_> {
         }
         let mut after = given.payload.len();
         for &other in others {
-            let (raw, _) = self.bases.of_any(other, Reads::Uncached)?;
+            let (raw, _) = self.bases.of_any(other, Reads::Uncached).ok()?;
             out.resize(zstd_safe::compress_bound(raw.len()), 0);
             before += delta::compress(&raw, &base_raw, out, TRIAL_LEVEL).ok()??;
             after += delta::compress(&raw, trial.raw.as_deref()?, out, TRIAL_LEVEL).ok()??;

@@ -122,7 +122,8 @@ impl Tools<'_> {
         let bytes = match &trial.base {
             Some(bytes) => Arc::clone(bytes),
             None => {
-                let (bytes, fingerprint) = self.bases.with_fingerprint(base, Reads::Uncached)?;
+                let (bytes, fingerprint) =
+                    self.bases.with_fingerprint(base, Reads::Uncached).ok()?;
                 (self.options.algorithm.digest(&bytes) == fingerprint).then_some(bytes)?
             }
         };

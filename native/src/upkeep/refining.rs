@@ -261,10 +261,10 @@ impl Tools<'_> {
         groups: &Groups,
     ) -> Option<Arc<Vec<u8>>> {
         let reads = Reads::Uncached;
-        let found = self.bases.with_fingerprint(id, reads).or_else(|| {
+        let found = self.bases.with_fingerprint(id, reads).ok().or_else(|| {
             // In this container it is a base as soon as the generation is that is being made.
             let is_here = id.container() == piece.id.container() && groups.stands_alone(id);
-            let (raw, fingerprint) = is_here.then(|| self.bases.of_any(id, reads)).flatten()?;
+            let (raw, fingerprint) = is_here.then(|| self.bases.of_any(id, reads))?.ok()?;
             Some((Arc::new(raw), fingerprint))
         });
         let (raw, fingerprint) = found?;

@@ -17,7 +17,6 @@ from dedupd_core.format.container import Kind
 from dedupd_core.format.ids import make_id
 from dedupd_core.format.stub import StubAttribute
 from dedupd_core.store.container.record_states import set_states
-from dedupd_core.stub.content import open_content
 from dedupd_core.stub.local_blocks import seal
 from dedupd_core.system.files import opened
 from dedupd_core.units import KIB
@@ -235,7 +234,7 @@ def test_a_damaged_chunk_names_every_file_that_it_hits_and_no_other(lab: Lab) ->
     with lab.opened() as volume:
         stub = lab.stub("base")
         assert stub is not None
-        recipe = open_content(stub, volume.recipes, volume.read_chunk, "").recipe
+        recipe = volume.content(stub, "").recipe
         chunk = next(iter(recipe.spans(0, 1))).chunk
         table = lab.table(Kind.CHUNKS).read_bytes()
         at = tbl.HEADER_BYTES + (chunk & 0xFFFF_FFFF) * tbl.ENTRY_BYTES

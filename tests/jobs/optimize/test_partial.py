@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from dedupd_core import failpoint
 from dedupd_core.format.ids import HOLE
 from dedupd_core.store.recipe.recipe_reader import Span
-from dedupd_core.stub.content import open_content
 from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.stub.transition import settle
 from dedupd_core.system.files import data_ranges, opened
@@ -44,13 +43,13 @@ def edit(lab: Lab, name: str, *edits: tuple[int, bytes], size: int | None = None
     with lab.opened() as volume, opened(os.open(lab.data / name, os.O_RDWR)) as fd:
         attribute = volume.space.read(fd, name)
         assert attribute is not None
-        load = partial(open_content, attribute, volume.recipes, volume.read_chunk, name)
+        load = partial(volume.content, attribute, name)
         attribute = settle(fd, attribute, load, volume.stub_files)
         stub = SparseStub(
             fd,
             attribute,
             volume.stub_files,
-            lambda found: open_content(found, volume.recipes, volume.read_chunk, name),
+            lambda found: volume.content(found, name),
         )
         for offset, data in edits:
             stub.write(offset, data)
@@ -63,7 +62,7 @@ def chunks(lab: Lab, name: str) -> list[int]:
     stub = lab.stub(name)
     assert stub is not None
     with lab.opened() as volume:
-        content = open_content(stub, volume.recipes, volume.read_chunk, name)
+        content = volume.content(stub, name)
         return [span.chunk for span in content.recipe.spans(0, content.recipe.length)]
 
 
@@ -204,7 +203,7 @@ def test_a_write_into_a_long_hole_does_not_read_the_hole(lab: Lab) -> None:
     with lab.opened() as volume, opened(os.open(lab.data / "sparse", os.O_RDONLY)) as fd:
         stub = volume.space.read(fd, "sparse")
         assert stub is not None
-        content = open_content(stub, volume.recipes, volume.read_chunk, "sparse")
+        content = volume.content(stub, "sparse")
         assert content.read(1 << 39, (1 << 39) + 13) == b"in the middle"
         assert content.read((1 << 39) + BLOCK, (1 << 39) + BLOCK + 9) == bytes(9)
         assert content.read(0, 5) == b"start"

@@ -21,11 +21,11 @@ use crate::mount::inodes::data_file::DataFile;
 use crate::mount::inodes::watched::{Unwatched, Watched};
 use crate::mount::protocol::abi::ReadIn;
 use crate::mount::protocol::message::{Answer, Request};
-use crate::mount::requests::stubs::{
-    AT_ONCE_BYTES, Part, Piece, Pieces, Store, VALUE_BYTES, touch,
-};
+use crate::mount::requests::stubs::{AT_ONCE_BYTES, Pieces, Store, VALUE_BYTES, touch};
 use crate::mount::requests::tree::Tree;
 use crate::store::record_reader::Reads;
+use crate::store::stub_bytes::{Part, Piece};
+use crate::store::why::Unreadable;
 
 /// What becomes of a request to read.
 pub enum Reading {
@@ -48,8 +48,8 @@ pub struct StubRead {
 }
 
 impl StubRead {
-    /// The answer. None where anything is not as expected.
-    pub fn parts(&self) -> Option<Vec<Part>> {
+    /// The answer, or what of it cannot be read.
+    pub fn parts(&self) -> Result<Vec<Part>, Vec<Unreadable>> {
         self.store.parts(&self.stub, &self.pieces, Reads::Any)
     }
 
@@ -184,16 +184,6 @@ impl Tree {
             read.ahead = self.readers.follow(node, &range, read.stub.covered, ahead, bytes_max);
         }
         Some(Reading::OfStore(read))
-    }
-}
-
-impl Part {
-    pub fn length(&self) -> usize {
-        match self {
-            Part::Own(bytes) => bytes.len(),
-            Part::Chunk(_, range) => range.len(),
-            Part::Zeros(length) => *length,
-        }
     }
 }
 

@@ -15,10 +15,11 @@ use crate::format::stub::{COMMITTING, DIRECT, RESTORING, STUB_BYTES, Seeds, Stub
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::protocol::abi::{LseekIn, ReadIn};
 use crate::mount::protocol::message::{Answer, Failure};
-use crate::store::chunk_cache::{Chunk, ChunkCache, ChunkKey};
+use crate::store::chunk_cache::ChunkCache;
 use crate::store::content::Content;
-use crate::store::recipes::Span;
 use crate::store::record_reader::Reads;
+use crate::store::stub_bytes::{Part, Piece, StubBytes, add_missing, filled};
+use crate::store::why::Unreadable;
 use crate::system::calls::generation_of;
 use crate::system::extents::present;
 
@@ -48,27 +49,11 @@ pub struct Look {
     pub is_local: bool,
 }
 
-/// A part of a stub's bytes.
-pub enum Piece {
-    /// Bytes of blocks of its own.
-    Own(Arc<Vec<u8>>),
-    /// A range that the recipe stands for.
-    OfRecipe(Range<u64>),
-    Zeros(usize),
-}
-
 /// What a range of a stub is made of.
 pub enum Pieces {
     Known(Vec<Piece>),
     /// Not to be said before the disk has given bytes of the stub's own.
     OnDisk(Range<u64>),
-}
-
-/// A part of an answer.
-pub enum Part {
-    Own(Arc<Vec<u8>>),
-    Chunk(Chunk, Range<usize>),
-    Zeros(usize),
 }
 
 impl Store {
@@ -97,7 +82,7 @@ impl Store {
             return None;
         }
         let out = out.get_mut(..length)?;
-        self.content.read_opened(stub.recipe, stub.fingerprint_check(), out)?;
+        self.content.read_opened(stub.recipe, stub.fingerprint_check(), out).ok()?;
         touch(file, stub.covered);
         Some(length)
     }
@@ -183,63 +168,18 @@ impl Store {
         Some(Pieces::Known(pieces))
     }
 
-    /// What is to be told of `pieces`, in their order. None where anything is not as expected, and with
-    /// [`Reads::CachedOnly`] also where not all of it is in memory.
-    pub fn parts(&self, stub: &StubHead, pieces: &[Piece], reads: Reads) -> Option<Vec<Part>> {
-        self.parts_decoded(stub, pieces, reads, stub.covered <= AT_ONCE_BYTES)
+    fn bytes(&self) -> StubBytes<'_> {
+        StubBytes { content: &*self.content, cache: &self.cache }
     }
 
-    /// As [`Store::parts`]. `decodes`: of what is in memory also chunks that have to be decoded.
-    fn parts_decoded(
+    /// What is to be told of `pieces`, in their order.
+    pub fn parts(
         &self,
         stub: &StubHead,
         pieces: &[Piece],
         reads: Reads,
-        decodes: bool,
-    ) -> Option<Vec<Part>> {
-        let mut parts = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            match piece {
-                Piece::Own(bytes) => parts.push(Part::Own(Arc::clone(bytes))),
-                Piece::Zeros(length) => parts.push(Part::Zeros(*length)),
-                Piece::OfRecipe(range) => {
-                    self.add_parts(stub, range, reads, decodes, &mut parts)?;
-                }
-            }
-        }
-        Some(parts)
-    }
-
-    fn add_parts(
-        &self,
-        stub: &StubHead,
-        range: &Range<u64>,
-        reads: Reads,
-        decodes: bool,
-        parts: &mut Vec<Part>,
-    ) -> Option<()> {
-        let spans = self.content.spans(stub, range, reads)?;
-        let keys: Vec<_> = spans.iter().filter_map(|span| span.chunk).collect();
-        let mut chunks = if reads == Reads::CachedOnly {
-            let at_hand = |key: &ChunkKey| match decodes {
-                true => {
-                    self.cache.at_hand(key, |raw| self.content.read_opened(key.id, key.check, raw))
-                }
-                false => self.cache.get(key),
-            };
-            keys.iter().map(at_hand).collect()
-        } else {
-            self.cache.load(&keys, self.content.source())
-        }
-        .into_iter();
-        for span in spans {
-            let within = part_of(&span, range);
-            parts.push(match span.chunk {
-                Some(_) => Part::Chunk(chunks.next()??, within),
-                None => Part::Zeros(within.len()),
-            });
-        }
-        Some(())
+    ) -> Result<Vec<Part>, Vec<Unreadable>> {
+        self.bytes().parts(stub, pieces, reads, stub.covered <= AT_ONCE_BYTES)
     }
 
     /// Less than a block of a stub, before its end, if memory has all: a chunk or two are decoded for
@@ -252,7 +192,7 @@ impl Store {
     ) -> Option<Vec<u8>> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let Pieces::Known(pieces) = self.pieces(file, look, range.clone())? else { return None };
-        let Some(parts) = self.parts_decoded(&look.stub, &pieces, Reads::CachedOnly, true) else {
+        let Ok(parts) = self.bytes().parts(&look.stub, &pieces, Reads::CachedOnly, true) else {
             self.fetch(look.stub.clone(), range.start..range.end.min(look.stub.covered));
             return None;
         };
@@ -278,47 +218,12 @@ impl Store {
 
     /// Fills the start of `out` with `pieces` if memory has all; how many bytes.
     pub fn fill(&self, stub: &StubHead, pieces: &[Piece], out: &mut [u8]) -> Option<usize> {
-        filled(&self.parts(stub, pieces, Reads::CachedOnly)?, out)
+        filled(&self.parts(stub, pieces, Reads::CachedOnly).ok()?, out)
     }
 
     /// Has the chunks of a range in memory soon after, for a reader who is expected there.
     pub fn load_ahead(&self, stub: &StubHead, range: &Range<u64>) {
-        let Some(spans) = self.content.spans(stub, range, Reads::Any) else { return };
-        let absent = spans.iter().filter_map(|span| span.chunk).filter(|key| !self.cache.has(key));
-        self.cache.load(&absent.collect::<Vec<_>>(), self.content.source());
-    }
-}
-
-/// Fills the start of `out`; how many bytes.
-fn filled(parts: &[Part], out: &mut [u8]) -> Option<usize> {
-    let mut done = 0;
-    for part in parts {
-        let length = part.length();
-        let room = out.get_mut(done..done + length)?;
-        match part {
-            Part::Own(bytes) => room.copy_from_slice(bytes),
-            Part::Chunk(chunk, range) => room.copy_from_slice(chunk.get(range.clone())?),
-            Part::Zeros(_) => room.fill(0),
-        }
-        done += length;
-    }
-    Some(done)
-}
-
-/// Where the bytes of a range are in a span.
-fn part_of(span: &Span, range: &Range<u64>) -> Range<usize> {
-    let (low, high) = (range.start.max(span.start), range.end.min(span.end));
-    (low - span.start) as usize..(high - span.start) as usize
-}
-
-/// Adds a range that has no block: the recipe's as far as it reaches, and then zeros.
-fn add_missing(pieces: &mut Vec<Piece>, stub: &StubHead, range: Range<u64>) {
-    let border = stub.covered.clamp(range.start, range.end);
-    if range.start < border {
-        pieces.push(Piece::OfRecipe(range.start..border));
-    }
-    if border < range.end {
-        pieces.push(Piece::Zeros((range.end - border) as usize));
+        self.bytes().load_ahead(stub, range);
     }
 }
 

@@ -40,6 +40,7 @@ use crate::mount::session::refused_writes::Write;
 use crate::mount::session::returns::{Back, Returns};
 use crate::mount::session::shared::{Shared, Taken};
 use crate::mount::session::turn::Turn;
+use crate::store::why::Unreadable;
 use crate::system::file_user::RootAgain;
 
 /// How long the thread goes on looking for the next request before it sleeps: a program that reads one
@@ -85,6 +86,8 @@ pub struct Line {
     length: usize,
     /// The next message to the kernel.
     output: Vec<u8>,
+    /// What could not be read for the request that was handed over last.
+    reasons: Vec<Unreadable>,
 }
 
 impl Line {
@@ -125,6 +128,7 @@ impl Line {
             input: returns.buffer(),
             returns,
             length: 0,
+            reasons: Vec::new(),
             output: vec![0; OUT_HEADER_BYTES + ANSWER_BYTES_MAX],
         };
         Ok((line, theirs))
@@ -297,14 +301,16 @@ impl Line {
             }
             Taken::Sync(sync) => match self.shared.syncs.begin(sync) {
                 true => Ok(None),
-                false => self.hand_over().map(Some),
+                false => self.hand_over(Vec::new()).map(Some),
             },
-            Taken::HandedOver => self.hand_over().map(Some),
+            Taken::HandedOver => self.hand_over(Vec::new()).map(Some),
         }
     }
 
-    /// Has Python answer the message that was read: the caller, or libfuse.
-    fn hand_over(&mut self) -> Answer<Next> {
+    /// Has Python answer the message that was read: the caller, or libfuse. `reasons`: what native
+    /// code could not read for it.
+    fn hand_over(&mut self, reasons: Vec<Unreadable>) -> Answer<Next> {
+        self.reasons = reasons;
         self.tree.callers.tell(&mut self.input[..self.length]);
         let request = divided(&self.input[..self.length], self.agreed)?;
         let InHeader { opcode, unique, .. } = request.header;
@@ -336,11 +342,11 @@ impl Line {
             }
             Back::Decided(message) => {
                 self.put_back(&message.bytes);
-                self.hand_over().map(Some)
+                self.hand_over(Vec::new()).map(Some)
             }
-            Back::HandedOver(message) => {
+            Back::HandedOver(message, reasons) => {
                 self.put_back(&message);
-                self.hand_over().map(Some)
+                self.hand_over(reasons).map(Some)
             }
         }
     }
@@ -376,6 +382,11 @@ impl Line {
     /// The request that was found last.
     pub fn request(&self) -> Answer<Request<'_>> {
         divided(&self.input[..self.length], self.agreed)
+    }
+
+    /// What could not be read for it, if that is why it is the caller's.
+    pub fn reasons(&self) -> &[Unreadable] {
+        &self.reasons
     }
 
     /// What this mount promises where the kernel offers it.

@@ -20,9 +20,10 @@ use crate::mount::pages::search::Search;
 use crate::mount::protocol::abi::LseekOut;
 use crate::mount::protocol::message::Failure;
 use crate::mount::requests::reading::{PlainRead, StubRead};
-use crate::mount::requests::stubs::{AT_ONCE_BYTES, Part};
+use crate::mount::requests::stubs::AT_ONCE_BYTES;
 use crate::mount::session::answers::Answers;
 use crate::mount::session::returns::{Back, Returns};
+use crate::store::stub_bytes::Part;
 use crate::threads::lock::locked;
 use crate::threads::processors::spread;
 
@@ -79,7 +80,7 @@ impl FileRead {
                 let answer = search.answer();
                 drop(search);
                 match answer {
-                    None => returns.put(Back::HandedOver(self.message)),
+                    None => returns.put(Back::HandedOver(self.message, Vec::new())),
                     Some(Ok(offset)) => {
                         let bytes = LseekOut { offset }.as_bytes().to_vec();
                         give(&self.answers, self.unique, &[Part::Own(Arc::new(bytes))]);
@@ -91,8 +92,8 @@ impl FileRead {
                 }
             }
             Work::OfStore(stub) => match stub.parts() {
-                None => returns.put(Back::HandedOver(self.message)),
-                Some(parts) => {
+                Err(reasons) => returns.put(Back::HandedOver(self.message, reasons)),
+                Ok(parts) => {
                     give(&self.answers, self.unique, &parts);
                     // The kernel's end last: the mount ends when nobody has it open.
                     drop((parts, self.answers));
@@ -262,7 +263,7 @@ impl FileReads {
             // Else one of these takes it next.
             for read in std::mem::take(&mut state.ready) {
                 state.give_back(read.uid);
-                self.0.returns.put(Back::HandedOver(read.message));
+                self.0.returns.put(Back::HandedOver(read.message, Vec::new()));
             }
         }
     }

@@ -9,6 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
 
 use crate::mount::protocol::message::{Answer, REQUEST_BYTES_MAX};
+use crate::store::why::Unreadable;
 use crate::threads::lock::locked;
 
 /// What may wait of requests that nobody has looked at: more is better left with the kernel, where
@@ -20,8 +21,9 @@ const SPARES_MAX: usize = 8;
 
 /// A request that comes back.
 pub enum Back {
-    /// Native code does not answer it.
-    HandedOver(Vec<u8>),
+    /// Native code does not answer it: because Python has a state of its file, or because of what
+    /// cannot be read.
+    HandedOver(Vec<u8>, Vec<Unreadable>),
     /// The page cache has what was missing.
     Again(Vec<u8>),
     /// A thread has read it that does not answer such requests.
@@ -34,7 +36,7 @@ impl Back {
     /// The message, and how long it is.
     pub fn message(&self) -> &[u8] {
         match self {
-            Back::HandedOver(message) | Back::Again(message) => message,
+            Back::HandedOver(message, _) | Back::Again(message) => message,
             Back::Untaken(message) | Back::Decided(message) => &message.bytes[..message.length],
         }
     }
@@ -42,7 +44,7 @@ impl Back {
     /// Room that it takes of what is bounded.
     fn untaken_bytes(&self) -> usize {
         match self {
-            Back::HandedOver(_) | Back::Again(_) => 0,
+            Back::HandedOver(..) | Back::Again(_) => 0,
             Back::Untaken(message) | Back::Decided(message) => message.bytes.len(),
         }
     }

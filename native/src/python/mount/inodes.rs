@@ -19,11 +19,8 @@ use crate::mount::protocol::message::Failure;
 use crate::mount::requests::stubs::Store;
 use crate::mount::requests::tree::Tree;
 use crate::mount::reserved_blocks::{Caller, ReservedBlocks};
-use crate::python::rados::ClusterContent;
-use crate::python::store::chunk_cache::ChunkCache;
+use crate::python::store::stub_bytes::StubBytes;
 use crate::python::support::calls::{c_string, os_error};
-use crate::python::upkeep::refine::Bases;
-use crate::store::content::{Containers, Content};
 use crate::system::calls::name_to_handle;
 use crate::system::file_user::can_become;
 use crate::threads::lock::locked;
@@ -36,21 +33,6 @@ impl Inodes {
     pub(super) fn tree(&self, py: Python<'_>) -> PyResult<Arc<Tree>> {
         let tree = locked(&self.0).as_ref().map(Arc::clone);
         ready(py, tree.ok_or(Failure(libc::ENOTCONN)))
-    }
-
-    fn read_content(
-        &self,
-        py: Python<'_>,
-        content: Arc<dyn Content>,
-        cache: &Bound<'_, ChunkCache>,
-        seeds: (u64, u64),
-        block_bytes: u64,
-    ) -> PyResult<()> {
-        let seeds = Seeds { attribute: seeds.0, instance: seeds.1 };
-        let store = Store::new(content, Arc::clone(&cache.get().0), seeds, block_bytes.max(1));
-        // It stays as it was said first.
-        let _ = self.tree(py)?.store.set(Arc::new(store));
-        Ok(())
     }
 }
 
@@ -143,32 +125,20 @@ impl Inodes {
 
     /// Where the content of stubs is: they are read by native code from then on. `seeds`: of
     /// attributes.
-    #[expect(clippy::too_many_arguments, reason = "a store, and how to read it")]
     fn read_stubs(
         &self,
         py: Python<'_>,
-        chunks: &Bound<'_, Bases>,
-        streams: &Bound<'_, Bases>,
-        cache: &Bound<'_, ChunkCache>,
-        seeds: (u64, u64),
-        block_bytes: u64,
-        threads: usize,
-    ) -> PyResult<()> {
-        let (chunks, streams) = (Arc::clone(&chunks.get().0), Arc::clone(&streams.get().0));
-        let content = Containers::new(chunks, streams, threads.saturating_sub(1));
-        self.read_content(py, Arc::new(content), cache, seeds, block_bytes)
-    }
-
-    /// As [`Inodes::read_stubs`], of a store in a cluster.
-    fn read_stubs_of_cluster(
-        &self,
-        py: Python<'_>,
-        content: &Bound<'_, ClusterContent>,
-        cache: &Bound<'_, ChunkCache>,
+        stub_bytes: &Bound<'_, StubBytes>,
         seeds: (u64, u64),
         block_bytes: u64,
     ) -> PyResult<()> {
-        self.read_content(py, content.get().0.clone(), cache, seeds, block_bytes)
+        let StubBytes { content, cache } = stub_bytes.get();
+        let seeds = Seeds { attribute: seeds.0, instance: seeds.1 };
+        let (content, cache) = (Arc::clone(content), Arc::clone(cache));
+        let store = Store::new(content, cache, seeds, block_bytes.max(1));
+        // It stays as it was said first.
+        let _ = self.tree(py)?.store.set(Arc::new(store));
+        Ok(())
     }
 
     /// What tells of newer pages from then on: a command that starts the worker, and its environment.

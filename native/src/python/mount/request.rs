@@ -12,6 +12,7 @@ use crate::mount::protocol::message::Failure;
 use crate::mount::protocol::opcode as op;
 use crate::mount::requests::extended::NewAttribute;
 use crate::mount::session::line;
+use crate::python::store::stub_bytes::Unreadable;
 
 /// A request of the kernel that the mount's own operations answer.
 #[pyclass(frozen, get_all, module = "dedupd_core.native.mount")]
@@ -30,12 +31,14 @@ pub struct Request {
     offset_to: u64,
     name: Py<PyBytes>,
     data: Py<PyBytes>,
+    reasons: Vec<Py<Unreadable>>,
 }
 
 impl Request {
     pub(super) fn of(py: Python<'_>, line: &line::Line) -> PyResult<Request> {
         let given = ready(py, line.request())?;
         let header = given.header;
+        let reasons = line.reasons().iter().map(|&one| Py::new(py, Unreadable::from(one)));
         let (mut offset, mut size, mut flags) = (0, 0, 0);
         let mut is_mapping = false;
         let (mut length, mut node_to, mut offset_to) = (0, 0, 0);
@@ -100,6 +103,7 @@ impl Request {
             offset_to,
             name: PyBytes::new(py, name).unbind(),
             data: PyBytes::new(py, data).unbind(),
+            reasons: reasons.collect::<PyResult<_>>()?,
         })
     }
 }

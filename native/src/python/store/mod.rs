@@ -2,4 +2,5 @@
 
 pub mod chunk_cache;
 pub mod records;
+pub mod stub_bytes;
 pub mod table_map;

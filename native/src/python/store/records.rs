@@ -4,7 +4,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::format::ids::{Checksum, FingerprintCheck};
+use crate::format::ids::Checksum;
 use crate::python::codec::Encoded;
 use crate::python::hashing::algorithm_named;
 use crate::python::support::input::{Input, pack_u32, require};
@@ -13,41 +13,11 @@ use crate::python::upkeep::refine::Bases;
 use crate::store::blocks_ahead;
 use crate::store::dead_payloads::Container as PunchedContainer;
 use crate::store::record_check::Place as CheckPlace;
-use crate::store::record_reader::{BaseBytes, Files, Reads, Row, Wanted};
+use crate::store::record_reader::{Files, Reads, Row};
 use crate::store::record_writer::{Columns, Place};
 use crate::store::stream_frames;
 use crate::store::table_check::{Container, PassedRecords, Position};
 use crate::store::table_states::{self as of_tables, Weight, states, weigh};
-
-#[pyfunction]
-#[pyo3(signature = (data_fd, table_fd, seed, wanted, cached_only, threads, bases = None))]
-#[expect(clippy::too_many_arguments, reason = "a container, and how to read it")]
-pub fn read_chunks(
-    py: Python<'_>,
-    data_fd: i32,
-    table_fd: i32,
-    seed: u64,
-    wanted: Vec<Row>,
-    cached_only: bool,
-    threads: usize,
-    bases: Option<&Bound<'_, Bases>>,
-) -> PyResult<Vec<Option<Py<PyBytes>>>> {
-    let reads = if cached_only { Reads::CachedOnly } else { Reads::Any };
-    let bases = bases.map(|bases| &*bases.get().0 as &dyn BaseBytes);
-    let files = Files { data: data_fd, table: table_fd, seed, reads, bases };
-    let mut results = wanted
-        .iter()
-        .map(|&(_, length, _)| NewBytes::of(py, length))
-        .collect::<PyResult<Vec<_>>>()?;
-    let chunks = wanted.iter().zip(&mut results).map(|(&(ordinal, _, check), result)| {
-        let (fingerprint_check, out) = (FingerprintCheck(check), result.bytes_mut());
-        Wanted { ordinal, fingerprint_check, out }
-    });
-    let chunks: Vec<Wanted<'_>> = chunks.collect();
-    let found = py.detach(|| files.read_all(chunks, threads));
-    let results = results.into_iter().map(NewBytes::finish).zip(found);
-    Ok(results.map(|(bytes, found)| found.then_some(bytes)).collect())
-}
 
 /// Frames, the fingerprints of their chunks, and how many they are.
 type Framed = (Py<PyBytes>, Vec<u8>, usize);

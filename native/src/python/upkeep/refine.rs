@@ -35,7 +35,7 @@ impl Bases {
     }
 
     fn raw<'py>(&self, py: Python<'py>, record_id: u64) -> Option<Bound<'py, PyBytes>> {
-        let raw = py.detach(|| self.0.raw(RecordId(record_id), Reads::Any))?;
+        let raw = py.detach(|| self.0.raw(RecordId(record_id), Reads::Any)).ok()?;
         Some(PyBytes::new(py, &raw))
     }
 
@@ -214,7 +214,7 @@ impl Refiner {
     fn use_dictionary(&self, py: Python<'_>, record_id: u64) -> bool {
         let id = RecordId(record_id);
         py.detach(|| {
-            let Some((raw, fingerprint)) = self.bases.with_fingerprint(id, Reads::Uncached) else {
+            let Ok((raw, fingerprint)) = self.bases.with_fingerprint(id, Reads::Uncached) else {
                 return false;
             };
             let is_right = self.options.algorithm.digest(&raw) == fingerprint;

@@ -1,0 +1,250 @@
+//! The bytes of stubs, put together from blocks of their own and from what their recipes stand for.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::format::ids::{ChunkKey, FingerprintCheck, RecordId};
+use crate::format::stub::StubHead;
+use crate::store::chunk_cache::{Chunk, ChunkCache, ChunkSource};
+use crate::store::content::Content;
+use crate::store::recipes::Span;
+use crate::store::record_reader::Reads;
+use crate::store::why::{Unreadable, Why};
+use crate::system::reads::{read_all, read_cached};
+
+/// A part of a stub's bytes.
+pub enum Piece {
+    /// Bytes of blocks of its own.
+    Own(Arc<Vec<u8>>),
+    /// A range that the recipe stands for.
+    OfRecipe(Range<u64>),
+    Zeros(usize),
+}
+
+/// A part of an answer.
+pub enum Part {
+    Own(Arc<Vec<u8>>),
+    Chunk(Chunk, Range<usize>),
+    Zeros(usize),
+}
+
+impl Part {
+    pub fn length(&self) -> usize {
+        match self {
+            Part::Own(bytes) => bytes.len(),
+            Part::Chunk(_, range) => range.len(),
+            Part::Zeros(length) => *length,
+        }
+    }
+}
+
+/// Fills the start of `out`; how many bytes. None where it has no room for them.
+pub fn filled(parts: &[Part], out: &mut [u8]) -> Option<usize> {
+    let mut done = 0;
+    for part in parts {
+        let length = part.length();
+        let room = out.get_mut(done..done + length)?;
+        match part {
+            Part::Own(bytes) => room.copy_from_slice(bytes),
+            Part::Chunk(chunk, range) => room.copy_from_slice(chunk.get(range.clone())?),
+            Part::Zeros(_) => room.fill(0),
+        }
+        done += length;
+    }
+    Some(done)
+}
+
+/// Adds a range that has no block: the recipe's as far as it reaches, and then zeros.
+pub fn add_missing(pieces: &mut Vec<Piece>, stub: &StubHead, range: Range<u64>) {
+    let border = stub.covered.clamp(range.start, range.end);
+    if range.start < border {
+        pieces.push(Piece::OfRecipe(range.start..border));
+    }
+    if border < range.end {
+        pieces.push(Piece::Zeros((range.end - border) as usize));
+    }
+}
+
+/// What stubs are made of, and the chunks of it that are in memory.
+#[derive(Clone, Copy)]
+pub struct StubBytes<'a> {
+    pub content: &'a dyn Content,
+    pub cache: &'a ChunkCache,
+}
+
+impl StubBytes<'_> {
+    /// What is to be told of `pieces`, in their order; or all of the chunks of one that cannot be read.
+    /// `decodes`: of what is in memory also chunks that have to be decoded.
+    pub fn parts(
+        &self,
+        stub: &StubHead,
+        pieces: &[Piece],
+        reads: Reads,
+        decodes: bool,
+    ) -> Result<Vec<Part>, Vec<Unreadable>> {
+        let mut parts = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            match piece {
+                Piece::Own(bytes) => parts.push(Part::Own(Arc::clone(bytes))),
+                Piece::Zeros(length) => parts.push(Part::Zeros(*length)),
+                Piece::OfRecipe(range) => {
+                    self.add_parts(stub, range, reads, decodes, &mut parts)?;
+                }
+            }
+        }
+        Ok(parts)
+    }
+
+    fn add_parts(
+        &self,
+        stub: &StubHead,
+        range: &Range<u64>,
+        reads: Reads,
+        decodes: bool,
+        parts: &mut Vec<Part>,
+    ) -> Result<(), Vec<Unreadable>> {
+        let spans = self.content.spans(stub, range, reads).map_err(|reason| vec![reason])?;
+        let keys: Vec<_> = spans.iter().filter_map(|span| span.chunk).collect();
+        let mut chunks = if reads == Reads::CachedOnly {
+            let at_hand = |key: &ChunkKey| match decodes {
+                true => {
+                    self.cache.at_hand(key, |raw| self.content.read_opened(key.id, key.check, raw))
+                }
+                false => self.cache.get(key).ok_or(Why::NotInMemory),
+            };
+            keys.iter().map(at_hand).collect()
+        } else {
+            self.cache.load(&keys, self.content.source())
+        }
+        .into_iter();
+        let mut unreadable = Vec::new();
+        for span in spans {
+            let within = part_of(&span, range);
+            let Some(key) = span.chunk else {
+                parts.push(Part::Zeros(within.len()));
+                continue;
+            };
+            match chunks.next().unwrap_or(Err(Why::NotInMemory)) {
+                Ok(chunk) => parts.push(Part::Chunk(chunk, within)),
+                Err(why) => unreadable.push(Unreadable::chunk(key, why)),
+            }
+        }
+        if unreadable.is_empty() { Ok(()) } else { Err(unreadable) }
+    }
+
+    /// Has the chunks of a range in memory soon after, for a reader who is expected there.
+    pub fn load_ahead(&self, stub: &StubHead, range: &Range<u64>) {
+        let Ok(spans) = self.content.spans(stub, range, Reads::Any) else { return };
+        let absent = spans.iter().filter_map(|span| span.chunk).filter(|key| !self.cache.has(key));
+        self.cache.load(&absent.collect::<Vec<_>>(), self.content.source());
+    }
+}
+
+/// Where the bytes of a range are in a span.
+fn part_of(span: &Span, range: &Range<u64>) -> Range<usize> {
+    let (low, high) = (range.start.max(span.start), range.end.min(span.end));
+    (low - span.start) as usize..(high - span.start) as usize
+}
+
+/// Why a read of a stub's bytes has failed.
+pub enum Failure {
+    OfStore(Vec<Unreadable>),
+    /// What the system says of the stub's own blocks.
+    OfFile(Errno),
+}
+
+impl From<Vec<Unreadable>> for Failure {
+    fn from(unreadable: Vec<Unreadable>) -> Failure {
+        Failure::OfStore(unreadable)
+    }
+}
+
+/// What `range` of a stub, before its end, is made of, where `own` are the ranges of it that lie in
+/// blocks of its own, in order.
+pub fn pieces_of(
+    file: BorrowedFd<'_>,
+    stub: &StubHead,
+    own: &[(u64, u64)],
+    range: Range<u64>,
+    reads: Reads,
+) -> Result<Vec<Piece>, Failure> {
+    let (mut pieces, mut done) = (Vec::new(), range.start);
+    for &(low, high) in own {
+        let (low, high) = (low.clamp(done, range.end), high.min(range.end));
+        if low >= high {
+            continue;
+        }
+        add_missing(&mut pieces, stub, done..low);
+        let mut bytes = vec![0; (high - low) as usize];
+        // Behind the end of a file that was cut meanwhile there are zeros.
+        match reads {
+            Reads::CachedOnly => {
+                read_cached(file, low, &mut bytes)
+                    .ok_or_else(|| vec![Unreadable::NOT_IN_MEMORY])?;
+            }
+            _ => {
+                read_all(file, low, &mut bytes).map_err(Failure::OfFile)?;
+            }
+        }
+        pieces.push(Piece::Own(Arc::new(bytes)));
+        done = high;
+    }
+    add_missing(&mut pieces, stub, done..range.end);
+    Ok(pieces)
+}
+
+/// Content with chunks that were repaired, which cannot be read in their places.
+pub struct Repaired<'a> {
+    pub content: &'a dyn Content,
+    pub chunks: HashMap<ChunkKey, Chunk>,
+}
+
+impl Content for Repaired<'_> {
+    fn source(&self) -> &dyn ChunkSource {
+        self
+    }
+
+    fn read_opened(
+        &self,
+        id: RecordId,
+        check: FingerprintCheck,
+        out: &mut [u8],
+    ) -> Result<(), Why> {
+        self.content.read_opened(id, check, out)
+    }
+
+    fn spans(
+        &self,
+        stub: &StubHead,
+        range: &Range<u64>,
+        reads: Reads,
+    ) -> Result<Vec<Span>, Unreadable> {
+        self.content.spans(stub, range, reads)
+    }
+
+    fn ahead_bytes(&self, length: u64) -> u64 {
+        self.content.ahead_bytes(length)
+    }
+}
+
+impl ChunkSource for Repaired<'_> {
+    fn read(&self, keys: &[ChunkKey], give: &(dyn Fn(usize, Result<Vec<u8>, Why>) + Sync)) {
+        let (mut places, mut rest) = (Vec::new(), Vec::new());
+        for (at, key) in keys.iter().enumerate() {
+            match self.chunks.get(key) {
+                Some(chunk) => give(at, Ok(chunk.to_vec())),
+                None => {
+                    places.push(at);
+                    rest.push(*key);
+                }
+            }
+        }
+        if !rest.is_empty() {
+            self.content.source().read(&rest, &|at, found| give(places[at], found));
+        }
+    }
+}
