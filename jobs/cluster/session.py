@@ -76,7 +76,7 @@ def store_of(volume: Volume) -> VolumeStore:
     """The store of a volume whose chunks are in a cluster. Raises UsageError for another one."""
     store = volume.chunk_store
     if not isinstance(store, VolumeStore):
-        raise UsageError(f"{volume.root}: its chunks are in no cluster")
+        raise UsageError(f"{volume.root}: its store is not in a cluster")
     return store
 
 

@@ -13,6 +13,7 @@ import pytest
 from dedupd_core.errors import DedupdError
 from dedupd_core.system.disk import Disk
 from dedupd_core.volume.volume import Volume
+from dedupd_reader import reader
 from tests.crash.exploring import SCENARIOS, explore, file_system_for_states
 from tests.crash.scenarios import plain_volume
 from tests.crash.sites import EFFECTS, effects_in_volumes
@@ -117,7 +118,7 @@ HARMLESS = {
 
 
 def found(fast: Path, name: str, make_disk: Callable[[], RecordingDisk]) -> None:
-    with pytest.raises((AssertionError, DedupdError, OSError, KeyError)):
+    with pytest.raises((AssertionError, DedupdError, OSError, KeyError, reader.Damaged)):
         explore(fast, SCENARIOS[name], STATES, make_disk=make_disk)
 
 

@@ -201,6 +201,6 @@ def test_the_reserve_is_left_to_users(lab: MountedLab) -> None:
         reply = client.call("fill")
         assert reply["kind"] == NoSpace.__name__ and "it stays a stub" in reply["error"]
         assert own_bytes(lab) == 0
-    with lab.opened() as volume, pytest.raises(NoSpace, match="making f plain"):
+    with lab.opened() as volume, pytest.raises(NoSpace, match="expanding f"):
         require_room(volume, b"f", lambda: None)
     assert path.read_bytes() == CONTENT

@@ -44,4 +44,4 @@ def test_a_refusal_to_mount_is_logged_without_a_traceback(tmp_path: Path) -> Non
         other.mkdir()
         with pytest.raises(Busy):
             Nursery().serve(str(lab.root), str(other), cache_bytes=1 << 20)
-        assert "ends: " in Path(f"{other}.log").read_text()
+        assert "is ending: " in Path(f"{other}.log").read_text()

@@ -92,7 +92,7 @@ def test_a_stream_with_the_entry_is_refused_and_the_next_one_is_received(
     with monkeypatch.context() as patch:
         patch.setattr(sender, "is_reserved", lambda _: False)
         with pytest.raises(
-            UsageError, match=r"has \.dedupd, and .*; rename the entry in the volume"
+            UsageError, match=r"has \.dedupd, and .*; rename the entry in the sent volume"
         ):
             sent(lab, replica)
     assert os.listdir(replica.data) == []

@@ -214,7 +214,7 @@ def test_a_reader_keeps_jobs_away(lab: Lab) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(1)
-        with pytest.raises(Exception, match="a job has it"):
+        with pytest.raises(Exception, match="in use by a job"):
             lab.optimize()
         process.stdout.close()
     assert process.returncode == -signal.SIGPIPE

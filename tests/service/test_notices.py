@@ -119,7 +119,7 @@ class Heard:
             mail = message_from_string(path.read_text(), policy=default)
             about = mail["Subject"].partition(f"{socket.gethostname()}: ")[2].partition(" of ")[0]
             how, _, kind = about.partition(": ")
-            event = {"over": "end"}.get(how, "begin") if kind else how
+            event = {"resolved": "end"}.get(how, "begin") if kind else how
             found[event, kind or how] += 1
         return found
 

@@ -73,7 +73,7 @@ def test_a_store_needs_a_directory_of_its_own(shared: SharedLab, tmp_path: Path)
     lab = shared.volume("a")
     assert "volume" in run_cli("store", "create", "--force", lab.data / "store").stderr
     (shared.path / "inside").mkdir()
-    with shared.opened() as one, pytest.raises(UsageError, match="apart"):
+    with shared.opened() as one, pytest.raises(UsageError, match="must be outside its volumes"):
         new_lab(shared.path / "inside", shared=one)
 
 
@@ -88,7 +88,7 @@ def test_without_its_store_a_volume_cannot_be_opened(shared: SharedLab) -> None:
         lab.optimize()
     other = SharedLab(shared.directory)
     assert other.path == shared.path
-    with pytest.raises(StoreUnreachable, match="another store"):
+    with pytest.raises(StoreUnreachable, match="not the store of"):
         lab.optimize()
 
 
@@ -172,7 +172,7 @@ def test_a_volume_that_its_store_does_not_know_makes_no_references(shared: Share
         for uuid in one.members():
             one.remove(uuid)
     a.put("file", noise(100 * KIB))
-    with pytest.raises(UnseenMember, match="not known"):
+    with pytest.raises(UnseenMember, match="not registered"):
         a.optimize()
     with pytest.raises(UnseenMember):
         a.collect()

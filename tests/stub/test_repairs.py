@@ -86,7 +86,7 @@ def test_bytes_that_are_not_meant_are_no_repair(
     destroy(lab, Kind.CHUNKS)
     with lab.opened() as fresh:
         monkeypatch.setattr(fresh.store.chunk_records, "read", known.__getitem__)
-        with pytest.raises(DamagedChunk, match="other bytes"):
+        with pytest.raises(DamagedChunk, match="bytes that differ"):
             content_of(lab, fresh).read(0, 10)
 
 

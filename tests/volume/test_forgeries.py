@@ -137,7 +137,7 @@ def test_a_file_of_that_name_is_in_the_way(tmp_path: Path, make: Callable[[Path]
     root = tmp_path / "share"
     root.mkdir()
     make(root / ".dedupd")
-    with pytest.raises(UsageError, match=r"\.dedupd: is no directory, .*rename the entry"):
+    with pytest.raises(UsageError, match=r"\.dedupd: is not a directory, .*rename the entry"):
         enabled(root)
     assert len(bad(root)) == 1
 

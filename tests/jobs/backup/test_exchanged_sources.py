@@ -226,7 +226,7 @@ def test_import_takes_no_privileges_and_no_attribute_of_a_stub(
     report = imported(lab, source, b"in")
     assert [message.partition(";")[0] for message in report.messages] == [
         "in/his: restored without its attribute trusted.dedupd: only stubs can have it",
-        "1 name without privileges: 1 set-user-ID or set-group-ID bit left out",
+        "1 name without privileges: 1 set-user-ID or set-group-ID bit skipped",
     ]
     assert report.without_privileges == 1
     assert stat.S_IMODE((lab.data / "in/file").stat().st_mode) == 0o755

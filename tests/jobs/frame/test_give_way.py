@@ -102,7 +102,7 @@ LONG_PHASES: list[tuple[str, Act, str, int]] = [
     ("gc", gc, "walking the tree", 1),
     ("gc", gc, "reading recipes", 1),
     ("gc", gc, "sweeping chunks", 1),
-    ("compact", lambda volume, run: Compact(volume, run).run(), "weighing chunks", 1),
+    ("compact", lambda volume, run: Compact(volume, run).run(), "measuring chunks", 1),
     ("compact", lambda volume, run: Compact(volume, run).run(), "compacting", 1),
     ("scrub", quick_scrub, "tables", 1),
     ("scrub", full_scrub, "records", 1),
