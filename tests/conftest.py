@@ -26,6 +26,7 @@ from dedupd_core.volume.enabling.probe import IN_MEMORY
 from tests.hostile.scenarios import SCENARIOS, scenario_of
 from tests.support.lab import let_others_pass
 from tests.support.mount_logs import new_tracebacks
+from tests.support.unmounting import unmount_soon
 
 # A service of this machine has nothing to do with the volumes of the tests.
 os.environ["DEDUPD_CONFIG"] = "/nonexistent/dedupd.toml"
@@ -171,7 +172,7 @@ def loop_fs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFileSystem
             base = tmp_path_factory.mktemp(kind)
             if in_memory:
                 _run(["mount", "-t", "tmpfs", "-o", "size=100%", "tmpfs", str(base)])
-                stack.callback(_unmount_soon, base)
+                stack.callback(unmount_soon, base)
             image, point = base / "image", base / "mount"
             stack.callback(image.unlink)
             with open(image, "xb") as file:
@@ -197,15 +198,6 @@ def _run(command: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)}: {result.stderr.strip()}")
-
-
-def _unmount_soon(point: Path) -> None:
-    """The kernel lets go of the image of a loop device a moment after its umount."""
-    for _ in range(200):
-        if subprocess.run(["umount", point], capture_output=True, check=False).returncode == 0:
-            return
-        time.sleep(0.05)
-    _run(["umount", str(point)])
 
 
 def _mounts_below(directory: Path) -> list[str]:

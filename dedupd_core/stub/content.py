@@ -178,7 +178,6 @@ class _Repairs:
     def __init__(self, contents: Contents, content: StoreContent) -> None:
         self._contents, self._content = contents, content
         self._made: Counter[tuple[str, str, _Chunk]] = Counter()
-        self._failed: dict[tuple[str, str, _Chunk], Exception] = {}
         self._chunks: dict[_Chunk, bytes] = {}
 
     @property
@@ -191,16 +190,10 @@ class _Repairs:
         for one in reasons:
             named = one.id, one.length, one.check
             key = one.part, one.why, named
-            if key in self._failed:
-                raise self._failed[key]
             self._made[key] += 1
             if self._made[key] > REPAIRS_MAX:
                 raise _unreadable(one, self._content)
-            try:
-                self._make(one, named)
-            except (DedupdError, OSError) as error:
-                self._failed[key] = error
-                raise
+            self._make(one, named)
 
     def _make(self, unreadable: native.store.Unreadable, named: _Chunk) -> None:
         contents, record_id = self._contents, unreadable.id

@@ -6,8 +6,10 @@ import json
 import mmap
 import os
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import cycle
 from typing import Any, Self
 
 import lmdb
@@ -29,8 +31,10 @@ for the history of some hundred runs. They are there again once there is space."
 _DATA = "data.mdb"
 _HEADER_BYTES = 2 * mmap.PAGESIZE
 """LMDB has two header pages, and writes them in turn."""
-_SNAPSHOT_TRIES = 100
-"""Of a copy while others write: each of their transactions takes a sync, a copy a millisecond."""
+_SNAPSHOT_S = 10.0
+"""For a copy while others write: each of their transactions takes a sync, a copy a millisecond."""
+_SNAPSHOT_PAUSES_S = (0.0, 0.0003, 0.0011, 0.0027)
+"""Between attempts, in turn: so that these do not keep step with a writer."""
 
 _DAMAGED = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError)
 """Errors of LMDB for files that it will never be able to use."""
@@ -233,10 +237,13 @@ def _snapshot(path: str) -> bytes:
     except FileNotFoundError:
         return b""
     with opened(fd):
-        for _ in range(_SNAPSHOT_TRIES):
+        end_s = time.monotonic() + _SNAPSHOT_S
+        for pause_s in cycle(_SNAPSHOT_PAUSES_S):
             data = _content(fd)
-            if os.pread(fd, _HEADER_BYTES, 0) == data[:_HEADER_BYTES]:
+            is_whole = os.pread(fd, _HEADER_BYTES, 0) == data[:_HEADER_BYTES]
+            if is_whole or time.monotonic() > end_s:
                 break
+            time.sleep(pause_s)
     _require_sound(data)
     return data
 

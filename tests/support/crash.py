@@ -44,6 +44,7 @@ from jobs.unoptimize import Unoptimize, UnoptimizeReport
 from tests.support import lab
 from tests.support.copies import belong_here
 from tests.support.forks import REPOSITORY
+from tests.support.unmounting import unmount_soon
 
 KIB = 1 << 10
 MTIME_NS = 1_500_000_000_123_456_789
@@ -76,7 +77,7 @@ def ext4(directory: Path, size_mb: int = 64, mkfs: tuple[str, ...] = ()) -> Iter
     try:
         yield point
     finally:
-        subprocess.run(["umount", point], check=True)
+        unmount_soon(point)
         image.unlink()
 
 

@@ -36,6 +36,7 @@ from jobs.gc.job import Gc, GcReport
 from jobs.optimize.job import Optimize, OptimizeReport
 from jobs.unoptimize import Unoptimize, UnoptimizeReport
 from tests.support import forks
+from tests.support.unmounting import unmount_soon
 
 REPOSITORY = forks.REPOSITORY
 RAW_SOCKETS = b"\1\0\0\2\0\x20" + bytes(14)
@@ -382,7 +383,7 @@ def mounted_over(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["umount", directory], check=True)
+        unmount_soon(directory)
 
 
 def as_user(action: Callable[[], object], uid: int = 1000) -> None:

@@ -1,0 +1,15 @@
+"""Unmounting of file systems that tests have mounted."""
+
+import subprocess
+import time
+from pathlib import Path
+
+
+def unmount_soon(point: Path) -> None:
+    """Unmount. Programs that look at every mount use it for a moment, and the kernel releases the
+    image of a loop device a moment after its unmount."""
+    for _ in range(200):
+        if subprocess.run(["umount", point], capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.05)
+    subprocess.run(["umount", point], check=True)
