@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -14,7 +13,10 @@ use crate::store::content::Content;
 use crate::store::recipes::Span;
 use crate::store::record_reader::Reads;
 use crate::store::why::{Unreadable, Why};
-use crate::system::reads::{read_all, read_cached};
+
+/// Content of up to this length is decoded in place where memory has it, and an answer of this length
+/// copied: to wake another thread takes longer.
+pub const AT_ONCE_BYTES: u64 = 128 << 10;
 
 /// A part of a stub's bytes.
 pub enum Piece {
@@ -59,7 +61,7 @@ pub fn filled(parts: &[Part], out: &mut [u8]) -> Option<usize> {
 }
 
 /// Adds a range that has no block: the recipe's as far as it reaches, and then zeros.
-pub fn add_missing(pieces: &mut Vec<Piece>, stub: &StubHead, range: Range<u64>) {
+fn add_missing(pieces: &mut Vec<Piece>, stub: &StubHead, range: Range<u64>) {
     let border = stub.covered.clamp(range.start, range.end);
     if range.start < border {
         pieces.push(Piece::OfRecipe(range.start..border));
@@ -163,33 +165,23 @@ impl From<Vec<Unreadable>> for Failure {
     }
 }
 
-/// What `range` of a stub, before its end, is made of, where `own` are the ranges of it that lie in
-/// blocks of its own, in order.
-pub fn pieces_of(
-    file: BorrowedFd<'_>,
+/// The pieces of `range` of a stub, before its end. `own` has the ranges in blocks of the stub's own,
+/// in order; `read` fills a buffer with the bytes of one of them.
+pub fn pieces_of<E>(
     stub: &StubHead,
-    own: &[(u64, u64)],
+    own: impl IntoIterator<Item = (u64, u64)>,
     range: Range<u64>,
-    reads: Reads,
-) -> Result<Vec<Piece>, Failure> {
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+) -> Result<Vec<Piece>, E> {
     let (mut pieces, mut done) = (Vec::new(), range.start);
-    for &(low, high) in own {
+    for (low, high) in own {
         let (low, high) = (low.clamp(done, range.end), high.min(range.end));
         if low >= high {
             continue;
         }
         add_missing(&mut pieces, stub, done..low);
         let mut bytes = vec![0; (high - low) as usize];
-        // Behind the end of a file that was cut meanwhile there are zeros.
-        match reads {
-            Reads::CachedOnly => {
-                read_cached(file, low, &mut bytes)
-                    .ok_or_else(|| vec![Unreadable::NOT_IN_MEMORY])?;
-            }
-            _ => {
-                read_all(file, low, &mut bytes).map_err(Failure::OfFile)?;
-            }
-        }
+        read(low, &mut bytes)?;
         pieces.push(Piece::Own(Arc::new(bytes)));
         done = high;
     }

@@ -21,10 +21,10 @@ use crate::mount::inodes::data_file::DataFile;
 use crate::mount::inodes::watched::{Unwatched, Watched};
 use crate::mount::protocol::abi::ReadIn;
 use crate::mount::protocol::message::{Answer, Request};
-use crate::mount::requests::stubs::{AT_ONCE_BYTES, Pieces, Store, VALUE_BYTES, touch};
+use crate::mount::requests::stubs::{Pieces, Store, VALUE_BYTES, touch};
 use crate::mount::requests::tree::Tree;
 use crate::store::record_reader::Reads;
-use crate::store::stub_bytes::{Part, Piece};
+use crate::store::stub_bytes::{AT_ONCE_BYTES, Part, Piece};
 use crate::store::why::Unreadable;
 
 /// What becomes of a request to read.

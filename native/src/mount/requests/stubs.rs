@@ -18,17 +18,13 @@ use crate::mount::protocol::message::{Answer, Failure};
 use crate::store::chunk_cache::ChunkCache;
 use crate::store::content::Content;
 use crate::store::record_reader::Reads;
-use crate::store::stub_bytes::{Part, Piece, StubBytes, add_missing, filled};
+use crate::store::stub_bytes::{AT_ONCE_BYTES, Part, Piece, StubBytes, filled, pieces_of};
 use crate::store::why::Unreadable;
 use crate::system::calls::generation_of;
 use crate::system::extents::present;
 
 /// Room for the value of a stub's attribute, and for one byte that none has.
 pub const VALUE_BYTES: usize = STUB_BYTES + 1;
-
-/// The content of a stub of up to this length is decoded by the thread that takes the requests, where
-/// memory has it, and an answer of this length copied: to wake another thread takes longer.
-pub const AT_ONCE_BYTES: u64 = 128 << 10;
 
 /// Where the content of a volume's stubs is.
 pub struct Store {
@@ -153,19 +149,12 @@ impl Store {
         }
         let (start, end) = (i64::try_from(range.start).ok()?, i64::try_from(range.end).ok()?);
         let own = present(file.fd.as_raw_fd(), start, end).ok()?;
-        let (mut pieces, mut done) = (Vec::new(), range.start);
-        for (low, high) in own {
-            let (low, high) = (low as u64, high as u64);
-            add_missing(&mut pieces, &look.stub, done..low);
-            let mut bytes = vec![0; (high - low) as usize];
-            match file.read_cached(low, &mut bytes) {
-                Some(length) if length == bytes.len() => pieces.push(Piece::Own(Arc::new(bytes))),
-                _ => return Some(Pieces::OnDisk(low..high)),
-            }
-            done = high;
-        }
-        add_missing(&mut pieces, &look.stub, done..range.end);
-        Some(Pieces::Known(pieces))
+        let own = own.into_iter().map(|(low, high)| (low as u64, high as u64));
+        let pieces = pieces_of(&look.stub, own, range, |at, bytes| {
+            let is_whole = file.read_cached(at, bytes) == Some(bytes.len());
+            is_whole.then_some(()).ok_or(at..at + bytes.len() as u64)
+        });
+        Some(pieces.map_or_else(Pieces::OnDisk, Pieces::Known))
     }
 
     fn bytes(&self) -> StubBytes<'_> {

@@ -20,10 +20,9 @@ use crate::mount::pages::search::Search;
 use crate::mount::protocol::abi::LseekOut;
 use crate::mount::protocol::message::Failure;
 use crate::mount::requests::reading::{PlainRead, StubRead};
-use crate::mount::requests::stubs::AT_ONCE_BYTES;
 use crate::mount::session::answers::Answers;
 use crate::mount::session::returns::{Back, Returns};
-use crate::store::stub_bytes::Part;
+use crate::store::stub_bytes::{AT_ONCE_BYTES, Part};
 use crate::threads::lock::locked;
 use crate::threads::processors::spread;
 

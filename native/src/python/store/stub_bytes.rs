@@ -20,11 +20,9 @@ use crate::python::upkeep::refine::Bases;
 use crate::store::chunk_cache::Chunk;
 use crate::store::content::{self, Containers, Content};
 use crate::store::record_reader::Reads;
-use crate::store::stub_bytes::{self, Failure, Repaired, filled, pieces_of};
+use crate::store::stub_bytes::{self, AT_ONCE_BYTES, Failure, Repaired, filled, pieces_of};
 use crate::store::why::{self, StorePart, Why};
-
-/// Up to this length, chunks that the page cache has are decoded by a thread that must not wait.
-const AT_ONCE_BYTES: u64 = 128 << 10;
+use crate::system::reads::{read_all, read_cached};
 
 /// What cannot be read of a stub, and why.
 #[pyclass(frozen, get_all, module = "dedupd_core.native.store")]
@@ -133,7 +131,14 @@ impl StubBytes {
             let reads = if waits { Reads::Any } else { Reads::CachedOnly };
             // SAFETY: it is open as long as this call lasts, and -1 is used where nothing is its own.
             let file = unsafe { BorrowedFd::borrow_raw(fd.max(0)) };
-            let pieces = pieces_of(file, &stub, &own, start..end, reads)?;
+            // Behind the end of a file that was cut meanwhile there are zeros.
+            let pieces = pieces_of(&stub, own, start..end, |at, bytes| match waits {
+                true => read_all(file, at, bytes).map(drop).map_err(Failure::OfFile),
+                false => match read_cached(file, at, bytes) {
+                    Some(_) => Ok(()),
+                    None => Err(vec![why::Unreadable::NOT_IN_MEMORY].into()),
+                },
+            })?;
             let content = Repaired { content: &*self.content, chunks };
             let bytes = stub_bytes::StubBytes { content: &content, cache: &self.cache };
             let parts = bytes.parts(&stub, &pieces, reads, end - start <= AT_ONCE_BYTES)?;
