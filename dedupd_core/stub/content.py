@@ -59,7 +59,7 @@ def _require_meant(span: Span, length_bytes: int, fingerprint: bytes) -> None:
 class Contents:
     """Reads what stubs are made of. Safe to use from several threads.
 
-    Native code does. What it cannot read it names, with the reason. Then that part is repaired
+    Native code does. It names each part that it cannot read, with the reason. That part is repaired
     here: it is read by what knows second copies, merged records and containers without a table,
     and native code is given it, and reads again.
     """
@@ -94,7 +94,7 @@ class StoreContent(RecipeBytes):
         recipe = self._contents.recipes.open(ref, self.where)
         if recipe.length < stub.covered:
             raise DamagedRecipe(
-                f"{self.where}: the recipe covers {recipe.length} bytes; the stub counts on"
+                f"{self.where}: the recipe covers {recipe.length} bytes, but the stub expects"
                 f" {stub.covered}"
             )
         return recipe
@@ -127,7 +127,7 @@ class StoreContent(RecipeBytes):
         ``reasons``: what could not be read of it a moment ago. Raises Damaged, OSError.
         """
         stub, repairs = self._named(covered), _Repairs(self._contents, self)
-        with suppress(DedupdError, OSError):  # it may not be needed any more
+        with suppress(DedupdError, OSError):  # it may no longer be needed
             repairs.make(reasons)
         while True:
             found = self._contents.native.read(
@@ -185,8 +185,8 @@ class _Repairs:
         return [*self._chunks.items()]
 
     def make(self, reasons: Sequence[native.store.Unreadable]) -> None:
-        """Have native code go on behind what it could not read. Raises Damaged, StoreUnreachable,
-        OSError."""
+        """Repair the unreadable parts, so that native code can read them. Raises Damaged,
+        StoreUnreachable, OSError."""
         for one in reasons:
             named = one.id, one.length, one.check
             key = one.part, one.why, named
