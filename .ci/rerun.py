@@ -1,7 +1,7 @@
 """Run each failed test three more times, alone, and print which of them are unstable.
 
-An unstable test is a defect, either of the test or of the program. This script only says which
-failures need no search for a wrong change: `.ci/run` fails in any case.
+An unstable test is a defect, either of the test or of the program, and `.ci/run` fails in any case.
+This script only names the failures for which no recent change is to blame.
 """
 
 import json

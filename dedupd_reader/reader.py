@@ -786,7 +786,7 @@ class StoreLock:
 
 
 class Volume:
-    """[The directory] A volume, or a copy of one. ``notes`` say what is trusted less, and why."""
+    """[The directory] A volume, or a copy of one. ``notes`` name what is trusted less."""
 
     def __init__(
         self,
@@ -1424,7 +1424,7 @@ def setting(place: str, name: str, value: bytes) -> Callable[[], None]:
 
 
 class Shortened:
-    """A directory under a path that is short enough for the kernel, however deep it lies."""
+    """A directory at any depth, under a path that is short enough for the kernel."""
 
     FOLDER = "/proc/self/fd/"
 

@@ -13,7 +13,7 @@ from fuse_stub.process import serve_for_parent
 def serve_in_unit(volume: str) -> None:
     """Serve the volume (a uuid) for which the service has started the unit.
 
-    Raises ServiceUnreachable where no service waits for that, and the errors that it reports.
+    Raises ServiceUnreachable if no service waits for that, and the errors that it reports.
     """
     try:
         line = Line.to_service(volume)

@@ -18,7 +18,7 @@ from jobs.frame.report import Job
 @dataclass(frozen=True, slots=True)
 class Strategies:
     """What does something on a volume, by the kind of its store: each a ``MODULE:NAME``, which is
-    imported when it is needed; empty where there is nothing to be done.
+    imported when it is needed; empty if there is nothing to be done.
 
     ``containers``: of stores on a disk of this host. ``elsewhere``: what helps on other stores.
     """
@@ -31,7 +31,7 @@ class Strategies:
         return self.containers if kind.has_containers else self.cluster
 
     def of(self, volume: Volume, job: str) -> Any:
-        """The one for a volume's store. Raises UsageError where there is none."""
+        """The class for a volume's store. Raises UsageError if there is none."""
         name = self.named(volume.store_kind)
         if not name:
             raise volume.without_work(job, self.elsewhere)
@@ -144,7 +144,7 @@ JOBS: Mapping[str, JobSpec] = {name: spec for name, spec in ALL_JOBS.items() if 
 
 
 def job_of(name: str, volume: Volume) -> Callable[..., Job[Any]]:
-    """The class that is this job on a volume. Raises UsageError where it has no work there."""
+    """The class that is this job on a volume. Raises UsageError if it has no work there."""
     found: Callable[..., Job[Any]] = ALL_JOBS[name].classes.of(volume, name)
     return found
 
@@ -184,4 +184,4 @@ TASKS: Mapping[str, Task] = {
         Task("background", "optimize", "yields to users"),
     )
 }
-"""The tasks by their names. Of several that are due, the first one here goes first."""
+"""The tasks by their names. If several are due, the first one here goes first."""

@@ -16,7 +16,7 @@ place=build/mutants
 
 rm -rf $place/native $place/docs
 mkdir -p $place/native/src
-ln -s ../../docs $place/docs # a test compares the layouts with docs/format.md
+ln -s ../../docs $place/docs # a test compares the layouts with docs/design/format.md
 cp -r native/src/format $place/native/src
 cp native/Cargo.lock $place/native
 printf 'pub mod format;\n' >$place/native/src/lib.rs

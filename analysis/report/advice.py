@@ -14,7 +14,7 @@ from dedupd_core.format.volume_parameters import DEFAULT_PRESET, PRESETS
 from dedupd_core.units import MIB
 
 FILE_CPU_S = 85e-6
-"""What a file costs beside its bytes (docs/figures/ingest.md, "How it grows")."""
+"""What a file costs in addition to its bytes (docs/figures/ingest.md, "How it grows")."""
 
 WORTH_IT_MIN = 0.05
 """Of the data: less does not pay for a mount and its upkeep."""

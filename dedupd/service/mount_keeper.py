@@ -164,7 +164,7 @@ class MountKeeper:
         return self._serve(path, self._base_fd, asked)
 
     def _serve(self, path: str, base_fd: int, asked: Serving) -> int:
-        """Have a process serve the volume: in a unit of its own, or else beside the service."""
+        """Start a process that serves the volume: in its own unit, or as a child of the service."""
         # The unit has no network. Before Linux 6.5 no mount can be
         # put in the place of a dead one without a gap.
         may_have_unit = is_of_systemd() and replaces_without_gap()

@@ -19,7 +19,7 @@ def schedules(policy: Policy, kind: StoreKind) -> dict[TaskName, Schedule]:
     """When each task runs, by the policy of a volume on a kind of store.
 
     Tasks that every volume has by its policy are off where the kind has no work for them; tasks of
-    other stores than those of containers are not there.
+    other stores than those of containers are absent.
     """
     wanted: dict[TaskName, Schedule] = {}
     for name, task in TASKS.items():

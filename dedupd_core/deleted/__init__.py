@@ -1,2 +1,2 @@
-"""What was deleted or overwritten lately, and can be had back (docs/design/format.md,
+"""Recently deleted or overwritten files, which can be restored (docs/design/format.md,
 "Deletions")."""

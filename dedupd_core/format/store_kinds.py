@@ -1,6 +1,6 @@
 """The kinds of store, a row each.
 
-What holds for some of them is a column here. What they do is behind ``ChunkStore``
+Each property of some of them is a column here. Their behaviour is behind ``ChunkStore``
 (``dedupd_core/stores/chunk_store.py``) and the strategies of ``jobs/specs.py``: no other code asks
 for a kind by its name.
 """

@@ -28,7 +28,7 @@ class Unreadable:
 
     A ``chunk`` has the id, the length and the start of the fingerprint that its recipe names;
     ``direct`` is the record of the chunk that a stub names in place of a recipe, ``node`` one of a
-    recipe, both by their id; ``recipe`` is the recipe as a whole.
+    recipe, both by their id; ``recipe`` is the entire recipe.
     """
 
     part: Literal["chunk", "direct", "node", "recipe"]
@@ -83,7 +83,7 @@ class StubBytes:
         the length and the start of the fingerprint that the recipe names, and its checksum.
 
         Without ``waits`` the disk is not waited for. ``repaired``: chunks by id, length and start
-        of the fingerprint, verified by the caller. ``fd`` is not used where nothing is its own.
+        of the fingerprint, verified by the caller. ``fd`` is not used if ``own`` is empty.
         Raises OSError of the file's own blocks, ValueError.
         """
 

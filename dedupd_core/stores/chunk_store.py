@@ -46,7 +46,7 @@ class StoreToJoin(Protocol):
 
     @property
     def shared(self) -> SharedDirectory | None:
-        """What the volume is enabled on; None where it has a ``store`` of its own first."""
+        """The store that the volume is enabled on; None if it first gets a ``store`` of its own."""
 
     def take_in(self, base_fd: int, root: str, uuid: str, disk: Disk) -> None:
         """Let a volume that has just been enabled, and has no stub yet, keep its chunks here.

@@ -2,7 +2,7 @@
 "Shared stores").
 
 A job that makes or drops references renews the tokens of both sides before it begins. So a volume,
-or a store, that was brought back from an older copy is told from the one of today.
+or a store, that was restored from an older copy differs from the current one.
 """
 
 import os
@@ -111,7 +111,7 @@ class VolumeIdentity(NamedTuple):
 
     @property
     def root(self) -> str:
-        """The directory that was enabled, also where a mount covers it."""
+        """The directory that was enabled, even if a mount covers it."""
         return os.path.dirname(os.readlink(f"/proc/self/fd/{self.base_fd}"))
 
     def membership(self) -> Membership:
@@ -132,7 +132,7 @@ class VolumeIdentity(NamedTuple):
 
 
 def membership_at(base_fd: int) -> Membership | None:
-    """What the ``.dedupd`` that ``base_fd`` is open on says; None where it has its own store."""
+    """The membership in the ``.dedupd`` open as ``base_fd``; None if it has its own store."""
     try:
         return _membership(base_fd)
     except FileNotFoundError:
@@ -146,5 +146,5 @@ def _membership(base_fd: int) -> Membership:
 
 
 def put_membership(base_fd: int, membership: Membership, disk: Disk) -> None:
-    """Say which store a volume is on. Durable when this returns."""
+    """Record the store of a volume. Durable when this returns."""
     disk.replace_file(base_fd, MEMBERSHIP_FILE, membership.to_json())

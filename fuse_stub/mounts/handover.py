@@ -47,7 +47,7 @@ class Line:
 
     @classmethod
     def to_service(cls, volume: str) -> "Line":
-        """Raises OSError where no service waits for the process of ``volume``."""
+        """Raises OSError if no service waits for the process of ``volume``."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.connect(meeting_place(volume))

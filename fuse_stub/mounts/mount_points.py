@@ -56,8 +56,8 @@ def clear_dead_mount(path: str) -> None:
 def detach(point: str, *, lazily: bool) -> None:
     """Unmount ``point``; ``lazily`` also while it is in use. Raises Busy, UsageError.
 
-    Programs that look at every mount, as monitors do, use it for a moment: being in use counts
-    once it lasts.
+    Monitors examine every mount, and use it for a moment. The mount counts as busy once it stays
+    in use.
     """
     for _ in range(_BUSY_TRIES):
         reason = _refusal(point, lazily=lazily)
@@ -70,7 +70,7 @@ def detach(point: str, *, lazily: bool) -> None:
 
 
 def _refusal(point: str, *, lazily: bool) -> str:
-    """Try to unmount ``point`` once; what it said where it refused, else nothing."""
+    """Try to unmount ``point`` once. Returns the reason of a refusal, else nothing."""
     command = ["umount", *(["-l"] if lazily else []), "--", point]
     if os.geteuid() != 0:
         command = ["fusermount3", "-u", *(["-z"] if lazily else []), "--", point]

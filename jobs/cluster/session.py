@@ -40,7 +40,7 @@ class StubVersions:
         return handle
 
     def file_of(self, fd: int) -> FileId:
-        """The open file, which is found again by this alone. Raises Damaged where it is not."""
+        """The open file, found again by this alone. Raises Damaged if it is not found."""
         file = FileId(os.fstat(fd).st_ino, native.system.generation(fd))
         if self.handle(file) != native.system.name_to_handle(fd):
             raise Damaged(f"inode {file.inode}: not found by its number and generation")

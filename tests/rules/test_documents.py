@@ -55,7 +55,7 @@ FIGURES = [page for page in PAGES if page.parent.name == "figures" and page.name
 
 @pytest.mark.parametrize("page", FIGURES, ids=name_of)
 def test_each_figure_has_its_command_commit_and_machine(page: Path) -> None:
-    """A section with a table says where its figures come from."""
+    """A section with a table names the source of its figures."""
     sections = re.split(r"^(?=## )", page.read_text(encoding="utf-8"), flags=re.M)[1:]
     without = [
         section.splitlines()[0]

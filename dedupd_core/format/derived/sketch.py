@@ -1,4 +1,4 @@
-"""Sketches of the chunks of a container, in a file beside it (docs/design/format.md,
+"""Sketches of the chunks of a container, in a file next to it (docs/design/format.md,
 "Sketches")."""
 
 import struct

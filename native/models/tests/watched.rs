@@ -1,5 +1,5 @@
 //! What a thread reads of a plain file beside a commit holds no byte that the commit has punched
-//! (`docs/mount-locks.md`, "Reads beside the loop").
+//! (`docs/design/mount-locks.md`, "Reads beside the loop").
 
 use dedupd_models::watched::Watched;
 use loom::sync::Arc;

@@ -1,7 +1,7 @@
 //! The raw bytes of the records that others lean on, found in their place by id.
 //!
-//! What is not exactly as expected is not answered, and the reason is said; what then becomes of it
-//! is decided in `dedupd_core/store`.
+//! If anything is not exactly as expected, the answer is the reason. `dedupd_core/store` decides about
+//! the repair.
 
 use std::collections::HashMap;
 use std::fs::File;
