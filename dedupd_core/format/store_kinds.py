@@ -19,7 +19,7 @@ class StoreKind:
     file: bytes
     has_containers: bool
     """Chunks and recipes lie in containers on a disk of this host, under ids that stay. Their
-    garbage gives space back here."""
+    garbage is freed here."""
     has_domains: bool
     """Files can be kept from sharing chunks, by ``dedup_domain``."""
     shares_recipes: bool

@@ -261,19 +261,19 @@ class SharedDirectory:
             raise UnseenMember(f"{volume.root}: not the directory that its store knows; {remedy}")
         if not member.knows(own.token):
             raise UnseenMember(
-                f"{volume.root}: the volume, or its store {self.path}, was brought back from an"
-                f" older copy: files may need what was collected since; {remedy}"
+                f"{volume.root}: the volume, or its store {self.path}, was restored from an older"
+                f" copy, so files may need collected chunks; {remedy}"
             )
         return own.token
 
     def admit(self, volumes: Sequence[VolumeIdentity], *, reads_only: bool = False) -> None:
-        """Let a job begin that works for these volumes: each is as the store last knew it, and from
-        here on is told from all copies that were made before, unless the job ``reads_only``.
+        """Let a job begin that works for these volumes. Each is in the state that the store last
+        recorded. From here on it differs from all earlier copies, unless the job ``reads_only``.
 
         Durable when this returns. Needs the locks of all. Raises UnseenMember, Damaged.
 
-        On a full disk the tokens may stay as they are, or half renewed, which is all the same to a
-        volume of today: else nothing could be collected there.
+        On a full disk the tokens may stay unchanged, or half renewed. A current volume works with
+        both: otherwise nothing could be collected there.
         """
         held = {one.uuid: self.require_known(one) for one in volumes}
         if reads_only:
@@ -330,7 +330,7 @@ def join(base_fd: int, uuid: str, disk: Disk) -> None:
 
 
 def leave(base_fd: int, uuid: str, disk: Disk) -> None:
-    """Have the shared store forget the volume of a ``.dedupd``, of which no file needs it any more.
+    """Remove the volume of a ``.dedupd`` from its shared store. No file of it needs the store.
 
     Raises StoreUnreachable, Damaged.
     """
@@ -342,14 +342,14 @@ def leave(base_fd: int, uuid: str, disk: Disk) -> None:
 
 
 def refuse_overlap(root: str, store: str) -> None:
-    """Raises UsageError where a volume and a store (absolute paths) would lie in each other."""
+    """Raises UsageError if a volume and a store (absolute paths) would be inside each other."""
     for inner, outer in ((root, store), (store, root)):
         if lies_in(inner, outer):
             raise UsageError(f"{inner}: is inside {outer}; the store must be outside its volumes")
 
 
 def refuse_other_store(base_fd: int, shared: SharedDirectory | None, path: str) -> None:
-    """Raises UsageError where an interrupted call was to put a volume on another store."""
+    """Raises UsageError if an interrupted call was to put a volume on another store."""
     begun = membership_at(base_fd)
     if (begun and begun.store) != (shared and shared.parameters.uuid):
         there = f"with `--store {begun.name}`" if begun else "without `--store`"

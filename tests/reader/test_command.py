@@ -1,4 +1,4 @@
-"""dedupd-reader as an administrator uses it: what it prints, refuses, and leaves as it is."""
+"""dedupd-reader as an administrator uses it: its output, its refusals, and what it keeps."""
 
 import json
 import os
@@ -26,7 +26,7 @@ FOUR, PART = 4 * 128 * KIB, 128 * KIB
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    """With a file of several chunks, and a small one beside it."""
+    """With a file of several chunks, and a small file."""
     lab = new_lab(tmp_path / "volume")
     lab.set_policy(PLAIN + "redundancy_threshold = 250\n")
     lab.put("folder/below/file", noise(FOUR, 1))

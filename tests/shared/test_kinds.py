@@ -15,7 +15,7 @@ from tests.support.shared import SharedLab
 
 
 def bound(path: Path) -> Lab:
-    """A volume on a store in a cluster that nobody has reached yet."""
+    """A volume on a store in a cluster that no program has reached yet."""
     lab = new_lab(path)
     binding = StoreBinding("rados:pool/name", "9d0ed1b6-9c1f-4a3f-8d4c-000000000000", 0)
     (lab.base / BINDING_FILE.decode()).write_bytes(binding.to_json())

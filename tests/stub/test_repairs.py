@@ -37,7 +37,7 @@ def content_of(lab: Lab, volume: Volume) -> StoreContent:
 
 
 def destroy(lab: Lab, kind: Kind) -> None:
-    """All that a container says, but for its header."""
+    """The content of a container, except its header."""
     path = lab.container(kind)
     data = path.read_bytes()
     path.write_bytes(data[:FILE_HEADER_BYTES].ljust(len(data), b"\0"))

@@ -1,4 +1,4 @@
-"""The independent reader, in a process without dedupd; and a volume with all that it can meet."""
+"""The independent reader, in a process without dedupd; and a volume with all kinds of content."""
 
 import json
 import shutil

@@ -39,12 +39,12 @@ class StubOfChunks:
         return self.native.read(-1, stub, (), start, end, waits=waits)
 
     def chunks(self, *, waits: bool = True) -> list[bytes | None]:
-        """Each chunk; None of one that is not given."""
+        """Each chunk; None for each unreadable chunk."""
         found = [self.read(start, end, waits=waits) for start, end in pairwise(self.offsets)]
         return [one if isinstance(one, bytes) else None for one in found]
 
     def reasons(self, *, waits: bool = True) -> list[str | None]:
-        """Why each chunk is not given; None of one that is."""
+        """The reason of each unreadable chunk; None for each readable one."""
         found = [self.read(start, end, waits=waits) for start, end in pairwise(self.offsets)]
         return [None if isinstance(one, bytes) else one[0].why for one in found]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def unmount_soon(point: Path) -> None:
-    """Unmount. Programs that look at every mount use it for a moment, and the kernel releases the
-    image of a loop device a moment after its unmount."""
+    """Unmount. Monitors use every mount for a moment, and the kernel releases the image of a loop
+    device a moment after its unmount."""
     for _ in range(200):
         if subprocess.run(["umount", point], capture_output=True, check=False).returncode == 0:
             return

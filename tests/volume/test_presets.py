@@ -1,4 +1,4 @@
-"""Chunk sizes other than the default: what a volume takes, it gives back, and shares."""
+"""Chunk sizes other than the default: a volume returns each file, and shares chunks."""
 
 from pathlib import Path
 

@@ -14,12 +14,12 @@ struct Mount {
     changes: Changes,
     /// The status of the inode below.
     status: AtomicUsize,
-    /// Whether the kernel was told of the change. It orders answers by a lock of its own.
+    /// Whether the kernel was notified of the change. It orders answers with its own lock.
     is_told: AtomicUsize,
 }
 
-/// An answer with the status of an inode. Asserts that it is old for the moment only, or is told
-/// before the change is.
+/// An answer with the status of an inode. Asserts that it is old only for a moment, or
+/// precedes the notification of the change.
 fn answer(mount: &Mount, has_changed: impl Fn(&Changes, u64) -> bool) {
     let since = mount.changes.now();
     let status = mount.status.load(Relaxed);

@@ -29,7 +29,7 @@ impl Mount {
     }
 }
 
-/// `others` threads take the turn once each, beside a loop that does `of_loop` with it.
+/// `others` threads take the turn once each, while a loop does `of_loop` with it.
 fn explore(others: usize, preemptions: Option<usize>, of_loop: fn(&Mount)) {
     let mut builder = Builder::new();
     builder.preemption_bound = preemptions;

@@ -1,4 +1,4 @@
-//! What a thread reads of a plain file beside a commit holds no byte that the commit has punched
+//! A thread that reads a plain file during a commit gets no byte that the commit has punched
 //! (`docs/design/mount-locks.md`, "Reads beside the loop").
 
 use dedupd_models::watched::Watched;
@@ -9,8 +9,8 @@ use loom::thread::spawn;
 
 const INODE: u64 = 7;
 
-/// An inode of the file system below. That orders accesses by locks of its own, of which this code
-/// knows nothing. So both threads use it relaxed: loom may give a load any value.
+/// An inode of the file system below, which orders accesses with its own locks. This code cannot see
+/// them, so both threads use it relaxed: loom may give a load any value.
 #[derive(Default)]
 struct File {
     watched: Watched,

@@ -15,7 +15,7 @@ use crate::threads::lock::locked;
 
 /// Of recipes that are kept, with the numbers of their chunks.
 const KEPT_BYTES: usize = 64 << 20;
-/// Of one: longer ones are kept as long as somebody holds them.
+/// Of one. Longer recipes are kept only while an open stub holds them.
 const RECIPE_BYTES_MAX: usize = KEPT_BYTES / 2;
 /// Recipes that are known to be too long; more are noted only where they are held.
 const LONG_MAX: usize = 1024;

@@ -16,8 +16,8 @@ pub type Loaded = Result<Chunk, Why>;
 
 /// Where chunks are read from.
 pub trait ChunkSource {
-    /// Gives every chunk, by its place, as soon as it is there, or why it cannot be read. May wait for
-    /// it.
+    /// Gives every chunk by its place as soon as it is read, or the reason why it cannot be read. May
+    /// wait.
     fn read(&self, keys: &[ChunkKey], give: &(dyn Fn(usize, Result<Vec<u8>, Why>) + Sync));
 }
 

@@ -17,7 +17,7 @@ use crate::threads::pool;
 /// Keeps a recipe in memory.
 pub type Held = Arc<dyn Any + Send + Sync>;
 
-/// What stubs are made of. What is not exactly as expected is not answered, and the reason is said.
+/// The content of stubs. If anything is not exactly as expected, the answer is the reason.
 pub trait Content: ChunkSource + Send + Sync {
     /// This, where chunks are loaded.
     fn source(&self) -> &dyn ChunkSource;

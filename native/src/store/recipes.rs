@@ -1,6 +1,6 @@
 //! Recipes, read as far as they are asked for, with a cache of their nodes.
 //!
-//! What is not exactly as expected is not answered, and it is said what and why (`why.rs`).
+//! If anything is not exactly as expected, the answer names the part and the reason (`why.rs`).
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -105,7 +105,7 @@ impl Recipes {
         Ok(self.keep(key, node, &fingerprint))
     }
 
-    /// Keeps a record, which the caller has verified. One that is no node is left alone.
+    /// Keeps a record, which the caller has verified. Ignores a record that is not a node.
     pub fn keep_node(&self, id: RecordId, payload: &[u8], fingerprint: &Fingerprint) {
         if let Some(node) = Node::of(payload) {
             self.keep((id, false), node, fingerprint);

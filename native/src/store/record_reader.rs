@@ -1,7 +1,7 @@
 //! Reads chunks: table entry, record, checksum and decompression in one call.
 //!
-//! What is not exactly as expected is not answered, and the reason is said (`why.rs`); what then
-//! becomes of it is decided in `dedupd_core/store`.
+//! If anything is not exactly as expected, the answer is the reason (`why.rs`). `dedupd_core/store`
+//! decides about the repair.
 
 use std::cell::RefCell;
 use std::io;

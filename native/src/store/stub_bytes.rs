@@ -44,7 +44,7 @@ impl Part {
     }
 }
 
-/// Fills the start of `out`; how many bytes. None where it has no room for them.
+/// Fills the start of `out`; how many bytes. None if it has no room for them.
 pub fn filled(parts: &[Part], out: &mut [u8]) -> Option<usize> {
     let mut done = 0;
     for part in parts {
@@ -79,7 +79,7 @@ pub struct StubBytes<'a> {
 }
 
 impl StubBytes<'_> {
-    /// What is to be told of `pieces`, in their order; or all of the chunks of one that cannot be read.
+    /// The bytes of `pieces`, in their order; or all chunks of one piece that cannot be read.
     /// `decodes`: of what is in memory also chunks that have to be decoded.
     pub fn parts(
         &self,

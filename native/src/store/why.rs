@@ -1,4 +1,4 @@
-//! Why bytes of a store are not given: whoever asked decides what becomes of it.
+//! Reasons why bytes of a store cannot be read. The caller decides what to do.
 
 use crate::format::ids::{ChunkKey, RecordId};
 
@@ -14,11 +14,11 @@ pub enum Why {
     /// It is an orphan, or was collected.
     NotLive,
     Quarantined,
-    /// It, or what says where it is, does not pass its checks.
+    /// It, or the entry that names its place, does not pass its checks.
     Damaged,
-    /// It is sound, and another one than the one that is meant.
+    /// It is sound, but differs from the expected one.
     NotMeant,
-    /// A recipe that is longer than those that are kept here, and that nobody holds.
+    /// A recipe that is too long for the cache, and that no open stub holds.
     TooLong,
     /// The disk, the system or the cluster reports this error number.
     Io(i32),
@@ -35,12 +35,12 @@ impl Why {
     }
 }
 
-/// A part of what stubs are made of, as whoever repairs it finds it.
+/// A part of a stub's content, as its repair needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorePart {
     /// A chunk that a recipe names.
     Chunk(ChunkKey),
-    /// The chunk that a stub names in place of a recipe: its length and its fingerprint.
+    /// The chunk that a stub names instead of a recipe: its length and its fingerprint.
     Direct(RecordId),
     /// A record of a recipe.
     Node(RecordId),

@@ -18,12 +18,12 @@ pub struct FileSystemRow {
     pub is_supported: bool,
     /// Two files, or a file and a snapshot, can have a block in common.
     pub shares_blocks: bool,
-    /// It keeps blocks for some minutes around those that a write copies from shared ones, also where
-    /// the file has holes.
+    /// It keeps blocks for some minutes around those that a write copies from shared ones, even if the
+    /// file has holes there.
     pub keeps_blocks_around_copies: bool,
     /// It can have files on a realtime device, in extents of several blocks.
     pub has_realtime_files: bool,
-    /// A punched range gives its blocks back even if other bytes of the extent stay.
+    /// Punching a range frees its blocks even if other bytes of the extent stay.
     pub punching_frees: bool,
     /// An inode is opened by its number alone: any generation in the handle will do.
     pub opens_any_generation: bool,

@@ -1,5 +1,5 @@
-//! The forms of the handles by which file systems open inodes: a row for each. A file system has the
-//! form that its own handles show, which mount options may change: XFS has two.
+//! The forms of the handles that file systems open inodes with: a row for each. The handles of a file
+//! system show its form. Mount options may change it: XFS has two.
 
 /// Bytes of a handle's kind (i32, little-endian), before its body.
 pub const KIND_BYTES: usize = 4;

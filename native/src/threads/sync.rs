@@ -1,4 +1,4 @@
-//! The primitives by which threads share state. `native/models` has those of loom instead.
+//! The primitives of shared state. `native/models` has those of loom instead.
 
 pub use std::sync::{
     Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic,

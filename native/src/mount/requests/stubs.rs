@@ -161,7 +161,7 @@ impl Store {
         StubBytes { content: &*self.content, cache: &self.cache }
     }
 
-    /// What is to be told of `pieces`, in their order.
+    /// The bytes of `pieces`, in their order.
     pub fn parts(
         &self,
         stub: &StubHead,

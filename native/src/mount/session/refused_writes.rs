@@ -123,7 +123,7 @@ impl RefusedWrites {
 
 impl Drop for RefusedWrites {
     fn drop(&mut self) {
-        // A notification may wait for a request that nobody answers any more, until the mount ends.
+        // Until the mount ends, a notification may wait for a request that no thread answers.
         let is_sending = self.finish();
         if let Some(thread) = self.thread.take().filter(|_| !is_sending) {
             let _ = thread.join();

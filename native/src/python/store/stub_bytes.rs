@@ -129,9 +129,9 @@ impl StubBytes {
         let out = result.bytes_mut();
         let done = py.detach(|| {
             let reads = if waits { Reads::Any } else { Reads::CachedOnly };
-            // SAFETY: it is open as long as this call lasts, and -1 is used where nothing is its own.
+            // SAFETY: it is open as long as this call lasts, and -1 is used only if `own` is empty.
             let file = unsafe { BorrowedFd::borrow_raw(fd.max(0)) };
-            // Behind the end of a file that was cut meanwhile there are zeros.
+            // If the file was cut at the same time, zeros follow its end.
             let pieces = pieces_of(&stub, own, start..end, |at, bytes| match waits {
                 true => read_all(file, at, bytes).map(drop).map_err(Failure::OfFile),
                 false => match read_cached(file, at, bytes) {

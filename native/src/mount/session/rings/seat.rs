@@ -66,7 +66,7 @@ impl Seats {
         locked(&self.0).insert(unique, taken);
     }
 
-    /// False where no entry's thread waits for the answer.
+    /// False if no entry's thread waits for the answer.
     pub fn note_with_loop(&self, unique: u64) -> bool {
         let mut all = locked(&self.0);
         let Some(taken) = all.get_mut(&unique) else { return false };
