@@ -9,6 +9,7 @@ import pytest
 
 from scripts import doc_tables
 from tests.support.sources import ROOT
+from tests.support.texts import text_of
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -151,14 +152,8 @@ def texts() -> str:
     for package in PRODUCT:
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                found.append(text_of(node))
+                found.append(text_of(node, "\0"))
     return "\n".join(filter(None, found))
-
-
-def text_of(node: ast.AST) -> str:
-    if isinstance(node, ast.JoinedStr):
-        return "".join(text_of(part) or "\0" for part in node.values)
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def test_messages_of_the_troubleshooting_page_exist() -> None:

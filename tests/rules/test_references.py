@@ -12,6 +12,7 @@ import pytest
 
 from dedupd.cli.main import main
 from tests.support.sources import ROOT
+from tests.support.texts import text_of
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 CODE = (
@@ -95,13 +96,6 @@ def joined_literals(text: str) -> str:
     """A module with its texts in one line each, as people get to read them, and its comments."""
     parts = [text_of(node) for node in ast.walk(ast.parse(text))]
     return "\n".join([*filter(None, parts), text])
-
-
-def text_of(node: ast.AST) -> str:
-    """A literal, with a word in the place of what is filled in."""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(text_of(part) or "X" for part in node.values)
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def test_files_that_code_names_exist() -> None:

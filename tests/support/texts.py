@@ -44,7 +44,7 @@ def literals(path: Path) -> Texts:
             other.update(id(part) for part in ast.walk(node) if part is not node)
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in other:
-            text = _value(node)
+            text = text_of(node)
             if _is_sentence(text):
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
@@ -65,9 +65,10 @@ def _docstring_nodes(tree: ast.AST) -> Iterator[ast.Constant]:
                 yield value
 
 
-def _value(node: ast.expr) -> str:
+def text_of(node: ast.AST, filled_in: str = "X") -> str:
+    """A literal, with ``filled_in`` for each value; empty for any other node."""
     if isinstance(node, ast.JoinedStr):
-        return "".join(_value(part) or "X" for part in node.values)
+        return "".join(text_of(part, filled_in) or filled_in for part in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
