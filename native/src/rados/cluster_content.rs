@@ -202,14 +202,18 @@ impl ChunkSource for ClusterContent {
                 give(at, Err(Why::NotMeant));
                 continue;
             };
-            match (self.kept_here(key, &fingerprint), self.failures.of(&fingerprint)) {
-                (Some(raw), _) => give(at, Ok(raw)),
-                (None, Some(errno)) => give(at, Err(Why::Io(errno))),
-                (None, None) => absent.push((at, *key, fingerprint)),
+            if let Some(raw) = self.kept_here(key, &fingerprint) {
+                give(at, Ok(raw));
+            } else if let Some(errno) = self.failures.of(&fingerprint) {
+                give(at, Err(Why::Io(errno)));
+            } else {
+                absent.push((at, *key, fingerprint));
             }
         }
+        if absent.is_empty() {
+            return;
+        }
         match self.reader() {
-            _ if absent.is_empty() => {}
             Some(reader) => self.fetch(&reader, &absent, give),
             None => absent.iter().for_each(|(at, ..)| give(*at, Err(Why::NotOpen))),
         }
