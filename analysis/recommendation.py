@@ -47,7 +47,7 @@ IMAGE_TYPES = frozenset(
 BACKUP_TYPES = frozenset(("bak", "tar", "dump", "vbk", "vib", "bkf", "dmp", "pst", "sql"))
 
 
-class Collected(Protocol):
+class CollectionFigures(Protocol):
     """What is asked here of the collection of a study."""
 
     @property
@@ -56,11 +56,11 @@ class Collected(Protocol):
     def compressed(self) -> bool: ...
 
 
-class Found(Protocol):
+class StudyFigures(Protocol):
     """What is asked here of a study."""
 
     @property
-    def collection(self) -> Collected: ...
+    def collection(self) -> CollectionFigures: ...
     @property
     def table1_datasets(self) -> list[DatasetRow]: ...
     @property
@@ -116,7 +116,7 @@ class Recommendation:
         return apply_values(own, added, "recommended")
 
 
-def recommend(study: Found) -> Recommendation:
+def recommend(study: StudyFigures) -> Recommendation:
     """What the study's numbers suggest, before ``min_size`` is looked at. The study must not be
     empty."""
     total = sum(row.data_bytes for row in study.table1_datasets)
@@ -144,7 +144,7 @@ def _policy_of(profile: str) -> Policy:
 
 
 def with_small_files(
-    found: Recommendation, study: Found, small: SmallFiles, later: ProfileSums
+    found: Recommendation, study: StudyFigures, small: SmallFiles, later: ProfileSums
 ) -> Recommendation:
     """The same, with ``min_size`` decided: by what files below it would save."""
     total = sum(row.data_bytes for row in study.table1_datasets)
@@ -167,7 +167,7 @@ def with_small_files(
     return replace(found, settings=(*found.settings, setting))
 
 
-def _profile(study: Found, total: float) -> tuple[str, str]:
+def _profile(study: StudyFigures, total: float) -> tuple[str, str]:
     images = sum(row.data_bytes for row in study.types if row.type in IMAGE_TYPES) / total
     backups = sum(row.data_bytes for row in study.types if row.type in BACKUP_TYPES) / total
     if "vm" in PROFILES and images >= 0.5:
@@ -183,7 +183,7 @@ def _net_bytes(row: SavingsRow) -> float:
     return row.stored_bytes + row.distinct_chunks * per_chunk + row.chunks * RECIPE_ENTRY_BYTES
 
 
-def _chunk_size(study: Found) -> Setting:
+def _chunk_size(study: StudyFigures) -> Setting:
     rows = [row for name in SIZES if (row := study.savings(name)) is not None]
     default = study.savings(DEFAULT)
     if default is None or len(rows) < 2:
@@ -214,7 +214,7 @@ def _chunk_size(study: Found) -> Setting:
     )
 
 
-def _types(study: Found, total: float) -> tuple[Sequence[TypeRow], Sequence[TypeRow]]:
+def _types(study: StudyFigures, total: float) -> tuple[Sequence[TypeRow], Sequence[TypeRow]]:
     """Types that gain nothing, and those that do not compress."""
     known = [
         row
@@ -232,7 +232,7 @@ def _types(study: Found, total: float) -> tuple[Sequence[TypeRow], Sequence[Type
     return useless, raw if study.collection.compressed else []
 
 
-def _type_settings(study: Found, total: float) -> list[Setting]:
+def _type_settings(study: StudyFigures, total: float) -> list[Setting]:
     useless, raw = _types(study, total)
     if useless:
         share = sum(row.data_bytes for row in useless) / total
@@ -249,7 +249,7 @@ def _type_settings(study: Found, total: float) -> list[Setting]:
     return settings
 
 
-def _min_age(study: Found, total: float, profile: str) -> tuple[str, bool, str]:
+def _min_age(study: StudyFigures, total: float, profile: str) -> tuple[str, bool, str]:
     """The age, whether the first run should take all files, and why."""
     within = {row.days_max: row.data_bytes / total for row in study.ages}
     day, three = within.get(1, 0.0), within.get(3, 0.0)

@@ -90,7 +90,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Recommended:
+class RecommendedSettings:
     """The settings that suit the data, and what comes of them."""
 
     settings: Recommendation
@@ -119,7 +119,7 @@ class Study:
     types: list[TypeRow] = field(default_factory=list)
     ages: list[AgeRow] = field(default_factory=list)
     profiles: dict[str, Forecast] = field(default_factory=dict)
-    recommended: Recommended | None = None
+    recommended: RecommendedSettings | None = None
     """None where there is no data."""
 
     @property
@@ -273,7 +273,7 @@ class _Queries:
             profiles[name] = self._forecast(apply_values(Policy(), values, name), default)
         return profiles
 
-    def _recommended(self, study: Study) -> Recommended:
+    def _recommended(self, study: Study) -> RecommendedSettings:
         """What comes of the settings that the rest of the study suggests."""
         self._step("recommended settings")
         found = recommend(study)
@@ -285,7 +285,7 @@ class _Queries:
             too = self._profile(policy, found.chunking, SMALL_SIZE_BYTES, 0)
         small = SmallFiles(files, data_bytes, too)
         found = with_small_files(found, study, small, later)
-        return Recommended(found, self._forecast(found.policy(), found.chunking), small)
+        return RecommendedSettings(found, self._forecast(found.policy(), found.chunking), small)
 
     def _below(self, size_bytes: int) -> tuple[int, int]:
         """How many files are smaller, and what they hold; empty ones left out."""

@@ -26,9 +26,9 @@ from benchmarks.volumes import mounted, new_volume, optimize
 from dedupd_core.format.container import Kind
 from dedupd_core.units import KIB, MIB
 from dedupd_core.volume.volume import Volume
-from jobs.compact.job import Compact
+from jobs.compact.compact_job import Compact
 from jobs.frame.run import JobRun
-from jobs.gc.job import Gc
+from jobs.gc.gc_job import Gc
 
 FILE_MIB = 64
 """Each file of the set; every second one is deleted."""

@@ -40,9 +40,9 @@ def measured(root: Path) -> Run:
     report = optimize(root)
     sums, index = report.sums, report.index
     return Run(
-        megabytes=round(sums["raw_bytes"] / 1e6, 1),
-        chunks=sums["chunks"],
-        new_chunks=sums["new_chunks"],
+        megabytes=round(sums.raw_bytes / 1e6, 1),
+        chunks=sums.chunks,
+        new_chunks=sums.new_chunks,
         cpu_s=round(time.process_time() - cpu, 2),
         wall_s=round(time.perf_counter() - wall, 2),
         reads_per_lookup=round(index.disk_reads / max(1, index.lookups), 4),

@@ -33,13 +33,13 @@ from dedupd_core.system.files import opened
 from dedupd_core.units import MIB
 from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify
-from jobs.compact.job import Compact
+from jobs.compact.compact_job import Compact
 from jobs.frame.run import JobRun
-from jobs.gc.job import Gc
-from jobs.optimize.job import Optimize
-from jobs.reconcile.job import Reconcile, Strategy
-from jobs.refine.job import Refine
-from jobs.scrub.job import Depth, Scrub
+from jobs.gc.gc_job import Gc
+from jobs.optimize.optimize_job import Optimize
+from jobs.reconcile.reconcile_job import Reconcile, Strategy
+from jobs.refine.refine_job import Refine
+from jobs.scrub.scrub_job import Depth, Scrub
 
 EDITED, DELETED, NEW, COPIED = 0.06, 0.02, 0.03, 0.01
 """Of the files, each week."""

@@ -31,7 +31,7 @@ from dedupd_core.units import MIB, format_size
 from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify
 from jobs.frame.run import JobRun
-from jobs.scrub.job import Depth, Scrub
+from jobs.scrub.scrub_job import Depth, Scrub
 
 SAMPLE_BYTES = 256 * MIB
 """Raw bytes that are fingerprinted in memory: more than any processor's cache."""

@@ -11,7 +11,7 @@ from dedupd_core.volume.enabling.enable import enable
 from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_process import mount_in_background, unmount
 from jobs.frame.run import JobRun
-from jobs.optimize.job import Optimize, OptimizeReport
+from jobs.optimize.optimize_job import Optimize, OptimizeReport
 
 
 def new_volume(root: Path, chunk_size: str = next(iter(PRESETS)), **policy: Any) -> Path:

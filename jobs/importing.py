@@ -18,12 +18,12 @@ from dedupd_core.system.tree.takeover import rights_of
 from dedupd_core.units import GIB, MIB
 from dedupd_core.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved, refuse_reserved
 from dedupd_core.volume.volume import Volume
-from jobs.backup.content import own_pieces
-from jobs.backup.tree.nodes import Met, node_of, walk_nodes
+from jobs.backup.content_reader import own_pieces
+from jobs.backup.tree.nodes import VisitedNode, node_of, walk_nodes
 from jobs.backup.tree.tree_writer import TreeWriter
-from jobs.frame.report import FileReport
+from jobs.frame.job import FileReport
 from jobs.frame.run import Cancelled, JobRun
-from jobs.optimize.job import Optimize
+from jobs.optimize.optimize_job import Optimize
 
 BATCH_SHARE = 0.4
 """Of the room: a batch is there twice before its blocks are given up, plain and as chunks."""
@@ -118,9 +118,9 @@ class Import:
             above = parents(self._folder) if self._folder else []
             for parent in above[:-1]:
                 writer.make_directory(parent)
-            for met in walk_nodes(source_fd, b"", b"", run.findings.add_error):
+            for visited in walk_nodes(source_fd, b"", b"", run.findings.add_error):
                 run.safe_point()
-                self._take(writer, met)
+                self._take(writer, visited)
             for parent in reversed(above[:-1]):
                 writer.release_directory(parent)
             self._end_batch()
@@ -194,41 +194,43 @@ class Import:
 
     # --- files --------------------------------------------------------------------------------
 
-    def _take(self, writer: TreeWriter, met: Met) -> None:
-        path = b"/".join(part for part in (self._folder, met.path) if part)
+    def _take(self, writer: TreeWriter, visited: VisitedNode) -> None:
+        path = b"/".join(part for part in (self._folder, visited.path) if part)
         if is_reserved(path):
-            if path == RESERVED_NAME and not met.is_left:
-                self._run.findings.add_error(met.path, UsageError(f"{RESERVED}; not imported"))
+            if path == RESERVED_NAME and not visited.is_end:
+                self._run.findings.add_error(visited.path, UsageError(f"{RESERVED}; not imported"))
             return
         try:
-            if met.node.is_directory:
-                self._take_directory(writer, path, met)
-            elif writer.is_there(path, met.node):
+            if visited.node.is_directory:
+                self._take_directory(writer, path, visited)
+            elif writer.is_there(path, visited.node):
                 self._report.already += 1
-            elif writer.make_link(path, met.node):
+            elif writer.make_link(path, visited.node):
                 pass  # it counts once
-            elif met.node.is_file:
-                self._take_file(writer, path, met)
+            elif visited.node.is_file:
+                self._take_file(writer, path, visited)
             else:
-                self._report.others += writer.make_other(path, met.node)
+                self._report.others += writer.make_other(path, visited.node)
         except Cancelled:
             raise
         except (DedupdError, OSError) as error:
-            self._run.findings.add_error(met.path, error)
+            self._run.findings.add_error(visited.path, error)
         self._run.update(files=self._report.files, done=self._report.length_bytes)
 
-    def _take_directory(self, writer: TreeWriter, path: bytes, met: Met) -> None:
+    def _take_directory(self, writer: TreeWriter, path: bytes, visited: VisitedNode) -> None:
         if not path:
             return  # the volume's own directory stays as it is
-        if met.is_left:
-            if met.path or writer.is_unfinished(path):  # a folder that exists was chosen as it is
-                writer.finish_directory(path, met.node)
+        if visited.is_end:
+            if visited.path or writer.is_unfinished(
+                path
+            ):  # a folder that exists was chosen as it is
+                writer.finish_directory(path, visited.node)
         else:
-            writer.make_directory(path, met.node)
+            writer.make_directory(path, visited.node)
 
-    def _take_file(self, writer: TreeWriter, path: bytes, met: Met) -> None:
+    def _take_file(self, writer: TreeWriter, path: bytes, visited: VisitedNode) -> None:
         for attempt in range(ATTEMPTS_MAX):
-            with opened(met.open(_FILE_FLAGS)) as fd:
+            with opened(visited.open(_FILE_FLAGS)) as fd:
                 try:
                     self._copy(writer, path, fd)
                     return

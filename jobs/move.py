@@ -44,7 +44,7 @@ from dedupd_core.volume.volume import Volume
 from jobs.backup.intake import LocalIntake
 from jobs.backup.received import remove_tree
 from jobs.backup.sent_points import SENT_DIR
-from jobs.frame.report import FileReport, Job
+from jobs.frame.job import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.optimize.store_session import StoreSession
 from jobs.tree.walk import TreeFile, walk
@@ -194,7 +194,7 @@ class Move(Job[MoveReport]):
             self._copy(target)
         except BaseException:
             if not is_begun:
-                self._take_back()
+                self._roll_back()
             raise
         reach(_COPIED)
         Checkpoints(volume).clear()
@@ -215,7 +215,7 @@ class Move(Job[MoveReport]):
         now = membership_at(self._volume.base_fd)
         return (now and now.store) == (target.membership and target.membership.store)
 
-    def _take_back(self) -> None:
+    def _roll_back(self) -> None:
         """Nothing has changed but in the other store: what it got is garbage there."""
         volume = self._volume
         if self._shared is not None:
@@ -362,7 +362,7 @@ class _Copier:
                     new.setdefault(fingerprint, span)
         frames = [self._frame(span, fingerprint) for fingerprint, span in new.items()]
         self._report.copied_bytes += sum(len(frame.stored) for frame in frames)
-        ids |= {one.fingerprint: one.chunk for one in self.intake.add(frames)}
+        ids |= {chunk.fingerprint: chunk.chunk for chunk in self.intake.add(frames)}
         for span, fingerprint in zip(spans, fingerprints, strict=True):
             builder.push(ids[fingerprint], span.length, fingerprint)
 

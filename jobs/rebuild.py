@@ -13,9 +13,9 @@ from dedupd_core.store.container.record_states import set_states
 from dedupd_core.volume.catalog import Catalog
 from dedupd_core.volume.volume import Volume
 from jobs.check.losses import Loss
-from jobs.frame.report import Job, Report
+from jobs.frame.job import Job, Report
 from jobs.frame.run import JobRun
-from jobs.scrub.job import Depth, Scrub
+from jobs.scrub.scrub_job import Depth, Scrub
 
 
 @dataclass(slots=True)

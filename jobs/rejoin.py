@@ -20,11 +20,11 @@ from dedupd_core.store.second_copies import all_copies
 from dedupd_core.stores.membership import put_membership
 from dedupd_core.stores.shared_directory import SharedDirectory
 from dedupd_core.volume.volume import Volume
-from jobs.check.leaning import count_dependants
+from jobs.check.deltas import count_dependants
 from jobs.check.losses import Loss, losses
 from jobs.check.record_census import RecordCensus
 from jobs.check.references import References, references
-from jobs.frame.report import FileReport, Job
+from jobs.frame.job import FileReport, Job
 from jobs.frame.run import JobRun
 
 
@@ -101,7 +101,8 @@ class Rejoin(Job[RejoinReport]):
             if state is None:
                 continue
             known.add_container(number, state.entries, seed_of(state.header))
-            orphans = [at for at, one in enumerate(state.entries.states) if one == State.ORPHANED]
+            states = state.entries.states
+            orphans = [at for at, own in enumerate(states) if own == State.ORPHANED]
             if orphans:
                 self._orphans[kind][number] = orphans
         of = COPIES_OF[kind]

@@ -12,7 +12,7 @@ from typing import Any
 from dedupd_core.format.store_kinds import StoreKind
 from dedupd_core.stores.store_side import SEE_CLUSTER
 from dedupd_core.volume.volume import Volume
-from jobs.frame.report import Job
+from jobs.frame.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ LEAVING = Strategies(cluster="jobs.cluster.gc:leave_store")
 class JobSpec:
     """A job. ``options`` have a value, ``flags`` have none; every job has ``for`` and ``cores``.
 
-    ``classes``: of :class:`jobs.frame.report.Job`. ``of_a_subtree``: it can work on a part of the
+    ``classes``: of :class:`jobs.frame.job.Job`. ``of_a_subtree``: it can work on a part of the
     tree. ``by_service``: users may ask the service for it; else it needs the volume unmounted.
     """
 
@@ -76,33 +76,33 @@ class JobSpec:
 SPECS: tuple[JobSpec, ...] = (
     JobSpec(
         "optimize",
-        Strategies("jobs.optimize.job:Optimize", "jobs.cluster.optimize:ClusterOptimize"),
+        Strategies("jobs.optimize.optimize_job:Optimize", "jobs.cluster.optimize:ClusterOptimize"),
         options=frozenset({"min_age", "min_age_at_most", "memory", "rate"}),
         of_a_subtree=True,
     ),
     JobSpec(
         "reconcile",
-        Strategies("jobs.reconcile.job:Reconcile"),
+        Strategies("jobs.reconcile.reconcile_job:Reconcile"),
         options=frozenset({"strategy", "memory"}),
     ),
     JobSpec(
         "refine",
-        Strategies("jobs.refine.job:Refine"),
+        Strategies("jobs.refine.refine_job:Refine"),
         options=frozenset({"mode", "memory", "rate"}),
     ),
     JobSpec(
         "gc",
-        Strategies("jobs.gc.job:Gc", "jobs.cluster.gc:ClusterGc"),
+        Strategies("jobs.gc.gc_job:Gc", "jobs.cluster.gc:ClusterGc"),
         flags=frozenset({"full", "all_garbage"}),
     ),
     JobSpec(
         "compact",
-        Strategies("jobs.compact.job:Compact"),
+        Strategies("jobs.compact.compact_job:Compact"),
         options=frozenset({"rate"}),
     ),
     JobSpec(
         "scrub",
-        Strategies("jobs.scrub.job:Scrub", "jobs.cluster.scrub:ClusterScrub"),
+        Strategies("jobs.scrub.scrub_job:Scrub", "jobs.cluster.scrub:ClusterScrub"),
         options=frozenset({"rate", "share"}),
         flags=frozenset({"full", "report_only"}),
     ),

@@ -9,7 +9,7 @@ from dedupd_core.system.paths import explain, show_path
 from dedupd_core.units import align_down, align_up, format_size
 from dedupd_core.volume.restore import missing_data, restore_file
 from dedupd_core.volume.volume import Volume
-from jobs.frame.report import FileReport, Job
+from jobs.frame.job import FileReport, Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.tree.walk import TreeFile, walk
 

@@ -156,11 +156,11 @@ class Log:
                 raise UnknownFormat.of(
                     where, "log format", fields.get("format"), FORMAT, "collect it again"
                 )
-            fields["datasets"] = tuple(Dataset(**one) for one in fields["datasets"])
+            fields["datasets"] = tuple(Dataset(**dataset) for dataset in fields["datasets"])
             fields["chunkings"] = tuple(fields["chunkings"])
             spec = Spec(**fields)
             state = _read_json(os.path.join(path, CHECKPOINT_FILE))
-            timings = {name: Timing(**one) for name, one in state.pop("timings").items()}
+            timings = {name: Timing(**timing) for name, timing in state.pop("timings").items()}
             scan = ScanState(**state.pop("scan", {}))
             return cls(path, spec, Checkpoint(**state, scan=scan, timings=timings))
         except FileNotFoundError:

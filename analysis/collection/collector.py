@@ -14,8 +14,8 @@ from analysis.collection.chunkings import DEFAULT, lanes_of
 from analysis.collection.compression_trial import CompressedSizes
 from analysis.collection.file_batches import HEADROOM_BYTES, Batch, Cursor
 from analysis.collection.file_log import logged_files
-from analysis.collection.file_reader import Reader
 from analysis.collection.log_lanes import Lane, Selection, Stream, WholeFiles
+from analysis.collection.study_reader import Reader
 from analysis.collection.tree_walk import Failure, Scan, write_failures
 from dedupd_core.system.file_reader import BATCH_BYTES
 from dedupd_core.system.page_cache import BufferPool, new_buffer
@@ -41,7 +41,7 @@ class Watcher(Protocol):
     def safe_point(self) -> None: ...
 
 
-class Unwatched:
+class NoWatcher:
     """Nobody watches."""
 
     def update(self, *, phase: str, done: int, total: int, files: int) -> None:
@@ -57,7 +57,7 @@ def collect(log: Log, left_out: str, watcher: Watcher | None = None, threads: in
     Whatever stops it, the log keeps a valid checkpoint; the same call goes on from there.
     ``threads`` 0 is one per core.
     """
-    watcher = watcher or Unwatched()
+    watcher = watcher or NoWatcher()
     if log.checkpoint.complete:
         return
     log.begin()
@@ -69,7 +69,7 @@ def collect(log: Log, left_out: str, watcher: Watcher | None = None, threads: in
 
 
 @dataclass(slots=True)
-class _InUse:
+class _SharedBatch:
     """A batch that some lanes still have before them."""
 
     batch: Batch
@@ -207,14 +207,14 @@ class _LaneQueues:
         self._lanes = lanes
         self._workers = workers
         self._pool = pool
-        self._waiting: list[deque[_InUse]] = [deque() for _ in lanes]
+        self._waiting: list[deque[_SharedBatch]] = [deque() for _ in lanes]
         self._running = [False] * len(lanes)
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
 
     def put(self, batch: Batch) -> None:
         """Queue a batch for all lanes. Raises what a lane has failed with."""
-        item = _InUse(batch, len(self._lanes))
+        item = _SharedBatch(batch, len(self._lanes))
         with self._changed:
             self._raise_failure()
             for number in range(len(self._lanes)):

@@ -169,7 +169,7 @@ class Scan:
         write_part(self._log.path, ("files",), after.parts, table)
         files = files_of(table)
         with self._changed:
-            if sum(one.nbytes for one in self._ahead.values()) < AHEAD_BYTES_MAX:
+            if sum(column.nbytes for column in self._ahead.values()) < AHEAD_BYTES_MAX:
                 self._ahead[after.parts] = files
             self._failures += failures
             self._progress = Progress(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from analysis.figures import CONFIDENCE_95
 from analysis.recommendation import SAMPLED_CHUNKS_MIN, Recommendation, Setting
-from analysis.study import Forecast, Recommended, Study
+from analysis.study import Forecast, RecommendedSettings, Study
 from dedupd_core.config.memory_budget import capacity, memory_for, planned
 from dedupd_core.config.policy import Policy
 from dedupd_core.format.volume_parameters import DEFAULT_PRESET, PRESETS
@@ -60,7 +60,7 @@ class Advice:
     commands: list[list[str]]
 
 
-def advise(study: Study, cores: int = 0) -> Advice:
+def advise(study: Study) -> Advice:
     """What the study's numbers suggest. The study must not be empty."""
     total = sum(row.data_bytes for row in study.table1_datasets)
     assert study.recommended is not None
@@ -69,7 +69,7 @@ def advise(study: Study, cores: int = 0) -> Advice:
     settings = [
         *chosen.settings,
         *_partitions_and_memory(study, recommended),
-        *_time(study, recommended, cores or os.cpu_count() or 1),
+        *_time(study, recommended, os.cpu_count() or 1),
     ]
     is_worth_it = outcome.saved_later >= WORTH_IT_MIN
     return Advice(
@@ -117,7 +117,7 @@ def commands(path: str, chosen: Recommendation) -> list[str]:
     return lines
 
 
-def _partitions_and_memory(study: Study, recommended: Recommended) -> list[Setting]:
+def _partitions_and_memory(study: Study, recommended: RecommendedSettings) -> list[Setting]:
     chunks = recommended.forecast.later.distinct_chunks
     policy = Policy()
     # As a run plans it on a disk that does not rotate.
@@ -148,7 +148,7 @@ def _partitions_and_memory(study: Study, recommended: Recommended) -> list[Setti
     return settings
 
 
-def _time(study: Study, recommended: Recommended, cores: int) -> list[Setting]:
+def _time(study: Study, recommended: RecommendedSettings, cores: int) -> list[Setting]:
     chunking = recommended.settings.chunking
     timing = study.collection.timings.get(chunking)
     sums = recommended.forecast.later

@@ -258,10 +258,10 @@ def _frequency(axes: Axes, rows: Sequence[FrequencyRow]) -> None:
         of = sorted((row for row in rows if row.chunking == name), key=lambda row: row.copies_min)
         if not of:
             continue
-        at_least, left = [], sum(row.chunks for row in of)
+        at_least, remaining = [], sum(row.chunks for row in of)
         for row in of:
-            at_least.append(left)
-            left -= row.chunks
+            at_least.append(remaining)
+            remaining -= row.chunks
         axes.plot(
             [row.copies_min for row in of],
             at_least,

@@ -6,8 +6,8 @@ from dedupd.cli.common import PATH, exits, job_run, json_option, trust_holes_opt
 from dedupd.cli.report import finish_files
 from dedupd_core.units import counted
 from dedupd_core.volume.enabling.place import refuse_mounted
-from jobs.adopt.job import Adopt, AdoptReport
-from jobs.adopt.volume_copy import VolumeCopy
+from jobs.adopt.adopt_job import Adopt, AdoptReport
+from jobs.adopt.proof import VolumeCopy
 
 
 @click.command("adopt")

@@ -80,8 +80,8 @@ def command(
     from analysis.collection.chunk_log import Log
     from analysis.collection.collector import collect
     from analysis.report.findings import findings
-    from analysis.report.report import HTML, write_report
-    from analysis.report.report import as_json as report_json
+    from analysis.report.study_report import HTML, write_report
+    from analysis.report.study_report import as_json as report_json
     from analysis.study import run_study
     from dedupd_core.system.processes import give_way
 
@@ -128,7 +128,7 @@ def _spec(
     from analysis.collection.chunk_log import Dataset, Spec
     from analysis.collection.chunkings import ALL, cutter
     from analysis.collection.tree_walk import check_datasets
-    from analysis.report.report import printable
+    from analysis.report.study_report import printable
 
     datasets = [Dataset(printable(_name(path)), os.path.abspath(path)) for path in paths]
     for label in labels:

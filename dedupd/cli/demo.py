@@ -25,8 +25,8 @@ from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_process import mount_in_background, unmount
 from jobs.check.verify import Verify
 from jobs.frame.run import JobRun
-from jobs.optimize.job import Optimize, OptimizeReport
-from jobs.usage.volume_figures import volume_figures
+from jobs.optimize.optimize_job import Optimize, OptimizeReport
+from jobs.usage.volume_figures import VolumeFigures, volume_figures
 
 _POLICY = {"min_age": "0s", "min_size": "4k"}
 """The demonstration doesn't wait three days, and takes all that fills more than a block."""
@@ -140,23 +140,23 @@ def _optimize(volume: Volume) -> OptimizeReport:
 
 def _result(
     report: OptimizeReport,
-    status: dict[str, Any],
+    status: VolumeFigures,
     comparison: Comparison,
     findings: list[dict[str, str]],
 ) -> dict[str, Any]:
     sums, wall_s = report.sums, report.resources["wall_s"]
     return {
-        "logical_bytes": status["logical_bytes"],
-        "stored_bytes": status["occupied_bytes"],
-        "saved_by_dedup_bytes": sums["duplicate_bytes"] + sums["zero_bytes"],
-        "saved_by_compression_bytes": sums["new_raw_bytes"] - sums["stored_bytes"],
-        "saved_fraction": status["saved_fraction"],
-        "files": status["files"],
+        "logical_bytes": status.logical_bytes,
+        "stored_bytes": status.occupied_bytes,
+        "saved_by_dedup_bytes": sums.duplicate_bytes + sums.zero_bytes,
+        "saved_by_compression_bytes": sums.new_raw_bytes - sums.stored_bytes,
+        "saved_fraction": status.saved_fraction,
+        "files": status.files,
         "files_optimized": report.files_optimized,
-        "chunks": sums["chunks"],
-        "distinct_chunks": sums["new_chunks"],
+        "chunks": sums.chunks,
+        "distinct_chunks": sums.new_chunks,
         "optimize_s": wall_s,
-        "bytes_per_s": sums["raw_bytes"] / wall_s if wall_s else 0.0,
+        "bytes_per_s": sums.raw_bytes / wall_s if wall_s else 0.0,
         "memory_bytes_peak": report.resources["memory_bytes_peak"],
         "compared_files": comparison.files,
         "compared_bytes": comparison.bytes,

@@ -1,7 +1,7 @@
 """``dedupd file``: what the store knows about files."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
@@ -20,8 +20,15 @@ from dedupd_core.system.paths import show_text
 from dedupd_core.units import counted, format_size
 from dedupd_core.volume.volume import Volume
 from jobs.tree.explanation import Explanation, explain_file
-from jobs.tree.file_figures import file_figures, is_folder, sharing
-from jobs.usage.usage import usage
+from jobs.tree.file_figures import (
+    PlainFigures,
+    Sharing,
+    StubFigures,
+    file_figures,
+    is_folder,
+    sharing,
+)
+from jobs.usage.usage import UsageRow, usage
 
 
 @click.command("file")
@@ -40,7 +47,7 @@ def command(files: tuple[str, ...], with_sharing: bool, as_json: bool) -> None:
     For a folder, show the space that it uses and how much deleting it would free, as `dedupd du`
     does.
     """
-    rows, failures = [], list[DedupdError | OSError]()
+    rows, failures = list[_Described | _Unknown](), list[DedupdError | OSError]()
     for path in files:
         try:
             rows.append(_described(path, with_sharing))
@@ -48,30 +55,97 @@ def command(files: tuple[str, ...], with_sharing: bool, as_json: bool) -> None:
             if len(files) == 1:
                 raise
             failures.append(error)
-            rows.append({"path": path, "state": "unknown", "error": message_of(error)})
+            rows.append(_Unknown(path, message_of(error)))
     if as_json:
-        print_json(rows)
+        print_json([row.to_json() for row in rows])
     else:
         for row in rows:
-            text = row["error"] if "error" in row else _line(row)
-            click.echo(show_text(text), err="error" in row)
+            click.echo(show_text(row.text), err=isinstance(row, _Unknown))
     sys.exit(max((status_of(error) for error in failures), default=EXIT_DONE))
 
 
-def _described(path: str, with_sharing: bool) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """A file that cannot be described."""
+
+    path: str
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": self.path, "state": "unknown", "error": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    path: str
+    figures: UsageRow
+
+    def to_json(self) -> dict[str, Any]:
+        return {"state": "folder", "path": self.path, **asdict(self.figures), "name": self.path}
+
+    @property
+    def text(self) -> str:
+        row = self.figures
+        return (
+            f"{self.path}: folder of {counted(row.files, 'file')},"
+            f" {row.files_optimized} of them optimized, {format_size(row.logical_bytes)};"
+            f" takes {format_size(row.takes_bytes)}, {format_size(row.shared_bytes)} of it"
+            f" shared; deleting it frees {format_size(row.frees_bytes)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file; ``shared`` if that was asked for, ``explanation`` if it has blocks of its own."""
+
+    figures: PlainFigures | StubFigures
+    shared: Sharing | None
+    explanation: Explanation | None
+
+    def to_json(self) -> dict[str, Any]:
+        row = asdict(self.figures)
+        if self.shared is not None:
+            row["shared"] = asdict(self.shared)
+        if self.explanation is not None:
+            row |= {"policy": self.explanation.to_json(), "outcome": self.explanation.outcome}
+        return row
+
+    @property
+    def text(self) -> str:
+        figures, size = self.figures, format_size(self.figures.length_bytes)
+        if isinstance(figures, PlainFigures):
+            text = f"{figures.path}: plain"
+            if figures.saving is not None:
+                return f"{text}: would save {figures.saving * 100:.0f} %, {size}"
+            outcome = "" if self.explanation is None else f"; {self.explanation.outcome}"
+            return f"{text}, {size}{outcome}"
+        text = f"{figures.path}: {figures.state}, {size}, {counted(figures.chunks, 'chunk')} that"
+        text += f" occupy {format_size(figures.chunk_stored_bytes)}"
+        if figures.hole_bytes:
+            text += f", {format_size(figures.hole_bytes)} zeros"
+        if figures.local_ranges:
+            text += f", {counted(figures.local_ranges, 'local range')}"
+        if self.shared is not None:
+            text += f", {format_size(self.shared.shared_bytes)} shared"
+            text += f" with {counted(self.shared.files, 'other file')}"
+        return text
+
+
+_Described = _Folder | _File
+
+
+def _described(path: str, with_sharing: bool) -> _Described:
     volume, below = Volume.locate_existing(path)
     with volume:
         if is_folder(volume, below):
             with job_run("file", unit="files") as run:
                 found = usage(volume, run, [(below, path)])
-            return {"state": "folder", "path": path, **asdict(found.together), "name": path}
-        row = file_figures(volume, below, path)
-        if with_sharing and row["state"] != "plain":
-            row["shared"] = sharing(volume, below)
-        if row["state"] != "stub" and (told := _explanation(volume, below)) is not None:
-            row["policy"] = told.to_json()
-            row["outcome"] = told.outcome
-    return row
+            return _Folder(path, found.together)
+        figures = file_figures(volume, below, path)
+        is_stub = isinstance(figures, StubFigures)
+        shared = sharing(volume, below) if with_sharing and is_stub else None
+        has_own_blocks = figures.state != "stub"
+        return _File(figures, shared, _explanation(volume, below) if has_own_blocks else None)
 
 
 def _explanation(volume: Volume, below: bytes) -> Explanation | None:
@@ -80,29 +154,3 @@ def _explanation(volume: Volume, below: bytes) -> Explanation | None:
         return explain_file(volume, volume.policy(), below)
     except PolicyError:
         return None
-
-
-def _line(row: dict[str, Any]) -> str:
-    if row["state"] == "folder":
-        return (
-            f"{row['path']}: folder of {counted(row['files'], 'file')}, {row['files_optimized']}"
-            f" of them optimized, {format_size(row['logical_bytes'])}; uses"
-            f" {format_size(row['takes_bytes'])}, {format_size(row['shared_bytes'])} of it shared;"
-            f" deleting it frees {format_size(row['frees_bytes'])}"
-        )
-    state, size = row["state"], format_size(row["length_bytes"])
-    if state == "plain":
-        if row["saving"] is not None:
-            return f"{row['path']}: plain: would save {row['saving'] * 100:.0f} %, {size}"
-        return f"{row['path']}: plain, {size}" + (f"; {row['outcome']}" if "outcome" in row else "")
-    text = f"{row['path']}: {state}, {size}"
-    text += f", {counted(row['chunks'], 'chunk')} that use {format_size(row['chunk_stored_bytes'])}"
-    if row["hole_bytes"]:
-        text += f", {format_size(row['hole_bytes'])} zeros"
-    if row["state"] != "stub":
-        text += f", {counted(row['local_ranges'], 'local range')}"
-    if "shared" in row:
-        shared = row["shared"]
-        text += f", {format_size(shared['shared_bytes'])} shared"
-        text += f" with {counted(shared['files'], 'other file')}"
-    return text

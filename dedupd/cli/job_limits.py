@@ -139,14 +139,14 @@ def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
             yield run
 
 
-def look_at_new(volume: Volume, run: JobRun) -> None:
+def verify_new_headers(volume: Volume, run: JobRun) -> None:
     """After a job that has written to the store, and has told its report: look at what nothing has
     looked at, so that gc need not. Only where nobody waits for the job to end."""
     if conduct().gentle and volume.store_kind.has_containers:
         from jobs.check import headers_seen
 
         with suppress(Cancelled):  # its work is done
-            headers_seen.look_at_new(volume, run)
+            headers_seen.verify_new_headers(volume, run)
 
 
 def _policy_of(volume: Volume) -> Policy:

@@ -11,8 +11,8 @@ from dedupd_core.system.paths import show_text
 from dedupd_core.units import format_size
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
-from jobs.optimize.left_files import named_left
-from jobs.tree.left_listing import left_files
+from jobs.optimize.outcomes import named_left
+from jobs.tree.explanation import left_files
 
 
 def show_left(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from dedupd_core.config.policy import Policy
 from dedupd_core.units import counted, exact_duration, exact_size, format_size
 from jobs.optimize.admission import NO_ROOM
-from jobs.optimize.job import OptimizeReport
+from jobs.optimize.optimize_job import OptimizeReport
 from jobs.tree.candidates import EXCLUDED, OPTIMIZED, SAVES_LITTLE, SMALL, YOUNG
 
 _UNTOLD = frozenset({OPTIMIZED, "empty"})
@@ -66,7 +66,7 @@ def outcome_of(report: OptimizeReport, policy: Policy, place: Place) -> Iterator
 
 
 def _result(report: OptimizeReport) -> str:
-    stored = report.sums["stored_bytes"] + report.recipe_bytes
+    stored = report.sums.stored_bytes + report.recipe_bytes
     if not report.files_optimized:
         done = report.files_skipped.get(OPTIMIZED, 0)
         already = f"; {counted(done, 'file')} already optimized" if done else ""

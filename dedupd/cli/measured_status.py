@@ -17,7 +17,7 @@ from dedupd_core.system.processes import give_way
 from dedupd_core.units import counted, format_duration, format_size
 from dedupd_core.volume.volume import Volume
 from jobs.tree.candidates import SHARED_BELOW
-from jobs.usage.volume_figures import volume_figures
+from jobs.usage.volume_figures import VolumeFigures, volume_figures
 
 
 def show_measured(path: str | None, gives_way: bool, as_json: bool) -> None:
@@ -26,8 +26,8 @@ def show_measured(path: str | None, gives_way: bool, as_json: bool) -> None:
         give_way()
     if path is not None:
         with Volume.open(path) as volume:
-            row = volume_figures(volume)
-        show_or_json(as_json, row | _as_the_service(row), lambda: _show(row))
+            found = volume_figures(volume)
+        show_or_json(as_json, _as_the_service(found), lambda: _show(found))
         return
     _show_all([mount.point for mount in mount_table.volumes()], as_json)
 
@@ -39,31 +39,30 @@ def _show_all(points: list[str], as_json: bool) -> None:
     for point in points:
         try:
             with Volume.open(point) as volume:
-                rows.append(volume_figures(volume))
+                found = volume_figures(volume)
         except (DedupdError, OSError) as error:
             failures.append(error)
             rows.append({"path": point, "error": message_of(error)})
+            if not as_json:
+                click.echo(f"dedupd: {show_text(message_of(error))}", err=True)
+        else:
+            rows.append(_as_the_service(found))
+            if not as_json:
+                _show(found)
     if as_json:
-        told = [row if "error" in row else row | _as_the_service(row) for row in rows]
-        print_json({"service": None, "volumes": told})
+        print_json({"service": None, "volumes": rows})
     elif not rows:
         click.echo("No volume is mounted; run `dedupd status PATH`.")
-    else:
-        for row in rows:
-            if "error" in row:
-                click.echo(f"dedupd: {show_text(row['error'])}", err=True)
-            else:
-                _show(row)
     sys.exit(max((status_of(error) for error in failures), default=EXIT_DONE))
 
 
-def _as_the_service(row: dict[str, Any]) -> dict[str, Any]:
-    """The fields that the service tells of a volume, so that programs find them with it and without
-    it."""
-    point = row["mounted_at"]
+def _as_the_service(found: VolumeFigures) -> dict[str, Any]:
+    """The figures, and the fields that the service tells of a volume, so that programs find them
+    with it and without it."""
+    row, point = found.to_json(), found.mounted_at
     state = "unmounted" if point is None else "mounted"
-    return {
-        "mountpoint": point or row["path"],
+    return row | {
+        "mountpoint": point or found.path,
         "mount": {"state": state, "problem": "", "pid": None, "since_s": None, "restarts": 0},
         "paused": None,
         "policy_problem": "",
@@ -76,51 +75,51 @@ def _as_the_service(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _show(row: dict[str, Any]) -> None:
-    table = figures()
-    table.add_row("mounted at", row["mounted_at"] or "not mounted")
+def _show(found: VolumeFigures) -> None:
+    table, row = figures(), found.to_json()
+    table.add_row("mounted at", found.mounted_at or "not mounted")
     add_savings(table, {**row, **(row["causes"] or {})})
-    if row["logical_bytes"] > row["plain_bytes"]:
-        holes = format_size(row["logical_bytes"] - row["plain_bytes"])
+    if found.logical_bytes > found.plain_bytes:
+        holes = format_size(found.logical_bytes - found.plain_bytes)
         table.add_row("holes", f"{holes} in sparse files, not counted as savings")
-    if row["lost_bytes"]:
+    if found.lost_bytes:
         table.add_row(
             "lost",
-            f"{format_size(row['lost_bytes'])}: run `dedupd run gc`, then `dedupd run compact`",
+            f"{format_size(found.lost_bytes)}: run `dedupd run gc`, then `dedupd run compact`",
         )
     add_backlog(table, row)
-    if row["held_bytes_max"]:
-        held = format_size(row["held_bytes_max"])
+    if found.held_bytes_max:
+        held = format_size(found.held_bytes_max)
         table.add_row(
             "kept by snapshots", f"up to {held}, by snapshots or copies of the file system below"
         )
-    if row["shared_left"]["files"]:
-        left = format_size(row["shared_left"]["bytes"])
+    if found.shared_left.files:
+        left = format_size(found.shared_left.bytes)
         table.add_row(
-            "skipped", f"{counted(row['shared_left']['files'], 'file')}, {left}: {SHARED_BELOW}"
+            "skipped", f"{counted(found.shared_left.files, 'file')}, {left}: {SHARED_BELOW}"
         )
-    where = f" {row['shared_store']}, shared" if row["shared_store"] else ""
-    table.add_row("store", f"{format_size(sum(row['store_bytes'].values()))}{where}")
-    if row["redundancy_bytes"]:
-        table.add_row("second copies", format_size(row["redundancy_bytes"]))
-    garbage = row["garbage"]
-    if garbage["compaction_frees_bytes"]:
+    where = f" {found.shared_store}, shared" if found.shared_store else ""
+    table.add_row("store", f"{format_size(sum(found.store_bytes.values()))}{where}")
+    if found.redundancy_bytes:
+        table.add_row("second copies", format_size(found.redundancy_bytes))
+    garbage = found.garbage
+    if garbage.compaction_frees_bytes:
         table.add_row(
             "garbage",
-            f"{format_size(garbage['compaction_frees_bytes'])}; to free it, run `dedupd run"
-            f" compact {row['path']}`",
+            f"{format_size(garbage.compaction_frees_bytes)}; to free it, run `dedupd run"
+            f" compact {found.path}`",
         )
-    add_quarantined(table, garbage)
-    table.add_row("free", format_size(row["free_bytes"]))
-    for one in row["classes"]:
-        kind = f"{one['top'] or '.'}/**/*{'.' + one['type'] if one['type'] else ''}"
+    add_quarantined(table, row["garbage"])
+    table.add_row("free", format_size(found.free_bytes))
+    for files in found.classes:
+        kind = f"{files.top or '.'}/**/*{'.' + files.type if files.type else ''}"
         # Blocks are saved, and bytes are read.
-        saves = min(1.0, one["saved_bytes"] / one["read_bytes"]) if one["read_bytes"] else 0.0
-        table.add_row("class", f"{kind}: saves {saves:.0%} of {format_size(one['read_bytes'])}")
-    run = row["last_run"]
+        saves = min(1.0, files.saved_bytes / files.read_bytes) if files.read_bytes else 0.0
+        table.add_row("class", f"{kind}: saves {saves:.0%} of {format_size(files.read_bytes)}")
+    run = found.last_run
     if run:
         took = format_duration(run["resources"]["wall_s"])
         table.add_row("last run", f"{run['job']}: {run['outcome']}, {took}")
-    show(table, title=row["path"])
-    for message in row["messages"]:
+    show(table, title=found.path)
+    for message in found.messages:
         click.echo(f"  {message}", err=True)

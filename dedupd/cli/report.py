@@ -9,7 +9,7 @@ import click
 from dedupd.cli.common import show_or_json
 from dedupd_core.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS
 from jobs.check.invariants import Finding
-from jobs.frame.report import FileReport, ReportT
+from jobs.frame.job import FileReport, ReportT
 
 FileReportT = TypeVar("FileReportT", bound=FileReport)
 

@@ -26,7 +26,7 @@ from dedupd_core.units import GIB, counted, exact_duration, exact_size, format_s
 from dedupd_core.volume.base_directory import BASE_NAME, is_volume
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
-from jobs.optimize.job import Optimize, OptimizeReport
+from jobs.optimize.optimize_job import Optimize, OptimizeReport
 
 ESTIMATE_BYTES_MAX = 20 * GIB
 """An estimate reads every byte: minutes for so many. Larger trees are estimated if asked."""

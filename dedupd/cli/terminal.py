@@ -13,7 +13,7 @@ from rich.table import Table
 
 from dedupd_core.units import format_size
 from jobs.frame.run import Progress as JobProgress
-from jobs.frame.time_to_go import TimeToGo
+from jobs.frame.run import TimeToGo
 
 PIPED_COLUMNS = 1000
 """Where no terminal bounds a line: programs and mails need whole names."""

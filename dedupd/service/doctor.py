@@ -350,10 +350,10 @@ def _shared(root: str) -> Result:
             left = shared_left(volume.hints.latest(HintKey.RUNS, RUNS))
     except (DedupdError, OSError) as error:
         return _warning(f"unknown: {explain(error)}", "see the previous checks")
-    if not left["files"]:
+    if not left.files:
         return _fine("the last optimize run found no file that shares blocks with other files")
     return _warning(
-        f"{counted(left['files'], 'file')}, {format_size(left['bytes'])}: {SHARED_BELOW}",
+        f"{counted(left.files, 'file')}, {format_size(left.bytes)}: {SHARED_BELOW}",
         "they are skipped; delete snapshots, or see `shared_extents` in docs/guide/policy.md",
     )
 

@@ -16,7 +16,7 @@ from dedupd.service.systemd.slice import command_in_slice
 from dedupd_core.errors import EXIT_BUSY, EXIT_DAMAGED, EXIT_FINDINGS
 from dedupd_core.system.processes import server_environment
 from jobs.frame.channel import CHANNEL_VARIABLE
-from jobs.frame.time_to_go import TimeToGo
+from jobs.frame.run import TimeToGo
 
 log = logging.getLogger("dedupd.service")
 

@@ -1,4 +1,24 @@
-"""Chunk ids: container number (32 bit) and ordinal (32 bit). An id never changes its meaning."""
+"""Chunk ids: container number (32 bit) and ordinal (32 bit). An id never changes its meaning.
+
+Native code takes and gives many of them at once, as bytes of little-endian integers one after the
+other; each kind of such a column has a type.
+"""
+
+from array import array
+from collections.abc import Iterable
+from typing import NewType
+
+PackedIds = NewType("PackedIds", bytes)
+"""Ids of records, u64 each; 0 stands for none."""
+
+PackedOrdinals = NewType("PackedOrdinals", bytes)
+"""u32 each: ordinals of records in their container, or places in what a call was given."""
+
+PackedLengths = NewType("PackedLengths", bytes)
+"""u64 each: how many bytes, from the first one on, of each of some records."""
+
+PackedPairs = NewType("PackedPairs", bytes)
+"""Pairs of ids, two u64 each: a record that is to be merged, and the one that stays."""
 
 HOLE = 0
 """The id that stands for zeros; container numbers begin at 1, so no record has it."""
@@ -22,3 +42,24 @@ def ordinal_of(chunk_id: int) -> int:
 def show_id(chunk_id: int) -> str:
     """An id as it appears in messages."""
     return f"{container_of(chunk_id):08d}:{ordinal_of(chunk_id)}"
+
+
+def pack_ids(ids: Iterable[int]) -> PackedIds:
+    return PackedIds(array("Q", ids).tobytes())
+
+
+def pack_lengths(lengths: Iterable[int]) -> PackedLengths:
+    return PackedLengths(array("Q", lengths).tobytes())
+
+
+def unpack_ids(packed: PackedIds) -> "memoryview[int]":
+    return memoryview(packed).cast("Q")
+
+
+def unpack_ordinals(packed: PackedOrdinals) -> "memoryview[int]":
+    return memoryview(packed).cast("I")
+
+
+def unpack_pairs(packed: PackedPairs) -> list[tuple[int, int]]:
+    ids = memoryview(packed).cast("Q").tolist()
+    return list(zip(ids[::2], ids[1::2], strict=True))

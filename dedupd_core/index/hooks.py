@@ -7,6 +7,7 @@ from dataclasses import replace
 from dedupd_core import native
 from dedupd_core.config.memory_budget import INDEX_ENTRY_BYTES
 from dedupd_core.config.policy import IndexChoice
+from dedupd_core.format.ids import unpack_ids
 from dedupd_core.index.saved_index import CACHE_ENTRIES, PAGE_ENTRIES
 from dedupd_core.store.chunk_index import IndexCounters, StoreIndex
 from dedupd_core.store.container.directory import ContainerDirectory
@@ -57,13 +58,13 @@ class HookedIndex:
 
     def lookup(self, fingerprints: bytes) -> "memoryview[int]":
         ids = self._own.lookup(fingerprints)
-        return memoryview(self._hooks.find_absent(fingerprints, ids)).cast("Q")
+        return unpack_ids(self._hooks.find_absent(fingerprints, ids))
 
     def insert(self, fingerprints: bytes, ids: Sequence[int]) -> None:
         self._own.insert(fingerprints, ids)
 
     def take_found_orphans(self) -> set[int]:
-        found = set(memoryview(self._hooks.take_found_orphans()).cast("Q"))
+        found = set(unpack_ids(self._hooks.take_found_orphans()))
         return found | self._own.take_found_orphans()
 
     def counters(self) -> IndexCounters:

@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from dedupd_core import native
 from dedupd_core.config.room import MakeRoom
+from dedupd_core.format.ids import unpack_ids
 from dedupd_core.store.chunk_index import IndexCounters
 from dedupd_core.store.container.table_file import Recovered
 from dedupd_core.system.disk import Disk
@@ -53,7 +54,7 @@ class LoggedIndex(Generic[_Native]):
         return len(self._native)
 
     def lookup(self, fingerprints: bytes) -> "memoryview[int]":
-        return memoryview(self._native.lookup(fingerprints)).cast("Q")
+        return unpack_ids(self._native.lookup(fingerprints))
 
     def insert(self, fingerprints: bytes, ids: Sequence[int]) -> None:
         self._native.insert(fingerprints, array("Q", ids))
@@ -67,7 +68,7 @@ class LoggedIndex(Generic[_Native]):
         self._native.use_followers(followers)
 
     def take_found_orphans(self) -> set[int]:
-        return set(memoryview(self._native.take_found_orphans()).cast("Q"))
+        return set(unpack_ids(self._native.take_found_orphans()))
 
     def counters(self) -> IndexCounters:
         of = self._native.figures()

@@ -5,6 +5,8 @@ from typing import Final, final
 
 from typing_extensions import Buffer
 
+from dedupd_core.format.ids import PackedIds
+
 from .chunker import Followers
 
 @final
@@ -50,8 +52,8 @@ class TableIndex:
         """Load the first ``count`` entries of the table of a container, which must not be written
         to meanwhile. Later entries are not there until this index is told of one by
         :meth:`insert`."""
-    def lookup(self, fingerprints: Buffer) -> bytes:
-        """u64 id per fingerprint, 0 where absent."""
+    def lookup(self, fingerprints: Buffer) -> PackedIds:
+        """An id per fingerprint, 0 where absent."""
     def insert(self, fingerprints: Buffer, ids: Buffer) -> int:
         """Set ids (u64, not 0); an existing entry is kept. Returns how many were new.
 
@@ -60,8 +62,8 @@ class TableIndex:
         """
     def use_followers(self, followers: Followers) -> None:
         """Fill ``followers`` from here on with the entries around those that are looked up."""
-    def take_found_orphans(self) -> bytes:
-        """u64 ids of orphaned entries that were found since the last call."""
+    def take_found_orphans(self) -> PackedIds:
+        """Ids of orphaned entries that were found since the last call."""
     def figures(self) -> Figures: ...
     def begin_snapshot(self) -> None:
         """Prepare for :meth:`snapshot_part`; nothing may be inserted until the last part."""
@@ -100,10 +102,10 @@ class BloomIndex:
         ``reserve_bytes`` are free are left out. :meth:`restore` has to be called next."""
     def __len__(self) -> int: ...
     def load(self, container: int, generation: int, count: int) -> None: ...
-    def lookup(self, fingerprints: Buffer) -> bytes: ...
+    def lookup(self, fingerprints: Buffer) -> PackedIds: ...
     def insert(self, fingerprints: Buffer, ids: Buffer) -> int: ...
     def use_followers(self, followers: Followers) -> None: ...
-    def take_found_orphans(self) -> bytes: ...
+    def take_found_orphans(self) -> PackedIds: ...
     def figures(self) -> Figures: ...
     def restore(self, capacity: int) -> bool:
         """Restore the chains from the file. The file is not valid from then on, and has to be
@@ -135,7 +137,7 @@ class HookIndex:
     ) -> HookIndex:
         """``capacity``: entries to be loaded, of which those that are no hooks take no memory."""
     def load(self, container: int, generation: int, count: int) -> None: ...
-    def find_absent(self, fingerprints: Buffer, ids: Buffer) -> bytes:
-        """``ids`` (u64), with those that are 0 looked up here, 0 where absent here too."""
-    def take_found_orphans(self) -> bytes: ...
+    def find_absent(self, fingerprints: Buffer, ids: Buffer) -> PackedIds:
+        """``ids``, with those that are 0 looked up here, 0 where absent here too."""
+    def take_found_orphans(self) -> PackedIds: ...
     def figures(self) -> Figures: ...

@@ -5,6 +5,8 @@ from typing import Final, final
 
 from typing_extensions import Buffer
 
+from dedupd_core.format.ids import PackedIds
+
 from .admission import Ledger, Recall
 from .chunker import Chunks
 from .commit import PlainRequests
@@ -37,8 +39,8 @@ class Placed:
     duplicate_bytes: Final[int]
     """Of chunks that are neither new nor zeros."""
     zero_bytes: Final[int]
-    def ids(self, first: int, first_as_is: int) -> bytes:
-        """The u64 id of every chunk, 0 for zeros, where those of new chunks begin with these."""
+    def ids(self, first: int, first_as_is: int) -> PackedIds:
+        """The id of every chunk, 0 for zeros, where those of new chunks begin with these."""
     def judge(
         self,
         later: tuple[Buffer, Buffer],
@@ -93,7 +95,7 @@ class Judgement:
     @property
     def kept(self) -> tuple[bytes, bytes]:
         """1 for each new chunk that is to be stored, else 0."""
-    def ids(self, first: int, first_as_is: int) -> bytes:
+    def ids(self, first: int, first_as_is: int) -> PackedIds:
         """As :meth:`Placed.ids`, where those of stored chunks begin with these. A chunk that is not
         stored has an id that no recipe takes."""
     def note_stored(self, ledger: Ledger) -> None:

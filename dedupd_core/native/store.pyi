@@ -6,6 +6,8 @@ from typing import Final, Literal, Self, final
 
 from typing_extensions import Buffer
 
+from dedupd_core.format.ids import PackedOrdinals
+
 from .codec import Encoded
 from .rados import ClusterContent
 
@@ -231,10 +233,10 @@ class CheckedRecords:
     is_lost: Final[bool]
     """Whether the bytes after them are no valid record header. False where there are too few
     bytes."""
-    ordinals: Final[bytes]
-    """u32 ordinal of each record."""
-    next_ordinals: Final[bytes]
-    """u32 ordinal after each record: one more, except after a run of tombstones."""
+    ordinals: Final[PackedOrdinals]
+    """That of each record."""
+    next_ordinals: Final[PackedOrdinals]
+    """The ordinal after each record: one more, except after a run of tombstones."""
     kinds: Final[bytes]
     """u8 kind of each record."""
     statuses: Final[bytes]

@@ -7,6 +7,8 @@ exception there ends the call.
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, final
 
+from dedupd_core.format.ids import PackedIds, PackedLengths
+
 from .admission import Ledger, Recall
 from .upkeep import KnownRecords
 
@@ -184,12 +186,11 @@ class UsageSums:
     """Lengths of stubs."""
     direct_bytes: Final[int]
     """Lengths of stubs that name a chunk, in whole blocks."""
-    chunks: Final[bytes]
-    """u64 ids that stubs name."""
-    recipes: Final[bytes]
-    """u64 ids."""
-    covered: Final[bytes]
-    """u64 bytes covered of each recipe."""
+    chunks: Final[PackedIds]
+    """Those that stubs name."""
+    recipes: Final[PackedIds]
+    covered: Final[PackedLengths]
+    """What is covered of each recipe."""
 
 @final
 class StubUsage(Directory):

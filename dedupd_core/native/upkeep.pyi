@@ -5,6 +5,8 @@ from typing import Final, Self, final
 
 from typing_extensions import Buffer
 
+from dedupd_core.format.ids import PackedIds, PackedLengths, PackedOrdinals, PackedPairs
+
 from .store import Bases
 from .tree import Directory
 
@@ -17,7 +19,7 @@ class Join:
 
     For reconciliation (docs/design/partitions.md); 14 bytes of RAM a chunk. The input are parts of
     redirection tables: whole entries, of which the live ones count, the checksum seed of their
-    container, and the id of the first. The output are pairs of u64 (merged, stays): chunks whose
+    container, and the id of the first. The output are pairs (merged, stays): chunks whose
     fingerprints have the same hash of 64 bits, each to be merged once.
     """
 
@@ -32,9 +34,9 @@ class Join:
     def add(self, entries: Buffer, seed: int, first_id: int, domain: int = 0) -> bool:
         """Add chunks of a domain, given by any number of its own (u64); chunks of several domains
         are no pairs. False, and nothing added, where there is no room for them."""
-    def probe(self, entries: Buffer, seed: int, first_id: int, domain: int = 0) -> bytes:
+    def probe(self, entries: Buffer, seed: int, first_id: int, domain: int = 0) -> PackedPairs:
         """Pairs of chunks that were added and those of the other set; none with itself."""
-    def finish(self) -> bytes:
+    def finish(self) -> PackedPairs:
         """Pairs among the added chunks without an equal one in the other set: the first of them
         stays."""
 
@@ -46,8 +48,8 @@ class Followed:
     """Whether anything was marked."""
     epoch: Final[int]
     """The highest of an orphan, or 0."""
-    strays: Final[bytes]
-    """u64 targets that are ids of no record."""
+    strays: Final[PackedIds]
+    """Targets that are ids of no record."""
 
 @final
 class Leaned:
@@ -55,10 +57,10 @@ class Leaned:
 
     found_any: Final[bool]
     """Whether anything was marked."""
-    unknown: Final[bytes]
-    """u32 places of entries that do not say what their record leans on."""
-    strays: Final[bytes]
-    """u64 ids of no record, on which marked records lean."""
+    unknown: Final[PackedOrdinals]
+    """Places of entries that do not say what their record leans on."""
+    strays: Final[PackedIds]
+    """Ids of no record, on which marked records lean."""
 
 @final
 class NamedByLeaves:
@@ -68,10 +70,10 @@ class NamedByLeaves:
     """How many were read."""
     rows: Final[int]
     """How many these have."""
-    left: Final[bytes]
-    """u32 ordinals of nodes of which nothing was marked, because they are no sound leaves."""
-    strays: Final[bytes]
-    """u64 ids in leaves that belong to no record."""
+    left: Final[PackedOrdinals]
+    """Ordinals of nodes of which nothing was marked, because they are no sound leaves."""
+    strays: Final[PackedIds]
+    """Ids in leaves that belong to no record."""
 
 class MarkSet:
     """A bit for each record of some containers: see ``dedupd_core/store/mark_set.py``."""
@@ -82,8 +84,8 @@ class MarkSet:
     def knows(self, record_id: int) -> bool:
         """Whether there is such a record, marked or not."""
     def __contains__(self, record_id: int, /) -> bool: ...
-    def mark(self, ids: Buffer) -> bytes:
-        """Mark records (u64); 0 is ignored. Returns the ids that belong to no record."""
+    def mark(self, ids: Buffer) -> PackedIds:
+        """Mark records; 0 is ignored. Returns the ids that belong to no record."""
     def merge(self, number: int, bits: Buffer) -> bool:
         """Mark the records whose bit is set in ``bits``, in the form of :meth:`bits`. False, and
         nothing marked, where a bit is set that belongs to no record."""
@@ -131,13 +133,13 @@ class NeedSet:
     def lengths(self, number: int) -> bytes: ...
     def fresh(self, number: int) -> bytes: ...
     def put(self, number: int, lengths: Buffer, fresh: Buffer) -> None: ...
-    def take_fresh(self, number: int, first: int, end: int) -> tuple[bytes, bytes]:
-        """Ordinals (u32) of the fresh nodes from ``first``, a multiple of 8, to ``end``, and how
-        many bytes of each are needed (u64). Up to the next multiple of 8, nodes are not fresh any
+    def take_fresh(self, number: int, first: int, end: int) -> tuple[PackedOrdinals, PackedLengths]:
+        """Ordinals of the fresh nodes from ``first``, a multiple of 8, to ``end``, and how
+        many bytes of each are needed. Up to the next multiple of 8, nodes are not fresh any
         more."""
 
-def misfits(table: Buffer, needed: Buffer) -> tuple[bytes, int]:
-    """Places (u32) of entries that are needed and orphaned, or neither, without tombstones; and the
+def misfits(table: Buffer, needed: Buffer) -> tuple[PackedOrdinals, int]:
+    """Places of entries that are needed and orphaned, or neither, without tombstones; and the
     number of orphans. ``needed`` has a bit for each, the first the lowest."""
 
 # Columns of u64: how many bytes of each recipe node are needed. Items after the end are zeros.
@@ -159,8 +161,8 @@ class KnownRecords:
     bytes of its fingerprint. Any number of threads may count at once.
     """
 
-    def add_table(self, number: int, table: Buffer, seed: int) -> bytes:
-        """Add the entries of a container. Returns the u32 ordinals of those that are damaged,
+    def add_table(self, number: int, table: Buffer, seed: int) -> PackedOrdinals:
+        """Add the entries of a container. Returns the ordinals of those that are damaged,
         merged or quarantined, for the caller to :meth:`set`."""
     def set(
         self, record_id: int, raw_length: int, fingerprint_check: int, target: int | None = None
@@ -180,8 +182,8 @@ class KnownRecords:
     def refer(self, record_id: int) -> None: ...
     def add_references(self, record_id: int, count: int) -> None: ...
     def references(self, record_id: int) -> int: ...
-    def referred_at_least(self, count: int) -> bytes:
-        """u64 ids, in order."""
+    def referred_at_least(self, count: int) -> PackedIds:
+        """In order."""
     def unreferenced(self) -> int: ...
 
 @final
@@ -192,12 +194,10 @@ class NamedByStubs(Directory):
     """Of all files."""
     stub_count: Final[int]
     """Of the valid stubs."""
-    chunks: Final[bytes]
-    """u64 ids."""
-    recipes: Final[bytes]
-    """u64 ids."""
-    covered: Final[bytes]
-    """u64 bytes covered of each recipe."""
+    chunks: Final[PackedIds]
+    recipes: Final[PackedIds]
+    covered: Final[PackedLengths]
+    """What is covered of each recipe."""
 
 def scan_stubs(
     fd: int, attribute: bytes, seed: int, safe_point: Callable[[], None] | None = None
@@ -241,9 +241,11 @@ class Usage:
     ) -> None:
         """Note what stubs of a group name: ids (u64), and how many bytes (u64) of each recipe.
         ``count`` 0 stands for a file that counts elsewhere."""
-    def take(self, group: int, is_sharing: bool) -> list[tuple[int, bytes, bytes, bytes]]:
-        """Take in what was named since; returns the recipe nodes to read: container, ordinals (u32,
-        ascending), how many bytes of each are needed (u64), how often (u32)."""
+    def take(
+        self, group: int, is_sharing: bool
+    ) -> list[tuple[int, PackedOrdinals, PackedLengths, bytes]]:
+        """Take in what was named since; returns the recipe nodes to read: container, ordinals
+        (ascending), how many bytes of each are needed, how often (u32)."""
     def refer(self, group: int, ids: Buffer, count: int, is_sharing: bool) -> None:
         """Take in chunks that a node names."""
     def read_leaves(
@@ -258,9 +260,9 @@ class Usage:
         ends: Buffer,
         counts: Buffer,
         is_sharing: bool,
-    ) -> bytes:
+    ) -> PackedOrdinals:
         """Read nodes, and take in the chunks that leaves name. ``table`` begins with the ordinal
-        ``first``. Returns the places (u32) of nodes that are no sound leaves."""
+        ``first``. Returns the places of nodes that are no sound leaves."""
     def again(self, group: int) -> None:
         """Begin anew, to split the bytes of records among their references, which are all known."""
     def taken(self, group: int) -> TakenByGroup: ...
@@ -283,9 +285,9 @@ class Usage:
     def referred_more_than(self, count: int, number: int, table: Buffer) -> tuple[int, int]:
         """How many chunks of a container have more references, and the bytes of a copy of each."""
 
-def deltas(table: Buffer, seed: int) -> tuple[bytes, bytes]:
-    """The entries of records that lean on others, and are not collected: their places (u32), and
-    the ids of these (u64), 0 where the entry does not say."""
+def deltas(table: Buffer, seed: int) -> tuple[PackedOrdinals, PackedIds]:
+    """The entries of records that lean on others, and are not collected: their places, and
+    the ids of these, 0 where the entry does not say."""
 
 def pack_sketches(sketches: Buffer) -> bytes:
     """Sketches as they are in a file: a bit for each that is not all zeros, and these."""
@@ -333,12 +335,12 @@ class Samples:
 class Refined:
     """Result of :meth:`Refiner.refine`: the records with a new payload."""
 
-    places: Final[bytes]
-    """u32 places of the records in what was given."""
+    places: Final[PackedOrdinals]
+    """Places of the records in what was given."""
     codecs: Final[bytes]
     """u8 of the new payloads."""
-    leans_on: Final[bytes]
-    """u64 ids of the records that they are to lean on; 0 where they lean on none."""
+    leans_on: Final[PackedIds]
+    """The records that they are to lean on; 0 where they lean on none."""
     lengths: Final[bytes]
     """u32 bytes of the payloads, which follow one another in ``payloads``."""
     checksums: Final[bytes]
@@ -370,8 +372,8 @@ class Refiner:
     def let_leave(self, base: int, members: Buffer) -> None:
         """Let the differences to a base that nothing else needs leave it together, where that saves
         space. ``members`` (u64) are all of them."""
-    def left(self) -> bytes:
-        """The bases that were left (u64)."""
+    def left(self) -> PackedIds:
+        """The bases that were left."""
     def bytes(self) -> int:
         """The memory of all features."""
     def forget(self) -> None:

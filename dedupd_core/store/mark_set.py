@@ -1,9 +1,16 @@
 """Sets of records of one kind, in a bit for each that there is."""
 
-from array import array
 from collections.abc import Callable, Iterable
 
 from dedupd_core import native
+from dedupd_core.format.ids import (
+    PackedIds,
+    PackedLengths,
+    PackedOrdinals,
+    pack_ids,
+    pack_lengths,
+    unpack_ids,
+)
 
 STRAYS_MAX = 100
 
@@ -17,17 +24,17 @@ class Marks(native.upkeep.MarkSet):
 
     def add(self, ids: Iterable[int]) -> None:
         """Mark records; holes are none."""
-        self.add_packed(array("Q", ids))
+        self.add_packed(pack_ids(ids))
 
-    def add_packed(self, ids: "bytes | array[int]") -> None:
-        """The same of an array of u64."""
+    def add_packed(self, ids: PackedIds) -> None:
+        """As :meth:`add`."""
         self.note_strays(self.mark(ids))
 
-    def note_strays(self, ids: bytes) -> None:
-        """Keep some of the ids (u64) that were to be marked and are of no record."""
-        for one in memoryview(ids).cast("Q"):
+    def note_strays(self, ids: PackedIds) -> None:
+        """Keep some of the ids that were to be marked and are of no record."""
+        for record_id in unpack_ids(ids):
             if len(self.strays) < STRAYS_MAX:
-                self.strays.add(one)
+                self.strays.add(record_id)
 
     def include(self, other: "Marks") -> None:
         """Mark the records that are marked in another set, which has no other containers."""
@@ -62,10 +69,10 @@ class Needs(Marks):
 
     def need(self, record_id: int, length: int) -> None:
         """Mark a node, of which the first ``length`` bytes, at least, are needed."""
-        self.need_packed(array("Q", (record_id,)), array("Q", (length,)))
+        self.need_packed(pack_ids((record_id,)), pack_lengths((length,)))
 
-    def need_packed(self, ids: "bytes | array[int]", lengths: "bytes | array[int]") -> None:
-        """The same of arrays of u64."""
+    def need_packed(self, ids: PackedIds, lengths: PackedLengths) -> None:
+        """As :meth:`need`."""
         self.add_packed(ids)
         self._needs.need(ids, lengths)
 
@@ -89,7 +96,9 @@ class Needs(Marks):
         """The bits of those nodes of which more is needed than when they were taken."""
         return self._needs.fresh(container)
 
-    def take_fresh(self, container: int, first: int, end: int) -> tuple[bytes, bytes]:
+    def take_fresh(
+        self, container: int, first: int, end: int
+    ) -> tuple[PackedOrdinals, PackedLengths]:
         """The fresh nodes from one ordinal to another, multiples of 8: no longer, until more of
-        them is needed. Returns their ordinals (u32), ascending, and how much is needed (u64)."""
+        them is needed. Returns their ordinals, ascending, and how much is needed."""
         return self._needs.take_fresh(container, first, end)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dedupd_core.config.room import Room
 from dedupd_core.errors import DamagedTable
 from dedupd_core.format import merge_log
+from dedupd_core.format.ids import PackedPairs, unpack_pairs
 from dedupd_core.store.container import whole_file
 from dedupd_core.store.container.whole_file import WholeFileWriter, body_checksum
 from dedupd_core.system.disk import Disk
@@ -25,7 +26,7 @@ class MergeLogWriter:
         self._file = WholeFileWriter(dir_fd, NAME, merge_log.HEADER_BYTES, disk, room)
         self.pairs = 0
 
-    def add(self, pairs: bytes) -> None:
+    def add(self, pairs: PackedPairs) -> None:
         """Append pairs as ``native.upkeep.Join`` gives them. Raises NoSpace."""
         self.pairs += len(pairs) // merge_log.PAIR_BYTES
         self._file.write(pairs)
@@ -66,8 +67,7 @@ class MergeLog:
         step = PAIRS_PER_READ * merge_log.PAIR_BYTES
         for start in range(0, size, step):
             data = read_readable(self._fd, min(step, size - start), merge_log.HEADER_BYTES + start)
-            ids = memoryview(data).cast("Q").tolist()
-            yield list(zip(ids[::2], ids[1::2], strict=True))
+            yield unpack_pairs(PackedPairs(data))
 
     def close(self) -> None:
         os.close(self._fd)

@@ -1,4 +1,5 @@
-"""Whether a stub of a copy is what it was: the proof that adopting and restoring share.
+"""Copies of volumes, and the proof that their stubs are what they were: adopting and restoring
+share it.
 
 The attribute says how many bytes lie in a stub's own blocks (docs/design/format.md, "Stub"). A stub
 that has none, and is to have none, is whole: all of it is in the store. If it has blocks of its
@@ -7,18 +8,60 @@ user of the program knows.
 """
 
 import os
+from functools import cached_property
 from typing import NamedTuple
 
 from dedupd_core import native
+from dedupd_core.errors import Damaged
 from dedupd_core.format.container import FILE_HEADER_BYTES, Kind
+from dedupd_core.format.instance import Instance
 from dedupd_core.format.stub import Flag, StubAttribute, binding_in, decode_stub
 from dedupd_core.store.container.container import data_name
 from dedupd_core.store.container.files import container_numbers
+from dedupd_core.stub.instance import recorded_instance
 from dedupd_core.stub.local_blocks import refuse_tampered
-from dedupd_core.stub.transition import StubFiles
+from dedupd_core.stub.transition import AttributeSpace, StubFiles
 from dedupd_core.system.files import opened
 from dedupd_core.units import align_up
-from jobs.adopt.volume_copy import VolumeCopy
+from dedupd_core.volume.volume import Volume
+
+
+class VolumeCopy(Volume):
+    """A volume wherever it lies. Its stubs may be those of a copy, and tell lies."""
+
+    def check_place(self) -> None:
+        """Any place will do."""
+
+    @cached_property
+    def recorded(self) -> Instance | None:
+        """The place where it was a volume before; None where that is not known."""
+        try:
+            return recorded_instance(self.base_fd, self.root)
+        except Damaged:
+            return None
+
+    @property
+    def is_the_volume(self) -> bool:
+        """Whether it is no copy at all."""
+        return self.recorded == self.instance
+
+    @property
+    def space_before(self) -> AttributeSpace | None:
+        """How stubs are recognised that nobody has copied, only the file system got a new uuid.
+
+        Only where the generations of inodes are random. Those of btrfs are small numbers, which the
+        inodes of a copy may have by chance.
+        """
+        recorded, here = self.recorded, self.instance
+        if (
+            recorded is None
+            or self.is_the_volume
+            or (recorded.inode, recorded.generation) != (here.inode, here.generation)
+            or not native.system.file_system_kind(self.base_fd).has_random_generations
+        ):
+            return None
+        return self.space_of(recorded)
+
 
 TRUSTED_WITH = "use --trust-holes if the program that made the copy preserves holes"
 NOT_TRUSTED = (

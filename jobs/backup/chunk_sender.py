@@ -16,9 +16,9 @@ from dedupd_core.stub.content import checked_record, described_record
 from dedupd_core.system.processes import cores
 from dedupd_core.units import MIB
 from dedupd_core.volume.volume import Volume
+from jobs.backup.frame_io import FrameReader, FrameWriter
 from jobs.backup.rows import Key, Row
 from jobs.backup.sent_points import CutNumbers, Numbers, Point, decode_rows, encode_row
-from jobs.backup.wire import FrameReader, FrameWriter
 
 PORTION_BYTES = 2 * MIB
 """Of chunks as they are when they are read, framed by one native call."""

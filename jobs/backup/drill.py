@@ -21,9 +21,9 @@ from dedupd_core.system.paths import open_beneath, parents, show_path
 from dedupd_core.system.processes import cores
 from dedupd_core.units import MIB
 from dedupd_core.volume.volume import Volume
-from jobs.backup.content import ContentReader
+from jobs.backup.content_reader import ContentReader
 from jobs.backup.received import remove_tree
-from jobs.frame.report import FileReport
+from jobs.frame.job import FileReport
 from jobs.frame.run import JobRun
 from jobs.tree.walk import walk
 
@@ -124,10 +124,10 @@ class Drill:
             if name.endswith((".dat", ".dir"))
         ]
         lost = self._lost([name for name, _ in files])
-        left = [(name, size) for name, size in files if name not in lost and size]
+        intact = [(name, size) for name, size in files if name not in lost and size]
         flips: dict[str, list[int]] = {}
-        for _ in range(self._report.bits if left else 0):
-            name, size = rng.choices(left, [size for _, size in left])[0]
+        for _ in range(self._report.bits if intact else 0):
+            name, size = rng.choices(intact, [size for _, size in intact])[0]
             flips.setdefault(name, []).append(rng.randrange(8 * size))
         remove_tree(volume.disk, volume.base_fd, DRILL_DIR.encode())
         for kind in Kind:

@@ -108,7 +108,7 @@ class LocalIntake:
         self.present = self.group_bytes = 0
 
     def has(self, fingerprints: bytes) -> bytes:
-        return bytes(bool(one) for one in self._store.index.lookup(fingerprints))
+        return bytes(bool(record_id) for record_id in self._store.index.lookup(fingerprints))
 
     def add(self, frames: Sequence[Frame]) -> list[ReceivedChunk]:
         store = self._store

@@ -31,11 +31,11 @@ from dedupd_core.volume.base_directory import VOLUME_FILE
 from dedupd_core.volume.domains import require_no_domains
 from dedupd_core.volume.enabling.base import RESERVED, is_reserved
 from dedupd_core.volume.volume import Volume
+from jobs.backup.frame_io import AheadReader, FrameWriter, unpacked
 from jobs.backup.intake import LocalReception, Reception, RecipeIntake
 from jobs.backup.received import Received, ReceivedRecipe, remove_tree
 from jobs.backup.switch import finish_switch, is_switching, switch
-from jobs.backup.wire import AheadReader, FrameWriter, unpacked
-from jobs.frame.report import FileReport
+from jobs.frame.job import FileReport
 from jobs.frame.run import JobRun
 
 GROUP_BYTES = 64 * MIB

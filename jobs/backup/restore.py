@@ -13,11 +13,11 @@ from dedupd_core.system.processes import cores
 from dedupd_core.system.tree.takeover import rights_of
 from dedupd_core.volume.base_directory import BASE_NAME
 from dedupd_core.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved
-from jobs.backup.content import ContentReader
+from jobs.backup.content_reader import ContentReader
 from jobs.backup.source import BackupSource
-from jobs.backup.tree.nodes import PATH_FLAGS, Met, Node, node_of, walk_nodes
+from jobs.backup.tree.nodes import PATH_FLAGS, Node, VisitedNode, node_of, walk_nodes
 from jobs.backup.tree.tree_writer import TreeWriter
-from jobs.frame.report import FileReport
+from jobs.frame.job import FileReport
 from jobs.frame.run import JobRun
 
 
@@ -117,29 +117,29 @@ class Restore:
     def _restore(self, writer: TreeWriter, reader: ContentReader, path: bytes) -> None:
         run, report = self._run, self._report
         hidden = self._source.space.name
-        for met in walk_nodes(self._source.data_fd, path, hidden, run.findings.add_error):
+        for visited in walk_nodes(self._source.data_fd, path, hidden, run.findings.add_error):
             run.safe_point()
             try:
-                if met.path == RESERVED_NAME and not met.is_left:
-                    where = os.path.join(self._target, os.fsdecode(placed(met.path)))
+                if visited.path == RESERVED_NAME and not visited.is_end:
+                    where = os.path.join(self._target, os.fsdecode(placed(visited.path)))
                     run.findings.add(f"{BASE_NAME}: {RESERVED}; restored as {where}")
-                if met.is_left:
-                    if met.path:
-                        writer.finish_directory(placed(met.path), met.node)
-                elif met.node.is_directory:
-                    if met.path:
-                        writer.make_directory(placed(met.path), met.node)
+                if visited.is_end:
+                    if visited.path:
+                        writer.finish_directory(placed(visited.path), visited.node)
+                elif visited.node.is_directory:
+                    if visited.path:
+                        writer.make_directory(placed(visited.path), visited.node)
                 else:
-                    self._take(writer, reader, met)
+                    self._take(writer, reader, visited)
             except NoSpace:
                 raise
             except (DedupdError, OSError) as error:
                 report.damaged += _is_damage(error)
-                run.findings.add_error(met.path, error)
+                run.findings.add_error(visited.path, error)
             run.update(files=report.files, done=report.length_bytes)
 
-    def _take(self, writer: TreeWriter, reader: ContentReader, met: Met) -> None:
-        report, path, node = self._report, met.path, met.node
+    def _take(self, writer: TreeWriter, reader: ContentReader, visited: VisitedNode) -> None:
+        report, path, node = self._report, visited.path, visited.node
         to = placed(path)
         if not node.is_file:
             if writer.is_there(to, node):
@@ -147,7 +147,7 @@ class Restore:
             elif not writer.make_link(to, node):
                 report.others += writer.make_other(to, node)
             return
-        with opened(met.open(os.O_RDONLY | os.O_NONBLOCK)) as fd:
+        with opened(visited.open(os.O_RDONLY | os.O_NONBLOCK)) as fd:
             node = node_of(fd, self._source.space.name)
             if not node.is_file:
                 raise FileChanged("is no longer a file; run the command again")
@@ -195,6 +195,6 @@ def distinct(paths: list[bytes]) -> list[bytes]:
     """Paths without those that lie in others."""
     kept: list[bytes] = []
     for path in sorted(set(paths)):
-        if not any(path.startswith(one + b"/") or not one for one in kept):
+        if not any(path.startswith(parent + b"/") or not parent for parent in kept):
             kept.append(path)
     return kept

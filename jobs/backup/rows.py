@@ -14,7 +14,7 @@ from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.system.files import data_ranges
 from dedupd_core.units import MIB
 from dedupd_core.volume.volume import Volume
-from jobs.backup.content import sparse_stub
+from jobs.backup.content_reader import sparse_stub
 
 CUT_BYTES = 4 * MIB
 """Read at a time of what is to be cut."""

@@ -28,11 +28,11 @@ from dedupd_core.volume.domains import require_undivided
 from dedupd_core.volume.enabling.base import RESERVED, RESERVED_NAME, is_reserved
 from dedupd_core.volume.volume import Volume
 from jobs.backup.chunk_sender import ChunkSender
+from jobs.backup.frame_io import FrameReader, FrameWriter, packed
 from jobs.backup.rows import Row, Rows
 from jobs.backup.sent_points import Point, SentPoints
-from jobs.backup.tree.nodes import Met, Node, node_of, walk_nodes
-from jobs.backup.wire import FrameReader, FrameWriter, packed
-from jobs.frame.report import FileReport
+from jobs.backup.tree.nodes import Node, VisitedNode, node_of, walk_nodes
+from jobs.frame.job import FileReport
 from jobs.frame.run import JobRun
 
 ROWS_AT_ONCE = 256
@@ -64,7 +64,7 @@ class SendReport(FileReport):
 
 
 @dataclass(slots=True)
-class _Used:
+class _NeededChunks:
     """What a file needs: chunks of the store by their ids, and others by their fingerprints. Those
     of a store in a cluster have no ids, and are too many to be remembered: what has changed of such
     a volume is sent as a whole, unless the receiver says what it has."""
@@ -140,14 +140,14 @@ class Sender:
                 memory = SentPoints(volume)
                 stack.enter_context(closing(memory))
             self._begin(memory, pool, stack)
-            for met in walk_nodes(volume.data_fd, b"", volume.space.name, _no_directory):
+            for visited in walk_nodes(volume.data_fd, b"", volume.space.name, _no_directory):
                 run.safe_point()
-                if is_reserved(met.path):
-                    if met.path == RESERVED_NAME and not met.is_left:
+                if is_reserved(visited.path):
+                    if visited.path == RESERVED_NAME and not visited.is_end:
                         error = UsageError(f"{RESERVED}; not sent: rename the entry")
-                        run.findings.add_error(met.path, error)
-                elif not met.is_left:
-                    self._send(met)
+                        run.findings.add_error(visited.path, error)
+                elif not visited.is_end:
+                    self._send(visited)
                     run.update(files=report.files, done=self._out.written_bytes)
             if memory is not None:
                 # Before the end is sent: a receiver has no state that is not known here.
@@ -174,7 +174,7 @@ class Sender:
             self._since = memory.load(report.since)
         ahead_bytes = send_ahead_bytes(self._volume.policy().memory_bytes)
         self._chunks = ChunkSender(
-            *(self._volume, self._out, self._back, pool, self._since), ahead_bytes
+            self._volume, self._out, self._back, pool, self._since, ahead_bytes
         )
         if memory is not None:
             if resume is not None:
@@ -198,8 +198,8 @@ class Sender:
 
     # --- the tree -----------------------------------------------------------------------------
 
-    def _send(self, met: Met) -> None:
-        path, node = met.path, met.node
+    def _send(self, visited: VisitedNode) -> None:
+        path, node = visited.path, visited.node
         if len(path) > stream.PATH_BYTES_MAX:
             error = OSError(errno.ENAMETOOLONG, "its path is too long for a stream")
             self._run.findings.add_error(path, error)
@@ -210,7 +210,7 @@ class Sender:
         elif node.is_file:
             self._report.files += 1
             try:
-                flags, recipe, node = self._send_file(met)
+                flags, recipe, node = self._send_file(visited)
             except (FileChanged, Damaged, OSError) as error:
                 flags = NodeFlag.KEPT
                 self._report.kept += 1
@@ -219,26 +219,36 @@ class Sender:
         if node.links > 1 and not node.is_directory:
             flags |= NodeFlag.LINKED
             self._linked[node.inode] = flags & (NodeFlag.KEPT | NodeFlag.LINKED)
-        atime_ns, mtime_ns = in_64_bits(node.atime_ns), in_64_bits(node.mtime_ns)
         self._put_node(
             StreamNode(
-                *(path, flags, node.mode, node.uid, node.gid, node.device, node.inode, node.size),
-                *(atime_ns, mtime_ns, recipe, node.target, node.attributes),
+                path=path,
+                flags=flags,
+                mode=node.mode,
+                uid=node.uid,
+                gid=node.gid,
+                device=node.device,
+                inode=node.inode,
+                size=node.size,
+                atime_ns=in_64_bits(node.atime_ns),
+                mtime_ns=in_64_bits(node.mtime_ns),
+                recipe=recipe,
+                target=node.target,
+                attributes=node.attributes,
             )
         )
 
-    def _send_file(self, met: Met) -> tuple[NodeFlag, int, Node]:
+    def _send_file(self, visited: VisitedNode) -> tuple[NodeFlag, int, Node]:
         """Send the content of a file, whole as it is at some moment of this call. Returns the node
         of that file: a user may have put another one in place of the one that the walk met."""
-        where = show_path(met.path)
+        where = show_path(visited.path)
         for _ in range(ATTEMPTS):
-            with opened(met.open(os.O_RDONLY | os.O_NONBLOCK)) as fd:
+            with opened(visited.open(os.O_RDONLY | os.O_NONBLOCK)) as fd:
                 before = FileIdentity.of(os.fstat(fd))
                 node = node_of(fd, self._volume.space.name)
                 if not node.is_file:
                     raise FileChanged(f"{where}: is no longer a file; the next stream sends it")
                 stub = checked_stub(fd, self._volume.stub_files, where)
-                used = _Used()
+                used = _NeededChunks()
                 is_same = self._since.files.has(before.inode, before.ctime_ns, before.size)
                 try:
                     if is_same:
@@ -263,7 +273,9 @@ class Sender:
                 return kind, recipe, _sized(node, before, stub)
         raise FileChanged(f"{where}: changed each time it was read; the next stream sends it")
 
-    def _note_same(self, inode: int, stub: StubAttribute | None, where: str, used: _Used) -> int:
+    def _note_same(
+        self, inode: int, stub: StubAttribute | None, where: str, used: _NeededChunks
+    ) -> int:
         """Note what a file needs that the receiver has as it is."""
         joined = self._since.cut.get(inode, b"")
         if joined:
@@ -274,7 +286,7 @@ class Sender:
         return 0
 
     def _send_content(
-        self, fd: int, stub: StubAttribute | None, size: int, where: str, used: _Used
+        self, fd: int, stub: StubAttribute | None, size: int, where: str, used: _NeededChunks
     ) -> int:
         """Send what is new of a file, and its recipe; returns the number of that."""
         if size == 0:

@@ -152,7 +152,7 @@ class Point:
             "cut_lengths": np.array([len(v) for v in self.cut.values()], np.uint64),
             "cut": np.frombuffer(b"".join(self.cut.values()), np.uint8),
             "containers": np.array(numbers, np.uint64),
-            "bit_lengths": np.array([len(one) for one in bits], np.uint64),
+            "bit_lengths": np.array([len(part) for part in bits], np.uint64),
             "bits": np.frombuffer(b"".join(bits), np.uint8),
         }
         buffer = io.BytesIO()

@@ -15,8 +15,7 @@ from dedupd_core.system.files import opened, read_file
 from dedupd_core.system.paths import open_beneath, show_path
 from dedupd_core.system.processes import sees_trusted_attributes
 from dedupd_core.volume.base_directory import BASE_NAME, VOLUME_FILE
-from jobs.adopt.proof import NOT_TRUSTED, TRUSTED_WITH, has_chunks, prove
-from jobs.adopt.volume_copy import VolumeCopy
+from jobs.adopt.proof import NOT_TRUSTED, TRUSTED_WITH, VolumeCopy, has_chunks, prove
 from jobs.frame.run import JobRun
 from jobs.tree.walk import TreeFile, walk
 

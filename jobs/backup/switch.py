@@ -200,10 +200,19 @@ def _size(data_fd: int, path: bytes) -> int | None:
 
 
 def _node(node: StreamNode) -> Node:
-    links = 2 if NodeFlag.LINKED in node.flags else 1
     return Node(
-        *(node.mode, node.uid, node.gid, node.device, node.inode, links, node.size),
-        *(node.atime_ns, node.mtime_ns, 0, node.target, node.attributes),
+        mode=node.mode,
+        uid=node.uid,
+        gid=node.gid,
+        device=node.device,
+        inode=node.inode,
+        links=2 if NodeFlag.LINKED in node.flags else 1,
+        size=node.size,
+        atime_ns=node.atime_ns,
+        mtime_ns=node.mtime_ns,
+        ctime_ns=0,
+        target=node.target,
+        attributes=node.attributes,
     )
 
 

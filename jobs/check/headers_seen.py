@@ -143,7 +143,7 @@ class HeadersSeen:
         return self._known[kind]
 
 
-def look_at_new(volume: Volume, run: JobRun) -> None:
+def verify_new_headers(volume: Volume, run: JobRun) -> None:
     """Look at the records that nothing has looked at yet, after the work of a job, so that gc need
     not. Needs a lock of the store's jobs. What cannot be read is left to scrub. Raises Cancelled.
     """
@@ -154,12 +154,14 @@ def look_at_new(volume: Volume, run: JobRun) -> None:
             try:
                 for number in run.each(phase, directory.numbers()):
                     with suppress(Damaged, OSError):  # scrub says what is wrong
-                        _look_at(directory, number, seen, run)
+                        _verify_container(directory, number, seen, run)
             finally:
                 seen.keep(directory)
 
 
-def _look_at(directory: ContainerDirectory, number: int, seen: HeadersSeen, run: JobRun) -> None:
+def _verify_container(
+    directory: ContainerDirectory, number: int, seen: HeadersSeen, run: JobRun
+) -> None:
     if directory.neighbours.theirs(directory.kind, number) is not None:
         return
     header = directory.header(number)

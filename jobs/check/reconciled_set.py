@@ -9,7 +9,7 @@ from dedupd_core.errors import DamagedTable
 from dedupd_core.format import container as fmt
 from dedupd_core.format import table as tbl
 from dedupd_core.format.domain import VOLUME, salt_of, show_domain
-from dedupd_core.format.ids import container_of, make_id, show_id
+from dedupd_core.format.ids import container_of, make_id, show_id, unpack_pairs
 from dedupd_core.store.container.table_scan import loaded_tables
 from dedupd_core.store.container.table_totals import census
 from dedupd_core.store.forwards import FORWARDS_MAX
@@ -17,8 +17,8 @@ from dedupd_core.store.merge_log import MergeLog
 from dedupd_core.stores.local_store import MERGE_DIR
 from dedupd_core.system.files import opened
 from dedupd_core.volume.volume import Volume
+from jobs.check.deltas import deltas
 from jobs.check.invariants import Finding, Invariant
-from jobs.check.leaning import deltas
 from jobs.check.record_census import RecordCensus
 from jobs.frame.run import JobRun
 
@@ -41,12 +41,13 @@ def check_domains(
 ) -> Iterator[Finding]:
     """Records that lead to, or lean on, one of another domain."""
     with volume.containers(kind) as directory:
-        domains = {one.number: one.key.domain for one in census(directory.fd)}
+        domains = {container.number: container.key.domain for container in census(directory.fd)}
         if not any(domain != VOLUME for domain in domains.values()):
             return
-        merged = ((one, entry.target) for one, entry in known.merged.items())
+        merged = ((record_id, entry.target) for record_id, entry in known.merged.items())
         numbers = list(domains)
-        leaning = ((one.record_id, one.base) for one in deltas(directory, numbers, run.safe_point))
+        found = deltas(directory, numbers, run.safe_point)
+        leaning = ((delta.record_id, delta.base) for delta in found)
         for own, other in run.checked(chain(merged, leaning)):
             here, there = domains.get(container_of(own)), domains.get(container_of(other))
             if here is not None and there is not None and here != there:
@@ -63,8 +64,7 @@ def check_set(volume: Volume, run: JobRun) -> Iterator[Finding]:
             in_set = memoryview(body)[: mark.reconciled * tbl.ENTRY_BYTES]
             first_id = make_id(header.container, 0)
             join.add(in_set, fmt.seed_of(header), first_id, salt_of(header.domain))
-        ids = memoryview(join.finish()).cast("Q").tolist()
-        for own, other in zip(ids[::2], ids[1::2], strict=True):
+        for own, other in unpack_pairs(join.finish()):
             first, second = directory.entry(own), directory.entry(other)
             if first is not None and second is not None and _are_twice(first, second):
                 detail = f"is the same as {show_id(other)}"

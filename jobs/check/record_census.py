@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from dedupd_core import native
 from dedupd_core.format import table as tbl
-from dedupd_core.format.ids import container_of, make_id, ordinal_of
+from dedupd_core.format.ids import container_of, make_id, ordinal_of, unpack_ids, unpack_ordinals
 from dedupd_core.format.recipe import fingerprint_check
 from dedupd_core.format.table_columns import PackedEntries, UncheckedEntries
 from dedupd_core.store.forwards import end_of
@@ -29,7 +29,7 @@ class RecordCensus(native.upkeep.KnownRecords):
     ) -> None:
         """Take in a table. ``seed`` is the container's."""
         others = self.add_table(number, entries.data, seed)
-        for ordinal in memoryview(others).cast("I"):
+        for ordinal in unpack_ordinals(others):
             entry = entries[ordinal]
             if entry is not None:
                 self.add(make_id(number, ordinal), entry)
@@ -96,4 +96,4 @@ class RecordCensus(native.upkeep.KnownRecords):
         """Ids of records that are there and were referred to at least so often."""
         if count > REFERENCES_MAX:
             return ()
-        return memoryview(self.referred_at_least(count)).cast("Q")
+        return unpack_ids(self.referred_at_least(count))

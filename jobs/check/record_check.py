@@ -8,6 +8,7 @@ from dedupd_core import native
 from dedupd_core.byte_ranges import missing_ranges
 from dedupd_core.format import container as fmt
 from dedupd_core.format import table as tbl
+from dedupd_core.format.ids import unpack_ordinals
 from dedupd_core.format.table_columns import UncheckedEntries
 from dedupd_core.store.container.directory import ContainerDirectory
 from dedupd_core.store.container.scan import Gap, scan_inside
@@ -336,8 +337,8 @@ def _inside(
 
 def rows(found: native.store.CheckedRecords, seed: int) -> Iterator[Row]:
     """A window's records one by one."""
-    ordinals = memoryview(found.ordinals).cast("I").tolist()
-    ends = memoryview(found.next_ordinals).cast("I").tolist()
+    ordinals = unpack_ordinals(found.ordinals).tolist()
+    ends = unpack_ordinals(found.next_ordinals).tolist()
     for at, (ordinal, end) in enumerate(zip(ordinals, ends, strict=True)):
         start = at * tbl.ENTRY_BYTES
         entry = tbl.decode_entry(found.entries[start : start + tbl.ENTRY_BYTES], seed)

@@ -140,15 +140,15 @@ class WindowReader:
                     HEADROOM_BYTES - carried : HEADROOM_BYTES + count
                 ]
                 records = self._check(view, seed, offset)
-                left = len(view) - records.consumed
+                rest = len(view) - records.consumed
                 yield RecordWindow(offset, records)
                 offset += records.consumed
-                if records.is_lost or left > HEADROOM_BYTES:
+                if records.is_lost or rest > HEADROOM_BYTES:
                     return
-                self._buffers[1 - turn][HEADROOM_BYTES - left : HEADROOM_BYTES] = view[
+                self._buffers[1 - turn][HEADROOM_BYTES - rest : HEADROOM_BYTES] = view[
                     records.consumed :
                 ]
-                carried, turn = left, 1 - turn
+                carried, turn = rest, 1 - turn
         finally:
             if pending is not None:
                 wait([pending])  # the buffer that it fills is used again

@@ -1,18 +1,23 @@
-"""The references of all trees of a store: every stub, its recipe, and the chunks that they name."""
+"""The references of all trees of a store: every stub, its recipe, and the chunks that they name;
+and the lost records that nothing refers to."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 from dedupd_core import native
 from dedupd_core.errors import CopiedStub, Damaged, DamagedStub, TamperedStub
 from dedupd_core.format import container as fmt
-from dedupd_core.format.ids import HOLE
+from dedupd_core.format import table as tbl
+from dedupd_core.format.container import COPIES_OF, Kind
+from dedupd_core.format.ids import HOLE, container_of
 from dedupd_core.format.stub import Flag, StubAttribute, decode_stub
 from dedupd_core.native.tree import CountedStubs, Unreadable
-from dedupd_core.store.container.container import table_name
+from dedupd_core.store.container.container import has_hole, table_name
+from dedupd_core.store.container.table_file import LOST
 from dedupd_core.store.recipe.recipe_reader import Broken, Leaf
 from dedupd_core.stub.local_blocks import refuse_tampered
 from dedupd_core.system.files import opened
@@ -22,7 +27,7 @@ from dedupd_core.volume.volume import Volume
 from jobs.check.invariants import Finding, Invariant
 from jobs.check.record_census import RecordCensus
 from jobs.frame.run import JobRun
-from jobs.tree.walk import FirstNames, Met, TreeFile, each_directory, why_unreadable
+from jobs.tree.walk import FirstNames, TreeFile, WalkedDirectory, each_directory, unreadable_reason
 
 RECIPES_OPEN_MAX = 128
 """Containers of recipes that are read without a detour, two descriptors each: 128 GiB."""
@@ -85,8 +90,8 @@ def references(
     stands for all cores.
     """
     found = References()
-    for one in (volume, *volume.fellows):
-        found.trees.append(Tree(one, "" if one is volume else f"{one.root}/"))
+    for member in (volume, *volume.fellows):
+        found.trees.append(Tree(member, "" if member is volume else f"{member.root}/"))
         _Walk(found, run, chunks, nodes, is_exact, threads or cores()).walk()
     return found
 
@@ -131,8 +136,8 @@ class _Walk:
                 return counter.look_at(self._volume.data_fd, paths, self._threads, safe_point)
 
             # Closed before the tables are: the next directories are being looked at.
-            for met in stack.enter_context(closing(each_directory(look, self._run.safe_point))):
-                self._directory(met)
+            for visited in stack.enter_context(closing(each_directory(look, self._run.safe_point))):
+                self._directory(visited)
                 self._run.update(files=self._found.stubs + self._found.plain_files)
 
     def _recipe_files(self, stack: ExitStack) -> list[tuple[int, int, int, int]]:
@@ -160,10 +165,10 @@ class _Walk:
                 continue
         return directory.fd, tables
 
-    def _directory(self, met: Met[CountedStubs]) -> None:
-        found, here = self._found, met.here
+    def _directory(self, visited: WalkedDirectory[CountedStubs]) -> None:
+        found, here = self._found, visited.here
         if isinstance(here, Unreadable):
-            where, detail = show_path(met.path) or ".", why_unreadable(here.errno)
+            where, detail = show_path(visited.path) or ".", unreadable_reason(here.errno)
             self._find(Invariant.TREE_READABLE, where, detail)
             return
         found.stubs += here.stubs
@@ -172,7 +177,7 @@ class _Walk:
         for entry in here.files:
             if not self._names.has(entry):
                 continue
-            file = TreeFile.of(met.prefix, entry)
+            file = TreeFile.of(visited.prefix, entry)
             if file.attribute is None:
                 found.plain_files += 1
             else:
@@ -268,3 +273,29 @@ class _Walk:
                 self._found.missing_chunks.setdefault(chunk, Missing(length, check))
                 whole = False
         return whole
+
+
+def count_collected(volume: Volume, known: Mapping[Kind, RecordCensus]) -> int:
+    """How many of the quarantined records nothing refers to, and have a hole in their payload;
+    second copies aside.
+
+    References must have been counted. A table that was made again from its container cannot tell
+    the punched payload of a tombstone from a lost one; the next gc makes it a tombstone again.
+    """
+    count = 0
+    for kind in COPIES_OF:
+        lost, references = known[kind].lost, known[kind].references
+        unneeded = sorted(record_id for record_id in lost if not references(record_id))
+        with volume.containers(kind) as directory:
+            for number, ids in groupby(unneeded, container_of):
+                try:
+                    fd = directory.open_data(number)
+                except OSError:
+                    continue
+                with opened(fd):
+                    count += sum(_is_punched(fd, lost[record_id]) for record_id in ids)
+    return count
+
+
+def _is_punched(fd: int, entry: tbl.TableEntry) -> bool:
+    return entry.fingerprint != LOST.fingerprint and has_hole(fd, entry.offset, entry.stored_length)

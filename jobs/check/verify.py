@@ -19,9 +19,8 @@ from dedupd_core.store.container.table_file import load_table
 from dedupd_core.system.files import opened, read_readable
 from dedupd_core.system.processes import cores
 from dedupd_core.volume.volume import Volume
-from jobs.check.collected import count_collected
+from jobs.check.deltas import count_dependants, needs_copy, without_base
 from jobs.check.invariants import OF_FILES, Finding, Invariant
-from jobs.check.leaning import count_dependants, needs_copy, without_base
 from jobs.check.losses import losses
 from jobs.check.reconciled_set import (
     check_domains,
@@ -40,9 +39,9 @@ from jobs.check.record_check import (
     rows,
 )
 from jobs.check.record_windows import RecordWindow, WindowReader
-from jobs.check.references import references
+from jobs.check.references import count_collected, references
+from jobs.frame.job import Job, Report
 from jobs.frame.pace import Throttle
-from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
 
 
@@ -178,12 +177,16 @@ class Verify(Job[VerifyReport]):
         """What leans on a chunk that is not there is not there either."""
         known = self._known[fmt.Kind.CHUNKS]
         gone = set()
-        for one in without_base(self._volume, self._run, known):
-            if one.entry.state == tbl.State.LIVE:
-                known.forget(one.record_id)
-                gone.add(one.record_id)
+        for delta in without_base(self._volume, self._run, known):
+            if delta.entry.state == tbl.State.LIVE:
+                known.forget(delta.record_id)
+                gone.add(delta.record_id)
         with self._volume.containers(fmt.Kind.CHUNKS) as directory:
-            wrong = {one for one in self._without_base if not needs_copy(directory, known, one)}
+            wrong = {
+                record_id
+                for record_id in self._without_base
+                if not needs_copy(directory, known, record_id)
+            }
         for record_id in sorted(gone | wrong):
             known.forget(record_id)
             detail = "its base cannot be read"
@@ -255,7 +258,7 @@ class Verify(Job[VerifyReport]):
                 self._problem(problem, found)
         for problem in check.finish():
             self._problem(problem, found)
-        self._without_base += [make_id(found.number, one) for one in check.without_base]
+        self._without_base += [make_id(found.number, ordinal) for ordinal in check.without_base]
         self._report.records += check.records
         self._report.stored_bytes += end - start
 

@@ -8,7 +8,7 @@ from dedupd_core.rados.writer import Writer
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.reports import ClusterGcReport
 from jobs.cluster.session import StubVersions, store_of, writing
-from jobs.frame.report import Job
+from jobs.frame.job import Job
 from jobs.frame.run import JobRun
 
 BATCH_FILES = 1024

@@ -28,9 +28,9 @@ from dedupd_core.volume.volume import Volume
 from jobs.cluster.cutting import cut_file, reader_of
 from jobs.cluster.reports import ClusterOptimizeReport
 from jobs.cluster.session import StubVersions, writing
-from jobs.frame.report import Job
+from jobs.frame.job import Job
 from jobs.frame.run import Cancelled, JobRun
-from jobs.tree.candidates import Candidate, Skipped, candidates
+from jobs.tree.candidates import Candidate, SkippedFiles, candidates
 
 BATCH_FILES_MAX = 256
 """A descriptor each while they are stored; so many share the notes in the cluster."""
@@ -61,7 +61,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
 
     def run(self) -> ClusterOptimizeReport:
         """Optimize everything the policy asks for. Raises Busy, StoreUnreachable, Cancelled."""
-        skipped, errors = Skipped(), list[str]()
+        skipped, errors = SkippedFiles(), list[str]()
         found = candidates(
             self._volume, self._policy, self._below, skipped, errors, self._run.safe_point
         )

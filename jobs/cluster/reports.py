@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.frame.report import FileReport
+from jobs.frame.job import FileReport
 
 ELSEWHERE = "done by another host"
 """The outcome of a turn that is not this host's."""

@@ -19,9 +19,9 @@ from dedupd_core.volume.volume import Volume
 from jobs.cluster.cutting import cut_ranges, reader_of
 from jobs.cluster.reports import ClusterScrubReport
 from jobs.cluster.session import StubVersions, store_of, writing
-from jobs.frame.report import Job
+from jobs.frame.job import Job
 from jobs.frame.run import Cancelled, JobRun
-from jobs.scrub.job import Depth
+from jobs.scrub.scrub_job import Depth
 from jobs.tree.walk import walk
 
 CHUNKS_AT_ONCE = 1024

@@ -21,7 +21,7 @@ from dedupd_core.rados.upkeep.turn import HostTurn, LastTurn, TurnJob, last_turn
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.reports import ELSEWHERE, ClusterAuditReport, RecoverReport, TurnReport
 from jobs.cluster.session import store_of
-from jobs.frame.report import Job
+from jobs.frame.job import Job
 from jobs.frame.run import JobRun
 
 PATIENCE_S = 1800.0

@@ -64,7 +64,7 @@ PROBE_S = 30.0
 """Between two such looks."""
 
 
-class Gait(Enum):
+class WorkRate(Enum):
     """How a job goes."""
 
     FULL = "full"
@@ -91,7 +91,7 @@ class State:
     """How the job goes, why, since when all has been calm, and since when the job has waited or
     gone easy."""
 
-    gait: Gait = Gait.FULL
+    gait: WorkRate = WorkRate.FULL
     reason: str = ""
     calm_since_s: float | None = None
     probed_s: float = -PROBE_S
@@ -101,17 +101,20 @@ class State:
 
 def decide(state: State, seen: Readings, now_s: float) -> State:
     """How to go on after the measurements of a tick; ``now_s`` is of a monotonic clock."""
-    waits = state.gait in (Gait.PAUSE, Gait.CRAWL)
+    waits = state.gait in (WorkRate.PAUSE, WorkRate.CRAWL)
     gait, reason = _wanted(seen, waits=waits)
-    if gait is Gait.PAUSE:
+    if gait is WorkRate.PAUSE:
         since_s = now_s if state.waiting_since_s is None else state.waiting_since_s
         if now_s >= since_s + PATIENCE_S and seen.memory_pressure < MEMORY_PRESSURE:
-            gait, reason = Gait.CRAWL, f"{reason}; it continues for {CRAWL_SHARE:.0%} of the time"
+            gait, reason = (
+                WorkRate.CRAWL,
+                f"{reason}; it continues for {CRAWL_SHARE:.0%} of the time",
+            )
         return State(gait, reason, None, state.probed_s, waiting_since_s=since_s)
     if not waits:
         if seen.io_pressure >= IO_SUSPECT and now_s >= state.probed_s + PROBE_S:
             looking = "checking whether the disk is busy"
-            return State(Gait.PAUSE, looking, None, now_s, probing=True)
+            return State(WorkRate.PAUSE, looking, None, now_s, probing=True)
         return State(gait, reason, None, state.probed_s)
     calm_since_s = now_s if state.calm_since_s is None else state.calm_since_s
     if state.probing or now_s >= calm_since_s + QUIET_S:
@@ -119,52 +122,54 @@ def decide(state: State, seen: Readings, now_s: float) -> State:
     return replace(state, calm_since_s=calm_since_s)
 
 
-def _wanted(seen: Readings, *, waits: bool) -> tuple[Gait, str]:
+def _wanted(seen: Readings, *, waits: bool) -> tuple[WorkRate, str]:
     """How to go by these readings alone. ``waits``: nothing of them is the job's own."""
     if seen.memory_pressure >= MEMORY_PRESSURE:
-        return Gait.PAUSE, f"memory is low ({seen.memory_pressure:.0%} of the time)"
+        return WorkRate.PAUSE, f"memory is low ({seen.memory_pressure:.0%} of the time)"
     if seen.users >= USERS_PAUSE:
-        return Gait.PAUSE, _USERS
+        return WorkRate.PAUSE, _USERS
     if seen.others_cpu >= CPU_PAUSE:
-        return Gait.PAUSE, f"other programs use {seen.others_cpu:.0%} of the processors"
+        return WorkRate.PAUSE, f"other programs use {seen.others_cpu:.0%} of the processors"
     if waits and seen.cpu_pressure >= CPU_PRESSURE and seen.others_cpu >= CPU_SLOW:
-        return Gait.PAUSE, (
-            f"other programs wait for the processors ({seen.cpu_pressure:.0%} of the time)"
-        )
+        share = f"{seen.cpu_pressure:.0%} of the time"
+        return WorkRate.PAUSE, f"other programs wait for the processors ({share})"
     if waits and seen.io_pressure >= IO_PRESSURE:
-        return Gait.PAUSE, f"other programs wait for the disk ({seen.io_pressure:.0%} of the time)"
+        return (
+            WorkRate.PAUSE,
+            f"other programs wait for the disk ({seen.io_pressure:.0%} of the time)",
+        )
     if seen.users >= USERS_SLOW:
-        return Gait.SLOW, _USERS
+        return WorkRate.SLOW, _USERS
     if seen.others_cpu >= CPU_SLOW:
-        return Gait.SLOW, f"other programs use {seen.others_cpu:.0%} of the processors"
-    return Gait.FULL, ""
+        return WorkRate.SLOW, f"other programs use {seen.others_cpu:.0%} of the processors"
+    return WorkRate.FULL, ""
 
 
 _USERS = "users are active"
 
 _SHARES = {
-    Gait.FULL: 1.0,
-    Gait.SLOW: SLOW_SHARE,
-    Gait.EASY: EASY_SHARE,
-    Gait.CRAWL: CRAWL_SHARE,
+    WorkRate.FULL: 1.0,
+    WorkRate.SLOW: SLOW_SHARE,
+    WorkRate.EASY: EASY_SHARE,
+    WorkRate.CRAWL: CRAWL_SHARE,
 }
 
 
 def decide_eager(state: State, seen: Readings, now_s: float) -> State:
-    """The rule of a job that is to be done soon: it waits only where memory is short."""
+    """The rule of a job that is to be done soon: it waits only where memory is low."""
     return decide(state, Readings(memory_pressure=seen.memory_pressure), now_s)
 
 
 def decide_pressing(state: State, seen: Readings, now_s: float) -> State:
     """The rule of a job that frees space while it is short: where others would have it wait or be
-    slow, it goes easy for a while, and is slow then. Where memory is short, it waits."""
-    if seen.memory_pressure >= MEMORY_PRESSURE or state.gait is Gait.PAUSE:
+    slow, it goes easy for a while, and is slow then. Where memory is low, it waits."""
+    if seen.memory_pressure >= MEMORY_PRESSURE or state.gait is WorkRate.PAUSE:
         return decide_eager(state, seen, now_s)
     gait, reason = _wanted(seen, waits=False)
-    if gait is Gait.FULL:
+    if gait is WorkRate.FULL:
         return State(gait, reason, None, state.probed_s)
     since_s = now_s if state.waiting_since_s is None else state.waiting_since_s
-    gait = Gait.EASY if now_s < since_s + EASY_S else Gait.SLOW
+    gait = WorkRate.EASY if now_s < since_s + EASY_S else WorkRate.SLOW
     return State(gait, reason, None, state.probed_s, waiting_since_s=since_s)
 
 
@@ -308,13 +313,13 @@ def _watch(
     while not end.wait(TICK_S):
         try:
             before, state = state, rule(state, meter.read(), time.monotonic())
-            if state.gait is Gait.PAUSE:
+            if state.gait is WorkRate.PAUSE:
                 pace.hold("back-off", state.reason)
             else:
                 pace.slow(_SHARES[state.gait], state.reason)
-                pace.let_go("back-off")
+                pace.release("back-off")
             if (before.gait, before.reason) != (state.gait, state.reason):
                 on_change()
         except Exception as error:
             _FAILURES.note("measuring the load", error)
-            pace.let_go("back-off")  # a job that is held would wait for ever
+            pace.release("back-off")  # a job that is held would wait for ever

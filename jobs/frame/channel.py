@@ -88,7 +88,7 @@ class Channel:
             run.pace.hold(_CONTROL, "paused manually")
             self.tell(run)
         elif order == "resume":
-            run.pace.let_go(_CONTROL)
+            run.pace.release(_CONTROL)
             self.tell(run)
         elif order == "stop":
             run.cancel()

@@ -33,7 +33,7 @@ class Pace:
         """Let the job wait until the same holder lets it go."""
         self._holds = {**self._holds, holder: reason}
 
-    def let_go(self, holder: str) -> None:
+    def release(self, holder: str) -> None:
         self._holds = {name: reason for name, reason in self._holds.items() if name != holder}
 
     def slow(self, share: float, reason: str) -> None:

@@ -42,10 +42,10 @@ class DeletionMarker:
         count = 0
         for number in self._logs.numbers():
             self._run.safe_point()
-            for at, one in self._logs.read(number):
+            for at, deletion in self._logs.read(number):
                 if self._expired.has(at):
                     continue
-                stub = one.stub
+                stub = deletion.stub
                 if stub.flags & Flag.DIRECT:
                     chunks.add([stub.recipe] if chunks.knows(stub.recipe) else [])
                 elif recipes.knows(stub.recipe):

@@ -26,14 +26,14 @@ _PORTION_BYTES = MIB
 def suspect(volume: Volume, safe_point: Callable[[], None]) -> str:
     """Return what about the plain files of a tree without stubs may come from the loss of
     attributes; empty if nothing does."""
-    left = READ_BYTES_MAX
+    remaining = READ_BYTES_MAX
     unreadable: list[str] = []
     for file in walk(volume, b"", unreadable, safe_point):
         size, where = file.identity.size, show_path(file.path)
         if file.allocated_bytes < size:
             return f"{where} has holes"
-        left -= size
-        if left < 0:
+        remaining -= size
+        if remaining < 0:
             return (
                 f"they have more than {format_size(READ_BYTES_MAX)}, which is too much to examine"
             )

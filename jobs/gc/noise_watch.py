@@ -8,6 +8,7 @@ import heapq
 import os
 import zlib
 from functools import lru_cache
+from operator import attrgetter
 
 from dedupd_core.deleted.alarm import Alarm, AlarmState, keep_state, read_state, remove_unfinished
 from dedupd_core.deleted.log import DeletionLogs
@@ -68,10 +69,10 @@ def _found(volume: Volume, run: JobRun, state: AlarmState) -> Alarm | None:
     logs, windows = DeletionLogs(volume), dict[int, _Window]()
     for number in logs.numbers():
         run.safe_point()
-        for _, one in logs.read(number):
-            if one.time_ns > state.accepted_ns:
-                for start in _windows_of(one.time_ns):
-                    windows.setdefault(start, _Window()).add(one)
+        for _, deletion in logs.read(number):
+            if deletion.time_ns > state.accepted_ns:
+                for start in _windows_of(deletion.time_ns):
+                    windows.setdefault(start, _Window()).add(deletion)
     for start in sorted(windows, reverse=True):
         if windows[start].count >= FILES_MIN:
             alarm = _judged(volume, run, windows[start])
@@ -99,20 +100,21 @@ class _Window:
     def count(self) -> int:
         return len(self._seen)
 
-    def add(self, one: Deletion) -> None:
+    def add(self, deletion: Deletion) -> None:
         # A hash that nobody can foresee: users choose the names, and must not choose the sample.
-        key = hash(one.path)
-        self.start_ns = min(self.start_ns or one.time_ns, one.time_ns)
-        self.end_ns = max(self.end_ns, one.time_ns)
+        key = hash(deletion.path)
+        self.start_ns = min(self.start_ns or deletion.time_ns, deletion.time_ns)
+        self.end_ns = max(self.end_ns, deletion.time_ns)
         self._seen.add(key)
         known = self._sample.get(key)
-        if known is None or known.time_ns <= one.time_ns:
-            self._sample[key] = one
+        if known is None or known.time_ns <= deletion.time_ns:
+            self._sample[key] = deletion
         if len(self._sample) > 2 * SAMPLED_MAX:
             self._sample = {key: self._sample[key] for key in self._chosen()}
 
     def sample(self) -> list[Deletion]:
-        return sorted((self._sample[key] for key in self._chosen()), key=lambda one: one.time_ns)
+        chosen = (self._sample[key] for key in self._chosen())
+        return sorted(chosen, key=attrgetter("time_ns"))
 
     def _chosen(self) -> list[int]:
         """The same ones whatever was added in between."""
@@ -120,46 +122,50 @@ class _Window:
 
 
 def _judged(volume: Volume, run: JobRun, window: _Window) -> Alarm | None:
-    sample, look, noisy = window.sample(), _Look(volume), list[str]()
-    for one in sample:
+    sample, look, noisy = window.sample(), _Examination(volume), list[str]()
+    for deletion in sample:
         run.safe_point()
-        if look.became_noise(one):
-            noisy.append(os.fsdecode(one.path))
+        if look.became_noise(deletion):
+            noisy.append(os.fsdecode(deletion.path))
     if len(noisy) < NOISY_SHARE_MIN * len(sample):
         return None
     if len(noisy) * window.count < FILES_MIN * len(sample):
         return None
     return Alarm(
-        *(window.start_ns, window.end_ns, window.count, len(sample), len(noisy)),
-        tuple(noisy[:EXAMPLES]),
+        start_ns=window.start_ns,
+        end_ns=window.end_ns,
+        files=window.count,
+        sampled=len(sample),
+        noisy=len(noisy),
+        examples=tuple(noisy[:EXAMPLES]),
     )
 
 
-class _Look:
+class _Examination:
     """Looks at files of one window."""
 
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
         self._names = lru_cache(maxsize=4)(self._listed)
 
-    def became_noise(self, one: Deletion) -> bool:
+    def became_noise(self, deletion: Deletion) -> bool:
         """Whether something that compresses gave way to noise. What cannot be read did not."""
         try:
-            now = self._now(one)
+            now = self._now(deletion)
             if now is None or not _is_noise(now):
                 return False
-            content = self._volume.content(clean(one.stub), "")
-            return _is_compressible(content.read(0, min(SAMPLE_BYTES, one.stub.covered)))
+            content = self._volume.content(clean(deletion.stub), "")
+            return _is_compressible(content.read(0, min(SAMPLE_BYTES, deletion.stub.covered)))
         except (OSError, Damaged):
             return False
 
-    def _now(self, one: Deletion) -> bytes | None:
+    def _now(self, deletion: Deletion) -> bytes | None:
         """What users have written in the place of a file: into it, or, if it is gone, into one
         beside it whose name begins with its name (``plan.odt.locked``)."""
-        path = one.path
-        if not one.has_path:
+        path = deletion.path
+        if not deletion.has_path:
             return None
-        if one.cause is Cause.REMOVED:
+        if deletion.cause is Cause.REMOVED:
             directory, _, name = path.rpartition(b"/")
             longer = [n for n in self._names(directory) if n.startswith(name) and n != name]
             if not longer:

@@ -7,7 +7,13 @@ from dedupd_core import native
 from dedupd_core.errors import Damaged, DamagedRecipe
 from dedupd_core.format import table as tbl
 from dedupd_core.format.container import Kind, seed_of
-from dedupd_core.format.ids import ordinal_of, show_id
+from dedupd_core.format.ids import (
+    PackedLengths,
+    PackedOrdinals,
+    ordinal_of,
+    show_id,
+    unpack_ordinals,
+)
 from dedupd_core.format.recipe import named_by
 from dedupd_core.store.container.scan import SequentialReader
 from dedupd_core.store.container.table_scan import TableBlock
@@ -15,8 +21,7 @@ from dedupd_core.store.mark_set import Needs
 from dedupd_core.system.files import opened
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import Cancelled, JobRun
-from jobs.gc.mark_phases import RecipeMarks
-from jobs.gc.tables import Tables
+from jobs.gc.recipe_marks import RecipeMarks, Tables
 
 NODES_AT_ONCE = 1024
 """Of 64 KiB at most: a run stops within the time that reading so many takes. A multiple of 8."""
@@ -99,7 +104,11 @@ class RecipeReading:
             self._save_whole()
 
     def _mark_part(
-        self, reader: SequentialReader, block: TableBlock, ordinals: bytes, ends: bytes
+        self,
+        reader: SequentialReader,
+        block: TableBlock,
+        ordinals: PackedOrdinals,
+        ends: PackedLengths,
     ) -> None:
         """Mark the records that the beginnings of some nodes name: all of them, in one go."""
         for ordinal in self._mark_leaves(reader, block, ordinals, ends):
@@ -107,7 +116,11 @@ class RecipeReading:
             self._mark_node(reader, block.first_id + at, block.entry(at))
 
     def _mark_leaves(
-        self, reader: SequentialReader, block: TableBlock, ordinals: bytes, ends: bytes
+        self,
+        reader: SequentialReader,
+        block: TableBlock,
+        ordinals: PackedOrdinals,
+        ends: PackedLengths,
     ) -> Sequence[int]:
         """Mark the chunks of leaves, natively: most nodes are sound leaves. Returns the ordinals of
         the other nodes, of which nothing is marked."""
@@ -123,7 +136,7 @@ class RecipeReading:
         self.recipes += named.leaves
         self.entries += named.rows
         chunks.note_strays(named.strays)
-        return memoryview(named.left).cast("I")
+        return unpack_ordinals(named.left)
 
     def _mark_node(self, reader: SequentialReader, own: int, entry: tbl.TableEntry | None) -> None:
         nodes = self._marks.nodes

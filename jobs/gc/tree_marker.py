@@ -17,7 +17,6 @@ from dedupd_core.system.paths import show_path
 from dedupd_core.system.tree.tree_paths import numbered, path_in_tree
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
-from jobs.gc.inode_set import InodeSet
 from jobs.tree.walk import GONE
 
 ATTEMPTS_MAX = 8
@@ -36,12 +35,12 @@ all the time, the mount then holds such moves for a moment."""
 _CONNECT_WAIT_S = 30.0
 
 
-class Interrupted(Exception):
+class WalkInterrupted(Exception):
     """The walk does not count: the mount came, went, or lost count of moved files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MoveNotes:
     """The notes of a mount: records that moved stubs name, and moved directories, open."""
 
     chunks: list[int]
@@ -54,7 +53,7 @@ class Moved:
 class Session(Protocol):
     """A source of changes to the tree during a walk."""
 
-    def drain(self) -> Moved | None:
+    def drain(self) -> MoveNotes | None:
         """The files moved since the last call; None where there are none. Raises Interrupted."""
         ...
 
@@ -71,20 +70,20 @@ class MountSession:
         try:
             reply = client.call("mark_begin")
         except ServiceUnreachable as error:
-            raise Interrupted from error
+            raise WalkInterrupted from error
         if "error" in reply:
-            raise Interrupted(reply["error"])
+            raise WalkInterrupted(reply["error"])
 
-    def drain(self) -> Moved | None:
+    def drain(self) -> MoveNotes | None:
         try:
             reply, fds = self._client.call_for_fds("mark_drain")
         except ServiceUnreachable as error:
-            raise Interrupted from error
+            raise WalkInterrupted from error
         if "error" in reply or reply["overflowed"] or len(fds) != reply["directories"]:
             for fd in fds:
                 os.close(fd)
-            raise Interrupted
-        moved = Moved(reply["chunks"], reply["recipes"], reply["damaged"], fds, reply["more"])
+            raise WalkInterrupted
+        moved = MoveNotes(reply["chunks"], reply["recipes"], reply["damaged"], fds, reply["more"])
         is_any = moved.chunks or moved.recipes or moved.damaged or fds or moved.more
         return moved if is_any else None
 
@@ -92,7 +91,7 @@ class MountSession:
         try:
             self._client.call("mark_hold")
         except ServiceUnreachable as error:
-            raise Interrupted from error
+            raise WalkInterrupted from error
 
 
 class OfflineSession:
@@ -102,14 +101,14 @@ class OfflineSession:
         self._volume = volume
         self._mark = mark
 
-    def drain(self) -> Moved | None:
+    def drain(self) -> MoveNotes | None:
         try:
             with self._volume.mount_lock():
                 if self._volume.mount_mark() == self._mark:
                     return None
         except Busy:
             pass
-        raise Interrupted
+        raise WalkInterrupted
 
     def hold(self) -> None:
         """Nothing moves."""
@@ -156,7 +155,7 @@ class TreeMarker:
         for _ in range(ATTEMPTS_MAX):
             try:
                 return self._attempt()
-            except Interrupted:
+            except WalkInterrupted:
                 self._run.safe_point()
             finally:
                 for fd in self._pending:
@@ -196,7 +195,7 @@ class TreeMarker:
             if problem not in self._roots.problems:
                 self._roots.problems.append(problem)
 
-    def _take(self, moved: Moved) -> None:
+    def _take(self, moved: MoveNotes) -> None:
         """Take in moved files; a directory that was listed already needs no second look.
 
         A stub that the listing of a directory missed has itself been moved since the session began,
@@ -305,3 +304,31 @@ class TreeMarker:
             above = numbered(parent)
         where = show_path(os.path.join(above, name).strip(b"/")) or "."
         self._roots.problems.append(f"{where}: {reason}")
+
+
+_PAGE_BITS = 9
+
+
+class InodeSet:
+    """Inode numbers as bits of pages of 512: file systems number near inodes alike.
+
+    A directory for every twenty files takes some ten bytes; one alone in its page takes 200.
+    """
+
+    def __init__(self) -> None:
+        self._pages: dict[int, int] = {}
+
+    def __contains__(self, ino: int) -> bool:
+        page = self._pages.get(ino >> _PAGE_BITS, 0)
+        return bool(page >> (ino & ((1 << _PAGE_BITS) - 1)) & 1)
+
+    def add(self, ino: int) -> bool:
+        """Whether the number is new."""
+        if ino in self:
+            return False
+        number = ino >> _PAGE_BITS
+        self._pages[number] = self._pages.get(number, 0) | 1 << (ino & ((1 << _PAGE_BITS) - 1))
+        return True
+
+    def clear(self) -> None:
+        self._pages.clear()

@@ -11,6 +11,7 @@ what it would add, and goes by its parts where that does not fit, either.
 
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from dedupd_core import native
 from dedupd_core.config.room import Room, guard_bytes, working_bytes
@@ -19,8 +20,8 @@ from dedupd_core.system.files import free_space
 from dedupd_core.system.page_cache import BufferPool
 from dedupd_core.units import KIB, format_size
 from dedupd_core.volume.volume import Volume
-from jobs.optimize.buffers import Batch, FilesBatch, FileTask
-from jobs.optimize.judging import Judging
+from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Phase
+from jobs.optimize.judgements import Judgements
 from jobs.optimize.pipeline import Ingest
 from jobs.tree.candidates import Candidate
 
@@ -46,7 +47,7 @@ _PER_FILE_BYTES = 512
 _RECIPE_SHARE = 1 / 64
 """Of a file's size: recipes, both copies of them, headers and entries of tables."""
 
-Left = Callable[[bytes, str, str], None]
+LeaveFile = Callable[[bytes, str, str], None]
 """Called with the path of each file that is left, the reason, and what there is to say of it."""
 
 
@@ -55,15 +56,31 @@ def needed_bytes(size_bytes: int, files: int) -> int:
     return int(size_bytes * (1 + _RECIPE_SHARE)) + files * _PER_FILE_BYTES
 
 
-class Restoring:
+class Demand(NamedTuple):
+    """The room that a file needs when it begins: ``chunk_bytes`` are what its chunks take at most.
+
+    ``new_bytes``: of a file that was measured, what the store lacks of it; None of any other.
+    """
+
+    task: FileTask
+    chunk_bytes: int
+    new_bytes: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """With its recipe, and entries of tables."""
+        return needed_bytes(self.chunk_bytes, 1)
+
+
+class RestoreAdmission:
     """What a run does about files that do not fit while writers wait for it."""
 
     def __init__(
-        self, volume: Volume, judging: Judging, by_parts: Callable[[Candidate], bool]
+        self, volume: Volume, judgements: Judgements, by_parts: Callable[[Candidate], bool]
     ) -> None:
         """``by_parts`` has a file taken by its parts, and says whether that can be done."""
         self._volume = volume
-        self._judging = judging
+        self._judgements = judgements
         self.by_parts = by_parts
         self._short_since_s: float | None = None
 
@@ -83,19 +100,20 @@ class Restoring:
         time.sleep(max(0.0, self._short_since_s + WRITERS_S - time.monotonic()))
         return True
 
-    def may_look(self, task: FileTask) -> bool:
+    def may_measure(self, demand: Demand) -> bool:
         """Whether a file may be read for what it would save, with nothing of it stored: then it
         comes again."""
-        is_known = task.is_measured or task.is_certain or task.is_in_parts
-        return not (is_known or self._judging.is_recall)
+        task = demand.task
+        is_known = demand.new_bytes is not None or task.is_certain or task.busy is not None
+        return not (is_known or self._judgements.is_recall)
 
-    def measure(self, task: FileTask) -> None:
-        """A file that was read for what it would add needs no more room than that."""
-        new_bytes = self._judging.new_bytes_of(task.identity)
+    def demand(self, task: FileTask) -> Demand:
+        """What a file needs: one that was measured no more than it would add."""
+        new_bytes, need_bytes = self._judgements.new_bytes_of(task.identity), task.source.need_bytes
         if new_bytes is not None:
             recipe_bytes = int(task.identity.size * _RECIPE_SHARE)
-            task.need_bytes = min(task.need_bytes, new_bytes + recipe_bytes)
-            task.is_measured, task.adds_nothing = True, not new_bytes
+            need_bytes = min(need_bytes, new_bytes + recipe_bytes)
+        return Demand(task, need_bytes, new_bytes)
 
 
 class Admission:
@@ -110,8 +128,8 @@ class Admission:
         pool: BufferPool,
         ingest: Ingest,
         make_room: Callable[[], None],
-        on_left: Left,
-        restoring: Restoring | None = None,
+        on_left: LeaveFile,
+        restoring: RestoreAdmission | None = None,
     ) -> None:
         """``restoring`` while a restore fills the volume."""
         self._room = room
@@ -141,11 +159,15 @@ class Admission:
     def _last_bytes(self, need_bytes: int) -> int:
         """As :meth:`_left_bytes`, once all that was fed are stubs, for what may not fit."""
         self._make_room()
-        left = self._left_bytes()
+        free_bytes = self._left_bytes()
         restoring = self._restoring
-        if need_bytes > left and restoring is not None and restoring.is_without_writers(self._room):
-            left = max(left, self._all_bytes() - _OWN_BYTES)
-        return left
+        if (
+            need_bytes > free_bytes
+            and restoring is not None
+            and restoring.is_without_writers(self._room)
+        ):
+            free_bytes = max(free_bytes, self._all_bytes() - _OWN_BYTES)
+        return free_bytes
 
     def _files(self, batch: FilesBatch) -> Iterator[FilesBatch]:
         files = batch.files
@@ -155,12 +177,12 @@ class Admission:
         at = 0
         while at < len(files):
             path, (_, size_bytes, _, _), _ = files[at]
-            left = self._last_bytes(needed_bytes(size_bytes, len(files)))
-            part = self._fitting(batch, at, left)
+            free_bytes = self._last_bytes(needed_bytes(size_bytes, len(files)))
+            part = self._fitting(batch, at, free_bytes)
             if len(part):
                 yield FilesBatch(batch.buffer, part, 0.0, is_part=True)
             else:
-                self._leave(path, size_bytes, left)
+                self._leave(path, size_bytes, free_bytes)
             at += len(part) or 1
         self._make_room()
         self._pool.give(batch.buffer)
@@ -184,36 +206,39 @@ class Admission:
 
     def _segments(self, batch: Batch) -> None:
         """Give up those files that begin in a batch and do not fit."""
-        begun = list({id(s.task): s.task for s in batch.segments if _begins(s.task)}.values())
-        if not begun:
+        beginning = {id(s.task): s.task for s in batch.segments if _begins(s.task)}
+        if not beginning:
             return
-        if self._restoring is not None:
-            for task in begun:
-                self._restoring.measure(task)
-        going_on = sum(s.end - s.start for s in batch.segments if s.task.takes_room)
-        need = going_on + sum(needed_bytes(task.need_bytes, 1) for task in begun)
-        left = self._left_bytes()
-        if need > left:
-            left = self._last_bytes(need)
-        left -= going_on
-        for task in begun:
-            need = needed_bytes(task.need_bytes, 1)
-            if need <= left + (_OWN_BYTES if task.adds_nothing else 0):
-                task.is_admitted = True
-                left -= need
+        demands = [self._demand(task) for task in beginning.values()]
+        continued = sum(s.end - s.start for s in batch.segments if s.task.takes_room)
+        need = continued + sum(demand.size_bytes for demand in demands)
+        free_bytes = self._left_bytes()
+        if need > free_bytes:
+            free_bytes = self._last_bytes(need)
+        free_bytes -= continued
+        for demand in demands:
+            spare_bytes = _OWN_BYTES if demand.new_bytes == 0 else 0
+            if demand.size_bytes <= free_bytes + spare_bytes:
+                demand.task.phase = Phase.ADMITTED
+                free_bytes -= demand.size_bytes
             else:
-                self._give_up(task, left)
+                self._give_up(demand, free_bytes)
 
-    def _give_up(self, task: FileTask, left_bytes: int) -> None:
+    def _demand(self, task: FileTask) -> Demand:
+        if self._restoring is None:
+            return Demand(task, task.source.need_bytes)
+        return self._restoring.demand(task)
+
+    def _give_up(self, demand: Demand, left_bytes: int) -> None:
         """A file does not fit, as far as is known."""
-        restoring = self._restoring
-        if restoring is not None and restoring.may_look(task):
-            task.only_look()
-        elif restoring is not None and not task.is_in_parts and restoring.by_parts(task.candidate):
+        restoring, task = self._restoring, demand.task
+        if restoring is not None and restoring.may_measure(demand):
+            task.phase = Phase.MEASURED
+        elif restoring is not None and task.busy is None and restoring.by_parts(task.candidate):
             task.failure = BY_PARTS
         else:
             task.failure = NO_ROOM
-            self._leave(task.candidate.path, task.need_bytes, left_bytes)
+            self._leave(task.candidate.path, demand.chunk_bytes, left_bytes)
 
     def _leave(self, path: bytes, size_bytes: int, left_bytes: int) -> None:
         room = format_size(max(0, left_bytes))
@@ -223,4 +248,4 @@ class Admission:
 
 
 def _begins(task: FileTask) -> bool:
-    return not task.is_admitted and not task.failure
+    return task.phase is Phase.WAITING and not task.failure

@@ -13,6 +13,7 @@ from dedupd_core.store.recipe.recipe_writer import Growth, RecipeBuilder
 from dedupd_core.store.writer import NewRecords
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.volume.commit_requests import CommitRequest
+from jobs.optimize.busy_files import BusyFile
 from jobs.tree.candidates import Candidate
 
 PREFIXES_BYTES_MAX = 1 << 20
@@ -22,116 +23,152 @@ PREFIXES_BYTES_MAX = 1 << 20
 PREFIX_BYTES = 8
 
 
-class Taking(Enum):
-    """What is done with the chunks of a file that is read in several buffers."""
+class Phase(Enum):
+    """How far a file has come, and so what is done with its chunks."""
 
-    UNDECIDED = 0
-    """Its beginning, if there was any, is zeros."""
-    STORED = 1
-    """Its beginning pays, or is in the store already."""
-    NOTED = 2
-    """Its beginning does not pay: the rest is only looked at, and nothing of it stored."""
+    WAITING = 0
+    """Its beginning is read; there may be no room for it."""
+    ADMITTED = 1
+    """There is room for it. Its beginning, if any came by yet, is zeros."""
+    STORED = 2
+    """Its beginning pays, or is in the store already: its chunks are stored."""
+    NOTED = 3
+    """Its beginning does not pay: the rest is only read to note its chunks."""
+    MEASURED = 4
+    """There is no room for it as far as is known: it is only read for what it would add."""
 
 
 @dataclass(slots=True)
-class FileTask:
-    """One file on its way through the pipeline. ``failure`` is set where it must be given up."""
+class Source:
+    """What the reader finds of a file when it opens it, in bytes. ``resumed``: the part that an
+    interrupted run has stored."""
 
-    candidate: Candidate
-    identity: FileIdentity
-    compress: bool
-    carry: bytes = b""
-    failure: str = ""
-    builder: RecipeBuilder | None = None
-    resumed: Growth | None = None
     need_bytes: int = 0
     """How much its chunks take at most."""
     freed_bytes: int = 0
     """Of its blocks, which it gives up."""
     short_hole_bytes: int = 0
     """In holes that are too short to be skipped: cut as zeros, and not counted as read."""
+    shared_bytes: int = 0
+    """How much of it lies in blocks that snapshots, or copies below, have as well."""
+    resumed: Growth | None = None
+
+
+@dataclass(slots=True)
+class Ingestion:
+    """What the pipeline keeps of a file from batch to batch."""
+
+    carry: bytes = b""
+    """The unfinished chunk at the end of a batch, which begins in the next one."""
+    builder: RecipeBuilder | None = None
     cost_bytes: int = 0
-    """What it has added to the store so far, or would have."""
+    """What the file has added to the store so far, or would have."""
     new_bytes: int = 0
     unique_chunks: int = 0
     """How many chunks of it, so far, nobody else had."""
-    taking: Taking = Taking.UNDECIDED
     prefixes: bytes = b""
     """Of the fingerprints of chunks of it: to be noted where it does not pay."""
-    shared_bytes: int = 0
-    """How much of it lies in blocks that snapshots, or copies below, have as well."""
-    is_in_parts: bool = False
-    """Whether it is a busy file, of which the mount has offered quiet ranges."""
-    is_certain_in_parts: bool = False
-    """Whether all of these are to be stored whatever the first of them save."""
-    is_admitted: bool = False
-    """Whether there was room for it when it was begun."""
-    is_measured: bool = False
-    """Whether it was read before for what it would add, which is ``need_bytes``."""
-    adds_nothing: bool = False
-    """Whether its chunks were all in the store then."""
-    is_looked_at: bool = False
-    """Whether it does not fit as far as is known, and is only read for what it would add."""
-    seen: set[int] = field(default_factory=set)
-    seen_chunks: int = 0
-    """How many new chunks such a file has; ``seen`` has each of them once."""
+    distinct: set[int] = field(default_factory=set)
+    """Of a file that is only measured: each prefix of a new chunk once, of ``measured_chunks``."""
+    measured_chunks: int = 0
+
+    def measure(self, prefixes: bytes) -> None:
+        """Count new chunks of a file that is only measured, as long as there are few."""
+        if len(self.distinct) < PREFIXES_BYTES_MAX // PREFIX_BYTES:
+            words = memoryview(prefixes).cast("Q")
+            self.distinct.update(words)
+            self.measured_chunks += len(words)
+
+    @property
+    def distinct_share(self) -> float:
+        """Of a file that is only measured: which part of its new chunks is distinct."""
+        return len(self.distinct) / self.measured_chunks if self.measured_chunks else 1.0
 
     def note(self, prefixes: bytes) -> None:
         """Keep prefixes of fingerprints, as long as there are few."""
-        if self.is_looked_at and len(self.seen) < PREFIXES_BYTES_MAX // PREFIX_BYTES:
-            seen = memoryview(prefixes).cast("Q")
-            self.seen.update(seen)
-            self.seen_chunks += len(seen)
-        if len(self.prefixes) < PREFIXES_BYTES_MAX and not self.is_in_parts:
+        if len(self.prefixes) < PREFIXES_BYTES_MAX:
             self.prefixes += prefixes
 
     def take_notes(self) -> bytes:
         """The prefixes that were kept, which are not here any more."""
-        taken, self.prefixes = self.prefixes, b""
-        return taken
+        notes, self.prefixes = self.prefixes, b""
+        return notes
+
+
+@dataclass(slots=True)
+class FileTask:
+    """One file on its way through the stages. ``failure`` is set where it must be given up.
+
+    ``busy`` is what the mount has offered of a file that users write to; all others are taken as a
+    whole. The reader fills in ``source``, and only the pipeline uses ``ingestion``.
+    """
+
+    candidate: Candidate
+    identity: FileIdentity
+    compress: bool
+    busy: BusyFile | None = None
+    phase: Phase = Phase.WAITING
+    failure: str = ""
+    source: Source = field(default_factory=Source)
+    ingestion: Ingestion = field(default_factory=Ingestion)
+
+    @classmethod
+    def whole(cls, candidate: Candidate, compress: bool) -> Self:
+        """A file as it was found."""
+        return cls(candidate, candidate.identity, compress)
+
+    @classmethod
+    def plain(cls, path: bytes, fields: tuple[int, int, int, int], as_is: bool) -> Self:
+        """A plain file of a ``native.ingest.FileList``, to go its way by itself."""
+        return cls.whole(Candidate.plain(path, fields), not as_is)
+
+    @classmethod
+    def of_busy(cls, file: BusyFile) -> Self:
+        """The ranges of a busy file that the mount has offered."""
+        identity = FileIdentity(file.inode, file.size, 0, 0)
+        candidate = Candidate(file.path, identity, file.attribute, file.work_bytes)
+        source = Source(need_bytes=file.work_bytes, freed_bytes=file.work_bytes)
+        return cls(candidate, identity, file.compresses, file, source=source)
 
     def request(self, recipe: RecipeRef) -> CommitRequest:
         """What makes it a stub of this recipe."""
-        candidate = self.candidate
-        named = candidate.path, self.identity, recipe, candidate.attribute
-        return CommitRequest(*named, in_parts=self.is_in_parts)
+        return CommitRequest(
+            self.candidate.path,
+            self.identity,
+            recipe,
+            self.candidate.attribute,
+            in_parts=self.busy is not None,
+        )
 
     @property
     def keeps_chunks(self) -> bool:
         """Whether its recipe takes over what is not read."""
-        return self.candidate.attribute is not None or self.is_in_parts
+        return self.candidate.attribute is not None or self.busy is not None
 
     @property
     def is_certain(self) -> bool:
         """Whether it becomes a stub, or stays one, whatever that saves: a part of it is in the
         store."""
-        is_stub = self.candidate.attribute is not None or self.resumed is not None
-        return is_stub or self.is_certain_in_parts
-
-    def only_look(self) -> None:
-        """Have it read for what it would add, with nothing of it stored."""
-        self.is_admitted = self.is_looked_at = True
-        self.taking = Taking.NOTED
-
-    @property
-    def distinct_share(self) -> float:
-        """Of a file that is only looked at: which part of its new chunks is distinct."""
-        return len(self.seen) / self.seen_chunks if self.seen_chunks else 1.0
+        is_stub = self.candidate.attribute is not None or self.source.resumed is not None
+        return is_stub or (self.busy is not None and self.busy.is_certain)
 
     @property
     def takes_room(self) -> bool:
         """Whether what is read of it now may be stored."""
-        return self.is_admitted and not self.is_looked_at
+        return self.phase not in (Phase.WAITING, Phase.MEASURED)
 
-    @classmethod
-    def plain(cls, path: bytes, fields: tuple[int, int, int, int], as_is: bool) -> Self:
-        """A plain file of a ``native.ingest.FileList``, to go its way by itself."""
-        candidate = Candidate.plain(path, fields)
-        return cls(candidate, candidate.identity, not as_is)
+    @property
+    def is_only_read(self) -> bool:
+        """Whether no chunk of it is stored from here on."""
+        return self.phase in (Phase.NOTED, Phase.MEASURED)
+
+
+Work = FileTask | native.ingest.FileList
+"""A file that goes its way by itself; or plain files, which are read together if they are small."""
 
 
 @dataclass(slots=True)
-class Ready:
+class ReadyFiles:
     """Files that have gone through the pipeline; requests where nothing is left to be done."""
 
     requests: native.commit.PlainRequests = field(default_factory=native.commit.PlainRequests)
@@ -140,7 +177,7 @@ class Ready:
     def __len__(self) -> int:
         return len(self.requests) + len(self.tasks)
 
-    def take(self, other: "Ready") -> None:
+    def take(self, other: "ReadyFiles") -> None:
         """Add what ``other`` has, which has nothing afterwards."""
         self.requests.take(other.requests)
         self.tasks += other.tasks
@@ -216,7 +253,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Cut:
+class CutBatch:
     """A buffer of which the chunks are known, and which of them were new then: ``inserted`` counts
     the chunks that the index was given until then."""
 
@@ -227,7 +264,7 @@ class Cut:
 
 
 @dataclass(slots=True)
-class InFlight:
+class PendingBatch:
     """A batch whose new chunks are not all appended yet.
 
     It has either ``files``, or ``segments`` with ``zeros`` that follow the last of them. ``cut`` is
@@ -235,12 +272,12 @@ class InFlight:
     """
 
     buffer: mmap.mmap | None
-    cut: Cut | None = None
+    cut: CutBatch | None = None
     files: native.ingest.FileList | None = None
     segments: Sequence[Segment] = ()
     zeros: int = 0
     parts: list[Part] = field(default_factory=list)
-    finished: Ready = field(default_factory=Ready)
+    finished: ReadyFiles = field(default_factory=ReadyFiles)
 
     @property
     def is_encoded(self) -> bool:

@@ -134,30 +134,30 @@ class ClassFigures:
         """The largest classes, and what each saves for its cost."""
         largest = sorted(self.known.items(), key=lambda row: -row[1].read_bytes)
         return [
-            {**one._asdict(), **asdict(figures), "rate": figures.rate}
-            for one, figures in largest[:CLASSES_MAX]
+            {**file_class._asdict(), **asdict(figures), "rate": figures.rate}
+            for file_class, figures in largest[:CLASSES_MAX]
         ]
 
-    def add(self, one: FileClass, figures: Figures) -> None:
+    def add(self, file_class: FileClass, figures: Figures) -> None:
         """Count files of a class that a run has been through."""
         self.is_changed = True
-        known = self.known.get(one)
+        known = self.known.get(file_class)
         if known is None:
             if len(self.known) >= 2 * CLASSES_MAX:
                 return
-            known = self.known[one] = Figures()
+            known = self.known[file_class] = Figures()
         known.add(figures)
         known.fade()
 
     def add_tally(self, rows: Iterable[tuple[bytes, bytes, int, int, int, int]]) -> None:
         """Count files as native code has summed them up."""
         for top, suffix, files, read, new, saved in rows:
-            one = FileClass(top.decode("utf-8", "surrogateescape"), type_of_suffix(suffix))
-            self.add(one, Figures(files, read, new, saved))
+            file_class = FileClass(top.decode("utf-8", "surrogateescape"), type_of_suffix(suffix))
+            self.add(file_class, Figures(files, read, new, saved))
 
-    def knows(self, one: FileClass) -> bool:
+    def knows(self, file_class: FileClass) -> bool:
         """Whether files of a class were read of late."""
-        figures = self.known.get(one)
+        figures = self.known.get(file_class)
         return figures is not None and figures.read_bytes > 0
 
     def mean_rate(self) -> float:
@@ -167,25 +167,27 @@ class ClassFigures:
             total.add(figures)
         return total.rate
 
-    def promise(self, one: FileClass, mean: float) -> float:
+    def promise(self, file_class: FileClass, mean: float) -> float:
         """What a class may save for its cost: what its files have shown, beside one file of the
         mean, and more the fewer they are."""
-        is_raw = one.type in self.raw_types
+        is_raw = file_class.type in self.raw_types
         before = HOPELESS * mean if is_raw else mean
         doubt = 0.0 if is_raw else DOUBT * mean / (self.turn + 1)
-        if not self.knows(one):
+        if not self.knows(file_class):
             return before + doubt
-        files = max(1.0, self.known[one].files)
-        return (self.known[one].rate * files + before) / (files + 1) + doubt / math.sqrt(files)
+        known = self.known[file_class]
+        files = max(1.0, known.files)
+        return (known.rate * files + before) / (files + 1) + doubt / math.sqrt(files)
 
     def best(self, classes: Iterable[FileClass]) -> tuple[set[FileClass], bool]:
         """The classes that promise most, those together that promise alike; and whether that is
         less than the mean."""
         mean = self.mean_rate()
-        promises = {one: self.promise(one, mean) for one in classes}
+        promises = {file_class: self.promise(file_class, mean) for file_class in classes}
         most = max(promises.values())
         least = TIER_RATIO * most if most > HOPELESS * mean else 0.0
-        return {one for one, promise in promises.items() if promise >= least}, most < mean
+        best = {file_class for file_class, promise in promises.items() if promise >= least}
+        return best, most < mean
 
 
 def _figures(row: Mapping[str, Any]) -> Figures:
@@ -226,28 +228,33 @@ class Order:
             yield ALL
             return
         known = frozenset(self._files)
-        left = {one for one in self._files if is_wanted is None or is_wanted(one.type)}
-        new = {one for one in left if self._is_new(one)}
+        remaining = {
+            file_class
+            for file_class in self._files
+            if is_wanted is None or is_wanted(file_class.type)
+        }
+        new = {file_class for file_class in remaining if self._is_new(file_class)}
         yield from self._samples(new, FIRST_SAMPLE)
-        while left:
-            best, is_poor = self._figures.best(left)
-            if is_poor and (others := left - best - self._sampled.keys()):
+        while remaining:
+            best, is_poor = self._figures.best(remaining)
+            if is_poor and (others := remaining - best - self._sampled.keys()):
                 # So a class that has changed is seen, also where no run comes to its end.
                 yield from self._samples(others, SAMPLE)
                 continue
-            left -= best
+            remaining -= best
             yield from self._rest(best)
-        yield Choice(lambda one: one not in known, None)
+        yield Choice(lambda file_class: file_class not in known, None)
 
-    def _is_new(self, one: FileClass) -> bool:
+    def _is_new(self, file_class: FileClass) -> bool:
         """Whether nobody can say what a class promises."""
-        return not self._figures.knows(one) and one.type not in self._figures.raw_types
+        is_raw = file_class.type in self._figures.raw_types
+        return not (is_raw or self._figures.knows(file_class))
 
     def _samples(self, classes: set[FileClass], most: int) -> Iterator[Choice]:
         """Some files of each class: one in ``most``, or more where there are few."""
-        for one in classes:
-            few = max(1, self._files[one] // FILES_SAMPLED_MIN)
-            self._sampled[one] = min(most, 1 << (few.bit_length() - 1))
+        for file_class in classes:
+            few = max(1, self._files[file_class] // FILES_SAMPLED_MIN)
+            self._sampled[file_class] = min(most, 1 << (few.bit_length() - 1))
         for of, group in self._by_sample(classes):
             yield Choice(group.__contains__, (of, self._figures.turn % of, True))
 
@@ -263,6 +270,6 @@ class Order:
     def _by_sample(self, classes: set[FileClass]) -> list[tuple[int, frozenset[FileClass]]]:
         """Classes by the number of files of which one was sampled, the largest first."""
         found: dict[int, set[FileClass]] = {}
-        for one in classes:
-            found.setdefault(self._sampled[one], set()).add(one)
+        for file_class in classes:
+            found.setdefault(self._sampled[file_class], set()).add(file_class)
         return [(of, frozenset(group)) for of, group in sorted(found.items(), reverse=True)]

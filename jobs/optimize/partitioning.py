@@ -51,8 +51,8 @@ class Partitioning:
 
     def expect_all(self, found: Sequence[Candidate]) -> bool:
         """Count some that are to come; whether there are any."""
-        for one in found:
-            self.expect(one)
+        for candidate in found:
+            self.expect(candidate)
         return bool(found)
 
     def _expect(self, file_type: str, chunks: int) -> None:

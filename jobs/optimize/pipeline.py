@@ -24,19 +24,19 @@ from dedupd_core.volume.unfinished_files import Checkpoint
 from dedupd_core.volume.volume import Volume
 from jobs.optimize.buffers import (
     Batch,
-    Cut,
+    CutBatch,
     FilesBatch,
     FileTask,
     Group,
-    InFlight,
     Part,
-    Ready,
+    PendingBatch,
+    Phase,
+    ReadyFiles,
     Segment,
-    Taking,
 )
-from jobs.optimize.judging import Judging
+from jobs.optimize.judgements import Judgements
+from jobs.optimize.optimize_report import Sums
 from jobs.optimize.order import Figures
-from jobs.optimize.report import Sums
 from jobs.optimize.store_session import StoreSession
 from jobs.tree.candidates import SAVES_LITTLE
 from jobs.tree.file_classes import class_of
@@ -51,11 +51,11 @@ class Ingest:
         store: StoreSession,
         policy: Policy,
         pool: BufferPool,
-        judging: Judging,
+        judgements: Judgements,
         threads: int,
         in_flight_max: int,
     ) -> None:
-        self._judging = judging
+        self._judgements = judgements
         self._block_bytes = volume.block_bytes
         self._inserted = 0
         self.left_files = self.left_bytes = 0
@@ -69,9 +69,9 @@ class Ingest:
         self._followers = store.followers
         self._max_bytes = volume.parameters.chunking.max_bytes
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="compress")
-        self._queue: deque[InFlight] = deque()
+        self._queue: deque[PendingBatch] = deque()
         self.sums = Sums()
-        self.ready = Ready()
+        self.ready = ReadyFiles()
         self._open_task: FileTask | None = None
 
     def close(self) -> None:
@@ -107,10 +107,10 @@ class Ingest:
             or task.failure
             or task.keeps_chunks
             or task.identity.size < unfinished_files.FILE_BYTES_MIN
-            or task.builder is None
+            or (builder := task.ingestion.builder) is None
         ):
             return None
-        return Checkpoint(task.identity, task.builder.growth, self._store.partition.domain)
+        return Checkpoint(task.identity, builder.growth, self._store.partition.domain)
 
     @property
     def is_in_large_file(self) -> bool:
@@ -149,7 +149,7 @@ class Ingest:
                 self._pool.give(front.buffer)
             self.ready.take(front.finished)
 
-    def _append(self, front: InFlight) -> None:
+    def _append(self, front: PendingBatch) -> None:
         while front.parts:
             part = front.parts[0]
             began = time.perf_counter()
@@ -161,26 +161,27 @@ class Ingest:
 
     # --- on the way in: cut, look up, start to encode ------------------------------------------
 
-    def _chunk(self, batch: Batch) -> InFlight:
+    def _chunk(self, batch: Batch) -> PendingBatch:
         """Cut, fingerprint and look up a buffer; start compressing the new chunks."""
         assert batch.buffer is not None
-        state = InFlight(batch.buffer)
+        state = PendingBatch(batch.buffer)
         segments = [p for p in batch.segments if (p.end > p.start or p.kept) and not p.task.failure]
         view = memoryview(batch.buffer)
         for segment in segments:
-            if segment.task.carry:
-                carry, segment.task.carry = segment.task.carry, b""
+            ingestion = segment.task.ingestion
+            if ingestion.carry:
+                carry, ingestion.carry = ingestion.carry, b""
                 view[segment.start - len(carry) : segment.start] = carry
                 segment.start -= len(carry)
                 self.sums.raw_bytes -= len(carry)
             self.sums.raw_bytes += segment.end - segment.start
             if segment.final:
-                self.sums.raw_bytes -= segment.task.short_hole_bytes
+                self.sums.raw_bytes -= segment.task.source.short_hole_bytes
         self._cut(state, batch.buffer, segments)
         state.finished.tasks = [p.task for p in batch.segments if p.final]
         return state
 
-    def _zeros(self, batch: Batch) -> InFlight:
+    def _zeros(self, batch: Batch) -> PendingBatch:
         """A long hole: cut exactly as if its zeros had been read, without reading them.
 
         Zeros never match the pattern (the parameters see to that). So once a chunk begins inside
@@ -189,28 +190,29 @@ class Ingest:
         """
         segment = batch.segments[0]
         task = segment.task
-        state = InFlight(None)
+        state = PendingBatch(None)
         state.finished.tasks = [task] if segment.final else []
         if task.failure:
             return state
         lead = 2 * self._max_bytes
         assert batch.zeros > lead
-        data = task.carry + bytes(lead)
+        ingestion = task.ingestion
+        data = ingestion.carry + bytes(lead)
         self._cut(state, data, [Segment(task, 0, len(data), final=False)])
-        left = len(task.carry) + batch.zeros - lead
-        whole = left if segment.final else left // self._max_bytes * self._max_bytes
+        rest = len(ingestion.carry) + batch.zeros - lead
+        whole = rest if segment.final else rest // self._max_bytes * self._max_bytes
         if whole:
             state.zeros = whole
             self.sums.chunks += -(-whole // self._max_bytes)
             self.sums.zero_bytes += whole
-        task.carry = bytes(left - whole)
+        ingestion.carry = bytes(rest - whole)
         if segment.final:
-            self.sums.raw_bytes -= task.short_hole_bytes
+            self.sums.raw_bytes -= task.source.short_hole_bytes
         return state
 
-    def _take_files(self, batch: FilesBatch) -> InFlight:
+    def _take_files(self, batch: FilesBatch) -> PendingBatch:
         """As :meth:`_chunk`, for small files that are each in the buffer as a whole."""
-        state, files = InFlight(None if batch.is_part else batch.buffer), batch.files
+        state, files = PendingBatch(None if batch.is_part else batch.buffer), batch.files
         self.sums.raw_bytes += files.size_bytes
         began = time.perf_counter()
         found = self._chunker.process_files(batch.buffer, files, self._threads, self._followers)
@@ -219,7 +221,7 @@ class Ingest:
         self._look_up(state, batch.buffer, found, files.as_is)
         return state
 
-    def _cut(self, state: InFlight, data: mmap | bytes, segments: Sequence[Segment]) -> None:
+    def _cut(self, state: PendingBatch, data: mmap | bytes, segments: Sequence[Segment]) -> None:
         """Cut ``segments`` of ``data``, and look the chunks up."""
         if not segments:
             return
@@ -232,10 +234,10 @@ class Ingest:
         for number, segment in enumerate(segments):
             if not segment.final:
                 end = found.end(number) or segment.start
-                segment.task.carry = bytes(memoryview(data)[end : segment.end])
+                segment.task.ingestion.carry = bytes(memoryview(data)[end : segment.end])
 
     def _look_up(
-        self, state: InFlight, data: mmap | bytes, found: native.chunker.Chunks, as_is: bytes
+        self, state: PendingBatch, data: mmap | bytes, found: native.chunker.Chunks, as_is: bytes
     ) -> None:
         """Look chunks up, and start encoding those that no container has."""
         began = time.perf_counter()
@@ -248,7 +250,7 @@ class Ingest:
             Group(new, bool(level), self._encoding(data, new, level))
             for new, level in zip(placed.new, levels, strict=True)
         ]
-        state.cut = Cut(found, placed, groups, self._inserted)
+        state.cut = CutBatch(found, placed, groups, self._inserted)
         self.sums.lookup_s += time.perf_counter() - began
 
     def _encoding(
@@ -275,7 +277,7 @@ class Ingest:
 
     # --- once it is encoded: what pays has ids and recipes ---------------------------------------
 
-    def _decide(self, state: InFlight, cut: Cut) -> None:
+    def _decide(self, state: PendingBatch, cut: CutBatch) -> None:
         """Judge the files of a batch. Those that pay get recipes, and their new chunks ids. Raises
         NoSpace, and may be tried again."""
         began = time.perf_counter()
@@ -288,14 +290,14 @@ class Ingest:
                 self._hand_on(state, group, new, None if stored == len(kept) else kept)
         ids = judgement.ids(*(group.first_id or HOLE for group in cut.groups))
         self.sums.duplicate_bytes += judgement.later_bytes
-        judgement.note_stored(self._judging.ledger)
+        judgement.note_stored(self._judgements.ledger)
         if state.files is not None:
             self._finish_files(state, state.files, cut.found, ids, judgement)
         else:
             self._finish_segments(state, cut.found, ids, judgement)
         self.sums.lookup_s += time.perf_counter() - began
 
-    def _judged(self, state: InFlight, cut: Cut) -> native.ingest.Judgement:
+    def _judged(self, state: PendingBatch, cut: CutBatch) -> native.ingest.Judgement:
         """What becomes of each file, or part of one, once its new chunks are encoded."""
         if cut.inserted == self._inserted:
             later = [bytes(8 * len(group.new)) for group in cut.groups]
@@ -310,21 +312,21 @@ class Ingest:
             freed = state.files.freed_bytes(self._block_bytes)
         else:
             modes = bytes(map(self._mode_of, state.segments))
-            freed = array("Q", (p.task.freed_bytes for p in state.segments)).tobytes()
-        judging = self._judging
+            freed = array("Q", (p.task.source.freed_bytes for p in state.segments)).tobytes()
+        judgements = self._judgements
         return cut.placed.judge(
             (later[0], later[1]),
             (lengths[0], lengths[1]),
             modes,
             freed,
-            judging.recall,
-            judging.saving_min,
-            salt=judging.salt,
+            judgements.recall,
+            judgements.saving_min,
+            salt=judgements.salt,
         )
 
     def _hand_on(
         self,
-        state: InFlight,
+        state: PendingBatch,
         group: Group,
         new: native.ingest.NewChunks,
         kept: bytes | None,
@@ -347,27 +349,27 @@ class Ingest:
 
     def _finish_files(
         self,
-        state: InFlight,
+        state: PendingBatch,
         files: native.ingest.FileList,
         found: native.chunker.Chunks,
         ids: bytes,
         judgement: native.ingest.Judgement,
     ) -> None:
-        judging = self._judging
+        judgements = self._judgements
         for number in files.single(found, ids, judgement, state.finished.requests):
             task = FileTask.plain(*files[number])
             self._extend_recipe(task, found.rows(number, ids))
             state.finished.tasks.append(task)
-        judging.classes.add_tally(files.tally(judgement))
+        judgements.classes.add_tally(files.tally(judgement))
         left_files, left_bytes = files.leave(
-            found, judgement, judging.ledger, judging.saving_min, judging.is_recall
+            found, judgement, judgements.ledger, judgements.saving_min, judgements.is_recall
         )
         self.left_files += left_files
         self.left_bytes += left_bytes
 
     def _finish_segments(
         self,
-        state: InFlight,
+        state: PendingBatch,
         found: native.chunker.Chunks,
         ids: bytes,
         judgement: native.ingest.Judgement,
@@ -376,21 +378,25 @@ class Ingest:
         columns = zip(*verdicts, judgement.fresh, judgement.solid, strict=True)
         for number, (segment, row) in enumerate(zip(state.segments, columns, strict=True)):
             taken, cost_bytes, unique, new_bytes, solid_bytes = row
-            task = segment.task
-            task.cost_bytes += cost_bytes
-            task.unique_chunks += unique
-            task.new_bytes += new_bytes
-            if task.taking is Taking.UNDECIDED and (solid_bytes or segment.final):
-                task.taking = Taking.STORED if taken else Taking.NOTED
+            task, ingestion = segment.task, segment.task.ingestion
+            ingestion.cost_bytes += cost_bytes
+            ingestion.unique_chunks += unique
+            ingestion.new_bytes += new_bytes
+            if task.phase is Phase.ADMITTED and (solid_bytes or segment.final):
+                task.phase = Phase.STORED if taken else Phase.NOTED
             # The chunks of a file that has changed while it was read are left, whatever it was.
-            if task.taking is not Taking.NOTED and not task.failure:
+            if not (task.is_only_read or task.failure):
                 for kept in segment.kept:
                     self._builder(task).push(*kept)
                 self._extend_recipe(task, found.rows(number, ids))
-            task.note(judgement.prefixes(number, found))
-            if task.taking is Taking.NOTED:
-                self._judging.note(task.identity, task.take_notes())
-        if state.zeros and state.segments[0].task.taking is not Taking.NOTED:
+            prefixes = judgement.prefixes(number, found)
+            if task.phase is Phase.MEASURED:
+                ingestion.measure(prefixes)
+            if task.busy is None:
+                ingestion.note(prefixes)
+            if task.is_only_read:
+                self._judgements.note(task.identity, ingestion.take_notes())
+        if state.zeros and not state.segments[0].task.is_only_read:
             self._builder(state.segments[0].task).push(HOLE, state.zeros, HOLE_FINGERPRINT)
         for task in state.finished.tasks:
             self._judge_whole(task)
@@ -399,22 +405,27 @@ class Ingest:
         """Decide on a file of which the last part was looked at."""
         if task.failure or task.is_certain:
             return
-        judging = self._judging
-        if task.is_looked_at:
-            task.cost_bytes = int(task.cost_bytes * task.distinct_share)
-        pays = judging.pays(task.freed_bytes, task.cost_bytes)
-        saved_bytes = task.freed_bytes - task.cost_bytes
-        is_stored = task.taking is not Taking.NOTED and (pays or saved_bytes > 0)
-        read_bytes = min(task.identity.size, task.freed_bytes)  # a hole is not read
-        figures = Figures(1, read_bytes, task.new_bytes, saved_bytes * is_stored)
-        judging.classes.add(class_of(task.candidate.path), figures)
+        judgements, ingestion, freed_bytes = (
+            self._judgements,
+            task.ingestion,
+            task.source.freed_bytes,
+        )
+        if task.phase is Phase.MEASURED:
+            ingestion.cost_bytes = int(ingestion.cost_bytes * ingestion.distinct_share)
+        cost_bytes = ingestion.cost_bytes
+        pays = judgements.pays(freed_bytes, cost_bytes)
+        saved_bytes = freed_bytes - cost_bytes
+        is_stored = not task.is_only_read and (pays or saved_bytes > 0)
+        read_bytes = min(task.identity.size, freed_bytes)  # a hole is not read
+        figures = Figures(1, read_bytes, ingestion.new_bytes, saved_bytes * is_stored)
+        judgements.classes.add(class_of(task.candidate.path), figures)
         if is_stored:
             return  # of what is stored already less may do
         if pays:
-            judging.read_again(task.identity, task.new_bytes)
-        elif not task.is_in_parts:
-            judging.note(task.identity, task.take_notes())
-            judging.leave(task.identity, task.freed_bytes, task.cost_bytes, task.unique_chunks)
+            judgements.read_again(task.identity, ingestion.new_bytes)
+        elif task.busy is None:
+            judgements.note(task.identity, ingestion.take_notes())
+            judgements.leave(task.identity, freed_bytes, cost_bytes, ingestion.unique_chunks)
         task.failure = SAVES_LITTLE
 
     def _extend_recipe(self, task: FileTask, rows: Sequence[tuple[int, int, bytes]]) -> None:
@@ -422,21 +433,22 @@ class Ingest:
             self._builder(task).push(*row)
 
     def _builder(self, task: FileTask) -> RecipeBuilder:
-        if task.builder is None:
-            task.builder = (
+        ingestion = task.ingestion
+        if ingestion.builder is None:
+            ingestion.builder = (
                 RecipeBuilder(self._store.recipes)
-                if task.resumed is None
-                else RecipeBuilder.resumed(self._store.recipes, task.resumed)
+                if task.source.resumed is None
+                else RecipeBuilder.resumed(self._store.recipes, task.source.resumed)
             )
-        return task.builder
+        return ingestion.builder
 
     def _mode_of(self, segment: Segment) -> int:
         """How a part of a file is to be judged."""
         task = segment.task
-        if task.failure or task.taking is Taking.NOTED:
+        if task.failure or task.is_only_read:
             return native.ingest.LEAVE
-        if task.is_certain or task.taking is Taking.STORED:
+        if task.is_certain or task.phase is Phase.STORED:
             return native.ingest.STORE
         if segment.final:
             return native.ingest.JUDGE
-        return native.ingest.STORE if self._judging.is_recall else native.ingest.BEGIN
+        return native.ingest.STORE if self._judgements.is_recall else native.ingest.BEGIN

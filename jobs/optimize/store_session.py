@@ -31,7 +31,7 @@ from dedupd_core.volume.container_numbers import Numbers
 from dedupd_core.volume.volume import Volume
 from jobs.optimize.partitioning import combined
 from jobs.repair.quarantine import quarantine_noted
-from jobs.repair.returning_records import Wanted
+from jobs.repair.returning_records import LostRecords
 
 _KINDS = (Kind.CHUNKS, Kind.RECIPES)
 _FOLLOWED = frozenset({"scalar"})
@@ -96,13 +96,13 @@ class StoreSession:
                 files.enter_context(closing(self._numbers.writer(kind, partition)))
                 for kind in _KINDS
             )
-            self._wanted = Wanted(volume, Kind.CHUNKS), Wanted(volume, Kind.RECIPES)
+            self._lost_records = LostRecords(volume, Kind.CHUNKS), LostRecords(volume, Kind.RECIPES)
             self._take_numbers()
             self.index: StoreIndex = self._new_index(Kind.CHUNKS)
             self._recipe_index: StoreIndex = self._new_index(Kind.RECIPES)
             self._past_counters = IndexCounters()
-            self.chunks.recover(partial(self._load, self.index, self._wanted[0]))
-            self.streams.recover(partial(self._load, self._recipe_index, self._wanted[1]))
+            self.chunks.recover(partial(self._load, self.index, self._lost_records[0]))
+            self.streams.recover(partial(self._load, self._recipe_index, self._lost_records[1]))
             self.note_finished()
             self._files = files.pop_all()
         self.recipes = RecipeWriter(self.streams, self._recipe_index, volume.parameters.fingerprint)
@@ -112,9 +112,9 @@ class StoreSession:
         for kind in _KINDS:
             new = self._new_numbers(kind)
             self._counted[kind] = max(self._counted[kind], *new, 0)
-            for one in census(self._directories[kind].fd, new):
-                of = self._of_domain[kind].setdefault(one.key.domain, set())
-                of.add(one.number)
+            for container in census(self._directories[kind].fd, new):
+                of = self._of_domain[kind].setdefault(container.key.domain, set())
+                of.add(container.number)
 
     def _new_numbers(self, kind: Kind) -> Iterable[int]:
         counted = self._counted[kind]
@@ -170,7 +170,7 @@ class StoreSession:
         named = max(words[_TARGET_WORD :: ENTRY_BYTES // words.itemsize], default=0)
         self._numbers.note({Kind.RECIPES: container_of(named)})
 
-    def _load(self, index: StoreIndex, wanted: Wanted, container: Recovered) -> None:
+    def _load(self, index: StoreIndex, wanted: LostRecords, container: Recovered) -> None:
         self._safe_point()
         self._load_into(index, container)
         wanted.load(container)
@@ -196,7 +196,7 @@ class StoreSession:
         """
         if partition == self.partition:
             return
-        self._let_go_of_index()
+        self._release_index()
         self.partition, self._has_filters = partition, False
         self.chunks.use_partition(partition)
         self.streams.use_partition(partition)
@@ -213,12 +213,12 @@ class StoreSession:
     def use_filters(self) -> None:
         """Look up in filters in the place of a table, which takes a scan of the redirection tables.
         Raises NoSpace. As :meth:`use_partition` nothing may be on its way."""
-        self._let_go_of_index()
+        self._release_index()
         self._has_filters = True
         self.note_finished()
         self._load_index()
 
-    def _let_go_of_index(self) -> None:
+    def _release_index(self) -> None:
         self.finish_sync(self.begin_sync())
         self.save_index()
         self._past_counters = self.counters()
@@ -234,10 +234,10 @@ class StoreSession:
     def _loaded_index(self, kind: Kind) -> StoreIndex:
         """An index of what the partition has; every container has been recovered."""
         index = self._new_index(kind)
-        for one in census(self._directories[kind].fd, self._of_this_domain(kind)):
+        for container in census(self._directories[kind].fd, self._of_this_domain(kind)):
             self._safe_point()
-            if one.key == self.partition or isinstance(index, HookedIndex):
-                directory, number = self._directories[kind], one.number
+            if container.key == self.partition or isinstance(index, HookedIndex):
+                directory, number = self._directories[kind], container.number
                 with suppress(DamagedContainer), self._neighbours.turn():
                     found = seen_of_theirs(directory, number) or recover(directory, number)
                     self._load_into(index, found)
@@ -254,8 +254,8 @@ class StoreSession:
             self.chunks.begin_sync(),
             self.streams.begin_sync(),
             self.recipes.take_copies(),
-            self._wanted[0].met(self.partition.domain, self.index, self.chunks),
-            self._wanted[1].met(self.partition.domain, self._recipe_index, self.streams),
+            self._lost_records[0].returned(self.partition.domain, self.index, self.chunks),
+            self._lost_records[1].returned(self.partition.domain, self._recipe_index, self.streams),
             self.index.take_found_orphans(),
             self._recipe_index.take_found_orphans(),
             self._finished,
@@ -266,10 +266,10 @@ class StoreSession:
         live before anything names them."""
         self.chunks.revive(noted.chunk_orphans)
         self.chunks.finish_sync(noted.chunks)
-        self._wanted[0].settle(noted.chunks_met)
+        self._lost_records[0].settle(noted.chunks_met)
         self.streams.revive(noted.stream_orphans)
         self.streams.finish_sync(noted.streams)
-        self._wanted[1].settle(noted.streams_met)
+        self._lost_records[1].settle(noted.streams_met)
         append_copies(self.copies, noted.copies)
         if noted.chunks_met or noted.streams_met:
             self._keep_all()  # lost records lead to them now

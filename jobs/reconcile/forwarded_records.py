@@ -6,7 +6,7 @@ from typing import NamedTuple
 from dedupd_core import native
 from dedupd_core.format import container as fmt
 from dedupd_core.format import table as tbl
-from dedupd_core.format.ids import container_of, make_id, ordinal_of
+from dedupd_core.format.ids import container_of, make_id, ordinal_of, unpack_ordinals
 from dedupd_core.store.container.container import Container
 from dedupd_core.store.container.directory import OpenContainers
 from dedupd_core.store.container.table_file import Recovered
@@ -42,7 +42,7 @@ class BytesCheck(NamedTuple):
         # The last: it may tell of others before it, which were collected.
         return (
             found.statuses[-1:] == bytes([INTACT])
-            and memoryview(found.ordinals).cast("I")[-1] == ordinal_of(self.record_id)
+            and unpack_ordinals(found.ordinals)[-1] == ordinal_of(self.record_id)
             and found.entries[-tbl.ENTRY_BYTES :].startswith(self.entry.fingerprint)
         )
 
@@ -72,11 +72,12 @@ class MergedBytes:
                 return own, end
         return None
 
-    def spare(self, state: Recovered, ordinals: Iterable[int]) -> set[int]:
+    def spareable(self, state: Recovered, ordinals: Iterable[int]) -> set[int]:
         """Those of some merged records of a container whose own bytes are not needed any more. The
         records that they lead to are read once each. Raises Cancelled."""
         found: set[int] = set()
-        for target, ordinal in sorted((state.entries[one].target, one) for one in ordinals):
+        targets = sorted((state.entries[ordinal].target, ordinal) for ordinal in ordinals)
+        for target, ordinal in targets:
             self._run.safe_point()
             if self._is_given(state.entries[ordinal], end_in(self._containers, target)):
                 found.add(ordinal)

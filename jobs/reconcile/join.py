@@ -13,6 +13,7 @@ from dedupd_core import native
 from dedupd_core.format import table as tbl
 from dedupd_core.format.container import seed_of
 from dedupd_core.format.domain import PartitionKey, salt_of
+from dedupd_core.format.ids import PackedPairs
 from dedupd_core.store.container.directory import ContainerDirectory, OpenContainers
 from dedupd_core.store.container.table_file import Recovered
 from dedupd_core.store.container.table_scan import RecordRange, TableScan, TableShape
@@ -48,7 +49,7 @@ class ChunkTables(TableScan):
     def _count(self, state: Recovered) -> None:
         contents = self.contents.setdefault(state.header.partition_key, Contents())
         words, states = memoryview(state.entries.data).cast("I"), state.entries.states
-        is_live = [one == tbl.State.LIVE for one in states]
+        is_live = [state_byte == tbl.State.LIVE for state_byte in states]
         contents.chunks += sum(is_live)
         contents.raw_bytes += sum(compress(words[_RAW_WORD::_ENTRY_WORDS], is_live))
         contents.stored_bytes += sum(compress(words[_STORED_WORD::_ENTRY_WORDS], is_live))
@@ -82,32 +83,32 @@ def unreconciled(
 def rounds(ranges: list[RecordRange], capacity: int) -> Iterator[list[RecordRange]]:
     """Ranges in groups of up to ``capacity`` records; a range may be divided."""
     group: list[RecordRange] = []
-    left = capacity
-    for one in ranges:
-        first = one.first
-        while first < one.end:
-            end = min(one.end, first + left)
-            group.append(RecordRange(one.container, first, end))
-            left -= end - first
+    room = capacity
+    for records in ranges:
+        first = records.first
+        while first < records.end:
+            end = min(records.end, first + room)
+            group.append(RecordRange(records.container, first, end))
+            room -= end - first
             first = end
-            if left == 0:
+            if room == 0:
                 yield group
-                group, left = [], capacity
+                group, room = [], capacity
     if group:
         yield group
 
 
 def join(
     tables: ChunkTables, group: list[RecordRange], against: list[RecordRange], sample_bits: int = 0
-) -> Iterator[bytes]:
+) -> Iterator[PackedPairs]:
     """Pairs of equal chunks of one domain, as ``native.upkeep.Join`` gives them: those of ``group``
     that are in ``against``, or more than once in the group. Raises Cancelled, OSError."""
-    count = sum(one.end - one.first for one in group)
+    count = sum(records.end - records.first for records in group)
     room = (count >> sample_bits) * 2 if sample_bits else count
     # The seed is a secret, so no user can make chunks that look the same.
     work = native.upkeep.Join(room, sample_bits, seed=secrets.randbits(64))
-    for one in group:
-        for block in tables.blocks([one]):
+    for records in group:
+        for block in tables.blocks([records]):
             domain = salt_of(block.header.domain)
             if not work.add(block.entries, seed_of(block.header), block.first_id, domain):
                 break  # a sample that is larger than its double share says enough without the rest

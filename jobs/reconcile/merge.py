@@ -30,7 +30,7 @@ CHUNKS_AT_ONCE = 64
 
 
 @dataclass(slots=True)
-class Merged:
+class MergeResults:
     """The results of the pairs of a log.
 
     ``left`` are chunks that were not merged, because the other one is ``damaged``, or not what the
@@ -44,7 +44,7 @@ class Merged:
     damaged: int = 0
 
 
-class Merging:
+class Merger:
     """Carries out merge logs. Needs the job lock; the volume may be mounted."""
 
     def __init__(self, volume: Volume, run: JobRun, threads: int = 0) -> None:
@@ -55,7 +55,7 @@ class Merging:
         self._containers = OpenContainers(self._directory)
         self._workers = ThreadPoolExecutor(threads or cores(), thread_name_prefix="check")
         self._left: dict[int, int] = {}
-        self.merged = Merged()
+        self.merged = MergeResults()
 
     def close(self) -> None:
         self._workers.shutdown(wait=True, cancel_futures=True)
@@ -77,11 +77,11 @@ class Merging:
         the ranges that have joined.
         """
         joined = []
-        for one in ranges:
+        for records in ranges:
             self._run.safe_point()
-            end = min(one.end, self._left.get(one.container, one.end))
-            if end > one.first and self._join(one.container, one.first, end):
-                joined.append(one._replace(end=end))
+            end = min(records.end, self._left.get(records.container, records.end))
+            if end > records.first and self._join(records.container, records.first, end):
+                joined.append(records._replace(end=end))
         reach(_JOINED)
         return joined
 
@@ -138,23 +138,24 @@ class Merging:
     def _intact(self, record_ids: set[int]) -> set[int]:
         """Those whose bytes are there, and have their fingerprint; scrub is told of the others."""
         checks = []
-        for one in sorted(record_ids):
-            container, entry = self._containers.get(container_of(one)), self._containers.entry(one)
+        for record_id in sorted(record_ids):
+            container = self._containers.get(container_of(record_id))
+            entry = self._containers.entry(record_id)
             if container is not None and entry is not None:
-                checks.append(BytesCheck(one, container, entry, self._algorithm))
+                checks.append(BytesCheck(record_id, container, entry, self._algorithm))
         intact: set[int] = set()
         for first in range(0, len(checks), CHUNKS_AT_ONCE):
             self._run.safe_point()
             group = checks[first : first + CHUNKS_AT_ONCE]
             found = self._workers.map(BytesCheck.is_intact, group)
             intact |= {
-                one.record_id for one, is_right in zip(group, found, strict=True) if is_right
+                check.record_id for check, is_right in zip(group, found, strict=True) if is_right
             }
-        for one in record_ids - intact:
+        for record_id in record_ids - intact:
             self.merged.damaged += 1
-            self._volume.repairs.add(fmt.Kind.CHUNKS, one)
+            self._volume.repairs.add(fmt.Kind.CHUNKS, record_id)
             self._run.findings.add(
-                f"chunk {show_id(one)} is damaged; no chunk was merged into it; run `dedupd"
+                f"chunk {show_id(record_id)} is damaged; no chunk was merged into it; run `dedupd"
                 " run scrub`"
             )
         return intact

@@ -50,7 +50,7 @@ TRAIN_AGAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DictionaryChoice:
     """Ids of the dictionaries to use, and of those that were made for it."""
 
     ids: list[int]
@@ -86,7 +86,7 @@ class Dictionaries:
                 at = entry.target if entry is not None and is_merged else 0
         return found
 
-    def wanted(self, sizes: Mapping[int, int], level: int, gain_min: float) -> Found:
+    def choose(self, sizes: Mapping[int, int], level: int, gain_min: float) -> DictionaryChoice:
         """The dictionaries for some containers, given with their sizes in bytes, trained from them
         where it is time for that. ``gain_min``: the part of a container that has to be saved for it
         to be written again. Raises Cancelled, NoSpace."""
@@ -94,7 +94,7 @@ class Dictionaries:
         gain_bytes_min = GAIN_SHARE * gain_min * min(sizes.values(), default=0)
         bases = self._directory.bases.native
         trained_bytes, since, known = self._known()
-        ids = [one for one in known if bases.is_live(one)]
+        ids = [record_id for record_id in known if bases.is_live(record_id)]
         since += stored_bytes
         made: list[int] = []
         if len(ids) < len(known) or since >= TRAIN_AGAIN * trained_bytes:
@@ -106,7 +106,7 @@ class Dictionaries:
         self._volume.hints.put(HintKey.DICTIONARIES, [trained_bytes, since, *ids])
         reach(_NOTED)
         self._wanted = ids
-        return Found(ids, made)
+        return DictionaryChoice(ids, made)
 
     def _known(self) -> tuple[int, int, list[int]]:
         """What the hint says: the bytes of store for which dictionaries were trained, those that

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from dedupd_core import native
 from dedupd_core.format import container as fmt
 from dedupd_core.format.derived.sketch import SKETCH_BYTES
-from dedupd_core.format.ids import make_id
+from dedupd_core.format.ids import make_id, pack_ids, unpack_ids, unpack_ordinals
 from dedupd_core.store.container.compaction import Kept
 from dedupd_core.units import MIB
 
@@ -70,10 +70,10 @@ class NewPayloads:
     def _refined(self, batch: list[fmt.Record], payloads: bytearray) -> Kept:
         self._safe_point()
         found = self._refiner.refine(
-            ids=array("Q", (make_id(self._number, record.ordinal) for record in batch)),
+            ids=pack_ids(make_id(self._number, record.ordinal) for record in batch),
             codecs=bytes(record.codec if self._may_change(record) else 0xFF for record in batch),
             settled=bytes(self._is_settled(record) for record in batch),
-            targets=array("Q", (record.base for record in batch)),
+            targets=pack_ids(record.base for record in batch),
             raw_lengths=array("I", (record.raw_length for record in batch)),
             checksums=array("Q", (record.checksum for record in batch)),
             fingerprints=b"".join(record.fingerprint for record in batch),
@@ -82,7 +82,7 @@ class NewPayloads:
             sketches=b"".join(self._sketch(record.ordinal) for record in batch),
             domain=self._domain,
         )
-        places, others = memoryview(found.places).cast("I"), memoryview(found.leans_on).cast("Q")
+        places, others = unpack_ordinals(found.places), unpack_ids(found.leans_on)
         lengths, sums = memoryview(found.lengths).cast("I"), memoryview(found.checksums).cast("Q")
         new, old = memoryview(found.payloads), memoryview(payloads)
         next_new = at_new = at_old = 0

@@ -58,7 +58,7 @@ class Proofs:
                     self._leaves.setdefault((length, check), []).append((chunk, node))
                     self.pending.add(chunk)
 
-    def met(self, length: int, fingerprint: bytes) -> list[int]:
+    def prove(self, length: int, fingerprint: bytes) -> list[int]:
         """The records that bytes of this length and fingerprint are proven to be; told once."""
         half = fingerprint[:DIGEST_BYTES]
         found = self._halves.pop(half, set()) & self.pending
@@ -76,8 +76,8 @@ class Proofs:
     def _makes_up(self, leaf: Node, chunk: int, fingerprint: bytes) -> bool:
         """Whether a leaf's digest is that of a leaf in which ``chunk`` has this fingerprint."""
         parts: list[tuple[bytes, int]] = []
-        for one, length in zip(leaf.ids, leaf.lengths, strict=True):
-            known = fingerprint if one == chunk else self._fingerprint(one)
+        for chunk_id, length in zip(leaf.ids, leaf.lengths, strict=True):
+            known = fingerprint if chunk_id == chunk else self._fingerprint(chunk_id)
             if known is None:
                 return False
             parts.append((known, length))

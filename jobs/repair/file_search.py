@@ -107,7 +107,7 @@ class FileSearch:
                     continue
                 if self._is_lost(chunk, fingerprint):
                     self._repair.from_bytes([chunk], raw, fingerprint)
-                self._repair.from_bytes(self._proofs.met(length, fingerprint), raw, fingerprint)
+                self._repair.from_bytes(self._proofs.prove(length, fingerprint), raw, fingerprint)
 
     def _is_lost(self, chunk: int, fingerprint: bytes) -> bool:
         """Four bytes of a fingerprint, as in a recipe, do not prove enough."""
@@ -163,7 +163,7 @@ class FileSearch:
                     : native.hashing.HASH_BYTES
                 ]
                 ids = wanted.pop(fingerprint, [])
-                ids += self._proofs.met(chunk_end - chunk_start, fingerprint)
+                ids += self._proofs.prove(chunk_end - chunk_start, fingerprint)
                 if ids:
                     self._repair.from_bytes(ids, data[chunk_start:chunk_end], fingerprint)
                 chunk_start = chunk_end

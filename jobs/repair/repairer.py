@@ -192,7 +192,7 @@ class Repair:
         group.ids.append(record_id)
         group.records.append((replace(record, target=record_id), payload))
         group.size += len(payload)
-        if sum(one.size for one in self._groups.values()) >= GROUP_BYTES:
+        if sum(group.size for group in self._groups.values()) >= GROUP_BYTES:
             self.flush()
 
     def _domain(self, record_id: int) -> bytes:

@@ -16,7 +16,7 @@ from dedupd_core.store.writer import ContainerWriter
 from dedupd_core.volume.volume import Volume
 
 
-class Wanted:
+class LostRecords:
     """The quarantined records of one kind whose fingerprint is known."""
 
     def __init__(self, volume: Volume, kind: fmt.Kind) -> None:
@@ -33,7 +33,7 @@ class Wanted:
                 lost = of_domain.setdefault(entry.fingerprint, {})
                 lost[make_id(container.header.container, ordinal)] = entry
 
-    def met(
+    def returned(
         self, domain: bytes, index: ChunkIndex, writer: ContainerWriter
     ) -> dict[int, tbl.TableEntry]:
         """New entries of the records of a domain whose bytes have been appended again to it; each

@@ -191,7 +191,7 @@ class RecordScrub:
         if any(problem.ordinal < 0 for problem in problems):
             self._account_for_gap(directory, number, len(entries))
         self._release(said, check.quarantined_intact)
-        self.without_base += [make_id(number, one) for one in check.without_base]
+        self.without_base += [make_id(number, ordinal) for ordinal in check.without_base]
         self.records += check.records
         self.raw_bytes += check.raw_bytes
         return is_right and not problems

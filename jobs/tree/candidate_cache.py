@@ -110,7 +110,7 @@ class CandidateCache:
     ) -> Iterator[Candidate | native.ingest.FileList]:
         """Those of a choice, and of a type that is wanted, in order: plain files by the directory,
         with whether to compress them by their type."""
-        yield from wanted(self.rows(), is_wanted, compresses, choice)
+        yield from chosen_work(self.rows(), is_wanted, compresses, choice)
 
     def rows(self) -> Iterator[Row]:
         """All, in order."""
@@ -119,7 +119,7 @@ class CandidateCache:
         yield from self._rows
 
 
-def wanted(
+def chosen_work(
     rows: Iterable[Row],
     is_wanted: Callable[[str], bool] | None,
     compresses: Callable[[str], bool],

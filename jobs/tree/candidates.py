@@ -25,7 +25,7 @@ from dedupd_core.volume.volume import Volume
 from jobs.frame.run import checked
 from jobs.tree.linked_files import LinkedFiles
 from jobs.tree.marked_directories import MarkedDirectories
-from jobs.tree.rewriting import WRITTEN_LITTLE, costs_more
+from jobs.tree.rewrite_cost import WRITTEN_LITTLE, costs_more
 from jobs.tree.walk import (
     SafePoint,
     TreeFile,
@@ -64,7 +64,7 @@ _EVER_NS = (1 << 63) - 2
 
 
 @dataclass(slots=True)
-class Skipped:
+class SkippedFiles:
     """Why files were not candidates: counts of files and bytes by reason.
 
     ``unsettled`` are stubs that an interrupted job left in the middle of a transition,
@@ -126,7 +126,7 @@ class PlainFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedFiles:
     """What is known of files that would save too little: those of the ledger are passed over, and
     with ``recall`` all files but those."""
 
@@ -134,17 +134,17 @@ class Judged:
     recall: native.admission.Recall | None = None
 
 
-NONE_JUDGED = Judged()
+NONE_JUDGED = JudgedFiles()
 
 
 def candidates(
     volume: Volume,
     policy: Policy,
     below: bytes,
-    skipped: Skipped,
+    skipped: SkippedFiles,
     errors: list[str],
     safe_point: SafePoint | None = None,
-    judged: Judged = NONE_JUDGED,
+    judged: JudgedFiles = NONE_JUDGED,
 ) -> Iterator[Candidate]:
     """The files that the policy wants optimized and that are not yet, one by one."""
     for found in found_candidates(volume, policy, below, skipped, errors, safe_point, judged):
@@ -158,10 +158,10 @@ def found_candidates(
     volume: Volume,
     policy: Policy,
     below: bytes,
-    skipped: Skipped,
+    skipped: SkippedFiles,
     errors: list[str],
     safe_point: SafePoint | None = None,
-    judged: Judged = NONE_JUDGED,
+    judged: JudgedFiles = NONE_JUDGED,
 ) -> Iterator[PlainFiles | Candidate]:
     """The files that the policy wants optimized and that are not yet.
 
@@ -180,10 +180,10 @@ class _Search:
         self,
         volume: Volume,
         policy: Policy,
-        skipped: Skipped,
+        skipped: SkippedFiles,
         errors: list[str],
         safe_point: SafePoint,
-        judged: Judged,
+        judged: JudgedFiles,
     ) -> None:
         self._volume = volume
         self._policy = policy

@@ -1,4 +1,5 @@
-"""Why a file is optimized by the next run, or is not: the same decisions as the job's, told."""
+"""Why the next run optimizes a file, or leaves it: of one file, or of all that stay plain, page by
+page. The decisions are those of the job."""
 
 import time
 from collections.abc import Iterator
@@ -6,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dedupd_core.config.policy import Decision, Policy, decided
+from dedupd_core.native.tree import Unreadable
 from dedupd_core.system.paths import show_path
 from dedupd_core.units import exact_duration, exact_size, format_duration
 from dedupd_core.volume.volume import Volume
-from jobs.tree.candidates import YOUNG, Judged
+from jobs.tree.candidates import OPTIMIZED, YOUNG, JudgedFiles, SkippedFiles, candidates
 from jobs.tree.judged_files import load_ledger
-from jobs.tree.left_listing import reason_of
 from jobs.tree.marked_directories import MarkedDirectories
-from jobs.tree.walk import single_file
+from jobs.tree.walk import SafePoint, listed, single_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def explain_file(volume: Volume, policy: Policy, path: bytes) -> Explanation | N
     file = next(single_file(volume, path, errors), None)
     if file is None and not errors:
         return None
-    reason = reason_of(volume, policy, Judged(load_ledger(volume, policy)), path)
+    reason = reason_of(volume, policy, JudgedFiles(load_ledger(volume, policy)), path)
     decision = decided(policy, path)
     marked = MarkedDirectories(volume, policy.markers)
     marked.begin(path)
@@ -100,3 +101,58 @@ def explain_file(volume: Volume, policy: Policy, path: bytes) -> Explanation | N
         "" if above is None else f"a marker in {show_path(above) or 'the root of the volume'}",
         due_s,
     )
+
+
+WAITS = "the next run optimizes it"
+
+_NOT_LEFT = frozenset({OPTIMIZED, "empty"})
+
+
+@dataclass(frozen=True, slots=True)
+class LeftFile:
+    """A file of the tree, relative to it, that is plain for a reason."""
+
+    path: bytes
+    size_bytes: int
+    reason: str
+
+
+def reason_of(volume: Volume, policy: Policy, judged: JudgedFiles, path: bytes) -> str:
+    """Why no run takes a file, as the job itself decides; empty where the next one does."""
+    skipped, errors = SkippedFiles(), list[str]()
+    if list(candidates(volume, policy, path, skipped, errors, judged=judged)):
+        return ""
+    return next(iter(skipped.files), errors[0] if errors else "")
+
+
+def left_files(
+    volume: Volume, policy: Policy, after: bytes, safe_point: SafePoint
+) -> Iterator[LeftFile]:
+    """The files that are not optimized now, behind the path ``after`` in the order of this listing.
+
+    Of a directory the files come first, by name, then the directories, by name. So a listing can go
+    on anywhere, and a page costs as much as its files.
+    """
+    judged = JudgedFiles(load_ledger(volume, policy))
+    pending = [(b"", after.split(b"/") if after else [])]
+    while pending:
+        safe_point()
+        path, behind = pending.pop()
+        here = listed(volume, path or b".", safe_point)
+        if isinstance(here, Unreadable):
+            continue  # gone, or another file system: a run of the job says so
+        prefix = path + b"/" if path else b""
+        if len(behind) <= 1:
+            for file in sorted(here.files, key=lambda entry: entry.name):
+                if not behind or file.name > behind[0]:
+                    safe_point()
+                    reason = reason_of(volume, policy, judged, prefix + file.name)
+                    if reason not in _NOT_LEFT:
+                        yield LeftFile(prefix + file.name, file.identity[1], reason or WAITS)
+        below: list[tuple[bytes, list[bytes]]] = []
+        for name in sorted(here.directories, reverse=True):
+            if len(behind) > 1 and name == behind[0]:
+                below.append((prefix + name, behind[1:]))
+            elif len(behind) <= 1 or name > behind[0]:
+                below.append((prefix + name, []))
+        pending.extend(below)

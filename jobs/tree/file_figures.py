@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from typing import Any
+from dataclasses import dataclass
 
 from dedupd_core.errors import Damaged, UsageError
 from dedupd_core.format.ids import HOLE, container_of
@@ -23,27 +23,60 @@ def is_folder(volume: Volume, below: bytes) -> bool:
         return stat.S_ISDIR(os.fstat(fd).st_mode)
 
 
-def file_figures(volume: Volume, below: bytes, path: str) -> dict[str, Any]:
-    """The figures of one file; messages call it ``path``. Raises UsageError, Damaged, OSError.
+@dataclass(frozen=True, slots=True)
+class PlainFigures:
+    """A plain file. ``local_bytes`` are its blocks; ``saving``: the fraction of these that optimize
+    has found it to save, None if it has not looked, or the file has changed since."""
 
-    ``saving`` is the fraction of its blocks that optimize has found a plain file to save, None
-    where it has not looked, or the file has changed since.
+    path: str
+    state: str
+    length_bytes: int
+    local_bytes: int
+    saving: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StubFigures:
+    """A stub. ``state`` is "partly local" if ranges of it, ``local_ranges`` in number, lie in its
+    own blocks; ``local_bytes`` are all of these.
+
+    Of its recipe: the length that it covers, its distinct chunks, what these occupy in the store,
+    in how many containers, its zeros, and the digest of the content.
     """
+
+    path: str
+    state: str
+    length_bytes: int
+    local_bytes: int
+    covered_bytes: int
+    local_ranges: int
+    chunks: int
+    chunk_stored_bytes: int
+    containers: int
+    hole_bytes: int
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How many bytes of a file's chunks ``files`` others use as well."""
+
+    shared_bytes: int
+    files: int
+
+
+def file_figures(volume: Volume, below: bytes, path: str) -> PlainFigures | StubFigures:
+    """The figures of one file; messages call it ``path``. Raises UsageError, Damaged, OSError."""
     with opened(_open(volume, below, path)) as fd:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise UsageError(f"{path}: not a regular file")
-        row: dict[str, Any] = {
-            "path": path,
-            "state": "plain",
-            "length_bytes": status.st_size,
-            "local_bytes": status.st_blocks * 512,
-        }
+        local_bytes = status.st_blocks * 512
         stub = volume.space.read(fd, path)
         if stub is None:
             ledger = load_ledger(volume, volume.policy())
-            row["saving"] = ledger.saving_of(FileIdentity.of(status))
-            return row
+            saving = ledger.saving_of(FileIdentity.of(status))
+            return PlainFigures(path, "plain", status.st_size, local_bytes, saving)
         local = local_ranges(fd, status.st_size)
     recipe = volume.content(stub, path).recipe
     chunks: dict[int, int] = {}
@@ -56,17 +89,19 @@ def file_figures(volume: Volume, below: bytes, path: str) -> dict[str, Any]:
         containers.add(container_of(span.chunk))
         if span.chunk not in chunks:
             chunks[span.chunk] = volume.chunk_records.describe(span.chunk).stored_length
-    row |= {
-        "state": "stub" if not local else "partly local",
-        "covered_bytes": stub.covered,
-        "local_ranges": len(local),
-        "chunks": len(chunks),
-        "chunk_stored_bytes": sum(chunks.values()),
-        "containers": len(containers),
-        "hole_bytes": holes,
-        "content": recipe.content.hex(),
-    }
-    return row
+    return StubFigures(
+        path=path,
+        state="stub" if not local else "partly local",
+        length_bytes=status.st_size,
+        local_bytes=local_bytes,
+        covered_bytes=stub.covered,
+        local_ranges=len(local),
+        chunks=len(chunks),
+        chunk_stored_bytes=sum(chunks.values()),
+        containers=len(containers),
+        hole_bytes=holes,
+        content=recipe.content.hex(),
+    )
 
 
 def _open(volume: Volume, below: bytes, path: str) -> int:
@@ -90,9 +125,8 @@ def chunks_of(volume: Volume, path: bytes) -> dict[int, int]:
     return {s.chunk: s.length for s in recipe.spans(0, stub.covered) if s.chunk != HOLE}
 
 
-def sharing(volume: Volume, path: bytes) -> dict[str, Any]:
-    """How many bytes of a file's chunks other files use too, and how many files these are: a scan
-    of all recipes."""
+def sharing(volume: Volume, path: bytes) -> Sharing:
+    """What a file shares with others: a scan of all recipes."""
     own = chunks_of(volume, path)
     shared: set[int] = set()
     files = 0
@@ -106,4 +140,4 @@ def sharing(volume: Volume, path: bytes) -> dict[str, Any]:
         if common:
             files += 1
             shared |= common
-    return {"shared_bytes": sum(own[chunk] for chunk in shared), "files": files}
+    return Sharing(sum(own[chunk] for chunk in shared), files)

@@ -42,7 +42,7 @@ class MarkedDirectories:
 
     def above(self, path: bytes) -> bytes | None:
         """The directory that keeps a path plain, if one does; empty for the whole tree."""
-        return next((one for one in (b"", *parents(path)) if one in self._found), None)
+        return next((above for above in (b"", *parents(path)) if above in self._found), None)
 
     def _counts(self, directory: bytes, name: bytes) -> bool:
         path = directory + b"/" + name if directory else name

@@ -39,7 +39,7 @@ Look = Callable[[Sequence[bytes]], Sequence[D | Unreadable]]
 """Looks at directories, given by their paths below the tree; ``.`` is the tree itself."""
 
 
-class Met(NamedTuple, Generic[D]):
+class WalkedDirectory(NamedTuple, Generic[D]):
     """A directory that a walk came upon. ``prefix`` is what paths in it begin with."""
 
     path: bytes
@@ -66,9 +66,13 @@ class TreeFile(NamedTuple):
 
     @classmethod
     def of(cls, prefix: bytes, file: FileEntry) -> Self:
-        identity = FileIdentity._make(file.identity)
-        named = prefix + file.name, identity
-        return cls(*named, file.allocated_bytes, file.attribute, file.owner)
+        return cls(
+            path=prefix + file.name,
+            identity=FileIdentity._make(file.identity),
+            allocated_bytes=file.allocated_bytes,
+            attribute=file.attribute,
+            owner=file.owner,
+        )
 
 
 class FirstNames:
@@ -90,7 +94,7 @@ class FirstNames:
 
 def each_directory(
     look: Look[D], safe_point: SafePoint, below: bytes = b"", at_once: int = 0
-) -> Generator[Met[D], None, None]:
+) -> Generator[WalkedDirectory[D], None, None]:
     """Every directory of a tree from ``below`` on.
 
     ``at_once`` are looked at by one call, and the next ones by another thread meanwhile; 0 stands
@@ -112,10 +116,10 @@ def each_directory(
             for path, here in zip(paths, found(), strict=True):
                 if isinstance(here, Unreadable):
                     if here.errno not in (_LEFT_OUT if path == below else GONE | _LEFT_OUT):
-                        yield Met(path, b"", here)
+                        yield WalkedDirectory(path, b"", here)
                     continue
                 prefix = path + b"/" if path else b""
-                yield Met(path, prefix, here)
+                yield WalkedDirectory(path, prefix, here)
                 pending.extend(prefix + name for name in sorted(here.directories, reverse=True))
 
 
@@ -177,10 +181,10 @@ def single_file(volume: Volume, path: bytes, errors: list[str]) -> Iterator[Tree
 
 def unreadable(path: bytes, number: int) -> str:
     """What to tell of a path that cannot be read."""
-    return f"{show_path(path) or '.'}: {why_unreadable(number)}"
+    return f"{show_path(path) or '.'}: {unreadable_reason(number)}"
 
 
-def why_unreadable(number: int) -> str:
+def unreadable_reason(number: int) -> str:
     """What an error means for a directory of the tree."""
     return _ELSEWHERE if number == errno.EXDEV else os.strerror(number)
 

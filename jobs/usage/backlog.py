@@ -1,7 +1,6 @@
 """What of a volume is still to be optimized, and what is left alone, by the policy as it is."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
@@ -12,8 +11,8 @@ from jobs.tree.candidates import (
     SMALL,
     YOUNG,
     Candidate,
-    Judged,
-    Skipped,
+    JudgedFiles,
+    SkippedFiles,
     found_candidates,
 )
 from jobs.tree.judged_files import load_ledger
@@ -28,6 +27,14 @@ _KINDS = {
 
 OLDEST_OF_MAX = 1_000_000
 """Of so many waiting files the oldest is looked for, one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileCount:
+    """Some files, and bytes of them."""
+
+    files: int
+    bytes: int
 
 
 @dataclass(slots=True)
@@ -46,29 +53,33 @@ class Backlog:
         self.files[kind] = self.files.get(kind, 0) + files
         self.size_bytes[kind] = self.size_bytes.get(kind, 0) + size_bytes
 
-    def to_json(self) -> dict[str, Any]:
+    def count(self, kind: str) -> FileCount:
+        """The files of a kind."""
+        return FileCount(self.files.get(kind, 0), self.size_bytes.get(kind, 0))
+
+    def to_json(self) -> dict[str, float]:
         """Flat: a figure for each kind."""
-        row: dict[str, Any] = {}
+        row: dict[str, float] = {}
         for kind in ("waiting", *_KINDS.values(), "other"):
-            row[f"{kind}_files"] = self.files.get(kind, 0)
-            row[f"{kind}_bytes"] = self.size_bytes.get(kind, 0)
+            count = self.count(kind)
+            row |= {f"{kind}_files": count.files, f"{kind}_bytes": count.bytes}
         return row | {"oldest_waiting_s": self.oldest_waiting_s}
 
 
 def backlog(volume: Volume, run: JobRun) -> Backlog:
     """Look at every file's name and times, as optimize does. Raises PolicyError, Cancelled."""
-    found, skipped, oldest_ns = Backlog(), Skipped(), 0
+    found, skipped, oldest_ns = Backlog(), SkippedFiles(), 0
     run.update(phase="looking for pending files")
     messages: list[str] = []  # the walk before this one has had them
     policy = volume.policy()
-    judged, check = Judged(load_ledger(volume, policy)), run.safe_point
-    for one in found_candidates(volume, policy, b"", skipped, messages, check, judged):
-        if isinstance(one, Candidate):
-            found.add("waiting", 1, one.work_bytes)
+    judged, check = JudgedFiles(load_ledger(volume, policy)), run.safe_point
+    for some in found_candidates(volume, policy, b"", skipped, messages, check, judged):
+        if isinstance(some, Candidate):
+            found.add("waiting", 1, some.work_bytes)
         else:
-            found.add("waiting", one.count, one.size_bytes)
+            found.add("waiting", some.count, some.size_bytes)
         if found.files["waiting"] <= OLDEST_OF_MAX:
-            files = (one,) if isinstance(one, Candidate) else one.candidates()
+            files = (some,) if isinstance(some, Candidate) else some.candidates()
             changed_ns = min(file.identity.changed_ns for file in files)
             oldest_ns = min(oldest_ns or changed_ns, changed_ns)
     for reason, count in skipped.files.items():

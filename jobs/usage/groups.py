@@ -15,8 +15,7 @@ from dedupd_core.volume.partition_map import type_of, type_of_suffix
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun, checked
 from jobs.tree.walk import each_directory, listed, unreadable
-from jobs.usage.needs import REST, StoreNeeds, summed
-from jobs.usage.other_volumes import name_others
+from jobs.usage.needs import REST, StoreNeeds, name_others, summed
 
 By = Literal["", "owner", "type", "folder"]
 SECTOR_BYTES = 512
@@ -44,7 +43,7 @@ class GroupFiles:
 
 
 @dataclass(slots=True)
-class _Linked:
+class _LinkedFile:
     """A file of several names."""
 
     links: int
@@ -65,7 +64,7 @@ class Groups:
         self._volume = volume
         self._run = run
         self._needs = needs
-        self._linked: dict[int, _Linked] = {}
+        self._linked: dict[int, _LinkedFile] = {}
         self._numbers: dict[str, int] = {}
         self.all = [GroupFiles("")]
         """The rest comes first."""
@@ -82,11 +81,11 @@ class Groups:
         key = by if by in ("owner", "type") else ""
 
         def look(directories: Sequence[bytes]) -> list[Directory | Unreadable]:
-            together = [one for one in directories if one not in apart]
+            together = [directory for directory in directories if directory not in apart]
             sums = iter(summed(self._volume, together, self._run.safe_point, key))
             return [
-                listed(self._volume, one, None) if one in apart else next(sums)
-                for one in directories
+                listed(self._volume, directory, None) if directory in apart else next(sums)
+                for directory in directories
             ]
 
         apart = {parent or b"." for parent in file_parents} if self._has_files(paths) else set()
@@ -206,7 +205,7 @@ class Groups:
                 )
         if stub is not None and stub.flags & Flag.DIRECT:
             own.direct_bytes += align_up(size, BLOCK_BYTES)
-        linked = _Linked(file.links, file.allocated_bytes, stub, 1, {group: None})
+        linked = _LinkedFile(file.links, file.allocated_bytes, stub, 1, {group: None})
         if file.links > 1:
             self._linked[inode] = linked
         else:
@@ -217,7 +216,7 @@ class Groups:
             self._settle(linked)
         name_others(self._volume, self._run, self._needs)
 
-    def _settle(self, file: _Linked) -> None:
+    def _settle(self, file: _LinkedFile) -> None:
         """A file counts in the group that had it first; the others need its records as well. One
         with names outside of the tree is never gone."""
         groups = list(file.groups)

@@ -1,5 +1,7 @@
 """The records that groups of files need, and what a collection would free without some of them.
 
+The other volumes of a shared store need records as well: these count as the rest.
+
 Tables and recipes are read as they are, without the job lock: nothing is changed.
 """
 
@@ -9,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from dedupd_core import native
-from dedupd_core.errors import Damaged
+from dedupd_core.errors import Damaged, DamagedStub, UnseenMember
 from dedupd_core.format.container import COPIES_OF, Kind, seed_of
-from dedupd_core.format.ids import make_id, show_id
+from dedupd_core.format.ids import make_id, show_id, unpack_ordinals
 from dedupd_core.format.recipe import named_by
-from dedupd_core.format.stub import Flag, StubAttribute, attribute_seed
+from dedupd_core.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
 from dedupd_core.native.tree import StubUsage, Unreadable
+from dedupd_core.shared.fellows import opened_member, others
 from dedupd_core.store.container.container import table_name
 from dedupd_core.store.container.directory import ContainerDirectory
 from dedupd_core.store.container.table_file import map_of, table_header
@@ -26,7 +29,8 @@ from dedupd_core.system.paths import explain
 from dedupd_core.system.processes import cores
 from dedupd_core.units import align_up
 from dedupd_core.volume.volume import Volume
-from jobs.frame.run import JobRun
+from jobs.frame.run import JobRun, checked
+from jobs.tree.walk import each_directory, unreadable
 
 NODES_AT_ONCE = 1024
 """Recipes read by one call: a run stops within the time that reading so many takes."""
@@ -145,7 +149,7 @@ class StoreNeeds:
                     start = table_map.offset_below(first)
                     entries = read_readable(table_fd, table_map.offset_below(end) - start, start)
                     entries = table_map.expand(entries, first, end)
-                    left = self.native.read_leaves(
+                    others = self.native.read_leaves(
                         group,
                         data_fd,
                         entries,
@@ -156,7 +160,7 @@ class StoreNeeds:
                         counts=part.counts,
                         is_sharing=self._is_sharing,
                     )
-                    for at in memoryview(left).cast("I"):
+                    for at in unpack_ordinals(others):
                         self._read_node(group, number, part.part(at, at + 1))
         except (Damaged, OSError) as error:
             self._unread(f"recipes {number:08d}: {explain(error)}")
@@ -237,3 +241,36 @@ def _parts(nodes: _Nodes) -> Iterator[_Nodes]:
             end = start + max(1, (end - start) // 2)
         yield nodes.part(start, end)
         start = end
+
+
+def name_others(volume: Volume, run: JobRun, needs: StoreNeeds) -> None:
+    """Name what the other volumes need as needed by the rest. One that cannot be seen is a finding:
+    then the figures say that more would be freed than is true. Raises Cancelled."""
+    shared = volume.shared
+    if shared is None:
+        return
+    for member in others(volume).values():
+        try:
+            with opened_member(shared, member) as other:
+                _name(other, run, needs)
+        except UnseenMember as error:
+            run.findings.add(f"its chunks are not counted: {error}")
+
+
+def _name(other: Volume, run: JobRun, needs: StoreNeeds) -> None:
+    def look(directories: Sequence[bytes]) -> Sequence[StubUsage | Unreadable]:
+        return summed(other, directories, run.safe_point)
+
+    for directory, _, here in each_directory(look, run.safe_point):
+        if isinstance(here, Unreadable):
+            run.findings.add(f"{other.root}: {unreadable(directory, here.errno)}")
+            continue
+        for sums in here.sums.values():
+            needs.native.name(REST, sums.chunks, sums.recipes, sums.covered)
+        for file in checked(here.files, run.safe_point):
+            if file.attribute is None:
+                continue
+            try:
+                needs.name(REST, decode_stub(file.attribute, other.space.volume_id, ""))
+            except DamagedStub:
+                continue  # a finding of that volume

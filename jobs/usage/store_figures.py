@@ -1,16 +1,15 @@
 """What a shared store takes, and which volumes are on it."""
 
 import os
-from dataclasses import asdict
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from dedupd_core import native
 from dedupd_core.config.policy import Policy
 from dedupd_core.errors import DedupdError
 from dedupd_core.format.container import Kind
 from dedupd_core.shared.fellows import opened_member
-from dedupd_core.store.garbage import garbage_of, weights
+from dedupd_core.store.garbage import Garbage, garbage_of, weights
 from dedupd_core.stores.local_store import STORE_DIRS
 from dedupd_core.stores.shared_directory import SharedDirectory
 from dedupd_core.system.files import opened
@@ -18,12 +17,33 @@ from dedupd_core.volume.volume import Volume
 from jobs.usage.volume_figures import directory_bytes
 
 
-def store_figures(shared: SharedDirectory) -> dict[str, Any]:
-    """The figures of a store, as it is now, without a walk of any tree.
+@dataclass(frozen=True, slots=True)
+class MemberFigures:
+    """A volume on a shared store. ``problem`` says why it cannot be seen, or is not as the store
+    last knew it; empty where all is well."""
 
-    ``problem`` of a volume says why it cannot be seen, or is not as the store last knew it; empty
-    where all is well. Raises Damaged.
-    """
+    path: str
+    uuid: str
+    has_stubs: bool
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """What a shared store takes. ``store_bytes``: blocks by kind of container; ``size_bytes`` and
+    ``free_bytes``: of its file system."""
+
+    path: str
+    uuid: str
+    volumes: list[MemberFigures]
+    store_bytes: dict[str, int]
+    garbage: Garbage
+    size_bytes: int
+    free_bytes: int
+
+
+def store_figures(shared: SharedDirectory) -> StoreFigures:
+    """The figures of a store, as it is now, without a walk of any tree. Raises Damaged."""
     volumes = []
     for member in shared.members().values():
         problem = ""
@@ -31,27 +51,20 @@ def store_figures(shared: SharedDirectory) -> dict[str, Any]:
             opened_member(shared, member).close()
         except DedupdError as error:
             problem = str(error.__cause__ or error)
-        volumes.append(
-            {
-                "path": member.root,
-                "uuid": member.uuid,
-                "has_stubs": member.has_stubs,
-                "problem": problem,
-            }
-        )
+        volumes.append(MemberFigures(member.root, member.uuid, member.has_stubs, problem))
     directories = {kind: os.path.join(shared.base, STORE_DIRS[kind]) for kind in Kind}
     dead_min = Policy().compaction_min_dead
     kinds = map(weights, directories.values())
     space = os.fstatvfs(shared.fd)
-    return {
-        "path": shared.path,
-        "uuid": shared.parameters.uuid,
-        "volumes": volumes,
-        "store_bytes": {kind.name.lower(): directory_bytes(directories[kind]) for kind in Kind},
-        "garbage": asdict(garbage_of(chain.from_iterable(kinds), dead_min)),
-        "size_bytes": space.f_blocks * space.f_frsize,
-        "free_bytes": space.f_bavail * space.f_frsize,
-    }
+    return StoreFigures(
+        path=shared.path,
+        uuid=shared.parameters.uuid,
+        volumes=volumes,
+        store_bytes={kind.name.lower(): directory_bytes(directories[kind]) for kind in Kind},
+        garbage=garbage_of(chain.from_iterable(kinds), dead_min),
+        size_bytes=space.f_blocks * space.f_frsize,
+        free_bytes=space.f_bavail * space.f_frsize,
+    )
 
 
 def kept_elsewhere(volume: Volume) -> int:

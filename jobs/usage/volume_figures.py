@@ -1,7 +1,7 @@
 """What a volume holds, takes and saves: a walk through its whole tree."""
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
@@ -9,14 +9,15 @@ from dedupd_core.deleted.alarm import read_state
 from dedupd_core.errors import CatalogUnusable
 from dedupd_core.format.container import COPIES_OF, Kind
 from dedupd_core.format.store_kinds import OWN
-from dedupd_core.store.garbage import Weight, garbage_of, weights
+from dedupd_core.format.volume_parameters import Chunking
+from dedupd_core.store.garbage import Garbage, Weight, garbage_of, weights
 from dedupd_core.system import mount_table
 from dedupd_core.volume.detached_mount import detached_mount
 from dedupd_core.volume.hints import HintKey
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.tree.candidates import SHARED_BELOW
-from jobs.usage.backlog import backlog
+from jobs.usage.backlog import Backlog, FileCount, backlog
 from jobs.usage.groups import Groups
 from jobs.usage.needs import StoreNeeds
 
@@ -27,18 +28,104 @@ RUNS = 200
 """How many of the last runs are asked what they have left, and taken."""
 
 
-def volume_figures(volume: Volume) -> dict[str, Any]:
-    """The figures of one volume, as it is now; ``messages`` say what of it cannot be had.
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """Why bytes of a volume are not stored.
 
-    ``plain_bytes``: what all files would take if none was a stub, in blocks: holes count neither
-    there nor as saved. Of a ``shared_store`` a volume occupies what it needs, others or not.
-    ``classes``: the largest classes of files, and what optimize has found them to save, the best
-    first. ``held_bytes_max``: of what files have given up, as much may be held by
-    snapshots, or by copies below. ``judged`` and ``shared_left``: files, and bytes, that the last
-    optimize run left because they would save too little, or because snapshots, or copies below,
-    have their blocks. ``causes``: why bytes are not stored; ``local_bytes`` lie in stubs' own
-    blocks, since they were written to.
+    Headers, recipes, second copies and garbage are not counted here, so the sum is a little more
+    than what is saved.
     """
+
+    duplicates_bytes: int
+    """Bytes that the store has once and stubs name several times."""
+    compression_bytes: int
+    refined_bytes: int
+    """Bytes that refine has saved beyond compression."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSavings:
+    """What optimize has found the files of a class to save: those of a directory below the root,
+    and of a type. The counts fade, so none is whole."""
+
+    top: str
+    type: str
+    files: float
+    read_bytes: float
+    new_bytes: float
+    """Bytes read that the store did not have."""
+    saved_bytes: float
+    """Blocks given up, less what the store has grown by."""
+    rate: float
+    """Bytes saved for what it costs to read, cut and compress."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeFigures:
+    """What a volume holds, takes and saves: the figures of ``dedupd status``, which are its JSON
+    (:meth:`to_json`). Files count once for each inode."""
+
+    path: str
+    uuid: str
+    mounted_at: str | None
+    files: int
+    files_optimized: int
+    logical_bytes: int
+    """Lengths of all files, holes included."""
+    optimized_bytes: int
+    """Lengths of stubs."""
+    plain_bytes: int
+    """Blocks that all files would take if none was a stub: holes count neither here nor as
+    saved."""
+    occupied_bytes: int
+    """Blocks of files and of the store; of a shared store the part that the volume needs, whether
+    other volumes need it or not."""
+    store_bytes: dict[str, int]
+    """Blocks of the store by kind of container."""
+    shared_store: str | None
+    """The path of the store, if other volumes may be on it."""
+    redundancy_bytes: int
+    """Blocks of second copies."""
+    garbage: Garbage
+    saved_bytes: int
+    saved_fraction: float
+    """Of ``plain_bytes``, 0 to 1."""
+    lost_bytes: int
+    """By how much the volume takes more than without dedupd."""
+    causes: Causes | None
+    """None of a store that other volumes are on: what they share belongs to none of them."""
+    local_bytes: int
+    """Blocks of stubs that users have written since."""
+    classes: list[ClassSavings]
+    """The largest classes of files, the best first."""
+    judged: FileCount
+    """Files that the last optimize run left because they would save too little."""
+    held_bytes_max: int
+    """Bytes of blocks given up that snapshots, or copies below, may still hold."""
+    shared_left: FileCount
+    """Files that the last optimize run left because snapshots, or copies below, share their
+    blocks."""
+    backlog: Backlog
+    """Plain files by the reason; flat in JSON."""
+    size_bytes: int
+    """Of the file system."""
+    free_bytes: int
+    last_run: dict[str, Any] | None
+    """The report of the last job, as the history has it."""
+    chunking: Chunking
+    messages: list[str]
+    """What cannot be had of the figures, and why."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``status --json`` shows it."""
+        row: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            row |= self.backlog.to_json() if name == "backlog" else {name: value}
+        return row
+
+
+def volume_figures(volume: Volume) -> VolumeFigures:
+    """The figures of one volume, as it is now. Walks the whole tree; needs no lock."""
     run = JobRun("status")
     needs = StoreNeeds(volume, run)
     groups = Groups(volume, run, needs)
@@ -56,75 +143,70 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         named = files.optimized_bytes  # with their holes, of which recipes elsewhere tell
     plain = files.own_bytes - files.stubs_own_bytes + files.direct_bytes + named
     weighed = {kind: list(weights(volume.directory(kind))) for kind in Kind}
-    dead_min, left = volume.policy().compaction_min_dead, backlog(volume, run).to_json()
-    errors = run.findings.messages
+    dead_min, waiting = volume.policy().compaction_min_dead, backlog(volume, run)
+    messages = run.findings.messages
     if (alarm := read_state(volume.base_fd).alarm) is not None:
-        errors.append(alarm.message(volume.root))
+        messages.append(alarm.message(volume.root))
     space = os.fstatvfs(volume.data_fd)
     points = mount_table.points_of(volume.parameters.uuid)
     if (detached := detached_mount(volume)) is not None:
-        errors.append(detached.message)
+        messages.append(detached.message)
     try:
         runs = volume.hints.runs(RUNS)
     except CatalogUnusable as error:
         runs = []
-        errors.append(f"the last run is unknown: {error}")
-    return {
-        "path": volume.root,
-        "uuid": volume.parameters.uuid,
-        "mounted_at": points[0] if points else None,
-        "files": files.files,
-        "files_optimized": files.files_optimized,
-        "logical_bytes": files.logical_bytes,
-        "optimized_bytes": files.optimized_bytes,
-        "plain_bytes": plain,
-        "occupied_bytes": occupied,
-        "store_bytes": store,
-        "shared_store": None if volume.shared is None else volume.shared.path,
-        "redundancy_bytes": sum(store[kind.name.lower()] for kind in COPIES_OF.values()),
-        "garbage": asdict(garbage_of(chain.from_iterable(weighed.values()), dead_min)),
-        "saved_bytes": max(0, plain - occupied),
-        "saved_fraction": max(0.0, (plain - occupied) / plain) if plain else 0.0,
-        "lost_bytes": max(0, occupied - plain),
-        "causes": _causes(volume, weighed[Kind.CHUNKS], files.direct_bytes + named),
-        "local_bytes": files.stubs_own_bytes,
-        "classes": _classes(volume),
-        "judged": {"files": left["saves_little_files"], "bytes": left["saves_little_bytes"]},
-        "held_bytes_max": sum(run.get("shared_taken_bytes", 0) for run in runs),
-        "shared_left": shared_left(runs),
-        **left,
-        "size_bytes": space.f_blocks * space.f_frsize,
-        "free_bytes": space.f_bavail * space.f_frsize,
-        "last_run": runs[0] if runs else None,
-        "chunking": asdict(volume.parameters.chunking),
-        "messages": errors,
-    }
+        messages.append(f"the last run is unknown: {error}")
+    return VolumeFigures(
+        path=volume.root,
+        uuid=volume.parameters.uuid,
+        mounted_at=points[0] if points else None,
+        files=files.files,
+        files_optimized=files.files_optimized,
+        logical_bytes=files.logical_bytes,
+        optimized_bytes=files.optimized_bytes,
+        plain_bytes=plain,
+        occupied_bytes=occupied,
+        store_bytes=store,
+        shared_store=None if volume.shared is None else volume.shared.path,
+        redundancy_bytes=sum(store[kind.name.lower()] for kind in COPIES_OF.values()),
+        garbage=garbage_of(chain.from_iterable(weighed.values()), dead_min),
+        saved_bytes=max(0, plain - occupied),
+        saved_fraction=max(0.0, (plain - occupied) / plain) if plain else 0.0,
+        lost_bytes=max(0, occupied - plain),
+        causes=_causes(volume, weighed[Kind.CHUNKS], files.direct_bytes + named),
+        local_bytes=files.stubs_own_bytes,
+        classes=_classes(volume),
+        judged=waiting.count("saves_little"),
+        held_bytes_max=sum(run.get("shared_taken_bytes", 0) for run in runs),
+        shared_left=shared_left(runs),
+        backlog=waiting,
+        size_bytes=space.f_blocks * space.f_frsize,
+        free_bytes=space.f_bavail * space.f_frsize,
+        last_run=runs[0] if runs else None,
+        chunking=volume.parameters.chunking,
+        messages=messages,
+    )
 
 
-def shared_left(runs: list[dict[str, Any]]) -> dict[str, int]:
-    """How many files, and bytes, the last optimize run of these has left because snapshots, or
-    copies below, have their blocks as well."""
+def shared_left(runs: list[dict[str, Any]]) -> FileCount:
+    """The files that the last optimize run of these has left because snapshots, or copies below,
+    share their blocks."""
     last: dict[str, Any] = next((run for run in runs if run["job"] == "optimize"), {})
     files = last.get("files_left", {}).get(SHARED_BELOW, 0)
-    return {"files": files, "bytes": last.get("shared_left_bytes", 0)}
+    return FileCount(files, last.get("shared_left_bytes", 0))
 
 
-def _causes(volume: Volume, chunks: list[Weight], chunks_bytes: int) -> dict[str, int] | None:
-    """What is not stored, by why. ``chunks``: the containers of chunks; ``chunks_bytes``: of all
-    chunks that stubs name, each as often as it is named, and files in whole blocks. None of a store
-    that others are on, too: what they share belongs to none.
-
-    Headers, recipes, second copies and garbage are not counted here, so the sum is a little more
-    than what is saved.
-    """
+def _causes(volume: Volume, chunks: list[Weight], chunks_bytes: int) -> Causes | None:
+    """``chunks``: the containers of chunks; ``chunks_bytes``: of all chunks that stubs name, each
+    as often as it is named, and files in whole blocks."""
     if volume.store_kind is not OWN:
         return None
-    raw = sum(one.raw_bytes for one in chunks)
-    return {
-        "duplicates_bytes": max(0, chunks_bytes - raw),
-        "compression_bytes": sum(one.compressed_away_bytes for one in chunks),
-        "refined_bytes": sum(one.refined_away_bytes for one in chunks),
-    }
+    raw = sum(weight.raw_bytes for weight in chunks)
+    return Causes(
+        duplicates_bytes=max(0, chunks_bytes - raw),
+        compression_bytes=sum(weight.compressed_away_bytes for weight in chunks),
+        refined_bytes=sum(weight.refined_away_bytes for weight in chunks),
+    )
 
 
 def directory_bytes(path: str) -> int:
@@ -135,7 +217,8 @@ def directory_bytes(path: str) -> int:
         return 0  # a volume from before there were second copies
 
 
-def _classes(volume: Volume) -> list[dict[str, Any]]:
+def _classes(volume: Volume) -> list[ClassSavings]:
     """What optimize knows of the largest classes of files, the best first."""
     kept = volume.hints.get(HintKey.CLASSES) or {}
-    return sorted(kept.get("classes", [])[:CLASSES], key=lambda row: -row["rate"])
+    rows = [ClassSavings(**row) for row in kept.get("classes", [])[:CLASSES]]
+    return sorted(rows, key=lambda row: -row.rate)

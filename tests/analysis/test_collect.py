@@ -20,13 +20,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from analysis.collection import file_reader, log_lanes, tree_walk
+from analysis.collection import log_lanes, study_reader, tree_walk
 from analysis.collection.chunk_log import HOLE_MARK, Log
 from analysis.collection.chunkings import DEFAULT
-from analysis.collection.collector import Unwatched, collect
+from analysis.collection.collector import NoWatcher, collect
 from analysis.collection.log_lanes import Selection
 from analysis.database import query_text
-from analysis.report.report import write_report
+from analysis.report.study_report import write_report
 from dedupd_core.config.policy import Policy
 from dedupd_core.errors import Damaged, UsageError
 from dedupd_core.system import file_reader as system_reader
@@ -67,7 +67,7 @@ def failures_of(log: Log) -> dict[bytes, str]:
     return dict(duckdb.execute("SELECT path, reason FROM read_parquet(?)", [parts]).fetchall())
 
 
-class StopWhenFound(Unwatched):
+class StopWhenFound(NoWatcher):
     """Stops the collection when all files are found, before any is logged."""
 
     class Stopped(Exception):
@@ -80,7 +80,7 @@ class StopWhenFound(Unwatched):
         raise self.Stopped
 
 
-class StopAt(Unwatched):
+class StopAt(NoWatcher):
     """Stops the collection at the given call of ``check``."""
 
     class Stopped(Exception):
@@ -205,7 +205,7 @@ def test_a_stopped_collection_goes_on_as_if_nothing_had_happened(
 ) -> None:
     out = tmp_path_factory.mktemp("stopped")
     log = Log.create(str(out / "log"), spec_of({"x": tree}, ("64k", "4k-basic"), level=0))
-    with patch.object(file_reader, "BATCH_BYTES", 3 * MIB):
+    with patch.object(study_reader, "BATCH_BYTES", 3 * MIB):
         for number in stops:
             with suppress(StopAt.Stopped):
                 collect(Log.open(log.path), str(out), StopAt(number))
@@ -225,7 +225,7 @@ def test_a_killed_collection_goes_on_from_its_last_checkpoint(
         "import os, sys\n"
         "from analysis.collection import collector\n"
         "from analysis.collection.chunk_log import Log\n"
-        "class Kill(collector.Unwatched):\n"
+        "class Kill(collector.NoWatcher):\n"
         "    steps = {0}\n"
         "    def update(self, *, done, **_):\n"
         "        self.steps.add(done)\n"
@@ -273,7 +273,7 @@ def test_a_collection_goes_on_from_where_files_were_being_found(
     with monkeypatch.context() as few_at_a_time:
         few_at_a_time.setattr(tree_walk.Scan, "_add", add_some)
         few_at_a_time.setattr(tree_walk, "FILES_PER_PART_MAX", 10)
-        few_at_a_time.setattr(file_reader, "SEGMENTS_PER_BATCH_MAX", 20)
+        few_at_a_time.setattr(study_reader, "SEGMENTS_PER_BATCH_MAX", 20)
         for _ in range(3):
             with suppress(StopAt.Stopped):
                 collect(log, str(tmp_path / "log"), StopAt(1))

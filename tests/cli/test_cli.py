@@ -22,11 +22,11 @@ from dedupd_core.format.container import Kind
 from dedupd_core.system.files import opened
 from dedupd_core.units import KIB
 from jobs.check.verify import Verify
-from jobs.compact.job import Compact
+from jobs.compact.compact_job import Compact
 from jobs.frame.run import Cancelled, JobRun
-from jobs.gc.job import Gc
+from jobs.gc.gc_job import Gc
 from jobs.rebuild import Rebuild
-from jobs.scrub.job import Scrub
+from jobs.scrub.scrub_job import Scrub
 from jobs.unoptimize import Unoptimize
 from tests.support.lab import (
     REPOSITORY,
@@ -483,7 +483,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_a_run_imports_only_its_own_job_and_nothing_for_people(lab: Lab) -> None:
     imported = imported_by("run", "optimize", str(lab.root), "--json")
-    assert "jobs.optimize.job" in imported
+    assert "jobs.optimize.optimize_job" in imported
     assert not {"rich", "http.client", "tomlkit"} & imported
     assert not {f"jobs.{job}" for job in JOBS if job not in ("optimize", "unoptimize")} & imported
 

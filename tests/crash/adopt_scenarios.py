@@ -15,8 +15,8 @@ from dedupd_core.stub.instance import INSTANCE_FILE, instance_of
 from dedupd_core.stub.transition import AttributeSpace
 from dedupd_core.system.files import opened
 from dedupd_core.volume.volume import Volume
-from jobs.adopt.job import ADOPTED, Adopt, AdoptReport
-from jobs.adopt.volume_copy import VolumeCopy
+from jobs.adopt.adopt_job import ADOPTED, Adopt, AdoptReport
+from jobs.adopt.proof import VolumeCopy
 from jobs.frame.run import JobRun
 from tests.crash.scenarios import (
     Contents,

@@ -27,11 +27,10 @@ from dedupd_core.system.files import opened
 from dedupd_core.volume.enabling.enable import enable
 from dedupd_core.volume.volume import Volume
 from dedupd_reader.reader import Volume as Reader
-from jobs.compact.in_place import InPlace
+from jobs.compact.space_reclaimer import SpaceReclaimer
 from jobs.frame.run import JobRun
-from jobs.optimize import file_reader
-from jobs.optimize import job as optimize_job
-from jobs.optimize.job import Optimize
+from jobs.optimize import batch_reader, rounds
+from jobs.optimize.optimize_job import Optimize
 from jobs.tree import judged_files
 from tests.support import crash
 from tests.support.copies import belong_here
@@ -198,9 +197,9 @@ def optimize_what_was_left(scene: Scene) -> None:
     """Buffers hold a part of a file; notes are saved on the way, and at the end."""
     shares = NotesShares(1000, 8, 1000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_reader, "SMALL_BYTES_MAX", 32 * KIB)
-        patch.setattr(file_reader, "BATCH_BYTES_MIN", 16 * KIB)
-        patch.setattr(file_reader, "BATCH_BYTES", 32 * KIB)
+        patch.setattr(batch_reader, "SMALL_BYTES_MAX", 32 * KIB)
+        patch.setattr(batch_reader, "BATCH_BYTES_MIN", 16 * KIB)
+        patch.setattr(batch_reader, "BATCH_BYTES", 32 * KIB)
         patch.setattr(judged_files, "notes_shares", lambda _: shares)
         crash.optimize_volume(scene.root, scene.disk)
 
@@ -226,10 +225,10 @@ def optimize_until_there_is_no_room(scene: Scene) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(defaults or {}, "container_bytes_max", 12 * KIB)
-        patch.setattr(optimize_job, "GROUP_BYTES", 4 * KIB)
-        patch.setattr(file_reader, "SMALL_BYTES_MAX", 4 * KIB)
-        patch.setattr(file_reader, "BATCH_BYTES_MIN", 16 * KIB)
-        patch.setattr(file_reader, "BATCH_BYTES", 16 * KIB)
+        patch.setattr(rounds, "GROUP_BYTES", 4 * KIB)
+        patch.setattr(batch_reader, "SMALL_BYTES_MAX", 4 * KIB)
+        patch.setattr(batch_reader, "BATCH_BYTES_MIN", 16 * KIB)
+        patch.setattr(batch_reader, "BATCH_BYTES", 16 * KIB)
         patch.setattr(Room, "require", require)
         with pytest.raises(NoSpace):
             crash.optimize_volume(scene.root, scene.disk)
@@ -657,7 +656,7 @@ def volume_with_long_orphans(root: Path, seed: int) -> None:
         (data / name).write_bytes(content)
         os.utime(data / name, ns=(crash.MTIME_NS, crash.MTIME_NS))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InPlace, "give_back", lambda _: None)
+        patch.setattr(SpaceReclaimer, "reclaim", lambda _: None)
         crash.optimize_in_partitions(root)
         crash.reconcile_volume(root)
         for name in ("gone0", "gone1"):

@@ -13,9 +13,9 @@ from dedupd_core.system.files import opened
 from dedupd_core.volume.enabling.enable import enable
 from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify
-from jobs.compact.job import Compact
+from jobs.compact.compact_job import Compact
 from jobs.frame.run import JobRun
-from jobs.gc.job import Gc
+from jobs.gc.gc_job import Gc
 from jobs.move import Move, MovingVolume
 from tests.crash.scenarios import (
     Contents,

@@ -25,7 +25,7 @@ def small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dedupd_core.volume.container_numbers.ContainerWriter", small)
         for name in ("BATCH_BYTES", "BATCH_BYTES_MIN"):
-            patch.setattr(f"jobs.optimize.file_reader.{name}", 64 * KIB)
+            patch.setattr(f"jobs.optimize.batch_reader.{name}", 64 * KIB)
         yield
 
 
@@ -50,7 +50,7 @@ def hooks_of_few() -> Iterator[None]:
 def partitions_in_turns(group_files: int) -> Iterator[None]:
     """Partitions that save their indexes and look into one another, and groups of few files."""
     with saved_indexes(), hooks_of_few(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jobs.optimize.job.GROUP_FILES_MAX", group_files)
+        patch.setattr("jobs.optimize.rounds.GROUP_FILES_MAX", group_files)
         yield
 
 

@@ -424,7 +424,8 @@ def _forked(root: Path) -> Callable[[str], int]:
 def test_killed_at_random_moments_loses_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.optimize.job.GROUP_FILES_MAX", 8)  # commits all along, not at the end
+    # It commits all along, not at the end.
+    monkeypatch.setattr("jobs.optimize.rounds.GROUP_FILES_MAX", 8)
     _random_kills(root, 10, copies=8, seed=1, run=_forked(root))
 
 

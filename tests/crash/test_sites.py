@@ -54,7 +54,7 @@ ELSEWHERE = {
     "jobs.cluster.gc._drop sync_file_system": IN_A_CLUSTER,
     "jobs.cluster.receiving.flush sync_file_system": IN_A_CLUSTER,
     "jobs.cluster.session.writing sync_file_system": IN_A_CLUSTER,
-    "jobs.move._take_back remove_all": OF_NO_USE,
+    "jobs.move._roll_back remove_all": OF_NO_USE,
     "jobs.move._drop_derived remove_all": OF_NO_USE,
     "fuse_stub.bulk_commits._group door": BY_A_THREAD,
     "dedupd.cli.policy.saved replace_file": ONE_CALL,

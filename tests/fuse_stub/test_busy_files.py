@@ -135,7 +135,7 @@ def test_a_file_that_is_open_for_writing_is_taken_by_its_ranges(lab: MountedLab)
         assert guest.is_partial, report
         assert guest.blocks_bytes <= 8192
         assert report.freed_bytes >= SIZE - 8192
-        assert report.sums["new_raw_bytes"] < SIZE * 0.6, "its two halves are equal"
+        assert report.sums.new_raw_bytes < SIZE * 0.6, "its two halves are equal"
         assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
         guest.check()
         guest.write(3 * MIB + 5, b"fresh")
@@ -192,7 +192,7 @@ def test_a_sparse_disk_is_taken_with_its_holes(lab: MountedLab) -> None:
         report = lab.optimize()
         assert guest.is_partial
         assert guest.blocks_bytes <= 8192
-        assert report.sums["chunks"] < 2000, "not one for each block"
+        assert report.sums.chunks < 2000, "not one for each block"
         guest.write(4096 * 7 + 9, b"into a hole")
         guest.check()
     verify_clean(lab)

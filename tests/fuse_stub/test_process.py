@@ -25,7 +25,7 @@ from dedupd_core.volume.volume import Volume
 from fuse_stub.kernel.request_pump import REQUESTS_PER_TURN
 from fuse_stub.mounts import mount_process
 from jobs.frame.run import Cancelled, JobRun
-from jobs.optimize.job import Optimize
+from jobs.optimize.optimize_job import Optimize
 from tests.conftest import MakeFileSystem
 from tests.support.copies import belong_here
 from tests.support.lab import noise, run_cli

@@ -16,7 +16,7 @@ from dedupd_core.system import mount_table
 from dedupd_core.units import KIB, MIB
 from fuse_stub.mounts.mount_points import is_dead_mount
 from fuse_stub.mounts.mount_process import mount_snapshot_in_background
-from jobs.compact.job import Compact
+from jobs.compact.compact_job import Compact
 from jobs.frame.run import JobRun
 from tests.conftest import MakeFileSystem
 from tests.support.lab import new_lab, noise, prose, run_cli

@@ -35,6 +35,7 @@ from dedupd_core.errors import (
 from dedupd_core.format import container, merge_log, recipe, stub, table
 from dedupd_core.format.container import Kind
 from dedupd_core.format.derived import saved_marks, saved_notes
+from dedupd_core.format.ids import PackedPairs
 from dedupd_core.index.bloom_index import BloomIndex
 from dedupd_core.index.saved_index import SavedFile
 from dedupd_core.index.table_index import TableIndex
@@ -112,7 +113,7 @@ class Samples:
         with opened(os.open(self.scratch, os.O_RDONLY)) as dir_fd:
             room = Room(dir_fd, NO_RESERVE, "scratch")
             writer = MergeLogWriter(dir_fd, self.volume_id, Disk(), room)
-            writer.add(bytes(range(256)))
+            writer.add(PackedPairs(bytes(range(256))))
             writer.complete()
             writer.close()
         return (self.scratch / os.fsdecode(LOG_NAME)).read_bytes()

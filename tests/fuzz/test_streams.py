@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from dedupd_core.errors import Damaged, DedupdError
 from dedupd_core.format import stream
 from dedupd_core.format.stream import Frame, FrameKind
+from jobs.backup.frame_io import unpacked
 from jobs.backup.receiver import ReplicaVolume, end
-from jobs.backup.wire import unpacked
 from tests.support import crash
 from tests.support.fuzzing import SECONDS_SLOW, damaged, fuzz
 from tests.support.lab import new_lab, noise, prose

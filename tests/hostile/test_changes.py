@@ -19,7 +19,7 @@ from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened
 from dedupd_core.system.leases import has_writers, lease_exclusively
 from dedupd_core.volume.volume import Volume
-from jobs.optimize.job import OptimizeReport
+from jobs.optimize.optimize_job import OptimizeReport
 from tests.support import crash
 from tests.support.lab import Lab, descriptors, descriptors_to_begin_with
 

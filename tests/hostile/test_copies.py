@@ -22,8 +22,8 @@ from dedupd_core.system.files import opened, read_at
 from dedupd_core.units import KIB
 from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts import mount_process
-from jobs.adopt.job import Adopt, AdoptReport
-from jobs.adopt.volume_copy import VolumeCopy
+from jobs.adopt.adopt_job import Adopt, AdoptReport
+from jobs.adopt.proof import VolumeCopy
 from jobs.backup.restore import Restore
 from jobs.backup.source import BackupSource
 from jobs.frame.run import JobRun

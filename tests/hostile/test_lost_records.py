@@ -14,8 +14,8 @@ from dedupd_core.format.ids import container_of
 from dedupd_core.format.table import State
 from dedupd_core.units import KIB
 from jobs.frame.run import JobRun
-from jobs.reconcile.job import Reconcile
-from jobs.scrub.job import Depth
+from jobs.reconcile.reconcile_job import Reconcile
+from jobs.scrub.scrub_job import Depth
 from tests.support.lab import Lab, flip_bit, lab_in, new_lab, noise, stop_at
 from tests.support.upkeep import chunks_of, damage_record, entry, scrub
 
@@ -298,6 +298,6 @@ def test_a_noted_record_is_no_duplicate_after_a_stopped_compaction(
             lab.read("file")
         (lab.data / "file").unlink()
         lab.put("file", content)
-        assert lab.optimize().sums["new_chunks"] == 1
+        assert lab.optimize().sums.new_chunks == 1
         assert lab.read("file") == content
         scrub(lab.root)

@@ -16,15 +16,15 @@ import pytest
 
 from dedupd_core.errors import Damaged
 from dedupd_core.format.container import FILE_HEADER_BYTES, Kind
-from dedupd_core.format.ids import make_id
+from dedupd_core.format.ids import PackedPairs, make_id
 from dedupd_core.store.container import rescue
 from dedupd_core.store.merge_log import MergeLogWriter
 from dedupd_core.system import files
 from dedupd_core.system.files import is_readable, opened, read_readable
 from dedupd_core.volume.catalog import Catalog
 from jobs.frame.run import JobRun
-from jobs.reconcile.job import Reconcile
-from jobs.scrub.job import ScrubReport
+from jobs.reconcile.reconcile_job import Reconcile
+from jobs.scrub.scrub_job import ScrubReport
 from tests.conftest import MakeFileSystem
 from tests.support.lab import Lab, flip_bit, new_lab, noise, write_out
 from tests.support.service import eventually
@@ -218,7 +218,7 @@ def test_a_block_of_a_merge_log_costs_the_log(loop_fs: MakeFileSystem) -> None:
     lab = filled(point)
     with lab.opened() as volume, opened(volume.store.open_merge_directory()) as fd:
         writer = MergeLogWriter(fd, volume.space.volume_id, volume.disk, volume.room())
-        writer.add(noise(16_000))
+        writer.add(PackedPairs(noise(16_000)))
         writer.complete()
         writer.close()
     make_unreadable(point, lab.base / "store/merge/merge.log", 8192)

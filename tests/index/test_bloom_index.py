@@ -244,7 +244,7 @@ def test_a_volume_stores_each_chunk_once_with_any_index(tmp_path: Path) -> None:
             for name, content in contents.items():
                 lab.put(f"again/{name}", content)
             report = lab.optimize()
-            assert report.sums["new_chunks"] == 0
+            assert report.sums.new_chunks == 0
             assert {name: lab.read(f"again/{name}") for name in contents} == contents
             lab.verify_clean()
             stored.append(lab.container(Kind.CHUNKS).stat().st_size)

@@ -9,7 +9,7 @@ import pytest
 from dedupd_core import native
 from dedupd_core.errors import DamagedStub
 from dedupd_core.units import KIB
-from jobs.adopt.job import Adopt
+from jobs.adopt.adopt_job import Adopt
 from tests.hostile.test_copies import adopt, overwrite
 from tests.support.lab import Lab, new_lab, noise, write_out
 

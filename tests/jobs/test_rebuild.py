@@ -42,7 +42,7 @@ def test_a_volume_without_tables_and_catalogue_is_whole_again(tmp_path: Path) ->
         assert (after.records, after.copies) == (before.records, before.copies)
         assert {name: lab.read(name) for name in contents} == contents
         lab.put("again", contents["base"])
-        assert lab.optimize().sums["new_chunks"] == 0
+        assert lab.optimize().sums.new_chunks == 0
 
 
 def test_a_sound_volume_is_left_as_it_is(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_what_an_old_table_calls_garbage_is_not_compacted_away(tmp_path: Path) -
         old = {path: path.read_bytes() for path in (lab.base / "store").rglob("*.dir")}
         for name, content in contents.items():
             lab.put(name, content)
-        assert lab.optimize().sums["new_chunks"] == 0
+        assert lab.optimize().sums.new_chunks == 0
         for path, table in old.items():
             path.write_bytes(table)
         report = rebuild(lab)

@@ -14,7 +14,7 @@ from dedupd_core.store.merge_log import NAME as MERGE_LOG
 from dedupd_core.store.sketches import save_sketches
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import KIB
-from jobs.reconcile.job import Strategy
+from jobs.reconcile.reconcile_job import Strategy
 from tests.crash.small_parts import saved_indexes
 from tests.support.lab import Lab, new_lab, noise, prose
 from tests.support.streams import sent

@@ -11,7 +11,7 @@ from dedupd_core.config.policy import Policy
 from dedupd_core.errors import UsageError
 from dedupd_core.format.store_kinds import CLUSTER, KINDS, StoreKind
 from jobs.backup.intake import Reception
-from jobs.frame.report import Job
+from jobs.frame.job import Job
 from jobs.specs import LEAVING, RECEPTION, SPECS, TASKS, JobSpec, Strategies, job_of
 from tests.support.lab import new_lab
 

@@ -125,6 +125,6 @@ def test_an_optimize_run_tries_them_where_cutting_is_slow(
             lab.put(f"copy of {name}", content)
         report = lab.optimize()
         assert len(told) == 2
-        assert report.sums["new_chunks"] == 0
+        assert report.sums.new_chunks == 0
         for name, content in contents.items():
             assert lab.read(f"copy of {name}") == content

@@ -17,7 +17,7 @@ LOADS_NOTHING = """
 import sys
 from pathlib import Path
 import dedupd.cli.main, dedupd_core.rados.store, dedupd_core.volume.volume
-import fuse_stub.process, jobs.optimize.job
+import fuse_stub.process, jobs.optimize.optimize_job
 sys.exit("rados" in sys.modules or "librados" in Path("/proc/self/maps").read_text())
 """
 

@@ -19,7 +19,7 @@ from dedupd_core.format.container import Kind
 from dedupd_core.format.ids import container_of
 from dedupd_core.units import KIB, MIB
 from dedupd_reader.reader import Damaged, Volume, plain_blake3, xxh3
-from jobs.scrub.job import Depth
+from jobs.scrub.scrub_job import Depth
 from tests.support.lab import Lab, descriptors, descriptors_to_begin_with, new_lab, noise
 from tests.support.reader import READER, mixed_lab, reader, rows_of
 from tests.support.upkeep import (

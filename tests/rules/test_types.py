@@ -48,7 +48,7 @@ ANY = {
     ),
     "arguments of a request, which JSON carries": (
         *(f"dedupd_core.system.control_socket.ControlClient.{name}" for name in CALLS),
-        *("dedupd_core.volume.restore._asked", "jobs.busy.busy_files.BusyFiles._call"),
+        *("dedupd_core.volume.restore._asked", "jobs.optimize.busy_files.BusyFiles._call"),
     ),
     "a value of a key, of which each has a type of its own": (
         *("dedupd_core.config.config_values", "dedupd_core.config.config_values.Form"),
@@ -70,7 +70,7 @@ ANY = {
         "analysis.collection.log_lanes.WholeFiles.__init__",
         *(f"analysis.collection.log_lanes.{name}" for name in ("_append", "_joined")),
         *("analysis.database.Database.execute", "analysis.database.Database.set"),
-        *("analysis.report.plots._percent", "analysis.report.report._tables"),
+        *("analysis.report.plots._percent", "analysis.report.study_report._tables"),
     ),
     "a class or function by its name, whose parameters each caller knows": (
         *("jobs.specs.Strategies.of", "jobs.specs.job_of"),
@@ -141,6 +141,25 @@ def test_an_ignored_error_is_listed_with_its_reason() -> None:
 def test_any_is_listed_with_its_reason() -> None:
     listed = {place for places_of_reason in ANY.values() for place in places_of_reason}
     assert {place for module in all_modules() for place in anys(module)} == listed
+
+
+def reports(module: Module) -> Iterator[str]:
+    """Public functions that answer with a JSON object whose keys no type names."""
+    for place, node in places(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            has_type = ast.unparse(node.returns) not in ("dict[str, Any]", "dict[str, object]")
+            if not (has_type or node.name.startswith("_") or node.name == "to_json"):
+                yield place
+
+
+def test_a_report_of_a_job_is_a_dataclass() -> None:
+    """Its keys have types and docstrings; ``to_json`` makes the public JSON of it."""
+    of_jobs = [module for module in all_modules() if module.name.startswith("jobs.")]
+    assert [place for module in of_jobs for place in reports(module)] == []
+    example = (
+        "def f() -> dict[str, Any]: ...\nclass C:\n    def to_json(self) -> dict[str, Any]: ..."
+    )
+    assert [*reports(parse("example", example))] == ["example.f"]
 
 
 def test_what_hides_a_type_is_found() -> None:

@@ -12,7 +12,7 @@ from dedupd_core.shared.fellows import all_held
 from dedupd_core.system.disk import Disk
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
-from jobs.gc.job import Gc
+from jobs.gc.gc_job import Gc
 from jobs.move import Move, MovingVolume
 from tests.crash.exploring import file_system_for_states
 from tests.crash.scenarios import Contents

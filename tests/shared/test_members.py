@@ -14,10 +14,10 @@ from dedupd_core.format.container import Kind
 from dedupd_core.stores.local_store import STORE_DIRS
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import KIB
-from jobs.adopt.job import Adopt
-from jobs.adopt.volume_copy import VolumeCopy
+from jobs.adopt.adopt_job import Adopt
+from jobs.adopt.proof import VolumeCopy
 from jobs.frame.run import JobRun
-from jobs.gc.job import NOTHING_NEW, Gc
+from jobs.gc.gc_job import NOTHING_NEW, Gc
 from tests.support.copies import belong_here
 from tests.support.lab import Lab, fill, new_lab, noise, stop_at
 from tests.support.shared import SharedLab, rejoin

@@ -26,11 +26,11 @@ def test_a_volume_finds_the_chunks_of_another(shared: SharedLab) -> None:
     a, b = shared.volume("a"), shared.volume("b")
     contents = fill(a)
     fill(b)
-    assert a.optimize().sums["new_chunks"] > 0
+    assert a.optimize().sums.new_chunks > 0
     before = shared.chunk_bytes()
     report = b.optimize()
     assert report.files_optimized == len(contents)
-    assert report.sums["new_chunks"] == 0
+    assert report.sums.new_chunks == 0
     assert shared.chunk_bytes() == before
     for lab in (a, b):
         assert {name: lab.read(name) for name in contents} == contents
@@ -163,7 +163,7 @@ def test_a_job_waits_for_the_store(shared: SharedLab) -> None:
     assert waiting.wait(60) == 0
     assert a.stub("file") is not None
     b.put("file", noise(100 * KIB))
-    assert b.optimize().sums["new_chunks"] == 0
+    assert b.optimize().sums.new_chunks == 0
 
 
 def test_a_volume_that_its_store_does_not_know_makes_no_references(shared: SharedLab) -> None:

@@ -18,7 +18,7 @@ from dedupd_core.store.container.record_states import join_set, set_states
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import KIB
 from jobs.frame.run import JobRun
-from jobs.reconcile.job import Reconcile
+from jobs.reconcile.reconcile_job import Reconcile
 from tests.crash.exploring import file_system_for_states
 from tests.support import crash
 from tests.support.lab import Lab, fill, noise

@@ -263,7 +263,7 @@ def test_a_volume_that_lost_its_tables_reads_and_goes_on(tmp_path: Path, kind: K
         assert {name: lab.read(name) for name in contents} == contents
         lab.put("another copy", contents["base"])
         report = lab.optimize()
-        assert report.sums["new_chunks"] == 0
+        assert report.sums.new_chunks == 0
         assert {name: lab.read(name) for name in contents} == contents
 
 

@@ -12,7 +12,7 @@ from jobs.cluster.optimize import ClusterOptimize
 from jobs.cluster.reports import ClusterGcReport, ClusterOptimizeReport, ClusterScrubReport
 from jobs.cluster.scrub import ClusterScrub
 from jobs.frame.run import JobRun
-from jobs.scrub.job import Depth
+from jobs.scrub.scrub_job import Depth
 from tests.support.lab import Lab, new_lab
 from tests.support.rados_hosts import Site
 

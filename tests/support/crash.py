@@ -32,13 +32,14 @@ from dedupd_core.volume.enabling.enable import disable, enable
 from dedupd_core.volume.volume import Volume
 from dedupd_reader import reader
 from jobs.check.verify import Verify, VerifyReport
-from jobs.compact.in_place import InPlace
-from jobs.compact.job import Compact, CompactReport
+from jobs.compact.compact_job import Compact, CompactReport
+from jobs.compact.space_reclaimer import SpaceReclaimer
 from jobs.frame.run import JobRun
-from jobs.gc.job import Gc, GcReport
-from jobs.optimize.job import Optimize, OptimizeReport
-from jobs.reconcile.job import Reconcile, ReconcileReport
-from jobs.refine.job import Refine, RefineReport
+from jobs.gc.gc_job import Gc
+from jobs.gc.sweep import GcReport
+from jobs.optimize.optimize_job import Optimize, OptimizeReport
+from jobs.reconcile.reconcile_job import Reconcile, ReconcileReport
+from jobs.refine.refine_job import Refine, RefineReport
 from jobs.tree.candidates import SAVES_LITTLE
 from jobs.unoptimize import Unoptimize, UnoptimizeReport
 from tests.support import lab
@@ -269,7 +270,7 @@ def collect_garbage(root: Path, disk: Disk | None = None) -> GcReport:
 def orphan_garbage(root: Path) -> None:
     """A collection that ends before it gives anything back: all garbage is still there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InPlace, "give_back", lambda _: None)
+        patch.setattr(SpaceReclaimer, "reclaim", lambda _: None)
         collect_garbage(root)
 
 

@@ -13,7 +13,7 @@ from dedupd_core.system.files import opened
 from dedupd_core.volume.domains import Domains
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
-from jobs.refine.job import Refine, RefineReport
+from jobs.refine.refine_job import Refine, RefineReport
 from tests.support.gc_oracle import entries
 from tests.support.lab import Lab
 

@@ -30,10 +30,11 @@ from dedupd_core.units import KIB, MIB
 from dedupd_core.volume.enabling.enable import enable
 from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify, VerifyReport
-from jobs.compact.job import Compact, CompactReport
+from jobs.compact.compact_job import Compact, CompactReport
 from jobs.frame.run import JobRun
-from jobs.gc.job import Gc, GcReport
-from jobs.optimize.job import Optimize, OptimizeReport
+from jobs.gc.gc_job import Gc
+from jobs.gc.sweep import GcReport
+from jobs.optimize.optimize_job import Optimize, OptimizeReport
 from jobs.unoptimize import Unoptimize, UnoptimizeReport
 from tests.support import forks
 from tests.support.unmounting import unmount_soon

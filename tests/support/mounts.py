@@ -29,7 +29,7 @@ from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.kernel import request_pump
 from fuse_stub.mounts import mount_process
 from fuse_stub.mounts.mount_points import is_dead
-from jobs.optimize.job import OptimizeReport
+from jobs.optimize.optimize_job import OptimizeReport
 from tests.support.forks import CONTEXT, take_over
 from tests.support.lab import Lab, let_others_pass
 from tests.support.mount_logs import expect_log, log_of

@@ -12,7 +12,7 @@ from dedupd_core.units import KIB
 from jobs.backup.restore import Restore
 from jobs.backup.source import BackupSource
 from jobs.frame.run import JobRun
-from jobs.refine.job import Refine
+from jobs.refine.refine_job import Refine
 from tests.hostile.test_copies import OPEN, WRITTEN, overwrite
 from tests.support.crash import put_texts
 from tests.support.lab import REPOSITORY, Lab, new_lab, noise, prose

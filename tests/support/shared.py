@@ -17,7 +17,7 @@ from dedupd_core.system.disk import Disk
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.move import Move, MoveReport, MovingVolume
-from jobs.optimize.job import Optimize, OptimizeReport
+from jobs.optimize.optimize_job import Optimize, OptimizeReport
 from jobs.optimize.store_session import StoreSession
 from jobs.rejoin import Rejoin, RejoinReport
 from tests.support.lab import Lab, new_lab

@@ -11,12 +11,12 @@ from dedupd_core.format import stream
 from dedupd_core.format.stream import Frame, FrameKind
 from dedupd_core.replica.replica import replica_of
 from dedupd_core.volume.volume import Volume
+from jobs.backup.frame_io import PipeClosed, seed_of
 from jobs.backup.intake import Reception
 from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume
 from jobs.backup.restore import Restore
 from jobs.backup.sender import Resume, Sender, SendReport
 from jobs.backup.source import BackupSource
-from jobs.backup.wire import PipeClosed, seed_of
 from jobs.frame.run import JobRun
 from jobs.specs import RECEPTION
 from tests.support.lab import Lab

@@ -9,8 +9,8 @@ from dedupd_core.format.ids import container_of
 from dedupd_core.system.disk import Disk
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
-from jobs.reconcile.job import Reconcile, ReconcileReport, Strategy
-from jobs.scrub.job import Depth, Scrub, ScrubReport
+from jobs.reconcile.reconcile_job import Reconcile, ReconcileReport, Strategy
+from jobs.scrub.scrub_job import Depth, Scrub, ScrubReport
 from tests.support.lab import Lab, flip_bit
 
 PLAIN = 'min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0\n'

@@ -16,8 +16,8 @@ from dedupd_core.system.files import opened
 from dedupd_core.units import KIB, MIB
 from dedupd_core.volume.partition_map import PartitionMap, plan, type_of
 from jobs.frame.run import Cancelled, JobRun
-from jobs.optimize.file_reader import BATCHES_MIN
-from jobs.optimize.job import Optimize
+from jobs.optimize.batch_reader import BATCHES_MIN
+from jobs.optimize.optimize_job import Optimize
 from jobs.optimize.store_session import StoreSession
 from tests.support.lab import Lab, fill, lab_in, noise
 
@@ -195,7 +195,7 @@ def test_a_full_partition_is_closed_also_in_the_middle_of_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.optimize.partitioning.capacity", lambda *_: 40)
-    monkeypatch.setattr("jobs.optimize.job.batches_within", lambda *_: (MIB, BATCHES_MIN))
+    monkeypatch.setattr("jobs.optimize.optimize_job.batches_within", lambda *_: (MIB, BATCHES_MIN))
     with lab_in(tmp_path, "4k") as lab:
         lab.set_policy(PLAIN)
         contents = fill(lab) | {"large.img": noise(12 * MIB, 5)}
@@ -212,7 +212,7 @@ def test_a_table_that_is_full_becomes_filters_and_the_partition_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.optimize.store_session.capacity", lambda *_: 40)
-    monkeypatch.setattr("jobs.optimize.file_reader.BATCH_BYTES", 1 * MIB)
+    monkeypatch.setattr("jobs.optimize.batch_reader.BATCH_BYTES", 1 * MIB)
     with lab_in(tmp_path, "4k") as lab:
         lab.set_policy(PLAIN)
         # What comes last is also in what came when the index was a table.

@@ -10,8 +10,8 @@ from dedupd_core.format.container import COPIES_OF, Kind
 from dedupd_core.units import KIB, MIB
 from dedupd_core.volume import unfinished_files
 from jobs.frame.run import Cancelled, JobRun
-from jobs.optimize import file_reader, job
-from jobs.optimize.job import Optimize
+from jobs.optimize import batch_reader, rounds
+from jobs.optimize.optimize_job import Optimize
 from tests.support.lab import OLD_NS, Lab, flip_bit, new_lab, noise
 
 SIZE = 6 * MIB
@@ -21,9 +21,9 @@ SIZE = 6 * MIB
 def small_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files, buffers, groups and nodes a thousandth of their size: the same ways, in a second."""
     monkeypatch.setattr(unfinished_files, "FILE_BYTES_MIN", MIB)
-    monkeypatch.setattr(file_reader, "SMALL_BYTES_MAX", 64 * KIB)
-    monkeypatch.setattr(file_reader, "BATCH_BYTES", 256 * KIB)
-    monkeypatch.setattr(job, "GROUP_READ_BYTES", MIB)
+    monkeypatch.setattr(batch_reader, "SMALL_BYTES_MAX", 64 * KIB)
+    monkeypatch.setattr(batch_reader, "BATCH_BYTES", 256 * KIB)
+    monkeypatch.setattr(rounds, "GROUP_READ_BYTES", MIB)
     monkeypatch.setattr(recipe, "FANOUT_MAX", 8)
 
 
@@ -53,7 +53,7 @@ def bytes_read(lab: Lab) -> int:
     assert report.files_optimized == 1
     assert lab.read("large") == content
     lab.verify_clean()
-    read = report.sums["raw_bytes"]
+    read = report.sums.raw_bytes
     assert isinstance(read, int)
     return read
 

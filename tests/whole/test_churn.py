@@ -14,13 +14,13 @@ import pytest
 
 from dedupd_core.system.disk import Disk
 from dedupd_core.volume.volume import Volume
-from jobs.compact.job import Compact
+from jobs.compact.compact_job import Compact
 from jobs.frame.run import JobRun
-from jobs.gc.job import Gc
-from jobs.optimize.job import Optimize
-from jobs.reconcile.job import Reconcile, Strategy
-from jobs.refine.job import Refine
-from jobs.scrub.job import Depth, Scrub
+from jobs.gc.gc_job import Gc
+from jobs.optimize.optimize_job import Optimize
+from jobs.reconcile.reconcile_job import Reconcile, Strategy
+from jobs.refine.refine_job import Refine
+from jobs.scrub.scrub_job import Depth, Scrub
 from tests.support.crash import in_fork, kill_at_step
 from tests.support.lab import Lab, new_lab, noise, prose
 from tests.support.mounts import MountedLab, mounted_lab

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from dedupd_core.format.ids import make_id
+from dedupd_core.format.ids import PackedPairs, make_id
 from dedupd_core.store.merge_log import MergeLogWriter
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened
 from jobs.frame.run import JobRun
-from jobs.optimize.job import Optimize
+from jobs.optimize.optimize_job import Optimize
 from tests.crash.small_parts import saved_indexes
 from tests.support import crash
 from tests.support.drill import Drill, remove
@@ -102,7 +102,8 @@ def derived_files(drill: Drill) -> dict[str, bytes]:
         opened(os.open(drill.lab.base / "store/merge", os.O_RDONLY)) as dir_fd,
     ):
         writer = MergeLogWriter(dir_fd, volume.space.volume_id, Disk(), volume.room())
-        writer.add(struct.pack("<4Q", make_id(1, 0), make_id(1, 1), make_id(1, 2), make_id(1, 3)))
+        ids = [make_id(1, ordinal) for ordinal in range(4)]
+        writer.add(PackedPairs(struct.pack("<4Q", *ids)))
         writer.complete()
         writer.close()
     names = ["saved.marks", "store/merge/merge.log", "store/chunks/saved.table"]

@@ -14,7 +14,7 @@ from dedupd_core.format.ids import make_id
 from dedupd_core.format.table import State
 from dedupd_core.units import MIB
 from dedupd_core.volume.hints import HintKey
-from jobs.check.leaning import note_held
+from jobs.check.deltas import note_retained
 from tests.support.lab import Lab, new_lab, run_program
 
 PER_CONTAINER = 100_000
@@ -44,7 +44,7 @@ def grow(lab: Lab, containers: range) -> None:
             mark = tbl.TableHeader.of(header, end, PER_CONTAINER)
             lab.table(Kind.CHUNKS, number).write_bytes(tbl.encode_header(mark) + entries)
             volume.store_hints.put(HintKey.REFINED.of(f"{number:08d}"), [PER_CONTAINER, 2, 0])
-            note_held(volume.store_hints, {number: b"\x49\x92\x24" * (PER_CONTAINER // 24)})
+            note_retained(volume.store_hints, {number: b"\x49\x92\x24" * (PER_CONTAINER // 24)})
 
 
 def peak_bytes(lab: Lab) -> int:

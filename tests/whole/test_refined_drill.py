@@ -16,8 +16,8 @@ from dedupd_core.format.container import Kind
 from dedupd_core.store.second_copies import all_copies
 from dedupd_core.units import KIB
 from jobs.frame.run import JobRun
-from jobs.refine.job import Refine
-from jobs.scrub.job import Depth
+from jobs.refine.refine_job import Refine
+from jobs.scrub.scrub_job import Depth
 from tests.support.lab import new_lab, noise
 from tests.support.upkeep import chunks_of, damage_record, scrub
 

@@ -2,12 +2,12 @@
 
 import click
 
-from dedupd.cli.job_limits import look_at_new, working
+from dedupd.cli.job_limits import verify_new_headers, working
 from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
 from dedupd_core.units import counted, format_size
 from dedupd_core.volume.volume import Volume
-from jobs.compact.job import Compact, CompactReport
+from jobs.compact.compact_job import Compact, CompactReport
 
 
 @job_command(
@@ -27,7 +27,7 @@ def command(path: str, dry_run: bool, rekey: bool, as_json: bool) -> None:
         job = Compact(volume, run, dry_run=dry_run, rekey=rekey)
         report = job.run() if dry_run else job.recorded()
         if not dry_run:
-            look_at_new(volume, run)
+            verify_new_headers(volume, run)
     finish_files(report, as_json, _show)
 
 

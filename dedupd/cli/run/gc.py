@@ -12,7 +12,8 @@ from dedupd_core.shared.fellows import all_held
 from dedupd_core.units import counted, format_size
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.reports import ClusterGcReport
-from jobs.gc.job import NOTHING_NEW, GcReport
+from jobs.gc.gc_job import NOTHING_NEW
+from jobs.gc.sweep import GcReport
 from jobs.specs import job_of
 
 

@@ -6,7 +6,7 @@ import click
 
 from dedupd.cli.cluster_reports import show_stored
 from dedupd.cli.common import print_json
-from dedupd.cli.job_limits import limits, look_at_new, working
+from dedupd.cli.job_limits import limits, verify_new_headers, working
 from dedupd.cli.left_out import Place, left_out, outcome_of
 from dedupd.cli.report import finish, finish_files, show_messages
 from dedupd.cli.via_service import job_command
@@ -14,9 +14,9 @@ from dedupd_core.config.policy import Policy
 from dedupd_core.units import counted, format_duration, format_size
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.reports import ClusterOptimizeReport
-from jobs.optimize.report import OptimizeReport
+from jobs.optimize.optimize_report import OptimizeReport
 from jobs.specs import job_of
-from jobs.tree.candidates import Judged, Skipped, candidates
+from jobs.tree.candidates import JudgedFiles, SkippedFiles, candidates
 from jobs.tree.judged_files import load_ledger
 
 
@@ -39,7 +39,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
     with volume, volume.append_lock():
         with working(volume, "optimize") as run:
             report = job_of("optimize", volume)(volume, run, below).recorded()
-            look_at_new(volume, run)
+            verify_new_headers(volume, run)
         policy, place = Policy() if as_json else volume.policy(), Place(path, volume.root)
     if isinstance(report, ClusterOptimizeReport):
         finish_files(report, as_json, show_stored)
@@ -47,10 +47,10 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
 
 
 def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
-    skipped, errors = Skipped(), list[str]()
+    skipped, errors = SkippedFiles(), list[str]()
     files = size = 0
     policy = volume.policy()
-    judged = Judged(load_ledger(volume, policy))
+    judged = JudgedFiles(load_ledger(volume, policy))
     for candidate in candidates(volume, policy, below, skipped, errors, judged=judged):
         files += 1
         size += candidate.work_bytes
@@ -73,7 +73,7 @@ def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
 
 
 def _show(report: OptimizeReport, *, policy: Policy, place: Place) -> None:
-    if report.sums["raw_bytes"] or report.files_optimized or report.files_made_plain:
+    if report.sums.raw_bytes or report.files_optimized or report.files_made_plain:
         _show_work(report)
     show_messages(report.errors, report.messages)
     for line in outcome_of(report, policy, place):
@@ -85,16 +85,16 @@ def _show_work(report: OptimizeReport) -> None:
 
     sums, used = report.sums, report.resources
     table = figures()
-    raw = sums["raw_bytes"]
+    raw = sums.raw_bytes
     table.add_row("files optimized", f"{report.files_optimized}")
     table.add_row("read", format_size(raw))
-    table.add_row("zeros and holes", format_size(sums["zero_bytes"]))
-    table.add_row("duplicates", format_size(sums["duplicate_bytes"]))
+    table.add_row("zeros and holes", format_size(sums.zero_bytes))
+    table.add_row("duplicates", format_size(sums.duplicate_bytes))
     table.add_row(
         "new",
-        f"{format_size(sums['new_raw_bytes'])} in {counted(sums['new_chunks'], 'chunk')}",
+        f"{format_size(sums.new_raw_bytes)} in {counted(sums.new_chunks, 'chunk')}",
     )
-    table.add_row("stored", f"{format_size(sums['stored_bytes'] + report.recipe_bytes)}")
+    table.add_row("stored", f"{format_size(sums.stored_bytes + report.recipe_bytes)}")
     freed = format_size(report.freed_bytes)
     if report.shared_taken_bytes:
         freed += (

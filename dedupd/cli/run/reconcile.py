@@ -7,7 +7,7 @@ from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
 from dedupd_core.units import counted, format_size
 from dedupd_core.volume.volume import Volume
-from jobs.reconcile.job import Reconcile, ReconcileReport, Strategy
+from jobs.reconcile.reconcile_job import Reconcile, ReconcileReport, Strategy
 
 
 @job_command(

@@ -2,13 +2,13 @@
 
 import click
 
-from dedupd.cli.job_limits import look_at_new, working
+from dedupd.cli.job_limits import verify_new_headers, working
 from dedupd.cli.report import finish_files
 from dedupd.cli.via_service import job_command
 from dedupd_core.config.policy import RefineMode
 from dedupd_core.units import counted, format_size
 from dedupd_core.volume.volume import Volume
-from jobs.refine.job import Refine, RefineReport
+from jobs.refine.refine_job import Refine, RefineReport
 
 _MODES = [mode.value for mode in RefineMode if mode is not RefineMode.OFF]
 
@@ -26,7 +26,7 @@ def command(path: str, mode: str | None, as_json: bool) -> None:
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "refine") as run:
         job = Refine(volume, run, None if mode is None else RefineMode(mode))
         report = job.recorded()
-        look_at_new(volume, run)
+        verify_new_headers(volume, run)
     finish_files(report, as_json, _show)
 
 

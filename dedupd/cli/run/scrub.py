@@ -13,7 +13,7 @@ from dedupd_core.units import counted, format_size, parse_percentage
 from dedupd_core.volume.volume import Volume
 from jobs.check.verify import VerifyReport
 from jobs.cluster.reports import ClusterScrubReport
-from jobs.scrub.job import Depth, ScrubReport
+from jobs.scrub.scrub_job import Depth, ScrubReport
 from jobs.specs import job_of
 
 

@@ -1,7 +1,7 @@
 """``dedupd store status``: the volumes of a shared store, and what it takes."""
 
 from contextlib import closing
-from typing import Any
+from dataclasses import asdict
 
 import click
 
@@ -10,7 +10,7 @@ from dedupd.cli.terminal import figures, show
 from dedupd_core.stores.shared_directory import SharedDirectory
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import format_size
-from jobs.usage.store_figures import store_figures
+from jobs.usage.store_figures import StoreFigures, store_figures
 
 
 @click.command("status")
@@ -23,24 +23,24 @@ def command(store: str, as_json: bool) -> None:
     For each volume, the output shows whether it is accessible.
     """
     with closing(SharedDirectory.named(store, Disk())) as shared:
-        row = store_figures(shared)
-    show_or_json(as_json, row, lambda: _show(row))
+        found = store_figures(shared)
+    show_or_json(as_json, asdict(found), lambda: _show(found))
 
 
-def _show(row: dict[str, Any]) -> None:
+def _show(found: StoreFigures) -> None:
     table = figures()
-    for volume in row["volumes"]:
-        problem = volume["problem"]
-        table.add_row(volume["path"], f"not accessible: {problem}" if problem else "accessible")
-    table.add_row("store", format_size(sum(row["store_bytes"].values())))
-    if row["garbage"]["compaction_frees_bytes"]:
-        table.add_row("garbage", format_size(row["garbage"]["compaction_frees_bytes"]))
-    if row["garbage"]["quarantined_records"]:
+    for volume in found.volumes:
+        problem = volume.problem
+        table.add_row(volume.path, f"not accessible: {problem}" if problem else "accessible")
+    table.add_row("store", format_size(sum(found.store_bytes.values())))
+    if found.garbage.compaction_frees_bytes:
+        table.add_row("garbage", format_size(found.garbage.compaction_frees_bytes))
+    if found.garbage.quarantined_records:
         table.add_row(
             "quarantined",
-            f"{row['garbage']['quarantined_records']:,} records: run `dedupd run scrub`",
+            f"{found.garbage.quarantined_records:,} records: run `dedupd run scrub`",
         )
-    table.add_row("free", format_size(row["free_bytes"]))
-    show(table, title=row["path"])
-    if any(volume["problem"] for volume in row["volumes"]):
+    table.add_row("free", format_size(found.free_bytes))
+    show(table, title=found.path)
+    if any(volume.problem for volume in found.volumes):
         click.echo("Nothing is collected while a volume is not accessible.")

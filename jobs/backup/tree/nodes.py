@@ -59,13 +59,13 @@ class Node:
         return self
 
 
-class Met(NamedTuple):
-    """A node that a walk came upon. ``is_left``: a directory whose entries have all come.
+class VisitedNode(NamedTuple):
+    """A node that a walk came upon. ``is_end``: a directory whose entries have all come.
     ``directory`` is the one that has the node, open until the walk goes on."""
 
     path: bytes
     node: Node
-    is_left: bool = False
+    is_end: bool = False
     directory: int = -1
 
     def open(self, flags: int) -> int:
@@ -90,18 +90,27 @@ def node_of(fd: int, hidden: bytes) -> Node:
             raise
         attributes = ()  # a file system that has none
     return Node(
-        *(status.st_mode, status.st_uid, status.st_gid, status.st_rdev),
-        *(status.st_ino, status.st_nlink, status.st_size),
-        *(status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns),
-        target,
-        attributes,
+        mode=status.st_mode,
+        uid=status.st_uid,
+        gid=status.st_gid,
+        device=status.st_rdev,
+        inode=status.st_ino,
+        links=status.st_nlink,
+        size=status.st_size,
+        atime_ns=status.st_atime_ns,
+        mtime_ns=status.st_mtime_ns,
+        ctime_ns=status.st_ctime_ns,
+        target=target,
+        attributes=attributes,
     )
 
 
 OnError = Callable[[bytes, OSError], None]
 
 
-def walk_nodes(data_fd: int, below: bytes, hidden: bytes, on_error: OnError) -> Iterator[Met]:
+def walk_nodes(
+    data_fd: int, below: bytes, hidden: bytes, on_error: OnError
+) -> Iterator[VisitedNode]:
     """Every node from ``below`` on, each directory before its entries, and once more after them.
 
     Entries come in the order of their names. Follows no link, enters no other file system. A
@@ -127,7 +136,7 @@ def walk_nodes(data_fd: int, below: bytes, hidden: bytes, on_error: OnError) -> 
 class _Level(NamedTuple):
     """A directory that is being read, and the names in it that are left, the last one first."""
 
-    met: Met
+    visited: VisitedNode
     names: list[bytes]
 
 
@@ -146,19 +155,19 @@ class _Walk:
     def close(self) -> None:
         os.close(self._here)
 
-    def through(self, below: bytes, first: Node) -> Iterator[Met]:
+    def through(self, below: bytes, first: Node) -> Iterator[VisitedNode]:
         stack: list[_Level] = []
         yield from self._visit(below, first, stack)
         while stack:
-            met, names = stack[-1]
+            visited, names = stack[-1]
             if not names:
                 stack.pop()
-                yield met
+                yield visited
                 if stack:
                     self._climb(stack[-1])
                 continue
             name = names.pop()
-            path = b"/".join(part for part in (met.path, name) if part)
+            path = b"/".join(part for part in (visited.path, name) if part)
             try:
                 with opened(os.open(name, PATH_FLAGS, dir_fd=self._here)) as fd:
                     node = node_of(fd, self._hidden)
@@ -169,17 +178,17 @@ class _Walk:
                 continue
             yield from self._visit(path, node, stack)
 
-    def _visit(self, path: bytes, node: Node, stack: list[_Level]) -> Iterator[Met]:
-        yield Met(path, node, directory=self._here)
+    def _visit(self, path: bytes, node: Node, stack: list[_Level]) -> Iterator[VisitedNode]:
+        yield VisitedNode(path, node, directory=self._here)
         if not node.is_directory:
             return
-        left = Met(path, node, True)
+        end = VisitedNode(path, node, True)
         try:
             name = path.rpartition(b"/")[2] or b"."
             fd = os.open(name, _READ, dir_fd=self._here)
         except OSError as error:
             self._on_error(path, error)
-            yield left
+            yield end
             return
         try:
             if os.fstat(fd).st_dev != self._device:
@@ -192,15 +201,15 @@ class _Walk:
         except OSError as error:
             os.close(fd)
             self._on_error(path, error)
-            yield left
+            yield end
             return
         os.close(self._here)
         self._here = fd
-        stack.append(_Level(left, names))
+        stack.append(_Level(end, names))
 
     def _climb(self, to: _Level) -> None:
         """Go back to the directory above, which has moved if it is not the one that was read."""
-        path, node = to.met.path, to.met.node
+        path, node = to.visited.path, to.visited.node
         for start, way in ((self._here, b""), (self._data_fd, path)):
             try:
                 fd = open_beneath(start, way, _STEP) if way else os.open(_UP, _STEP, dir_fd=start)

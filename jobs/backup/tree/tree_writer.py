@@ -28,7 +28,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 Pieces = Iterable[tuple[int, bytes | memoryview]]
 
 
-class _Private(NamedTuple):
+class _PrivateTree(NamedTuple):
     """The uppermost directory that this program has made, closed to others until it is finished.
     All that lies below it is this program's, too."""
 
@@ -45,7 +45,7 @@ class _Place(NamedTuple):
     workshop: Workshop
 
 
-class _First(NamedTuple):
+class _FirstName(NamedTuple):
     """The first name of a file with several ones, and the file that it was then."""
 
     path: bytes
@@ -77,10 +77,10 @@ class TreeWriter:
         self._is_root = os.geteuid() == 0
         self._refuses = self._is_root and not force
         self._opener = DirectoryOpener(target_fd)
-        self._private: _Private | None = None
+        self._private: _PrivateTree | None = None
         self._owns_target = owns_target
         self._workshop: tuple[bytes, Workshop] | None = None
-        self._first_names: dict[int, _First] = {}
+        self._first_names: dict[int, _FirstName] = {}
 
     def close(self) -> None:
         self._close_workshop()
@@ -148,7 +148,7 @@ class TreeWriter:
 
     def _enter(self, path: bytes, fd: int) -> None:
         self._close_private()
-        self._private = _Private(path, fd, DirectoryOpener(fd))
+        self._private = _PrivateTree(path, fd, DirectoryOpener(fd))
 
     def is_unfinished(self, path: bytes) -> bool:
         """Whether a directory was made by this run, or by one that was interrupted."""
@@ -326,7 +326,7 @@ class TreeWriter:
     def _note(self, path: bytes, node: Node, fd: int) -> None:
         if node.links > 1 and not node.is_directory:
             status = os.fstat(fd)
-            first = _First(path, status.st_dev, status.st_ino)
+            first = _FirstName(path, status.st_dev, status.st_ino)
             self._first_names.setdefault(node.inode, first)
 
 

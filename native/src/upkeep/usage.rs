@@ -204,7 +204,7 @@ impl Records {
             let Some(entry) = TableEntry::sound(bytes, seed) else { continue };
             let own = RecordId::new(number, ordinal);
             let id = if is_of_copies { entry.target } else { own };
-            // As in ``jobs/gc/job.py``, ``_swept``.
+            // As in ``jobs/gc/sweep.py``, ``_swept``.
             match (entry.state, self.is_needed(id, gone)) {
                 (State::LIVE, false) => set_state(bytes, State::ORPHANED, seed),
                 (State::ORPHANED, true) if !is_of_copies => set_state(bytes, State::LIVE, seed),

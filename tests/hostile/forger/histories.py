@@ -22,14 +22,14 @@ from dedupd_core.system.disk import Disk
 from dedupd_core.volume.volume import Volume
 from dedupd_reader import reader
 from jobs.check.verify import Verify
-from jobs.compact.job import Compact
+from jobs.compact.compact_job import Compact
 from jobs.frame.run import JobRun
-from jobs.gc.job import Gc
-from jobs.optimize.job import Optimize
+from jobs.gc.gc_job import Gc
+from jobs.optimize.optimize_job import Optimize
 from jobs.rebuild import Rebuild
-from jobs.reconcile.job import Reconcile, Strategy
-from jobs.refine.job import Refine
-from jobs.scrub.job import Depth, Scrub
+from jobs.reconcile.reconcile_job import Reconcile, Strategy
+from jobs.refine.refine_job import Refine
+from jobs.scrub.scrub_job import Depth, Scrub
 from jobs.unoptimize import Unoptimize
 from tests.hostile.forger.world import (
     MARK,

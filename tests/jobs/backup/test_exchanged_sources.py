@@ -12,7 +12,7 @@ from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened
 from jobs.backup.restore import Restore
 from jobs.backup.source import BackupSource
-from jobs.backup.tree.nodes import Met, walk_nodes
+from jobs.backup.tree.nodes import VisitedNode, walk_nodes
 from jobs.frame.run import JobRun
 from jobs.importing import Import, ImportReport
 from tests.support.lab import Lab, let_others_pass, new_lab
@@ -49,14 +49,14 @@ def fill(root: Path) -> None:
 
 def opens_after(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
     """A user acts after a walk has met the first file, and before that is opened."""
-    pending, real = [action], Met.open
+    pending, real = [action], VisitedNode.open
 
-    def late(met: Met, flags: int) -> int:
+    def late(met: VisitedNode, flags: int) -> int:
         if pending and met.path.endswith(b"file"):
             as_user(ALICE, pending.pop())
         return real(met, flags)
 
-    monkeypatch.setattr(Met, "open", late)
+    monkeypatch.setattr(VisitedNode, "open", late)
 
 
 def assert_closed(root: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_directory_that_was_exchanged_is_not_entered(source: Path) -> None:
         seen = []
         for met in walk_nodes(fd, b"", b"", lambda path, error: errors.append((path, str(error)))):
             seen.append(met.path)
-            if met.path == b"public" and not met.is_left:
+            if met.path == b"public" and not met.is_end:
                 as_user(ALICE, exchange)
     assert b"public/file" not in seen
     assert seen.count(b"public") == 2

@@ -12,7 +12,7 @@ import pytest
 from dedupd_core.errors import Damaged, UnknownFormat
 from dedupd_core.format import stream
 from dedupd_core.format.stream import Frame, FrameKind, StreamNode
-from jobs.backup.wire import packed, unpacked
+from jobs.backup.frame_io import packed, unpacked
 from tests.support.lab import Lab, new_lab, noise
 from tests.support.streams import frames_of, received, stream_bytes, stream_of
 

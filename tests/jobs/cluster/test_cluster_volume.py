@@ -3,7 +3,6 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -17,7 +16,7 @@ from jobs.backup.sender import Sender
 from jobs.check.verify import Verify
 from jobs.cluster.session import StubVersions
 from jobs.frame.run import JobRun
-from jobs.usage.volume_figures import volume_figures
+from jobs.usage.volume_figures import VolumeFigures, volume_figures
 from tests.support.cluster_lab import cluster_lab
 from tests.support.lab import Lab, new_lab, noise, prose
 from tests.support.rados_hosts import Site
@@ -72,10 +71,10 @@ def test_what_is_sent_is_received_by_a_volume_of_its_own_store(site: Site, tmp_p
             assert there.read(name) == content
         there.verify_clean()
         figures = volume_figures_of(here.lab)
-        assert figures["saved_bytes"] > 700_000 and figures["messages"] == []
+        assert figures.saved_bytes > 700_000 and figures.messages == []
 
 
-def volume_figures_of(lab: Lab) -> dict[str, Any]:
+def volume_figures_of(lab: Lab) -> VolumeFigures:
     with lab.opened() as volume:
         return volume_figures(volume)
 

@@ -18,9 +18,9 @@ from dedupd_core.store.container.record_states import set_entries
 from dedupd_core.store.container.table_file import load_table
 from dedupd_core.system.files import opened
 from dedupd_core.units import KIB
-from jobs.check.headers_seen import HeadersSeen, look_at_new
+from jobs.check.headers_seen import HeadersSeen, verify_new_headers
 from jobs.frame.run import Cancelled, JobRun
-from jobs.scrub.job import Depth
+from jobs.scrub.scrub_job import Depth
 from tests.conftest import MakeFileSystem
 from tests.jobs.compact.test_compact import become
 from tests.jobs.compact.test_punching import filled
@@ -211,7 +211,7 @@ def test_records_that_are_not_durable_are_not_noted(lab: Lab) -> None:
         with opened(os.open(table_name(number), os.O_WRONLY, dir_fd=directory.fd)) as fd:
             os.pwrite(fd, tbl.encode_header(lower), 0)
     with lab.opened() as volume, volume.job_lock():
-        look_at_new(volume, JobRun("test"))
+        verify_new_headers(volume, JobRun("test"))
     with lab.opened() as volume, volume.containers(CHUNKS) as directory:
         seen = HeadersSeen(volume).count(directory, number, entries)
         assert seen == len(entries) - 3
@@ -228,7 +228,7 @@ def test_a_look_that_is_stopped_keeps_what_it_has_seen(lab: Lab) -> None:
 
     run.safe_point = stop  # type: ignore[method-assign]
     with lab.opened() as volume, volume.job_lock(), pytest.raises(Cancelled):
-        look_at_new(volume, run)
+        verify_new_headers(volume, run)
     assert is_seen(lab)
 
 

@@ -25,7 +25,7 @@ from dedupd_core.store.container.table_file import load_table
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import KIB, MIB
 from jobs.check.invariants import Invariant
-from jobs.scrub.job import Depth
+from jobs.scrub.scrub_job import Depth
 from tests.conftest import MakeFileSystem
 from tests.jobs.compact.test_compact import become
 from tests.jobs.test_rebuild import lose_tables, rebuild
@@ -322,7 +322,7 @@ def test_the_same_bytes_are_stored_again_and_not_named(tmp_path: Path) -> None:
         (lab.data / "gone").unlink()
         lab.collect()
         lab.put("again", gone)
-        assert lab.optimize().sums["new_chunks"] > 0
+        assert lab.optimize().sums.new_chunks > 0
         assert lab.read("again") == gone
 
 

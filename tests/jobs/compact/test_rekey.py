@@ -6,7 +6,7 @@ from pathlib import Path
 from dedupd_core.format import container as fmt
 from dedupd_core.format.container import Kind
 from dedupd_core.stores.secret_files import DIRECTORIES, SECRET_FILE, read_secret
-from jobs.compact.job import Compact
+from jobs.compact.compact_job import Compact
 from jobs.frame.run import JobRun
 from tests.support import upkeep
 from tests.support.lab import Lab, new_lab, noise

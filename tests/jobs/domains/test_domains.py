@@ -16,6 +16,7 @@ from dedupd_core.config.policy import IndexChoice, Policy
 from dedupd_core.errors import PolicyError, UsageError
 from dedupd_core.format.container import Codec, Kind
 from dedupd_core.format.domain import PartitionKey, of_lost, of_owner
+from dedupd_core.format.ids import PackedPairs
 from dedupd_core.format.store_kinds import CLUSTER
 from dedupd_core.format.table import State
 from dedupd_core.index.bloom_index import BloomIndex
@@ -32,8 +33,8 @@ from dedupd_core.volume.unfinished_files import Checkpoint, Checkpoints
 from jobs.backup.sender import Sender
 from jobs.frame.run import JobRun
 from jobs.importing import Import
+from jobs.optimize.plan import slices
 from jobs.optimize.store_session import StoreSession
-from jobs.optimize.supply import slices
 from jobs.tree.candidate_cache import ROW_BYTES, CandidateCache
 from tests.support.domains import Reach, expect_apart, refine
 from tests.support.gc_oracle import entries
@@ -177,10 +178,10 @@ def test_a_run_takes_the_files_in_slices_where_memory_is_short(
 ) -> None:
     """Then a domain comes several times, and another walk finds the files again."""
     monkeypatch.setattr("jobs.tree.candidate_cache._PER_BLOCK", 1)
-    monkeypatch.setattr("jobs.optimize.supply.CandidateCache", lambda _: CandidateCache(0))
+    monkeypatch.setattr("jobs.optimize.plan.CandidateCache", lambda _: CandidateCache(0))
     of_all = slices
     monkeypatch.setattr(
-        "jobs.optimize.supply.slices", lambda rows, domains, _: of_all(rows, domains, ROW_BYTES * 3)
+        "jobs.optimize.plan.slices", lambda rows, domains, _: of_all(rows, domains, ROW_BYTES * 3)
     )
     with lab_in(tmp_path) as lab:
         lab.set_policy(BY_OWNER)
@@ -292,7 +293,7 @@ def test_a_merge_log_that_names_chunks_of_two_domains_is_not_carried_out(tmp_pat
             ids, room = volume.space.volume_id, volume.store_room()
             with opened(volume.store.open_merge_directory()) as fd:
                 log = MergeLogWriter(fd, ids, volume.disk, room)
-                log.add(struct.pack("<QQ", one, other))
+                log.add(PackedPairs(struct.pack("<QQ", one, other)))
                 log.complete()
                 log.close()
         report = reconcile(lab)

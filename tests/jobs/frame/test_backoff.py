@@ -24,10 +24,10 @@ from jobs.frame.backoff import (
     QUIET_S,
     TICK_S,
     Decide,
-    Gait,
     Meter,
     Readings,
     State,
+    WorkRate,
     backing_off,
     decide,
     decide_eager,
@@ -55,18 +55,18 @@ def after(*seen: Readings, rule: Decide = decide) -> State:
 @pytest.mark.parametrize(
     ("seen", "gait", "reason"),
     [
-        (CALM, Gait.FULL, ""),
-        (Readings(users=0.0015), Gait.SLOW, "users are active"),
-        (BUSY, Gait.PAUSE, "users are active"),
-        (Readings(others_cpu=0.6), Gait.SLOW, "other programs use 60% of the processors"),
-        (Readings(others_cpu=0.9), Gait.PAUSE, "other programs use 90% of the processors"),
-        (Readings(memory_pressure=0.1), Gait.PAUSE, "memory is low"),
-        (Readings(cpu_pressure=1.0), Gait.FULL, ""),
-        (Readings(io_pressure=0.4), Gait.FULL, ""),
-        (Readings(io_pressure=0.6), Gait.PAUSE, "checking whether the disk is busy"),
+        (CALM, WorkRate.FULL, ""),
+        (Readings(users=0.0015), WorkRate.SLOW, "users are active"),
+        (BUSY, WorkRate.PAUSE, "users are active"),
+        (Readings(others_cpu=0.6), WorkRate.SLOW, "other programs use 60% of the processors"),
+        (Readings(others_cpu=0.9), WorkRate.PAUSE, "other programs use 90% of the processors"),
+        (Readings(memory_pressure=0.1), WorkRate.PAUSE, "memory is low"),
+        (Readings(cpu_pressure=1.0), WorkRate.FULL, ""),
+        (Readings(io_pressure=0.4), WorkRate.FULL, ""),
+        (Readings(io_pressure=0.6), WorkRate.PAUSE, "checking whether the disk is busy"),
     ],
 )
-def test_the_rule_of_the_first_tick(seen: Readings, gait: Gait, reason: str) -> None:
+def test_the_rule_of_the_first_tick(seen: Readings, gait: WorkRate, reason: str) -> None:
     state = after(seen)
     assert state.gait is gait and reason in state.reason
 
@@ -75,73 +75,73 @@ def test_the_rule_of_the_first_tick(seen: Readings, gait: Gait, reason: str) -> 
 def test_one_tick_of_load_is_enough_to_pause(load: Readings, before: list[Readings]) -> None:
     state = after(*before)
     if load.users >= 0.002 or load.others_cpu >= 0.8 or load.memory_pressure >= 0.05:
-        assert decide(state, load, len(before) * TICK_S).gait is Gait.PAUSE
+        assert decide(state, load, len(before) * TICK_S).gait is WorkRate.PAUSE
 
 
 @given(st.lists(readings, max_size=20))
 def test_a_calm_machine_is_worked_on_again_after_the_quiet_time(before: list[Readings]) -> None:
     ticks = int(QUIET_S / TICK_S) + 2
-    assert after(*before, *[CALM] * ticks).gait is Gait.FULL
+    assert after(*before, *[CALM] * ticks).gait is WorkRate.FULL
 
 
 @given(st.lists(readings, min_size=1, max_size=30))
 def test_a_job_that_waits_says_why(seen: list[Readings]) -> None:
     state = after(*seen)
-    assert bool(state.reason) == (state.gait is not Gait.FULL)
+    assert bool(state.reason) == (state.gait is not WorkRate.FULL)
 
 
 def test_a_pause_between_two_requests_of_users_is_no_quiet() -> None:
     state = after(BUSY, CALM, BUSY, CALM, CALM)
-    assert state.gait is Gait.PAUSE
+    assert state.gait is WorkRate.PAUSE
 
 
 def test_pressure_counts_while_the_job_waits() -> None:
-    assert after(BUSY, *[Readings(io_pressure=0.3)] * 20).gait is Gait.PAUSE
+    assert after(BUSY, *[Readings(io_pressure=0.3)] * 20).gait is WorkRate.PAUSE
     assert "wait for the disk" in after(BUSY, *[Readings(io_pressure=0.3)] * 20).reason
 
 
 def test_a_jobs_own_pressure_is_recognized_at_once() -> None:
     own = Readings(io_pressure=0.9)
     looking = decide(State(), own, 0.0)
-    assert looking.gait is Gait.PAUSE
-    assert decide(looking, CALM, TICK_S).gait is Gait.FULL
+    assert looking.gait is WorkRate.PAUSE
+    assert decide(looking, CALM, TICK_S).gait is WorkRate.FULL
     again = decide(decide(looking, CALM, TICK_S), own, 2 * TICK_S)
-    assert again.gait is Gait.FULL
-    assert decide(again, own, PROBE_S + 1).gait is Gait.PAUSE
+    assert again.gait is WorkRate.FULL
+    assert decide(again, own, PROBE_S + 1).gait is WorkRate.PAUSE
 
 
 def test_a_pressure_of_others_holds_the_job_after_a_look() -> None:
     theirs = Readings(io_pressure=0.9)
-    assert after(*[theirs] * 40).gait is Gait.PAUSE
+    assert after(*[theirs] * 40).gait is WorkRate.PAUSE
 
 
 def test_a_job_that_waited_for_long_goes_on_a_little_until_it_is_calm() -> None:
     state = after(*[BUSY] * (int(PATIENCE_S / TICK_S) + 1))
-    assert state.gait is Gait.CRAWL
+    assert state.gait is WorkRate.CRAWL
     assert "users are active; it continues for 1% of the time" in state.reason
-    assert decide(state, BUSY, 2 * PATIENCE_S).gait is Gait.CRAWL
-    assert decide(state, CALM, PATIENCE_S + TICK_S).gait is Gait.CRAWL
+    assert decide(state, BUSY, 2 * PATIENCE_S).gait is WorkRate.CRAWL
+    assert decide(state, CALM, PATIENCE_S + TICK_S).gait is WorkRate.CRAWL
     calm = decide(state, CALM, PATIENCE_S + TICK_S)
-    assert decide(calm, CALM, PATIENCE_S + TICK_S + QUIET_S).gait is Gait.FULL
+    assert decide(calm, CALM, PATIENCE_S + TICK_S + QUIET_S).gait is WorkRate.FULL
 
 
 def test_a_calm_moment_ends_a_long_wait() -> None:
     half = [BUSY] * int(PATIENCE_S / TICK_S / 2)
     calm = [CALM] * (int(QUIET_S / TICK_S) + 2)
-    assert after(*half, *calm, *half, BUSY).gait is Gait.PAUSE
+    assert after(*half, *calm, *half, BUSY).gait is WorkRate.PAUSE
 
 
 @pytest.mark.parametrize("rule", [decide, decide_eager, decide_pressing])
 def test_where_memory_is_short_a_job_waits_however_long(rule: Decide) -> None:
     short = Readings(memory_pressure=0.1)
-    assert after(*[short] * (2 * int(PATIENCE_S / TICK_S)), rule=rule).gait is Gait.PAUSE
+    assert after(*[short] * (2 * int(PATIENCE_S / TICK_S)), rule=rule).gait is WorkRate.PAUSE
 
 
 @given(st.lists(readings, max_size=20), readings)
 def test_an_eager_job_waits_for_nothing_but_memory(before: list[Readings], seen: Readings) -> None:
     calm = [CALM] * 6
     state = after(*before, *calm, seen, rule=decide_eager)
-    assert (state.gait is Gait.PAUSE) == (seen.memory_pressure >= 0.05)
+    assert (state.gait is WorkRate.PAUSE) == (seen.memory_pressure >= 0.05)
 
 
 @given(st.lists(readings, max_size=20), readings)
@@ -150,15 +150,15 @@ def test_a_pressing_job_goes_at_least_a_little_for_users(
 ) -> None:
     state = after(*before, *[CALM] * 6, replace(seen, memory_pressure=0), rule=decide_pressing)
     is_calm = seen.users < 0.001 and seen.others_cpu < 0.5
-    assert state.gait is (Gait.FULL if is_calm else Gait.EASY)
+    assert state.gait is (WorkRate.FULL if is_calm else WorkRate.EASY)
 
 
 def test_a_pressing_job_that_takes_long_is_slow_until_it_is_calm() -> None:
     ticks = int(EASY_S / TICK_S)
-    assert after(*[BUSY] * ticks, rule=decide_pressing).gait is Gait.EASY
-    assert after(*[BUSY] * (ticks + 1), rule=decide_pressing).gait is Gait.SLOW
-    assert after(*[BUSY] * ticks, CALM, rule=decide_pressing).gait is Gait.FULL
-    assert after(*[BUSY] * ticks, CALM, BUSY, rule=decide_pressing).gait is Gait.EASY
+    assert after(*[BUSY] * ticks, rule=decide_pressing).gait is WorkRate.EASY
+    assert after(*[BUSY] * (ticks + 1), rule=decide_pressing).gait is WorkRate.SLOW
+    assert after(*[BUSY] * ticks, CALM, rule=decide_pressing).gait is WorkRate.FULL
+    assert after(*[BUSY] * ticks, CALM, BUSY, rule=decide_pressing).gait is WorkRate.EASY
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_job_that_is_held_waits_and_goes_on() -> None:
     thread.start()
     assert not passed.wait(0.3)
     assert run.pace.reason == "because"
-    run.pace.let_go("test")
+    run.pace.release("test")
     assert passed.wait(60)
     thread.join()
 
@@ -208,9 +208,9 @@ def test_a_job_goes_on_when_the_last_of_its_holders_lets_go() -> None:
     pace = Pace()
     pace.hold("one", "a")
     pace.hold("two", "b")
-    pace.let_go("one")
+    pace.release("one")
     assert pace.is_held and pace.reason == "b"
-    pace.let_go("two")
+    pace.release("two")
     assert not pace.is_held
 
 
@@ -246,7 +246,7 @@ def test_what_a_jobs_other_threads_do_while_it_waits_is_work() -> None:
     end = time.thread_time() + 0.1
     while time.thread_time() < end:
         pass
-    run.pace.let_go("test")
+    run.pace.release("test")
     thread.join()
     run.pace.slow(0.1, "slow")
     began = time.monotonic()
@@ -338,7 +338,7 @@ def test_a_job_pauses_within_two_seconds_for_users(tmp_path: Path) -> None:
 
         def rule(state: State, seen: Readings, now_s: float) -> State:
             nonlocal ticks
-            if served.is_set() and state.gait is not Gait.PAUSE:
+            if served.is_set() and state.gait is not WorkRate.PAUSE:
                 ticks += 1
             # The machine of a test is busy with other tests.
             return decide(state, Readings(users=seen.users), now_s)

@@ -14,15 +14,15 @@ import pytest
 from dedupd_core.config.policy import Policy
 from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify
-from jobs.compact.job import Compact
+from jobs.compact.compact_job import Compact
 from jobs.frame.run import Cancelled, JobRun
-from jobs.gc.job import Gc
-from jobs.optimize.job import Optimize
+from jobs.gc.gc_job import Gc
+from jobs.optimize.optimize_job import Optimize
 from jobs.rebuild import Rebuild
-from jobs.reconcile.job import Reconcile
 from jobs.reconcile.merge import CHUNKS_AT_ONCE
-from jobs.scrub.job import Depth, Scrub
-from jobs.tree.candidates import Skipped, candidates
+from jobs.reconcile.reconcile_job import Reconcile
+from jobs.scrub.scrub_job import Depth, Scrub
+from jobs.tree.candidates import SkippedFiles, candidates
 from jobs.tree.walk import walk
 from jobs.unoptimize import Unoptimize
 from tests.support.lab import Lab, lab_in, noise
@@ -85,7 +85,7 @@ def full_scrub(volume: Volume, run: JobRun) -> object:
 
 def look_for_candidates(volume: Volume, run: JobRun) -> object:
     run.update(phase="scanning")
-    return list(candidates(volume, Policy(), b"", Skipped(), [], run.safe_point))
+    return list(candidates(volume, Policy(), b"", SkippedFiles(), [], run.safe_point))
 
 
 def walk_plain_files(volume: Volume, run: JobRun) -> object:
@@ -144,7 +144,7 @@ def test_a_pause_is_obeyed_in_the_midst_of_a_long_phase_and_costs_nothing(lab: L
     thread.start()
     eventually(lambda: run.pace.is_held, "the pause is ordered")
     assert not done and run.progress.phase == "stubs"
-    run.pace.let_go("test")
+    run.pace.release("test")
     thread.join()
     (report,) = done
     assert report.plain_files == PLAIN_FILES  # type: ignore[attr-defined]

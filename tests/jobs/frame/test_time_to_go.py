@@ -1,6 +1,6 @@
 """How long a job goes on, by what it has done so far."""
 
-from jobs.frame.time_to_go import TOLD_AFTER_S, TimeToGo
+from jobs.frame.run import TOLD_AFTER_S, TimeToGo
 
 
 def test_the_speed_of_the_phase_tells_how_long_it_goes_on() -> None:

@@ -22,7 +22,7 @@ from dedupd_core.system.files import opened
 from dedupd_core.units import KIB
 from jobs.check.verify import Verify
 from jobs.frame.run import JobRun
-from jobs.gc.job import Gc
+from jobs.gc.gc_job import Gc
 from tests.conftest import MakeFileSystem
 from tests.support.lab import (
     Lab,
@@ -200,7 +200,7 @@ def test_an_orphan_that_is_met_again_is_live_before_a_file_names_it(tmp_path: Pa
         assert states(lab).keys() == states(lab, Kind.RECIPES).keys() == {State.ORPHANED}
         lab.put("second", content)
         report = lab.optimize()
-        assert report.sums["new_chunks"] == 0
+        assert report.sums.new_chunks == 0
         assert states(lab).keys() == states(lab, Kind.RECIPES).keys() == {State.LIVE}
         lab.compact()
         assert lab.read("second") == content

@@ -24,9 +24,10 @@ from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened
 from dedupd_core.units import KIB
 from jobs.frame.run import Cancelled, JobRun
-from jobs.gc.job import Gc, GcReport
+from jobs.gc.gc_job import Gc
+from jobs.gc.sweep import GcReport
 from jobs.rebuild import Rebuild
-from jobs.reconcile.job import Reconcile
+from jobs.reconcile.reconcile_job import Reconcile
 from tests.support.gc_oracle import entries, expect_collected
 from tests.support.lab import Lab, StoppedAt, flip_bit, lab_in, new_lab, noise, stop_at
 from tests.support.stores import LazyDisk

@@ -63,7 +63,7 @@ def test_texts_that_become_noise_stop_it_until_that_is_accepted(
         with pytest.raises(NoiseWritten, match=r"undelete --since"):
             lab.collect()
     with lab.opened() as volume:
-        (told,) = [one for one in volume_figures(volume)["messages"] if "encrypted" in one]
+        (told,) = [one for one in volume_figures(volume).messages if "encrypted" in one]
         assert f"{COUNT} files" in told
         assert accept(volume.base_fd, volume.disk) is not None
         assert read_state(volume.base_fd).alarm is None

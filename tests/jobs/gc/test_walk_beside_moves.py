@@ -27,8 +27,7 @@ from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.operations import StubOperations
 from jobs.frame.run import JobRun
 from jobs.gc import tree_marker
-from jobs.gc.inode_set import InodeSet
-from jobs.gc.tree_marker import MountSession, Moved, TreeMarker
+from jobs.gc.tree_marker import InodeSet, MountSession, MoveNotes, TreeMarker
 from tests.support.lab import Lab, new_lab
 
 pytestmark = pytest.mark.root
@@ -158,11 +157,11 @@ class DirectSession(MountSession):
         self._sessions = one.marking_sessions
         self._log: MarkLog = trio.run(one.marking_sessions.begin)
 
-    def drain(self) -> Moved | None:
+    def drain(self) -> MoveNotes | None:
         self._users.turn()
         notes = self._log.take()
         assert not self._log.overflowed
-        return Moved(
+        return MoveNotes(
             notes.chunks, notes.recipes, notes.damaged, notes.directories, self._log.has_more
         )
 

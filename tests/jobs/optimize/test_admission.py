@@ -11,7 +11,7 @@ from dedupd_core.errors import NoSpace
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import KIB, MIB, parse_size
 from jobs.frame.run import JobRun
-from jobs.optimize.job import Optimize, OptimizeReport
+from jobs.optimize.optimize_job import Optimize, OptimizeReport
 from tests.conftest import MakeFileSystem
 from tests.support.lab import (
     Lab,
@@ -93,7 +93,7 @@ def test_a_file_that_does_not_fit_is_left_and_users_keep_the_reserve(
     assert before - 2 * MIB <= after  # the catalogue was made
 
     again = lab.optimize()
-    assert (again.files_optimized, again.sums["stored_bytes"]) == (0, 0)
+    assert (again.files_optimized, again.sums.stored_bytes) == (0, 0)
     assert again.files_left == {"no room for": 1}
     assert free_now(lab) >= after - 16 * KIB
     (lab.data / "users write on").write_bytes(noise(10 * MIB, 7))

@@ -49,7 +49,7 @@ def test_such_a_file_is_left_for_good_and_without_an_error(lab: Lab, min_saving:
     assert (first.files_optimized, first.errors, first.files_left) == (2, 0, {WHY: 1})
     for _ in range(2):
         again = lab.optimize()
-        assert (again.sums["raw_bytes"], again.errors) == (0, 0)
+        assert (again.sums.raw_bytes, again.errors) == (0, 0)
         assert again.files_skipped[WHY] == 1
     done = run_cli("run", "optimize", lab.root)
     assert done.returncode == EXIT_DONE and WHY in done.stdout

@@ -6,9 +6,10 @@ from typing import Any
 
 from dedupd_core.units import GIB, KIB, MIB
 from jobs.frame.run import JobRun
-from jobs.optimize.job import Optimize
-from jobs.tree.candidates import Skipped, candidates
+from jobs.optimize.optimize_job import Optimize
+from jobs.tree.candidates import SkippedFiles, candidates
 from jobs.unoptimize import Unoptimize
+from jobs.usage.backlog import FileCount
 from jobs.usage.volume_figures import volume_figures
 from tests.support.lab import OLD_NS, Lab, lab_in, noise
 from tests.support.upkeep import scrub
@@ -34,14 +35,14 @@ def test_a_run_counts_what_it_has_read(tmp_path: Path) -> None:
         lab.put("copy", DATA)
         report = lab.optimize()
         assert report.files_optimized == 2
-        assert report.sums["raw_bytes"] == 3 * len(DATA)
-        assert report.sums["zero_bytes"] >= 63 * GIB
+        assert report.sums.raw_bytes == 3 * len(DATA)
+        assert report.sums.zero_bytes >= 63 * GIB
 
 
 def test_short_holes_do_not_count_either(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         put_sparse(lab, "sparse", holes_bytes=8 * MIB, pieces=16)
-        assert lab.optimize().sums["raw_bytes"] == 17 * len(DATA)
+        assert lab.optimize().sums.raw_bytes == 17 * len(DATA)
 
 
 def test_the_classes_of_files_remember_what_was_read(tmp_path: Path) -> None:
@@ -50,8 +51,8 @@ def test_the_classes_of_files_remember_what_was_read(tmp_path: Path) -> None:
         blocks = path.stat().st_blocks * 512
         lab.optimize()
         with lab.opened() as volume:
-            (row,) = volume_figures(volume)["classes"]
-        assert row["read_bytes"] == blocks
+            (row,) = volume_figures(volume).classes
+        assert row.read_bytes == blocks
 
 
 def test_what_waits_is_what_will_be_read(tmp_path: Path) -> None:
@@ -61,14 +62,14 @@ def test_what_waits_is_what_will_be_read(tmp_path: Path) -> None:
             lab.set_policy(f'min_age = "0s"\nmin_size = "1"\n{policy}')
             with lab.opened() as volume:
                 figures = volume_figures(volume)
-            assert (figures["waiting_files"], figures["waiting_bytes"]) == (1, blocks)
+            assert figures.backlog.count("waiting") == FileCount(1, blocks)
 
 
 def test_files_that_are_passed_over_count_without_their_holes(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         blocks = put_sparse(lab, "sparse").stat().st_blocks * 512
         lab.set_policy('min_age = "10000d"\nmin_size = "1"\n')
-        skipped = Skipped()
+        skipped = SkippedFiles()
         with lab.opened() as volume:
             assert not list(candidates(volume, volume.policy(), b"", skipped, []))
         assert list(skipped.size_bytes.values()) == [blocks]
@@ -100,7 +101,7 @@ def test_a_file_of_holes_alone_is_optimized(tmp_path: Path) -> None:
         os.truncate(path, GIB)
         os.utime(path, ns=(OLD_NS, OLD_NS))
         report = lab.optimize()
-        assert (report.files_optimized, report.sums["raw_bytes"]) == (1, 0)
+        assert (report.files_optimized, report.sums.raw_bytes) == (1, 0)
 
 
 def test_scrub_has_not_read_what_was_punched(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dedupd_core import failpoint, native
 from dedupd_core.system.file_reader import BATCH_BYTES
 from dedupd_core.units import KIB, MIB
 from jobs.frame.run import Cancelled, JobRun
-from jobs.optimize.job import Optimize
+from jobs.optimize.optimize_job import Optimize
 from tests.conftest import MakeFileSystem
 from tests.support.lab import OLD_NS, Lab, fill, free_bytes, lab_in, new_lab, noise, prose, stop_at
 from tests.support.stores import LazyDisk
@@ -44,9 +44,9 @@ def test_what_is_there_twice_is_stored_once(tmp_path: Path) -> None:
             lab.put(f"copy {at}", content)
         report = lab.optimize()
         assert stored_bytes(lab) < 1.01 * MIB
-        assert report.sums["duplicate_bytes"] == 4 * MIB
+        assert report.sums.duplicate_bytes == 4 * MIB
         lab.put("later", content)
-        assert lab.optimize().sums["new_chunks"] == 0
+        assert lab.optimize().sums.new_chunks == 0
 
 
 def test_an_edit_in_the_middle_costs_a_few_chunks(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_an_edit_in_the_middle_costs_a_few_chunks(tmp_path: Path) -> None:
 def test_zeros_cost_nothing(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("zeros", bytes(3 * MIB))
-        assert lab.optimize().sums["zero_bytes"] == 3 * MIB
+        assert lab.optimize().sums.zero_bytes == 3 * MIB
         assert stored_bytes(lab) < KIB
         assert lab.read("zeros") == bytes(3 * MIB)
 
@@ -74,7 +74,7 @@ def test_chunks_that_are_not_worth_compressing_are_counted(tmp_path: Path) -> No
             lab.put(f"{number}.prose", prose(20_000, number))
             lab.put(f"{number}.raw", noise(20_000, 100 + number))
         sums = lab.optimize().sums
-        assert (sums["new_chunks"], sums["incompressible_chunks"]) == (9, 3)
+        assert (sums.new_chunks, sums.incompressible_chunks) == (9, 3)
 
 
 def test_compression_is_selective(tmp_path: Path) -> None:
@@ -321,5 +321,5 @@ def test_stopped_in_mid_sync_the_next_run_uses_what_was_stored(tmp_path: Path) -
         with stop_at("writer.marked", 2):
             lab.optimize()
         report = lab.optimize()
-        assert report.sums["new_chunks"] == 0
+        assert report.sums.new_chunks == 0
         assert {name: lab.read(name) for name in contents} == contents

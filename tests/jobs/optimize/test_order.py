@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd_core.format.domain import FIRST
 from dedupd_core.units import GIB, KIB, MIB
 from dedupd_core.volume.hints import HintKey
 from dedupd_core.volume.partition_map import type_of
 from jobs.frame.run import JobRun
 from jobs.optimize import order
-from jobs.optimize.job import Optimize
+from jobs.optimize.buffers import FileTask
+from jobs.optimize.optimize_job import Optimize
 from jobs.optimize.order import ClassFigures, Figures, Order
 from jobs.tree.candidates import Candidate
 from jobs.tree.file_classes import Choice, FileClass, class_of
@@ -101,12 +101,11 @@ def test_while_a_restore_fills_the_volume_the_largest_files_come_first(tmp_path:
     taken: list[str] = []
     with lab.opened() as volume, volume.job_lock():
         job = Optimize(volume, JobRun("optimize"))
-        assert job._supply.count()
-        ((_, files),) = job._supply.turns([FIRST])
+        assert job._plan.compute()
+        ((_, files),) = job._plan.turns()
         for found in files:
-            if isinstance(found, tuple):
-                assert isinstance(found[0], Candidate)
-                taken.append(found[0].path.decode())
+            if isinstance(found, FileTask):
+                taken.append(found.candidate.path.decode())
             else:
                 taken += [path.decode() for path, *_ in found]
     assert taken[:2] == ["c", "of several names"]
@@ -229,7 +228,7 @@ def test_a_run_takes_the_best_class_first_and_all_in_the_end(
     contents = fill_classes(lab)
     report = lab.optimize()
     assert report.files_optimized == 40
-    assert report.sums["raw_bytes"] == sum(map(len, contents.values()))
+    assert report.sums.raw_bytes == sum(map(len, contents.values()))
     texts, media = FileClass("z-texts", "txt"), FileClass("a-media", "jpg")
     assert [(one.has(texts), one.has(media), one.sample) for one in asked] == [
         (True, False, None),
@@ -244,4 +243,4 @@ def test_a_run_takes_the_best_class_first_and_all_in_the_end(
     assert again.turn == 2
     assert again.known[FileClass("z-texts", "txt")].saved_bytes > 7e6 + 40 * 100 * KIB
     assert again.known[FileClass("a-media", "jpg")].saved_bytes == 0
-    assert lab.optimize().sums["raw_bytes"] == 0
+    assert lab.optimize().sums.raw_bytes == 0

@@ -168,9 +168,9 @@ def test_files_become_stubs_while_the_next_partition_is_under_way(
 
     monkeypatch.setattr(VolumeCommitter, "commit", slowly)
     monkeypatch.setattr(StoreSession, "use_partition", move_on)
-    monkeypatch.setattr("jobs.optimize.job.GROUP_FILES_MAX", 7)  # of 12 in a partition
+    monkeypatch.setattr("jobs.optimize.rounds.GROUP_FILES_MAX", 7)  # of 12 in a partition
     for name in ("BATCH_BYTES", "BATCH_BYTES_MIN"):
-        monkeypatch.setattr(f"jobs.optimize.file_reader.{name}", 256 * KIB)
+        monkeypatch.setattr(f"jobs.optimize.batch_reader.{name}", 256 * KIB)
     report = lab.optimize()
     assert waited == [True]
     assert (report.files_optimized, report.partitions) == (36, 3)
@@ -202,9 +202,9 @@ def test_a_partition_ends_when_its_groups_are_durable(
 
     monkeypatch.setattr(StoreSession, "finish_sync", slowly)
     monkeypatch.setattr(StoreSession, "use_partition", move_on)
-    monkeypatch.setattr("jobs.optimize.job.GROUP_FILES_MAX", 7)  # of 12 in a partition
+    monkeypatch.setattr("jobs.optimize.rounds.GROUP_FILES_MAX", 7)  # of 12 in a partition
     for name in ("BATCH_BYTES", "BATCH_BYTES_MIN"):
-        monkeypatch.setattr(f"jobs.optimize.file_reader.{name}", 256 * KIB)
+        monkeypatch.setattr(f"jobs.optimize.batch_reader.{name}", 256 * KIB)
     assert lab.optimize().partitions == 3
     assert were_syncing == [False, False]
     lab.verify_clean()

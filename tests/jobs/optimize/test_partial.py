@@ -18,7 +18,7 @@ from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.stub.transition import settle
 from dedupd_core.system.files import data_ranges, opened
 from dedupd_core.units import KIB, MIB
-from jobs.optimize.partial_plan import Fresh, Keep, plan
+from jobs.optimize.partial_plan import FreshRange, KeptSpan, plan
 from tests.support.lab import Lab, lab_in, noise, stop_at
 from tests.support.mounts import MountedLab, mounted_lab
 
@@ -118,7 +118,7 @@ def test_a_plan_keeps_what_is_untouched_and_reads_the_rest(
     parts = list(plan(spans, local, covered, size))
     at = 0
     for part in parts:
-        if isinstance(part, Fresh):
+        if isinstance(part, FreshRange):
             assert part.start == at < part.end
             for place in range(part.start, part.end):
                 span = owner.get(place)
@@ -139,12 +139,14 @@ def test_a_plan_keeps_what_is_untouched_and_reads_the_rest(
                 assert all(place >= covered or owner[place].chunk == HOLE for place in range_)
             at += part.length
     assert at == size
-    assert not any(isinstance(a, Fresh) and isinstance(b, Fresh) for a, b in pairwise(parts))
+    assert not any(
+        isinstance(a, FreshRange) and isinstance(b, FreshRange) for a, b in pairwise(parts)
+    )
 
 
 def test_an_untouched_stub_keeps_every_chunk() -> None:
     spans = [Span(0, 10, 7, 0), Span(10, 5, HOLE, 0), Span(15, 9, 8, 0)]
-    assert list(plan(spans, [], 24, 24)) == [Keep(7, 10), Keep(HOLE, 5), Keep(8, 9)]
+    assert list(plan(spans, [], 24, 24)) == [KeptSpan(7, 10), KeptSpan(HOLE, 5), KeptSpan(8, 9)]
 
 
 # --- the job ----------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ def test_only_the_chunks_around_an_edit_are_stored_again(lab: Lab) -> None:
     content[MIB : MIB + 7] = b"an edit"
     report = lab.optimize()
     assert (report.files_optimized, report.files_spliced) == (1, 1)
-    assert report.sums["new_raw_bytes"] <= 2 * 128 * KIB
+    assert report.sums.new_raw_bytes <= 2 * 128 * KIB
     assert lab.read("file") == content
     assert own_blocks(lab, "file") == []
     after = chunks(lab, "file")
@@ -199,7 +201,7 @@ def test_a_write_into_a_long_hole_does_not_read_the_hole(lab: Lab) -> None:
     edit(lab, "sparse", (1 << 39, b"in the middle"))
     report = lab.optimize()
     assert report.files_spliced == 1
-    assert report.sums["raw_bytes"] <= MIB
+    assert report.sums.raw_bytes <= MIB
     with lab.opened() as volume, opened(os.open(lab.data / "sparse", os.O_RDONLY)) as fd:
         stub = volume.space.read(fd, "sparse")
         assert stub is not None

@@ -13,7 +13,7 @@ from dedupd_core.units import KIB, MIB
 from dedupd_core.volume.commit import VolumeCommitter
 from fuse_stub.busy.quiet_parts import present_quiet
 from jobs.optimize import admission
-from jobs.optimize.judging import Judging
+from jobs.optimize.judgements import Judgements
 from tests.conftest import MakeFileSystem
 from tests.jobs.optimize.test_admission import lowest_free
 from tests.support.lab import OLD_NS, free_bytes, noise, write_out
@@ -195,7 +195,7 @@ def test_files_that_were_left_are_found_by_parts_that_are_stored(
         (lab.view / "often").write_bytes(often)
         with monkeypatch.context() as patch, ExitStack() as until_then:
             if case == "killed":
-                patch.setattr(Judging, "end", be_killed)
+                patch.setattr(Judgements, "end", be_killed)
                 until_then.enter_context(pytest.raises(Killed))
             lab.optimize()
         assert lab.stub("often") is not None
@@ -214,7 +214,7 @@ def test_parts_that_save_nothing_stay_where_others_are_read_again(disk: Path) ->
         (lab.view / "1.20480.one").write_bytes(content_of("1.20480.one"))
         report = lab.optimize()
         assert (report.files_recalled, report.files_optimized) == (2, 2)
-        assert report.sums["stored_bytes"] < MIB, "chunks that no file needs"
+        assert report.sums.stored_bytes < MIB, "chunks that no file needs"
         assert lab.stub("1.20480.one") is None
 
 

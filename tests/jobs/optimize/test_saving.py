@@ -13,7 +13,7 @@ from dedupd_core.config import memory_budget
 from dedupd_core.store.saved_notes import NAME, SavedNotes
 from dedupd_core.system.file_reader import BATCH_BYTES
 from dedupd_core.units import KIB, MIB
-from jobs.optimize.buffers import Cut, InFlight
+from jobs.optimize.buffers import CutBatch, PendingBatch
 from jobs.optimize.pipeline import Ingest
 from jobs.tree import judged_files
 from jobs.tree.candidates import SAVES_LITTLE
@@ -54,9 +54,9 @@ def test_a_tree_of_media_is_not_stored_and_not_read_again(tmp_path: Path) -> Non
     first = lab.optimize()
     assert (store_bytes(lab), first.files_optimized) == (0, 0)
     assert first.files_left == {SAVES_LITTLE: len(contents)}
-    assert first.sums["raw_bytes"] == sum(map(len, contents.values()))
+    assert first.sums.raw_bytes == sum(map(len, contents.values()))
     second = lab.optimize()
-    assert (second.sums["raw_bytes"], second.partitions) == (0, 0)
+    assert (second.sums.raw_bytes, second.partitions) == (0, 0)
     assert second.files_skipped == {SAVES_LITTLE: len(contents)}
     assert all((lab.data / name).read_bytes() == c for name, c in contents.items())
 
@@ -77,7 +77,7 @@ def test_what_is_copied_later_is_stored_with_its_first_owner(tmp_path: Path) -> 
         assert lab.stub(name) is not None
         assert lab.read(name) == lab.read(f"copies/{name}") == content
     third = lab.optimize()
-    assert third.sums["raw_bytes"] == 0
+    assert third.sums.raw_bytes == 0
     lab.verify_clean()
 
 
@@ -91,7 +91,7 @@ def test_copies_of_one_run_are_stored_in_it(tmp_path: Path) -> None:
     assert report.files_optimized == 2 * len(contents)
     assert report.files_left == {SAVES_LITTLE: 1}
     assert store_bytes(lab) <= 1.01 * sum(map(len, contents.values())) + 64 * KIB
-    assert lab.optimize().sums["raw_bytes"] == 0
+    assert lab.optimize().sums.raw_bytes == 0
     lab.verify_clean()
 
 
@@ -133,7 +133,7 @@ def test_a_lower_limit_takes_what_it_allows(tmp_path: Path) -> None:
     lab.optimize()
     lab.set_policy('min_age = "0s"\nmin_file_saving = 0.02\n')
     report = lab.optimize()
-    assert (report.files_optimized, report.sums["raw_bytes"]) == (1, 960 * KIB)
+    assert (report.files_optimized, report.sums.raw_bytes) == (1, 960 * KIB)
 
 
 def test_a_file_that_was_touched_is_no_second_arrival(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_file_that_was_touched_is_no_second_arrival(tmp_path: Path) -> None:
     for name in contents:
         os.utime(lab.data / name, ns=(OLD_NS, OLD_NS + 10**9))
     report = lab.optimize()
-    assert report.sums["raw_bytes"] == sum(map(len, contents.values()))
+    assert report.sums.raw_bytes == sum(map(len, contents.values()))
     assert (store_bytes(lab), report.files_recalled) == (0, 0)
 
 
@@ -189,7 +189,7 @@ def test_a_large_file_whose_beginning_pays_alone_is_stored_if_it_saves_anything(
     assert lab.optimize().files_optimized == 1
     assert store_bytes(lab) < len(content)
     lab.put("copy", content)
-    assert lab.optimize().sums["new_chunks"] == 0
+    assert lab.optimize().sums.new_chunks == 0
     assert lab.read("image") == lab.read("copy") == content
 
 
@@ -238,7 +238,7 @@ def test_notes_that_cannot_be_read_are_removed(tmp_path: Path) -> None:
     lab.put("one more", noise(100 * KIB, 77))
     assert lab.optimize().files_optimized == 0
     assert not path.exists()
-    assert lab.optimize().sums["raw_bytes"] == sum(map(len, contents.values())) + 100 * KIB
+    assert lab.optimize().sums.raw_bytes == sum(map(len, contents.values())) + 100 * KIB
     assert path.exists()
 
 
@@ -262,7 +262,7 @@ def test_little_memory_saves_notes_on_the_way(
     for name, content in contents.items():
         lab.put(f"copies/{name}", content)
     assert lab.optimize().files_optimized == 2 * len(contents)
-    assert lab.optimize().sums["raw_bytes"] == 0
+    assert lab.optimize().sums.raw_bytes == 0
 
 
 def test_a_large_file_that_changes_while_its_parts_are_judged_stays_plain(
@@ -272,7 +272,7 @@ def test_a_large_file_that_changes_while_its_parts_are_judged_stays_plain(
     judged = Ingest._judged
     parts: list[bytes] = []
 
-    def change(self: Ingest, state: InFlight, cut: Cut) -> native.ingest.Judgement:
+    def change(self: Ingest, state: PendingBatch, cut: CutBatch) -> native.ingest.Judgement:
         for segment in state.segments:
             parts.append(segment.task.candidate.path)
             if len(parts) > 1:

@@ -70,7 +70,7 @@ def test_a_file_that_a_snapshot_has_is_left_unless_the_policy_takes_it(
     subprocess.run(snapshot, check=True)
     report = lab.optimize()
     assert (report.files_optimized, report.files_left) == (0, {SHARED: 2})
-    assert report.sums["stored_bytes"] == 0
+    assert report.sums.stored_bytes == 0
     run_cli("run", "optimize", lab.root)
     status = json.loads(run_cli("status", lab.root, "--here", "--json").stdout)
     assert status["shared_left"] == {"files": 2, "bytes": 9 * MIB + 200 * KIB}

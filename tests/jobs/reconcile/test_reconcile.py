@@ -1,5 +1,6 @@
 """Reconciliation: what partitions have in common is there once, and no file notices."""
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from dedupd_core.errors import DamagedTable
 from dedupd_core.format import table as tbl
 from dedupd_core.format.container import Kind
 from dedupd_core.format.domain import PartitionKey
-from dedupd_core.format.ids import container_of, make_id, ordinal_of
+from dedupd_core.format.ids import PackedPairs, container_of, make_id, ordinal_of
 from dedupd_core.store.container.record_states import join_set, set_states
 from dedupd_core.store.container.table_file import load_table
 from dedupd_core.store.container.table_scan import TableShape
@@ -19,8 +20,8 @@ from dedupd_core.store.merge_log import MergeLog, MergeLogWriter
 from dedupd_core.store.writer import ContainerWriter
 from dedupd_core.system.files import opened
 from dedupd_core.units import KIB, MIB
-from jobs.reconcile.job import Strategy
 from jobs.reconcile.join import rounds, unreconciled
+from jobs.reconcile.reconcile_job import Strategy
 from tests.support.lab import Lab, lab_in, new_lab, noise, stop_at
 from tests.support.upkeep import PLAIN, chunks_of, damage_record, entry, reconcile, scrub
 
@@ -228,11 +229,13 @@ def test_delayed_waits_for_a_machine_that_is_idle(
 ) -> None:
     with lab_in(tmp_path) as lab:
         contents = partitioned(lab, 3)
-        monkeypatch.setattr("jobs.reconcile.job.busy_with", lambda: "io (50 % of the time)")
+        monkeypatch.setattr(
+            "jobs.reconcile.reconcile_job.busy_with", lambda: "io (50 % of the time)"
+        )
         report = reconcile(lab, Strategy.DELAYED)
         assert (report.rounds, report.rounds_left) == (0, 1)
         assert report.outcome == "postponed: other programs wait for io (50 % of the time)"
-        monkeypatch.setattr("jobs.reconcile.job.busy_with", lambda: "")
+        monkeypatch.setattr("jobs.reconcile.reconcile_job.busy_with", lambda: "")
         report = reconcile(lab, Strategy.DELAYED)
         assert report.merged.chunks > 0 and report.outcome == "done"
         assert read_all(lab, contents) == contents
@@ -246,7 +249,7 @@ def test_a_log_comes_back_as_it_was_written(tmp_path: Path) -> None:
         fd = volume.store.open_merge_directory()
         with opened(fd):
             writer = MergeLogWriter(fd, volume.space.volume_id, volume.disk, volume.room())
-            writer.add((1).to_bytes(8, "little") + (2).to_bytes(8, "little"))
+            writer.add(PackedPairs(struct.pack("<QQ", 1, 2)))
             with pytest.raises(FileNotFoundError):
                 MergeLog(fd, volume.space.volume_id)
             writer.complete()

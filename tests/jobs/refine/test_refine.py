@@ -16,8 +16,8 @@ from dedupd_core.format.table import State, TableEntry
 from dedupd_core.units import KIB
 from jobs.frame.run import JobRun
 from jobs.rebuild import Rebuild
-from jobs.refine.job import Refine, RefineReport
-from jobs.scrub.job import Depth
+from jobs.refine.refine_job import Refine, RefineReport
+from jobs.scrub.scrub_job import Depth
 from tests.support.gc_oracle import COLLECTED, expect_collected
 from tests.support.lab import Lab, new_lab, noise, stop_at
 from tests.support.stub_chunks import StubOfChunks

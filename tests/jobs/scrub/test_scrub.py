@@ -13,8 +13,8 @@ from dedupd_core.format.ids import ordinal_of
 from dedupd_core.units import KIB
 from jobs.frame.pace import BURST_S, Throttle
 from jobs.frame.run import Cancelled, JobRun
-from jobs.scrub.job import Depth, Scrub, ScrubReport
 from jobs.scrub.progress import ScrubProgress
+from jobs.scrub.scrub_job import Depth, Scrub, ScrubReport
 from tests.support import upkeep
 from tests.support.lab import Lab, fill, flip_bit, lab_in, new_lab, noise
 from tests.support.upkeep import chunks_of, damage_record, entry

@@ -16,8 +16,8 @@ from dedupd_core import native
 from dedupd_core.config.policy import Policy
 from dedupd_core.system.files import opened
 from dedupd_core.units import KIB
-from jobs.optimize.file_reader import SETTLE_NS
-from jobs.tree.candidates import Skipped, _Search, candidates
+from jobs.optimize.examination import SETTLE_NS
+from jobs.tree.candidates import SkippedFiles, _Search, candidates
 from jobs.tree.walk import walk
 from tests.conftest import MakeFileSystem
 from tests.support.lab import (
@@ -41,7 +41,7 @@ def found(lab: Lab, below: bytes = b"") -> list[bytes]:
 
 def chosen(lab: Lab, policy: Policy = TAKES_ALL) -> tuple[list[bytes], dict[str, int]]:
     """Paths of the candidates, and how many files were skipped for which reason."""
-    skipped, errors = Skipped(), list[str]()
+    skipped, errors = SkippedFiles(), list[str]()
     with lab.opened() as volume:
         paths = sorted(c.path for c in candidates(volume, policy, b"", skipped, errors))
     assert errors == []
@@ -83,7 +83,7 @@ def test_a_file_that_has_a_name_outside_of_the_volume_stays_plain(tmp_path: Path
         paths, skipped = chosen(lab)
         assert (len(paths), skipped) == (1, {"linked from elsewhere": 1})
         for below in (b"f", b"h", b"d"):
-            passed = Skipped()
+            passed = SkippedFiles()
             with lab.opened() as volume:
                 assert not list(candidates(volume, TAKES_ALL, below, passed, []))
             assert passed.files == {"linked from elsewhere": 1}
@@ -110,7 +110,7 @@ def test_a_name_that_is_met_twice_counts_once(
 
         monkeypatch.setattr(_Search, "_find", move_and_find)
         with lab.opened() as volume:
-            passed = Skipped()
+            passed = SkippedFiles()
             assert list(candidates(volume, TAKES_ALL, b"", passed, [])) == []
         assert passed.files == {"linked from elsewhere": 1}
 
@@ -134,7 +134,7 @@ def test_a_name_counts_for_the_directory_that_it_was_found_in(
 
         monkeypatch.setattr(_Search, "_find", find_and_rotate)
         with lab.opened() as volume:
-            passed = Skipped()
+            passed = SkippedFiles()
             assert list(candidates(volume, TAKES_ALL, b"", passed, [])) == []
         assert passed.files == {"linked from elsewhere": 1}
 
@@ -149,7 +149,7 @@ def test_a_file_whose_last_block_has_no_end_stays_plain(loop_fs: MakeFileSystem,
     paths, skipped = chosen(lab)
     assert (paths, skipped) == ([b"long"], {"too long": 1})
     with lab.opened() as volume:
-        assert not list(candidates(volume, TAKES_ALL, b"longest", Skipped(), []))
+        assert not list(candidates(volume, TAKES_ALL, b"longest", SkippedFiles(), []))
     assert lab.optimize().files_optimized == 1
 
 
@@ -364,7 +364,7 @@ def test_a_job_can_give_way_where_no_file_is_taken(tmp_path: Path) -> None:
             (many / str(number)).touch()
         checks: list[None] = []
         with lab.opened() as volume:
-            skipped, errors = Skipped(), list[str]()
+            skipped, errors = SkippedFiles(), list[str]()
             found = candidates(volume, TAKES_ALL, b"", skipped, errors, lambda: checks.append(None))
             assert list(found) == []
     assert skipped.files == {"empty": 3030}

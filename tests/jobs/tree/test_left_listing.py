@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from jobs.frame.run import Findings
-from jobs.optimize.left_files import NAMED_MAX, LeftFiles, named_left
-from jobs.tree.candidates import EXCLUDED, SAVES_LITTLE, SMALL, YOUNG, Skipped, candidates
-from jobs.tree.left_listing import WAITS, LeftFile, left_files
+from jobs.optimize.outcomes import NAMED_MAX, LeftFiles, named_left
+from jobs.tree.candidates import EXCLUDED, SAVES_LITTLE, SMALL, YOUNG, SkippedFiles, candidates
+from jobs.tree.explanation import WAITS, LeftFile, left_files
 from tests.support.lab import Lab, lab_in, noise
 
 
@@ -70,7 +70,7 @@ def test_the_reasons_are_those_that_a_run_counts(lab: Lab) -> None:
     counts: dict[str, int] = {}
     for file in listed(lab):
         counts[file.reason] = counts.get(file.reason, 0) + 1
-    skipped = Skipped()
+    skipped = SkippedFiles()
     with lab.opened() as volume:
         assert list(candidates(volume, volume.policy(), b"", skipped, [])) == []
     assert counts[YOUNG] > 0

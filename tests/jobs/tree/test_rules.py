@@ -9,7 +9,7 @@ from dedupd_core.config.policy import Marker, Policy
 from dedupd_core.config.policy_file import keep_plain
 from dedupd_core.config.rules import Rule, pattern_of
 from dedupd_core.units import KIB
-from jobs.tree.candidates import Skipped, candidates
+from jobs.tree.candidates import SkippedFiles, candidates
 from jobs.tree.explanation import explain_file
 from jobs.tree.marked_directories import SIGNATURE
 from tests.support.lab import Lab, lab_in, noise
@@ -20,7 +20,7 @@ ALL = Policy(min_age_s=0, min_size_bytes=1)
 def taken(lab: Lab, policy: Policy, below: bytes = b"") -> set[bytes]:
     """Paths that the job takes; and the explanation of each file says the same."""
     with lab.opened() as volume:
-        skipped = Skipped()
+        skipped = SkippedFiles()
         paths = {one.path for one in candidates(volume, policy, below, skipped, [])}
         for directory, _, names in os.walk(lab.data / os.fsdecode(below)):
             for name in names:
@@ -88,7 +88,7 @@ def test_a_rule_says_whether_to_compress(tmp_path: Path) -> None:
         lab.put("raw/x", b"text " * 20_000)
         lab.put("y", b"other " * 20_000)
         lab.set_policy('min_age = "0s"\nmin_size = 1\n[[rule]]\npath = "raw/"\ncompress = false\n')
-        stored = lab.optimize().sums["stored_bytes"]
+        stored = lab.optimize().sums.stored_bytes
         assert 90_000 < stored < 110_000
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import astuple
 from pathlib import Path
 
 from jobs.frame.run import JobRun
@@ -41,7 +42,8 @@ def test_every_plain_file_has_one_reason(tmp_path: Path) -> None:
         }
         assert time.time() - 60 < found.oldest_waiting_s <= time.time()
         with lab.opened() as volume:
-            row = volume_figures(volume)
+            figures = volume_figures(volume)
+        row = figures.to_json()
         assert (row["waiting_files"], row["small_files"], row["files"]) == (1, 1, 7)
         plain = sum(row[f"{k}_files"] for k in KINDS)
         assert plain == row["files"] - row["files_optimized"]
@@ -56,15 +58,16 @@ def test_what_is_saved_is_told_by_cause(tmp_path: Path) -> None:
         lab.put("text", text)
         lab.optimize()
         with lab.opened() as volume:
-            row = volume_figures(volume)
-        causes = row["causes"]
-        duplicates = causes["duplicates_bytes"]
+            figures = volume_figures(volume)
+        causes = figures.causes
+        assert causes is not None
+        duplicates = causes.duplicates_bytes
         assert 2 * len(content) <= duplicates <= 2 * len(content) + 16384, "last blocks too"
-        assert len(text) // 4 < causes["compression_bytes"] < len(text)
-        assert causes["refined_bytes"] == row["local_bytes"] == 0
-        saved = sum(causes.values())
-        assert 0.9 * saved <= row["saved_bytes"] + row["redundancy_bytes"] + 65536 <= 1.2 * saved
+        assert len(text) // 4 < causes.compression_bytes < len(text)
+        assert causes.refined_bytes == figures.local_bytes == 0
+        saved = sum(astuple(causes))
+        assert 0.9 * saved <= figures.saved_bytes + figures.redundancy_bytes + 65536 <= 1.2 * saved
         with open(lab.let_write("one"), "r+b") as file:
             file.write(b"fresh" * 1000)
         with lab.opened() as volume:
-            assert volume_figures(volume)["local_bytes"] == 8192
+            assert volume_figures(volume).local_bytes == 8192

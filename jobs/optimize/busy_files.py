@@ -129,12 +129,12 @@ class BusyFiles:
         return not marked.has(path)
 
     def offers(self, is_in: Callable[[bytes], bool]) -> Iterator[BusyFile]:
-        """Each file once in a run, but for those that :meth:`left` asks for again."""
+        """Each file once in a run, but for those that :meth:`decline` asks for again."""
         for path in self.waiting():
             if path in self._done or not is_in(path):
                 continue
             self._done.add(path)
-            reply = self._call("parts_offer", path=os.fsdecode(path), **self._wanted(path))
+            reply = self._call("parts_offer", path=os.fsdecode(path), **self._request(path))
             if not reply.get("ranges"):
                 continue
             offer = self._offer(path, reply)
@@ -146,7 +146,7 @@ class BusyFiles:
 
     def waiting(self) -> list[bytes]:
         """The files of which something may be offered."""
-        return list(dict.fromkeys([one.path for one in self.found()] + [*self._asked]))
+        return list(dict.fromkeys([candidate.path for candidate in self.found()] + [*self._asked]))
 
     def owner(self, path: bytes) -> int | None:
         """The user whose file it is; None where it is gone."""
@@ -167,7 +167,7 @@ class BusyFiles:
         self.has_more = True
         return True
 
-    def _wanted(self, path: bytes) -> dict[str, Any]:
+    def _request(self, path: bytes) -> dict[str, Any]:
         """What is asked for of a file. While a restore fills the volume, what was written just now,
         and no more than has room as chunks; where all of it pays, also what saved little before."""
         if not self._restores:
@@ -187,7 +187,7 @@ class BusyFiles:
             self._done.discard(offer.path)
             self.has_more = True
 
-    def awaits(self, found: object) -> bool:
+    def defers(self, found: object) -> bool:
         """Whether a file that was found is rather taken by its parts: it is large, and a program
         that restores is writing to it, it seems."""
         if not (self._restores and isinstance(found, Candidate) and self._client is not None):
@@ -209,14 +209,18 @@ class BusyFiles:
         ranges = [(start, end) for start, end in reply["ranges"]]
         inode = reply["inode"]
         return BusyFile(
-            *(path, inode, reply["size"], attribute, ranges),
+            path=path,
+            inode=inode,
+            size=reply["size"],
+            attribute=attribute,
+            ranges=ranges,
             compresses=self._policy.compresses(path),
             is_certain=inode in self._certain,
             owner=status.st_uid,
         )
 
-    def left(self, candidate: Candidate, reason: str, is_promising: bool) -> None:
-        """An offer is not taken. Where the beginning of it does not pay and the whole does, it is
+    def decline(self, candidate: Candidate, reason: str, is_promising: bool) -> None:
+        """Give an offer back. Where the beginning of it does not pay and the whole does, it is
         asked for again; what does not pay at all, once it has been written to."""
         inode = candidate.identity.inode
         is_again = is_promising and inode not in self._certain

@@ -16,9 +16,9 @@ from dedupd_core.format.volume_parameters import new_parameters
 from dedupd_core.system.file_reader import BATCH_BYTES
 from dedupd_core.system.page_cache import BufferPool
 from dedupd_core.units import KIB, MIB
-from jobs.optimize import file_reader
+from jobs.optimize import batch_reader, examination
+from jobs.optimize.batch_reader import BatchReader, ReaderLimits
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Segment
-from jobs.optimize.file_reader import BatchReader, ReaderLimits
 from jobs.tree.candidates import Candidate
 from jobs.tree.walk import walk
 from tests.support.lab import (
@@ -40,7 +40,7 @@ BUFFERS = 3
 def reading(lab: Lab, candidates: list[Candidate]) -> Iterator[tuple[BatchReader, BufferPool]]:
     with lab.opened() as volume:
         pool = BufferPool(mmap.mmap(-1, HEADROOM + BATCH_BYTES) for _ in range(BUFFERS))
-        found = [(c, True) for c in candidates]
+        found = [FileTask.whole(candidate, True) for candidate in candidates]
         reader = BatchReader(volume, found, pool, ReaderLimits(HEADROOM, threads=2))
         try:
             yield reader, pool
@@ -58,7 +58,7 @@ def candidates_of(lab: Lab) -> list[Candidate]:
 
 def wait_until_settled(last: Path) -> None:
     """Until no write to a file could leave its times as they are."""
-    while time.time_ns() - last.stat().st_ctime_ns < file_reader.SETTLE_NS:
+    while time.time_ns() - last.stat().st_ctime_ns < examination.SETTLE_NS:
         time.sleep(0.005)
 
 
@@ -116,7 +116,7 @@ def test_many_small_files_share_a_buffer(tmp_path: Path) -> None:
 def test_a_batch_holds_a_limited_number_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_reader, "FILES_PER_BATCH_MAX", 10)
+    monkeypatch.setattr(batch_reader, "FILES_PER_BATCH_MAX", 10)
     with lab_in(tmp_path) as lab:
         for at in range(35):
             last = lab.put(f"{at}", noise(100, at))
@@ -277,8 +277,32 @@ def test_a_reader_stops_at_once_wherever_it_is(tmp_path: Path, batches_taken: in
         assert descriptors() == before
 
 
+def test_a_stub_that_is_given_up_while_it_is_read_ends_once(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        stub = lab.put("stub", noise(4 * MIB))
+        lab.optimize()
+        with open(lab.let_write("stub"), "r+b") as file:
+            file.write(noise(4 * MIB, 1))
+        wait_until_settled(stub)
+        (candidate,) = candidates_of(lab)
+        assert candidate.attribute is not None
+        with lab.opened() as volume:
+            pool = BufferPool(mmap.mmap(-1, HEADROOM + MIB) for _ in range(BUFFERS))
+            work = [FileTask.whole(candidate, True)]
+            reader = BatchReader(volume, work, pool, ReaderLimits(HEADROOM, batch_bytes=MIB))
+            ends = 0
+            for batch in reader:  # the last one needs a buffer that is given back here
+                assert isinstance(batch, Batch) and batch.buffer is not None
+                for segment in batch.segments:
+                    segment.task.failure = "no room for it"
+                    ends += segment.final
+                pool.give(batch.buffer)
+            reader.close()
+        assert ends == 1
+
+
 def test_an_error_of_the_scan_reaches_the_reader(tmp_path: Path) -> None:
-    def failing() -> Iterator[tuple[Candidate, bool]]:
+    def failing() -> Iterator[FileTask]:
         yield from ()
         raise OSError(5, "Input/output error")
 

@@ -1,14 +1,14 @@
 """The report of an optimize run."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Self
 
 from dedupd_core.store.chunk_index import IndexCounters
 from dedupd_core.volume.commit import Outcome, Result
 from dedupd_core.volume.commit_requests import CommitRequests
-from jobs.frame.report import FileReport
-from jobs.tree.candidates import SAVES_LITTLE, Skipped
+from jobs.frame.job import FileReport
+from jobs.tree.candidates import SAVES_LITTLE, SkippedFiles
 
 
 @dataclass(slots=True)
@@ -36,9 +36,9 @@ class Sums:
     sync_s: float = 0.0
     commit_s: float = 0.0
 
-    def rounded(self) -> dict[str, int | float]:
-        """As in the report."""
-        return {k: round(v, 3) for k, v in asdict(self).items()}
+    def rounded(self) -> Self:
+        """As in the report: times to a millisecond."""
+        return replace(self, **{k: round(v, 3) for k, v in asdict(self).items()})
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class OptimizeReport(FileReport):
     files_left: dict[str, int] = field(default_factory=dict)
     files_skipped: dict[str, int] = field(default_factory=dict)
     bytes_skipped: dict[str, int] = field(default_factory=dict)
-    sums: dict[str, Any] = field(default_factory=lambda: Sums().rounded())
+    sums: Sums = field(default_factory=Sums)
     recipe_bytes: int = 0
     cut_bytes: int = 0
     freed_bytes: int = 0
@@ -84,7 +84,7 @@ class OptimizeReport(FileReport):
                 self.files_spliced -= request.previous is not None or request.in_parts
                 self.logical_bytes -= request.identity.size
 
-    def count_left(self, small_files: int, skipped: Skipped) -> None:
+    def count_left(self, small_files: int, skipped: SkippedFiles) -> None:
         """Count files that would save too little: ``small_files`` beside those counted one by one,
         and those that were ``skipped``. What was recalled was counted twice."""
         count = self.files_left.pop(SAVES_LITTLE, 0) + skipped.files.pop(SAVES_LITTLE, 0)

@@ -19,9 +19,8 @@ from dedupd_core.stores.secret_files import rotate_secret
 from dedupd_core.system.files import opened
 from dedupd_core.units import format_size
 from dedupd_core.volume.volume import Volume
-from jobs.compact.in_place import InPlace, tell_readers
-from jobs.compact.rewriting import keep_last_bytes, kept_open
-from jobs.frame.report import FileReport, Job
+from jobs.compact.space_reclaimer import SpaceReclaimer, keep_last_bytes, kept_open, notify_readers
+from jobs.frame.job import FileReport, Job
 from jobs.frame.run import JobRun
 
 
@@ -84,7 +83,7 @@ class Compact(Job[CompactReport]):
         if not self._dry_run:
             if self._rekey:
                 rotate_secret(self._volume.store.base_fd, self._volume.disk)
-            self._give_back()
+            self._reclaim()
         candidates = [c for kind in Kind for c in self._candidates(kind)]
         total = sum(0 if c.weight.is_dead else c.weight.needed_bytes for c in candidates)
         self._run.update(phase="compacting", done=0, total=total)
@@ -117,7 +116,7 @@ class Compact(Job[CompactReport]):
                     found.append(CompactionCandidate(kind, number, weight))
         return found
 
-    def _give_back(self) -> None:
+    def _reclaim(self) -> None:
         """Bring every container into a known state, and take back what needs no copy."""
         for kind in Kind:
             with self._volume.containers_to_empty(kind) as directory:
@@ -125,7 +124,7 @@ class Compact(Job[CompactReport]):
                 for number in self._run.each(f"{kind.name.lower()} tables", directory.numbers()):
                     with suppress(DamagedContainer):  # told when it is weighed
                         recover_or_discard(directory, number)
-        InPlace(self._volume, self._run, self._report).give_back()
+        SpaceReclaimer(self._volume, self._run, self._report).reclaim()
 
     @staticmethod
     def _weight(directory: ContainerDirectory, state: Recovered) -> Weight:
@@ -205,4 +204,4 @@ class Compact(Job[CompactReport]):
                 run.findings.add(f"{kind.name.lower()}: {error}")
                 return
             report.freed_bytes += weight.size_bytes - size
-            tell_readers(volume, kind, number)
+            notify_readers(volume, kind, number)

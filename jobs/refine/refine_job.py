@@ -1,6 +1,5 @@
 """The refine job: cold chunks are stored as the difference to others (docs/design/refine.md)."""
 
-from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from dedupd_core.failpoint import define, reach
 from dedupd_core.format.container import Codec, Kind, seed_of
 from dedupd_core.format.derived.sketch import SKETCH_BYTES
 from dedupd_core.format.domain import VOLUME
-from dedupd_core.format.ids import container_of, ordinal_of
+from dedupd_core.format.ids import container_of, ordinal_of, pack_ids, unpack_ids
 from dedupd_core.store.container.compaction import Kept, compact
 from dedupd_core.store.container.container import data_name
 from dedupd_core.store.container.recovery import recover_or_discard
@@ -26,16 +25,15 @@ from dedupd_core.system.processes import cores
 from dedupd_core.units import format_size
 from dedupd_core.volume.hints import HintKey
 from dedupd_core.volume.volume import Volume
-from jobs.check.leaning import Held, deltas
-from jobs.compact.in_place import tell_readers
-from jobs.compact.rewriting import keep_last_bytes, kept_open
-from jobs.frame.report import FileReport, Job
+from jobs.check.deltas import RetainedBases, deltas
+from jobs.compact.space_reclaimer import keep_last_bytes, kept_open, notify_readers
+from jobs.frame.job import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.refine.dictionaries import Dictionaries
-from jobs.refine.leaving import Leaving
+from jobs.refine.leaving_bases import BaseGroups
 from jobs.refine.new_payloads import NewPayloads
-from jobs.refine.planning import Lookings, cold
-from jobs.refine.sketching import Sketching
+from jobs.refine.refine_history import RefineHistory, cold
+from jobs.refine.sketcher import Sketcher
 
 _LOOKED = define("refine.looked", "a container is refined, or not worthwhile, and recorded as such")
 
@@ -49,7 +47,7 @@ SLOT_BYTES = 48
 just doubled."""
 
 
-class NotWorthIt(Exception):
+class SavesTooLittle(Exception):
     """A new generation would save too little. The old one stays."""
 
 
@@ -98,7 +96,7 @@ class Refine(Job[RefineReport]):
         self._threads = self._policy.cores or cores()
         self._room = volume.store_room()
         self._rewritten = set[int]()
-        self._lookings = Lookings(volume, self._mode)
+        self._history = RefineHistory(volume, self._mode)
         similar_bytes = refine_similar_bytes(self._policy.memory_bytes)
         self._records_max = similar_bytes // (SLOT_BYTES * SKETCH_BYTES // 8)
 
@@ -112,15 +110,15 @@ class Refine(Job[RefineReport]):
             self._directory = stack.enter_context(self._volume.containers(Kind.CHUNKS))
             self._tables = self._recovered_tables()
             self._dictionaries = Dictionaries(self._volume, self._run, self._tables, self._threads)
-            self._leaving = Leaving(self._directory, Held(self._volume.store_hints))
+            self._base_groups = BaseGroups(self._directory, RetainedBases(self._volume.store_hints))
             self._leaned = self._leaned_on()
             waiting = self._plan()
             if not waiting:
                 self._report.outcome = "no new chunks are cold"
                 return self.report()
             self._number_domains()
-            looked = {number: self._lookings.of(number).count for number in self._tables.shapes}
-            self._sketching = Sketching(self._run, self._tables, self._threads, looked.__getitem__)
+            looked = {number: self._history.of(number).count for number in self._tables.shapes}
+            self._sketching = Sketcher(self._run, self._tables, self._threads, looked.__getitem__)
             others = set(looked) - set(map(container_of, self._dictionaries.holders()))
             for number in self._sketching.without(waiting, others, self._size):
                 self._sketching.sketched(number)
@@ -144,7 +142,7 @@ class Refine(Job[RefineReport]):
     def _number_domains(self) -> None:
         """Give each domain a number for this run; that of the volume is 0."""
         found = {shape.header.domain for shape in self._tables.shapes.values()} - {VOLUME}
-        self._numbers = {VOLUME: 0} | {one: at for at, one in enumerate(sorted(found), 1)}
+        self._numbers = {VOLUME: 0} | {domain: at for at, domain in enumerate(sorted(found), 1)}
 
     def _domain(self, number: int) -> int:
         """The number of the domain of a container: nothing in it leans on what is of another."""
@@ -155,10 +153,10 @@ class Refine(Job[RefineReport]):
         shapes, report = self._tables.shapes, self._report
         remove_stray_sketches(self._directory, set(shapes))
         is_cold = set(cold(self._directory, shapes, self._policy.refine_age_s))
-        todo = [n for n, one in shapes.items() if not self._lookings.is_done(n, one.count)]
+        todo = [n for n, shape in shapes.items() if not self._history.is_done(n, shape.count)]
         new = is_cold & set(todo)
-        left = self._leaving.plan(self._size, is_cold, new, self._lookings.left_bytes)
-        waiting = sorted(new | left)
+        of_groups = self._base_groups.plan(self._size, is_cold, new, self._history.left_bytes)
+        waiting = sorted(new | of_groups)
         report.containers, report.containers_waiting = len(shapes), len(waiting)
         report.containers_young = len(todo) - len(new)
         return waiting
@@ -166,19 +164,19 @@ class Refine(Job[RefineReport]):
     def _leaned_on(self) -> Marks:
         """The records that others lean on, whatever became of these, and what they were merged
         into: all of these stay as they are."""
-        marks, found = Marks(self._tables.counts()), array("Q")
+        marks, found = Marks(self._tables.counts()), list[int]()
         for delta in deltas(self._directory, list(self._tables.shapes), self._run.safe_point):
             self._report.deltas += delta.entry.codec == Codec.DELTA
             if delta.base:
                 found.append(delta.base)
                 if delta.entry.codec == Codec.DELTA:
-                    self._leaving.add(delta)
+                    self._base_groups.add(delta)
                 if delta.entry.codec == Codec.DICTIONARY:
                     self._dictionaries.in_use.add(delta.base)
             if len(found) >= MARKED_AT_ONCE:
-                marks.add_packed(found)
-                found = array("Q")
-        marks.add_packed(found)
+                marks.add(found)
+                found = []
+        marks.add(found)
         found_any = True
         while found_any:
             found_any = False
@@ -201,29 +199,29 @@ class Refine(Job[RefineReport]):
         if is_full:
             # A dictionary has strings of the files that it was trained with.
             sizes = {number: self._size(number) for number in waiting if not self._domain(number)}
-            found = self._dictionaries.wanted(sizes, self._policy.refine_level, GAIN_MIN)
+            found = self._dictionaries.choose(sizes, self._policy.refine_level, GAIN_MIN)
             self._report.new_dictionaries = len(found.made)
-            for number in {container_of(one) for one in found.made}:
-                self._lookings.note(number, ordinal_of(max(found.made)) + 1)
+            for number in {container_of(record_id) for record_id in found.made}:
+                self._history.note(number, ordinal_of(max(found.made)) + 1)
             self._report.dictionaries = sum(map(refiner.use_dictionary, found.ids))
-        for one in self._dictionaries.holders():
-            refiner.keep(one)
-        if self._leaving.groups:
+        for record_id in self._dictionaries.holders():
+            refiner.keep(record_id)
+        if self._base_groups.groups:
             # Bases become garbage, and no record gets another state by which gc would notice.
             self._volume.store_hints.delete([HintKey.LAST_COLLECTION])
-        for group in self._leaving.groups:
-            refiner.let_leave(group.base, array("Q", group.members))
+        for group in self._base_groups.groups:
+            refiner.let_leave(group.base, pack_ids(group.members))
         return refiner
 
     def _note_left(self, waiting: list[int]) -> None:
         """Note what was to be won in vain, for the next run not to try it again."""
-        left = set(memoryview(self._refiner.left()).cast("Q"))
-        self._report.bases_left = len(left)
-        in_vain = self._leaving.in_vain(left)
+        left_bases = set(unpack_ids(self._refiner.left()))
+        self._report.bases_left = len(left_bases)
+        in_vain = self._base_groups.in_vain(left_bases)
         for number in waiting:
-            count = self._lookings.done(number)
+            count = self._history.done(number)
             if count:
-                self._lookings.note(number, count, in_vain.get(number, 0))
+                self._history.note(number, count, in_vain.get(number, 0))
 
     def _size(self, number: int) -> int:
         return self._directory.stat(number).st_size
@@ -266,7 +264,9 @@ class Refine(Job[RefineReport]):
         for block in self._tables.blocks([self._tables.whole(number)]):
             part = sketches[block.first * SKETCH_BYTES : block.end * SKETCH_BYTES]
             self._refiner.offer(
-                *(block.first_id, part, block.entries),
+                block.first_id,
+                part,
+                block.entries,
                 seed=seed_of(block.header),
                 domain=self._domain(number),
             )
@@ -278,7 +278,7 @@ class Refine(Job[RefineReport]):
         before, size = run.progress.done, self._size(number)
         try:
             self._rewrite(number, before)
-        except NotWorthIt:
+        except SavesTooLittle:
             report.not_worth_it += 1
         except (DamagedChunk, DamagedContainer, NoSpace) as error:
             if isinstance(error, DamagedChunk):
@@ -286,7 +286,7 @@ class Refine(Job[RefineReport]):
             run.findings.add(f"chunks: {error}")
             run.update(done=before + size)
             return
-        self._lookings.note(number, self._tables.shapes[number].count)
+        self._history.note(number, self._tables.shapes[number].count)
         reach(_LOOKED)
         report.looked_records += self._tables.shapes[number].count
         report.looked_bytes += size
@@ -297,19 +297,22 @@ class Refine(Job[RefineReport]):
         run.update(done=before + size, detail=expected)
 
     def _rewrite(self, number: int, before: int) -> None:
-        """Put a new generation in the place of a container. Raises NotWorthIt, Damaged, NoSpace."""
+        """Put a new generation in the place of a container.
+
+        Raises SavesTooLittle, Damaged, NoSpace.
+        """
         directory, run, report = self._directory, self._run, self._report
         with ExitStack() as stack:
             state = recover_or_discard(directory, number)
             if state is None or not state.entries:
-                raise NotWorthIt
+                raise SavesTooLittle
             weight = weigh(state.entries.data, seed_of(state.header), state.end)
             if weight.quarantined:
                 raise DamagedContainer(
                     f"{data_name(number).decode()}: skipped: {weight.quarantined} of its records"
                     " are quarantined; run `dedupd run scrub`"
                 )
-            needed_bytes = weight.room_bytes + self._leaving.room_bytes.get(number, 0)
+            needed_bytes = weight.room_bytes + self._base_groups.room_bytes.get(number, 0)
             if needed_bytes > self._room.left_bytes:
                 report.left_for_lack_of_space += 1
                 raise NoSpace(
@@ -323,8 +326,8 @@ class Refine(Job[RefineReport]):
                 load_sketches(directory, number),
                 self._refiner,
                 self._run.safe_point,
-                0 if self._report.new_dictionaries else self._lookings.done(number),
-                self._leaving.credits,
+                0 if self._report.new_dictionaries else self._history.done(number),
+                self._base_groups.credits,
                 self._domain(number),
             )
 
@@ -334,7 +337,7 @@ class Refine(Job[RefineReport]):
                 is_little = saved < max(GAIN_BYTES_MIN, GAIN_MIN * weight.needed_bytes)
                 # Others in other containers may rely on it that these have left.
                 if is_little and not new.savings.left:
-                    raise NotWorthIt
+                    raise SavesTooLittle
 
             size = compact(directory, state, lambda done: run.step(before + done), given)
             report.rewritten += 1
@@ -346,4 +349,4 @@ class Refine(Job[RefineReport]):
             report.compressed_again += records[Codec.ZSTD]
             report.saved_bytes += weight.size_bytes - size + new.savings.credit_bytes
             directory.bases.native.drop([number])
-            tell_readers(self._volume, Kind.CHUNKS, number)
+            notify_readers(self._volume, Kind.CHUNKS, number)

@@ -188,11 +188,11 @@ class Reader(FileReader[Batch]):
         fill(fd, view, position - length)
 
     def _read_segment(
-        self, fd: int, of: tuple[int, int], left: range, size: int, sparse: bool
+        self, fd: int, of: tuple[int, int], remaining: range, size: int, sparse: bool
     ) -> int:
         """Read on into the current batch, or into a new one where a small file would be split."""
         room = HEADROOM_BYTES + BATCH_BYTES - self._fill
-        position, length = left.start, len(left)
+        position, length = remaining.start, len(remaining)
         if length > room and (position > 0 or length < BATCH_BYTES // 2 or room < BATCH_BYTES // 2):
             self._emit_if_filled()
         batch = self._current()

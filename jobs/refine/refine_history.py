@@ -16,7 +16,7 @@ _RANK = {RefineMode.OFF: 0, RefineMode.QUICK: 1, RefineMode.FULL: 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class RefineProgress:
     """How far a container was looked at: its first ``count`` records, by a run of a rank. So many
     bytes were to be won there, by leaving bases that nothing else needs, and were not."""
 
@@ -25,19 +25,19 @@ class Looked:
     left_bytes: int
 
 
-class Lookings:
+class RefineHistory:
     """What earlier runs have looked at. A loss costs another look, and nothing else."""
 
     def __init__(self, volume: Volume, mode: RefineMode) -> None:
         self._hints = volume.store_hints
         self._rank = _RANK[mode]
 
-    def of(self, number: int) -> Looked:
+    def of(self, number: int) -> RefineProgress:
         """What is known of a container."""
         found = self._hints.get(HintKey.REFINED.of(f"{number:08d}"))
         if isinstance(found, list) and len(found) == 3 and all(isinstance(n, int) for n in found):
-            return Looked(*found)
-        return Looked(0, 0, 0)
+            return RefineProgress(*found)
+        return RefineProgress(0, 0, 0)
 
     def is_done(self, number: int, count: int) -> bool:
         """Whether a run of this mode has nothing to do in a container of so many records."""

@@ -7,7 +7,7 @@ from dedupd_core import native
 from dedupd_core.errors import Damaged
 from dedupd_core.format import table as tbl
 from dedupd_core.format.container import Codec, Kind
-from dedupd_core.format.ids import container_of, make_id, ordinal_of
+from dedupd_core.format.ids import container_of, make_id, ordinal_of, unpack_ids, unpack_ordinals
 from dedupd_core.store.container.directory import ContainerDirectory
 from dedupd_core.volume.hints import HintKey, Hints
 from dedupd_core.volume.volume import Volume
@@ -35,15 +35,15 @@ def deltas(
         except (Damaged, OSError):
             continue
         places, bases = native.upkeep.deltas(entries.data, entries.seed)
-        rows = zip(memoryview(places).cast("I"), memoryview(bases).cast("Q"), strict=True)
+        rows = zip(unpack_ordinals(places), unpack_ids(bases), strict=True)
         for ordinal, base in checked(rows, safe_point):
             entry = entries[ordinal]
             if entry is not None:
                 record_id = make_id(number, ordinal)
-                yield Delta(record_id, base or _told(directory, record_id, entry), entry)
+                yield Delta(record_id, base or _base_in_header(directory, record_id, entry), entry)
 
 
-class Held:
+class RetainedBases:
     """The records that are needed for others alone which lean on them, as the last gc has noted."""
 
     def __init__(self, hints: Hints) -> None:
@@ -58,7 +58,7 @@ class Held:
         return ordinal // 8 < len(bits) and bool(bits[ordinal // 8] >> ordinal % 8 & 1)
 
 
-def note_held(hints: Hints, bits: Mapping[int, bytes]) -> None:
+def note_retained(hints: Hints, bits: Mapping[int, bytes]) -> None:
     """Note which records of each container are held, in a bit for each ordinal."""
     for number, found in bits.items():
         key, value = _held_key(number), found.rstrip(b"\0").hex()
@@ -80,7 +80,7 @@ def _bits(value: object) -> bytes:
         return b""
 
 
-def _told(directory: ContainerDirectory, record_id: int, entry: tbl.TableEntry) -> int:
+def _base_in_header(directory: ContainerDirectory, record_id: int, entry: tbl.TableEntry) -> int:
     try:
         return directory.base_of(record_id, entry)
     except (Damaged, OSError):
@@ -109,7 +109,7 @@ def needs_copy(directory: ContainerDirectory, known: RecordCensus, record_id: in
     for _ in range(tbl.RANK_MAX):
         if entry is None or not entry.leans:
             return False
-        base = known.end_of(_told(directory, record_id, entry))
+        base = known.end_of(_base_in_header(directory, record_id, entry))
         if not known.is_primary(base):
             return known.is_there(base)
         record_id, entry = base, directory.entry(base)

@@ -15,9 +15,8 @@ from dedupd_core.stub.instance import record_instance
 from dedupd_core.system.files import opened
 from dedupd_core.system.paths import open_beneath, show_path
 from dedupd_core.units import counted
-from jobs.adopt.proof import NOT_TRUSTED, TRUSTED_WITH, has_chunks, prove
-from jobs.adopt.volume_copy import VolumeCopy
-from jobs.frame.report import FileReport, Job
+from jobs.adopt.proof import NOT_TRUSTED, TRUSTED_WITH, VolumeCopy, has_chunks, prove
+from jobs.frame.job import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.tree.walk import walk
 

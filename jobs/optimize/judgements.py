@@ -30,7 +30,7 @@ _log = logging.getLogger("dedupd")
 _SAVED = define("optimize.notes-saved", "the skipped files, and notes of them, are durable")
 
 
-class Judging:
+class Judgements:
     """The judgements of one run, which has two rounds: what was found, then what was recalled."""
 
     def __init__(self, volume: Volume, policy: Policy) -> None:

@@ -33,14 +33,13 @@ from dedupd_core.system.processes import cores
 from dedupd_core.volume.container_numbers import Numbers
 from dedupd_core.volume.repair_notes import Note
 from dedupd_core.volume.volume import Volume
-from jobs.check.collected import count_collected
+from jobs.check.deltas import count_dependants, needs_copy, without_base
 from jobs.check.invariants import Finding, Invariant
-from jobs.check.leaning import count_dependants, needs_copy, without_base
 from jobs.check.losses import Loss, losses
 from jobs.check.record_census import REFERENCES_MAX, RecordCensus
-from jobs.check.references import References, references
+from jobs.check.references import References, count_collected, references
+from jobs.frame.job import Job, Report
 from jobs.frame.pace import Throttle
-from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
 from jobs.repair.file_search import FileSearch
 from jobs.repair.repairer import FROM_COPY, FROM_FILE, FROM_TWIN, Repair
@@ -136,7 +135,7 @@ class Scrub(Job[ScrubReport]):
             for kind in fmt.Kind:
                 self._directories[kind] = self._volume.containers(kind)
                 stack.callback(self._directories[kind].close)
-            self._mend_all()
+            self._repair_all()
             self._recover_all()
             self._check_all()
             tree = self._walk()
@@ -170,16 +169,16 @@ class Scrub(Job[ScrubReport]):
 
     # --- containers and tables ----------------------------------------------------------------
 
-    def _mend_all(self) -> None:
+    def _repair_all(self) -> None:
         """Make every container one that can be opened, and see what its table lacks."""
         self._run.update(phase="containers")
         for kind, directory in self._directories.items():
             numbers = {*container_numbers(directory.fd), *table_numbers(directory.fd)}
             for number in sorted(numbers):
                 self._run.safe_point()
-                self._mend(kind, directory, number)
+                self._repair_container(kind, directory, number)
 
-    def _mend(
+    def _repair_container(
         self, kind: fmt.Kind, directory: ContainerDirectory, number: int, count_min: int = 0
     ) -> None:
         where = directory.where(number)
@@ -310,7 +309,7 @@ class Scrub(Job[ScrubReport]):
         for number, count in sorted(wanted.items()):
             self._run.safe_point()
             if number <= last + CONTAINERS_LOST_MAX:
-                self._mend(kind, directory, number, count)
+                self._repair_container(kind, directory, number, count)
         return bool(wanted)
 
     def _repair(self, tree: References) -> None:
@@ -333,13 +332,13 @@ class Scrub(Job[ScrubReport]):
         """Repair, and then what leans on others: with these, most of it is sound again. What a
         dictionary was used for comes before the differences to it."""
         known = self._known[kind]
-        leaning = {one: entry for one, entry in known.lost.items() if entry.leans}
+        leaning = {record_id: entry for record_id, entry in known.lost.items() if entry.leans}
         for record_id in leaning:
             del known.lost[record_id]
         if known.lost:
             self._repair_kind(repair, tree, kind)
         for codec in (fmt.Codec.DICTIONARY, fmt.Codec.DELTA):
-            own = {one: entry for one, entry in leaning.items() if entry.codec == codec}
+            own = {record_id: entry for record_id, entry in leaning.items() if entry.codec == codec}
             self._repair_leaning(repair, tree, kind, own)
 
     def _repair_leaning(
@@ -389,9 +388,9 @@ class Scrub(Job[ScrubReport]):
         repair.from_merged()
         lost = [i for i in repair.lost if self._known[kind].references(i)]
         if lost and kind is fmt.Kind.CHUNKS:
-            for one in tree.trees:
-                search = FileSearch(one.volume, self._run, self._throttle, repair, self._threads)
-                search.search(one.suspects)
+            for member in tree.trees:
+                search = FileSearch(member.volume, self._run, self._throttle, repair, self._threads)
+                search.search(member.suspects)
 
     def _copy(self, *, is_complete: bool) -> None:
         self._run.update(phase="second copies")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dedupd_core.units import KIB
-from jobs.tree.rewriting import WRITTEN_LITTLE
+from jobs.tree.rewrite_cost import WRITTEN_LITTLE
 from tests.support.lab import Lab, noise, prose, run_cli, store_files
 from tests.support.mounts import MountedLab, mounted_lab
 
@@ -69,7 +69,7 @@ def test_scattered_writes_never_cost_more_than_they_free(lab: MountedLab) -> Non
         write(lab, name, data, *range(4096 * number, SIZE - len(data), 32 * KIB << number // 2))
     wanted = {name: (lab.view / name).read_bytes() for name in names}
     report = lab.optimize()
-    assert report.sums["stored_bytes"] + report.recipe_bytes <= report.freed_bytes
+    assert report.sums.stored_bytes + report.recipe_bytes <= report.freed_bytes
     assert {name: (lab.view / name).read_bytes() for name in names} == wanted
 
 

@@ -14,7 +14,7 @@ from dedupd_core.errors import DamagedTable
 from dedupd_core.failpoint import define, reach
 from dedupd_core.format.container import Kind
 from dedupd_core.format.domain import PartitionKey, show_domain
-from dedupd_core.format.ids import container_of
+from dedupd_core.format.ids import PackedPairs, container_of, unpack_pairs
 from dedupd_core.store import merge_log
 from dedupd_core.store.container.recovery import recover_sound
 from dedupd_core.store.container.table_scan import RecordRange
@@ -23,10 +23,10 @@ from dedupd_core.system.files import opened
 from dedupd_core.volume.partition_map import PartitionMap, load_map
 from dedupd_core.volume.volume import Volume
 from jobs.frame.backoff import busy_with
-from jobs.frame.report import FileReport, Job
+from jobs.frame.job import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.reconcile.join import ENTRY_BYTES, ChunkTables, join, rounds, unreconciled
-from jobs.reconcile.merge import Merged, Merging
+from jobs.reconcile.merge import Merger, MergeResults
 from jobs.tree.stub_sizes import stub_bytes_by_type
 
 _LOGGED = define("reconcile.logged", "the merge log is durable, nothing is merged")
@@ -97,7 +97,7 @@ class ReconcileReport(FileReport):
     resumed: bool = False
     compared_records: int = 0
     scanned_records: int = 0
-    merged: Merged = field(default_factory=Merged)
+    merged: MergeResults = field(default_factory=MergeResults)
 
 
 class Reconcile(Job[ReconcileReport]):
@@ -125,7 +125,7 @@ class Reconcile(Job[ReconcileReport]):
     def run(self) -> ReconcileReport:
         """Reconcile. Raises Cancelled, NoSpace; the next run goes on where this one stopped."""
         with ExitStack() as stack:
-            self._merging = Merging(self._volume, self._run, self._threads)
+            self._merging = Merger(self._volume, self._run, self._threads)
             stack.callback(self._merging.close)
             self._report.merged = self._merging.merged
             self._log_fd = self._volume.store.open_merge_directory()
@@ -183,8 +183,8 @@ class Reconcile(Job[ReconcileReport]):
         report, shapes = self._report, self._tables.shapes
         against = self._tables.reconciled()
         report.rounds += 1
-        report.compared_records += sum(one.end - one.first for one in group)
-        report.scanned_records += sum(one.end for one in against)
+        report.compared_records += sum(records.end - records.first for records in group)
+        report.scanned_records += sum(records.end for records in against)
         self._run.update(phase=f"comparing, round {report.rounds}", done=0, total=0)
         if self._dry_run:
             for pairs in join(self._tables, group, against):
@@ -194,8 +194,8 @@ class Reconcile(Job[ReconcileReport]):
             with closing(self._plan(group, against)) as log:
                 self._carry_out(log)
             joined = self._merging.join_set(group)
-        for one in joined:
-            shapes[one.container].reconciled = one.end
+        for records in joined:
+            shapes[records.container].reconciled = records.end
 
     def _plan(self, group: list[RecordRange], against: list[RecordRange]) -> MergeLog:
         """The merge log of a round, durable."""
@@ -225,15 +225,13 @@ class Reconcile(Job[ReconcileReport]):
             return None
         self._run.update(phase="sampling", done=0, total=0)
         todo = unreconciled(self._tables.shapes)
-        count = sum(one.end - one.first for one in todo)
+        count = sum(records.end - records.first for records in todo)
         bits = max(0, (count // SAMPLES_MAX).bit_length())
         common: Counter[tuple[PartitionKey, PartitionKey]] = Counter()
         of = self._tables.partition_of
         for pairs in join(self._tables, todo, self._tables.reconciled(), bits):
-            ids = memoryview(pairs).cast("Q").tolist()
             common.update(
-                (of(container_of(own)), of(container_of(into)))
-                for own, into in zip(ids[::2], ids[1::2], strict=True)
+                (of(container_of(own)), of(container_of(into))) for own, into in unpack_pairs(pairs)
             )
         chosen: set[PartitionKey] = set()
         others: dict[PartitionKey, dict[PartitionKey, int]] = {}
@@ -268,9 +266,9 @@ class Reconcile(Job[ReconcileReport]):
             if row is not None:
                 row.logical_bytes += size
 
-    def _account(self, pairs: bytes) -> None:
+    def _account(self, pairs: PackedPairs) -> None:
         """Count the chunks that the partitions have in common with others."""
-        for own in memoryview(pairs).cast("Q")[::2]:
+        for own, _ in unpack_pairs(pairs):
             entry = self._tables.containers.entry(own)
             if entry is not None:
                 row = self._rows[self._tables.partition_of(container_of(own))]

@@ -9,7 +9,7 @@ from dedupd_core.config.policy import RefineMode
 from dedupd_core.format.container import Codec, Kind
 from dedupd_core.format.table import State
 from dedupd_core.units import KIB
-from jobs.refine import leaving
+from jobs.refine import leaving_bases
 from tests.jobs.refine.test_refine import (
     POLICY,
     SIZE,
@@ -103,7 +103,7 @@ def test_many_that_have_grown_away_from_their_base_leave_it(tmp_path: Path) -> N
     lab = new_volume(tmp_path / "volume")
     old = noise(SIZE, 20)
     grown = old[:9000] + noise(5000, 21) + old[14_000:]
-    count = leaving.MEMBERS_MAX // 2
+    count = leaving_bases.MEMBERS_MAX // 2
     refined(lab, [old, *(grown[:-100] + noise(100, 22 + number) for number in range(count))])
     before = contents(lab)
     found = [entries(lab)[one].stored_length for one in deltas(lab)]
@@ -142,7 +142,7 @@ def test_a_difference_leans_on_another_that_is_like_it_where_there_is_one(tmp_pa
 
 def test_a_base_of_many_and_one_that_a_file_needs_stay(tmp_path: Path) -> None:
     lab = new_volume(tmp_path / "volume")
-    refined(lab, list(versions(7, leaving.MEMBERS_MAX + 2)))
+    refined(lab, list(versions(7, leaving_bases.MEMBERS_MAX + 2)))
     assert refine(lab).outcome == "no new chunks are cold"
     other = new_volume(tmp_path / "other")
     for version, content in enumerate(versions(8, 2)):
@@ -177,7 +177,7 @@ def test_what_was_tried_in_vain_is_not_tried_again(
     content = noise(20 * KIB, 10)
     # Without its base the difference takes all that both take now.
     refined(lab, [content, content + noise(10 * KIB, 11)])
-    monkeypatch.setattr(leaving.Group, "gain_bytes", property(lambda _: SIZE))
+    monkeypatch.setattr(leaving_bases.Group, "gain_bytes", property(lambda _: SIZE))
     assert refine(lab).bases_left == 0
     assert refine(lab).outcome == "no new chunks are cold"
     assert len(deltas(lab)) == 1
@@ -194,7 +194,7 @@ def in_two_containers(lab: Lab, one: bytes, two: bytes, three: bytes, four: byte
 @pytest.fixture
 def any_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers are small here."""
-    monkeypatch.setattr(leaving, "GAIN_BYTES_MIN", 1)
+    monkeypatch.setattr(leaving_bases, "GAIN_BYTES_MIN", 1)
 
 
 @pytest.mark.usefixtures("any_gain")
@@ -243,7 +243,7 @@ def test_where_the_first_container_stays_as_it_is_the_others_do_too(tmp_path: Pa
 def test_a_second_run_reads_nothing_but_tables(tmp_path: Path) -> None:
     """Every payload is gone, and it does not notice."""
     lab = new_volume(tmp_path / "volume")
-    refined(lab, list(versions(14, leaving.MEMBERS_MAX + 2)))
+    refined(lab, list(versions(14, leaving_bases.MEMBERS_MAX + 2)))
     container = lab.container(Kind.CHUNKS)
     known = [one for one in entries(lab).values() if one.state == State.LIVE]
     with open(container, "r+b") as file:

@@ -16,7 +16,7 @@ from dedupd_core.format.table import State, TableEntry
 from dedupd_core.store.container.directory import ContainerDirectory, OpenContainers
 from dedupd_core.store.forwards import end_in
 from dedupd_core.store.garbage import GAIN_BYTES_MIN
-from jobs.check.leaning import Delta, Held
+from jobs.check.deltas import Delta, RetainedBases
 
 MEMBERS_MAX = 32
 """A base of more serves so many that it costs little, and to leave it costs much: each is tried
@@ -59,13 +59,13 @@ class Group:
         return self.gain_bytes // len(self.members)
 
     def containers(self) -> set[int]:
-        return {container_of(one) for one in self.members}
+        return {container_of(member) for member in self.members}
 
 
-class Leaving:
+class BaseGroups:
     """The groups of a run: collected from the tables, then planned."""
 
-    def __init__(self, directory: ContainerDirectory, held: Held) -> None:
+    def __init__(self, directory: ContainerDirectory, held: RetainedBases) -> None:
         self._containers = OpenContainers(directory)
         self._held = held
         self._collected: dict[int, Group] = {}
@@ -116,12 +116,12 @@ class Leaving:
         ``left_bytes`` that an earlier run has tried in vain; a tenth of that if they are
         ``waiting``.
         """
-        for one in self._collected.values():
-            one.members.sort()
+        for group in self._collected.values():
+            group.members.sort()
         groups = [
-            one
-            for one in self._collected.values()
-            if one.is_whole and one.gain_bytes > 0 and one.containers() <= cold
+            group
+            for group in self._collected.values()
+            if group.is_whole and group.gain_bytes > 0 and group.containers() <= cold
         ]
         always = set(waiting)
         while True:
@@ -130,27 +130,27 @@ class Leaving:
                 least = max(GAIN_BYTES_MIN, GAIN_MIN * sizes(number))
                 if gain - left_bytes(number) >= (least / 10 if number in always else least):
                     worth.add(number)
-            kept = [one for one in groups if one.containers() <= worth]
+            kept = [group for group in groups if group.containers() <= worth]
             if len(kept) == len(groups):
                 break
             groups = kept
         self._collected.clear()
         self.groups = groups
-        for one in groups:
-            first, base_bytes = one.members[0], record_size(one.base_entry.stored_length)
-            self.credits |= dict.fromkeys(one.members, 0) | {first: base_bytes}
+        for group in groups:
+            first, base_bytes = group.members[0], record_size(group.base_entry.stored_length)
+            self.credits |= dict.fromkeys(group.members, 0) | {first: base_bytes}
             number = container_of(first)
             self.room_bytes[number] = self.room_bytes.get(number, 0) + base_bytes
         return worth
 
-    def in_vain(self, left: set[int]) -> Mapping[int, int]:
-        """What was to be won in each container, and was not: ``left`` are the bases that were."""
-        return _gains(one for one in self.groups if one.base not in left)
+    def in_vain(self, left_bases: set[int]) -> Mapping[int, int]:
+        """What was to be won in each container, and was not: ``left_bases`` are those that were."""
+        return _gains(group for group in self.groups if group.base not in left_bases)
 
 
 def _gains(groups: Iterable[Group]) -> dict[int, int]:
     found: dict[int, int] = defaultdict(int)
-    for one in groups:
-        for member in one.members:
-            found[container_of(member)] += one.share_bytes
+    for group in groups:
+        for member in group.members:
+            found[container_of(member)] += group.share_bytes
     return found

@@ -26,7 +26,7 @@ RECORDS_AT_ONCE = 1024
 """Sketched between two safe points."""
 
 
-class Sketching:
+class Sketcher:
     """Makes the sketches of containers. ``tables`` have recovered."""
 
     def __init__(
@@ -54,11 +54,11 @@ class Sketching:
         """Of ``others``, containers that were looked at and whose sketches were removed: the
         youngest, as many bytes of them as ``waiting`` ones have. What is new is likely to be like
         these."""
-        left = sum(map(sizes, waiting))
+        remaining = sum(map(sizes, waiting))
         for number in sorted(others - set(waiting), reverse=True):
             if self._looked(number) and not sketches_bytes(self._directory, number):
-                left -= sizes(number)
-                if left < 0:
+                remaining -= sizes(number)
+                if remaining < 0:
                     return
                 yield number
 

@@ -1,1 +1,0 @@
-"""Files that are never left alone, of which optimize takes the parts that are."""
