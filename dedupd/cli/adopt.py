@@ -16,10 +16,10 @@ from jobs.adopt.proof import VolumeCopy
 @json_option
 @exits
 def command(path: str, trust_holes: bool, as_json: bool) -> None:
-    """Verify PATH, a copy of a volume that was made file by file, and put it into use.
+    """Verify the volume PATH, which was copied file by file, and put it into use.
 
-    Check each stub, and report the damaged ones, which stay unreadable. On the original volume,
-    adopt stubs that were copied into it.
+    Check each stub, and report the damaged ones, which stay unreadable. If PATH is the original
+    volume, the command verifies stubs that were copied into it, and puts them into use.
     """
     with VolumeCopy.open(path) as volume:
         refuse_mounted(volume.is_mounted, path)

@@ -28,14 +28,16 @@ LOG_DIRECTORY = "log"
     "labels",
     multiple=True,
     metavar="NAME=PATH",
-    help="Tree to study, with its name in the report. The name PLACE/WORKLOAD groups trees.",
+    help="Study the tree PATH, and call it NAME in the report. If names have the form"
+    " PLACE/WORKLOAD, the report groups the trees by both parts.",
 )
 @click.option(
     "--out",
     default="dedupd-analysis",
     show_default=True,
     type=PATH,
-    help="Directory for the chunk log and the report. A stopped collection in it is continued.",
+    help="Directory for the chunk log and the report. If this directory contains an interrupted"
+    " study, the study continues.",
 )
 @click.option(
     "--sample",
@@ -48,13 +50,13 @@ LOG_DIRECTORY = "log"
     multiple=True,
     type=PATH,
     metavar="DIR",
-    help="Also analyze the log in this output directory of an earlier study.",
+    help="Also analyze the log of an earlier study; DIR is the output directory of that study.",
 )
 @click.option(
     "--chunking",
     "chunkings",
     multiple=True,
-    help="Compare only this way of chunking. Repeatable; default: all.",
+    help="Include only this method of chunking in the comparison. Repeatable; default: all.",
 )
 @click.option(
     "--no-compression",
@@ -73,7 +75,7 @@ def command(
     no_compression: bool,
     as_json: bool,
 ) -> None:
-    """Study the files below each PATH: savings, chunk sizes, partitions, and advice.
+    """Study the files below each PATH, and report savings, chunk sizes, partitions and advice.
 
     The study needs no volume. It writes only to the directory of the report.
     """

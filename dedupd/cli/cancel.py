@@ -20,7 +20,7 @@ def command(job_ids: tuple[str, ...], of_all: bool, as_json: bool) -> None:
     """Stop jobs at their next safe point, and keep their finished work. `dedupd jobs` lists the
     IDs.
 
-    The schedule starts a scheduled job again; `dedupd pause` prevents that.
+    A scheduled job starts again when it is next due; `dedupd pause` prevents that.
     """
     if of_all == bool(job_ids):
         raise UsageError("no job is given; name jobs, or use --all; `dedupd jobs` lists the IDs")

@@ -41,7 +41,8 @@ force_option = click.option(
 trust_holes_option = click.option(
     "--trust-holes",
     is_flag=True,
-    help="Also accept stubs with local blocks. Safe only if the program that made the copy"
+    help="Also accept stubs that contain some of their data in blocks of their own (local"
+    " blocks). Safe only if the program that made the copy"
     " preserved holes.",
 )
 

@@ -41,7 +41,8 @@ _WORDS = {
 @click.option(
     "--accept",
     is_flag=True,
-    help="Confirm that the changes were intended, and resume garbage collection.",
+    help="Confirm that users deleted or overwrote so many files on purpose, and resume garbage"
+    " collection.",
 )
 @json_option
 @exits

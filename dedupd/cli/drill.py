@@ -19,7 +19,8 @@ from jobs.backup.drill import DamagedStore, Drill, DrillReport
 @json_option
 @exits
 def command(path: str, bits: int, containers: int, seed: int | None, as_json: bool) -> None:
-    """Simulate damage to the store of the volume PATH, and list the files it would cost.
+    """Simulate damage to the store of the volume PATH, and list the files that this damage would
+    destroy.
 
     Only a copy of the store is damaged. Users can keep working.
     """

@@ -29,7 +29,8 @@ from jobs.usage.what_if import WhatIf, what_if
 @click.option(
     "--shares",
     is_flag=True,
-    help="Also split each chunk among all its references, and show the fair share.",
+    help="Also divide the size of each chunk evenly among its references, and show the resulting"
+    " part.",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV, with fair shares.")
 @click.option(
@@ -49,7 +50,8 @@ def command(
     changes: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Show the space that PATHS use, the shared part of it, and how much deleting them would free.
+    """Show how much space PATHS use, how much of this space is shared, and how much deleting PATHS
+    would free.
 
     The command reads metadata only, and changes nothing.
     """

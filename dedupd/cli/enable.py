@@ -55,8 +55,8 @@ fingerprint_option = click.option(
 @click.option(
     "--store",
     metavar="STORE",
-    help="Use this shared store, with its settings for chunks: a directory, or rados:POOL/NAME"
-    " for a store in a Ceph cluster.",
+    help="Use this shared store: a directory, or rados:POOL/NAME for a store in a Ceph cluster."
+    " The store determines the settings for chunks.",
 )
 @click.option(
     "--min-age",

@@ -33,8 +33,9 @@ def command(
     """Copy the directory SOURCE into the volume PATH, below FOLDER, and deduplicate on the fly.
 
     Owners, modes, ACLs, attributes, times, links and holes are kept, and privileges only with
-    --privileges. The import works in batches that respect the reserve, so SOURCE can be larger
-    than the free space. To continue an interrupted import, run the command again.
+    --privileges. The import copies and deduplicates in batches, and keeps the reserve of the policy
+    free, so SOURCE can be larger than the free space. To continue an interrupted import, run the
+    command again.
     """
     if not os.path.isdir(source):
         raise UsageError(f"{source}: no such directory to import")

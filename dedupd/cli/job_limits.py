@@ -57,7 +57,7 @@ OPTIONS: Mapping[str, Callable[..., Any]] = {
     "min_age_at_most": click.option(
         "--min-age-at-most",
         metavar="TIME",
-        help="Upper limit of min_age for all paths.",
+        help="For all paths, reduce a larger min_age to this value.",
     ),
     "memory": click.option(
         "--memory", metavar="SIZE", help="Override the policy's memory, for example 1G."

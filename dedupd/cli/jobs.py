@@ -46,7 +46,7 @@ RUNS_LOOKED_AT = 2000
 @click.option(
     "--last",
     type=click.IntRange(min=1),
-    help="Number of runs to list (default 20), or of files with --left (default 100).",
+    help="Number of runs to list (default 20). With --left: number of files to list (default 100).",
 )
 @click.option("--watch", is_flag=True, help="Refresh every second, until Ctrl-C.")
 @click.option(
@@ -58,10 +58,10 @@ RUNS_LOOKED_AT = 2000
 def command(
     which: str | None, last: int | None, watch: bool, left: bool, after: str, as_json: bool
 ) -> None:
-    """List running and queued jobs and the last runs, of the volume PATH or of all volumes.
+    """For the volume PATH, or for all volumes, list the running and queued jobs and the last runs.
 
-    With an ID, show the full report of that job or run. With --left, list the plain files of the
-    volume, and the files that the last run of optimize skipped.
+    With an ID, show the full report of that job or run. With --left, list the files that are not
+    optimized: those that still wait, and those that the last run of optimize skipped.
     """
     job_id = "" if which is None or os.path.lexists(which) else which
     is_id = bool(_RUN_ID.fullmatch(job_id) or _JOB_ID.fullmatch(job_id))

@@ -27,7 +27,7 @@ GROUPS = {
     "Inspect": {
         "status": "Show the state and savings of volumes.",
         "jobs": "List running, queued and finished jobs.",
-        "du": "Show the disk usage of folders and the space that deleting frees.",
+        "du": "Show the disk usage of folders, and how much space deleting them would free.",
         "file": "Show how files are stored.",
     },
     "Operate": {
@@ -45,7 +45,7 @@ GROUPS = {
         "restore": "Restore files from an unmounted volume or a copy of one.",
         "import": "Copy a directory into a volume and deduplicate it on the fly.",
         "adopt": "Verify a copied volume and put it into use.",
-        "drill": "Simulate damage to a store and list the files it would cost.",
+        "drill": "Simulate damage to a store, and list the files that this damage would destroy.",
         "deleted": "List recently deleted or overwritten files.",
         "undelete": "Restore deleted or overwritten files.",
     },
@@ -105,9 +105,9 @@ def main() -> None:
     """Deduplicate a primary volume after the data has been written.
 
     \b
-    Exit status: 0 done, 1 finished with findings or stopped, 2 wrong usage or
-    configuration, 3 the volume is busy or the service unreachable, 4 damaged
-    beyond repair.
+    Exit status: 0 done, 1 finished with findings, or stopped early, 2 wrong
+    usage or configuration, 3 the volume is busy or the service unreachable,
+    4 damaged beyond repair.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -17,10 +17,15 @@ from fuse_stub.mounts.mount_options import parse_options
     metavar="OPTIONS",
     multiple=True,
     help="Mount options: ro, rw, (no)suid, (no)dev, (no)exec, (a)sync, (no)symfollow, noatime,"
-    " relatime, strictatime, (no)diratime; cache=SIZE; remount changes the options of an"
-    " active mount.",
+    " relatime, strictatime, (no)diratime, cache=SIZE. The option remount changes the options of"
+    " an active mount.",
 )
-@click.option("-f", "--foreground", is_flag=True, help="Serve the mount in this process.")
+@click.option(
+    "-f",
+    "--foreground",
+    is_flag=True,
+    help="Stay in the foreground: serve the mount in this process, not in a background process.",
+)
 @click.option(
     "--cache",
     metavar="SIZE",
@@ -51,8 +56,8 @@ def command(
     """Mount the volume PATH over PATH itself, or at MOUNTPOINT.
 
     With `-o ro`, or on a read-only file system, the mount is read-only and nothing is written. A
-    mount with --snapshot is possible while the volume itself is mounted, and jobs ignore it.
-    mount(8) and /etc/fstab support the file system type `dedupd`: `mount -t dedupd PATH
+    snapshot can be mounted with --snapshot while the volume itself is mounted. Jobs ignore the
+    snapshot. mount(8) and /etc/fstab support the file system type `dedupd`: `mount -t dedupd PATH
     MOUNTPOINT`.
     """
     asked = parse_options(",".join(options))

@@ -32,10 +32,16 @@ DOMAINS_STAY = (
 @click.argument("value", required=False)
 @click.option("--reset", "reset", metavar="KEY", help="Reset KEY to its default.")
 @click.option(
-    "--edit", is_flag=True, help="Open the policy file in an editor; save it when it is valid."
+    "--edit",
+    is_flag=True,
+    help="Open the policy file in an editor. The command saves the"
+    " changes only if the file is valid.",
 )
 @click.option(
-    "--why", type=PATH, metavar="FILE", help="Show the rule that applies to FILE, and the result."
+    "--why",
+    type=PATH,
+    metavar="FILE",
+    help="Show which rule applies to FILE, and whether FILE is optimized.",
 )
 @click.option("--all", "shows_all", is_flag=True, help="Show the advanced keys, too.")
 @json_option
@@ -50,14 +56,15 @@ def command(
     shows_all: bool,
     as_json: bool,
 ) -> None:
-    """Show the policy of the volume PATH or its KEY, or set KEY to VALUE.
+    """Show the policy of the volume PATH, show one KEY of it, or set KEY to VALUE.
 
-    Most volumes need about twelve keys. The command shows these, and the keys that do not have
-    their default. `--all` shows every key, and who needs the advanced ones. `--json` has all keys.
+    Most volumes need about twelve keys. The command shows these keys, and all keys whose value
+    differs from the default. `--all` shows every key, and who needs the advanced ones. `--json` has
+    all keys.
 
-    A policy applies to the entire volume. Its key `exclude` excludes parts. Its tables `[[rule]]`,
-    for --edit, set other values for parts. KEY VALUE, --reset and --edit can each repair an
-    invalid file.
+    A policy applies to the entire volume. Its key `exclude` excludes parts. The tables `[[rule]]`
+    in the policy file set other values for parts of the volume. To change them, use --edit. To
+    repair an invalid policy file, set the KEY to a valid VALUE, or use --reset or --edit.
     """
     if (key is not None) + (reset is not None) + edit + (why is not None) > 1:
         raise UsageError("KEY, --reset, --edit and --why exclude each other; use one of them")

@@ -22,7 +22,12 @@ from jobs.specs import RECEPTION
     is_flag=True,
     help="Report existing chunks on standard output, for `dedupd send --negotiate`.",
 )
-@click.option("--finish", "is_finish", is_flag=True, help="Switch to the received state.")
+@click.option(
+    "--finish",
+    "is_finish",
+    is_flag=True,
+    help="Switch to the received state, if an earlier `dedupd receive` stopped before it did this.",
+)
 @click.option("--drop", "is_drop", is_flag=True, help="Discard an interrupted stream.")
 @click.option(
     "--end",

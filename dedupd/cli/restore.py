@@ -52,11 +52,11 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Restore PATHS, files or folders, from an unmounted volume or a copy of one.
+    """Restore PATHS (files or folders) from an unmounted volume, or from a copy of a volume.
 
     PATHS are relative to the root of the volume; . means the entire volume. The volume is not
-    changed. Every byte is verified; damaged files are reported and skipped. Owners are
-    restored only for root, and privileges only with --privileges.
+    changed. Every byte is verified; damaged files are reported and skipped. Owners are restored
+    only if root runs the command, and privileges only with --privileges.
     """
     if not os.path.isdir(target):
         raise UsageError(f"{target}: no such directory to restore to; create it first")

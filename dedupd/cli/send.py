@@ -33,7 +33,7 @@ from jobs.backup.sender import Resume, Sender, SendReport
 @click.option(
     "--through",
     metavar="COMMAND",
-    help="Start COMMAND, connect both its pipes, and send as with --negotiate.",
+    help="Start COMMAND, connect to its standard input and output, and send as with --negotiate.",
 )
 @json_option
 @exits
@@ -47,8 +47,8 @@ def command(
 ) -> None:
     """Write the volume PATH to standard output, for `dedupd receive`.
 
-    PATH can be a snapshot. The ID of the sent state, or the report with --json, is printed on
-    standard error.
+    PATH can be a snapshot. The command prints the ID of the state that it sent, or with --json the
+    report, on standard error.
     """
     token = Resume.parse(resume) if resume else None
     if through is None:

@@ -15,13 +15,15 @@ from dedupd_core.system.inherited import lift_limits
     "--mount",
     "volume",
     metavar="UUID",
-    help="Serve one volume for a waiting service; the unit dedupd-mount@.service uses this.",
+    help="Serve the mount of one volume for the service. Only the unit dedupd-mount@.service uses"
+    " this.",
 )
 @click.option(
     "--after",
     "ended",
     metavar="UUID",
-    help="Unmount a volume after its mount process has stopped; the same unit uses this.",
+    help="Unmount a volume after its mount process has stopped. Only the unit"
+    " dedupd-mount@.service uses this.",
 )
 @exits
 def command(path: str | None, volume: str | None, ended: str | None) -> None:

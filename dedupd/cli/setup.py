@@ -80,7 +80,8 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Check PATH, estimate the savings and ask. Then enable, mount and optimize it."""
+    """Check PATH, estimate the savings, and ask for confirmation. Then enable, mount and optimize
+    the volume."""
     if not yes and (as_json or not sys.stdin.isatty()):
         raise UsageError("cannot ask for confirmation without a terminal; use --yes")
     values = chosen_values(profile, min_age, min_size)

@@ -14,8 +14,8 @@ from dedupd.cli.service_status import show_service
 def command(path: str | None, here: bool, as_json: bool) -> None:
     """Show the savings and the state of the volume PATH, or of all mounted volumes.
 
-    The service answers with its last figures. Without a service, or with --here, the command scans
-    the entire tree.
+    If the service is running, it answers with the values of its most recent measurement. Without a
+    service, or with --here, the command scans the entire tree.
     """
     if not here and show_service(path, as_json):
         return

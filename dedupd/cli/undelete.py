@@ -68,8 +68,8 @@ def command(
     """Restore the latest deleted or overwritten version of each of FILES.
 
     For a folder, everything below it is restored. Restoring copies no data, and keeps owner, mode,
-    attributes and times. If the name is in use, the restored file gets a new name. If the
-    volume is mounted, users restore their own files. Root restores any file.
+    attributes and times. If the name is in use, the restored file gets a new name. If the volume is
+    mounted, users can restore their own files. Root can restore any file.
     """
     lift_limits()
     if os.geteuid() != 0 and (privileges or force):

@@ -24,8 +24,8 @@ SHOWN_MAX = 20
 def command(store: str, reads_chunks: bool, repair: bool, as_json: bool) -> None:
     """Find missing, damaged and unreferenced objects in STORE.
 
-    Hosts can write while the audit runs. A damaged chunk is stored again when a file with the same
-    bytes is stored.
+    Hosts can write while the audit runs. The audit does not repair a damaged chunk. A host replaces
+    the chunk when it stores a file that contains the same bytes.
     """
     with RadosStore.open(parse_address(store)) as opened:
         audit = Audit(opened, reads_chunks=reads_chunks)

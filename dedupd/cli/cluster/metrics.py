@@ -95,8 +95,8 @@ _COUNTERS: tuple[tuple[str, str, Callable[[VolumeStatus], float]], ...] = (
 def command(store: str) -> None:
     """Print the status of STORE in the text format of Prometheus.
 
-    The textfile collector of the node exporter reads this format. Run the command on one host for
-    each STORE.
+    The textfile collector of the node exporter reads this format. For each STORE, run the command
+    on only one host.
     """
     with RadosStore.open(parse_address(store)) as opened:
         status = status_of(opened)

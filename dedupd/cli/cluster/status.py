@@ -15,7 +15,7 @@ from dedupd_core.rados.upkeep.store_status import status_of
 def command(store: str, as_json: bool) -> None:
     """Show the volumes on STORE and their savings.
 
-    For each volume, the output shows whether a host is writing it.
+    For each volume, the output shows whether a host has it open for writing.
     """
     with RadosStore.open(parse_address(store)) as opened:
         status = status_of(opened)

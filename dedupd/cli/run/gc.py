@@ -19,11 +19,16 @@ from jobs.specs import job_of
 
 @job_command(
     "gc",
-    click.option("--full", is_flag=True, help="Read all recipes again; do not reuse saved marks."),
+    click.option(
+        "--full",
+        is_flag=True,
+        help="Read all recipes again; do not reuse the results that the previous run saved.",
+    ),
     click.option(
         "--all-garbage",
         is_flag=True,
-        help="Collect even if the tree has files but no stubs.",
+        help="Collect even if the tree has files but no stubs, so that all chunks are garbage."
+        " Without this option, gc refuses that.",
     ),
     click.option("--dry-run", is_flag=True, help="Report the garbage; change nothing."),
 )

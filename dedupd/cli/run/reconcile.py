@@ -22,7 +22,7 @@ from jobs.reconcile.reconcile_job import Reconcile, ReconcileReport, Strategy
     click.option(
         "--dry-run",
         is_flag=True,
-        help="Report the duplicates of different partitions; change nothing.",
+        help="Report the chunks that are stored in more than one partition; change nothing.",
     ),
 )
 def command(path: str, strategy: str, dry_run: bool, as_json: bool) -> None:

@@ -18,8 +18,8 @@ from jobs.specs import job_of
 def command(path: str, if_due: bool, as_json: bool) -> None:
     """Roll back the unfinished work of dead hosts.
 
-    These hosts share the cluster store with the volume. They are fenced first. One host does this
-    for all hosts.
+    The command handles all dead hosts that use the same cluster store as the volume. They are
+    fenced first. It is enough to run it on one host.
     """
     with Volume.open(path) as volume, all_held(volume):
         job = job_of("recover", volume)

@@ -18,7 +18,7 @@ _MODES = [mode.value for mode in RefineMode if mode is not RefineMode.OFF]
     click.option(
         "--mode",
         type=click.Choice(_MODES),
-        help="Amount of work. Default: the policy's.",
+        help="How much work to do. Default: the mode in the policy.",
     ),
 )
 def command(path: str, mode: str | None, as_json: bool) -> None:

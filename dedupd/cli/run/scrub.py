@@ -23,7 +23,8 @@ from jobs.specs import job_of
     click.option(
         "--share",
         metavar="PERCENT",
-        help="Check this share of the store, for example 5%. The next run continues there.",
+        help="Check only this percentage of the store, for example 5%. The next run continues"
+        " where this run stopped.",
     ),
     click.option(
         "--report-only", is_flag=True, help="Read every byte and report damage; repair nothing."

@@ -17,7 +17,8 @@ from jobs.check.verify import Verify, VerifyReport
 @json_option
 @exits
 def command(path: str, as_json: bool) -> None:
-    """Read everything and check every invariant. The volume must not be mounted."""
+    """Read everything, and check that all data and metadata are consistent. The volume must not be
+    mounted."""
     with Volume.open(path) as volume:
         if volume.is_mounted:
             raise Busy(

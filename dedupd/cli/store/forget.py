@@ -18,7 +18,7 @@ from dedupd_core.volume.volume import Volume
 @json_option
 @exits
 def command(store: str, uuid: str, as_json: bool) -> None:
-    """Remove the lost volume UUID from STORE permanently.
+    """Remove a lost volume, given by its UUID, permanently from STORE.
 
     Chunks that only this volume references become garbage. If the volume returns, its stubs are
     lost.

@@ -20,7 +20,7 @@ from jobs.move import Move, MoveReport, MovingVolume
 @click.command("move")
 @click.argument("path", type=PATH)
 @click.option("--store", type=PATH, help="Target: this shared store.")
-@click.option("--own", is_flag=True, help="Target: a store of the volume's own.")
+@click.option("--own", is_flag=True, help="Target: a store that only this volume uses.")
 @json_option
 @exits
 def command(path: str, store: str | None, own: bool, as_json: bool) -> None:
