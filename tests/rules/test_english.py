@@ -30,6 +30,15 @@ PAGES = (
 DOCSTRINGS = ("tests/support/english.py", "tests/support/texts.py", "tests/rules/test_english.py")
 """Modules: all of their docstrings."""
 
+RUST = (
+    "native/src/mount/*.rs",
+    "native/src/mount/inodes/*.rs",
+    "native/src/mount/pages/*.rs",
+    "native/src/mount/protocol/*.rs",
+    "native/src/mount/session/**/*.rs",
+)
+"""Rust modules: all of their comments."""
+
 COMMENTS = (
     "packaging/dedupd.toml",
     "packaging/systemd/*",
@@ -87,6 +96,9 @@ SOURCES: dict[str, Callable[[], texts.Texts]] = {
     "documents": lambda: chain.from_iterable(texts.prose(ROOT / one) for one in matching(PAGES)),
     "docstrings": lambda: chain.from_iterable(
         texts.docstrings(ROOT / one) for one in matching(DOCSTRINGS)
+    ),
+    "Rust comments": lambda: chain.from_iterable(
+        texts.rust_comments(ROOT / one) for one in matching(RUST)
     ),
 }
 """The texts that are covered, by what they are part of."""

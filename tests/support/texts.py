@@ -133,9 +133,32 @@ _LINK = re.compile(r"\[([^]]*)\](?:\([^)]*\)|\[[^]]*\])?")
 
 def prose(path: Path) -> Texts:
     """The paragraphs and cells of a Markdown document, without code, headings and links."""
-    text = _INDENTED.sub("\n", "\n" + _FENCED.sub("", path.read_text(encoding="utf-8")))
+    for part in _parts_of(path.read_text(encoding="utf-8")):
+        yield str(path.relative_to(ROOT)), part
+
+
+def _parts_of(markdown: str) -> Iterator[str]:
+    text = _INDENTED.sub("\n", "\n" + _FENCED.sub("", markdown))
     text = re.sub(r"^(#.*|\[.*\]: .*)$", "", text, flags=re.MULTILINE)
     text = _LINK.sub(r"\1", text).replace("**", "")
     cells = [cell for row in re.findall(r"^\|.*\|$", text, re.MULTILINE) for cell in row.split("|")]
-    for part in (re.sub(r"^\|.*\|$", "", text, flags=re.MULTILINE), *cells):
-        yield str(path.relative_to(ROOT)), part
+    yield from (re.sub(r"^\|.*\|$", "", text, flags=re.MULTILINE), *cells)
+
+
+_RUST_COMMENT = re.compile(r"\s*(//[/!]?)(?: (.*))?$")
+
+
+def rust_comments(path: Path) -> Texts:
+    """The comments of a Rust module, those in its documentation included, without code."""
+    block: list[str] = []
+    marks = start = None
+    for number, line in enumerate([*path.read_text(encoding="utf-8").splitlines(), ""], 1):
+        found = _RUST_COMMENT.match(line)
+        if block and (found is None or found[1] != marks):
+            yield from (
+                (f"{path.relative_to(ROOT)}:{start}", p) for p in _parts_of("\n".join(block))
+            )
+            block = []
+        if found is not None:
+            marks, start = found[1], start if block else number
+            block.append(found[2] or "")

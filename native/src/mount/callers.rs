@@ -1,8 +1,8 @@
-//! The users who make requests.
+//! The users who send requests.
 //!
-//! A kernel that allows idmapped mounts of the mount tells the user only where an inode is made, as
-//! that mount maps the user ("invalid" ids in all other requests). Of those it tells the thread, and
-//! `/proc` whose it is.
+//! If the mount allows idmapped mounts, the kernel names the user only for a new inode, as the
+//! idmapped mount maps the user. All other requests have an "invalid" id, and the number of the
+//! thread. `/proc` has the user of that thread.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,17 +15,17 @@ use crate::mount::protocol::abi::InHeader;
 use crate::mount::protocol::opcode as op;
 use crate::threads::lock::locked;
 
-/// In the place of a user whom the kernel does not tell.
+/// Replaces the number of the user if the kernel does not name the user.
 const UNTOLD: u32 = u32::MAX;
 
-/// Which share of what users have in common is a thread's, is looked up so often at most: it takes
-/// some 10 microseconds. A server that acts for many users in a thread (setfsuid) may so have a
-/// request counted as the user's before.
+/// How long the user of a thread is cached, for the shares of users. A look-up takes about 10 µs.
+/// If a thread of a server acts for many users (setfsuid), a request may count for an earlier user
+/// of that thread.
 const KNOWN_FOR: Duration = Duration::from_secs(1);
-/// Threads that are remembered, by the last bits of their numbers.
+/// Number of cached threads, by the last bits of their numbers.
 const PLACES: usize = 64;
 
-/// The user by whose rights a request is made: UNTOLD where neither the kernel nor `/proc` tells.
+/// The user whose rights apply to a request: UNTOLD if neither the kernel nor `/proc` names one.
 pub fn user_of(header: &InHeader) -> u32 {
     if header.uid != UNTOLD {
         return header.uid;
@@ -34,22 +34,22 @@ pub fn user_of(header: &InHeader) -> u32 {
 }
 
 fn user_of_thread(number: u32) -> Option<u32> {
-    // The user comes before 512 bytes, whatever the thread is called: 64 bytes at most.
+    // The user is in the first 512 bytes, because the name of a thread has at most 64 bytes.
     let mut status = Vec::with_capacity(512);
     let file = File::open(format!("/proc/{number}/status")).ok()?;
     file.take(512).read_to_end(&mut status).ok()?;
     user_in(&String::from_utf8_lossy(&status))
 }
 
-/// Whether a thread uses files as a user who passes, or as a member of `group`, unless that is root's.
-/// False if it has ended, or if `/proc` does not tell.
+/// Returns whether a thread uses files as a user who `passes`, or as a member of `group`, except
+/// group 0. Returns false if the thread has ended, or if `/proc` does not show it.
 pub fn is_user_or_member(number: u32, passes: impl Fn(u32) -> bool, group: u32) -> bool {
     let Ok(status) = std::fs::read(format!("/proc/{number}/status")) else { return false };
     let status = String::from_utf8_lossy(&status);
     user_in(&status).is_some_and(passes) || group != 0 && groups_in(&status).any(|id| id == group)
 }
 
-/// The group of a thread for file systems, and all others that its user is in.
+/// The group of a thread for file systems, and its supplementary groups.
 fn groups_in(status: &str) -> impl Iterator<Item = u32> {
     let ids = |name| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -58,7 +58,7 @@ fn groups_in(status: &str) -> impl Iterator<Item = u32> {
     ids("Gid:").skip(3).chain(ids("Groups:"))
 }
 
-/// From the text of `/proc/PID/status`: the last of four numbers is that for file systems.
+/// Reads the text of `/proc/PID/status`: the last of four numbers is the user for file systems.
 fn user_in(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     line.split_whitespace().nth(3)?.parse().ok()
@@ -70,7 +70,7 @@ struct Known {
     end: Instant,
 }
 
-/// The threads that have made requests of late.
+/// The threads that recently sent requests.
 pub struct Callers([Mutex<Option<Known>>; PLACES]);
 
 impl Default for Callers {
@@ -80,7 +80,7 @@ impl Default for Callers {
 }
 
 impl Callers {
-    /// The user whose share a request takes; not for the user's rights.
+    /// The user whose share a request uses. Not suitable for rights.
     pub fn share_of(&self, header: &InHeader) -> u32 {
         if header.uid != UNTOLD {
             return header.uid;
@@ -97,7 +97,7 @@ impl Callers {
         }
     }
 
-    /// Puts into a message for Python whose it is, where the kernel has not.
+    /// Stores the user in a message for Python if the kernel has not named one.
     pub fn tell(&self, message: &mut [u8]) {
         let Ok((header, _)) = InHeader::mut_from_prefix(message) else { return };
         let by_rights = op::route(header.opcode).is_by_rights;
@@ -148,7 +148,7 @@ mod tests {
             callers.tell(&mut message);
             assert_eq!(InHeader::read_from_bytes(&message).unwrap().uid, uid);
         }
-        // The user of a thread may have changed since, which counts for rights at once.
+        // The thread may have changed its user, which immediately counts for rights.
         let end = Instant::now() + KNOWN_FOR;
         *locked(&callers.0[own as usize % PLACES]) = Some(Known { thread: own, uid: uid + 1, end });
         for (opcode, told) in

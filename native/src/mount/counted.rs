@@ -1,4 +1,4 @@
-//! How often each of some keys is there; those that are not take no memory.
+//! Counts per key. A key with the count 0 takes no memory.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -21,7 +21,7 @@ impl<K: Eq + Hash> Counted<K> {
         *self.0.entry(key).or_insert(0) += 1;
     }
 
-    /// One less, of a key that is there.
+    /// Decrements the count of a key, which must exist.
     pub fn remove(&mut self, key: K) {
         if let Entry::Occupied(mut count) = self.0.entry(key) {
             *count.get_mut() -= 1;

@@ -1,10 +1,9 @@
-//! The mount: the kernel's requests, answered below the interpreter.
+//! The mount: native code that answers the kernel's requests.
 //!
-//! `protocol` has the messages, `inodes` the inodes that the kernel knows, `pages` pages in
-//! which the kernel has newer bytes, `requests` an answer for each kind of request,
-//! `reserved_blocks` the space that is not every user's, `session` the ways on which requests come
-//! and answers go, `callers` the
-//! users who make them, and `write_times` what users have written to of late.
+//! `protocol` has the messages, `inodes` the inodes that the kernel knows, and `requests` an answer
+//! for each kind of request. `pages` finds pages with newer bytes in the kernel, `reserved_blocks`
+//! manages space that only some users may use, and `session` has the transports. `callers` finds
+//! the users of requests, and `write_times` records their recent writes.
 
 pub mod callers;
 pub mod counted;

@@ -1,39 +1,38 @@
 //! Blocks that the file system below reserves for root, kept from the other users of the mount.
 //!
-//! ext4 decides by the user of the thread that allocates (`ext4_has_free_clusters`), and threads of
-//! this process are root's. So each change that a user asks for is made as a user who has no right to
-//! these blocks, with the capabilities of the process: nothing but the space differs. Who asks
-//! matters only once there is no space left for others. Then the change is made again, if the caller may
-//! use the reserved blocks.
+//! ext4 checks the user of the thread that allocates (`ext4_has_free_clusters`), and threads of
+//! this process belong to root. So each change of a user is made as a user without a right to these
+//! blocks, with the capabilities of the process: only the space differs. The caller matters only if
+//! no other space is free. Then the change is made again, if the caller may use the reserved
+//! blocks.
 
 use crate::mount::callers::is_user_or_member;
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::system::file_user::become_user;
 
-/// The reserved blocks of a file system: whose they are.
+/// The users of the reserved blocks of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReservedBlocks {
-    /// The user who may have them, beside root.
+    /// The user who may use them, besides root.
     pub user: u32,
-    /// The group that may have them; root's stands for none.
+    /// The group that may use them; 0 means no group.
     pub group: u32,
-    /// A user who may not.
+    /// A user who may not use them.
     pub other: u32,
 }
 
-/// Who asks for a change.
+/// The caller of a change.
 #[derive(Clone, Copy, Debug)]
 pub enum Caller {
-    /// A thread, by its number, and its user as the kernel tells. Where the kernel does not know the
-    /// thread, that is 0.
+    /// The number of a thread, and its user according to the kernel. The number is 0 if the kernel
+    /// does not know the thread.
     Thread(u32, u32),
-    /// Nobody knows: the kernel writes what a mapping has changed. The file has this owner and mode.
+    /// Unknown: the kernel writes the changes of a mapping. The file has this owner and mode.
     Mapping(u32, u32),
 }
 
 impl ReservedBlocks {
-    /// Makes a change that `caller` asks for. Where that has failed for want of space, nothing was
-    /// changed.
+    /// Makes a change for `caller`. A `step` that fails for lack of space must change nothing.
     pub fn change<T>(
         &self,
         mut step: impl FnMut() -> Answer<T>,
@@ -49,15 +48,15 @@ impl ReservedBlocks {
         }
     }
 
-    /// Whether a caller may use the blocks.
+    /// Returns whether a caller may use the blocks.
     pub fn are_for(&self, caller: Caller) -> bool {
         match caller {
             Caller::Thread(0, uid) => self.are_of(uid),
-            // Not by the user of the request: an idmapped mount has it another one.
+            // The user of the request does not count: an idmapped mount may have replaced it.
             Caller::Thread(number, _) => {
                 is_user_or_member(number, |uid| self.are_of(uid), self.group)
             }
-            // A file that others may write to may have been written to by them.
+            // If other users may write to the file, the change may be theirs.
             Caller::Mapping(owner, mode) => {
                 self.are_of(owner) && mode & (libc::S_IWGRP | libc::S_IWOTH) == 0
             }
@@ -84,7 +83,7 @@ mod tests {
         }
         assert!(!BLOCKS.are_for(Caller::Thread(0, 8)));
         assert!(!BLOCKS.are_for(Caller::Thread(0, u32::MAX)));
-        // What an idmapped mount says does not count.
+        // The user that an idmapped mount reports does not count.
         assert_eq!(BLOCKS.are_for(Caller::Thread(own, 1000)), uid == 0);
         let group = rustix::process::getgid().as_raw();
         let of_group = ReservedBlocks { user: 7, group, other: 65_533 };

@@ -1,5 +1,5 @@
-//! When users wrote to which parts of files last: so files that are never left alone as a whole can be
-//! optimized by those parts that are.
+//! Times of the last writes of users to parts of files, so that the unchanged parts of files that
+//! are always in use can be optimized.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -7,18 +7,18 @@ use std::time::Instant;
 
 use crate::threads::lock::locked;
 
-/// Parts of files whose writes are told apart. 4 bytes of time for each, and a node's share.
+/// Size of a part with a separate time, which takes 4 bytes and a share of a tree node.
 pub const GRAIN_BYTES: u64 = 1 << 20;
 
-/// Of all files together: some 64 MB.
+/// Limit for all files together: about 64 MB.
 const GRAINS_MAX: usize = 2 << 20;
-/// One that is written to in more than 1 TiB of itself is written to everywhere.
+/// If more parts of a file were written to (1 TiB), all parts count as written to.
 const GRAINS_PER_FILE_MAX: usize = 1 << 20;
 
-/// Of a part that is not to be offered again until it is written to.
+/// Time of a part that is not offered again until it is written to.
 const PASSED_OVER: u32 = u32::MAX;
 
-/// The notes of a mount, for all of its threads, by a clock of their own.
+/// The write times of a mount, for all threads. The clock starts with this object.
 pub struct Notes {
     times: Mutex<WriteTimes>,
     began: Instant,
@@ -31,14 +31,14 @@ impl Default for Notes {
 }
 
 impl Notes {
-    /// A write of the bytes from `start` to `end`, which has been made, or is about to be.
+    /// Notes a write of the bytes from `start` to `end`, which is done, or is about to be done.
     pub fn note(&self, inode: u64, start: u64, end: u64) {
         let now_s = self.now_s() as u32;
         locked(&self.times).note(inode, start, end, now_s);
     }
 
     pub fn quiet(&self, inode: u64, size: u64, age_s: f64, passed_over: bool) -> Vec<(u64, u64)> {
-        // A write in the second that has begun is noted with its beginning.
+        // A write is noted with the beginning of its second.
         let before_s = match self.now_s() - age_s {
             _ if age_s <= 0.0 && passed_over => PASSED_OVER,
             _ if age_s <= 0.0 => PASSED_OVER - 1,
@@ -68,19 +68,19 @@ impl Notes {
 
 #[derive(Default)]
 struct File {
-    /// When parts were written to last, in seconds; by the number of the part.
+    /// Seconds of the last writes, by the number of the part.
     grains: BTreeMap<u64, u32>,
-    /// All other parts count as written then.
+    /// Time that counts as the last write of all other parts.
     since_s: u32,
     last_s: u32,
 }
 
-/// Times are seconds of a clock that never goes back.
+/// Times are seconds of a clock that never goes backwards.
 pub struct WriteTimes {
     files: HashMap<u64, File>,
     grains: usize,
     grains_max: usize,
-    /// Of files that are not here: nothing is known of what was before.
+    /// Start of the record for files without an entry; earlier writes are unknown.
     since_s: u32,
 }
 
@@ -93,7 +93,7 @@ impl WriteTimes {
         WriteTimes { files: HashMap::new(), grains: 0, grains_max, since_s: now_s }
     }
 
-    /// A write of the bytes from `start` to `end`.
+    /// Notes a write of the bytes from `start` to `end`.
     pub fn note(&mut self, inode: u64, start: u64, end: u64, now_s: u32) {
         if start >= end {
             return;
@@ -115,7 +115,7 @@ impl WriteTimes {
         }
     }
 
-    /// Forgets the half of the files that was written to longest ago.
+    /// Drops the half of the files with the oldest writes.
     fn make_room(&mut self, now_s: u32) {
         let mut last: Vec<u32> = self.files.values().map(|file| file.last_s).collect();
         last.sort_unstable();
@@ -131,8 +131,8 @@ impl WriteTimes {
         }
     }
 
-    /// The ranges of the first `size` bytes that nobody has written to after `before_s`, and that were
-    /// not passed over (with `PASSED_OVER` these as well); in whole parts but for the end.
+    /// The ranges of the first `size` bytes without a write after `before_s`, in complete parts
+    /// except at the end. Skipped parts are included only if `before_s` is `PASSED_OVER`.
     pub fn quiet(&self, inode: u64, size: u64, before_s: u32) -> Vec<(u64, u64)> {
         let unknown = File { since_s: self.since_s, ..File::default() };
         let file = self.files.get(&inode).unwrap_or(&unknown);
@@ -162,7 +162,7 @@ impl WriteTimes {
         found
     }
 
-    /// Does not offer the parts from `start` to `end` again before they are written to.
+    /// Does not offer the parts from `start` to `end` again until they are written to.
     pub fn pass_over(&mut self, inode: u64, start: u64, end: u64) {
         let Some(file) = self.files.get_mut(&inode) else { return };
         let before = file.grains.len();

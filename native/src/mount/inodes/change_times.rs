@@ -1,15 +1,15 @@
 //! The times of change that users see of inodes that jobs change.
 //!
-//! A file that becomes a stub, or plain again, has the same content and attributes as before, but the
-//! file system gives it a new time of change. Programs that archive it take it for one that was written
-//! to while they read it (GNU tar, borg). So the kernel is told the time of before, until the inode is
-//! changed otherwise, or forgotten. What is open is not forgotten.
+//! A file that becomes a stub, or plain again, keeps its content and attributes, but the file
+//! system gives it a new time of change. Archivers (GNU tar, borg) would conclude that the file was
+//! written to while they read it. So the kernel gets the earlier time until another change, or
+//! until it forgets the inode. It does not forget open files.
 //!
-//! A job encloses each step in [`ChangeTimes::begin`] and [`ChangeTimes::end`]; no two steps of an
-//! inode overlap. A request of a user that changes an inode drops what is kept of it, once the change is
-//! made and before the request is answered. A request that names an inode (to rename it, to remove the
-//! name) does not say which one it changes, so it drops all that steps of the last moments have kept:
-//! their time may be equal to that of the change.
+//! A job encloses each step in [`ChangeTimes::begin`] and [`ChangeTimes::end`]; steps of an inode
+//! never overlap. A request of a user that changes an inode drops its kept time, after the change
+//! and before the answer. A request that changes an inode by name (a rename or a removal) does not
+//! identify the inode. It drops the kept times of all recent steps, because they may equal the time
+//! of the change.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
@@ -23,31 +23,31 @@ use crate::threads::lock::locked;
 /// Seconds and nanoseconds.
 type Time = (i64, u32);
 
-/// Changes further apart have different times: the coarsest clock of file systems, some times over.
+/// Changes further apart have different times: several times the coarsest clock of file systems.
 const TICK: Duration = Duration::from_millis(50);
 
 struct Kept {
     shown: Time,
-    /// What the file system says since the last step. None during a step.
+    /// Time that the file system reports since the last step. None during a step.
     after: Option<Time>,
 }
 
 #[derive(Default)]
 struct Table {
     kept: HashMap<u64, Kept>,
-    /// Nodes with a step that has begun or ended of late, and when.
+    /// Nodes with a step that started or ended recently, and when.
     recent: VecDeque<(u64, Instant)>,
 }
 
 #[derive(Default)]
 pub struct ChangeTimes {
-    /// So that requests take no lock where nothing is kept.
+    /// Lets requests skip the lock if no time is kept.
     count: AtomicUsize,
     table: Mutex<Table>,
 }
 
 impl ChangeTimes {
-    /// A step begins of a node that has so far been changed at `now`.
+    /// Starts a step of a node whose last change was at `now`.
     pub fn begin(&self, node: u64, now: StatxTimestamp) {
         self.change(|table| {
             let now = time(now);
@@ -60,7 +60,7 @@ impl ChangeTimes {
         });
     }
 
-    /// A step has ended. Where the node was changed meanwhile, nothing is kept.
+    /// Ends a step. If the node was also changed otherwise, no time is kept.
     pub fn end(&self, node: u64, now: StatxTimestamp) {
         self.change(|table| {
             if let Some(kept) = table.kept.get_mut(&node) {
@@ -77,14 +77,14 @@ impl ChangeTimes {
         });
     }
 
-    /// A user has changed a node, or the kernel has forgotten it.
+    /// Drops the time of a node that a user has changed, or that the kernel has forgotten.
     pub fn drop(&self, node: u64) {
         if self.count.load(Ordering::SeqCst) > 0 {
             self.change(|table| _ = table.kept.remove(&node));
         }
     }
 
-    /// A user has changed a node, which is not known.
+    /// Drops recent times after a user has changed an unknown node.
     pub fn drop_recent(&self) {
         if self.count.load(Ordering::SeqCst) > 0 {
             self.change(|table| {
@@ -99,13 +99,13 @@ impl ChangeTimes {
         }
     }
 
-    /// What a user sees where the file system says `now`.
+    /// The time that a user sees if the file system reports `now`.
     pub fn shown(&self, node: u64, mut now: StatxTimestamp) -> StatxTimestamp {
         if self.count.load(Ordering::SeqCst) == 0 {
             return now;
         }
         match locked(&self.table).kept.get(&node) {
-            // A time between them is that of a step, taken before its end.
+            // A time in this range comes from a step, before its end.
             Some(Kept { shown, after })
                 if after.is_none_or(|after| (*shown..=after).contains(&time(now))) =>
             {

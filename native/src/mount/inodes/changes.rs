@@ -1,24 +1,24 @@
-//! Which inodes have changed of late: for answers that were made meanwhile.
+//! The inodes that changed recently, for answers that were prepared during the change.
 //!
-//! A thread that answers beside the loop's takes the status of an inode at one instant, and gives the
-//! answer at a later one. The kernel would keep the attributes of before a change for an hour where it
-//! knew nothing of the inode when it was told of the change, or asks about a directory whose names
-//! change. So each change is noted once it is made, before it is answered; of an answer that was begun
-//! before that the kernel takes the attributes for the moment only.
+//! A thread other than the event-loop thread reads the attributes of an inode at one instant, and
+//! answers later. In between, the kernel may be notified of a change, but may not know the inode
+//! yet. It would then keep the old attributes for an hour; the same applies to a directory whose
+//! names change. So each change is noted before its answer. If an answer was started before, the
+//! kernel keeps its attributes only for a moment.
 
 use std::array::from_fn;
 
 use crate::threads::sync::atomic::{AtomicU64, Ordering};
 
-/// Inodes share places: one that has not changed may count as changed.
+/// Inodes share places, so an unchanged inode may count as changed.
 const PLACES: usize = 1024;
 
 pub struct Changes {
-    /// How many there were.
+    /// Number of changes.
     count: AtomicU64,
-    /// The last one in each place, counted.
+    /// Number of the last change, per place.
     last: Box<[AtomicU64; PLACES]>,
-    /// The last one of a name that leads to another inode than before.
+    /// Number of the last move: since then, a name leads to another inode than before.
     moved: AtomicU64,
 }
 
@@ -30,29 +30,29 @@ impl Default for Changes {
 }
 
 impl Changes {
-    /// An instant, to ask about what came after.
+    /// An instant, to ask for later changes.
     pub fn now(&self) -> u64 {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// An inode was changed.
+    /// Notes a change of an inode.
     pub fn note(&self, node: u64) {
         let count = self.count.fetch_add(1, Ordering::SeqCst) + 1;
         self.place(node).fetch_max(count, Ordering::SeqCst);
     }
 
-    /// An inode was moved, and its time of change with it; which one is not known.
+    /// Notes that an unknown inode was moved, which changes its time of change.
     pub fn note_move(&self) {
         let count = self.count.fetch_add(1, Ordering::SeqCst) + 1;
         self.moved.fetch_max(count, Ordering::SeqCst);
     }
 
-    /// Whether an inode may have changed since an instant.
+    /// Returns whether an inode may have changed since an instant.
     pub fn has(&self, node: u64, since: u64) -> bool {
         self.place(node).load(Ordering::SeqCst) > since
     }
 
-    /// Whether any inode was moved since an instant.
+    /// Returns whether any inode was moved since an instant.
     pub fn has_moves(&self, since: u64) -> bool {
         self.moved.load(Ordering::SeqCst) > since
     }

@@ -1,4 +1,4 @@
-//! A regular file or a directory, open for its content.
+//! An open regular file or directory.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use crate::system::reads;
 
-/// An open file. All that use it share the descriptor: its own position means nothing.
+/// An open file. All users share the descriptor, so its position has no meaning.
 pub struct DataFile {
     pub fd: OwnedFd,
     pub is_writable: bool,
@@ -19,13 +19,13 @@ impl AsFd for DataFile {
 }
 
 impl DataFile {
-    /// Fills the start of `room` as far as the file goes, and waits for the disk.
+    /// Fills the start of `room` up to the end of the file, and waits for the disk.
     pub fn read_all(&self, offset: u64, room: &mut [u8]) -> Result<usize, Errno> {
         reads::read_all(self, offset, room)
     }
 
-    /// Fills the start of `room` from the page cache, as far as the file goes; None where that lacks
-    /// anything.
+    /// Fills the start of `room` from the page cache, up to the end of the file. Returns None if
+    /// the page cache lacks a part.
     pub fn read_cached(&self, offset: u64, room: &mut [u8]) -> Option<usize> {
         reads::read_cached(self, offset, room)
     }

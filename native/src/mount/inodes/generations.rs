@@ -1,8 +1,8 @@
-//! The generations that the kernel is told: 32 bits, as many as it hands on to NFS clients.
+//! The generations that the kernel gets: 32 bits, which it forwards to NFS clients.
 //!
-//! A client could make handles by itself if it knew the generations below, which btrfs counts up.
-//! Hence the kernel is told others: a code of number and generation that only a process with the
-//! volume's secret can make.
+//! If a client knew the generations below, which btrfs increments, it could construct handles. So
+//! the kernel gets other numbers: a code of number and generation that only a process with the
+//! volume's secret can compute.
 
 use crate::mount::inodes::handle::Handle;
 
@@ -15,8 +15,8 @@ impl Generations {
         Generations(secret)
     }
 
-    /// That of the inode with a handle of the file system below, which has number and generation in
-    /// it; 0 where there is none.
+    /// The generation of the inode with a handle of the file system below. The handle contains
+    /// number and generation. Returns 0 if there is none.
     pub fn of(&self, handle: &Handle) -> u64 {
         match handle.whole() {
             [] => 0,

@@ -6,17 +6,15 @@ use std::sync::{Arc, Mutex};
 
 use crate::threads::lock::locked;
 
-/// Descriptors that Python has between two of its waits: an operation uses a few at a time.
+/// Maximum of descriptors that Python has between its waits. An operation uses a few at a time.
 const GIVEN_MAX: usize = 16;
 
-/// They stay open although the table may have closed its own meanwhile: else another file would have
-/// their numbers.
+/// Keeps them open after the table closes its references, so that no other file gets the numbers.
 #[derive(Default)]
 pub struct Given(Mutex<VecDeque<Arc<OwnedFd>>>);
 
 impl Given {
-    /// The number of a descriptor, which is good until a few others were given, or until
-    /// [`Given::clear`].
+    /// The number of a descriptor, valid until a few others were given, or [`Given::clear`].
     pub fn number(&self, path: Arc<OwnedFd>) -> RawFd {
         let fd = path.as_raw_fd();
         let mut given = locked(&self.0);
@@ -27,7 +25,7 @@ impl Given {
         fd
     }
 
-    /// Python uses none of them any more.
+    /// Releases all of them, because Python no longer uses them.
     pub fn clear(&self) {
         locked(&self.0).clear();
     }

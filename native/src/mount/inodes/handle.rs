@@ -1,4 +1,4 @@
-//! The handle by which an inode opens again, in little memory.
+//! The handle that opens an inode again, in little memory.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -10,8 +10,8 @@ use crate::system::calls::open_by_handle;
 
 const SHORT_BYTES: usize = 30;
 
-/// Type (i32, little-endian), then the handle's bytes. Those of ext4, XFS and btrfs have 12, 16 and
-/// 24 bytes with the type.
+/// Type (i32, little-endian), then the bytes of the handle. With the type, handles of ext4, XFS and
+/// btrfs have 12, 16 and 24 bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Handle {
     Short { length: u8, bytes: [u8; SHORT_BYTES] },
@@ -37,12 +37,12 @@ impl Handle {
         }
     }
 
-    /// Opens the inode, of the file system that `root` is on. Fails with ESTALE where it has gone.
+    /// Opens the inode in the file system of `root`. Fails with ESTALE if it no longer exists.
     pub fn open(&self, root: impl AsFd, flags: OFlags) -> Answer<OwnedFd> {
         let root = root.as_fd().as_raw_fd();
         loop {
             match open_by_handle(root, self.whole(), flags.bits() as i32) {
-                // SAFETY: the call gave out a new descriptor; nobody else has it.
+                // SAFETY: the call returned a new descriptor with no other owner.
                 Ok(fd) => return Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
                 Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
                 Err(error) => return Err(error.into()),

@@ -1,7 +1,7 @@
-//! Stubs that Python has open, and looked at, and that native code may use until it is taken back.
+//! Lent stubs: Python has opened and checked them, and native code may use them for a time.
 //!
-//! A stub with blocks of its own is settled when it is opened, and held against its attribute
-//! (`fuse_stub/files/open_files.py`). From then on all changes of it come through the mount.
+//! A stub with local blocks is settled when it is opened, and compared with its attribute
+//! (`fuse_stub/files/open_files.py`). From then on, all its changes come through the mount.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -19,22 +19,22 @@ struct Loan {
 pub struct Lent(Mutex<HashMap<u64, Loan>>);
 
 impl Lent {
-    /// `takes_writes`: native code may write to the stub as well.
+    /// `takes_writes`: native code may also write to the stub.
     pub fn lend(&self, inode: u64, takes_writes: bool) {
         locked(&self.0).insert(inode, Loan { takes_writes, is_used: false, is_torn: false });
     }
 
-    /// Whether all is as it was said to be.
+    /// Ends the loan. Returns false if native code has noted it as torn.
     pub fn take_back(&self, inode: u64) -> bool {
         locked(&self.0).remove(&inode).is_none_or(|loan| !loan.is_torn)
     }
 
-    /// Whether an inode is lent; notes that it is used.
+    /// Returns whether an inode is lent, and notes its use.
     pub fn uses(&self, inode: u64) -> bool {
         self.is_fit(inode, |_| true)
     }
 
-    /// Whether an inode is lent for writing, too; notes that it is used.
+    /// Returns whether an inode is lent for writing, and notes its use.
     pub fn uses_to_write(&self, inode: u64) -> bool {
         self.is_fit(inode, |loan| loan.takes_writes)
     }
@@ -45,14 +45,14 @@ impl Lent {
         loan.map(|loan| loan.is_used = true).is_some()
     }
 
-    /// A write has left blocks that are allocated and were never written: it is not used any more.
+    /// Ends further use: a write has left allocated blocks that were never written.
     pub fn note_torn(&self, inode: u64) {
         if let Some(loan) = locked(&self.0).get_mut(&inode) {
             loan.is_torn = true;
         }
     }
 
-    /// Whether it was used since the last call.
+    /// Returns whether it was used since the last call.
     pub fn was_used(&self, inode: u64) -> bool {
         locked(&self.0).get_mut(&inode).is_some_and(|loan| std::mem::take(&mut loan.is_used))
     }

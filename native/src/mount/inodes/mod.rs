@@ -1,4 +1,4 @@
-//! The inodes that the kernel knows, and the descriptors to reach them by.
+//! The inodes that the kernel knows, and their descriptors.
 
 pub mod change_times;
 pub mod changes;

@@ -1,11 +1,11 @@
-//! How many inodes without a name each user has left open.
+//! Number of inodes without a name that each user has left open.
 
 use crate::mount::counted::Counted;
 
 pub const SUPERUSER: u32 = 0;
 
-/// The inodes without a name that are held by a descriptor, by the user who has removed the name.
-/// One user leaves as many to the others as the user has.
+/// The inodes without a name that a descriptor keeps, by the user who removed the last name. A user
+/// may have no more of them than remain for others.
 pub struct Pins {
     left: usize,
     of_users: Counted<u32>,
@@ -35,7 +35,7 @@ impl Pins {
 mod tests {
     use super::*;
 
-    /// How many a user gets who takes all.
+    /// Takes all inodes that a user gets, and returns their number.
     fn taken(pins: &mut Pins, uid: u32) -> usize {
         let mut count = 0;
         while pins.may_have(uid) {

@@ -1,4 +1,4 @@
-//! A part of the table of inodes: what is known of each, and which descriptors are open.
+//! A part of the table of inodes: state and open descriptors of each inode.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -7,26 +7,26 @@ use std::sync::Arc;
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::inodes::handle::Handle;
 
-/// What is known of an inode.
+/// The state of an inode.
 pub struct Node {
     pub handle: Handle,
     pub lookups: u64,
     pub path: Option<Arc<OwnedFd>>,
     pub data: Option<Arc<DataFile>>,
-    /// `path` stays: the inode has no name any more, or cannot be opened by its handle.
+    /// Keeps `path`: the inode has no name, or cannot be opened by its handle.
     pub is_pinned: bool,
-    /// The user who has removed the last name.
+    /// The user who removed the last name.
     pub pinned_by: Option<u32>,
-    /// Whether the node is in `recent`.
+    /// True if the node is in `recent`.
     is_recent: bool,
-    /// Whether a descriptor was used since the node was last considered for closing.
+    /// True if a descriptor was used since the node was last considered for closing.
     pub is_used: bool,
-    /// Whether `data` was written to since `Inodes::close_idle` has looked.
+    /// True if `data` was written to since `Inodes::close_idle` last checked.
     pub is_written: bool,
 }
 
 impl Node {
-    /// One that has not been looked up yet.
+    /// Creates a node without a lookup.
     pub fn new(handle: Handle) -> Node {
         Node {
             handle,
@@ -41,7 +41,7 @@ impl Node {
         }
     }
 
-    /// How many descriptors may be closed at any time.
+    /// Number of descriptors that may be closed at any time.
     fn closable(&self) -> usize {
         usize::from(self.path.is_some() && !self.is_pinned) + usize::from(self.data.is_some())
     }
@@ -53,7 +53,7 @@ pub struct Shard {
     nodes: HashMap<u64, Node>,
     /// Nodes with open descriptors, the longest unused first.
     recent: VecDeque<u64>,
-    /// How many of their descriptors may be closed at any time.
+    /// Number of these descriptors that may be closed at any time.
     closable: usize,
 }
 
@@ -62,12 +62,12 @@ impl Shard {
         &self.nodes
     }
 
-    /// Adds a node where there is none.
+    /// Adds a node if the inode has none.
     pub fn add(&mut self, inode: u64, node: impl FnOnce() -> Node) {
         self.nodes.entry(inode).or_insert_with(node);
     }
 
-    /// Looks at a node, or changes it; None where there is none.
+    /// Reads or changes a node. Returns None if the inode has none.
     pub fn change<T>(&mut self, inode: u64, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
         let node = self.nodes.get_mut(&inode)?;
         let before = node.closable();
@@ -80,7 +80,7 @@ impl Shard {
         let node = self.nodes.remove(&inode)?;
         self.closable -= node.closable();
         if node.is_recent {
-            // A file that was just made and removed is at the end, mostly.
+            // A file that was created and removed immediately is usually at the end.
             if let Some(at) = self.recent.iter().rposition(|one| *one == inode) {
                 self.recent.remove(at);
             }
@@ -88,8 +88,8 @@ impl Shard {
         Some(node)
     }
 
-    /// Notes that a node has a descriptor, and closes the longest unused ones where there are more
-    /// than `closable_max`.
+    /// Notes that a node has a descriptor. Closes the longest unused descriptors if more than
+    /// `closable_max` are open.
     pub fn opened(&mut self, inode: u64, closable_max: usize) {
         if let Some(node) = self.nodes.get_mut(&inode) {
             node.is_used = true;
@@ -120,7 +120,7 @@ impl Shard {
 mod tests {
     use super::*;
 
-    /// Known inodes cost little: a million must stay below 400 MB with all that belongs to them.
+    /// Known inodes must be small: a million must stay below 400 MB with all related data.
     #[test]
     fn an_inode_takes_little_memory() {
         assert!(size_of::<(u64, Node)>() <= 80);

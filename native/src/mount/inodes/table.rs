@@ -1,12 +1,13 @@
 //! The table of the inodes that the kernel knows.
 //!
-//! Inodes have the numbers of the file system below. Names are not kept. An inode costs its handle,
-//! a count and room for two descriptors, which are open while it is in use: one that only names it
-//! (`O_PATH`), one for its content. Their number is bounded; the longest unused are closed.
+//! Inodes have the numbers of the file system below. The table keeps no names. An inode takes its
+//! handle, a count and room for two descriptors: the first only names the inode (`O_PATH`), the
+//! second is for its content. They are open while the inode is in use, and the longest unused are
+//! closed if too many are open.
 //!
-//! No opening comes as a message, so nobody tells when the last user of a file closes it. An inode
-//! that loses its last name is therefore *pinned*: its descriptor stays open until the kernel forgets
-//! the inode, which it does when the last user has gone.
+//! The kernel sends no request for an open, so the mount does not learn when the last user of a
+//! file closes it. Therefore an inode that loses its last name is *pinned*. Its descriptor stays
+//! open until the kernel forgets the inode, which happens after the last user has closed it.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -28,51 +29,51 @@ use crate::mount::protocol::message::{Answer, Failure};
 use crate::system::calls::name_to_handle;
 use crate::threads::lock::locked;
 
-/// Parts of the table at most, each with a lock of its own: a few times the threads that use it.
+/// Maximum of parts of the table, each with its lock: several times the threads that use it.
 const SHARDS_MAX: usize = 32;
-/// A part keeps at least so many descriptors: an operation uses a few at a time.
+/// Minimum of descriptors that a part keeps. An operation uses a few at a time.
 const DESCRIPTORS_MIN: usize = 16;
 
-/// What is freed at once when a file without a name is closed; more takes a thread of its own, so
-/// that nobody has to wait: 4 MiB are 1,024 extents of one block at most, in 4 ms.
+/// Maximum that is freed immediately when a file without a name is closed. A separate thread frees
+/// more, so that no request waits. 4 MiB are at most 1,024 extents of one block, and take 4 ms.
 pub const FREED_BYTES_MAX: u64 = 4 << 20;
 
 /// The unit of `stx_blocks` and `st_blocks`.
 pub const STATUS_BLOCK_BYTES: u64 = 512;
 
-/// The number by which ext4 says what it is (`EXT4_SUPER_MAGIC`).
+/// The number that ext4 reports as its type (`EXT4_SUPER_MAGIC`).
 const EXT4: u64 = 0xef53;
 
 pub const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// The inodes that the kernel may ask for by number.
+/// The inodes that the kernel may name by number.
 pub struct Inodes {
     root: Arc<OwnedFd>,
     root_inode: u64,
     pub device: u64,
-    /// Whether inodes can be opened by their handles, so that none has to stay open.
+    /// True if inodes can be opened by their handles, so that none has to stay open.
     pub by_handle: bool,
-    /// Whether a copy of a file may share its extents.
+    /// True if a copy of a file may share its extents.
     pub shares_extents: bool,
-    /// Most descriptors of a shard, those that are pinned apart.
+    /// Maximum of descriptors of a shard, without pinned ones.
     descriptors_max: usize,
     generations: Generations,
     shards: Vec<Mutex<Shard>>,
     pins: Mutex<Pins>,
-    /// Nodes with `data` that is open for writing, and others.
+    /// Nodes whose `data` is open for writing, and others.
     written: Mutex<Vec<u64>>,
     pub watched: Arc<Watched>,
     pub lent: Lent,
     pub changes: Arc<Changes>,
     pub change_times: ChangeTimes,
-    /// Of which of them the kernel was told to forget the attributes.
+    /// The inodes whose attributes the kernel had to forget.
     pub forgotten: Changes,
     pub given: Given,
 }
 
 impl Inodes {
-    /// `descriptors_max`: most descriptors at a time, those of inodes without a name apart, of which
-    /// `pins_max` may be held.
+    /// `descriptors_max`: maximum of descriptors at a time. `pins_max`: maximum of additional
+    /// descriptors for inodes without a name.
     pub fn new(
         root: OwnedFd,
         descriptors_max: usize,
@@ -108,24 +109,24 @@ impl Inodes {
         &self.root
     }
 
-    /// How many inodes are known.
+    /// Number of known inodes.
     pub fn count(&self) -> usize {
         self.shards.iter().map(|shard| locked(shard).nodes().len()).sum()
     }
 
-    /// The number by which the kernel knows an inode.
+    /// The number that the kernel uses for an inode.
     pub fn number(&self, inode: u64) -> u64 {
         if inode == self.root_inode { ROOT } else { inode }
     }
 
     fn shard(&self, inode: u64) -> &Mutex<Shard> {
-        // Neighbours in a table of inodes are used together, by several threads.
+        // Adjacent inodes are used together, by several threads.
         &self.shards[inode as usize % self.shards.len()]
     }
 
-    /// Counts one more lookup of an inode that opens again by `handle`. Returns its generation,
-    /// which tells it from an earlier inode of the same number. `path` names it, and is kept as long
-    /// as there is room; where inodes cannot be opened by their handles, as long as it is known.
+    /// Counts one more lookup of an inode that `handle` opens again. Returns its generation, which
+    /// distinguishes it from an earlier inode of the same number. `path` names it. It is kept while
+    /// there is room, or while the inode is known if handles cannot open inodes.
     pub fn remember(&self, inode: u64, handle: Handle, path: Option<OwnedFd>) -> u64 {
         let generation = self.generations.of(&handle);
         let has_path = path.is_some();
@@ -134,7 +135,7 @@ impl Inodes {
         shard.change(inode, |node| {
             node.lookups += 1;
             if node.handle != handle {
-                // The number was given to a new file before the kernel forgot the old one.
+                // The number belongs to a new file, and the kernel has not forgotten the old one.
                 node.handle = handle;
                 self.give_back(node);
                 self.change_times.drop(inode);
@@ -150,7 +151,7 @@ impl Inodes {
         generation
     }
 
-    /// The kernel takes lookups back.
+    /// Subtracts lookups that the kernel forgets.
     pub fn forget(&self, inode: u64, lookups: u64) {
         let mut shard = locked(self.shard(inode));
         let left = shard.change(inode, |node| {
@@ -167,7 +168,7 @@ impl Inodes {
         close(node);
     }
 
-    /// Inodes that are held by a descriptor: among them all known ones without a name.
+    /// Inodes that a descriptor keeps, including all known ones without a name.
     pub fn pinned(&self) -> Vec<u64> {
         let shards = self.shards.iter().map(locked);
         shards
@@ -178,31 +179,31 @@ impl Inodes {
             .collect()
     }
 
-    /// How many inodes have a descriptor that names them.
+    /// Number of inodes with a descriptor that names them.
     pub fn descriptors(&self) -> usize {
         let open =
             |shard: &Shard| shard.nodes().values().filter(|node| node.path.is_some()).count();
         self.shards.iter().map(|shard| open(&locked(shard))).sum()
     }
 
-    /// The generation that the kernel was told. None where the inode is not known.
+    /// The generation that the kernel got. Returns None if the inode is unknown.
     pub fn generation(&self, inode: u64) -> Option<u64> {
         let shard = locked(self.shard(inode));
         shard.nodes().get(&inode).map(|node| self.generations.of(&node.handle))
     }
 
-    /// Whether the kernel may still refer to an inode.
+    /// Returns whether the kernel may still refer to an inode.
     pub fn knows(&self, inode: u64) -> bool {
         locked(self.shard(inode)).nodes().contains_key(&inode)
     }
 
-    /// Whether a user may remove one more last name of an inode that the kernel knows: those who hold
-    /// such inodes open share the descriptors.
+    /// Returns whether a user may remove another last name of an inode that the kernel knows. Users
+    /// who keep such inodes open share the descriptors.
     pub fn may_pin(&self, uid: u32) -> bool {
         locked(&self.pins).may_have(uid)
     }
 
-    /// Holds `path`, open on an inode, until the inode is forgotten: `uid` removes its last name.
+    /// Keeps `path`, open on an inode, until the inode is forgotten: `uid` removes its last name.
     pub fn pin(&self, inode: u64, path: OwnedFd, uid: u32) {
         locked(self.shard(inode)).change(inode, |node| {
             if !node.is_pinned {
@@ -214,7 +215,7 @@ impl Inodes {
         });
     }
 
-    /// Takes [`Inodes::pin`] back: the name has stayed.
+    /// Reverses [`Inodes::pin`], because the name was not removed.
     pub fn unpin(&self, inode: u64) {
         if !self.by_handle {
             return;
@@ -233,7 +234,7 @@ impl Inodes {
         }
     }
 
-    /// A descriptor that only names an inode. Fails with ESTALE where it is not known or gone.
+    /// A descriptor that only names an inode. Fails with ESTALE if the inode is unknown or deleted.
     pub fn path(&self, inode: u64) -> Answer<Arc<OwnedFd>> {
         if inode == ROOT {
             return Ok(Arc::clone(&self.root));
@@ -248,7 +249,7 @@ impl Inodes {
         };
         let opened = match handle.open(&self.root, PATH_FLAGS) {
             Ok(opened) => Arc::new(opened),
-            // Its last name has gone meanwhile: it was pinned before.
+            // Its last name was removed after the check; it was pinned before that.
             Err(gone) => {
                 let shard = locked(self.shard(inode));
                 return shard.nodes().get(&inode).and_then(|node| node.path.clone()).ok_or(gone);
@@ -268,8 +269,7 @@ impl Inodes {
         Ok(opened)
     }
 
-    /// From now on Python sees all requests for an inode: nothing of it is kept open here. As often
-    /// as [`Inodes::unwatch`] is to come.
+    /// Makes Python receive all requests for an inode, until as many calls of [`Inodes::unwatch`].
     pub fn watch(&self, inode: u64) {
         self.watched.add(inode);
         self.close_data(inode);
@@ -279,13 +279,13 @@ impl Inodes {
         self.watched.remove(inode);
     }
 
-    /// Closes what is open for writing, and was not written to since the last call: jobs take such
-    /// files for files in use.
+    /// Closes files that are open for writing and were not written to since the last call, because
+    /// jobs treat such files as in use.
     pub fn close_idle(&self) {
         self.close_written(false);
     }
 
-    /// Closes all that is open for writing.
+    /// Closes all files that are open for writing.
     pub fn let_go(&self) {
         self.close_written(true);
     }
@@ -307,13 +307,13 @@ impl Inodes {
         }
     }
 
-    /// Closes the content of an inode, once no thread uses it.
+    /// Closes the content of an inode when no thread uses it.
     pub fn close_data(&self, inode: u64) {
         let data = locked(self.shard(inode)).change(inode, |node| node.data.take());
         drop(data);
     }
 
-    /// The content of an inode, if it is open anyway.
+    /// The content of an inode, if it is open.
     pub fn opened(&self, inode: u64) -> Option<Arc<DataFile>> {
         locked(self.shard(inode)).change(inode, |node| {
             node.is_used |= node.data.is_some();
@@ -321,7 +321,7 @@ impl Inodes {
         })?
     }
 
-    /// The content of an inode, open for reading, and for writing where `write` is set.
+    /// The content of an inode, open for reading, and for writing if `write` is set.
     pub fn data(&self, inode: u64, write: bool) -> Answer<Arc<DataFile>> {
         if inode == ROOT {
             return Ok(Arc::new(DataFile {
@@ -364,7 +364,7 @@ impl Inodes {
         data
     }
 
-    /// Opens an inode for its content, the caller's.
+    /// Opens the content of an inode for the caller alone.
     pub fn open(&self, inode: u64, flags: OFlags) -> Answer<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
         let handle = match locked(self.shard(inode)).nodes().get(&inode) {
@@ -382,7 +382,7 @@ impl Inodes {
     }
 }
 
-/// Closes what an inode has open, in a thread where the end of the file takes long.
+/// Closes the descriptors of an inode, in a thread if the end of the file takes long.
 fn close(node: Node) {
     let is_slow = node.is_pinned
         && node.path.as_ref().is_some_and(|path| {
@@ -392,12 +392,12 @@ fn close(node: Node) {
             })
         });
     if is_slow {
-        // Without a thread it is closed here, when the closure is dropped.
+        // If no thread starts, the dropped closure closes it here.
         let _ = std::thread::Builder::new().name("closes".into()).spawn(move || drop(node));
     }
 }
 
-/// A path to the inode itself, for calls that take no descriptor.
+/// A path to the inode itself, for calls that accept no descriptor.
 pub fn proc_path(fd: i32) -> String {
     format!("/proc/self/fd/{fd}")
 }

@@ -1,4 +1,4 @@
-//! The inodes whose requests Python has to see: files that it has open, commits, and fillings.
+//! The inodes whose requests Python has to see: open files, commits and expansions.
 
 use std::array::from_fn;
 
@@ -7,13 +7,13 @@ use crate::threads::lock::locked;
 use crate::threads::sync::Mutex;
 use crate::threads::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Inodes share places: of one that is not watched it may be said that it was.
+/// Inodes share places, so an unwatched inode may count as watched.
 const PLACES: usize = 1024;
 
-/// Each as often as there is a reason for it.
+/// Counts the reasons to watch each inode.
 pub struct Watched {
     reasons: Mutex<Counted<u64>>,
-    /// How often an inode of a place has come to be watched.
+    /// Number of times that an inode of a place became watched.
     begun: Box<[AtomicU64; PLACES]>,
 }
 
@@ -29,15 +29,15 @@ impl Default for Watched {
 }
 
 impl Watched {
-    /// What is done because an inode is watched is done after this.
+    /// Call this before any work that requires a watched inode.
     pub fn add(&self, inode: u64) {
         let mut reasons = locked(&self.reasons);
         reasons.add(inode);
-        // Not before that: who takes the new count finds the inode watched.
+        // Increment last: a reader of the new count must find the inode watched.
         self.place(inode).fetch_add(1, Ordering::SeqCst);
         drop(reasons);
-        // With the fence in `stays_unwatched`: a thread that reads any byte that is written after
-        // this, by the file system below, sees the new count.
+        // Together with the fence in `stays_unwatched`: a thread that reads, through the file
+        // system below, any byte that is written after this point, sees the new count.
         fence(Ordering::SeqCst);
     }
 
@@ -49,14 +49,14 @@ impl Watched {
         locked(&self.reasons).of(&inode) > 0
     }
 
-    /// None where the inode is watched.
+    /// Returns None if the inode is watched.
     pub fn unwatched(&self, inode: u64) -> Option<Unwatched> {
         let begun = self.place(inode).load(Ordering::SeqCst);
         (!self.has(inode)).then_some(Unwatched(begun))
     }
 
-    /// Whether an inode has not come to be watched since: what was read of it before this call is not
-    /// of a file that Python had begun to change.
+    /// Returns whether an inode did not become watched. If so, data that was read before this call
+    /// is from a file that Python had not started to change.
     pub fn stays_unwatched(&self, inode: u64, since: Unwatched) -> bool {
         fence(Ordering::SeqCst);
         self.place(inode).load(Ordering::SeqCst) == since.0

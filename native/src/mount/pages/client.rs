@@ -1,4 +1,4 @@
-//! The mount's side: it asks the worker, which it starts when it needs one.
+//! The mount's side: it asks the worker, and starts it if necessary.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -12,12 +12,12 @@ use crate::mount::pages::message::{NONE, Question, ask, connection};
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::threads::lock::locked;
 
-/// Questions under way at a time; further ones wait. A question takes some 30 µs unless pages have to
-/// be written back.
+/// Maximum of questions in progress; further ones wait. A question takes about 30 µs unless pages
+/// have to be written back.
 const LINES_MAX: usize = 16;
-/// Until a question counts as not answered: the file system below may be frozen.
+/// Time limit for an answer, because the file system below may be frozen.
 const WAIT: Duration = Duration::from_secs(10);
-/// A worker that could not be started is started again after so long.
+/// Time from a failure to the next start of a worker.
 const FAILURE_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -31,11 +31,11 @@ struct State {
 
 struct Worker {
     child: Child,
-    /// It ends when this is closed.
+    /// The worker ends when this is closed.
     control: OwnedFd,
 }
 
-/// What a mount knows of newer pages.
+/// Finds newer pages for a mount.
 pub struct Pages {
     command: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
@@ -44,14 +44,14 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// `command`: starts the worker, which gets its end of the control connection as standard input.
+    /// `command` starts the worker, whose standard input is its end of the control connection.
     pub fn new(command: Vec<OsString>, environment: Vec<(OsString, OsString)>) -> Pages {
         Pages { command, environment, state: Mutex::default(), ended: Condvar::new() }
     }
 
-    /// The first offset in the range that may lie in a newer page; None if what the file system below
-    /// has is as new. Waits for the worker, and the worker for the mount: so the caller holds no lock
-    /// that a write needs.
+    /// The first offset in the range that may lie in a newer page, or None if the file system below
+    /// has the newest bytes. Waits for the worker, which waits for the mount. So the caller must
+    /// not hold a lock that a write needs.
     pub fn first_newer(&self, question: &Question, path: &[u8]) -> Option<u64> {
         let end = Instant::now() + WAIT;
         let answer = self.line(end).and_then(|line| {
@@ -119,7 +119,7 @@ impl Pages {
         Ok(Worker { child: command.spawn()?, control })
     }
 
-    /// `is_good`: the question was answered. Else the worker has ended, or waits.
+    /// `is_good`: the question was answered. Otherwise the worker has ended, or is blocked.
     fn give_back(&self, line: OwnedFd, is_good: bool) {
         let mut state = locked(&self.state);
         state.under_way -= 1;
@@ -140,13 +140,13 @@ impl Drop for Pages {
     }
 }
 
-/// Starts afresh with the next question.
+/// Ends the worker, so that the next question starts another.
 fn end_worker(state: &mut State) {
     state.idle.clear();
     state.failed = Some(Instant::now());
     if let Some(Worker { mut child, control }) = state.worker.take() {
         drop(control);
-        // It ends by itself, after the requests that it waits for.
+        // It ends itself after the requests that it waits for.
         let _ = std::thread::Builder::new().name("worker-end".into()).spawn(move || child.wait());
     }
 }

@@ -1,4 +1,4 @@
-//! What a mount asks the worker, and the answer.
+//! A question of a mount to the worker, and the answer.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -11,11 +11,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::mount::protocol::message::{Answer, Failure};
 
-/// A path has 4,095 bytes at most.
+/// A path has at most 4,095 bytes.
 const MESSAGE_BYTES_MAX: usize = 8192;
 
-/// Whether a range of a file may have newer pages. A path relative to the mount follows if the inode
-/// cannot be opened by its handle.
+/// Asks whether a range of a file has newer pages. A path relative to the mount follows if the
+/// inode cannot be opened by its handle.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Question {
@@ -35,7 +35,7 @@ pub struct Reply {
     pub first: u64,
 }
 
-/// Two ends of a connection that keeps messages apart.
+/// Two ends of a connection that preserves message boundaries.
 pub fn connection() -> Answer<(OwnedFd, OwnedFd)> {
     let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     Ok(socketpair(AddressFamily::UNIX, kind, flags, None)?)
@@ -58,8 +58,8 @@ pub fn ask(line: &OwnedFd, question: &Question, path: &[u8], limit: Duration) ->
     }
 }
 
-/// The next question and its path; None once the other end is closed. Fails with EINVAL if the message
-/// is too short, or if its range is empty.
+/// The next question and its path; None after the other end is closed. Fails with EINVAL if the
+/// message is too short, or if its range is empty.
 pub fn next_question(line: &OwnedFd) -> Answer<Option<(Question, Vec<u8>)>> {
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
     let length = heard(line, &mut bytes)?;

@@ -1,8 +1,8 @@
-//! A search for data, or for a hole, in a plain file, in whatever thread.
+//! A search for data, or for a hole, in a plain file, in any thread.
 //!
-//! As a read beside the loop (`requests/reading.rs`), its answer is good as long as Python has not begun
-//! to change the file. It holds no lock, and not the turn: the pages that it has written back come as
-//! requests to write.
+//! Like a read in a thread (`requests/reading.rs`), its answer is valid until Python starts to
+//! change the file. It holds neither a lock nor the turn, because the pages that it makes the
+//! kernel write back arrive as write requests.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,10 +17,10 @@ use crate::mount::pages::client::Pages;
 use crate::mount::pages::message::Question;
 use crate::mount::protocol::message::{Answer, Failure};
 
-/// Holes that have to be looked at for one answer. Where it takes more, all that is left counts as data.
+/// Maximum of holes that are checked for one answer. After that, all the rest counts as data.
 const ROUNDS_MAX: usize = 64;
 
-/// What is searched for, at an offset or behind it.
+/// The target of a search, at or behind an offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sought {
     Data,
@@ -37,13 +37,13 @@ pub struct Search {
     pub inode: NamedInode,
 }
 
-/// An inode as the worker finds it in the mount, and what asks the worker.
+/// An inode as the worker finds it in the mount, and the client that asks the worker.
 pub struct NamedInode {
     pub inode: u64,
     pub generation: u64,
-    /// Relative to the mount; empty where it is opened by its handle.
+    /// Relative to the mount; empty if the handle opens it.
     pub path: Vec<u8>,
-    /// None before the mount shows.
+    /// None before the mount is visible.
     pub pages: Option<Arc<Pages>>,
 }
 
@@ -60,7 +60,7 @@ impl NamedInode {
 }
 
 impl Search {
-    /// The answer. None where Python may have begun to change the file.
+    /// The answer. Returns None if Python may have started to change the file.
     pub fn answer(&self) -> Option<Answer<u64>> {
         let found = result(
             self.offset,
@@ -72,16 +72,16 @@ impl Search {
     }
 }
 
-/// What the file system below has found.
+/// The result of the file system below.
 pub struct Found {
-    /// None: there is nothing up to the end of the file.
+    /// None: nothing is found before the end of the file.
     pub offset: Option<u64>,
     pub size: u64,
 }
 
 impl Found {
-    /// The hole that an answer reports: all that lies before data, or the first byte. That at the end
-    /// of a file is none.
+    /// The hole that an answer reports: the range before data, or the first byte of a hole. The end
+    /// of a file is no hole.
     pub fn hole(&self, from: u64, sought: Sought) -> Option<Range<u64>> {
         let hole = match (sought, self.offset) {
             (Sought::Data, data) => from..data.unwrap_or(self.size),
@@ -109,10 +109,10 @@ pub fn found(file: BorrowedFd<'_>, at: u64, sought: Sought) -> Answer<Found> {
     Ok(Found { offset, size: fstat(file)?.st_size as u64 })
 }
 
-/// The answer to a search. `below`: what the file system below says; `first_newer`: the first offset in
-/// a range that may lie in a newer page.
+/// The answer to a search. `below` asks the file system below. `first_newer` returns the first
+/// offset in a range that may lie in a newer page.
 ///
-/// A hole is reported once the file system below reports it after nothing newer was found in it.
+/// A hole is reported only if the file system below reports it again after that check.
 fn result(
     offset: u64,
     sought: Sought,
@@ -153,7 +153,8 @@ mod tests {
 
     const SIZE: u64 = 100;
 
-    /// A file of 100 bytes with data in 10..20 and in 40..50, and what becomes data when asked about.
+    /// A file of 100 bytes with data in 10..20 and 40..50, and ranges that become data if asked
+    /// for.
     struct Below(RefCell<Vec<Range<u64>>>);
 
     impl Below {

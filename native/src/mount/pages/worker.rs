@@ -1,8 +1,8 @@
-//! The worker: a process that opens files of the mount for it.
+//! The worker: a process that opens files of the mount for the mount process.
 //!
-//! From Linux 6.16 on a close returns once the mount has all pages of the file. Before that, it takes
-//! the lock of the inode, which the program that searches holds: there the worker says which pages of
-//! the range the kernel has in its cache at all (Linux 6.5), and the mount takes them for data.
+//! From Linux 6.16 on, a close returns after the mount has all pages of the file. Before, it takes
+//! the lock of the inode, which the searching program holds. There the worker reports which pages
+//! of the range are in the kernel's cache (Linux 6.5), and the mount treats them as data.
 
 use std::ffi::CString;
 use std::fs::read_to_string;
@@ -23,12 +23,12 @@ use crate::system::calls::{PAGE_BYTES_MIN, cached_pages, open_by_handle};
 const HANDLE_KIND: i32 = 0x81;
 const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// What a worker needs to know of its mount.
+/// The properties of a mount that a worker needs.
 pub struct Worker {
-    /// Where it was mounted.
+    /// The original mount point.
     mountpoint: PathBuf,
     device: u64,
-    /// Whether a close of a file writes it back, and waits for that.
+    /// True if a close of a file writes it back, and waits for that.
     closes_write_back: bool,
 }
 
@@ -37,12 +37,12 @@ impl Worker {
         Worker { mountpoint, device, closes_write_back }
     }
 
-    /// Serves all connections that come by `control`, each in a thread, until that is closed.
+    /// Serves all connections that arrive through `control` until that is closed, each in a thread.
     pub fn serve(self, control: &OwnedFd) -> Answer<()> {
         let worker = Arc::new(self);
         while let Some(line) = received(control)? {
             let worker = Arc::clone(&worker);
-            // Without a thread the connection is closed, and the question counts as not answered.
+            // Without a thread, the connection is closed, and the question gets no answer.
             let _ = Builder::new().name("pages".into()).spawn(move || worker.work(&line));
         }
         Ok(())
@@ -53,7 +53,7 @@ impl Worker {
             let answered = match self.opened(&question, &path) {
                 Err(_) => reply(line, question.start),
                 Ok(file) if self.closes_write_back => reply(line, written_back(file, &question)),
-                // Closed after the answer: the close waits for the search to end.
+                // Closed after the answer, because the close waits for the search to end.
                 Ok(file) => {
                     let range = question.start..question.end;
                     reply(line, first_cached(&file, range).unwrap_or(question.start))
@@ -65,14 +65,14 @@ impl Worker {
         }
     }
 
-    /// The file in the mount. Fails where the mount shows at no place that this process can see.
+    /// The file in the mount. Fails if this process can see the mount at no place.
     fn opened(&self, question: &Question, path: &[u8]) -> Answer<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let root = self.root()?;
         let file = if path.is_empty() {
             let handle = handle(question.inode, question.generation as u32);
             let file = open_by_handle(root.as_raw_fd(), &handle, flags.bits() as i32)?;
-            // SAFETY: the call gave out a new descriptor; nobody else has it.
+            // SAFETY: the call returned a new descriptor with no other owner.
             unsafe { OwnedFd::from_raw_fd(file) }
         } else {
             let path = CString::new(path).map_err(|_| Failure(libc::EINVAL))?;
@@ -97,14 +97,14 @@ impl Worker {
     }
 
     fn root_at(&self, point: &Path) -> Answer<OwnedFd> {
-        // Inodes cannot be opened by their handles next to a descriptor that only names one.
+        // Opening by handle fails with a descriptor that only names an inode.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(point, flags, Mode::empty())?;
         if fstat(&root)?.st_dev == self.device { Ok(root) } else { Err(Failure(libc::ESTALE)) }
     }
 }
 
-/// Where a file system is mounted as a whole, in the words of `mountinfo`.
+/// Mount points of an entire file system, as written in `mountinfo`.
 fn points(table: &str, device: u64) -> impl Iterator<Item = PathBuf> {
     let number = format!("{}:{}", major(device), minor(device));
     table.lines().filter_map(move |line| {
@@ -141,16 +141,16 @@ fn handle(inode: u64, generation: u32) -> Vec<u8> {
     [HANDLE_KIND.to_le_bytes().to_vec(), body].concat()
 }
 
-/// Has all newer pages of a file written back. Bytes that could not be written are lost, and may still
-/// show.
+/// Writes back all newer pages of a file. Bytes that could not be written are lost, and may still
+/// be visible.
 fn written_back(file: OwnedFd, question: &Question) -> u64 {
     use std::os::fd::IntoRawFd;
-    // SAFETY: the descriptor is this function's, which gives it to the call.
+    // SAFETY: this function owns the descriptor, and passes it to the call.
     let result = unsafe { libc::close(file.into_raw_fd()) };
     if result == 0 { NONE } else { question.start }
 }
 
-/// The first offset of a range of which the page cache has the page, or [`NONE`]. Fails before Linux
+/// The first offset of a range whose page is in the page cache, or [`NONE`]. Fails before Linux
 /// 6.5.
 fn first_cached(file: &OwnedFd, range: Range<u64>) -> Answer<u64> {
     let count = |range: &Range<u64>| cached_pages(file.as_raw_fd(), range);

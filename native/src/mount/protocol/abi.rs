@@ -1,6 +1,6 @@
 //! The structures of `linux/fuse.h`, protocol 7.45 (Linux 6.18), byte for byte.
 //!
-//! Names are those of the header in Rust's spelling. Numbers have the machine's own byte order.
+//! Names are those of the header, in Rust's spelling. Numbers have the byte order of the machine.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -20,7 +20,7 @@ macro_rules! messages {
 }
 
 messages! {
-    /// Before each request.
+    /// At the start of each request.
     InHeader: 40 {
         length: u32,
         opcode: u32,
@@ -33,7 +33,7 @@ messages! {
         padding: u16,
     }
 
-    /// Before each answer. `error` is 0 or a negative error number.
+    /// At the start of each answer. `error` is 0 or a negative error number.
     OutHeader: 16 {
         length: u32,
         error: i32,
@@ -232,20 +232,20 @@ messages! {
         unused: [u32; 7],
     }
 
-    /// A negative offset: the attributes only.
+    /// A negative offset means: only the attributes.
     InvalidateInode: 24 { node: u64, offset: i64, length: i64, }
 
-    /// Before a name in a listing; padded to 8 bytes together with it.
+    /// Precedes a name in a listing; padded to 8 bytes together with it.
     Dirent: 24 { inode: u64, offset: u64, name_bytes: u32, kind: u32, }
 
-    /// Where the parts of a request and of its answer are, in an entry of a ring.
+    /// Describes the parts of a request and its answer, in an entry of a ring.
     RingEntry: 32 { flags: u64, commit: u64, payload_bytes: u32, unused1: u32, unused2: u64, }
-    /// In the command of a ring's submission.
+    /// Part of the command of a ring's submission.
     RingCommand: 24 { flags: u64, commit: u64, queue: u16, unused: [u16; 3], }
 }
 
-/// What a request of a ring begins with. `header` has an [`InHeader`], later the [`OutHeader`];
-/// `fixed` what is of the same length in all requests of a kind.
+/// The start of a request of a ring. `header` has an [`InHeader`], later the [`OutHeader`]. `fixed`
+/// has the part of equal length in all requests of a kind.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct RingHeader {
@@ -270,18 +270,17 @@ pub mod init {
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
-/// Commands of an ioctl that the kernel sends when a program asks for the flags of an inode, or sets
-/// them.
+/// Ioctl commands that the kernel sends when a program reads or sets the flags of an inode.
 pub mod control {
     pub const GET_FLAGS: u32 = 0x8008_6601;
     pub const SET_FLAGS: u32 = 0x4008_6602;
-    /// With the number of the project (`FS_IOC_FSGETXATTR`). The kernel reads it before each change.
+    /// With the project number (`FS_IOC_FSGETXATTR`). The kernel reads it before each change.
     pub const GET_EXTENDED: u32 = 0x801c_581f;
     pub const SET_EXTENDED: u32 = 0x401c_5820;
     pub const FLAGS: [u32; 4] = [GET_FLAGS, SET_FLAGS, GET_EXTENDED, SET_EXTENDED];
 }
 
-/// Fields of [`SetattrIn`] that count.
+/// Valid fields of [`SetattrIn`].
 pub mod setattr {
     pub const MODE: u32 = 1 << 0;
     pub const UID: u32 = 1 << 1;
@@ -294,17 +293,17 @@ pub mod setattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// In [`SetxattrIn`]: a new ACL takes the set-group-id bit, since the caller is not in the group.
+/// Flag of [`SetxattrIn`]: a new ACL clears the set-group-id bit, which the caller may not set.
 pub const SETXATTR_KILL_SET_GROUP: u32 = 1 << 0;
-/// Pages of a file outlive its closing.
+/// Keeps the pages of a file after it is closed.
 pub const OPEN_KEEP_CACHE: u32 = 1 << 1;
-/// The kernel writes pages back that a mapping has changed; nobody waits for it.
+/// The kernel writes back pages that a mapping has changed; no program waits for it.
 pub const WRITE_CACHE: u32 = 1 << 0;
-/// The writer has no right to keep set-user-id and set-group-id.
+/// The writer may not keep set-user-id and set-group-id.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const FSYNC_DATA: u32 = 1 << 0;
 
-/// In place of an error, in what the kernel is told without having asked.
+/// Replaces the error in a notification.
 pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
 
 pub const RING_REGISTER: u32 = 1;

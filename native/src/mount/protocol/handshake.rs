@@ -1,59 +1,60 @@
-//! The first request of a session: what kernel and mount promise each other.
+//! The first request of a session: the promises of the kernel and the mount.
 
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::mount::protocol::abi::{InitIn, InitOut, OutHeader, init};
 use crate::mount::protocol::message::{Answer, Request};
 
-/// Requests for which no program waits, or of which a program has several (reading ahead, direct
-/// reads and writes), that the kernel sends at a time. All users share them, and with the kernel's
-/// default of 12 a dozen readers of one slow file would keep all others from reading.
+/// Maximum of background requests that the kernel sends at a time: no program waits for them, or a
+/// program has several (read-ahead, direct reads and writes). All users share this number. With the
+/// kernel's default of 12, a dozen readers of one slow file would block all other readers.
 pub const BACKGROUND_MAX: u16 = 128;
-/// With so many the kernel ceases to read ahead.
+/// With this number of requests, the kernel stops reading ahead.
 pub const CONGESTED_FROM: u16 = BACKGROUND_MAX / 4 * 3;
 
-/// The first request of a session as libfuse gets it: without offers that are none by a socket.
-/// `absent`: what counts as not offered.
+/// The first request of a session for libfuse, without offers that a socket does not support.
+/// `absent`: flags that count as not offered.
 pub fn for_libfuse(mut given: InitIn, absent: u64) -> InitIn {
     given.flags &= !((SPLICE | absent) as u32);
     given.flags2 &= !((absent >> 32) as u32);
     given
 }
 
-/// What the kernel should do where libfuse has answered it, beyond what libfuse promises.
+/// Flags that the answer to the kernel has in addition to those of libfuse.
 ///
-/// Not among what is promised: `ATOMIC_O_TRUNC`. An open without a message would lose the truncation.
-/// `ASYNC_DIO`: the kernel does not drop pages once a direct write is answered that nobody waits for,
-/// and a reader who came between would keep what was there before.
-/// `WRITEBACK_CACHE`: on a full disk the write must fail, not the close after it.
-/// `AUTO_INVAL_DATA`: a new time of modification would drop all pages of a file, also that of the
-/// write that has just put them there. All writes come through the mount, so the pages are right.
-/// `SECURITY_CTX`: to SELinux all directories of the mount have the label of the mount, and so would all
-/// that is made in them.
-/// `READDIRPLUS_AUTO`: a listing comes with all attributes at once, and is kept with them.
+/// These flags are not promised:
+/// * `ATOMIC_O_TRUNC`: an open without a message would lose the truncation.
+/// * `ASYNC_DIO`: the kernel does not drop pages after a direct write that no program waits for, so
+///   a reader in between would keep the old bytes.
+/// * `WRITEBACK_CACHE`: on a full disk, the write must fail, not the close after it.
+/// * `AUTO_INVAL_DATA`: a new time of modification would drop all pages of a file, including those
+///   of the write itself. All writes come through the mount, so the pages are right.
+/// * `SECURITY_CTX`: for SELinux, all directories of the mount have the label of the mount, and so
+///   would all new files in them.
+/// * `READDIRPLUS_AUTO`: a listing always comes with all attributes, and is kept with them.
 const ADDED: u64 = init::DONT_MASK
     | init::CACHE_SYMLINKS
     | init::EXPLICIT_INVAL_DATA
     | init::HANDLE_KILLPRIV_V2
     | init::SETXATTR_EXT;
 
-/// What libfuse promises by itself, and this mount does not.
+/// Flags that libfuse promises, and this mount does not.
 const WITHDRAWN: u32 = (init::ATOMIC_O_TRUNC | init::ASYNC_DIO) as u32;
 
-/// What is agreed on where requests come by io_uring.
+/// Flags that are agreed on if requests arrive through io_uring.
 pub const BY_RING: u64 = init::INIT_EXT | init::OVER_IO_URING;
 
-/// Ways for data that libfuse has for `/dev/fuse`, and that a socket does not have.
+/// Data transfers that libfuse has for `/dev/fuse`, and that a socket does not support.
 const SPLICE: u64 = 0b111 << 7;
 
-/// What the kernel offers.
+/// The kernel's offer.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     flags: u64,
 }
 
 impl Offer {
-    /// Reads the first request of a session. `absent`: what counts as not offered.
+    /// Reads the first request of a session. `absent`: flags that count as not offered.
     pub fn of(request: &Request, absent: u64) -> Answer<Offer> {
         let given: InitIn = request.part()?;
         let flags = u64::from(given.flags);
@@ -65,8 +66,8 @@ impl Offer {
         self.flags & flags == flags
     }
 
-    /// libfuse's answer with what it does not promise, and with room for as many requests as are
-    /// served at a time. `wanted`: what this mount promises beside [`ADDED`].
+    /// Adds to libfuse's answer the flags that it does not promise, and the number of requests that
+    /// are served at a time. `wanted`: further promises of this mount, besides [`ADDED`].
     pub fn extended(&self, mut answer: InitOut, wanted: u64) -> InitOut {
         let added = self.flags & (ADDED | wanted);
         if self.flags & init::EXPLICIT_INVAL_DATA != 0 {
@@ -77,7 +78,7 @@ impl Offer {
         answer.max_background = BACKGROUND_MAX;
         answer.congestion_threshold = CONGESTED_FROM;
         if added >> 32 != 0 {
-            // What libfuse has there counts only with the flag that says so.
+            // This field of libfuse's answer is valid only with the flag for it.
             if u64::from(answer.flags) & init::INIT_EXT == 0 {
                 answer.flags2 = 0;
             }
@@ -87,8 +88,8 @@ impl Offer {
         answer
     }
 
-    /// As [`Offer::extended`], of a whole message. Returns the flags that are agreed on: none where
-    /// libfuse has refused.
+    /// As [`Offer::extended`], for an entire message. Returns the flags that are agreed on, or none
+    /// if libfuse has refused.
     pub fn extend(&self, message: &mut [u8], wanted: u64) -> u64 {
         let Ok((header, body)) = OutHeader::read_from_prefix(message) else { return 0 };
         let Ok((answer, _)) = InitOut::read_from_prefix(body) else { return 0 };

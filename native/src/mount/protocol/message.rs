@@ -1,4 +1,4 @@
-//! One request, by whichever way it came, and the answer to it.
+//! One request from any transport, and the answer to it.
 
 use std::ffi::CStr;
 use std::io::Error;
@@ -12,33 +12,33 @@ use crate::mount::protocol::opcode::fixed_bytes;
 const IN_HEADER_BYTES: usize = size_of::<InHeader>();
 pub const OUT_HEADER_BYTES: usize = size_of::<OutHeader>();
 
-/// The longest read and write, and the memory for one request: 1 MiB, as many pages as the kernel
-/// allows by default (`fs.fuse.max_pages_limit`).
+/// The longest read and write, and the memory for one request. 1 MiB is the number of pages that
+/// the kernel allows by default (`fs.fuse.max_pages_limit`).
 pub const MESSAGE_BYTES_MAX: usize = 256 * PAGE_BYTES;
 const PAGE_BYTES: usize = 4096;
 
-/// A request, header included, is at most so long: the kernel wants room for the longest write.
+/// Maximum length of a request with its header: the kernel needs room for the longest write.
 pub const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX + PAGE_BYTES;
 /// Room for the longest answer.
 pub const ANSWER_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
 
-/// One request. Its numbers are the kernel's, and its lengths are checked as they are read.
+/// One request. Its numbers come from the kernel, and its lengths are checked when they are read.
 pub struct Request<'a> {
     pub header: InHeader,
-    /// What is of the same length in all requests of the kind.
+    /// The part of equal length in all requests of the kind.
     pub fixed: &'a [u8],
-    /// Names and data that follow.
+    /// Names and data after the fixed part.
     pub rest: &'a [u8],
 }
 
-/// What becomes of a request.
+/// The result of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Answered by so many bytes of the output.
+    /// Answered with this many bytes of the output.
     Answered(usize),
     /// No answer is expected.
     Silent,
-    /// For the code that knows all cases.
+    /// For the code that handles all cases.
     HandedOver,
 }
 
@@ -62,8 +62,7 @@ pub type Answer<T> = Result<T, Failure>;
 
 const INVALID: Failure = Failure(libc::EINVAL);
 
-/// A message as `/dev/fuse` gives it, of a session that has agreed on these flags. Fails with EIO
-/// where it is too short.
+/// Splits a message of `/dev/fuse` with the `agreed` flags. Fails with EIO if it is too short.
 pub fn divided(message: &[u8], agreed: u64) -> Answer<Request<'_>> {
     let malformed = Failure(libc::EIO);
     let (header, rest) = InHeader::read_from_prefix(message).map_err(|_| malformed)?;
@@ -85,7 +84,7 @@ pub fn whole(request: &Request) -> Vec<u8> {
     message
 }
 
-/// The header of an answer with so many bytes, or with an error.
+/// The header of an answer with a number of bytes, or with an error.
 pub fn out_header(unique: u64, answer: &Answer<usize>) -> OutHeader {
     let (bytes, error) = match answer {
         Ok(length) => (*length, 0),
@@ -95,12 +94,12 @@ pub fn out_header(unique: u64, answer: &Answer<usize>) -> OutHeader {
 }
 
 impl<'a> Request<'a> {
-    /// The fixed part. Fails with EINVAL where the request has less.
+    /// The fixed part. Fails with EINVAL if the request is shorter.
     pub fn part<T: FromBytes + KnownLayout + Immutable>(&self) -> Answer<T> {
         T::read_from_prefix(self.fixed).map(|(part, _)| part).map_err(|_| INVALID)
     }
 
-    /// As [`Request::part`], with zeros for what an older kernel does not send.
+    /// As [`Request::part`], with zeros for fields that an older kernel does not send.
     pub fn part_or_older<T: FromBytes + IntoBytes>(&self) -> T {
         let mut part = T::new_zeroed();
         let length = self.fixed.len().min(size_of::<T>());
@@ -121,7 +120,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Puts a structure at the start of `out`, and returns its length.
+/// Writes a structure to the start of `out`, and returns its length.
 pub fn put<T: IntoBytes + Immutable>(out: &mut [u8], part: &T) -> Answer<usize> {
     part.write_to_prefix(out).map_err(|_| Failure(libc::EIO))?;
     Ok(size_of::<T>())

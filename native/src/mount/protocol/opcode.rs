@@ -1,42 +1,40 @@
-//! The kinds of requests: how each is laid out, and which way it goes.
+//! The kinds of requests: the layout and the receiver of each.
 
 use crate::mount::protocol::abi::{self, init};
 
-/// `fuse_setxattr_in` without flags of its own, as older kernels send it.
+/// `fuse_setxattr_in` without its flags, as older kernels send it.
 pub const SHORT_SETXATTR_BYTES: usize = 8;
 
-/// Who answers a request that native code leaves.
+/// The receiver of a request that native code does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// The caller, by `StubOperations.serve`: a file's data passes no socket, a new file that had to
-    /// wait is made here all the same, and pyfuse3 does not know the others.
+    /// The caller, in `StubOperations.serve`: file data passes through no socket, native code
+    /// creates a new file that had to wait, and pyfuse3 does not know the other kinds.
     Serve,
-    /// pyfuse3, which libfuse hands it to.
+    /// pyfuse3, through libfuse.
     Libfuse,
 }
 
 /// A kind of request, as a row of [`ROUTES`].
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
-    /// For reports.
+    /// The name in reports.
     pub name: &'static str,
-    /// Of the part of a request that has the same length in all of its kind; None of a kind that is
-    /// not known.
+    /// Length of the part that is equally long in all requests; None for an unknown kind.
     fixed_bytes: Option<usize>,
     pub rest: Rest,
-    /// It only looks: any thread answers it (`Tree::answer_beside`).
+    /// Only reads, so any thread answers it (`Tree::answer_beside`).
     pub looks: bool,
-    /// Nobody waits for its answer, and a program alone has it beside its own requests: the kernel lets
-    /// go of what was closed and removed, and it reads ahead.
+    /// No program waits for its answer, and a single program causes it in addition to its requests:
+    /// the kernel reads ahead, and releases closed and removed files.
     pub is_in_background: bool,
-    /// Python answers it according to the rights of the caller. Of all others the user counts for
-    /// shares only.
+    /// Python answers it by the rights of the caller; for others, the user counts only for shares.
     pub is_by_rights: bool,
-    /// It may take blocks below.
+    /// May allocate blocks below.
     pub takes_blocks: bool,
-    /// Its answer carries attributes, which the kernel keeps whatever it was told meanwhile.
+    /// The answer has attributes, which the kernel keeps even if it was notified to forget them.
     pub tells_attributes: bool,
-    /// It may change the attributes of inodes (`Touched`).
+    /// May change the attributes of inodes (`Touched`).
     pub touches: bool,
 }
 
@@ -84,7 +82,7 @@ pub fn route(opcode: u32) -> &'static Route {
     usize::try_from(opcode).ok().and_then(|at| ROUTES.get(at)).unwrap_or(&LIBFUSE)
 }
 
-/// As [`Route::fixed_bytes`], in a session that has agreed on these flags.
+/// As [`Route::fixed_bytes`], in a session with the `agreed` flags.
 pub fn fixed_bytes(opcode: u32, agreed: u64) -> Option<usize> {
     if opcode == SETXATTR && agreed & init::SETXATTR_EXT == 0 {
         return Some(SHORT_SETXATTR_BYTES);
@@ -99,7 +97,7 @@ macro_rules! routes {
     ($($name:ident = $number:literal, $bytes:expr, $route:expr;)*) => {
         $(pub const $name: u32 = $number;)*
 
-        /// By number of the kind.
+        /// Indexed by the number of the kind.
         pub static ROUTES: [Route; COUNT] = {
             let mut all = [LIBFUSE; COUNT];
             $(all[$number] =

@@ -1,4 +1,4 @@
-//! Answers to requests, by whichever way these came, and whichever thread has the answer.
+//! Answers to requests, for each transport and from any thread.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -12,14 +12,13 @@ use crate::mount::protocol::message::{Answer, Failure, out_header};
 use crate::mount::session::device::given;
 use crate::mount::session::rings::seat::Seats;
 
-/// Parts of an answer that the kernel takes at once, its limit being 1,024.
+/// Number of parts of an answer that one call accepts; the limit of the kernel is 1,024.
 const PARTS_MAX: usize = 1000;
 
-/// The kernel's end of a mount, for answers.
+/// The connection to the kernel of a mount, for answers.
 pub struct Answers {
     device: Arc<OwnedFd>,
-    /// The requests that came by a ring, and that others than its thread answer. All others came by
-    /// the device.
+    /// Requests from a ring that another thread answers. All other answers go to the device.
     pub seats: Seats,
 }
 
@@ -28,7 +27,7 @@ impl Answers {
         Answers { device, seats: Seats::default() }
     }
 
-    /// Answers a request with some bytes, in parts.
+    /// Answers a request with the bytes of `body`, in parts.
     pub fn give(&self, unique: u64, body: &[&[u8]]) -> Answer<()> {
         let length = body.iter().map(|part| part.len()).sum();
         self.give_under(&out_header(unique, &Ok(length)), body)
@@ -39,8 +38,8 @@ impl Answers {
         self.give_under(&out_header(unique, &Err(Failure(number))), &[])
     }
 
-    /// Gives an answer, or what the kernel is told without having asked. Nobody waits for an answer
-    /// where the program was killed or the mount has gone.
+    /// Gives the kernel an answer, or a notification. Does nothing if the program was killed or the
+    /// mount has ended, because then no program waits.
     pub fn give_under(&self, header: &OutHeader, body: &[&[u8]]) -> Answer<()> {
         if self.seats.give(header, body) {
             return Ok(());

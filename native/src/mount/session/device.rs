@@ -1,4 +1,4 @@
-//! The kernel's end of a mount, `/dev/fuse`: requests are read from it, and answers written to it.
+//! The connection to the kernel of a mount, `/dev/fuse`, for requests and their answers.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,16 +9,16 @@ use zerocopy::IntoBytes;
 use crate::mount::protocol::abi::{InvalidateInode, NOTIFY_INVALIDATE_INODE, OutHeader};
 use crate::mount::protocol::message::{Answer, Failure, OUT_HEADER_BYTES};
 
-/// Errors of `/dev/fuse` once the mount has gone.
+/// Errors of `/dev/fuse` after the end of the mount.
 const UNMOUNTED: [Errno; 2] = [Errno::NODEV, Errno::CONNABORTED];
 
-/// What a look for the next request finds.
+/// The result of reading the next request.
 pub enum Received {
-    /// A message of so many bytes.
+    /// A message of this many bytes.
     Message(usize),
-    /// None is there, for a descriptor that does not wait.
+    /// No request is pending, and the descriptor does not block.
     Nothing,
-    /// The mount has gone.
+    /// The mount has ended.
     Ended,
 }
 
@@ -27,7 +27,7 @@ pub fn receive(device: impl AsFd, buffer: &mut [u8]) -> Answer<Received> {
     loop {
         return match read(&device, &mut *buffer) {
             Ok(length) => Ok(Received::Message(length)),
-            // The program that asked was killed meanwhile.
+            // The program that sent the request was killed.
             Err(Errno::INTR | Errno::NOENT) => continue,
             Err(Errno::AGAIN) => Ok(Received::Nothing),
             Err(error) if UNMOUNTED.contains(&error) => Ok(Received::Ended),
@@ -36,12 +36,12 @@ pub fn receive(device: impl AsFd, buffer: &mut [u8]) -> Answer<Received> {
     }
 }
 
-/// Gives the kernel an answer, by the descriptor that the request came by.
+/// Gives the kernel an answer, through the descriptor that its request came from.
 pub fn give(device: impl AsFd, answer: &[u8]) -> Answer<()> {
     given(write(device, answer))
 }
 
-/// What becomes of an answer: nobody waits for it where the program was killed or the mount has gone.
+/// The result of giving an answer. No program waits for it if it was killed or the mount has ended.
 pub fn given(written: Result<usize, Errno>) -> Answer<()> {
     match written {
         Err(Errno::NOENT) => Ok(()),
@@ -50,8 +50,7 @@ pub fn given(written: Result<usize, Errno>) -> Answer<()> {
     }
 }
 
-/// Has the kernel ask again for an inode's attributes. Fails with ENOENT where the kernel does not
-/// know the inode.
+/// Makes the kernel ask for an inode's attributes again. Fails with ENOENT for an unknown inode.
 pub fn forget_attributes(device: &OwnedFd, node: u64) -> Answer<()> {
     invalidate(device, InvalidateInode { node, offset: -1, length: 0 })
 }
@@ -59,8 +58,8 @@ pub fn forget_attributes(device: &OwnedFd, node: u64) -> Answer<()> {
 /// Makes the kernel drop its pages of a range that is not empty, and forget the inode's attributes.
 /// Fails as [`forget_attributes`].
 ///
-/// The kernel waits for requests of these pages, and writes changed pages back: the caller answers no
-/// requests.
+/// The kernel waits for requests of these pages, and writes changed pages. So the caller must not
+/// be a thread that answers requests.
 pub fn drop_pages(device: &OwnedFd, node: u64, range: &Range<u64>) -> Answer<()> {
     let offset = i64::try_from(range.start).map_err(|_| Failure(libc::EINVAL))?;
     let end = i64::try_from(range.end).unwrap_or(i64::MAX);

@@ -1,4 +1,4 @@
-//! Requests that Python answers, until it has.
+//! Requests that Python has not answered yet.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,14 @@ use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::touched::Touched;
 use crate::mount::session::refused_writes::Write;
 
-/// The requests of a mount that were handed over.
+/// The requests of a mount that Python answers.
 #[derive(Default)]
 pub struct HandedOver {
-    /// Of all of them.
+    /// Numbers of all requests that were handed over.
     pub counts: Counts,
-    /// What those change that are not answered yet.
+    /// The inodes that the unanswered requests change.
     touched: HashMap<u64, Touched>,
-    /// Writes among them whose answers go to the device.
+    /// Unanswered writes whose answers go to the device.
     writes: HashMap<u64, Write>,
 }
 
@@ -31,8 +31,7 @@ impl HandedOver {
         }
     }
 
-    /// What a request changes is changed by now: it is answered. Returns the write that it was, if
-    /// the answer goes to the device.
+    /// Records the changes of an answered request. Returns it if it is a write from the device.
     pub fn answered(&mut self, unique: u64, inodes: &Inodes) -> Option<Write> {
         if let Some(touched) = self.touched.remove(&unique) {
             touched.note(&inodes.changes, &inodes.change_times);

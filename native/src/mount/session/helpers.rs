@@ -1,5 +1,5 @@
-//! The threads that take requests beside that of the loop: those of rings, where requests come by
-//! io_uring, and stand-ins.
+//! The threads that take requests in addition to the event-loop thread: ring threads if requests
+//! arrive through io_uring, and overflow readers.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -13,43 +13,42 @@ use crate::mount::session::shared::Shared;
 use crate::mount::session::stand_ins::{Beside, StandIns};
 use crate::mount::session::turn::Turn;
 
-/// The threads beside that of the loop, which begin once the kernel has the answer to the first
-/// request.
+/// The additional threads, which start when the kernel has the answer to the first request.
 pub struct Helpers {
     rings: Option<Rings>,
     stand_ins: Option<StandIns>,
     beside: Beside,
     ring_at: Option<PathBuf>,
-    /// A ring that can be made, until the first request is answered.
+    /// A ring that was created as a test, until the first request is answered.
     trial: Option<Entry>,
     ring_failure: Option<Failure>,
 }
 
 impl Helpers {
-    /// `ring_at`: where the mount shows, if requests may come by io_uring.
+    /// `ring_at`: the mount point, if requests may arrive through io_uring.
     pub fn new(beside: Beside, ring_at: Option<PathBuf>) -> Helpers {
         let (rings, stand_ins, trial) = (None, None, None);
         Helpers { rings, stand_ins, beside, ring_at, trial, ring_failure: None }
     }
 
-    /// Whether requests come by io_uring.
+    /// Returns whether requests arrive through io_uring.
     pub fn are_by_ring(&self) -> bool {
         self.rings.is_some()
     }
 
-    /// Why requests come by the device although the kernel offers io_uring, once the first is
-    /// answered.
+    /// Returns, after the first answer, why requests do not use the io_uring that the kernel
+    /// offers.
     pub fn ring_failure(&self) -> Option<Failure> {
         self.ring_failure
     }
 
-    /// Whether the loop's thread has the next request from the device, and a program runs while it
-    /// looks for it.
+    /// Returns whether the event-loop thread may poll the device before it sleeps, because a
+    /// program can run on another processor.
     pub fn leave_the_device(&self) -> bool {
         self.beside.threads > 0
     }
 
-    /// Makes a ring, if the kernel `offer`s it.
+    /// Creates a ring if the kernel's `offer` includes it.
     pub fn try_ring(&mut self, offer: &Offer, device: &Arc<OwnedFd>) {
         if self.ring_at.is_some() && offer.has(BY_RING) {
             match Entry::trial(Arc::clone(device)) {
@@ -59,12 +58,12 @@ impl Helpers {
         }
     }
 
-    /// Whether a ring could be made.
+    /// Returns whether a ring was created.
     pub fn have_ring(&self) -> bool {
         self.trial.is_some()
     }
 
-    /// Starts the threads, once the kernel has the answer to the first request. `agreed`: the flags
+    /// Starts the threads when the kernel has the answer to the first request. `agreed`: the flags
     /// that kernel and mount have agreed on.
     pub fn start(&mut self, shared: &Arc<Shared>, turn: &Arc<Turn>, agreed: u64) {
         let trial = self.trial.take();
@@ -75,7 +74,7 @@ impl Helpers {
             match Rings::start(shared, turn, agreed, mountpoint) {
                 Ok(rings) => {
                     self.rings = Some(rings);
-                    // For forgets, which come by the device.
+                    // For forgets, which arrive through the device.
                     self.beside = Beside { threads: 1, always: true };
                 }
                 Err(failure) => {
@@ -84,7 +83,7 @@ impl Helpers {
                 }
             }
         }
-        // The loop's thread serves the mount alone where there is no descriptor left for them.
+        // If no descriptor is left for them, the event-loop thread serves the mount alone.
         self.stand_ins = StandIns::start(shared, agreed, self.beside).ok();
     }
 }

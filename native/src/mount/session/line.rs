@@ -1,13 +1,11 @@
-//! The line between the kernel, libfuse and the code here, for a mount whose requests one thread
-//! takes.
+//! The line between the kernel, libfuse and native code: one thread takes the requests.
 //!
-//! Requests that need no state of Python's are answered at once (`requests/volume.rs`). Of the others,
-//! those that carry a file's data go to the caller, the rest to libfuse, by a socket that keeps
-//! messages apart and that libfuse takes for `/dev/fuse`; its answers come back by the same socket.
-//! The thread that takes the requests is the one in which libfuse runs: so nothing here happens
-//! beside an operation, and no request wakes a second thread, but syncs, and reads that have to wait or
-//! to decode much (`syncs.rs`, `reads.rs`). Where it does not keep up, others answer beside it what
-//! they may (`stand_ins.rs`).
+//! Native code immediately answers requests that need no state of Python (`requests/volume.rs`).
+//! Requests with file data go to the caller, and the rest to libfuse. The socket to libfuse
+//! preserves message boundaries and replaces `/dev/fuse`; libfuse answers through it. As libfuse
+//! runs in the thread that takes the requests, native code never runs in parallel with an
+//! operation. No request wakes a second thread, except syncs and long or waiting reads (`syncs.rs`,
+//! `reads.rs`). If the thread is overloaded, overflow readers help (`stand_ins.rs`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,26 +41,26 @@ use crate::mount::session::turn::Turn;
 use crate::store::why::Unreadable;
 use crate::system::file_user::RootAgain;
 
-/// How long the thread goes on looking for the next request before it sleeps: a program that reads one
-/// small file after the other has it after 10 to 30 microseconds. To sleep and to be woken takes as long,
-/// of both processors. With 20 microseconds `tar c` of small stubs took a quarter longer, with 80 as long.
+/// How long the thread polls for the next request before it sleeps. A program that reads small
+/// files one after the other sends it after 10 to 30 µs. Sleeping and waking takes both processors
+/// as long. With 20 µs, `tar c` of small stubs took a quarter longer, and with 80 µs as long.
 const AWAKE: Duration = Duration::from_micros(40);
 
-/// What a look for the next request finds.
+/// The result of [`Line::next`].
 pub enum Next {
-    /// No request is there, or as many as were allowed have been answered.
+    /// No request is pending, or `count` requests have been answered.
     Nothing,
-    /// Libfuse finds a request at its end of the socket.
+    /// libfuse finds a request at its end of the socket.
     ForLibfuse,
-    /// A request for the caller, who answers it; see [`Line::request`].
+    /// The caller has to answer a request; see [`Line::request`].
     ForCaller,
-    /// The mount has gone.
+    /// The mount has ended.
     Ended,
 }
 
 /// The line of one mount.
 pub struct Line {
-    /// First, so that the threads end before what they use.
+    /// The first field, so that the threads end before the data that they use is dropped.
     helpers: Helpers,
     turn: Arc<Turn>,
     shared: Arc<Shared>,
@@ -71,29 +69,28 @@ pub struct Line {
     tree: Arc<Tree>,
     /// Requests that native code has not answered.
     handed_over: HandedOver,
-    /// Requests that libfuse has not answered.
+    /// Number of requests that libfuse has not answered.
     awaited: usize,
-    /// What the threads give back.
+    /// Requests that threads return.
     returns: Arc<Returns>,
-    /// Flags of the kernel's offer that count as not offered.
+    /// Flags of the kernel's offer that the mount ignores.
     absent: u64,
     /// The flags that kernel and mount have agreed on.
     agreed: u64,
-    /// What the kernel offers in the first request, until libfuse has answered it.
+    /// The kernel's offer in the first request, until libfuse has answered it.
     greeting: Option<Offer>,
     /// The last message of the kernel, and its length.
     input: Vec<u8>,
     length: usize,
     /// The next message to the kernel.
     output: Vec<u8>,
-    /// What could not be read for the request that was handed over last.
+    /// The parts that could not be read for the request that was handed over last.
     reasons: Vec<Unreadable>,
 }
 
 impl Line {
-    /// Also returns libfuse's end of the socket. `device` is read from by nobody else.
-    /// The thread that makes it has the `turn`. `absent`: flags of the kernel's offer that count as not
-    /// offered.
+    /// Also returns libfuse's end of the socket. Only this line reads from `device`. The calling
+    /// thread has the `turn`. `absent`: flags of the kernel's offer that the mount ignores.
     pub fn new(
         device: OwnedFd,
         tree: Arc<Tree>,
@@ -138,7 +135,7 @@ impl Line {
         &self.shared.counts
     }
 
-    /// How long the answers of native code took.
+    /// Time that native code took for its answers.
     pub fn busy(&self) -> Duration {
         Duration::from_nanos(self.shared.busy_ns.load(Ordering::Relaxed))
     }
@@ -151,15 +148,15 @@ impl Line {
         &self.tree.inodes
     }
 
-    /// A descriptor that is readable while [`Line::next`] may find something.
+    /// A descriptor that is readable while [`Line::next`] may find a request.
     pub fn wake(&self) -> &OwnedFd {
         &self.shared.wake
     }
 
-    /// Has the kernel ask again for an inode's attributes. Fails with ENOENT where the kernel does
-    /// not know the inode.
+    /// Makes the kernel ask for an inode's attributes again. Fails with ENOENT for an unknown
+    /// inode.
     pub fn forget_attributes(&self, node: u64) -> Answer<()> {
-        // Of an inode that is not known yet an answer may be on its way; of one that is, too.
+        // An answer with old attributes may be in progress, even for an unknown inode.
         self.tree.inodes.changes.note(node);
         self.tree.inodes.forgotten.note(node);
         forget_attributes(&self.device, node)
@@ -169,13 +166,13 @@ impl Line {
         &self.helpers
     }
 
-    /// Whether the kernel says which writes clear set-user-id and set-group-id.
+    /// Returns whether the kernel marks the writes that clear set-user-id and set-group-id.
     pub fn says_what_writes_clear(&self) -> bool {
         self.agreed & init::HANDLE_KILLPRIV_V2 != 0
     }
 
-    /// Answers up to `count` requests in a row, until one comes that is not to be answered here.
-    /// Waits for the next one for `linger_ns`, or as long as it pays where requests come by io_uring.
+    /// Answers up to `count` requests, until one is for libfuse or the caller. Waits for the next
+    /// request for `linger_ns`, or with io_uring as long as waiting is worthwhile.
     pub fn next(&mut self, count: u32, linger_ns: i64) -> Answer<Next> {
         let _root = RootAgain; // Python's own steps are root's
         self.tree.inodes.given.clear();
@@ -206,7 +203,7 @@ impl Line {
         Ok(Next::Nothing)
     }
 
-    /// Reads a message of the kernel, and waits for one, or for one that comes back, for `linger_ns`.
+    /// Reads a message. Waits up to `linger_ns` for a message, or for a returned request.
     fn receive(&mut self, linger_ns: i64) -> Answer<Received> {
         let found = self.read(true)?;
         if linger_ns == 0 || !matches!(found, Received::Nothing) {
@@ -216,7 +213,7 @@ impl Line {
             self.yield_to_rings();
             return Ok(found);
         }
-        // Others are woken for the kernel's requests while they take them.
+        // While overflow readers are called, the kernel wakes them instead of this thread.
         let has_others = self.shared.is_called.load(Ordering::Relaxed);
         let began = Instant::now();
         while !has_others && self.helpers.leave_the_device() && began.elapsed() < AWAKE {
@@ -235,11 +232,11 @@ impl Line {
         self.read(false)
     }
 
-    /// Lets threads of rings run until one of them hands a request over, for as long as it pays.
+    /// Lets ring threads run until one of them returns a request, or waiting is not worthwhile.
     ///
-    /// The one that has an answer to give, and soon the next request, is on this processor: the same
-    /// program waits for both. A wait with so near an end would take the processor longer than the
-    /// request does: it sets the clock, and again at the next request.
+    /// The ring thread that has to answer, and soon has the next request, runs on this processor,
+    /// because the same program waits for both. A wait with so near an end would take longer than
+    /// the request: it sets the timer, and again at the next request.
     fn yield_to_rings(&self) {
         let began = Instant::now();
         self.turn.give();
@@ -249,7 +246,7 @@ impl Line {
         self.turn.take_back();
     }
 
-    /// `waited`: a message that is there was there before this thread looked for it.
+    /// `waited`: a message that is pending now arrived before this thread asked for it.
     fn read(&mut self, waited: bool) -> Answer<Received> {
         let found = receive(&self.device, &mut self.input)?;
         if let Received::Message(length) = found {
@@ -258,7 +255,7 @@ impl Line {
         Ok(found)
     }
 
-    /// Takes the message that was read. None where it is answered.
+    /// Takes the message that was read. Returns None if it is answered.
     fn take(&mut self) -> Answer<Option<Next>> {
         let request = divided(&self.input[..self.length], self.agreed)?;
         self.shared.counts.add(request.header.opcode);
@@ -275,8 +272,8 @@ impl Line {
         self.answer_message(false)
     }
 
-    /// Answers the message that was read, or hands it over. None where it is answered, or will be.
-    /// `again`: the disk was waited for already.
+    /// Answers the message that was read, or hands it over. Returns None if it is answered, or a
+    /// thread will answer it. `again`: the request has already waited for the disk.
     fn answer_message(&mut self, again: bool) -> Answer<Option<Next>> {
         let message = &self.input[..self.length];
         let request = divided(message, self.agreed)?;
@@ -307,8 +304,8 @@ impl Line {
         }
     }
 
-    /// Has Python answer the message that was read: the caller, or libfuse. `reasons`: what native
-    /// code could not read for it.
+    /// Hands the message that was read to the caller or to libfuse. `reasons`: the parts that
+    /// native code could not read for it.
     fn hand_over(&mut self, reasons: Vec<Unreadable>) -> Answer<Next> {
         self.reasons = reasons;
         self.tree.callers.tell(&mut self.input[..self.length]);
@@ -324,7 +321,7 @@ impl Line {
         Ok(Next::ForLibfuse)
     }
 
-    /// Takes a request that a thread has given back.
+    /// Takes a request that a thread has returned.
     fn take_back(&mut self, back: Back) -> Answer<Option<Next>> {
         match back {
             Back::Untaken(message) => {
@@ -356,7 +353,7 @@ impl Line {
         self.input[..self.length].copy_from_slice(message);
     }
 
-    /// Gives the kernel the answer to a request, the body of which is in `output` already.
+    /// Gives the kernel the answer to a request. The body of the answer is already in `output`.
     fn give(&self, unique: u64, answer: &Answer<usize>) -> Answer<()> {
         match answer {
             Ok(length) => {
@@ -366,15 +363,15 @@ impl Line {
         }
     }
 
-    /// Notifies the kernel of what an answer, which it has, refuses of a write.
+    /// Notifies the kernel of the range of a write that its answer, which the kernel has, refuses.
     fn note_written(&self, write: Option<Write>, answer: Answer<&[u8]>) {
         if let Some(refused) = write.and_then(|write| write.refused(answer)) {
             self.shared.refused_writes.note(refused);
         }
     }
 
-    /// Sends no further notifications of refused writes. Returns whether one is in progress: it ends
-    /// only while requests are answered.
+    /// Sends no further notifications of refused writes. Returns whether one is in progress, which
+    /// ends only while requests are answered.
     pub fn finish_notifications(&self) -> bool {
         self.shared.refused_writes.finish()
     }
@@ -384,19 +381,19 @@ impl Line {
         divided(&self.input[..self.length], self.agreed)
     }
 
-    /// What could not be read for it, if that is why it is the caller's.
+    /// The parts that could not be read for this request, if the caller gets it for that reason.
     pub fn reasons(&self) -> &[Unreadable] {
         &self.reasons
     }
 
-    /// What this mount promises where the kernel offers it.
+    /// The features that this mount promises if the kernel offers them.
     fn wanted(&self) -> u64 {
         let ring = if self.helpers.have_ring() { init::OVER_IO_URING } else { 0 };
         let idmaps = if self.tree.is_root { init::ALLOW_IDMAP } else { 0 };
         ring | idmaps
     }
 
-    /// Gives the kernel the answers that libfuse has given.
+    /// Gives the kernel the answers of libfuse.
     pub fn pass_answers_on(&mut self) -> Answer<()> {
         loop {
             let length = match recv(&self.ours, &mut self.output[..], RecvFlags::DONTWAIT) {
@@ -411,10 +408,10 @@ impl Line {
             let Ok((header, _)) = OutHeader::read_from_prefix(&self.output[..length]) else {
                 continue;
             };
-            // What libfuse says by itself has no number.
+            // A notification of libfuse has no number.
             self.awaited = self.awaited.saturating_sub(usize::from(header.unique != 0));
             self.handed_over.answered(header.unique, &self.tree.inodes);
-            // The first request: the kernel sends no other one before it has the answer.
+            // The first request: the kernel sends no other request before it has the answer.
             let greeting = self.greeting.take();
             if let Some(offer) = &greeting {
                 let wanted = self.wanted();
@@ -432,7 +429,7 @@ impl Line {
         &self.input[..self.length]
     }
 
-    /// Makes the file that a message asks for, which was handed over, and answers it.
+    /// Creates the file for a message that was handed over, and answers the message.
     pub fn make_file(&mut self, message: &[u8]) -> Answer<()> {
         let _root = RootAgain;
         let request = divided(message, self.agreed)?;
@@ -449,7 +446,7 @@ impl Line {
         self.give(unique, &answer)
     }
 
-    /// Answers a request with some bytes.
+    /// Answers a request with the bytes of `body`.
     pub fn answer(&mut self, unique: u64, body: &[u8]) -> Answer<()> {
         let write = self.handed_over.answered(unique, &self.tree.inodes);
         let given = self.shared.answers.give(unique, &[body]);

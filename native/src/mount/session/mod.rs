@@ -1,5 +1,4 @@
-//! The ways on which requests come from the kernel, and on which those that are not answered here
-//! go to the code that knows all cases.
+//! Transports of requests from the kernel, and from native code to Python and libfuse.
 
 pub mod answers;
 pub mod device;

@@ -1,4 +1,4 @@
-//! How the thread of the loop is getting on, and when others are to take requests beside it.
+//! The load of the event-loop thread, and when overflow readers take requests.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -7,28 +7,28 @@ use zerocopy::FromBytes;
 use crate::mount::protocol::abi::InHeader;
 use crate::mount::protocol::opcode as op;
 
-/// What the loop's thread says of itself, and what is asked for. Counters go up.
+/// Counters of the event-loop thread and of the requests. They only increase.
 #[derive(Default)]
 pub struct Pace {
-    /// Looks for a request.
+    /// Times that the thread asked for a request.
     looks: AtomicU64,
-    /// Looks that found one.
+    /// Times that it found one.
     taken: AtomicU64,
-    /// Requests that were waiting, and are of another caller than the one before.
+    /// Requests that were queued, and are of another caller than the request before.
     queued: AtomicU64,
-    /// Those of them that others answer, too.
+    /// Queued requests that overflow readers can answer.
     queued_looks: AtomicU64,
-    /// Whether the last look found none. Else the thread is at work on one, or has been.
+    /// True if the thread found no request last. Otherwise it may be working on one.
     is_resting: AtomicBool,
-    /// Requests that others took.
+    /// Requests that overflow readers took.
     beside: AtomicU64,
-    /// Those of them that they answered.
+    /// Requests of `beside` that overflow readers can answer.
     answered: AtomicU64,
-    /// Those of them that did not come alone.
+    /// Requests of `beside` that were queued or taken at the same time as others.
     together: AtomicU64,
-    /// The thread that has asked last.
+    /// The caller of the last request.
     caller: AtomicU32,
-    /// A bit for each of those that have asked since the last look at it; some share one.
+    /// A bit for each caller since the last check; callers may share a bit.
     callers: AtomicU64,
 }
 
@@ -42,7 +42,7 @@ impl Pace {
         self.is_resting.store(true, Ordering::Relaxed);
     }
 
-    /// The loop's thread takes a message. `waited`: it was there before the thread had looked for it.
+    /// Counts a message of the event-loop thread. `waited`: it arrived before the thread asked.
     pub fn take(&self, message: &[u8], waited: bool) {
         let Some(header) = load(message) else { return };
         self.taken.fetch_add(1, Ordering::Relaxed);
@@ -53,7 +53,7 @@ impl Pace {
         }
     }
 
-    /// Another thread takes a message. `waited`: it was there before, or others have one in hand.
+    /// Counts a message of another thread. `waited`: it was pending, or other threads have one.
     pub fn take_beside(&self, message: &[u8], waited: bool) {
         let Some(header) = load(message) else { return };
         self.beside.fetch_add(1, Ordering::Relaxed);
@@ -63,8 +63,8 @@ impl Pace {
         self.together.fetch_add(u64::from(together), Ordering::Relaxed);
     }
 
-    /// Whether a request is not of the thread that has asked before: a program alone has its next one
-    /// ready as soon as it has its answer.
+    /// Returns whether the caller differs from the last one. A single program has its next request
+    /// ready immediately after its answer.
     fn is_of_another(&self, caller: u32) -> bool {
         self.callers.fetch_or(1 << (caller % u64::BITS), Ordering::Relaxed);
         self.caller.swap(caller, Ordering::Relaxed) != caller
@@ -87,13 +87,13 @@ impl Pace {
     }
 }
 
-/// The header of a message that is a load.
+/// The header of a message that counts as load.
 fn load(message: &[u8]) -> Option<InHeader> {
     let (header, _) = InHeader::read_from_prefix(message).ok()?;
     (!op::route(header.opcode).is_in_background).then_some(header)
 }
 
-/// What is seen at an instant.
+/// The counters at an instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub looks: u64,
@@ -104,23 +104,23 @@ pub struct Seen {
     pub beside: u64,
     pub answered: u64,
     pub together: u64,
-    /// How many have asked since the last look.
+    /// Number of callers since the last check.
     pub callers: u32,
-    /// Whether the kernel has a request, and whether one waits for the loop's thread.
+    /// True if the kernel has a request; `has_returns`: if a request was returned.
     pub is_waiting: bool,
     pub has_returns: bool,
 }
 
-/// So many requests in a millisecond are a load: a program alone is answered 20 to 40.
+/// Requests per millisecond that count as load. A single program gets 20 to 40 answers.
 const LOAD_MIN: u64 = 16;
-/// From so many callers on, those that only look wait for long behind all others.
+/// With this many callers, requests that only read wait too long behind all others.
 const CALLERS_MIN: u32 = 8;
-/// Milliseconds in a row of a load that one thread does not keep up with.
+/// Consecutive milliseconds of load that one thread does not keep up with, before help is called.
 const CROWDED_MIN: u32 = 2;
-/// Milliseconds in a row without one.
+/// Consecutive milliseconds without such load, before help is dismissed.
 const CALM_MIN: u32 = 5;
 
-/// Decides whether others are to take requests, once a millisecond.
+/// Decides once per millisecond whether overflow readers take requests.
 #[derive(Default)]
 pub struct Judgement {
     last: Seen,
@@ -134,14 +134,14 @@ impl Judgement {
         self.is_called
     }
 
-    /// Whether anything has happened since the last look; whether others are needed is for
-    /// [`Judgement::is_called`] to say.
+    /// Returns whether any request arrived since the last check. [`Judgement::is_called`] tells
+    /// whether overflow readers are needed.
     pub fn look(&mut self, now: Seen) -> bool {
         let last = std::mem::replace(&mut self.last, now);
         let taken = now.taken - last.taken;
         let queued = now.queued - last.queued;
         let is_stuck = now.looks == last.looks;
-        // What others hand on costs more than it would alone.
+        // A request that overflow readers hand over costs more than without them.
         let are_many = now.callers >= CALLERS_MIN;
         let is_crowded = taken >= LOAD_MIN
             && queued * 4 >= taken * 3
@@ -175,8 +175,8 @@ mod tests {
 
     use super::*;
 
-    /// What is seen a millisecond after another look, in which requests were taken, and some of them
-    /// had waited behind those of others.
+    /// The counters one millisecond after `last`, in which requests were taken, and some of them
+    /// were queued behind those of other callers.
     fn after(last: Seen, looks: u64, taken: u64, queued: u64) -> Seen {
         Seen {
             looks: last.looks + looks,
@@ -199,7 +199,7 @@ mod tests {
     fn a_program_alone_is_served_by_one_thread() {
         let (pace, mut judgement) = (Pace::default(), Judgement::default());
         for _ in 0..100 {
-            // It has its next request ready as soon as it has its answer.
+            // A single program has its next request ready as soon as it has its answer.
             for opcode in [op::LOOKUP, op::CREATE, op::GETXATTR, op::WRITE, op::SETATTR].repeat(8) {
                 pace.look();
                 pace.take(&message(opcode, 7), true);
@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// Whether others are called where so many programs ask for this, each as fast as it can.
+    /// Returns whether this many programs, each at full speed, need overflow readers.
     fn are_called(programs: u32, opcode: u32) -> bool {
         let (pace, mut judgement) = (Pace::default(), Judgement::default());
         for _ in 0..CROWDED_MIN {

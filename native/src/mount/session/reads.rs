@@ -1,9 +1,8 @@
-//! Reads that have to decode chunks, or to wait for the disk, and searches that would report a hole: in
-//! threads, which give the kernel the answer, or the request back to the line. A thread of a ring
-//! performs short ones itself.
+//! Reads that have to decompress chunks or wait for the disk, and searches that would report a
+//! hole. Threads perform them, and answer the kernel or return the request to the line. A ring
+//! thread performs short reads itself.
 //!
-//! A user gets a thread as long as more are left free than the user has; users whose reads wait take
-//! turns.
+//! A user gets another thread while more are free than the user has. Waiting users take turns.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -27,34 +26,34 @@ use crate::threads::lock::locked;
 use crate::threads::processors::spread;
 
 const THREADS_MAX: usize = 32;
-/// Threads that wait for the next read.
+/// Idle threads that are kept for the next read.
 const IDLE_MAX: usize = 4;
 const IDLE: Duration = Duration::from_secs(5);
 
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// What there is to do for a read.
+/// The work for a read.
 pub enum Work {
     OfStore(StubRead),
     OfPlain(PlainRead),
     /// A search for data or a hole.
     OfHoles(Search),
-    /// To have a range of a file in the page cache.
+    /// Loads a range of a file into the page cache.
     OnDisk(Arc<DataFile>, Range<u64>),
 }
 
-/// A read under way.
+/// A read in progress.
 pub struct FileRead {
     pub answers: Arc<Answers>,
     pub work: Work,
     pub unique: u64,
     pub uid: u32,
-    /// The request, for who gets it back.
+    /// The request, in case it is returned.
     pub message: Vec<u8>,
 }
 
 impl FileRead {
-    /// Whether it takes another thread longer to begin than this one to end, the disk aside.
+    /// Returns whether this thread finishes sooner than another would start, without the disk.
     fn is_short(&self) -> bool {
         match &self.work {
             Work::OnDisk(_, range) => range.end - range.start <= AT_ONCE_BYTES,
@@ -84,7 +83,7 @@ impl FileRead {
                         let bytes = LseekOut { offset }.as_bytes().to_vec();
                         give(&self.answers, self.unique, &[Part::Own(Arc::new(bytes))]);
                     }
-                    // Nobody is there who could be told of an error.
+                    // No caller exists that could receive an error.
                     Some(Err(Failure(number))) => {
                         let _ = self.answers.refuse(self.unique, number);
                     }
@@ -94,7 +93,7 @@ impl FileRead {
                 Err(reasons) => returns.put(Back::HandedOver(self.message, reasons)),
                 Ok(parts) => {
                     give(&self.answers, self.unique, &parts);
-                    // The kernel's end last: the mount ends when nobody has it open.
+                    // The connection to the kernel first: the mount ends when it is closed.
                     drop((parts, self.answers));
                     stub.load_ahead();
                 }
@@ -103,7 +102,7 @@ impl FileRead {
     }
 }
 
-/// Has a range of a file in the page cache. An error is for the read that comes after to tell.
+/// Loads a range of a file into the page cache. The repeated read reports errors.
 fn load(file: &DataFile, range: Range<u64>) {
     let mut buffer = vec![0; 128 << 10];
     let mut at = range.start;
@@ -135,22 +134,22 @@ fn give(answers: &Answers, unique: u64, parts: &[Part]) {
             }
         }
     }
-    // Nobody is there who could be told of an error.
+    // No caller exists that could receive an error.
     let _ = answers.give(unique, &slices);
 }
 
 #[derive(Default)]
 struct State {
-    /// Of users who have a share of the threads already.
+    /// Reads of users that have a share of the threads.
     ready: VecDeque<FileRead>,
-    /// Of others, by user.
+    /// Reads of other users, by user.
     waiting: HashMap<u32, VecDeque<FileRead>>,
-    /// The users whose reads wait, in turn.
+    /// The users whose reads wait, in order.
     turns: VecDeque<u32>,
     of_users: Counted<u32>,
     under_way: usize,
     threads: usize,
-    /// Threads that wait.
+    /// Idle threads.
     idle: usize,
 }
 
@@ -179,7 +178,7 @@ impl State {
         reads.push_back(read);
     }
 
-    /// Has reads that wait be ready, as far as their users may have threads.
+    /// Makes waiting reads ready, as far as their users may have threads.
     fn let_in(&mut self) {
         while let Some(at) = self.turns.iter().position(|&uid| self.may_have(uid)) {
             let Some(uid) = self.turns.remove(at) else { return };
@@ -213,7 +212,7 @@ impl FileReads {
         FileReads(Arc::new(Shared { state, changed, returns }))
     }
 
-    /// Has another thread perform a read, in its user's turn.
+    /// Makes another thread perform a read when it is the user's turn.
     pub fn begin(&self, read: FileRead) {
         let mut state = locked(&self.0.state);
         let before = state.ready.len();
@@ -222,8 +221,7 @@ impl FileReads {
         self.have_performed(&mut state, before);
     }
 
-    /// Performs a read that is short in this thread if its user may have one more; else as
-    /// [`FileReads::begin`].
+    /// Performs a short read in this thread if its user may have one more, or calls `begin`.
     pub fn perform(&self, read: FileRead) {
         let uid = read.uid;
         let share = read.is_short().then(|| self.share(uid)).flatten();
@@ -242,7 +240,7 @@ impl FileReads {
         })
     }
 
-    /// Finds threads for what has come to be ready, after `before` others.
+    /// Finds threads for the reads that became ready after the first `before` ones.
     fn have_performed(&self, state: &mut State, before: usize) {
         for ready in before..state.ready.len() {
             if ready < state.idle {
@@ -259,7 +257,7 @@ impl FileReads {
         if thread.spawn(move || run(&shared)).is_ok() {
             state.threads += 1;
         } else if state.threads == 0 {
-            // Else one of these takes it next.
+            // If threads exist, one of them takes the read next.
             for read in std::mem::take(&mut state.ready) {
                 state.give_back(read.uid);
                 self.0.returns.put(Back::HandedOver(read.message, Vec::new()));
@@ -268,7 +266,7 @@ impl FileReads {
     }
 }
 
-/// One of the reads that may be under way at a time, in a thread that is not of [`FileReads`].
+/// One of the reads that may be in progress, in a thread that is not of [`FileReads`].
 struct Share<'a> {
     reads: &'a FileReads,
     uid: u32,
@@ -292,7 +290,7 @@ fn run(shared: &Shared) {
             let (uid, unique, answers) = (next.uid, next.unique, Arc::downgrade(&next.answers));
             let perform = || next.perform(&shared.returns);
             if catch_unwind(AssertUnwindSafe(perform)).is_err() {
-                // If the program has its answer already, the kernel drops this one.
+                // If the program already has an answer, the kernel drops this one.
                 let _ = answers.upgrade().map(|answers| answers.refuse(unique, libc::EIO));
             }
             state = locked(&shared.state);

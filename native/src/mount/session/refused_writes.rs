@@ -1,13 +1,14 @@
-//! Writes that the mount refuses: the kernel drops its pages of them.
+//! Writes that the mount refuses, and that the kernel drops from its pages.
 //!
-//! The kernel copies what a program writes into its pages, and then asks the mount. If the mount
-//! refuses the write, Linux 7.3 keeps these pages, and readers get bytes that the file does not have.
-//! Older kernels keep the pages that a program has mapped. So the mount notifies the kernel of each
+//! The kernel copies written data into its pages, and then asks the mount. If the mount refuses the
+//! write, Linux 7.3 keeps these pages, and readers get bytes that the file does not have. Older
+//! kernels keep the pages that a program has mapped. So the mount notifies the kernel of each
 //! refused range, once the kernel has the answer.
 //!
-//! A thread of its own sends the notifications. In the call the kernel waits for the lock of each page,
-//! which another request may hold until the mount answers it. It also writes changed pages back, by
-//! requests to this mount. So the thread takes no request, and holds no lock in the call.
+//! A separate thread sends the notifications. In the call, the kernel waits for the lock of each
+//! page, which another request may hold until the mount answers it. The kernel also writes changed
+//! pages, through requests to this mount. So the thread takes no request, and holds no lock in the
+//! call.
 //!
 //! A refused write-back of a mapping causes no notification: the write-back may be part of one. The
 //! kernel reports it by `msync` and `fsync`, as all file systems do.
@@ -26,7 +27,7 @@ use crate::mount::protocol::opcode as op;
 use crate::mount::session::device::drop_pages;
 use crate::threads::lock::{locked, woken};
 
-/// Inodes whose ranges may be pending before those are dropped that the kernel has forgotten.
+/// Number of pending inodes from which the thread drops inodes that the kernel has forgotten.
 const PENDING: usize = 1024;
 
 /// A write that a program waits for.
@@ -45,7 +46,7 @@ pub struct Refused {
 }
 
 impl Write {
-    /// None of all other requests, write-backs of mappings included.
+    /// Returns None for all other requests, including write-backs of mappings.
     pub fn of(request: &Request) -> Option<Write> {
         if request.header.opcode != op::WRITE {
             return None;
@@ -56,7 +57,7 @@ impl Write {
         (!is_mapping).then_some(Write { node: request.header.node, start, size })
     }
 
-    /// What an answer refuses: all of the write, or the end of it.
+    /// The range that an answer refuses: the entire write, or its end.
     pub fn refused(&self, answer: Answer<&[u8]>) -> Option<Refused> {
         let written = answer
             .and_then(|body| WriteOut::read_from_prefix(body).map_err(|_| Failure(libc::EIO)));
@@ -69,7 +70,7 @@ impl Write {
 
 #[derive(Default)]
 struct State {
-    /// By inode: a range that covers all refused ones.
+    /// For each inode, a range that covers all refused ranges.
     pending: HashMap<u64, Range<u64>>,
     is_sending: bool,
     has_ended: bool,
@@ -77,20 +78,20 @@ struct State {
 
 struct Queue {
     device: Arc<OwnedFd>,
-    /// Whether the kernel may know an inode.
+    /// Returns whether the kernel may know an inode.
     knows: Box<dyn Fn(u64) -> bool + Send + Sync>,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// The notifications of a mount, and the thread that sends them. It ends when this is dropped.
+/// The notifications of a mount, and the thread that sends them until this is dropped.
 pub struct RefusedWrites {
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl RefusedWrites {
-    /// `knows`: whether the kernel may know an inode.
+    /// `knows`: returns whether the kernel may know an inode.
     pub fn start(
         device: &Arc<OwnedFd>,
         knows: impl Fn(u64) -> bool + Send + Sync + 'static,
@@ -106,7 +107,7 @@ impl RefusedWrites {
         Ok(RefusedWrites { queue, thread: Some(thread) })
     }
 
-    /// Notifies the kernel soon. The kernel has the answer by now, or gets it without this thread.
+    /// Notifies the kernel soon. The kernel already has the answer, or gets it from another thread.
     pub fn note(&self, refused: Refused) {
         self.queue.note(refused);
     }
@@ -132,7 +133,7 @@ impl Drop for RefusedWrites {
 }
 
 impl Queue {
-    /// The number of entries is bounded by that of the inodes that the kernel knows.
+    /// The number of entries is limited by the number of inodes that the kernel knows.
     fn note(&self, refused: Refused) {
         let Refused { node, range } = refused;
         let mut state = locked(&self.state);
@@ -154,13 +155,13 @@ impl Queue {
                 if locked(&self.state).has_ended {
                     return;
                 }
-                // Of an inode that it does not know, the kernel has no pages.
+                // The kernel has no pages of an inode that it does not know.
                 let _ = drop_pages(&self.device, node, &range);
             }
         }
     }
 
-    /// Waits for ranges. None at the end.
+    /// Waits for ranges. Returns None at the end.
     fn next(&self) -> Option<HashMap<u64, Range<u64>>> {
         let mut state = locked(&self.state);
         state.is_sending = false;
@@ -242,7 +243,7 @@ mod tests {
         assert_eq!(device.read(&mut [0]).unwrap(), 0, "the thread has ended");
     }
 
-    /// A device that takes no notification until it is read from.
+    /// A device that accepts no notification until it is read.
     fn filled() -> (RefusedWrites, UnixStream, usize) {
         let (theirs, mut ours) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();

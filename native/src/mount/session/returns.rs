@@ -1,4 +1,4 @@
-//! Requests that come back to the thread of the loop, from the threads beside it.
+//! Requests that other threads return to the event-loop thread.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,28 +12,27 @@ use crate::mount::protocol::message::{Answer, REQUEST_BYTES_MAX};
 use crate::store::why::Unreadable;
 use crate::threads::lock::locked;
 
-/// What may wait of requests that nobody has looked at: more is better left with the kernel, where
-/// it is in the pages of programs.
+/// Limit for the bytes of returned requests that no thread has examined. The kernel keeps further
+/// requests in the pages of programs, which costs less.
 const UNTAKEN_BYTES_MAX: usize = 32 << 20;
-/// A message up to this length is copied: a buffer for the longest costs more.
+/// A message up to this length is copied, because a buffer for the longest message costs more.
 const SHORT_BYTES_MAX: usize = 16 << 10;
 const SPARES_MAX: usize = 8;
 
-/// A request that comes back.
+/// A returned request.
 pub enum Back {
-    /// Native code does not answer it: because Python has a state of its file, or because of what
-    /// cannot be read.
+    /// Native code cannot answer it: Python has a state of its file, or parts cannot be read.
     HandedOver(Vec<u8>, Vec<Unreadable>),
-    /// The page cache has what was missing.
+    /// The page cache now has the missing part.
     Again(Vec<u8>),
-    /// A thread has read it that does not answer such requests.
+    /// The thread that has read it does not answer such requests.
     Untaken(Message),
-    /// A thread has looked at it that had the turn: it is Python's.
+    /// A thread with the turn has examined it: Python has to answer it.
     Decided(Message),
 }
 
 impl Back {
-    /// The message, and how long it is.
+    /// The message, in its length.
     pub fn message(&self) -> &[u8] {
         match self {
             Back::HandedOver(message, _) | Back::Again(message) => message,
@@ -41,7 +40,7 @@ impl Back {
         }
     }
 
-    /// Room that it takes of what is bounded.
+    /// Bytes that count towards the limit.
     fn untaken_bytes(&self) -> usize {
         match self {
             Back::HandedOver(..) | Back::Again(_) => 0,
@@ -64,11 +63,11 @@ struct State {
     spares: Vec<Vec<u8>>,
 }
 
-/// The way back to the loop.
+/// The queue of returned requests.
 pub struct Returns {
     state: Mutex<State>,
     has_room: Condvar,
-    /// Readable while anything waits.
+    /// Readable while a request waits in the queue.
     wake: OwnedFd,
 }
 
@@ -91,8 +90,8 @@ impl Returns {
         }
     }
 
-    /// Gives a message back that is the start of `buffer`: a long one with the buffer, in place of
-    /// which there is another one then.
+    /// Returns the message at the start of `buffer`. A long message keeps it; the caller gets
+    /// another.
     pub fn put_untaken(&self, buffer: &mut Vec<u8>, length: usize) {
         let bytes = if length <= SHORT_BYTES_MAX {
             buffer[..length].to_vec()
@@ -102,7 +101,7 @@ impl Returns {
         self.put(Back::Untaken(Message { bytes, length }));
     }
 
-    /// Gives a whole message to Python.
+    /// Returns an entire message for Python.
     pub fn put_decided(&self, bytes: Vec<u8>) {
         let length = bytes.len();
         self.put(Back::Decided(Message { bytes, length }));
@@ -125,7 +124,7 @@ impl Returns {
         locked(&self.state).waiting.is_empty()
     }
 
-    /// Waits until more may be given back, or for so long. Whether there is room.
+    /// Waits up to `limit` for room in the queue. Returns whether there is room.
     pub fn wait_for_room(&self, limit: Duration) -> bool {
         let state = locked(&self.state);
         let is_full = |state: &mut State| state.untaken_bytes > UNTAKEN_BYTES_MAX;
@@ -134,13 +133,13 @@ impl Returns {
         !result.timed_out()
     }
 
-    /// Room for the longest message.
+    /// A buffer for the longest message.
     pub fn buffer(&self) -> Vec<u8> {
         let spare = locked(&self.state).spares.pop();
         spare.unwrap_or_else(|| vec![0; REQUEST_BYTES_MAX])
     }
 
-    /// Takes a buffer that is not needed any more.
+    /// Keeps a buffer for later use.
     pub fn keep_buffer(&self, buffer: Vec<u8>) {
         let mut state = locked(&self.state);
         if buffer.len() == REQUEST_BYTES_MAX && state.spares.len() < SPARES_MAX {

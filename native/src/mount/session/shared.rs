@@ -1,5 +1,4 @@
-//! What the threads of a volume's mount share, and how native code takes a request that one thread
-//! at a time takes.
+//! State that the threads of a volume's mount share, and the requests that need the turn.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,38 +23,38 @@ use crate::mount::session::refused_writes::RefusedWrites;
 use crate::mount::session::returns::Returns;
 use crate::mount::session::syncs::{FileSync, Syncs};
 
-/// What becomes of a request that native code takes.
+/// The result of native code for a request.
 pub enum Taken {
-    /// It is to be answered so.
+    /// The answer.
     Answered(Answer<usize>),
     /// No answer is expected.
     Silent,
-    /// It is read in a thread that may wait, which answers it or gives it back.
+    /// A thread that may wait reads it, and answers or returns it.
     Read(FileRead),
-    /// It is synced in a thread that may wait, which answers it.
+    /// A thread that may wait syncs the file, and answers it.
     Sync(FileSync),
-    /// It is Python's.
+    /// Python has to answer it.
     HandedOver,
 }
 
-/// What the threads of a mount share.
+/// State that the threads of a mount share.
 pub struct Shared {
     pub device: Arc<OwnedFd>,
     pub answers: Arc<Answers>,
     pub tree: Arc<Tree>,
     pub counts: Counts,
-    /// How long answers of native code took, in nanoseconds.
+    /// Time that native code took for its answers, in nanoseconds.
     pub busy_ns: AtomicU64,
     pub returns: Arc<Returns>,
     pub syncs: Syncs,
     pub reads: FileReads,
     pub refused_writes: RefusedWrites,
     pub pace: Pace,
-    /// What wakes the loop's thread; the device is the one with the number 0.
+    /// The descriptor that wakes the event-loop thread; in it, the device has the number 0.
     pub wake: OwnedFd,
-    /// Whether others take requests from the device.
+    /// True while overflow readers take requests from the device.
     pub is_called: AtomicBool,
-    /// Requests that stand-ins have in hand.
+    /// Number of requests that overflow readers are working on.
     pub in_hand: AtomicUsize,
 }
 
@@ -93,16 +92,16 @@ impl Shared {
         Seen { has_returns: !self.returns.is_empty(), ..self.pace.seen() }
     }
 
-    /// Has the kernel ask for the attributes of an inode again if it was told so after an instant: it
-    /// has been given some since that may be older.
+    /// Makes the kernel ask for the attributes of an inode again if it had to do so after `since`,
+    /// because a later answer may have given it older attributes.
     pub fn forget_again(&self, node: u64, since: u64) {
         if self.tree.inodes.forgotten.has(node, since) {
-            // Of one that it does not know it has none.
+            // The kernel has no attributes of an inode that it does not know.
             let _ = forget_attributes(&self.device, node);
         }
     }
 
-    /// Nobody answers any more what the loop's thread has, or would get.
+    /// Ends the wait for all requests that the event-loop thread has, or would get.
     pub fn leave_all(&self) {
         while let Some(back) = self.returns.take() {
             if let Ok((header, _)) = InHeader::read_from_prefix(back.message()) {
@@ -112,9 +111,9 @@ impl Shared {
         self.answers.seats.leave_with_loop();
     }
 
-    /// Takes a request, between two awaits of the event loop: answers it into `body`, says what a
-    /// thread has to wait for, or leaves it to Python. `agreed`: the flags of the session. `again`: the disk was
-    /// waited for already. `message`: the request in one piece.
+    /// Takes a request between two awaits of the event loop: answers it into `body`, returns the
+    /// work that a thread has to wait for, or leaves it to Python. `agreed`: the flags of the
+    /// session. `again`: the request has waited for the disk. `message`: the request in one piece.
     pub fn take(
         &self,
         request: &Request,
@@ -190,10 +189,10 @@ impl Shared {
         }
     }
 
-    /// The sync that a request asks for, of a file that Python has not open. None where its user, or
-    /// all together, have too many under way.
+    /// The sync that a request asks for, of a file that Python does not have open. Returns None if
+    /// the user, or all users together, have too many syncs in progress.
     ///
-    /// By the descriptor that it was written with, if that is open still: so lost writes are told.
+    /// Uses the descriptor of the writes if it is still open, so that lost writes are reported.
     fn sync_of(&self, request: &Request) -> Option<FileSync> {
         let node = request.header.node;
         if self.tree.inodes.watched.has(node) {

@@ -1,14 +1,14 @@
-//! Threads that take requests beside that of the loop, while it has more to do than it keeps up with,
-//! or is held up: by Python, or by the file system below.
+//! Overflow readers: threads that take requests while the event-loop thread is overloaded, or
+//! blocked by Python or by the file system below.
 //!
-//! They answer what any thread may answer (`Tree::answer_beside`), and give the rest to the loop's
-//! thread (`returns.rs`). All read from one descriptor: an answer has to be given through the one that
-//! the request came by, and those of Python and libfuse come from the loop's thread.
+//! They answer what any thread may answer (`Tree::answer_beside`), and give the rest to the
+//! event-loop thread (`returns.rs`). All read from one descriptor, because an answer must use the
+//! descriptor of its request, and Python and libfuse answer from the event-loop thread.
 //!
-//! They are called by a look-out (`pace.rs` has the rules). While they are not called they wait for
-//! nothing of the kernel's, and a program alone is served by one thread, whose caches are warm. While
-//! they are called the loop's thread is not woken for the kernel's requests, but takes them when it is
-//! awake anyway. An idle mount wakes none of them.
+//! The thread `look-out` calls them (`pace.rs` has the rules). Until they are called, they wait for
+//! no event of the kernel, and one thread with warm caches serves a single program. While they are
+//! called, requests do not wake the event-loop thread, which takes them only when it is awake
+//! anyway. An idle mount wakes no overflow reader.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,51 +29,51 @@ use crate::mount::session::pace::{Judgement, Seen};
 use crate::mount::session::shared::Shared;
 use crate::threads::lock::locked;
 
-/// How often the look-out looks, while anything happens.
+/// Interval of the checks of `look-out` while requests arrive.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-/// Looks in a row that have found nothing, until it waits for the next request.
+/// Consecutive checks without a request before `look-out` waits for the next request.
 const QUIET_MAX: u32 = 50;
-/// How long a stand-in waits for a request before it asks whether it is still called.
+/// How long an overflow reader waits for a request before it checks whether it is still called.
 const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 const ROOM_WAIT: Duration = Duration::from_millis(1);
 
-/// The threads beside that of the loop.
+/// Configuration of the overflow readers.
 #[derive(Clone, Copy, Debug)]
 pub struct Beside {
     pub threads: usize,
-    /// They take requests all the time.
+    /// True if they take requests all the time.
     pub always: bool,
 }
 
 #[derive(Default)]
 struct State {
-    /// How often they were called.
+    /// Number of calls.
     calls: u64,
     is_called: bool,
     has_ended: bool,
-    /// Threads that take requests now.
+    /// Number of threads that take requests now.
     on_duty: usize,
 }
 
 struct Team {
     shared: Arc<Shared>,
     agreed: u64,
-    /// Whether they take requests all the time.
+    /// True if they take requests all the time.
     always: bool,
     state: Mutex<State>,
     changed: Condvar,
-    /// Readable once the threads are to end.
+    /// Readable when the threads have to end.
     end: OwnedFd,
 }
 
-/// The threads beside the loop's. They end when this is dropped, or the mount ends.
+/// The overflow readers of a mount. They end when this is dropped, or when the mount ends.
 pub struct StandIns {
     team: Arc<Team>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl StandIns {
-    /// Starts them once the first request is answered. `agreed`: the flags of the session.
+    /// Starts the threads when the first request is answered. `agreed`: the flags of the session.
     pub fn start(shared: &Arc<Shared>, agreed: u64, beside: Beside) -> Answer<StandIns> {
         let team = Arc::new(Team {
             shared: Arc::clone(shared),
@@ -87,7 +87,7 @@ impl StandIns {
         for _ in 0..beside.threads {
             threads.spawn("stand-in", |team| team.stand_in());
         }
-        // None of them need be there: the loop's thread does all.
+        // None of them is necessary: the event-loop thread can serve all requests.
         if beside.always {
             threads.team.call(!threads.threads.is_empty());
         } else if !threads.threads.is_empty() {
@@ -135,7 +135,7 @@ impl Team {
         self.changed.notify_all();
     }
 
-    /// Takes requests each time that it is called, until the end.
+    /// Takes requests after each call, until the end.
     fn stand_in(&self) {
         let mut input = self.shared.returns.buffer();
         let mut output = vec![0; OUT_HEADER_BYTES + ANSWER_BYTES_MAX];
@@ -152,7 +152,7 @@ impl Team {
             served = state.calls;
             let _duty = Duty::begin(self, &mut state);
             drop(state);
-            // It ends where the mount has gone, which the loop's thread finds out by itself.
+            // This fails at the end of the mount, which the event-loop thread notices itself.
             let _ = self.serve(&mut input, &mut output);
         }
     }
@@ -160,7 +160,7 @@ impl Team {
     fn serve(&self, input: &mut Vec<u8>, output: &mut [u8]) -> Answer<()> {
         let waits = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = epoll::EventFlags::IN;
-        // One thread is woken for one request.
+        // One request wakes one thread.
         let alone = flags | epoll::EventFlags::EXCLUSIVE;
         let data = epoll::EventData::new_u64(0);
         epoll::add(&waits, &self.shared.device, data, alone)?;
@@ -191,7 +191,7 @@ impl Team {
         }
     }
 
-    /// Answers the message that is the start of `input`, or gives it to the loop's thread.
+    /// Answers the message at the start of `input`, or gives it to the event-loop thread.
     fn take(&self, input: &mut Vec<u8>, length: usize, output: &mut [u8], is_at_once: bool) {
         let shared = &*self.shared;
         let others = shared.in_hand.fetch_add(1, Ordering::Relaxed);
@@ -204,12 +204,12 @@ impl Team {
         shared.in_hand.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// False where the request is for the loop's thread.
+    /// Returns false if the request is for the event-loop thread.
     fn answer(&self, request: &Request, output: &mut [u8]) -> bool {
         let began = Instant::now();
         let body = &mut output[OUT_HEADER_BYTES..];
         let answer = || self.shared.tree.answer_beside(request, body);
-        // The program that waits gets an answer in any case.
+        // The waiting program must get an answer in any case.
         let answer = catch_unwind(AssertUnwindSafe(answer)).unwrap_or(Err(Failure(libc::EIO)));
         let answer = match answer {
             Ok(Outcome::HandedOver) => return false,
@@ -221,14 +221,14 @@ impl Team {
         if let Some(answer) = answer {
             let header = out_header(request.header.unique, &answer);
             output[..OUT_HEADER_BYTES].copy_from_slice(header.as_bytes());
-            // The kernel has ended a request whose answer it does not take.
+            // If the kernel does not take the answer, it has ended the request.
             let _ = give(&self.shared.device, &output[..header.length as usize]);
         }
         self.shared.note_busy(began);
         true
     }
 
-    /// Calls the others when they are needed.
+    /// Calls the overflow readers when they are needed.
     fn look_out(&self) -> Answer<()> {
         let waits = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(0);
@@ -260,7 +260,7 @@ impl Team {
     }
 }
 
-/// While it is there, the kernel's requests wake a stand-in, and not the loop's thread.
+/// While this exists, requests wake an overflow reader instead of the event-loop thread.
 struct Duty<'a>(&'a Team);
 
 impl Duty<'_> {
@@ -284,10 +284,10 @@ impl Drop for Duty<'_> {
 }
 
 impl Team {
-    /// What of the kernel's end wakes the loop's thread. The end of the mount does in any case.
+    /// Sets which events of the device wake the event-loop thread, besides the end of the mount.
     fn wake_loop(&self, flags: epoll::EventFlags) {
         let data = epoll::EventData::new_u64(0);
-        // It cannot fail: both descriptors are open, and the one is in the other.
+        // This cannot fail: both descriptors are open, and `wake` contains the device.
         let _ = epoll::modify(&self.shared.wake, &self.shared.device, data, flags);
     }
 }

@@ -1,4 +1,4 @@
-//! Steps of jobs that change files below, and nothing that users see of them but the number of blocks.
+//! Steps of jobs that change files below. Users see only a different number of blocks.
 
 use rustix::fs::Statx;
 
@@ -6,21 +6,20 @@ use crate::mount::requests::entries::status_of;
 use crate::mount::session::line::Line;
 
 impl Line {
-    /// Such a step begins: those of the inodes that the kernel knows keep their time of change for
-    /// users.
+    /// Starts a step: the inodes that the kernel knows keep their time of change for users.
     pub fn begin_steps(&self, nodes: &[u64]) {
         self.each_known(nodes, |node, status| {
             self.inodes().change_times.begin(node, status.stx_ctime);
         });
     }
 
-    /// Such a step has ended. The kernel asks for the attributes again.
+    /// Ends a step. The kernel asks for the attributes again.
     pub fn end_steps(&self, nodes: &[u64]) {
         self.each_known(nodes, |node, status| {
             self.inodes().change_times.end(node, status.stx_ctime);
         });
         for &node in nodes {
-            // Of one that it does not know it has nothing to forget.
+            // The kernel has no attributes of an inode that it does not know.
             let _ = self.forget_attributes(node);
         }
     }

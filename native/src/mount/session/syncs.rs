@@ -1,7 +1,7 @@
-//! Syncs of files: they wait for the disk, so each has a thread, which gives the kernel the answer: one
-//! of its own, or that of the ring by which the request has come.
+//! Syncs of files. A sync waits for the disk, so a thread performs it and gives the kernel the
+//! answer. This is a separate thread, or the ring thread that took the request.
 //!
-//! Their number is bounded, and that of each user; what is beyond it waits its turn with the caller.
+//! The number of syncs is limited, in total and per user. Further syncs wait with the caller.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,9 +17,9 @@ use crate::threads::lock::locked;
 use crate::threads::processors::spread;
 
 const THREADS_MAX: usize = 32;
-/// Of one user. A program syncs one file after the other, mostly.
+/// Limit per user. Most programs sync one file at a time.
 const THREADS_EACH_MAX: usize = 4;
-/// Threads that wait for the next sync: starting one takes as long as a fast disk does.
+/// Idle threads that are kept for the next sync. Starting a thread takes as long as a fast disk.
 const IDLE_MAX: usize = 4;
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -33,13 +33,13 @@ pub struct FileSync {
 }
 
 impl FileSync {
-    /// Waits for the disk.
+    /// Performs the sync, which waits for the disk.
     pub fn perform(self) {
         let synced = effects::sync(&*self.file, self.data_only);
-        // Closed first: whoever has the answer may unmount what is below.
+        // Closed first: a program with the answer may unmount the file system below.
         drop(self.file);
         drop(self.share);
-        // Nobody is there who could be told of an error.
+        // No caller exists that could receive an error.
         let _ = match synced {
             Ok(()) => self.answers.give(self.unique, &[]),
             Err(Failure(number)) => self.answers.refuse(self.unique, number),
@@ -50,7 +50,7 @@ impl FileSync {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<FileSync>,
-    /// Threads that wait, less those that something waits for.
+    /// Idle threads, minus the threads that have a sync pending.
     idle: usize,
     under_way: usize,
     of_users: Counted<u32>,
@@ -74,7 +74,7 @@ impl State {
 
 type Waiting = Arc<(Mutex<State>, Condvar)>;
 
-/// One of the syncs that may be under way at a time, and of its user's; given back when this is dropped.
+/// One of the syncs that may be in progress, in total and for a user, until this is dropped.
 pub struct Share {
     all: Waiting,
     uid: u32,
@@ -91,13 +91,13 @@ impl Drop for Share {
 pub struct Syncs(Waiting);
 
 impl Syncs {
-    /// None where the user, or all together, have too many under way.
+    /// Returns None if the user, or all users together, have too many syncs in progress.
     pub fn share(&self, uid: u32) -> Option<Share> {
         let may = locked(&self.0.0).begin(uid);
         may.then(|| Share { all: Arc::clone(&self.0), uid })
     }
 
-    /// Has another thread perform a sync. False where there is none to be had.
+    /// Makes another thread perform a sync. Returns false if no thread can be started.
     pub fn begin(&self, sync: FileSync) -> bool {
         let (state, ready) = &*self.0;
         let mut state = locked(state);
@@ -120,7 +120,7 @@ fn work((state, ready): &(Mutex<State>, Condvar), first: FileSync) {
     while let Some(sync) = next.take() {
         let (unique, answers) = (sync.unique, Arc::downgrade(&sync.answers));
         if catch_unwind(AssertUnwindSafe(|| sync.perform())).is_err() {
-            // If the program has its answer already, the kernel drops this one.
+            // If the program already has an answer, the kernel drops this one.
             let _ = answers.upgrade().map(|answers| answers.refuse(unique, libc::EIO));
         }
         let mut now = locked(state);

@@ -1,9 +1,10 @@
-//! The turn: whoever has it is alone with what the event loop's code relies on between two awaits.
+//! The turn: its holder alone may change what code of the event loop relies on between awaits.
 //!
-//! The loop's thread has it all the time, but while trio waits for something to do. So a thread of a
-//! ring that has it changes things between two awaits of the loop, as the loop's thread does
-//! itself. Threads that waited when the loop's thread gave the turn have it before that takes it back;
-//! those that came later let it in first. So neither side can keep the other one out.
+//! The event-loop thread has the turn, except while trio waits for events. So a ring thread with
+//! the turn makes its changes between two awaits of the loop, as the event-loop thread does. When
+//! the event-loop thread gives the turn, it returns only after all threads that already wait have
+//! had it. Threads that come later let the event-loop thread in first, so neither side blocks the
+//! other.
 
 use crate::threads::lock::{locked, woken};
 use crate::threads::sync::{Condvar, Mutex};
@@ -11,28 +12,28 @@ use crate::threads::sync::{Condvar, Mutex};
 #[derive(Default)]
 struct State {
     is_held: bool,
-    /// Whether the loop's thread waits.
+    /// True while the event-loop thread waits.
     loop_waits: bool,
-    /// Other threads that wait.
+    /// Number of other threads that wait.
     waiting: usize,
-    /// How many others have the turn before the loop's thread: no more than wait.
+    /// Number of other threads that have the turn before the event-loop thread; at most `waiting`.
     let_in: usize,
 }
 
 /// The turn of one mount.
 pub struct Turn {
     state: Mutex<State>,
-    /// For the loop's thread.
+    /// Wakes the event-loop thread.
     taken_back: Condvar,
-    /// For all others.
+    /// Wakes all other threads.
     given: Condvar,
 }
 
-/// The turn, had by a thread that is not the loop's, for as long as this is there.
+/// The turn of a thread other than the event-loop thread, until this is dropped.
 pub struct Held<'a>(&'a Turn);
 
 impl Default for Turn {
-    /// The loop's thread has it.
+    /// Creates the turn, held by the event-loop thread.
     fn default() -> Turn {
         let state = State { is_held: true, ..State::default() };
         Turn { state: Mutex::new(state), taken_back: Condvar::new(), given: Condvar::new() }
@@ -40,7 +41,7 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// The loop's thread gives the turn, until [`Turn::take_back`].
+    /// Releases the turn of the event-loop thread, until [`Turn::take_back`].
     pub fn give(&self) {
         let mut state = locked(&self.state);
         state.is_held = false;
@@ -48,7 +49,7 @@ impl Turn {
         self.pass_on(&state);
     }
 
-    /// Whether the loop's thread has the turn again, if that needs no wait.
+    /// Takes the turn back for the event-loop thread if that needs no wait; returns whether it did.
     pub fn takes_back_at_once(&self) -> bool {
         let mut state = locked(&self.state);
         let is_free = !state.is_held && state.let_in == 0;
@@ -66,7 +67,7 @@ impl Turn {
         state.is_held = true;
     }
 
-    /// Takes the turn, by a thread that is not the loop's.
+    /// Takes the turn for a thread other than the event-loop thread.
     pub fn take(&self) -> Held<'_> {
         let mut state = locked(&self.state);
         state.waiting += 1;

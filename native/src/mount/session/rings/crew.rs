@@ -1,13 +1,13 @@
-//! The threads that take the requests of a volume's mount by io_uring (`entry.rs`).
+//! The threads that take the requests of a volume's mount through io_uring (`entry.rs`).
 //!
-//! What only looks they answer as stand-ins do (`Tree::answer_beside`). For the rest they take the
-//! turn (`turn.rs`), and do what the loop's thread does with requests that it takes itself
-//! (`Shared::take`). What is Python's goes to the loop's thread, and what has much to decode to a thread
-//! of its own; the entry's thread waits for the answer (`seat.rs`) and holds up no other. Short reads and
-//! syncs it performs itself: another thread would have to be woken, and to wake it again.
+//! They answer requests that only read as overflow readers do (`Tree::answer_beside`). For the rest
+//! they take the turn (`turn.rs`), and do the work of the event-loop thread (`Shared::take`).
+//! Requests for Python go to the event-loop thread, and long reads to a separate thread. The
+//! entry's thread waits for the answer (`seat.rs`) and blocks no other request. It performs short
+//! reads and syncs itself, because waking another thread, which has to wake it again, takes time.
 //!
-//! Each queue begins with two threads. One that takes a request while no other of its queue is free
-//! starts as many more as there are, so that requests that wait do not keep others from being taken.
+//! Each queue starts with two threads. If a thread takes a request while no other thread of its
+//! queue is free, it doubles the number of threads. So requests that wait do not block others.
 
 use std::io;
 use std::iter::repeat_n;
@@ -36,25 +36,25 @@ use crate::mount::session::turn::Turn;
 use crate::threads::lock::locked;
 use crate::threads::processors::{bind_to, is_there, note_all};
 
-/// Threads beyond two for each processor: so many requests may wait for Python, for the disk or for
-/// the turn at a time, and more stay with the kernel. Python has 192 tasks, and reads and syncs
-/// have 64 threads. One that has nothing to do takes some 50 KB.
+/// Limit for threads beyond two per processor. As many requests may wait for Python, for the disk
+/// or for the turn, and the kernel keeps further ones. Python has 192 tasks, and reads and syncs
+/// have 64 threads. An idle thread takes about 50 KB.
 const MORE_MAX: usize = 256;
 
-/// How many of them are started at a time.
+/// Limit for the threads that are started at a time.
 const GROWTH_MAX: usize = 16;
 
-/// Where a thread beyond these cannot be had, how long until the next one is tried.
+/// Time from a failed start of an additional thread to the next attempt.
 const FAILURE_WAIT: Duration = Duration::from_millis(100);
 
 const ROOM_WAIT: Duration = Duration::from_millis(1);
-/// How often, and how many times, the waker looks whether all requests of a queue are answered.
+/// Interval and number of checks of the waker whether all requests of a queue are answered.
 const WAKE_TICK: Duration = Duration::from_millis(2);
 const WAKE_LOOKS: u32 = 5;
-/// How often the end asks whether threads still wait for somebody.
+/// Interval at which the end releases threads that still wait for an answer.
 const END_TICK: Duration = Duration::from_millis(2);
 
-/// The threads of a queue: all of them, and those that wait for a request.
+/// Numbers of the threads of a queue: all threads, and those that wait for a request.
 #[derive(Default)]
 struct Queue {
     threads: AtomicUsize,
@@ -62,8 +62,8 @@ struct Queue {
 }
 
 impl Queue {
-    /// Whether no request is under way. Then none waits with the kernel either: the next one of those
-    /// that had to was given out with each answer.
+    /// Returns whether no request is in progress. Then the kernel has no queued request either,
+    /// because it gives out the next queued request with each answer.
     fn is_quiet(&self) -> bool {
         self.free.load(Ordering::SeqCst) >= self.threads.load(Ordering::SeqCst)
     }
@@ -74,24 +74,24 @@ struct Crew {
     turn: Arc<Turn>,
     agreed: u64,
     queues: Arc<[Queue]>,
-    /// Threads beyond the first ones.
+    /// Number of threads beyond the first ones.
     more: AtomicUsize,
-    /// When such a thread could not be had.
+    /// Time of the last failed start of such a thread.
     failed: Mutex<Option<Instant>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// The queues with a thread that is new.
+    /// Queues that have a new thread.
     grown: Sender<usize>,
-    /// Readable once the threads are to end.
+    /// Readable when the threads have to end.
     end: OwnedFd,
     has_ended: AtomicBool,
 }
 
-/// The threads of a mount's rings. They end when this is dropped, or the mount ends.
+/// The ring threads of a mount. They end when this is dropped, or when the mount ends.
 pub struct Rings(Arc<Crew>);
 
 impl Rings {
-    /// Starts them once the first request is answered, by the loop's thread. `agreed`: the flags of
-    /// the session. `mountpoint`: where it shows. Fails where the kernel goes on without them.
+    /// Starts the threads when the event-loop thread has answered the first request. `agreed`: the
+    /// flags of the session. Fails if the kernel continues without rings.
     pub fn start(
         shared: &Arc<Shared>,
         turn: &Arc<Turn>,
@@ -121,14 +121,14 @@ impl Rings {
         for result in reports {
             result?;
         }
-        // From here on the kernel sends no request by the device, whatever fails. One beside each,
-        // for when that has taken a request.
+        // From here on the kernel sends no request through the device, even after a failure. The
+        // second thread of a queue serves while the first one is occupied.
         for queue in (0..rings.0.queues.len()).filter(|&queue| is_there(queue)) {
             let _ = rings.0.start(queue, false, None);
         }
         let (mountpoint, queues) = (mountpoint.to_owned(), Arc::clone(&rings.0.queues));
         let run = move || wake(&mountpoint, &queues, &to_wake);
-        // Not waited for: it may itself wait for the mount.
+        // Not joined, because it may itself wait for the mount.
         let _ = Builder::new().name("ring-waker".into()).spawn(run);
         Ok(rings)
     }
@@ -160,12 +160,12 @@ impl Drop for Rings {
     }
 }
 
-/// Has the kernel look again at what waits in a queue that has new threads: it gives them requests
-/// that come, but not those that wait already. They are given out with the next answer, so there is one
-/// request for each new thread.
+/// Makes the kernel give queued requests to new threads. The kernel gives them new requests only,
+/// and queued requests only with the next answer. So this sends one request for each new thread.
 ///
-/// The requests are another process's: one that waits for its own mount may not be killed. None is
-/// waited for: where requests of others take the new threads, they themselves wait for newer ones.
+/// Another process sends the requests, because a process that waits for its own mount may not be
+/// killable. This waits for no request: if others occupy the new threads, they wait for newer
+/// threads.
 fn wake(mountpoint: &Path, queues: &[Queue], grown: &Receiver<usize>) {
     let mut asking: Vec<Child> = Vec::new();
     loop {
@@ -200,7 +200,7 @@ fn wake(mountpoint: &Path, queues: &[Queue], grown: &Receiver<usize>) {
     }
 }
 
-/// A process that sends so many requests, one after another.
+/// Starts a process that sends `count` requests, one after another.
 fn ask(mountpoint: &Path, count: usize) -> io::Result<Child> {
     let mut asks = Command::new("stat");
     asks.arg("--file-system").arg("--").args(repeat_n(mountpoint, count));
@@ -209,8 +209,7 @@ fn ask(mountpoint: &Path, count: usize) -> io::Result<Child> {
 }
 
 impl Crew {
-    /// Starts a thread of a queue; `is_more`: beyond the first ones; `report`: tells whether it has
-    /// begun.
+    /// Starts a thread of a queue, `is_more` if beyond the first ones. `report` gets the result.
     fn start(
         self: &Arc<Crew>,
         queue: usize,
@@ -229,13 +228,13 @@ impl Crew {
                 None if is_more => *locked(&crew.failed) = Some(Instant::now()),
                 None | Some(Ok(())) => {}
                 Some(Err(Failure(libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV))) => {}
-                // Programs of its processor would wait for ever.
+                // Otherwise programs on this processor would wait forever.
                 Some(Err(_)) => crew.grow(queue),
             }
         };
         let thread = Builder::new().name(format!("mount-ring-{queue}")).spawn(run)?;
         let mut threads = locked(&self.threads);
-        // Of one that nobody has waited for the stack stays.
+        // A thread that is not joined keeps its stack.
         let (ended, mut others): (Vec<_>, Vec<_>) =
             std::mem::take(&mut *threads).into_iter().partition(JoinHandle::is_finished);
         others.push(thread);
@@ -247,7 +246,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Starts more threads of a queue, none of which is free.
+    /// Starts more threads of a queue that has no free thread.
     fn grow(self: &Arc<Crew>, queue: usize) {
         if self.has_ended.load(Ordering::SeqCst) {
             return;
@@ -265,7 +264,7 @@ impl Crew {
         }
     }
 
-    /// Has the kernel use an entry, if it can.
+    /// Registers an entry with the kernel, if possible.
     fn begin(
         &self,
         queue: usize,
@@ -278,7 +277,7 @@ impl Crew {
             self.queues[queue].threads.fetch_add(1, Ordering::SeqCst);
             self.queues[queue].free.fetch_add(1, Ordering::SeqCst);
         }
-        // Nobody listens where there is no waker.
+        // Without a waker, the receiver is closed.
         let _ = match report {
             Some(report) => report.send(begun.as_ref().map(drop).map_err(|failure| *failure)).ok(),
             None => self.grown.send(queue).ok(),
@@ -288,14 +287,14 @@ impl Crew {
 
     fn registered(&self, queue: usize, seat: &Arc<Seat>) -> Answer<Entry> {
         let mut entry = Entry::new(Arc::clone(&self.shared.device), queue)?;
-        // The kernel may write there until the mount has gone.
+        // The kernel may write to this memory until the mount ends.
         std::mem::forget(Arc::clone(seat));
         entry.watch(&self.end)?;
         entry.register(&mut locked(&seat.desk).memory)?;
         Ok(entry)
     }
 
-    /// Serves requests until the mount ends, or the line.
+    /// Serves requests until the mount or the line ends.
     fn run(self: &Arc<Crew>, queue: usize, seat: &Arc<Seat>, mut entry: Entry) -> Answer<()> {
         let free = &self.queues[queue].free;
         let mut scratch = vec![0; SHORT_BYTES_MAX];
@@ -311,7 +310,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Serves the request that is in the entry's memory. False where it will have no answer.
+    /// Serves the request in the entry's memory. Returns false if it will have no answer.
     fn serve(&self, entry: &mut Entry, seat: &Arc<Seat>, scratch: &mut [u8]) -> Answer<bool> {
         let mut desk = locked(&seat.desk);
         let Desk { memory, .. } = &mut *desk;
@@ -330,7 +329,7 @@ impl Crew {
             let held = self.turn.take();
             let since = self.shared.tree.inodes.forgotten.now();
             let take = || self.shared.take(request, self.agreed, false, body, || whole(request));
-            // The program that waits gets an answer in any case.
+            // The waiting program must get an answer in any case.
             let taken = catch_unwind(AssertUnwindSafe(take))
                 .unwrap_or(Taken::Answered(Err(Failure(libc::EIO))));
             drop(held);
@@ -385,7 +384,7 @@ impl Crew {
         Ok(true)
     }
 
-    /// Gives the kernel the answer with the next request, or at once if that refuses a `write`.
+    /// Gives the kernel the answer with the next request, or at once if a `write` is refused.
     fn commit(
         &self,
         entry: &mut Entry,
@@ -402,16 +401,16 @@ impl Crew {
         Ok(())
     }
 
-    /// Performs what waits for the disk, and answers a request of the entry.
+    /// Performs work that waits for the disk, and that answers a request of the entry.
     fn wait_for(&self, unique: u64, seat: &Arc<Seat>, perform: impl FnOnce()) {
         self.shared.answers.seats.seat(unique, seat);
         if catch_unwind(AssertUnwindSafe(perform)).is_err() {
-            // Where it has an answer already, nobody waits for this one.
+            // If the request is already answered, this answer is dropped.
             let _ = self.shared.answers.refuse(unique, libc::EIO);
         }
     }
 
-    /// Answers a request that only looks; None of all others.
+    /// Answers a request that only reads. Returns None for all others.
     fn look(&self, request: &Request, body: &mut [u8]) -> Option<Answer<usize>> {
         let began = Instant::now();
         let look = || self.shared.tree.answer_beside(request, body);
@@ -427,7 +426,7 @@ impl Crew {
     }
 }
 
-/// The inode whose attributes an answer carries, for the kernel to keep.
+/// The inode whose attributes an answer gives the kernel to keep.
 fn told_attributes(request: &Request, body: &[u8]) -> Option<u64> {
     match request.header.opcode {
         op::SETATTR => Some(request.header.node),

@@ -1,5 +1,5 @@
-//! One entry of a queue of the kernel's, with a ring of its own: one call gives the answer to a request
-//! and takes the next one (io_uring, Linux 6.14).
+//! One entry of a kernel queue, with a separate ring: one call gives the answer to a request and
+//! takes the next request (io_uring, Linux 6.14).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,19 +14,18 @@ use crate::mount::protocol::abi::{
 use crate::mount::protocol::message::{Answer, Failure, MESSAGE_BYTES_MAX, Request, out_header};
 use crate::mount::protocol::opcode::fixed_bytes;
 
-/// Answers that are not as long as the longest message; the longest of them is a list of extended
-/// attributes.
+/// Limit for answers to requests with a variable part: a list of extended attributes.
 pub const SHORT_BYTES_MAX: usize = 68 << 10;
 
 const SUBMISSIONS: u32 = 4;
 const COMMAND_BYTES: usize = 80;
 
-/// What a completion is of.
+/// The subject of a completion.
 const OF_COMMAND: u64 = 0;
 const OF_END: u64 = 1;
 
-/// How many queues the kernel has: one for each processor that there may ever be. Fails where that
-/// cannot be told, as without `/sys`: a kernel that has too few of them waits for the rest.
+/// Returns the number of kernel queues: one for each possible processor. Fails if that number is
+/// unknown, for example without `/sys`: with too few queues, the kernel waits for the rest.
 pub fn queues() -> Answer<usize> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/possible");
     last_processor(&text.unwrap_or_default()).map(|last| last + 1).ok_or(Failure(libc::ENOENT))
@@ -36,7 +35,7 @@ fn last_processor(possible: &str) -> Option<usize> {
     possible.trim().rsplit(['-', ',']).next()?.parse().ok()
 }
 
-/// The memory of an entry. The kernel writes to it from a submission to its completion.
+/// The memory of an entry. The kernel writes to it from a submission to the completion.
 pub struct Memory {
     header: Box<RingHeader>,
     payload: Vec<u8>,
@@ -49,8 +48,9 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// Has `serve` look at the request that is there. It may answer into the bytes that it is given:
-    /// the answer's own where nothing follows the fixed part of the request, else `scratch`.
+    /// Calls `serve` with the request in this memory, and with room for the answer. If nothing
+    /// follows the fixed part of the request, this is the memory of the answer, otherwise
+    /// `scratch`.
     pub fn serve<T>(
         &mut self,
         agreed: u64,
@@ -68,7 +68,7 @@ impl Memory {
         })
     }
 
-    /// Puts the answer to the request there that [`Memory::serve`] has found.
+    /// Stores the answer to the request that [`Memory::serve`] has found.
     pub fn answer(&mut self, unique: u64, answer: &Answer<usize>, scratch: &[u8]) {
         let has_rest = self.header.entry.payload_bytes > 0;
         if let (Ok(length), true) = (answer, has_rest) {
@@ -77,7 +77,7 @@ impl Memory {
         self.put_header(&out_header(unique, answer), answer.unwrap_or(0));
     }
 
-    /// Puts an answer there that is in parts.
+    /// Stores an answer that is in parts.
     pub fn put(&mut self, header: &OutHeader, body: &[&[u8]]) {
         let mut length = 0;
         for part in body {
@@ -90,7 +90,7 @@ impl Memory {
         self.put_header(header, length);
     }
 
-    /// The answer that was put there.
+    /// The stored answer.
     pub fn answered(&self) -> Answer<&[u8]> {
         let RingHeader { header, entry, .. } = &*self.header;
         match OutHeader::read_from_prefix(header) {
@@ -119,21 +119,21 @@ impl Memory {
 
 type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
-/// What a wait finds.
+/// The result of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// A request is in the entry's memory.
     Request,
-    /// What [`Entry::watch`] has named is readable.
+    /// The descriptor of [`Entry::watch`] is readable.
     End,
 }
 
-/// An entry of a queue. Used by the thread that has made it.
+/// An entry of a queue. Only the thread that creates it may use it.
 pub struct Entry {
     ring: Ring,
     device: Arc<OwnedFd>,
     queue: u16,
-    /// What was there before the first wait.
+    /// Completions before the first wait.
     early: VecDeque<Answer<Found>>,
 }
 
@@ -148,23 +148,23 @@ impl Entry {
         Ok(Entry { ring, device, queue: queue as u16, early: VecDeque::new() })
     }
 
-    /// One that need not be registered: whether rings can be made and used here.
+    /// Creates an entry that need not be registered, to test whether rings can be created and used.
     pub fn trial(device: Arc<OwnedFd>) -> Answer<Entry> {
         queues()?;
         let mut entry = Entry::new(device, 0)?;
-        // Where rules of a container let a ring be made, and not be used, this says so in time.
+        // Finds out in time if a container allows rings to be created, but not to be used.
         entry.push(&opcode::Nop::new().build().into())?;
         entry.wait()?;
         Ok(entry)
     }
 
-    /// Has [`Entry::wait`] tell once `end` is readable, which stays open as long as this.
+    /// Makes [`Entry::wait`] report that `end`, which stays open until then, is readable.
     pub fn watch(&mut self, end: &OwnedFd) -> Answer<()> {
         let poll = opcode::PollAdd::new(types::Fd(end.as_raw_fd()), libc::POLLIN as u32);
         self.push(&poll.build().user_data(OF_END).into())
     }
 
-    /// Gives the kernel the entry's memory, for the first request.
+    /// Gives the kernel the entry's memory for the first request.
     pub fn register(&mut self, memory: &mut Memory) -> Answer<()> {
         let vectors = memory.vectors();
         let command = RingCommand { queue: self.queue, ..RingCommand::default() };
@@ -172,7 +172,7 @@ impl Entry {
         set_length(&mut submission, vectors.len() as u32);
         self.push(&submission)?;
         self.submit()?;
-        // Where it failed, that is said at once. Anything else is for the wait to tell.
+        // The kernel reports a failed registration immediately. The wait reports everything else.
         let said: Vec<_> = self.ring.completion().map(|completion| found(&completion)).collect();
         for found in said {
             match found {
@@ -183,15 +183,15 @@ impl Entry {
         Ok(())
     }
 
-    /// Has a kernel that has not begun to use rings do without them.
+    /// Makes a kernel that does not use rings yet work without them.
     pub fn refuse(&mut self) {
-        // What cannot be registered is the sign.
+        // A registration that fails is the sign for the kernel.
         self.queue = u16::MAX;
         let _ = self.register(&mut Memory::default());
     }
 
-    /// Has the next [`Entry::submit`] or [`Entry::wait`] give the kernel the answer that is in the
-    /// entry's memory.
+    /// Makes the next [`Entry::submit`] or [`Entry::wait`] give the kernel the answer in the
+    /// memory.
     pub fn commit(&mut self, unique: u64) -> Answer<()> {
         let command = RingCommand { queue: self.queue, commit: unique, ..RingCommand::default() };
         let submission = self.command(RING_COMMIT_AND_FETCH, &command, None);
@@ -207,7 +207,7 @@ impl Entry {
         }
     }
 
-    /// Waits for the next request. Fails with ENOTCONN where the mount has gone.
+    /// Waits for the next request. Fails with ENOTCONN after the end of the mount.
     pub fn wait(&mut self) -> Answer<Found> {
         loop {
             if let Some(found) = self.early.pop_front() {
@@ -241,8 +241,8 @@ impl Entry {
     }
 
     fn push(&mut self, submission: &squeue::Entry128) -> Answer<()> {
-        // SAFETY: the entry's memory lives as long as the ring, which ends first; vectors are read
-        // by the call that submits, before they go.
+        // SAFETY: the entry's memory outlives the ring. The vectors are read by the call that
+        // submits, before they are dropped.
         unsafe { self.ring.submission().push(submission) }.map_err(|_| Failure(libc::EBUSY))
     }
 }
@@ -255,12 +255,12 @@ fn found(completion: &cqueue::Entry) -> Answer<Found> {
     }
 }
 
-/// Sets the length of a submission, which the library has no call for.
+/// Sets the length of a submission, for which the library has no call.
 fn set_length(submission: &mut squeue::Entry128, length: u32) {
-    /// Of `len` in `struct io_uring_sqe`.
+    /// Offset of `len` in `struct io_uring_sqe`.
     const LENGTH_AT: usize = 24;
     let start = (&raw mut *submission).cast::<u8>();
-    // SAFETY: within the 128 bytes of the submission; four bytes of any value are valid there.
+    // SAFETY: within the 128 bytes of the submission, where any value of four bytes is valid.
     unsafe { start.add(LENGTH_AT).cast::<u32>().write_unaligned(length) };
 }
 

@@ -1,4 +1,4 @@
-//! Requests by io_uring.
+//! Requests through io_uring.
 
 pub mod crew;
 pub mod entry;

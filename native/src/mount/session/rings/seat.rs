@@ -1,5 +1,4 @@
-//! Requests of rings whose answers another thread has: the entry's thread waits for it, and then gives
-//! it to the kernel.
+//! Requests of rings that other threads answer, while the entry's thread waits for the answer.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex};
@@ -8,7 +7,7 @@ use crate::mount::protocol::abi::OutHeader;
 use crate::mount::session::rings::entry::Memory;
 use crate::threads::lock::{locked, woken};
 
-/// The memory of an entry, and whether the answer is there that its thread waits for.
+/// The memory of an entry, and the state of the answer that its thread waits for.
 #[derive(Default)]
 pub struct Desk {
     pub memory: Memory,
@@ -20,11 +19,11 @@ enum State {
     #[default]
     Waiting,
     Answered,
-    /// Nobody answers it any more.
+    /// No thread will answer the request.
     Left,
 }
 
-/// An entry, for its own thread and for those that answer what it has taken.
+/// An entry, shared by its thread and the threads that answer its request.
 #[derive(Default)]
 pub struct Seat {
     pub desk: Mutex<Desk>,
@@ -32,7 +31,7 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// Waits for an answer. False where there will be none.
+    /// Waits for an answer. Returns false if there will be none.
     pub fn wait(&self) -> bool {
         let mut desk = locked(&self.desk);
         while desk.state == State::Waiting {
@@ -51,22 +50,22 @@ impl Seat {
 
 struct Taken {
     seat: Arc<Seat>,
-    /// Whether it is with the loop's thread: nobody answers it once that has ended.
+    /// True if the event-loop thread has the request, and no thread answers it after that ends.
     is_with_loop: bool,
 }
 
-/// The requests that wait so, by number.
+/// The waiting requests, by number.
 #[derive(Default)]
 pub struct Seats(Mutex<HashMap<u64, Taken>>);
 
 impl Seats {
-    /// From now on the answer to a request goes to an entry.
+    /// Directs the answer to a request to an entry.
     pub fn seat(&self, unique: u64, seat: &Arc<Seat>) {
         let taken = Taken { seat: Arc::clone(seat), is_with_loop: false };
         locked(&self.0).insert(unique, taken);
     }
 
-    /// False if no entry's thread waits for the answer.
+    /// Returns false if no entry's thread waits for the answer.
     pub fn note_with_loop(&self, unique: u64) -> bool {
         let mut all = locked(&self.0);
         let Some(taken) = all.get_mut(&unique) else { return false };
@@ -74,7 +73,7 @@ impl Seats {
         true
     }
 
-    /// Gives an answer to the entry whose thread waits for it. False where none does.
+    /// Gives an answer to the entry whose thread waits for it. Returns false if there is none.
     pub fn give(&self, header: &OutHeader, body: &[&[u8]]) -> bool {
         let taken = locked(&self.0).remove(&header.unique);
         let Some(taken) = taken else { return false };
@@ -82,7 +81,7 @@ impl Seats {
         true
     }
 
-    /// Nobody answers a request any more.
+    /// Ends the wait for a request that no thread will answer.
     pub fn leave(&self, unique: u64) {
         let taken = locked(&self.0).remove(&unique);
         if let Some(taken) = taken {
@@ -90,7 +89,7 @@ impl Seats {
         }
     }
 
-    /// Nobody answers the requests any more that are with the loop's thread.
+    /// Ends the wait for all requests that the event-loop thread has.
     pub fn leave_with_loop(&self) {
         let all = locked(&self.0);
         let left: Vec<u64> =
