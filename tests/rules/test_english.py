@@ -31,6 +31,8 @@ DOCSTRINGS = ("tests/support/english.py", "tests/support/texts.py", "tests/rules
 """Modules: all of their docstrings."""
 
 RUST = (
+    "native/src/chunker/**/*.rs",
+    "native/src/index/**/*.rs",
     "native/src/mount/*.rs",
     "native/src/mount/inodes/*.rs",
     "native/src/mount/pages/*.rs",

@@ -107,7 +107,8 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "look at",
-        r"\b[Ll]ook(s|ed|ing)? (at|after)\b|\b(a|another|second|each|one|further|two) looks?\b",
+        r"\b[Ll]ook(s|ed|ing)? (at|after)\b"
+        r"|\b(a|another|second|each|one|further|two) looks?\b(?!-up)",
         "check, read, manage",
         "It looks at each file.",
     ),

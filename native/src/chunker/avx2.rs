@@ -11,7 +11,7 @@ struct Avx2;
 impl Avx2 {
     #[inline(always)]
     unsafe fn add_products(tables: &[__m256i; 4], nibbles: &[__m256i; 4], now: __m256i) -> __m256i {
-        // SAFETY: the caller vouches for AVX2.
+        // SAFETY: the caller guarantees AVX2.
         unsafe {
             let product = |n: usize| _mm256_shuffle_epi8(tables[n], nibbles[n]);
             let left = _mm256_xor_si256(product(0), product(1));
@@ -30,19 +30,19 @@ impl Unit for Avx2 {
 
     #[inline(always)]
     unsafe fn zero() -> __m256i {
-        // SAFETY: the caller vouches for AVX2.
+        // SAFETY: the caller guarantees AVX2.
         unsafe { _mm256_setzero_si256() }
     }
 
     #[inline(always)]
     unsafe fn gather(from: *const u8, stride: usize) -> __m256i {
-        // SAFETY: readable by the caller's word.
+        // SAFETY: the caller guarantees that it is readable.
         unsafe { _mm256_loadu2_m128i(from.add(stride).cast(), from.cast()) }
     }
 
     #[inline(always)]
     unsafe fn store(to: *mut u8, vector: __m256i) {
-        // SAFETY: writable by the caller's word.
+        // SAFETY: the caller guarantees that it is writable.
         unsafe { _mm256_storeu_si256(to.cast(), vector) }
     }
 
@@ -54,14 +54,14 @@ impl Unit for Avx2 {
 
     #[inline(always)]
     unsafe fn interleave(a: __m256i, b: __m256i) -> [__m256i; 2] {
-        // SAFETY: the caller vouches for AVX2.
+        // SAFETY: the caller guarantees AVX2.
         unsafe { [_mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b)] }
     }
 
     #[inline(always)]
     unsafe fn multiplier(step: &Step) -> Self::Multiplier {
         step.nibbles.map(|tables| {
-            // SAFETY: each table is 16 bytes; the caller vouches for AVX2.
+            // SAFETY: each table is 16 bytes; the caller guarantees AVX2.
             tables.map(|table| unsafe {
                 _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()))
             })
@@ -74,7 +74,7 @@ impl Unit for Avx2 {
         [leaving, high]: [__m256i; 2],
         now: [__m256i; 2],
     ) -> [__m256i; 2] {
-        // SAFETY: the caller vouches for AVX2.
+        // SAFETY: the caller guarantees AVX2.
         unsafe {
             let mask = _mm256_set1_epi8(15);
             let lower = |v| _mm256_and_si256(v, mask);
@@ -90,14 +90,14 @@ impl Unit for Avx2 {
     #[inline(always)]
     unsafe fn filter(filter: Filter) -> Self::Filter {
         [filter.mask, filter.pattern].map(|both| {
-            // SAFETY: the caller vouches for AVX2.
+            // SAFETY: the caller guarantees AVX2.
             both.to_le_bytes().map(|byte| unsafe { _mm256_set1_epi8(byte as i8) })
         })
     }
 
     #[inline(always)]
     unsafe fn matches([mask, pattern]: &Self::Filter, value: [__m256i; 2]) -> u64 {
-        // SAFETY: the caller vouches for AVX2.
+        // SAFETY: the caller guarantees AVX2.
         unsafe {
             let equal =
                 |n: usize| _mm256_cmpeq_epi8(_mm256_and_si256(value[n], mask[n]), pattern[n]);
@@ -106,7 +106,7 @@ impl Unit for Avx2 {
     }
 }
 
-/// See [`super::stage1::Scan`]. Panics where the CPU has no AVX2.
+/// See [`super::stage1::Scan`]. Panics if the CPU has no AVX2.
 pub fn scan(
     tables: &Tables,
     filter: Filter,

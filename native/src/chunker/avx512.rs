@@ -1,6 +1,6 @@
 //! AVX-512BW, 64 streams at a time: look-ups by nibble with `vpshufb`, or bit matrices with GFNI.
 //!
-//! Built where the compiler has these intrinsics (Rust 1.89); the crate itself asks for less.
+//! Built if the compiler has these intrinsics (Rust 1.89); the crate itself requires an older one.
 #![allow(clippy::incompatible_msrv)]
 
 use std::arch::x86_64::*;
@@ -22,13 +22,13 @@ macro_rules! common {
 
         #[inline(always)]
         unsafe fn zero() -> __m512i {
-            // SAFETY: the caller vouches for AVX-512.
+            // SAFETY: the caller guarantees AVX-512.
             unsafe { _mm512_setzero_si512() }
         }
 
         #[inline(always)]
         unsafe fn gather(from: *const u8, stride: usize) -> __m512i {
-            // SAFETY: readable by the caller's word.
+            // SAFETY: the caller guarantees that it is readable.
             unsafe {
                 let group = |n: usize| _mm_loadu_si128(from.add(n * stride).cast());
                 let one = _mm512_castsi128_si512(group(0));
@@ -40,7 +40,7 @@ macro_rules! common {
 
         #[inline(always)]
         unsafe fn store(to: *mut u8, vector: __m512i) {
-            // SAFETY: writable by the caller's word.
+            // SAFETY: the caller guarantees that it is writable.
             unsafe { _mm512_storeu_si512(to.cast(), vector) }
         }
 
@@ -52,21 +52,21 @@ macro_rules! common {
 
         #[inline(always)]
         unsafe fn interleave(a: __m512i, b: __m512i) -> [__m512i; 2] {
-            // SAFETY: the caller vouches for AVX-512BW.
+            // SAFETY: the caller guarantees AVX-512BW.
             unsafe { [_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b)] }
         }
 
         #[inline(always)]
         unsafe fn filter(filter: Filter) -> Self::Filter {
             [filter.mask, filter.pattern].map(|both| {
-                // SAFETY: the caller vouches for AVX-512.
+                // SAFETY: the caller guarantees AVX-512.
                 both.to_le_bytes().map(|byte| unsafe { _mm512_set1_epi8(byte as i8) })
             })
         }
 
         #[inline(always)]
         unsafe fn matches([mask, pattern]: &Self::Filter, value: [__m512i; 2]) -> u64 {
-            // SAFETY: the caller vouches for AVX-512BW.
+            // SAFETY: the caller guarantees AVX-512BW.
             unsafe {
                 /// (a ^ b) & c
                 const DIFFERENCE: i32 = 0b0010_1000;
@@ -85,7 +85,7 @@ struct Shuffle;
 impl Shuffle {
     #[inline(always)]
     unsafe fn add_products(tables: &[__m512i; 4], nibbles: &[__m512i; 4], now: __m512i) -> __m512i {
-        // SAFETY: the caller vouches for AVX-512BW.
+        // SAFETY: the caller guarantees AVX-512BW.
         unsafe {
             let product = |n: usize| _mm512_shuffle_epi8(tables[n], nibbles[n]);
             let half = _mm512_ternarylogic_epi64::<XOR>(now, product(0), product(1));
@@ -101,7 +101,7 @@ impl Unit for Shuffle {
     #[inline(always)]
     unsafe fn multiplier(step: &Step) -> Self::Multiplier {
         step.nibbles.map(|tables| {
-            // SAFETY: each table is 16 bytes; the caller vouches for AVX-512BW.
+            // SAFETY: each table is 16 bytes; the caller guarantees AVX-512BW.
             tables.map(|table| unsafe {
                 _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()))
             })
@@ -114,7 +114,7 @@ impl Unit for Shuffle {
         [leaving, high]: [__m512i; 2],
         now: [__m512i; 2],
     ) -> [__m512i; 2] {
-        // SAFETY: the caller vouches for AVX-512BW.
+        // SAFETY: the caller guarantees AVX-512BW.
         unsafe {
             let mask = _mm512_set1_epi8(15);
             let lower = |v| _mm512_and_si512(v, mask);
@@ -137,7 +137,7 @@ impl Unit for Gfni {
     #[inline(always)]
     unsafe fn multiplier(step: &Step) -> Self::Multiplier {
         step.matrices.map(|row| {
-            // SAFETY: the caller vouches for AVX-512.
+            // SAFETY: the caller guarantees AVX-512.
             row.map(|matrix| unsafe { _mm512_set1_epi64(matrix as i64) })
         })
     }
@@ -148,7 +148,7 @@ impl Unit for Gfni {
         spent: [__m512i; 2],
         now: [__m512i; 2],
     ) -> [__m512i; 2] {
-        // SAFETY: the caller vouches for GFNI.
+        // SAFETY: the caller guarantees GFNI.
         unsafe {
             let sum = |output: usize| {
                 let product = |input: usize| {
@@ -161,7 +161,7 @@ impl Unit for Gfni {
     }
 }
 
-/// See [`super::stage1::Scan`]. Panics where the CPU has no AVX-512BW.
+/// See [`super::stage1::Scan`]. Panics if the CPU has no AVX-512BW.
 pub fn scan_shuffle(
     tables: &Tables,
     filter: Filter,
@@ -187,7 +187,7 @@ pub fn scan_shuffle(
     unsafe { inner(tables, filter, data, from, to, out) }
 }
 
-/// See [`super::stage1::Scan`]. Panics where the CPU has no GFNI with AVX-512BW.
+/// See [`super::stage1::Scan`]. Panics if the CPU has no GFNI with AVX-512BW.
 pub fn scan_gfni(
     tables: &Tables,
     filter: Filter,

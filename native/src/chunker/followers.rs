@@ -1,12 +1,12 @@
-//! The chunks that followed known ones in their files: ends that are tried before any other
+//! The chunks that followed known chunks in their files: their ends are tried before any other end
 //! (RapidCDC, seed 000, chapter 3).
 //!
-//! A redirection table has chunks in the order of their files. So the entry after that of a known
-//! chunk says how long the next one may be, and what it is; where the next one was a duplicate when
-//! the table was written, the entry's own hint says how long. Such an end is taken if the window
-//! before it is a full match, and the chunk up to it is known. Then it is the cut of the plain
-//! definition: the known chunk was cut there, so no earlier place from its least length on is a full
-//! match. Where a known chunk was cut with other parameters, duplicates may be missed, and no more.
+//! A redirection table has chunks in the order of their files. So the entry after a known chunk
+//! suggests the length and the fingerprint of the next chunk. If the next chunk was a duplicate
+//! when the table was written, the hint of the entry has its length. Such an end is used if the
+//! window before it is a full match, and the chunk up to it is known. Then it is also the cut of
+//! the plain definition: the known chunk ended there, so no earlier position from its least length
+//! on is a full match. A chunk that was cut with other parameters can only cause missed duplicates.
 
 use std::sync::{RwLock, RwLockReadGuard};
 
@@ -16,12 +16,11 @@ use hashbrown::hash_table::Entry;
 use crate::format::ids::{Fingerprint, hash_of};
 use crate::threads::lock::{read, write};
 
-/// Chunks that are remembered at most: 6 MB. Then all are forgotten, and those that are met next
-/// are remembered.
+/// Maximum of chunks in memory: 6 MB. Then all are dropped, and the next ones are added.
 const CHUNKS_MAX: usize = 1 << 17;
 
-/// A chunk, its length, and that of the one after it in its file, or 0. No length: a gap between
-/// two pages of a table.
+/// A chunk, its length, and the length of the next chunk in its file, or 0. The length 0 means a
+/// gap between two pages of a table.
 #[derive(Clone, Copy)]
 pub struct KnownChunk {
     pub fingerprint: Fingerprint,
@@ -36,12 +35,12 @@ pub struct Known {
     places: HashTable<u32>,
 }
 
-/// Known chunks and their followers, filled by look-ups and asked by all threads that cut.
+/// Known chunks and their followers. Look-ups add to them, and all threads that cut read them.
 #[derive(Default)]
 pub struct Followers(RwLock<Known>);
 
 impl Followers {
-    /// Take in chunks that are next to each other.
+    /// Add adjacent chunks.
     pub fn add(&self, page: impl Iterator<Item = KnownChunk>) {
         let mut known = write(&self.0);
         if known.chunks.len() >= CHUNKS_MAX {
@@ -55,7 +54,7 @@ impl Followers {
         read(&self.0)
     }
 
-    /// RAM that it takes.
+    /// Bytes of RAM.
     pub fn bytes(&self) -> usize {
         let known = self.read();
         known.chunks.capacity() * size_of::<KnownChunk>() + known.places.allocation_size()
@@ -86,7 +85,7 @@ impl Known {
         self.places.find(hash_of(fingerprint), is_it).map(|&place| place as usize)
     }
 
-    /// Lengths that the chunk after a known one may have, the likelier first, and 0 for none.
+    /// Possible lengths of the chunk after a known one, the more probable first, and 0 for none.
     pub fn lengths_after(&self, place: usize) -> [usize; 2] {
         let next = self.chunks.get(place + 1).map_or(0, |next| next.length);
         let hint = self.chunks[place].hint;

@@ -1,6 +1,6 @@
-//! Arithmetic modulo a polynomial of degree 16 over GF(2), and the tables made from it.
+//! Arithmetic modulo a polynomial of degree 16 over GF(2), and tables for it.
 //!
-//! An element is a `u16`, bit n the coefficient of x^n.
+//! An element is a `u16`. Bit n is the coefficient of x^n.
 
 /// Bytes of the fingerprint's window.
 pub const WINDOW: usize = 64;
@@ -21,7 +21,7 @@ impl Field {
         field.is_irreducible().then_some(field)
     }
 
-    /// Rabin's test: x^(2^16) = x, and x^(2^8) - x has no factor in common with the polynomial.
+    /// Rabin's test: x^(2^16) = x, and x^(2^8) - x has no common factor with the polynomial.
     fn is_irreducible(self) -> bool {
         let frobenius = |times: u32| (0..times).fold(2u16, |v, _| self.mul(v, v));
         frobenius(16) == 2 && gcd(u32::from(self.low) | 1 << 16, u32::from(frobenius(8) ^ 2)) == 1
@@ -76,9 +76,9 @@ impl Rolling {
     }
 }
 
-/// The two multiplications of a rolling step, in the forms that vector units take: index 0 of the
-/// inputs is the byte that leaves the window, times x^(8·64); index 1 the high byte of the
-/// fingerprint, times x^16.
+/// The two multiplications of a rolling step, in the forms for vector units. Index 0 of the inputs
+/// is the byte that leaves the window, times x^(8·64). Index 1 is the high byte of the fingerprint,
+/// times x^16.
 pub struct Step {
     pub nibbles: NibbleTables,
     pub matrices: BitMatrices,
@@ -89,8 +89,8 @@ pub type NibbleTables = [[[u8; 16]; 4]; 2];
 
 /// 8×8 bit matrices: `[output byte][input byte]`.
 ///
-/// The layout is that of `gf2p8affineqb`: byte 7-i of the word is the row of output bit i, and
-/// bit j of that row says whether input bit j takes part.
+/// The layout is that of `gf2p8affineqb`: byte 7-i of the word is the row of output bit i. Bit j of
+/// that row is set if output bit i depends on input bit j.
 pub type BitMatrices = [[u64; 2]; 2];
 
 impl Step {

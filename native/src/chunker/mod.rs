@@ -1,7 +1,7 @@
 //! Content-defined chunking: regression chunking (seed 003, 4.3) in two stages (SS-CDC, seed 000).
 //!
-//! Stage 1 finds the candidate positions, stage 2 selects the cuts. The definition that both
-//! answer to is in `docs/design/chunking.md`.
+//! Stage 1 finds the candidate positions, stage 2 selects the cuts. `docs/design/chunking.md` has
+//! the definition that both implement.
 
 mod followers;
 mod gf2;

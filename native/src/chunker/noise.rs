@@ -1,6 +1,6 @@
-//! Data to test the paths of stage 1 with.
+//! Test data for the paths of stage 1.
 
-/// Reproducible noise (SplitMix64).
+/// Reproducible random bytes (SplitMix64).
 pub(super) fn noise(length: usize) -> Vec<u8> {
     let mut state = 0u64;
     let words = std::iter::repeat_with(move || {

@@ -1,4 +1,4 @@
-//! The implementations of stage 1, and which of them this process may use.
+//! The implementations of stage 1, and the selection of those that this process may use.
 
 use std::sync::OnceLock;
 
@@ -25,7 +25,7 @@ impl Path {
         }
     }
 
-    /// The code, where both this build and this CPU have it.
+    /// The code, if both this build and this CPU support it.
     pub(super) fn scan(self) -> Option<Scan> {
         #[cfg(target_arch = "x86_64")]
         use super::avx2;
@@ -55,7 +55,7 @@ pub fn available_paths() -> &'static [Path] {
     })
 }
 
-/// A wrong answer would change where files are cut, so no path is trusted on its CPU flags alone.
+/// A wrong result would change the cuts of files, so the CPU flags alone are not enough.
 fn agrees_with_scalar(scan: Scan) -> bool {
     let data = noise(3 * simd::BLOCK + 1);
     let ranges = [

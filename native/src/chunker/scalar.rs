@@ -1,14 +1,14 @@
 //! Stage 1 without vector instructions: the rolling loop in four lanes.
 //!
-//! One lane is bound by the latency of its table look-up; four lanes at once, each over a quarter
-//! of the range, fill the pipeline.
+//! The latency of the table look-up limits one lane. Four lanes at once, each over a quarter of the
+//! range, fill the pipeline.
 
 use super::gf2::WINDOW;
 use super::stage1::{CutCandidate, Filter, Tables};
 
 const LANES: usize = 4;
 
-/// Below this many positions a lane's warm-up of 64 bytes costs more than lanes gain.
+/// With fewer positions, a lane's warm-up of 64 bytes costs more than lanes save.
 const LANE_POSITIONS_MIN: usize = 128;
 
 /// Appends the candidates at positions `from..to` of `data` (`from` >= 63) in order.
@@ -35,7 +35,7 @@ pub fn scan(
     for lane in 0..LANES {
         look(lane, starts[lane], values[lane]);
     }
-    // Slices of one length: that is what lets the compiler drop the checks of `offset`.
+    // Slices of equal length let the compiler omit the bounds checks of `offset`.
     let entering = starts.map(|start| &data[start + 1..start + step]);
     let leaving = starts.map(|start| &data[start + 1 - WINDOW..start + step - WINDOW]);
     let ([e0, e1, e2, e3], [l0, l1, l2, l3]) = (entering, leaving);

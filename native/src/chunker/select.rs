@@ -1,11 +1,11 @@
-//! Stage 2: which candidates become cuts.
+//! Stage 2: selects the cuts among the candidates.
 
 use super::gf2::{Field, WINDOW};
 use super::path::{Path, available_paths};
 use super::stage1::{CutCandidate, Filter, Scan, Tables};
 use super::{scalar, simd};
 
-/// The largest chunk that any volume may ask for: a chunk is held in memory as a whole.
+/// Limit for the largest chunk of any volume, because a complete chunk is held in memory.
 const MAX_BYTES_LIMIT: usize = 16 << 20;
 
 #[derive(Clone, Copy, Debug)]
@@ -54,18 +54,18 @@ pub struct Chunker {
     filter: Filter,
     path: Path,
     scan: Scan,
-    /// Positions that stage 1 is asked for at once.
+    /// Number of positions that stage 1 scans at once.
     block: usize,
 }
 
-/// Positions after a cut are scanned in vain, so short chunks take short blocks.
+/// Scanning positions after a cut is wasted work, so short chunks use short blocks.
 fn block_positions(bits: u32) -> usize {
     // Measured: 15 bits and more gain from the large block, 14 and fewer from the medium one.
     if bits > 14 { simd::BLOCK } else { simd::MEDIUM }
 }
 
 impl Chunker {
-    /// With no `path`, the fastest one; the error names the parameter that is wrong.
+    /// Uses the fastest path if `path` is None. The error names the wrong parameter.
     pub fn new(parameters: Parameters, path: Option<&str>) -> Result<Chunker, String> {
         let field = parameters.validate()?;
         let paths = available_paths();
@@ -97,14 +97,14 @@ impl Chunker {
         self.parameters.max_bytes
     }
 
-    /// How many low bits of the pattern a fingerprint matches, `bits` at most.
+    /// Number of low bits of the pattern that a fingerprint matches, at most `bits`.
     fn matched_bits(&self, value: u16) -> u32 {
         let difference = u32::from(value) ^ self.parameters.pattern;
         difference.trailing_zeros().min(self.parameters.bits)
     }
 
-    /// End of the chunk that begins at `start`; None if it depends on bytes after `data`, or if
-    /// there is nothing left.
+    /// End of the chunk that begins at `start`. None if it depends on bytes after `data`, or if
+    /// nothing is left.
     pub fn next_cut(
         &self,
         data: &[u8],
@@ -139,7 +139,8 @@ impl Chunker {
         }
     }
 
-    /// Whether a chunk from `start` may end at `end`, and does where no full match comes before.
+    /// Returns whether a chunk from `start` may end at `end`, and does unless a full match
+    /// precedes.
     pub fn ends_at_full_match(&self, data: &[u8], start: usize, end: usize) -> bool {
         let Parameters { bits, min_bytes, max_bytes, .. } = self.parameters;
         let is_possible = (min_bytes..=max_bytes).contains(&(end - start)) && end <= data.len();
@@ -149,7 +150,7 @@ impl Chunker {
         }
     }
 
-    /// Every candidate of `data` as (end, matched low bits), whatever the sizes.
+    /// Every candidate of `data` as (end, matched low bits), independent of the sizes.
     pub fn candidates(&self, data: &[u8]) -> Vec<(usize, u32)> {
         let mut found = Vec::new();
         if data.len() >= WINDOW {
@@ -159,6 +160,6 @@ impl Chunker {
     }
 }
 
-/// Room for one block's candidates, kept from cut to cut.
+/// Memory for the candidates of one block, reused from cut to cut.
 #[derive(Default)]
 pub struct Scratch(Vec<CutCandidate>);

@@ -1,13 +1,13 @@
 //! Stage 1 in the lanes of a vector unit.
 //!
-//! A block of positions is split into as many streams as a vector has bytes, each a stretch of the
-//! data, and the rolling loop runs over all streams at once: lane n of a vector holds what belongs
-//! to stream n. A step is two multiplications by constants (by x^8, which moves the high byte out
-//! at the top; and of the byte that leaves the window), and a constant times a byte is a look-up
-//! per nibble, or a bit matrix, on whole vectors. To be rolled, bytes of the same offset in all
-//! streams have to meet in one vector: 16 steps' worth is transposed at a time.
+//! A block of positions is split into one stream per byte of a vector. Each stream is a stretch of
+//! the data, and the rolling loop runs over all streams at once: lane n of a vector belongs to
+//! stream n. A step is two multiplications by constants: by x^8, which moves the high byte out at
+//! the top, and of the byte that leaves the window. A constant times a byte is a look-up per
+//! nibble, or a bit matrix, on entire vectors. Bytes of the same offset in all streams have to meet
+//! in one vector, so the bytes of 16 steps are transposed at a time.
 //!
-//! Streams begin with an empty window 64 bytes ahead of their first position.
+//! Streams start with an empty window 64 bytes before their first position.
 
 use std::mem::MaybeUninit;
 
@@ -15,14 +15,14 @@ use super::gf2::{Step, WINDOW};
 use super::scalar;
 use super::stage1::{CutCandidate, Filter, Tables};
 
-/// One vector unit. All methods need its instructions: callers vouch for them.
+/// One vector unit. All methods need its instructions, which callers guarantee.
 pub trait Unit {
     type Vector: Copy;
-    /// The constants of a step, ready for use.
+    /// The constants of a step, prepared for use.
     type Multiplier: Copy;
-    /// The operands of `matches`, ready for use.
+    /// The operands of `matches`, prepared for use.
     type Filter: Copy;
-    /// Pieces of 16 bytes in a vector.
+    /// Number of 16-byte pieces in a vector.
     const GROUPS: usize;
 
     /// # Safety
@@ -31,14 +31,14 @@ pub trait Unit {
     /// 16 bytes from each of `GROUPS` places, `stride` bytes apart.
     ///
     /// # Safety
-    /// They are readable.
+    /// The bytes are readable.
     unsafe fn gather(from: *const u8, stride: usize) -> Self::Vector;
     /// # Safety
     /// `LANES_MAX` bytes are writable at `to`.
     unsafe fn store(to: *mut u8, vector: Self::Vector);
-    /// Asks for the cache line of an address, which need not be valid.
+    /// Prefetches the cache line of an address, which need not be valid.
     fn prefetch(address: *const u8);
-    /// Bytes of `a` and `b` in turn, in each group: its lower half, and its upper half.
+    /// Bytes of `a` and `b` alternating, in each group: its lower half, and its upper half.
     ///
     /// # Safety
     /// The unit's instructions are available.
@@ -59,25 +59,25 @@ pub trait Unit {
     /// # Safety
     /// The unit's instructions are available.
     unsafe fn filter(filter: Filter) -> Self::Filter;
-    /// Bit per lane: whether the fingerprint passes the filter.
+    /// One bit per lane: set if the fingerprint passes the filter.
     ///
     /// # Safety
     /// The unit's instructions are available.
     unsafe fn matches(filter: &Self::Filter, value: [Self::Vector; 2]) -> u64;
 }
 
-/// Steps that are transposed together: the bytes of a group.
+/// Number of steps that are transposed together: the bytes of a group.
 const STEPS: usize = 16;
 const LANES_MAX: usize = 64;
 
-/// Positions that are scanned at once. Every stream has to warm up over 64 bytes, a quarter of what
-/// it scans in a large block and four times that in a small one; but positions after a cut have
-/// been scanned in vain. The sizes are constants so that the places of the streams are, too.
+/// Positions per scan. Each stream has to warm up over 64 bytes, which is a quarter of its scan in
+/// a large block, and four times its scan in a small one. But scanning positions after a cut is
+/// wasted work. The sizes are constants, so that the places of the streams are constants too.
 pub const BLOCK: usize = 16 << 10;
 pub const MEDIUM: usize = 4 << 10;
 const SMALL: usize = 1 << 10;
 
-/// Fewer positions than this are left to the rolling loop.
+/// The rolling loop scans fewer positions than this.
 const VECTOR_POSITIONS_MIN: usize = 96;
 
 /// Asserts the conditions of every stage 1 for its range.
@@ -101,7 +101,7 @@ pub unsafe fn scan<U: Unit>(
     let mut hits = Hits::new();
     let mut at = from;
     if at == WINDOW - 1 && at < to {
-        // Streams begin a byte before their first window.
+        // Streams start one byte before their first window.
         scalar::scan(tables, filter, data, at, at + 1, out);
         at += 1;
     }
@@ -119,7 +119,7 @@ pub unsafe fn scan<U: Unit>(
         at += positions;
     }
     if to - at >= VECTOR_POSITIONS_MIN && to >= WINDOW + SMALL {
-        // The last block overlaps the one before: what lies before `at` is known already.
+        // The last block overlaps the one before: positions before `at` are already known.
         let start = to - SMALL;
         // SAFETY: as above.
         unsafe {
@@ -131,8 +131,8 @@ pub unsafe fn scan<U: Unit>(
     }
 }
 
-/// Transposed bytes of all streams: those of the window and those that enter, a ring of one batch
-/// of steps more than the window has.
+/// Transposed bytes of all streams, in the window and entering it: a ring with one more batch of
+/// steps than the window has.
 #[repr(C, align(64))]
 struct Recent<V>([[V; STEPS]; BATCHES]);
 
@@ -141,8 +141,8 @@ const BATCHES: usize = WINDOW / STEPS + 1;
 /// Finds the candidates among `POSITIONS` positions from `first` on; returns their number.
 ///
 /// # Safety
-/// The unit's instructions are available; `POSITIONS` is a multiple of lanes times `STEPS`, `BLOCK`
-/// at most; data is readable from 64 bytes before `first` to `POSITIONS` after it.
+/// The unit's instructions are available. `POSITIONS` is a multiple of lanes times `STEPS`, and at
+/// most `BLOCK`. Data is readable from 64 bytes before `first` to `POSITIONS` after it.
 #[inline(always)]
 unsafe fn block<U: Unit, const POSITIONS: usize>(
     step: &Step,
@@ -152,7 +152,7 @@ unsafe fn block<U: Unit, const POSITIONS: usize>(
 ) -> usize {
     let lanes = 16 * U::GROUPS;
     let stride = POSITIONS / lanes;
-    // SAFETY: the last stream begins at (lanes - 1)·stride, and is read to `stride` beyond. A batch
+    // SAFETY: the last stream starts at (lanes - 1)·stride, and is read to `stride` beyond. A batch
     // of `recent` is filled before it is used.
     unsafe {
         let multiplier = U::multiplier(step);
@@ -175,7 +175,7 @@ unsafe fn block<U: Unit, const POSITIONS: usize>(
             let oldest = if newest + 1 == BATCHES { 0 } else { newest + 1 };
             let (entering, leaving) = (recent.add(newest), recent.add(oldest));
             transpose::<U>(first.add(offset), stride, entering);
-            // The block after this one, a share in each round.
+            // Prefetch the next block, a part in each round.
             for line in 0..U::GROUPS * STEPS / 4 {
                 U::prefetch(first.wrapping_add(POSITIONS + offset * lanes + 64 * line));
             }
@@ -197,16 +197,16 @@ unsafe fn block<U: Unit, const POSITIONS: usize>(
     POSITIONS
 }
 
-/// The next 16 bytes of each stream, a vector for each offset. Lane n belongs to stream n: row r of
+/// The next 16 bytes of each stream, one vector per offset. Lane n belongs to stream n: row r of
 /// group g comes from stream 16·g + r.
 ///
 /// # Safety
 /// The unit's instructions are available; all streams are readable, and `out` is writable.
 #[inline(always)]
 unsafe fn transpose<U: Unit>(first: *const u8, stride: usize, out: *mut [U::Vector; STEPS]) {
-    // Interleaving rows r and r + 8 for all r rotates the eight bits of (row, column) by one; four
-    // rounds exchange the two. Two rounds touch four rows at a time.
-    // SAFETY: by the caller's word.
+    // Interleaving rows r and r + 8 for all r rotates the eight bits of (row, column) by one. Four
+    // rounds exchange rows and columns. Two rounds use four rows at a time. SAFETY: the caller
+    // guarantees it.
     unsafe {
         let row = |row: usize| U::gather(first.add(row * stride), 16 * stride);
         let a = two_rounds::<U>([row(0), row(4), row(8), row(12)]);
@@ -225,7 +225,7 @@ unsafe fn transpose<U: Unit>(first: *const u8, stride: usize, out: *mut [U::Vect
 /// The unit's instructions are available.
 #[inline(always)]
 unsafe fn two_rounds<U: Unit>([a, b, c, d]: [U::Vector; 4]) -> [U::Vector; 4] {
-    // SAFETY: by the caller's word.
+    // SAFETY: the caller guarantees it.
     unsafe {
         let [a, c] = U::interleave(a, c);
         let [b, d] = U::interleave(b, d);
@@ -235,11 +235,11 @@ unsafe fn two_rounds<U: Unit>([a, b, c, d]: [U::Vector; 4]) -> [U::Vector; 4] {
     }
 }
 
-/// Candidates of a block: streams find them side by side, they are wanted in order.
+/// Candidates of a block: streams find them in parallel, but the caller needs them in order.
 struct Hits {
-    /// Bit per word of `positions` that has a bit.
+    /// One bit per word of `positions` that has a bit.
     words: [u64; BLOCK / 64 / 64],
-    /// Bit per position.
+    /// One bit per position.
     positions: [u64; BLOCK / 64],
     values: [MaybeUninit<u16>; BLOCK],
 }
@@ -253,7 +253,7 @@ impl Hits {
         }
     }
 
-    /// Enters the streams of `lanes` at `offset` of each.
+    /// Adds the candidates of `lanes` at `offset` of each stream.
     #[cold]
     #[inline(never)]
     fn add(&mut self, lanes: u64, bytes: &[[u8; LANES_MAX]; 2], offset: usize, stride: usize) {
@@ -266,7 +266,7 @@ impl Hits {
         }
     }
 
-    /// Moves to `out` what has been found in the block at `start`, from position `from` on.
+    /// Moves to `out` the candidates in the block at `start`, from position `from` on.
     fn drain(&mut self, start: usize, from: usize, out: &mut Vec<CutCandidate>) {
         for index in 0..self.words.len() {
             for word in ones(std::mem::take(&mut self.words[index])).map(|bit| 64 * index + bit) {
@@ -283,7 +283,7 @@ impl Hits {
     }
 }
 
-/// Places of the bits that are set, from the lowest.
+/// Positions of the bits that are set, from the lowest.
 fn ones(mut word: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let place = (word != 0).then_some(word.trailing_zeros() as usize)?;
@@ -317,11 +317,11 @@ mod tests {
             [0; 64]
         }
         unsafe fn gather(from: *const u8, stride: usize) -> [u8; 64] {
-            // SAFETY: as for the trait: all of it may be read.
+            // SAFETY: as for the trait: all bytes are readable.
             std::array::from_fn(|lane| unsafe { *from.add(lane / 16 * stride + lane % 16) })
         }
         unsafe fn store(to: *mut u8, vector: [u8; 64]) {
-            // SAFETY: as for the trait: there is room.
+            // SAFETY: as for the trait: `to` has room.
             unsafe { to.cast::<[u8; 64]>().write_unaligned(vector) }
         }
         fn prefetch(_address: *const u8) {}
@@ -370,7 +370,7 @@ mod tests {
                 for (from, to) in ranges {
                     let (mut expected, mut found) = (Vec::new(), Vec::new());
                     scalar::scan(&tables, filter, &data, from, to, &mut expected);
-                    // SAFETY: needs nothing of the CPU.
+                    // SAFETY: it needs no CPU feature.
                     unsafe { scan::<EmulatedGfni>(&tables, filter, &data, from, to, &mut found) };
                     assert_eq!(expected, found);
                 }

@@ -1,4 +1,4 @@
-//! The interface of all implementations of stage 1: tables in, candidates out.
+//! The interface of all implementations of stage 1: from tables to candidates.
 
 use super::gf2::{Field, Rolling, Step};
 
@@ -11,7 +11,7 @@ pub struct CutCandidate {
     pub value: u16,
 }
 
-/// Matches the low bits of a fingerprint.
+/// Matches the low bits of a fingerprint with a pattern.
 #[derive(Clone, Copy, Debug)]
 pub struct Filter {
     pub mask: u16,

@@ -1,5 +1,5 @@
-//! The index itself: the part that suggests entries, the log below it, and a buffer of entries that
-//! are not in the log yet.
+//! The index: the part that suggests entries, the log below it, and a buffer of entries that are
+//! not in the log yet.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{Error, ErrorKind, Result};
@@ -13,27 +13,27 @@ use crate::chunker::Followers;
 use crate::format::ids::{ContainerNumber, Fingerprint, RecordId, hash_of};
 use crate::format::table_entry::State;
 
-/// Keys whose memory is asked for before the first of them is looked at. With fewer, the last entries of
-/// each batch to find a slot have nothing to do while they wait for their buckets.
+/// Number of keys whose memory is prefetched before the first of them is checked. With fewer keys,
+/// the last entries of each batch to find a slot would only wait for their buckets.
 pub const AHEAD: usize = 128;
 
-/// The result of `lookup` for an unknown fingerprint, which is no id of a chunk.
+/// The result of `lookup` for an unknown fingerprint, which is not the id of a chunk.
 pub const ABSENT: RecordId = RecordId::HOLE;
 
-/// Entries of the write buffer at which those that are in the log by now are dropped.
+/// Size of the write buffer from which entries that are in the log are dropped.
 const BUFFER_ENTRIES: usize = 1 << 14;
 
-/// Counts since the index was made.
+/// Counts since the index was created.
 #[derive(Clone, Copy, Default)]
 pub struct Counters {
     pub lookups: u64,
     /// Fingerprints that were found.
     pub hits: u64,
-    /// Suggested entries with another fingerprint, or in a state in which they cannot be used.
+    /// Suggested entries with another fingerprint, or in an unusable state.
     pub false_positives: u64,
 }
 
-/// A container as it was indexed: the number of entries, and their digest.
+/// A container when it was indexed: the number of entries, and their digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     pub generation: u32,
@@ -46,23 +46,22 @@ pub struct ChunkIndex<S> {
     pub(super) numbers: Numbers,
     pub(super) stamps: HashMap<ContainerNumber, Stamp>,
     pub(super) log: Log,
-    /// Entries that were inserted and have not been seen in the log yet.
+    /// Inserted entries that were not found in the log yet.
     buffer: FingerprintMap,
     buffer_max: usize,
     /// Containers with entries in the buffer, each with the number of entries in the log. The
-    /// buffer has the later ones.
+    /// buffer has the later entries.
     written: BTreeMap<ContainerNumber, u32>,
     found_orphans: HashSet<RecordId>,
     pub counters: Counters,
-    /// Entries that can be found: those that were usable when they were loaded, and those that were
-    /// inserted.
+    /// Number of entries that can be found: loaded entries in a usable state, and inserted entries.
     pub(super) usable: usize,
-    /// Entries that were added, and are not in the snapshot that was restored.
+    /// Number of added entries that are not in the restored snapshot.
     pub added: usize,
     pub(super) candidates: Vec<u32>,
-    /// Whether `suggest` was restored from a snapshot, and so may have the entries that are loaded.
+    /// True if `suggest` was restored from a snapshot, which may contain the loaded entries.
     pub(super) has_snapshot: bool,
-    /// The container that entries were put into last.
+    /// The container of the last inserted entry.
     last: Option<ContainerNumber>,
 }
 
@@ -86,7 +85,7 @@ impl<S: Suggest> ChunkIndex<S> {
         }
     }
 
-    /// Tell what was looked up of the chunks that followed it.
+    /// Report the chunks that followed looked-up chunks to `followers`.
     pub fn use_followers(&mut self, followers: Arc<Followers>) {
         self.log.followers = Some(followers);
     }
@@ -103,7 +102,7 @@ impl<S: Suggest> ChunkIndex<S> {
         self.log.reads + self.suggest.reads()
     }
 
-    /// RAM of all parts that grow with the store, or are bounded by a setting.
+    /// RAM of all parts that grow with the store, or are limited by a setting.
     pub fn bytes(&self) -> usize {
         self.suggest.bytes() + self.numbers.bytes() + self.log.bytes() + self.buffer.bytes()
     }
@@ -126,7 +125,7 @@ impl<S: Suggest> ChunkIndex<S> {
         Ok(ids)
     }
 
-    /// The id of a fingerprint, or `ABSENT`; then `candidates` has what was suggested.
+    /// The id of a fingerprint, or `ABSENT`. In the latter case, `candidates` has the suggestions.
     fn find(&mut self, fingerprint: &Fingerprint) -> Result<RecordId> {
         let mut candidates = std::mem::take(&mut self.candidates);
         let mut found = self.find_among(fingerprint, &mut candidates);
@@ -154,7 +153,7 @@ impl<S: Suggest> ChunkIndex<S> {
         self.check(fingerprint, found)
     }
 
-    /// An id that is about to be handed out.
+    /// Marks an id that the caller is going to return as in use.
     fn take(&mut self, id: RecordId, state: State) -> RecordId {
         if state == State::ORPHANED {
             self.found_orphans.insert(id);
@@ -163,7 +162,7 @@ impl<S: Suggest> ChunkIndex<S> {
         id
     }
 
-    /// The candidate whose entry has the fingerprint. Those in the cache are tried first.
+    /// The candidate whose entry has the fingerprint. Candidates in the cache are checked first.
     fn check(&mut self, fingerprint: &Fingerprint, candidates: &[u32]) -> Result<RecordId> {
         for pass_cached in [true, false] {
             for id in candidates.iter().filter_map(|&number| self.numbers.id(number)) {
@@ -189,7 +188,7 @@ impl<S: Suggest> ChunkIndex<S> {
         Ok(ABSENT)
     }
 
-    /// Remember ids; a fingerprint that is known keeps its own. Returns how many were new.
+    /// Insert ids; a known fingerprint keeps its id. Returns the number of new fingerprints.
     pub fn insert(&mut self, rows: &[(&Fingerprint, RecordId)]) -> Result<usize> {
         let before = self.usable;
         for run in rows.chunks(AHEAD) {
@@ -210,7 +209,7 @@ impl<S: Suggest> ChunkIndex<S> {
         Ok(self.usable - before)
     }
 
-    /// Remember the id of a fingerprint that was just looked up, and not found.
+    /// Insert the id of a fingerprint that a look-up has just not found.
     fn put(&mut self, fingerprint: &Fingerprint, id: RecordId) -> Result<()> {
         let number = self.numbers.number(id).ok_or_else(too_many)?;
         let container = id.container();
@@ -232,12 +231,12 @@ impl<S: Suggest> ChunkIndex<S> {
         }
     }
 
-    /// Whether an id is of an entry that only the buffer has.
+    /// Returns whether the entry of an id is only in the buffer.
     fn is_unwritten(&self, id: RecordId) -> bool {
         self.written.get(&id.container()).is_some_and(|&count| id.ordinal() >= count)
     }
 
-    /// Drop the entries that are in the log by now.
+    /// Drop the entries that are already in the log.
     fn shrink_buffer(&mut self) -> Result<()> {
         for (&container, count) in &mut self.written {
             *count = self.log.count(container)?;
@@ -255,8 +254,7 @@ impl<S: Suggest> ChunkIndex<S> {
         Ok(())
     }
 
-    /// Rebuild everything above the log, in the size that is needed, from a sequential scan of the
-    /// log.
+    /// Rebuild everything above the log in the required size, from a sequential scan of the log.
     pub fn rebuild(&mut self) -> Result<()> {
         self.shrink_buffer()?;
         self.suggest.renew(self.usable)?;

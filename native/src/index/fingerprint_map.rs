@@ -5,7 +5,7 @@ use hashbrown::hash_table::Entry;
 
 use crate::format::ids::{Fingerprint, RecordId, hash_of};
 
-/// Entries are 40 bytes; with the table's control byte and its free slots about 48 to 90.
+/// Entries take 40 bytes; with the table's control byte and its free slots about 48 to 90.
 #[derive(Default)]
 pub struct FingerprintMap(HashTable<(Fingerprint, RecordId)>);
 
@@ -22,7 +22,7 @@ impl FingerprintMap {
         self.0.find(hash_of(key), |(known, _)| known == key).map(|&(_, id)| id)
     }
 
-    /// False, and nothing changed, where the fingerprint is known.
+    /// Returns false and changes nothing if the fingerprint is known.
     pub fn insert(&mut self, key: &Fingerprint, id: RecordId) -> bool {
         match self.0.entry(hash_of(key), |(known, _)| known == key, |(known, _)| hash_of(known)) {
             Entry::Occupied(_) => false,
@@ -33,8 +33,8 @@ impl FingerprintMap {
         }
     }
 
-    /// Keep the entries whose id is wanted, and free the memory that is not needed for them, or for
-    /// `capacity` entries.
+    /// Keep the entries with a `wanted` id. Free the memory that is not needed for these entries,
+    /// or for `capacity` entries.
     pub fn retain(&mut self, capacity: usize, mut wanted: impl FnMut(RecordId) -> bool) {
         self.0.retain(|&mut (_, id)| wanted(id));
         self.0.shrink_to(capacity, |(known, _)| hash_of(known));
@@ -56,7 +56,7 @@ mod tests {
 
     use super::*;
 
-    /// Fingerprints in five groups whose first eight bytes, the hash, are the same.
+    /// Fingerprints in five groups with the same hash, which is the first eight bytes.
     fn fingerprint(number: u64) -> Fingerprint {
         let mut fingerprint = [0; 32];
         fingerprint[..8].copy_from_slice(&(number % 5).to_le_bytes());

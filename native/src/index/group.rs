@@ -1,23 +1,23 @@
-//! Buckets of the table that grow together: each has eight slots, and eight more for each further
-//! plane.
+//! Buckets of the table that grow together. A bucket has eight slots, and eight more for each
+//! further plane.
 //!
-//! A bucket is one piece of memory: the signatures of all planes, which every look-up goes through,
-//! one cache line up to four planes; then their record numbers. So another plane means a copy of
-//! the group.
+//! A bucket is one piece of memory: first the signatures of all planes, which every look-up reads,
+//! in one cache line for up to four planes; then their record numbers. So another plane requires a
+//! copy of the group.
 
 use super::memory::{Memory, Plain};
 
 pub const SLOTS: usize = 8;
 
-/// Bytes of a bucket for each plane.
+/// Bytes of a bucket per plane.
 pub const BUCKET_BYTES: usize = SLOTS * 6;
 
-/// Eight signatures, 0 where a slot is free, or four record numbers.
+/// Eight signatures, 0 for a free slot, or four record numbers.
 #[derive(Clone, Copy, Default)]
 #[repr(C, align(16))]
 pub struct Quad([u32; 4]);
 
-/// Quads of signatures in a bucket, for each plane; the others are of numbers.
+/// Quads of a bucket per plane; the first ones have signatures, the others numbers.
 const QUADS: usize = 3;
 
 // SAFETY: an array of integers.
@@ -36,7 +36,7 @@ impl Quad {
         self.matches(0)
     }
 
-    /// A bit for each slot whose signature is `first` or one of the `more` that follow, around 0 too.
+    /// A bit for each slot whose signature is `first` or one of the next `more`, wrapping at 0.
     #[cfg(target_arch = "x86_64")]
     #[inline]
     pub fn within(&self, first: u16, more: u16) -> u32 {
@@ -44,7 +44,7 @@ impl Quad {
             _mm_cmpeq_epi16, _mm_load_si128, _mm_movemask_epi8, _mm_packs_epi16, _mm_set1_epi16,
             _mm_setzero_si128, _mm_sub_epi16, _mm_subs_epu16,
         };
-        // SAFETY: SSE2 is part of x86-64; a quad is 16 bytes, and as aligned.
+        // SAFETY: SSE2 is part of x86-64; a quad has 16 bytes, and their alignment.
         unsafe {
             let own = _mm_load_si128(self.0.as_ptr().cast());
             let above = _mm_sub_epi16(own, _mm_set1_epi16(first as i16));
@@ -54,7 +54,7 @@ impl Quad {
         }
     }
 
-    /// A bit for each slot whose signature is `first` or one of the `more` that follow, around 0 too.
+    /// A bit for each slot whose signature is `first` or one of the next `more`, wrapping at 0.
     #[cfg(not(target_arch = "x86_64"))]
     #[inline]
     pub fn within(&self, first: u16, more: u16) -> u32 {
@@ -128,7 +128,7 @@ impl Group {
         self.quads[self.place(bucket, slot)].0[slot.at % 4]
     }
 
-    /// Signature and record number of a slot, the former 0 where it is free.
+    /// Signature and record number of a slot; the signature is 0 if the slot is free.
     #[inline]
     pub fn entry(&self, bucket: usize, slot: Slot) -> (u16, u32) {
         let signature = self.signatures(bucket)[slot.plane].signature(slot.at);
@@ -156,7 +156,7 @@ impl Group {
         slot.map(|slot| (slot, count))
     }
 
-    /// How many slots are free.
+    /// Number of free slots.
     pub fn free(&self) -> usize {
         let rooms = (0..self.buckets).filter_map(|bucket| self.room(bucket));
         rooms.map(|(_, count)| count as usize).sum()
@@ -197,7 +197,7 @@ impl Group {
 #[inline]
 fn prefetch<T>(of: &T) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: a hint; the address is that of a reference.
+    // SAFETY: only a hint, with the address of a reference.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(of).cast()) };
 }
 

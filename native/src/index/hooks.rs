@@ -1,9 +1,9 @@
-//! A sample of the chunks of all other partitions, by which most of the rest are found.
+//! A sample of the chunks of all other partitions, which leads to most of the other chunks.
 //!
-//! A chunk is a *hook* where its hash ends in some zeros. Only hooks are in memory. Data that was
-//! stored before mostly comes in long runs, in the order in which it was stored; a hook of the run
-//! brings the page of the redirection table that its neighbours are on into the cache, where they
-//! are found by their fingerprints.
+//! A chunk is a *hook* if its hash ends in some zeros. Only hooks are in memory. Data that was
+//! stored before usually arrives in long runs, in the order of storing. A hook of the run loads the
+//! page of the redirection table with its neighbours into the cache, which then finds them by their
+//! fingerprints.
 
 use std::io::Result;
 
@@ -12,14 +12,14 @@ use super::suggest::Suggest;
 use super::table::Table;
 use crate::format::ids::{Fingerprint, RecordId, hash_of};
 
-/// A table of hooks. Of all other chunks it says that the cache may have them.
+/// A table of hooks. It reports all other chunks as possibly in the cache.
 pub struct Hooks {
     table: Table,
     zeros: u32,
 }
 
 impl Hooks {
-    /// The hooks of `capacity` chunks: those whose hash ends in so many `zeros`.
+    /// The hooks of `capacity` chunks: those whose hash ends in this number of `zeros`.
     pub fn with_capacity(capacity: usize, zeros: u32) -> Hooks {
         Hooks { table: Table::with_capacity(capacity >> zeros), zeros }
     }
@@ -71,7 +71,7 @@ impl Suggest for Hooks {
 impl ChunkIndex<Hooks> {
     /// Look up the fingerprints whose id is `ABSENT`; returns the ids of all.
     ///
-    /// Hooks come first, so that the pages which they lead to are there for the others.
+    /// Hooks come first, so that the pages of their neighbours are in the cache for the others.
     pub fn find_absent(
         &mut self,
         fingerprints: &[&Fingerprint],

@@ -1,4 +1,4 @@
-//! Entries of the table that are on their way to a bucket, and where there is room for them.
+//! Entries of the table that have no slot yet, and the buckets with free slots.
 
 use super::group::Slot;
 
@@ -18,7 +18,7 @@ impl Held {
     }
 }
 
-/// An entry on its way to a full bucket, and the entry whose slot it is going to take.
+/// An entry without a slot, its full bucket, and the entry that it will displace.
 #[derive(Clone, Copy)]
 pub struct InHand {
     pub signature: u16,
@@ -35,8 +35,7 @@ pub(super) struct Victim {
     pub(super) target: u64,
 }
 
-/// A run of buckets, most of which have a free slot. It may go on from the last bucket to the
-/// first.
+/// A run of buckets that mostly have a free slot. It may wrap from the last bucket to the first.
 #[derive(Clone, Copy, Default)]
 pub struct Room {
     pub(super) start: u64,

@@ -12,7 +12,7 @@ use super::suggest::Suggest;
 use crate::format::ids::{ContainerNumber, RecordId, hash_of};
 use crate::format::table_entry::{ENTRY_BYTES, entries};
 
-/// The digest of the entries of a container, and that of the first `count` of them.
+/// The digest of the entries of a container, and the digest of the first `count` of them.
 struct Digests {
     hasher: Xxh3,
     count: u32,
@@ -46,8 +46,8 @@ impl Digests {
 }
 
 impl<S: Suggest> ChunkIndex<S> {
-    /// Load the first `count` entries of a container, which must not be written to meanwhile.
-    /// Entries that are in the snapshot are skipped.
+    /// Load the first `count` entries of a container, which must not change during the call.
+    /// Entries in the snapshot are skipped.
     pub fn load(&mut self, container: ContainerNumber, generation: u32, count: u32) -> Result<()> {
         self.log.add_container(container, generation, count);
         match self.add_container(container, generation) {
@@ -75,7 +75,7 @@ impl<S: Suggest> ChunkIndex<S> {
         Ok(usable)
     }
 
-    /// Note the usable entries of a container, and add those in a range of ordinals; returns the
+    /// Note the usable entries of a container, and add those in a range of ordinals. Returns the
     /// number of usable entries.
     fn add_entries(
         &mut self,
@@ -128,7 +128,7 @@ impl<S: Suggest> ChunkIndex<S> {
         result.map(|()| usable)
     }
 
-    /// Bring the stamps of all containers up to date: those that grew are read again.
+    /// Update the stamps of all containers: containers that grew are read again.
     pub fn restamp(&mut self) -> Result<()> {
         let containers: HashMap<ContainerNumber, u32> = self.log.containers().collect();
         self.stamps.retain(|container, _| containers.contains_key(container));

@@ -1,4 +1,4 @@
-//! The lists that the saved forms of both indexes have in common.
+//! The lists that the saved forms of both indexes share.
 
 use std::collections::HashMap;
 
@@ -36,7 +36,7 @@ pub fn encode_blocks(numbers: &Numbers) -> impl Iterator<Item = u8> {
     numbers.blocks().iter().flat_map(|block| block.to_le_bytes())
 }
 
-/// None where a block comes twice.
+/// Returns None if a block occurs twice.
 pub fn decode_blocks(data: &[u8]) -> Option<Numbers> {
     let ids = data.chunks_exact(block::BYTES).map(|row| block::IDS.u64(row));
     Numbers::from_blocks(ids.collect())

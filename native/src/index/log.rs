@@ -1,4 +1,4 @@
-//! The redirection tables as the log below the index, with a cache of the pages that were read.
+//! The redirection tables as the log below the index, with a cache of pages.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Result};
@@ -17,17 +17,16 @@ use crate::format::table_entry::{
 use crate::format::table_map::{LINE_BYTES, TableMap};
 use crate::system::files::open_in;
 
-/// Entries of one read of a scan: 256 KiB, which stay in the cache of a core until they are
-/// processed.
+/// Entries per read of a scan: 256 KiB, which stay in the cache of a core until they are processed.
 const SCAN_ENTRIES: usize = 1 << 12;
 
-/// The part of an entry that a look-up needs. No state where the entry is damaged or was never
+/// The part of an entry that a look-up needs. No state if the entry is damaged or was never
 /// written.
 #[derive(Clone, Copy)]
 pub struct LogEntry {
     pub fingerprint: Fingerprint,
     pub state: State,
-    /// Of an entry whose record leans on another: that one, or a hole where the entry does not say.
+    /// The record that this record depends on, or a hole if the entry does not name it.
     pub base: Option<RecordId>,
 }
 
@@ -38,12 +37,12 @@ pub fn decode(data: &EntryBytes, seed: u64) -> LogEntry {
     LogEntry { fingerprint: entry.fingerprint, state, base: entry.leans().then(base) }
 }
 
-/// Adjacent entries of a container, as they were when they were read. Each is decoded on demand,
-/// because mostly few of them are used.
+/// Adjacent entries of a container, as they were read. Each is decoded on demand, because usually
+/// only a few are used.
 struct Page {
-    /// The id of the first one.
+    /// The id of the first entry.
     key: RecordId,
-    /// Of the checksums of the entries.
+    /// Seed of the checksums of the entries.
     seed: u64,
     data: Vec<u8>,
     used: u64,
@@ -67,21 +66,21 @@ pub struct Log {
     volume_id: [u8; 16],
     /// Container → generation.
     containers: HashMap<ContainerNumber, u32>,
-    /// Container → how many entries it had when it was loaded. The later ones of a container to
-    /// which another job appends are not there yet: that one may take them back.
+    /// Container → number of entries when it was loaded. If another job appends to a container,
+    /// later entries are ignored, because that job may roll them back.
     counts: HashMap<ContainerNumber, u32>,
     page_entries: usize,
     pages_max: usize,
     pages: Vec<Page>,
     by_key: HashMap<RecordId, usize>,
-    /// The page that was used last, which most often is the next one as well.
+    /// The last used page, which usually is the next page too.
     last: usize,
-    /// Places of fingerprints in the cache, where the log is searchable: page times `page_entries`,
+    /// Places of fingerprints in the cache, if the log is searchable: page times `page_entries`,
     /// plus the place in it.
     by_fingerprint: Option<HashTable<usize>>,
     clock: u64,
     pub reads: u64,
-    /// Told of the entries that were read.
+    /// Receives the entries that were read.
     pub followers: Option<Arc<Followers>>,
 }
 
@@ -90,7 +89,7 @@ fn hash_in(entry: &EntryBytes) -> u64 {
 }
 
 impl Log {
-    /// `dir_fd` stays the caller's.
+    /// `dir_fd` still belongs to the caller.
     pub fn new(
         dir_fd: RawFd,
         volume_id: [u8; 16],
@@ -115,7 +114,7 @@ impl Log {
         }
     }
 
-    /// Let `search` find the entries in the cache.
+    /// Make `search` find the entries in the cache.
     pub fn searchable(mut self) -> Log {
         self.by_fingerprint = Some(HashTable::new());
         self
@@ -126,14 +125,14 @@ impl Log {
         self.containers.iter().map(|(&container, &generation)| (container, generation))
     }
 
-    /// A container of which the first `count` entries are there.
+    /// Add a container with its first `count` entries.
     pub fn add_container(&mut self, container: ContainerNumber, generation: u32, count: u32) {
         self.containers.insert(container, generation);
         self.counts.insert(container, count);
     }
 
-    /// Note the container of an id that is about to be appended: all of its entries are this job's
-    /// own. A container that was unknown is new, and so of the first generation.
+    /// Note the container of an id that is going to be appended: all its entries belong to this
+    /// job. An unknown container is new, so it has the first generation.
     pub fn note(&mut self, id: RecordId) {
         self.containers.entry(id.container()).or_insert(1);
         self.counts.remove(&id.container());
@@ -149,7 +148,7 @@ impl Log {
             + self.followers.as_ref().map_or(0, |followers| followers.bytes())
     }
 
-    /// The page that an id is on, and its place there.
+    /// The page of an id, and its place there.
     fn place(&self, id: RecordId) -> (RecordId, usize) {
         let at = id.place() % self.page_entries;
         (RecordId::new(id.container(), id.ordinal() - at as u32), at)
@@ -178,8 +177,8 @@ impl Log {
         self.decode(slot, at)
     }
 
-    /// Whether the record of an entry may be handed out to more files. One that leans on another
-    /// may where that one is live: the base of an orphan may be gone.
+    /// Returns whether more files may use the record of an entry. A record that depends on another
+    /// may be used if that one is live, because the base of an orphan may be missing.
     pub fn is_offered(&self, entry: &LogEntry) -> bool {
         let Some(base) = entry.base else { return entry.state.has_bytes() };
         if entry.state != State::LIVE || base.is_hole() {
@@ -188,8 +187,8 @@ impl Log {
         self.is_live_base(base).unwrap_or(false)
     }
 
-    /// Whether a record, or the one that it was merged into, is live and no difference. Base and
-    /// record may lie in different partitions, so that its container may be unknown here.
+    /// Returns whether a record, or its merge target, is live and no delta. Base and record may lie
+    /// in different partitions, so the container may be unknown here.
     fn is_live_base(&self, mut id: RecordId) -> Result<bool> {
         for _ in 0..=FORWARDS_MAX {
             let table = match self.open(id.container()) {
@@ -212,8 +211,7 @@ impl Log {
         Ok(false)
     }
 
-    /// The id of an entry with this fingerprint that is offered, and its state, if the cache has
-    /// one.
+    /// Id and state of a usable entry with this fingerprint, if the cache has one.
     pub fn search(&mut self, fingerprint: &Fingerprint) -> Option<(RecordId, State)> {
         let places = self.by_fingerprint.as_ref()?;
         let place = *places.find(hash_of(fingerprint), |&place| {
@@ -227,7 +225,7 @@ impl Log {
         self.is_offered(&entry).then(|| (key.plus(at as u64), entry.state))
     }
 
-    /// The entry of an id, read together with its neighbours; None where there is none.
+    /// The entry of an id, read together with its neighbours. Returns None if it does not exist.
     pub fn read(&mut self, id: RecordId) -> Result<Option<LogEntry>> {
         let container = id.container();
         if !self.containers.contains_key(&container) {
@@ -250,8 +248,8 @@ impl Log {
         Ok(self.decode(slot, at))
     }
 
-    /// A slot for a page: its own, a new one, or that of the least recently used page. Its old
-    /// entries are forgotten.
+    /// A slot for a page: its own, a new one, or the least recently used one. Drops the old entries
+    /// of the slot.
     fn free_slot(&mut self, key: RecordId) -> usize {
         let own = self.by_key.get(&key).copied();
         if own.is_none() && self.pages.len() < self.pages_max {
@@ -277,7 +275,7 @@ impl Log {
         }
     }
 
-    /// Have chunks cut where those of a page were that may be handed out.
+    /// Report the usable chunks of a page to `followers`, which suggests their ends as cuts.
     fn tell_followers(&self, slot: usize) {
         let Some(followers) = &self.followers else { return };
         followers.add(entries(&self.pages[slot].data).map(|bytes| {
@@ -297,7 +295,7 @@ impl Log {
         }
     }
 
-    /// Mark an orphan in the cache as live, because its state is about to be changed.
+    /// Mark an orphan in the cache as live, because its state is going to change.
     pub fn take_for_live(&mut self, id: RecordId) {
         let (key, at) = self.place(id);
         let Some(slot) = self.slot(key) else { return };
@@ -308,14 +306,14 @@ impl Log {
         }
     }
 
-    /// How many records a container's table knows of by now.
+    /// Number of records that a container's table has now.
     pub fn count(&self, container: ContainerNumber) -> Result<u32> {
         let Some(OpenTable { file, map, .. }) = self.open(container)? else { return Ok(0) };
         let entries = file.metadata()?.len().saturating_sub(map.start()) / ENTRY_BYTES as u64;
         Ok((entries as u32 + map.left_out()).min(self.count_max(container)))
     }
 
-    /// Reads the entries of a page, whose first one is `first`. Returns the seed of their checksums.
+    /// Reads the entries of a page, which starts at `first`. Returns the seed of their checksums.
     fn read_entries(&self, first: RecordId, data: &mut Vec<u8>) -> Result<u64> {
         let left = self.count_max(first.container()).saturating_sub(first.ordinal());
         data.resize(self.page_entries.min(left as usize) * ENTRY_BYTES, 0);
@@ -349,7 +347,7 @@ impl Log {
         }
     }
 
-    /// The redirection table of a container; None if it does not exist, or was only just created.
+    /// The redirection table of a container. None if it does not exist, or was only just created.
     fn open(&self, container: ContainerNumber) -> Result<Option<OpenTable>> {
         let name = table_name(container);
         let file = loop {
@@ -373,7 +371,7 @@ impl Log {
     }
 }
 
-/// Read entries from ordinal `first` on; returns how many bytes of whole ones there were.
+/// Read entries from ordinal `first` on; returns the number of bytes of complete entries.
 fn read_from(file: &std::fs::File, map: &TableMap, first: usize, data: &mut [u8]) -> Result<usize> {
     if map.left_out() == 0 {
         return read_packed(file, map.offset(first as u32), data);

@@ -1,4 +1,4 @@
-//! Zeroed memory for plain values, which goes back to the system when it is dropped.
+//! Zeroed memory for plain values, which is returned to the system when it is dropped.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -16,20 +16,19 @@ const LINE_BYTES: usize = 64;
 /// Every byte of a value may be 0.
 pub unsafe trait Plain: Copy {}
 
-/// `count` values from the beginning of a cache line on, or in huge pages of their own where they
-/// fill one.
+/// `count` values, aligned to a cache line, or in separate huge pages if they fill one.
 pub struct Memory<T: Plain> {
     values: NonNull<T>,
     count: usize,
 }
 
-// SAFETY: the memory is the owner's alone, and values are plain.
+// SAFETY: only the owner has the memory, and values are plain.
 unsafe impl<T: Plain + Send> Send for Memory<T> {}
-// SAFETY: as above; what is shared can only be read.
+// SAFETY: as above; shared memory can only be read.
 unsafe impl<T: Plain + Sync> Sync for Memory<T> {}
 
 impl<T: Plain> Memory<T> {
-    /// At least one value.
+    /// Allocates at least one value.
     pub fn new(count: usize) -> Memory<T> {
         let layout = Memory::<T>::layout(count);
         let memory = if Memory::<T>::is_huge(layout) {
@@ -47,7 +46,7 @@ impl<T: Plain> Memory<T> {
     fn layout(count: usize) -> Layout {
         assert!(count > 0 && size_of::<T>() > 0);
         let align = align_of::<T>().max(LINE_BYTES);
-        // Groups have 2 to the 17 buckets at most: far below the limit.
+        // Groups have at most 2^17 buckets, far below the limit.
         Layout::array::<T>(count)
             .and_then(|layout| layout.align_to(align))
             .unwrap_or_else(|_| unreachable!())
@@ -58,14 +57,14 @@ impl<T: Plain> Memory<T> {
     }
 }
 
-/// Zeros from the system, from the beginning of a huge page on; null where it has none.
+/// Zeros from the system, aligned to a huge page; null if the system has no memory.
 ///
-/// Memory of the heap would not go back while anything at a higher address is in use.
+/// Heap memory would not be returned while memory at a higher address is in use.
 fn map(bytes: usize) -> *mut u8 {
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let mapped = bytes + HUGE_PAGE_BYTES;
-    // SAFETY: a new mapping, wherever there is room.
+    // SAFETY: a new mapping at any free address.
     let start = unsafe { libc::mmap(null_mut(), mapped, protection, flags, -1, 0) };
     if start == libc::MAP_FAILED {
         return null_mut();
@@ -73,8 +72,8 @@ fn map(bytes: usize) -> *mut u8 {
     let start = start.cast::<u8>();
     let before = start.align_offset(HUGE_PAGE_BYTES);
     let after = HUGE_PAGE_BYTES - before;
-    // SAFETY: what is cut off lies in the mapping, in whole pages, and nobody knows of it; huge pages
-    // are a hint, and where it fails, nothing is lost.
+    // SAFETY: the trimmed parts lie in the mapping, in complete pages without references. Huge
+    // pages are a hint, whose failure does no harm.
     unsafe {
         let begin = start.add(before);
         if before > 0 {
@@ -91,7 +90,7 @@ impl<T: Plain> Deref for Memory<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: the memory is this value's own, and zeros were values from the beginning.
+        // SAFETY: only this value has the memory, and zeros were values from the start.
         unsafe { std::slice::from_raw_parts(self.values.as_ptr(), self.count) }
     }
 }
@@ -99,7 +98,7 @@ impl<T: Plain> Deref for Memory<T> {
 impl<T: Plain> DerefMut for Memory<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as for `deref`, and nobody else has a reference.
+        // SAFETY: as for `deref`, and no other reference exists.
         unsafe { std::slice::from_raw_parts_mut(self.values.as_ptr(), self.count) }
     }
 }
@@ -108,7 +107,7 @@ impl<T: Plain> Drop for Memory<T> {
     fn drop(&mut self) {
         let layout = Memory::<T>::layout(self.count);
         let memory = self.values.as_ptr().cast::<u8>();
-        // SAFETY: it was mapped with this length, or allocated with this very layout.
+        // SAFETY: it was mapped with this length, or allocated with this layout.
         unsafe {
             if Memory::<T>::is_huge(layout) {
                 libc::munmap(memory.cast(), layout.size());
@@ -123,7 +122,7 @@ impl<T: Plain> Drop for Memory<T> {
 mod tests {
     use super::*;
 
-    // SAFETY: 0 is a number.
+    // SAFETY: 0 is a valid number.
     unsafe impl Plain for u32 {}
 
     #[test]

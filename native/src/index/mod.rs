@@ -1,8 +1,8 @@
 //! The index in little RAM, over the redirection tables: a table of signatures (seed 003, 4.4), or
 //! chains of Bloom filters (seed 002, chapter 4).
 //!
-//! Their answers are suggestions only: a chunk is known when its entry in a redirection table has
-//! its whole fingerprint, and a state in which more files may name it.
+//! Their answers are only suggestions. A chunk is known if its entry in a redirection table has the
+//! same fingerprint, and a state that allows more references.
 
 pub mod bloom;
 pub mod chunks;

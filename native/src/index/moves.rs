@@ -1,25 +1,25 @@
 //! How entries of the table make room for others.
 //!
-//! In a table that grows by groups, the free slots are mostly in the groups that grew last. So the
-//! entry that makes room for another is one whose other bucket is there, if the bucket has such an
-//! entry; a range of signatures tells. So two or three moves are enough, where a random walk takes
-//! dozens. Entries on their way move in turns, and the memory of a move is prefetched a turn
-//! before.
+//! In a table that grows by groups, most free slots are in the groups that grew last. So the
+//! displaced entry is one whose other bucket is in these groups, if the bucket has such an entry; a
+//! range of signatures identifies them. So two or three moves are enough, while a random walk takes
+//! dozens. Entries without a slot move in turns, and a move's memory is prefetched one turn
+//! earlier.
 
 use super::group::{SLOTS, Slot, bits};
 use super::in_hand::{Held, InHand, Room, Victim};
 use super::table::Table;
 
-/// Below this load, a key finds no free slot only where many keys have the same buckets.
+/// Below this load, a key finds no free slot only if many keys have the same buckets.
 const LOAD_MIN_TO_GROW: f64 = 0.90;
 
-/// Moves of an entry, and of the entries that it displaced, before the table grows or the entry is
-/// stashed.
+/// Maximum of moves of an entry, and of the entries that it displaced, before the table grows or
+/// the entry is stashed.
 const MOVES_MAX: usize = 400;
 const GROWTHS_MAX: usize = 4;
 
 impl Table {
-    /// Remember an entry both of whose buckets are full.
+    /// Note an entry whose buckets are both full.
     pub(super) fn take_in_hand(&mut self, signature: u16, number: u32, buckets: [u64; 2]) {
         let leading = buckets.iter().find_map(|&at| Some((at, self.leading(at)?)));
         let (bucket, victim) = leading.unwrap_or_else(|| (buckets[0], self.any(buckets[0])));
@@ -28,7 +28,7 @@ impl Table {
         self.in_hand.push(InHand { signature, number, bucket, victim });
     }
 
-    /// Give a slot to each entry in hand, moving other entries where needed.
+    /// Give a slot to each entry in hand. Move other entries if necessary.
     pub fn settle(&mut self) {
         if self.in_hand.is_empty() {
             return;
@@ -38,7 +38,7 @@ impl Table {
         self.find_room();
     }
 
-    /// Note where most buckets have room: in the groups that grew last.
+    /// Note the run of buckets with room: the groups that grew last.
     pub(super) fn find_room(&mut self) {
         let groups = self.groups.len();
         let end = self.next_group + groups;
@@ -77,8 +77,8 @@ impl Table {
         }
     }
 
-    /// Put an entry into its bucket, in the slot of another one if the bucket is full. Returns that
-    /// one, if its other bucket is full as well.
+    /// Put an entry into its bucket. If the bucket is full, it replaces another entry. Returns that
+    /// entry if its other bucket is also full.
     fn move_on(&mut self, held: InHand) -> Option<InHand> {
         let InHand { mut signature, mut number, mut bucket, victim } = held;
         if self.put(signature, number, bucket) {
@@ -98,7 +98,7 @@ impl Table {
         Some(InHand { signature, number, bucket, victim })
     }
 
-    /// Prefetch the memory that `move_on` is going to need.
+    /// Prefetch the memory that the next `move_on` needs.
     #[inline]
     fn prefetch_move(&self, bucket: u64, victim: Victim) {
         let (group, at) = self.split(bucket);

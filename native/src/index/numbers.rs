@@ -1,4 +1,4 @@
-//! Record numbers of 32 bits for ids of 64: a block of numbers for each 4,096 ordinals in use.
+//! Record numbers of 32 bits for ids of 64 bits: a block of numbers per 4,096 used ordinals.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Blocks as `blocks` gave them; None where one comes twice, or there are too many.
+    /// Creates them from `blocks`. None if a block occurs twice, or there are too many.
     pub fn from_blocks(blocks: Vec<u64>) -> Option<Numbers> {
         let by_id: HashMap<u64, u32> = blocks.iter().copied().zip(0..).collect();
         let is_valid = by_id.len() == blocks.len() && blocks.len() <= BLOCKS_MAX;
@@ -31,7 +31,7 @@ impl Numbers {
         self.blocks.capacity() * 8 + self.by_id.capacity() * 17
     }
 
-    /// The number of an id, given out now if it has none; None where no number is left.
+    /// The number of an id, which gets one if it has none. None if no number is left.
     pub fn number(&mut self, id: RecordId) -> Option<u32> {
         let key = id.0 >> BLOCK_BITS;
         let block = match self.last {
@@ -55,7 +55,7 @@ impl Numbers {
         Some(block)
     }
 
-    /// The id of a number that was given out; None for others.
+    /// The id of an assigned number; None for others.
     pub fn id(&self, number: u32) -> Option<RecordId> {
         let key = self.blocks.get((number >> BLOCK_BITS) as usize)?;
         Some(RecordId(key << BLOCK_BITS | u64::from(number & ((1 << BLOCK_BITS) - 1))))

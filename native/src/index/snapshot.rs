@@ -76,7 +76,7 @@ fn decode_plane(data: &[u8], group: &mut Group, plane: usize) {
     }
 }
 
-/// Part `part` of the file, None after the last one. A part at a time takes little memory.
+/// Part `part` of the file, None after the last part. Writing in parts takes little memory.
 pub fn part(index: &ChunkIndex<Table>, owner: &Owner, part: usize) -> Option<Vec<u8>> {
     match part {
         0 => Some(header_of(index).to_bytes(&SAVED_TABLE, owner).to_vec()),
@@ -89,7 +89,7 @@ pub fn part(index: &ChunkIndex<Table>, owner: &Owner, part: usize) -> Option<Vec
     }
 }
 
-/// Table, record numbers and stamps of a file; None where it cannot be read, or is not valid.
+/// Table, record numbers and stamps of a file. None if it cannot be read, or is not valid.
 pub fn read(
     file: &File,
     owner: &Owner,
@@ -142,10 +142,10 @@ pub fn read(
 }
 
 impl ChunkIndex<Table> {
-    /// Restore the table from a file. Where the file is not valid: false, and an empty table with
-    /// room for `capacity` entries.
+    /// Restore the table from a file. If the file is not valid, returns false and leaves an empty
+    /// table with room for `capacity` entries.
     pub fn restore(&mut self, file: &File, owner: &Owner, capacity: usize) -> bool {
-        // Frees the old table first: there may not be memory for two.
+        // Frees the old table first, because there may not be memory for two.
         self.suggest = Table::with_capacity(0);
         let Some((table, numbers, stamps)) = read(file, owner) else {
             self.suggest = Table::with_capacity(capacity);

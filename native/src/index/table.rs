@@ -1,13 +1,13 @@
 //! Bucketised cuckoo hashing of 2-byte signatures and 4-byte record numbers (seed 003, 4.4).
 //!
-//! A key has two buckets, and the second follows from the first and the signature, so that entries
-//! can be moved without their keys. For the same reason the number of buckets cannot change: the
-//! table grows by planes. A plane gives eight more slots to each bucket of one group; groups take
-//! turns, so that the table is never much larger than its entries need, and no step copies more
-//! than one group. Wide buckets have more false matches, so the owner rebuilds the table with more
-//! buckets once it `is_wide`.
+//! A key has two buckets. The second results from the first and the signature, so that entries can
+//! be moved without their keys. For the same reason the number of buckets cannot change: the table
+//! grows by planes. A plane adds eight slots to each bucket of one group. Groups grow in turn, so
+//! the table is never much larger than its entries need, and no step copies more than one group.
+//! Wide buckets have more false matches, so the owner rebuilds the table with more buckets once it
+//! `is_wide`.
 //!
-//! How entries move is in `moves`.
+//! `moves` describes how entries move.
 
 use std::collections::HashMap;
 use std::io::Result;
@@ -16,33 +16,33 @@ use super::group::{BUCKET_BYTES, Group, Quad, SLOTS, Slot, bits};
 use super::in_hand::{Held, InHand, Room};
 use super::suggest::Suggest;
 
-/// Buckets of a group, at most: 6 MiB a plane, which is whole huge pages.
+/// Maximum of buckets per group: 6 MiB per plane, in complete huge pages.
 pub const GROUP_BITS_MAX: u32 = 17;
 const GROUP_BITS_MIN: u32 = 6;
 
-/// Groups of a larger table are at least 2 to this, so that it grows by 3 % at most.
+/// Larger tables have at least 2 to the power of this groups, so that a step adds at most 3 %.
 const GROUPS_BITS: u32 = 5;
 
 /// Entries of the smallest table: 28 KiB.
 const CAPACITY_MIN: usize = 1 << 12;
 
-/// A plane is added before more of the slots than this are taken: beyond, insertion gets slow.
+/// A plane is added before more than this share of the slots is used, because insertion gets slow.
 const LOAD_MAX: f64 = 0.96;
 
-/// Entries with the buckets and the signature of one key. Where the buckets are full, further such
-/// entries go to the stash.
+/// Maximum of entries in buckets with the same buckets and signature. Further entries go to the
+/// stash if the buckets are full.
 const EQUAL_MAX: u32 = 12;
 
-/// When groups have this many planes on average, more buckets are worth a scan of all tables.
+/// Average number of planes per group from which more buckets are worth a scan of all tables.
 const PLANES_WIDE: usize = 4;
 
-/// The known part of an entry's key: its signature, and the lower one of its buckets.
+/// The known part of an entry's key: its signature, and its lower bucket.
 type Stashed = (u16, u64);
 
 pub struct Table {
     pub(super) group_bits: u32,
     pub(super) groups: Vec<Group>,
-    /// Entries that found no slot: nearly none, except with keys that were made for this purpose.
+    /// Entries without a slot: nearly none, except with keys constructed for this purpose.
     pub(super) stash: HashMap<Stashed, Vec<u32>>,
     pub(super) len: usize,
     planes: usize,
@@ -50,9 +50,9 @@ pub struct Table {
     pub(super) next_group: usize,
     /// Free slots of each group.
     pub(super) free: Vec<u32>,
-    /// Where buckets had free slots when this was last looked at.
+    /// Buckets that had free slots at the last check.
     pub(super) room: Room,
-    /// Entries that were added and have no slot yet, because their buckets were full.
+    /// Added entries that have no slot yet, because their buckets were full.
     pub(super) in_hand: Vec<InHand>,
     /// The signatures of `in_hand`, and a few others.
     pub(super) held: Held,
@@ -123,17 +123,17 @@ impl Table {
         (signature, (index >> 64) as u64)
     }
 
-    /// The other bucket of a key. The other bucket of that one is the first again.
+    /// The other bucket of a key. The other bucket of the result is the first one again.
     ///
-    /// The sum of both grows with the signature, so that the signatures which lead from a bucket to
-    /// a range of others are a range.
+    /// The sum of both grows with the signature. So the signatures that lead from a bucket to a
+    /// range of buckets are themselves a range.
     #[inline]
     pub(super) fn other(&self, signature: u16, bucket: u64) -> u64 {
         let sum = (u64::from(signature) * self.buckets) >> 16;
         if sum >= bucket { sum - bucket } else { sum + self.buckets - bucket }
     }
 
-    /// Group of a bucket, and its place there.
+    /// Group of a bucket, and its place in the group.
     #[inline]
     pub(super) fn split(&self, bucket: u64) -> (usize, usize) {
         ((bucket >> self.group_bits) as usize, (bucket & ((1 << self.group_bits) - 1)) as usize)
@@ -191,7 +191,7 @@ impl Table {
         }
     }
 
-    /// Add an entry that is not there.
+    /// Add a new entry.
     ///
     /// Call `settle` after a few additions: it gives slots to the entries whose buckets were full.
     pub fn add(&mut self, hash: u64, number: u32) {
@@ -213,7 +213,7 @@ impl Table {
         self.fill(bucket, room.0, signature, number);
     }
 
-    /// How many entries have a key's buckets and its signature.
+    /// Number of entries with a key's buckets and signature.
     fn equal_to(&self, signature: u16, first: u64) -> u32 {
         let planes = |bucket| self.signatures(bucket).iter();
         let both = planes(first).chain(planes(self.other(signature, first)));
@@ -248,7 +248,7 @@ impl Table {
         self.stash.entry(key).or_default().push(number);
     }
 
-    /// Eight more slots for each bucket of a group.
+    /// Add eight slots to each bucket of a group.
     pub(super) fn grow(&mut self) {
         let group = self.next_group;
         self.groups[group].add_plane();

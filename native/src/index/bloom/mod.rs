@@ -1,12 +1,12 @@
-//! Suggestions in one to two bytes of RAM an entry: BloomStore (seed 002, chapter 4).
+//! Suggestions in one to two bytes of RAM per entry: BloomStore (seed 002, chapter 4).
 //!
-//! Keys are divided by their hashes into partitions. Each has a write buffer of one page of
-//! entries, and a chain of full pages in a file, with a Bloom filter for each of them beside. A key
-//! that the pre-filter, a filter in RAM, does not have is new. For other keys the filters of the
-//! chain are read, and then each page whose filter says yes.
+//! Keys are divided by their hashes into partitions. Each partition has a write buffer of one page
+//! of entries, and a chain of full pages in a file, with a Bloom filter for each page. A key that
+//! is not in the pre-filter, a filter in RAM, is new. For other keys, the filters of the chain are
+//! read, and then each page whose filter matches.
 //!
-//! Everything in the file is derived data: damage is detected, and the file is then rebuilt from
-//! the log. Entries that no longer fit on the disk, beside the reserve, are left out.
+//! The file contains only derived data: damage is detected, and the file is then rebuilt from the
+//! log. Entries that do not fit on the disk without using the reserve are omitted.
 
 mod positions;
 mod prefilter;
@@ -30,43 +30,41 @@ const PARTITIONS_MIN: usize = 16;
 /// Partitions of the largest index: record numbers have 32 bits.
 const PARTITIONS_MAX: usize = partitions_for(u32::MAX as usize);
 
-/// Partitions of an index for so many entries.
+/// Partitions of an index for `capacity` entries.
 const fn partitions_for(capacity: usize) -> usize {
     capacity * ROOM.0 / ROOM.1 / (CHAIN_PAGES * PAGE_ROWS) + 1
 }
 
-/// Entries that the first chains have room for, as a fraction of the expected ones: numerator,
-/// denominator.
+/// Room of the first chains, as a fraction of the expected entries: numerator, denominator.
 const ROOM: (usize, usize) = (3, 2);
 
-/// When partitions have this many chains on average, more partitions are worth a scan of all
-/// tables.
+/// Average number of chains per partition from which more partitions are worth a complete scan.
 const CHAINS_WIDE: usize = 4;
 
 pub struct Bloom {
     file: File,
-    /// How much of its file system it may take.
+    /// The space of the file system that the file may use.
     room: Room,
-    /// By which the file is changed.
+    /// The functions that change the file.
     effects: Arc<dyn Effects>,
     prefilter: Prefilter,
-    /// The entries of each partition that are on no page yet.
+    /// The entries of each partition that are not on a page yet.
     buffers: Vec<Vec<Row>>,
     /// The chains of each partition, the newest last.
     chains_of: Vec<Vec<u32>>,
-    /// Partition, and how many pages there are.
+    /// Partition and number of pages of each chain.
     chains: Vec<(u32, u32)>,
     len: usize,
-    /// Reads for look-ups.
+    /// Number of reads for look-ups.
     reads: u64,
-    /// The blocks of a chain while they are changed.
+    /// The blocks of a chain during a change.
     blocks: Vec<u8>,
-    /// Whether entries were left out because the disk is full.
+    /// True if entries were omitted because the disk is full.
     is_lossy: bool,
 }
 
 impl Bloom {
-    /// `file` is empty, or `restore` is called next.
+    /// `file` must be empty, unless the caller calls `restore` next.
     pub fn new(file: File, room: Room, effects: Arc<dyn Effects>, capacity: usize) -> Bloom {
         let partitions = partitions_for(capacity).max(PARTITIONS_MIN);
         Bloom::with_partitions(file, room, effects, capacity, partitions)
@@ -94,7 +92,7 @@ impl Bloom {
         }
     }
 
-    /// The partition of a hash, and its signature there, which is made of other bits.
+    /// The partition of a hash, and its signature there, which uses other bits.
     fn place(&self, hash: u64) -> (usize, u32) {
         let partition = u128::from(hash.rotate_left(32)) * self.buffers.len() as u128;
         ((partition >> 64) as usize, (hash >> 32) as u32)
@@ -140,7 +138,7 @@ impl Bloom {
         Ok(())
     }
 
-    /// Append the record numbers that a chain has for a key.
+    /// Append a chain's record numbers of a key.
     fn search_chain(&mut self, chain: usize, signature: u32, found: &mut Vec<u32>) -> Result<()> {
         let first = first_unit(chain);
         let pages = self.chains[chain].1;
@@ -148,7 +146,7 @@ impl Bloom {
             return Ok(());
         }
         let block = self.read_unit(first + units::block_of(signature) as u64)?;
-        // Filters of pages that were not written completely are not asked.
+        // Filters of incomplete pages are ignored.
         let mut yes =
             units::filters(&block, signature) & (u128::MAX >> (CHAIN_PAGES as u32 - pages));
         while yes != 0 {
@@ -168,7 +166,7 @@ impl Bloom {
     }
 }
 
-/// The first unit of a chain; one unit of the file is before all of them.
+/// The first unit of a chain; all chains follow the first unit of the file.
 fn first_unit(chain: usize) -> u64 {
     1 + (chain * CHAIN_UNITS) as u64
 }

@@ -1,4 +1,4 @@
-//! Where a hash has its bits.
+//! The positions of the bits of a hash.
 
 /// One cache line of bits.
 #[derive(Clone, Copy, Default)]
@@ -11,7 +11,7 @@ impl Line {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a hint; the address is that of a reference.
+            // SAFETY: only a hint, with the address of a reference.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self).cast()) };
         }
     }

@@ -1,8 +1,7 @@
-//! The pre-filter: a Bloom filter in RAM that tells most of the keys that are new (seed 002,
-//! 4.4.3).
+//! The pre-filter: a Bloom filter in RAM that recognizes most new keys (seed 002, 4.4.3).
 //!
-//! A key's bits lie in one cache line. The filter grows by parts, each of which is made for a
-//! number of keys. The owner rebuilds it in one part before there are many parts.
+//! A key's bits lie in one cache line. The filter grows by parts, created for a number of keys
+//! each. The owner rebuilds it in one part before there are many parts.
 
 use super::positions::{Line, mix};
 
@@ -18,10 +17,10 @@ const KEY_ONES: u32 = 6;
 /// Keys of the smallest part: 80 KiB.
 const PART_KEYS_MIN: usize = 1 << 16;
 
-/// An added part has room for this fraction of the keys that exist: 1 in so many.
+/// An added part has room for the existing keys divided by this number.
 const GROWTH: usize = 4;
 
-/// Each part has false positives; more parts than this are too many.
+/// Maximum of parts, because each part has false positives.
 const PARTS_MAX: usize = 4;
 
 struct Part {
@@ -46,7 +45,7 @@ pub struct Prefilter {
     keys: usize,
 }
 
-/// The bits of a hash in its line, as a word and a mask for each.
+/// The bits of a hash in its line, each as a word and a mask.
 #[inline]
 fn ones(hash: u64) -> impl Iterator<Item = (usize, u64)> {
     let mixed = mix(hash);
@@ -57,7 +56,7 @@ fn ones(hash: u64) -> impl Iterator<Item = (usize, u64)> {
 }
 
 impl Prefilter {
-    /// A filter with room for `capacity` keys in one part.
+    /// A filter with room for this number of keys in one part.
     pub fn new(keys: usize) -> Prefilter {
         Prefilter { parts: vec![Part::new(keys)], keys: 0 }
     }
@@ -66,7 +65,7 @@ impl Prefilter {
         self.parts.iter().map(|part| part.lines.len() * LINE_BYTES).sum()
     }
 
-    /// Whether a rebuild in one part is worth its cost.
+    /// Returns whether a rebuild in one part is worth its cost.
     pub fn is_wide(&self) -> bool {
         self.parts.len() > PARTS_MAX
     }
@@ -78,7 +77,7 @@ impl Prefilter {
         }
     }
 
-    /// False: the key was never inserted.
+    /// Returns false if the key was never inserted.
     #[inline]
     pub fn may_have(&self, hash: u64) -> bool {
         self.parts.iter().any(|part| {
@@ -87,7 +86,7 @@ impl Prefilter {
         })
     }
 
-    /// A key that may be there is not inserted: that would change nothing, now or later.
+    /// Inserts a key, unless it may already exist: inserting it again would never change anything.
     pub fn insert(&mut self, hash: u64) {
         if self.may_have(hash) {
             return;

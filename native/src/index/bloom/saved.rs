@@ -91,14 +91,14 @@ impl Lists {
             .then_some(lists)
     }
 
-    /// Whether each write buffer has room for its entries, and for one more.
+    /// Returns whether each write buffer has room for its entries, and for one more.
     fn fill_buffers(&self, partitions: usize) -> bool {
         let mut filled = vec![0; partitions];
         self.buffered.iter().for_each(|row| filled[row[0] as usize] += 1);
         filled.into_iter().all(|count| count < PAGE_ROWS)
     }
 
-    /// Those on pages, each of which is full, and those in write buffers.
+    /// Number of entries on pages, which are all full, and in write buffers.
     fn entries(&self) -> u64 {
         let pages: u64 = self.chains.iter().map(|&(_, pages)| u64::from(pages)).sum();
         pages * PAGE_ROWS as u64 + self.buffered.len() as u64
@@ -106,11 +106,11 @@ impl Lists {
 }
 
 impl ChunkIndex<Bloom> {
-    /// Restore the chains from the file. False, and an empty file, where the file is not valid.
-    /// From here on the file is not valid, until `write_lists` and `write_header`.
+    /// Restore the chains from the file. If the file is not valid, return false and truncate it.
+    /// The file becomes valid again with `write_lists` and `write_header`.
     ///
-    /// The owner syncs the file before any other write to it. Otherwise a crash could leave a file
-    /// that looks valid and is not.
+    /// The owner syncs the file before any other write to it. Otherwise a crash could leave a
+    /// damaged file that looks valid.
     pub fn restore(&mut self, owner: &Owner, capacity: usize) -> Result<bool> {
         let Some((counts, lists)) = self.read_saved(owner) else {
             self.suggest.effects.truncate(&self.suggest.file, 0)?;
@@ -156,8 +156,8 @@ impl ChunkIndex<Bloom> {
         Some((counts, lists))
     }
 
-    /// Write the lists that the next job needs beside the chains. They become valid with
-    /// `write_header`, before which the owner syncs the file.
+    /// Write the lists that the next job needs in addition to the chains. They become valid with
+    /// `write_header`; the owner syncs the file before that call.
     pub fn write_lists(&self) -> Result<()> {
         let Bloom { file, room, effects, .. } = &self.suggest;
         let start = offset(first_unit(self.suggest.chains.len()));

@@ -1,8 +1,8 @@
-//! The units of the file of chains: 4 KiB each, with a checksum of its own. No I/O.
+//! The units of the file of chains: 4 KiB each, with its own checksum. No I/O.
 //!
-//! A chain is up to 128 pages of entries, each with a Bloom filter. The filters lie next to each other
-//! bit by bit: a row has one bit of each, so that one AND of a few rows asks all filters at once
-//! (seed 002, figure 4.5). All bits of a key are in one block of rows, which is one read.
+//! A chain is up to 128 pages of entries, each with a Bloom filter. The filters are interleaved by
+//! bit: a row has one bit of each, so that one AND of a few rows asks all filters at once (seed
+//! 002, figure 4.5). All bits of a key are in one block of rows, which is one read.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -19,7 +19,7 @@ pub const CHAIN_UNITS: usize = CHAIN_BLOCKS + CHAIN_PAGES;
 /// Hash and record number.
 pub type Row = (u32, u32);
 
-/// The block of a chain that a key has its bits in, and the rows there.
+/// The block of a chain with the bits of a key, and the rows in this block.
 fn place(signature: u32) -> (usize, impl Iterator<Item = usize>) {
     let block = (mix(u64::from(signature)) >> 59) as usize % CHAIN_BLOCKS;
     let mixed = mix(!u64::from(signature));
@@ -32,7 +32,7 @@ pub fn block_of(signature: u32) -> usize {
     place(signature).0
 }
 
-/// A bit for each filter that says yes, given the block of the key.
+/// A bit for each filter that matches, given the block of the key.
 pub fn filters(block: &[u8; UNIT_BYTES], signature: u32) -> u128 {
     place(signature).1.fold(u128::MAX, |all, row| {
         let bytes = block[row * ROW_BYTES..].first_chunk::<ROW_BYTES>();
@@ -40,7 +40,7 @@ pub fn filters(block: &[u8; UNIT_BYTES], signature: u32) -> u128 {
     })
 }
 
-/// Make filter `page` of a chain say yes to a key. `blocks` are all of the chain.
+/// Insert a key into filter `page` of a chain. `blocks` are all blocks of the chain.
 pub fn mark(blocks: &mut [u8], page: usize, signature: u32) {
     let (block, rows) = place(signature);
     for row in rows {
@@ -59,7 +59,7 @@ pub fn encode_page(rows: &[Row], number: u64) -> [u8; UNIT_BYTES] {
     page
 }
 
-/// The record numbers of a key on a page that is full. The last ones come first.
+/// The record numbers of a key on a full page, the last ones first.
 pub fn matches(page: &[u8; UNIT_BYTES], signature: u32) -> impl Iterator<Item = u32> {
     let wanted = signature.to_le_bytes();
     unit::CONTENT
@@ -70,7 +70,7 @@ pub fn matches(page: &[u8; UNIT_BYTES], signature: u32) -> impl Iterator<Item = 
         .map(|row| page_entry::NUMBER.u32(row))
 }
 
-/// Write the checksum of each of the units, the first of which is number `first` of the file.
+/// Write the checksum of each of the units; `first` is the number of the first one in the file.
 pub fn seal(units: &mut [u8], first: u64) {
     for (bytes, number) in units.chunks_exact_mut(UNIT_BYTES).zip(first..) {
         let check = xxh3_64_with_seed(unit::CONTENT.of(bytes), number);
@@ -78,7 +78,7 @@ pub fn seal(units: &mut [u8], first: u64) {
     }
 }
 
-/// Whether the units are as they were sealed.
+/// Returns whether the checksums of the units are correct.
 pub fn are_valid(units: &[u8], first: u64) -> bool {
     units.chunks_exact(UNIT_BYTES).zip(first..).all(|(bytes, number)| {
         unit::CHECKSUM.u64(bytes) == xxh3_64_with_seed(unit::CONTENT.of(bytes), number)
