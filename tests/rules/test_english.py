@@ -31,6 +31,10 @@ DOCSTRINGS = ("tests/support/english.py", "tests/support/texts.py", "tests/rules
 """Modules: all of their docstrings."""
 
 RUST = (
+    "native/src/codec/**/*.rs",
+    "native/src/format/**/*.rs",
+    "native/src/system/**/*.rs",
+    "native/src/threads/**/*.rs",
     "native/src/chunker/**/*.rs",
     "native/src/index/**/*.rs",
     "native/src/mount/*.rs",

@@ -1,30 +1,30 @@
 //! A cheap test for data that compression would not shrink.
 //!
-//! Compression finds either skewed bytes or repeats. So the test looks at a histogram of samples,
-//! at each sample alone (a small compressible part of a chunk), and for repeats at any distance. It
-//! only says "incompressible" if all three find nothing: a wrong "no" costs a failed attempt, a
-//! wrong "yes" costs space.
+//! Compression finds skewed bytes or repeats. So the test checks a histogram of samples, each
+//! sample alone (a small compressible part of a chunk), and repeats at any distance. It returns
+//! "incompressible" only if all three find nothing: a wrong "no" costs a failed attempt, a wrong
+//! "yes" costs space.
 
-/// Samples for the histogram, evenly spread.
+/// Evenly spread samples for the histogram.
 const SAMPLES: usize = 16;
 const SAMPLE_BYTES: usize = 256;
 
-/// Below this a trial is as cheap as the test.
+/// Below this length, a trial costs no more than the test.
 const LENGTH_MIN: usize = 2 * SAMPLES * SAMPLE_BYTES;
 
-/// 256 uniform bytes have 162 ± 6 distinct values; fewer than this is structure.
+/// 256 uniform bytes have 162 ± 6 distinct values; fewer than this means structure.
 const DISTINCT_MIN: usize = 140;
 
-/// Chi-square per byte, above that of noise, that counts as skew. Order-0 entropy falls short of
-/// 8 bits by about 0.72 of it: 0.12 is a saving of 1 %.
+/// Chi-square per byte, above the value for random data, that counts as skew. Order-0 entropy is
+/// below 8 bits by about 0.72 of it: 0.12 is a saving of 1 %.
 const SKEW_MAX: f64 = 0.12;
 
-/// Every so many bytes a word goes into the repeat table.
+/// The repeat table has one word per this number of bytes.
 const STRIDE: usize = 64;
 /// Stretches of `STRIDE` bytes in which every position is looked up.
 const STRETCHES: usize = 32;
 const TABLE_BITS: u32 = 12;
-/// Bits of an entry that hold a place on the grid; enough for the largest chunk.
+/// Bits of an entry for a position on the grid; enough for the largest chunk.
 const PLACE_MASK: u32 = (1 << 18) - 1;
 
 pub fn incompressible(data: &[u8]) -> bool {
@@ -33,7 +33,7 @@ pub fn incompressible(data: &[u8]) -> bool {
 
 fn is_skewed(data: &[u8]) -> bool {
     let mut counts = [[0u16; 256]; 2];
-    // The number of the last sample that had the byte: no bit set, whose updates would queue up.
+    // The number of the last sample that had the byte. A bit set would be updated more slowly.
     let mut last_seen = [0u8; 256];
     let step = (data.len() - SAMPLE_BYTES) / (SAMPLES - 1);
     for index in 0..SAMPLES {
@@ -64,15 +64,15 @@ fn word_at(data: &[u8], position: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Place in the table, and a tag of the bits that an entry has left beside a place on the grid.
+/// Position in the table, and a tag from the bits of an entry that the grid position leaves free.
 fn hash(word: u64) -> (usize, u32) {
     let mixed = word.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed >> (64 - TABLE_BITS)) as usize, (mixed >> 20) as u32 & !PLACE_MASK)
 }
 
-/// Looks for eight bytes that occur twice. Words on the stride's grid are entered; every position
-/// of some stretches is looked up, so that a repeat of two strides or more that covers a
-/// stretch is found whatever its distance.
+/// Searches for eight bytes that occur twice. The table has the words on the stride's grid. Every
+/// position of some stretches is searched in it. So a repeat of two strides or more that covers a
+/// stretch is found at any distance.
 fn has_repeats(data: &[u8]) -> bool {
     const FREE: u32 = u32::MAX;
     let words = data.len() - 7;
@@ -91,7 +91,7 @@ fn has_repeats(data: &[u8]) -> bool {
             let word = word_at(data, position);
             let (slot, tag) = hash(word);
             let entry = table[slot];
-            // The tag tells nearly all strangers apart without a look at the data.
+            // The tag excludes nearly all other words without reading the data.
             if entry & !PLACE_MASK != tag || entry == FREE {
                 return false;
             }

@@ -7,7 +7,7 @@ use zstd_safe::{CParameter, DCtx, ResetDirective};
 
 use super::encode::{Compressor, Corruption, describe, filled, fitting};
 
-/// Longer records neither lean on others nor serve as a base: decoding takes memory for both.
+/// Longer records are neither deltas nor bases, because decoding takes memory for both.
 pub const RAW_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {
@@ -19,14 +19,14 @@ thread_local! {
 ///
 /// # Safety
 ///
-/// A context uses a prefix for one frame, and forgets it as the frame begins. The caller must begin
+/// A context uses a prefix for one frame, and drops it when the frame starts. The caller must start
 /// and end that frame while `base` lives.
 unsafe fn prefix(base: &[u8]) -> &'static [u8] {
-    // SAFETY: by the contract above nobody uses the reference after `base` has gone.
+    // SAFETY: by the contract above, no code uses the reference after `base` is dropped.
     unsafe { std::mem::transmute::<&[u8], &'static [u8]>(base) }
 }
 
-/// The payload of `raw` with `base` in front, in `out`; None where it would not fit there.
+/// Writes the payload of `raw` with the prefix `base` to `out`; None if it does not fit.
 pub fn compress(
     raw: &[u8],
     base: &[u8],
@@ -35,12 +35,12 @@ pub fn compress(
 ) -> Result<Option<usize>, String> {
     COMPRESSOR.with_borrow_mut(|compressor| {
         let context = compressor.at(level)?;
-        // The window reaches back over both.
+        // The window covers both.
         let window = usize::BITS - (raw.len() + base.len()).leading_zeros();
         context.set_parameter(CParameter::WindowLog(window.clamp(10, 27))).map_err(describe)?;
-        // Four bytes, and other bytes in the place of the base's never pass for them.
+        // Four bytes that detect another base.
         context.set_parameter(CParameter::ChecksumFlag(true)).map_err(describe)?;
-        // SAFETY: the frame is made here, and fails or ends here; both forget the prefix.
+        // SAFETY: the frame starts here, and fails or ends here; both drop the prefix.
         context.ref_prefix(unsafe { prefix(base) }).map_err(describe)?;
         let made = context.compress2(out, raw);
         // A frame that did not fit is still open.
@@ -50,11 +50,11 @@ pub fn compress(
     })
 }
 
-/// Fills `out` from a payload that passed `encode::check`, with the raw bytes of its base.
+/// Fills `out` from a payload that passed `encode::check`, and the raw bytes of its base.
 pub fn decode(stored: &[u8], base: &[u8], out: &mut [u8]) -> Result<(), Corruption> {
     let length = DECOMPRESSOR
         .with_borrow_mut(|context| {
-            // SAFETY: the frame is decoded here; whatever comes of it, the prefix is forgotten.
+            // SAFETY: the frame is decoded here, and the prefix is dropped in any case.
             context.ref_prefix(unsafe { prefix(base) })?;
             let decoded = context.decompress(out, stored);
             context.reset(ResetDirective::SessionOnly)?;

@@ -1,4 +1,4 @@
-//! Payloads that were compressed with a dictionary (docs/design/format.md, "Dictionaries").
+//! Payloads compressed with a dictionary (docs/design/format.md, "Dictionaries").
 
 use std::cell::RefCell;
 
@@ -6,18 +6,18 @@ use zstd_safe::{CCtx, CDict, CParameter, DCtx, DDict, ResetDirective};
 
 use super::encode::{Corruption, describe, filled, fitting};
 
-/// A dictionary, made ready for decoding.
+/// A dictionary, prepared for decoding.
 pub struct Dictionary(DDict<'static>);
 
 impl Dictionary {
-    /// None where the bytes are no dictionary, or there is no memory.
+    /// None if the bytes are no dictionary, or there is no memory.
     pub fn of(raw: &[u8]) -> Option<Dictionary> {
         zstd_safe::get_dict_id_from_dict(raw)?;
         DDict::try_create(raw).map(Dictionary)
     }
 }
 
-/// A dictionary, made ready for compression at one level.
+/// A dictionary, prepared for compression at one level.
 pub struct Compressing(CDict<'static>);
 
 impl Compressing {
@@ -31,19 +31,19 @@ thread_local! {
     static DECOMPRESSOR: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
 
-/// The payload of `raw` in `out`; None where it would not fit there.
+/// Writes the payload of `raw` to `out`; None if it does not fit.
 pub fn compress(
     raw: &[u8],
     dictionary: &Compressing,
     out: &mut [u8],
 ) -> Result<Option<usize>, String> {
     COMPRESSOR.with_borrow_mut(|context| {
-        // As for deltas: what another dictionary gives never passes for the bytes.
+        // As for deltas: detects bytes that another dictionary would return.
         context.set_parameter(CParameter::ChecksumFlag(true)).map_err(describe)?;
         context.ref_cdict(&dictionary.0).map_err(describe)?;
         let made = context.compress2(out, raw);
         context.reset(ResetDirective::SessionOnly).map_err(describe)?;
-        // The dictionary may be gone before the next frame.
+        // The dictionary may be dropped before the next frame.
         context.disable_dictionary().map_err(describe)?;
         fitting(made)
     })

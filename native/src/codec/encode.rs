@@ -21,7 +21,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The error names the parameter that is wrong.
+    /// The error names the wrong parameter.
     pub fn validate(&self) -> Result<(), String> {
         if !(0..=zstd_safe::max_c_level()).contains(&self.level) {
             return Err(format!(
@@ -48,25 +48,24 @@ impl Options {
         Ok(())
     }
 
-    /// Most stored bytes at which compression pays for `raw` bytes.
+    /// Maximum of stored bytes that makes compression worthwhile for `raw` bytes.
     fn stored_max(&self, raw: usize) -> usize {
         let allowed = (raw as f64 * (1.0 - self.saving_min)).floor() as usize;
         allowed.min(raw.saturating_sub(1))
     }
 }
 
-/// Memory for records, used again: a page that is new from the system costs a fault, and is filled
-/// with zeros first.
+/// Reusable memory for records: a new page from the system costs a fault, and is filled with zeros.
 #[derive(Default)]
 pub struct Buffer(Vec<u8>);
 
 static IDLE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 const IDLE_MAX: usize = 4;
-/// Smaller ones are cheap to have.
+/// Smaller buffers are cheap to allocate.
 const IDLE_BYTES_MIN: usize = 1 << 20;
 
 impl Buffer {
-    /// At least `length` bytes, with anything in them.
+    /// At least `length` bytes with undefined content.
     pub fn of(length: usize) -> Buffer {
         let idle = || locked(&IDLE);
         let used = if length < IDLE_BYTES_MIN { None } else { idle().pop() };
@@ -109,7 +108,7 @@ pub struct Records {
     pub checksums: Vec<Checksum>,
 }
 
-/// One record per `(start, length)` of `data`; the ranges must lie in it.
+/// Encodes one record per `(start, length)` of `data`; the ranges must lie in it.
 pub fn encode(data: &[u8], ranges: &[(usize, usize)], options: Options) -> Result<Records, String> {
     options.validate()?;
     let room: usize = ranges
@@ -126,7 +125,7 @@ pub fn encode(data: &[u8], ranges: &[(usize, usize)], options: Options) -> Resul
         let payload = at + options.header_bytes;
         let (codec, stored) = store(raw, &mut records.buffer[payload..payload + length], options)?;
         let end = (payload + stored).next_multiple_of(options.align_bytes);
-        // The buffer holds old bytes, and zstd may write past the end that it returns.
+        // The buffer has old bytes, and zstd may write past the end that it returns.
         records.buffer[at..payload].fill(0);
         records.buffer[payload + stored..end].fill(0);
         records.starts.push(at as u32);
@@ -139,7 +138,7 @@ pub fn encode(data: &[u8], ranges: &[(usize, usize)], options: Options) -> Resul
     Ok(records)
 }
 
-/// Writes the payload of `raw` into `out`, which is as long; returns codec and stored length.
+/// Writes the payload of `raw` into `out`, of the same length; returns codec and stored length.
 fn store(raw: &[u8], out: &mut [u8], options: Options) -> Result<(Codec, usize), String> {
     let stored_max = options.stored_max(raw.len());
     if options.level > 0 && stored_max > 0 && !incompressible(raw) {
@@ -171,17 +170,17 @@ impl Compressor {
 }
 
 thread_local! {
-    // A context is about a MiB and dear to set up: one per thread.
+    // A context takes about 1 MiB, and much time to create: one per thread.
     static COMPRESSOR: RefCell<Compressor> = RefCell::new(Compressor::new());
     static DECOMPRESSOR: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
 
-/// None if the result would not fit `out`.
+/// Returns None if the result does not fit into `out`.
 pub fn compress(raw: &[u8], out: &mut [u8], level: i32) -> Result<Option<usize>, String> {
     COMPRESSOR.with_borrow_mut(|compressor| fitting(compressor.at(level)?.compress2(out, raw)))
 }
 
-/// The length of a payload that was made; None where it would not fit.
+/// The length of a created payload; None if it did not fit.
 pub(super) fn fitting(made: Result<usize, usize>) -> Result<Option<usize>, String> {
     match made {
         Ok(stored) => Ok(Some(stored)),
@@ -190,7 +189,7 @@ pub(super) fn fitting(made: Result<usize, usize>) -> Result<Option<usize>, Strin
     }
 }
 
-/// Whether a payload has given all of `out`.
+/// Returns an error unless a payload has filled all of `out`.
 pub(super) fn filled(length: usize, out: &[u8]) -> Result<(), Corruption> {
     if length == out.len() {
         Ok(())
@@ -213,7 +212,7 @@ fn checksum_of(stored: &[u8]) -> Checksum {
     Checksum(xxh3_64(stored))
 }
 
-/// Checks everything that needs no decompression.
+/// Performs all checks without decompression.
 pub fn check(
     stored: &[u8],
     codec: Codec,
@@ -241,7 +240,7 @@ pub fn check(
     }
 }
 
-/// Fills `out` from a payload that passed `check`, and needs no other record.
+/// Fills `out` from a payload that passed `check`, and depends on no other record.
 pub fn decode(stored: &[u8], codec: Codec, out: &mut [u8]) -> Result<(), Corruption> {
     match codec {
         Codec::Raw => {

@@ -1,4 +1,4 @@
-//! Payloads of records: compression, and whether it would pay.
+//! Payloads of records: compression, and a test whether it is worthwhile.
 
 pub mod compressibility;
 pub mod delta;

@@ -1,8 +1,8 @@
-//! Fields of layouts: where they are, and the little-endian numbers in them.
+//! Fields of layouts: their places, and their little-endian numbers.
 
 /// A field of a layout: `SIZE` bytes from `start` on.
 ///
-/// Every method panics where the layout ends before the field does.
+/// All methods panic if the layout is shorter than the end of the field.
 #[derive(Clone, Copy)]
 pub struct Field<const SIZE: usize> {
     pub start: usize,
@@ -57,11 +57,11 @@ impl Field<8> {
     }
 }
 
-/// Makes a module with a [`Field`] for each field of a layout, one after the other without gaps, and
-/// with its size, `BYTES`.
+/// Makes a module with a [`Field`] for each field of a layout, without gaps, and with its size,
+/// `BYTES`.
 ///
-/// An offset follows from the sizes before it. The offset that is written after `at` is that of
-/// docs/design/format.md: where the two differ, the crate does not compile. A test compares all of
+/// An offset follows from the sizes before it. The offset after `at` is that of
+/// docs/design/format.md: if the two differ, the crate does not compile. A test compares all of
 /// them with the tables of that document (`FIELDS`).
 macro_rules! layout {
     (

@@ -1,16 +1,17 @@
-//! How a payload gives the raw bytes of its record (docs/design/format.md, "Record header").
+//! The encoding of a record's raw bytes in its payload (docs/design/format.md, "Record header").
 
-/// The codec of a payload. A header or an entry may hold a number that is none.
+/// The codec of a payload. A header or an entry may hold an unknown number.
 ///
-/// A new codec is one more line of `CODECS`; the compiler then names each place that has to decide about it.
+/// A new codec is one more line of `CODECS`: the compiler then finds each place that has to handle
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codec {
-    /// The raw bytes themselves.
+    /// The unchanged raw bytes.
     Raw,
     Zstd,
     /// Compressed with the raw bytes of another record, the base.
     Delta,
-    /// Compressed with the dictionary that another record holds.
+    /// Compressed with a dictionary, which is another record.
     Dictionary,
     Unknown(u8),
 }
@@ -43,7 +44,7 @@ impl Codec {
         !matches!(self, Codec::Unknown(_))
     }
 
-    /// Whether decoding needs the bytes of another record.
+    /// Returns whether decoding needs the bytes of another record.
     #[inline]
     pub fn leans(self) -> bool {
         match self {
@@ -52,13 +53,13 @@ impl Codec {
         }
     }
 
-    /// Whether the payload can be decoded without any other record.
+    /// Returns whether the payload can be decoded without any other record.
     #[inline]
     pub fn stands_alone(self) -> bool {
         self.is_known() && !self.leans()
     }
 
-    /// Whether other records may be stored as the difference to this one: it is no difference itself.
+    /// Returns whether other records may be deltas of this one: it is no delta itself.
     #[inline]
     pub fn may_be_base(self) -> bool {
         match self {

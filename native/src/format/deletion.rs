@@ -1,5 +1,5 @@
-//! The deletions of a log (docs/design/format.md, "Deletion"), as far as a listing needs them;
-//! `dedupd_core/format/deletion.py` reads and writes all of them.
+//! The deletions of a log (docs/design/format.md, "Deletion"), as far as a listing needs them.
+//! `dedupd_core/format/deletion.py` reads and writes the complete deletions.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -36,14 +36,14 @@ layout! {
 
 /// The fields, before the checksums.
 pub const FIELDS_BYTES: usize = head::TAIL_CHECKSUM.start;
-/// In a log that is not proven one checksum of everything follows the fields.
+/// In an unproven log, one checksum of everything follows the fields.
 const UNPROVEN_HEAD_BYTES: usize = FIELDS_BYTES + 8;
 const MAGIC: &[u8; 4] = b"DDDL";
 const ALIGN_BYTES: usize = 8;
 const USERS: &[u8] = b"user.";
 pub const NS: u64 = 1_000_000_000;
 
-/// What took the content of a stub.
+/// The operation that took the content of a stub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     Removed,
@@ -80,12 +80,12 @@ impl Cause {
 /// A deletion without the values of its attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Where in the log it begins.
+    /// Its offset in the log.
     pub offset: u32,
     pub cause: Cause,
     pub fields: [u8; FIELDS_BYTES],
     pub path: Box<[u8]>,
-    /// Names of attributes but for those in the namespace of users, each with a NUL after it.
+    /// Names of attributes outside the namespace of users, each with a NUL after it.
     pub names: Box<[u8]>,
 }
 
@@ -98,13 +98,13 @@ impl Row {
         head::TIME_NS.u64(&self.fields)
     }
 
-    /// Until when it is kept, at most `keep_ns` after it was deleted.
+    /// Returns until when it is kept, at most `keep_ns` after the deletion.
     pub fn end_ns(&self, keep_ns: u64) -> u64 {
         let own_ns = u64::from(head::KEEP_S.u32(&self.fields)) * NS;
         self.time_ns().saturating_add(keep_ns.min(own_ns))
     }
 
-    /// Whether it was at `path` or below; everything is below the empty path.
+    /// Returns whether it was at `path` or below; all paths are below the empty path.
     pub fn is_below(&self, path: &[u8]) -> bool {
         match self.path.strip_prefix(path) {
             Some(rest) => path.is_empty() || rest.is_empty() || rest[0] == b'/',
@@ -112,40 +112,40 @@ impl Row {
         }
     }
 
-    /// The memory that it takes.
+    /// Bytes of memory.
     pub fn bytes(&self) -> usize {
         size_of::<Row>() + self.path.len() + self.names.len()
     }
 }
 
-/// The rest of a log from a place where a deletion begins, and what the header says of it.
+/// The rest of a log from the start of a deletion on, and the fields of its header.
 #[derive(Clone, Copy)]
 pub struct Log<'a> {
     pub data: &'a [u8],
-    /// Where in the log `data` begins, a multiple of 8.
+    /// Offset of `data` in the log, a multiple of 8.
     pub base: usize,
     pub seed: u64,
-    /// Not of the format whose seed users can compute.
+    /// False for the format with a seed that users can compute.
     pub is_proven: bool,
-    /// Whose deletions it has, where it has those of one user.
+    /// The user whose deletions it has, if it is the log of one user.
     pub uid: Option<u32>,
 }
 
-/// The sound deletions of a log, in order, and how many bytes are damaged.
+/// The sound deletions of a log, in order, and the number of damaged bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Content {
     pub rows: Vec<Row>,
     pub lost_bytes: usize,
 }
 
-/// A head that is sound: where in the data it begins, where the deletion ends, and the fields.
+/// A sound head: its start in the data, the end of the deletion, and the fields.
 struct Span<'a> {
     start: usize,
     end: usize,
     fields: &'a [u8; FIELDS_BYTES],
 }
 
-/// What follows a head.
+/// The data after a head.
 struct Tail<'a> {
     cause: Cause,
     path: &'a [u8],
@@ -178,12 +178,12 @@ impl<'a> Log<'a> {
         found
     }
 
-    /// Start and end in the log of each deletion with a sound head; the last may be incomplete.
+    /// Start and end in the log of each deletion with a sound head. The last may be incomplete.
     pub fn spans(self) -> impl Iterator<Item = (usize, usize)> {
         self.heads().map(move |span| (self.base + span.start, self.base + span.end))
     }
 
-    /// In a log that is not proven, up to the first damage.
+    /// Finds the sound heads; in an unproven log, only up to the first damage.
     fn heads(self) -> impl Iterator<Item = Span<'a>> {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -202,7 +202,7 @@ impl<'a> Log<'a> {
         })
     }
 
-    /// Where a deletion may begin, at `at` or later.
+    /// The next possible start of a deletion, from `at` on.
     fn next(self, at: usize) -> Option<usize> {
         let mut words = self.data.get(at..)?.chunks(ALIGN_BYTES);
         words.position(|word| word.starts_with(MAGIC)).map(|found| at + found * ALIGN_BYTES)
@@ -212,8 +212,8 @@ impl<'a> Log<'a> {
         if self.is_proven { head::BYTES } else { UNPROVEN_HEAD_BYTES }
     }
 
-    /// The fields of the deletion that begins at `at`: those with a correct checksum of the head, or,
-    /// in a log that is not proven, of everything.
+    /// The fields of the deletion at `at`, if the checksum of the head is correct. In an unproven
+    /// log, the checksum of everything has to be correct.
     fn fields(self, at: usize) -> Option<&'a [u8; FIELDS_BYTES]> {
         let found = self.data.get(at..)?.get(..self.head_bytes())?;
         let fields = found.first_chunk().filter(|fields| fields.starts_with(MAGIC))?;
@@ -249,12 +249,12 @@ impl<'a> Log<'a> {
     }
 }
 
-/// Whether the field of a head is the checksum of `data`.
+/// Returns whether the field of a head is the checksum of `data`.
 fn checksum(data: &[u8], seed: u64, head: &[u8], field: Field<8>) -> bool {
     xxh3_64_with_seed(data, seed) == field.u64(head)
 }
 
-/// Writes the checksums of a head, as that of the deletion at `offset` of a log.
+/// Writes the checksums of a head, for the deletion at `offset` of a log.
 pub fn seal(bytes: &mut [u8; head::BYTES], tail: &[u8], seed: u64, offset: usize) {
     let log = Log { data: &[], base: offset, seed, is_proven: true, uid: None };
     let seed = log.place(0);
@@ -268,15 +268,15 @@ pub fn tail_bytes(fields: &[u8]) -> usize {
     usize::from(head::PATH_BYTES.u16(fields)) + head::ATTRIBUTES_BYTES.u32(fields) as usize
 }
 
-/// Whether a path leads out of the tree.
+/// Returns whether a path leads out of the tree.
 fn leads_out(path: &[u8]) -> bool {
     path.first() == Some(&b'/')
         || path.contains(&0)
         || path.split(|byte| *byte == b'/').any(|part| part == b"..")
 }
 
-/// The names of `count` attributes, but for those of users; None where it is another number of them.
-/// Each is a name and a value after their lengths.
+/// The names of `count` attributes, without those of users. None if the count differs. Each
+/// attribute is a name and a value after their lengths.
 fn names(mut rest: &[u8], count: u16) -> Option<Vec<u8>> {
     let mut names = Vec::new();
     for _ in 0..count {

@@ -1,4 +1,4 @@
-//! The layouts against the tables of docs/design/format.md.
+//! Compares the layouts with the tables of docs/design/format.md.
 
 use super::cluster::{chunk_frame, file_recipe, kept_frame};
 use super::codec::{CODECS, Codec};
@@ -20,7 +20,7 @@ fn rows(heading: &str) -> Vec<Vec<&'static str>> {
 
 type Fields = &'static [(&'static str, usize, usize)];
 
-/// Every field of a table with its offset and its size, except for reserved ones. `renamed` has the
+/// Compares offset and size of every field of a table, except reserved ones. `renamed` has the
 /// names of the document that differ from those of the code.
 fn compare(heading: &str, fields: Fields, renamed: &[(&str, &str)]) {
     let is_named = |field: &str| !field.starts_with("reserved");
@@ -73,7 +73,7 @@ fn every_layout_is_that_of_the_document() {
     compare("Saved chains header (64 bytes)", header, &chains);
 }
 
-/// The row of a field says each of `numbers`, with its name after it.
+/// Checks that the row of a field has each of `numbers`, followed by its name.
 fn has_numbers(heading: &str, field: &str, numbers: &[(u8, &str)]) {
     let rows = rows(heading);
     let row = rows.iter().find(|row| row[2] == format!("`{field}`")).expect(field);

@@ -12,7 +12,7 @@ pub struct ContainerNumber(pub u32);
 pub struct RecordId(pub u64);
 
 impl RecordId {
-    /// Stands for zeros: container numbers begin at 1.
+    /// Means zeros: container numbers start at 1.
     pub const HOLE: RecordId = RecordId(0);
 
     #[inline]
@@ -30,13 +30,13 @@ impl RecordId {
         self.0 as u32
     }
 
-    /// The ordinal, as the place in a list of all records of the container.
+    /// The ordinal, as the index in a list of all records of the container.
     #[inline]
     pub const fn place(self) -> usize {
         self.ordinal() as usize
     }
 
-    /// The id of the record that is `count` ordinals further on.
+    /// The id of the record `count` ordinals later.
     #[inline]
     pub const fn plus(self, count: u64) -> RecordId {
         RecordId(self.0 + count)
@@ -48,7 +48,7 @@ impl RecordId {
     }
 }
 
-/// XXH3-64 of a payload as it is stored.
+/// XXH3-64 of a stored payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checksum(pub u64);
 
@@ -57,29 +57,29 @@ pub const FINGERPRINT_BYTES: usize = 32;
 /// BLAKE3 or SHA-256 of the bytes of a chunk.
 pub type Fingerprint = [u8; FINGERPRINT_BYTES];
 
-/// The half of a fingerprint that a stub has of its recipe.
+/// Size of the half of its recipe's fingerprint that a stub has.
 pub const DIGEST_BYTES: usize = 16;
 
-/// The first four bytes of a fingerprint, as a recipe keeps them of each chunk.
+/// The first four bytes of a fingerprint, which a recipe has for each chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FingerprintCheck(pub u32);
 
 impl FingerprintCheck {
-    /// Of a fingerprint, or of the first half of one.
+    /// Accepts a fingerprint, or the first half of one.
     #[inline]
     pub fn of(fingerprint: &[u8]) -> FingerprintCheck {
         FingerprintCheck(Field::<4>::at(0).u32(fingerprint))
     }
 }
 
-/// A fingerprint is a hash already: its first 8 bytes.
+/// The hash of a fingerprint is its first 8 bytes.
 #[inline]
 pub fn hash_of(fingerprint: &Fingerprint) -> u64 {
     Field::<8>::at(0).u64(fingerprint)
 }
 
-/// A chunk as a recipe names it: an id can come to name other bytes where a part of the store was
-/// brought back from an older copy.
+/// A chunk as a recipe names it. If a part of the store was restored from an older copy, an id can
+/// refer to other bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ChunkKey {
     pub id: RecordId,

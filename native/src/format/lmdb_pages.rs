@@ -1,5 +1,5 @@
-//! Whether the pages of an LMDB file are what LMDB relies upon (`mdb.c`, 0.9). It keeps no checksums,
-//! and ends the process where a page that it comes across is not what it should be.
+//! Checks the pages of an LMDB file for the properties that LMDB relies on (`mdb.c`, 0.9). LMDB has
+//! no checksums, and ends the process if it reads a malformed page.
 
 const HEADER_BYTES: usize = 16;
 const NODE_BYTES: usize = 8;
@@ -14,7 +14,7 @@ const LEAF: u16 = 2;
 const OVERFLOW: u16 = 4;
 const META: u16 = 8;
 const INTEGER_KEYS: u16 = 8;
-/// Of a node: its value is in pages of its own.
+/// Flag of a node: its value is in separate pages.
 const BIG: u16 = 1;
 
 fn bytes<const N: usize>(data: &[u8], at: usize) -> Option<[u8; N]> {
@@ -33,7 +33,7 @@ fn u64_at(data: &[u8], at: usize) -> Option<u64> {
     bytes(data, at).map(u64::from_ne_bytes)
 }
 
-/// A tree, as a meta page has it.
+/// A tree, as stored in a meta page.
 struct Tree {
     flags: u16,
     depth: u16,
@@ -84,15 +84,15 @@ fn meta(page: &[u8]) -> Option<Meta> {
     })
 }
 
-/// A walk over all pages that the last transaction has left.
+/// A walk over all pages of the last transaction.
 struct Walk<'a> {
     data: &'a [u8],
     page_bytes: usize,
-    /// By number: the pages that were met already.
+    /// By number: true for pages that were visited.
     met: Vec<bool>,
 }
 
-/// Whether a file of LMDB with these bytes can be gone through, and written to.
+/// Returns whether LMDB can read and write a file with these bytes.
 pub fn is_sound(data: &[u8]) -> bool {
     check(data).is_some()
 }
@@ -123,12 +123,12 @@ fn check(data: &[u8]) -> Option<()> {
         lists.push(value.to_vec());
         (transaction <= now.transaction).then_some(())
     })?;
-    // A page that is free, and is used as well, would be written over.
+    // A page that is both free and in use would be overwritten.
     lists.iter().try_for_each(|list| walk.free(list))
 }
 
 impl<'a> Walk<'a> {
-    /// The bytes of `count` pages from one on that nothing else has; None where something has.
+    /// The bytes of `count` pages from `number` on. None if another part has one of them.
     fn take(&mut self, number: u64, count: u64) -> Option<&'a [u8]> {
         let end = number.checked_add(count)?;
         let met = self.met.get_mut(usize::try_from(number).ok()?..usize::try_from(end).ok()?)?;
@@ -164,7 +164,7 @@ impl<'a> Walk<'a> {
             }
             let nodes = nodes(page, is_leaf)?;
             if !is_leaf {
-                // LMDB relies upon two, but in the tree of free pages.
+                // LMDB relies on two, except in the tree of free pages.
                 if nodes.len() < if is_free { 1 } else { 2 } {
                     return None;
                 }
@@ -201,7 +201,8 @@ impl<'a> Walk<'a> {
         (counts == tree.counts).then_some(())
     }
 
-    /// Free pages, as an entry of their tree lists them: how many, and these from the last one on.
+    /// Marks free pages, as an entry of their tree lists them: the number, then the last page
+    /// first.
     fn free(&mut self, list: &[u8]) -> Option<()> {
         let count = usize::try_from(u64_at(list, 0)?).ok()?;
         let numbers = list.get(8..8usize.checked_add(count.checked_mul(8)?)?)?;
@@ -219,11 +220,11 @@ impl<'a> Walk<'a> {
 }
 
 struct Node<'a> {
-    /// With the flags, in a branch, the number of the page below.
+    /// In a branch, with the flags, the number of the page below.
     length: usize,
     flags: u16,
     key: &'a [u8],
-    /// Or the number of its first page.
+    /// The value, or the number of its first page.
     value: &'a [u8],
 }
 
@@ -233,7 +234,7 @@ impl Node<'_> {
     }
 }
 
-/// The nodes of a page, in order. None where they do not fill what they should.
+/// The nodes of a page, in order. None if they do not fill the used parts of the page.
 fn nodes(page: &[u8], is_leaf: bool) -> Option<Vec<Node<'_>>> {
     let (lower, upper) = (usize::from(u16_at(page, 12)?), usize::from(u16_at(page, 14)?));
     if lower <= HEADER_BYTES || lower % 2 != 0 || lower > upper || upper > page.len() {

@@ -1,7 +1,7 @@
-//! Layouts on disk (docs/design/format.md): bytes to values and back, without I/O.
+//! Layouts on disk (docs/design/format.md): conversion between bytes and values, without I/O.
 //!
-//! Each layout of the document that native code reads or writes is here, and nothing outside of this
-//! folder knows an offset of one.
+//! This folder has each layout of the document that native code reads or writes. No code outside
+//! knows an offset of a layout.
 
 pub mod bytes;
 pub mod cluster;

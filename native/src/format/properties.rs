@@ -1,8 +1,8 @@
-//! Properties of the formats, with random values: a value comes back from its bytes, and a decoder
-//! accepts no bytes that its encoder does not write.
+//! Properties of the formats, with random values. Decoding its bytes returns the same value, and a
+//! decoder accepts only bytes that its encoder writes.
 //!
-//! Random bytes fail at the checksum, so half of the inputs are sealed: they get the magic and the
-//! checksum that belongs to them. All other fields of such an input stay random.
+//! Random bytes fail at the checksum, so half of the inputs are sealed with the magic and the
+//! correct checksum. All other fields of such an input are random.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ use super::suffix::suffix;
 use super::table_entry::{self, ENTRY_BYTES, State, TableEntry, seed_in, set_state};
 use super::table_map::TableMap;
 
-/// Numbers whose bits are of any count: edges as often as the middle.
+/// Numbers with any count of bits, so edges are as frequent as the middle.
 fn number() -> impl Strategy<Value = u64> {
     (any::<u64>(), 0..64_u32).prop_map(|(number, shift)| number >> shift)
 }
@@ -39,7 +39,7 @@ prop_compose! {
         fingerprint: Fingerprint, target in number(), checksum: u64, collected: u16,
     ) -> RecordHeader {
         RecordHeader {
-            // No header has more records collected before it than there are.
+            // A header cannot have more collected records before it than its ordinal.
             ordinal: ordinal.max(u32::from(collected)),
             kind: RecordKind(kind % 5),
             codec,
@@ -78,7 +78,7 @@ fn written(header: &RecordHeader, seed: u64) -> [u8; RECORD_HEADER_BYTES] {
     bytes
 }
 
-/// A node of these rows, as `dedupd_core/format/recipe.py` writes it.
+/// A node of these rows, as written by `dedupd_core/format/recipe.py`.
 fn node(level: u8, length: u64, rows: &[(u64, u64)]) -> Vec<u8> {
     let mut head = [0; recipe::header::BYTES];
     recipe::header::MAGIC.put(&mut head, b"DDRP");
@@ -158,7 +158,7 @@ proptest! {
         prop_assert_eq!(found.is_some(), sealed && is_possible);
         if let Some(found) = found {
             prop_assert_eq!(written(&found, seed), bytes);
-            // Nothing that later code asks of a header panics.
+            // No later use of a header panics.
             let _ = (found.next_ordinal(), found.leans_on(), found.table_entry(u64::MAX));
             if let Some(before) = found.before() {
                 prop_assert_eq!(before.next_ordinal(), found.ordinal);
@@ -303,7 +303,7 @@ proptest! {
         rows in vec((0..3_u64, 1..=u32::MAX, any::<u32>()), 1..40), missing in 0..2_u64,
         range in (number(), number()),
     ) {
-        // A row of a chunk has its length below, and the check above; a hole has only a length.
+        // A row of a chunk has its length in the lower half, its check above; a hole only a length.
         let word = |&(id, length, check): &(u64, u32, u32)| match id {
             0 => u64::from(length),
             _ => u64::from(length) | u64::from(check) << 32,

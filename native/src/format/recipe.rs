@@ -28,25 +28,25 @@ layout! {
 const MAGIC: [u8; 4] = *b"DDRP";
 const FORMAT: u8 = 1;
 const LEVEL_LEAF: u8 = 0;
-/// Of a node.
+/// Maximum per node.
 const ROWS_MAX: usize = 4096;
 
-/// A node that names chunks, and no other nodes.
+/// A node that names only chunks.
 pub struct Leaf<'a> {
-    /// Bytes of file below it, as its header says.
+    /// Bytes of the file below it, according to its header.
     pub length: u64,
     rows: &'a [u8],
 }
 
-/// A chunk, or a hole; in a node that is no leaf: another node.
+/// A chunk or a hole. In a node that is no leaf: another node.
 pub struct Row {
     pub id: RecordId,
     pub length: u64,
     pub fingerprint_check: FingerprintCheck,
 }
 
-/// Header and rows of a node. None where a payload is none, or has another number of rows than it
-/// says.
+/// Header and rows of a node. None if the payload is not a node, or if its number of rows differs
+/// from its header.
 fn divided(payload: &[u8]) -> Option<(&[u8], &[u8])> {
     let (head, rows) = payload.split_at_checked(header::BYTES)?;
     let is_node = *header::MAGIC.of(head) == MAGIC && header::FORMAT.u8(head) == FORMAT;
@@ -55,7 +55,7 @@ fn divided(payload: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 impl<'a> Leaf<'a> {
-    /// None where a payload is no leaf, or has another number of rows than it says.
+    /// None if the payload is not a leaf, or if its number of rows differs from its header.
     pub fn of(payload: &'a [u8]) -> Option<Leaf<'a>> {
         let (head, rows) = divided(payload)?;
         let is_leaf = header::LEVEL.u8(head) == LEVEL_LEAF;
@@ -71,31 +71,31 @@ impl Row {
     /// A row of a leaf.
     fn of_chunk(row: &[u8]) -> Row {
         let (id, length) = (RecordId(fields::ID.u64(row)), fields::LENGTH.u64(row));
-        // A chunk's check is in the upper half; a hole has all 64 bits for its length.
+        // A chunk's check is in the upper half. A hole uses all 64 bits for its length.
         let own = if id.is_hole() { length } else { u64::from(length as u32) };
         let fingerprint_check = FingerprintCheck((length >> 32) as u32);
         Row { id, length: own, fingerprint_check }
     }
 
-    /// A row of any other node: it names a node.
+    /// A row of any other node, which names a node.
     fn of_node(row: &[u8]) -> Row {
         let (id, length) = (RecordId(fields::ID.u64(row)), fields::LENGTH.u64(row));
         Row { id, length, fingerprint_check: FingerprintCheck(0) }
     }
 }
 
-/// A node of any level, with the place of each row in it.
+/// A node of any level, with the start of each row.
 pub struct Node {
     pub level: u8,
-    /// Bytes of file below it.
+    /// Bytes of the file below it.
     pub length: u64,
     rows: Vec<Row>,
-    /// Where the rows begin.
+    /// The starts of the rows.
     starts: Vec<u64>,
 }
 
 impl Node {
-    /// None where a payload is no node that any recipe has.
+    /// None if no recipe can have this payload as a node.
     pub fn of(payload: &[u8]) -> Option<Node> {
         let (head, rows) = divided(payload)?;
         let level = header::LEVEL.u8(head);
@@ -113,7 +113,7 @@ impl Node {
         is_one.then_some(Node { level, length, rows, starts })
     }
 
-    /// The leaf of a file that is one chunk.
+    /// The leaf of a file with one chunk.
     pub fn of_chunk(row: Row) -> Node {
         Node { level: LEVEL_LEAF, length: row.length, rows: vec![row], starts: vec![0] }
     }
@@ -122,7 +122,7 @@ impl Node {
         self.level == LEVEL_LEAF
     }
 
-    /// The rows that a range within the node touches, each with its place in the node.
+    /// The rows in a range of the node, each with its start.
     pub fn rows_in(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &Row)> {
         let first = self.starts.partition_point(|&start| start <= range.start).saturating_sub(1);
         let end = range.end;
@@ -130,7 +130,7 @@ impl Node {
         starts.zip(&self.rows[first..]).take_while(move |&(start, _)| start < end)
     }
 
-    /// Of memory, about.
+    /// Approximate bytes of memory.
     pub fn bytes(&self) -> usize {
         self.rows.len() * (size_of::<Row>() + size_of::<u64>())
     }
@@ -151,7 +151,7 @@ mod tests {
         head.into_iter().chain(rows.flatten()).collect()
     }
 
-    /// The places and lengths of the rows that a range touches.
+    /// The starts and lengths of the rows in a range.
     fn touched(node: &Node, range: Range<u64>) -> Vec<(u64, u64)> {
         node.rows_in(&range).map(|(start, row)| (start, row.length)).collect()
     }

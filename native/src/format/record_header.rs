@@ -1,4 +1,4 @@
-//! The header that each record of a container begins with (docs/design/format.md, "Record header").
+//! The header of each record of a container (docs/design/format.md, "Record header").
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -39,7 +39,7 @@ impl RecordKind {
     pub const TOMBSTONE: RecordKind = RecordKind(2);
     pub const COPY: RecordKind = RecordKind(3);
 
-    /// Whether such a record has a payload of its own.
+    /// Returns whether such a record has its own payload.
     #[inline]
     pub fn has_bytes(self) -> bool {
         !matches!(self, RecordKind::FORWARD | RecordKind::TOMBSTONE)
@@ -56,16 +56,16 @@ pub struct RecordHeader {
     pub stored_length: u32,
     pub hint: u32,
     pub fingerprint: Fingerprint,
-    /// An id; of a tombstone the number of ordinals that it stands for, 0 is one; of a record that
-    /// leans on another that one.
+    /// An id. In a tombstone: the number of its ordinals, where 0 means one. In a record that
+    /// depends on another: the id of that record.
     pub target: u64,
     pub checksum: Checksum,
-    /// How many records right before it were collected, and left nothing but this.
+    /// Number of collected records directly before it; only this number is left of them.
     pub collected: u16,
 }
 
 impl RecordHeader {
-    /// Decodes a header. None where the magic or the checksum is wrong: the bytes are no header, or
+    /// Decodes a header. None if the magic or the checksum is wrong: the bytes are no header, or
     /// belong to a container with another seed.
     #[inline]
     pub fn sound(bytes: &[u8; RECORD_HEADER_BYTES], seed: u64) -> Option<RecordHeader> {
@@ -102,8 +102,7 @@ impl RecordHeader {
         fields::HEADER_CHECKSUM.put(out, &check.to_le_bytes());
     }
 
-    /// Whether `entry`, the one of `ordinal` in the table, describes this record. The kind is not
-    /// compared.
+    /// Returns whether `entry`, that of `ordinal` in the table, describes this record of any kind.
     #[inline]
     pub fn agrees_with(&self, entry: &TableEntry, ordinal: u32) -> bool {
         self.ordinal == ordinal
@@ -113,13 +112,13 @@ impl RecordHeader {
             && self.fingerprint == entry.fingerprint
     }
 
-    /// The id of the record that this one leans on. The target of a copy is none.
+    /// The id of the record that this one depends on. A copy depends on none, despite its target.
     pub fn leans_on(&self) -> Option<u64> {
         let leans = self.codec.leans() && self.kind == RecordKind::DATA;
         leans.then_some(self.target)
     }
 
-    /// The tombstone that it implies, which stands for those that were collected before it.
+    /// The implied tombstone for the records that were collected before it.
     pub fn before(&self) -> Option<RecordHeader> {
         (self.collected > 0).then(|| RecordHeader {
             ordinal: self.ordinal - u32::from(self.collected),
@@ -135,21 +134,21 @@ impl RecordHeader {
         })
     }
 
-    /// The ordinal of the record after this one. A tombstone stands for several ordinals.
+    /// The ordinal of the next record. A tombstone stands for several ordinals.
     pub fn next_ordinal(&self) -> u32 {
         let run = if self.kind == RecordKind::TOMBSTONE { self.target.max(1) } else { 1 };
         self.ordinal.saturating_add(u32::try_from(run).unwrap_or(u32::MAX))
     }
 
-    /// The entry of a redirection table for this record, which begins at `offset`, as of the time
-    /// when it was appended.
+    /// The entry of a redirection table for this record at `offset`, in the state after it was
+    /// appended.
     pub fn table_entry(&self, offset: u64) -> TableEntry {
         let state = match self.kind {
             RecordKind::FORWARD => State::MERGED,
             RecordKind::TOMBSTONE => State::TOMBSTONE,
             _ => State::LIVE,
         };
-        // The target of a tombstone is a count, and no id.
+        // The target of a tombstone is a count, not an id.
         let target = if self.kind == RecordKind::TOMBSTONE { 0 } else { self.target };
         TableEntry {
             fingerprint: self.fingerprint,
@@ -168,7 +167,7 @@ fn header_checksum(bytes: &[u8; RECORD_HEADER_BYTES], seed: u64) -> u64 {
     xxh3_64_with_seed(&bytes[..fields::HEADER_CHECKSUM.start], seed)
 }
 
-/// Bytes of a whole record: header, payload and padding.
+/// Bytes of a complete record: header, payload and padding.
 #[inline]
 pub fn record_bytes(stored_length: u64) -> u64 {
     (RECORD_HEADER_BYTES as u64 + stored_length).next_multiple_of(RECORD_ALIGN_BYTES as u64)

@@ -1,12 +1,12 @@
-//! The files that indexes are saved in (docs/design/format.md, "Saved table", "Saved chains").
+//! The files of saved indexes (docs/design/format.md, "Saved table", "Saved chains").
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::bytes::layout;
 
 layout! {
-    /// The header of both files. Four fields have different names in the document, which follow
-    /// here: first that of the saved table, then that of the saved chains.
+    /// The header of both files. Four fields have different names in the document: first for the
+    /// saved table, then for the saved chains.
     pub mod header: 64 bytes {
         MAGIC: 8 at 0,
         FORMAT: 2 at 8,
@@ -24,7 +24,7 @@ layout! {
 }
 
 layout! {
-    /// A container as the index has it.
+    /// An indexed container.
     pub mod stamp: 24 bytes {
         CONTAINER: 4 at 0,
         GENERATION: 4 at 4,
@@ -35,14 +35,14 @@ layout! {
 }
 
 layout! {
-    /// The upper 52 bits of the ids that a block of record numbers stands for.
+    /// The upper 52 bits of the ids in a block of record numbers.
     pub mod block: 8 bytes {
         IDS: 8 at 0,
     }
 }
 
 layout! {
-    /// How many planes a group has.
+    /// The number of planes of a group.
     pub mod group: 4 bytes {
         PLANES: 4 at 0,
     }
@@ -57,7 +57,7 @@ layout! {
 }
 
 layout! {
-    /// An entry that found no slot in a saved table.
+    /// An entry without a slot in a saved table.
     pub mod stashed: 16 bytes {
         BUCKET: 8 at 0,
         SIGNATURE: 4 at 8,
@@ -82,7 +82,7 @@ layout! {
 }
 
 layout! {
-    /// A unit of the file of chains: filters, or entries.
+    /// A unit of the file of chains, with filters or entries.
     pub mod unit: 4096 bytes {
         CONTENT: 4088 at 0,
         CHECKSUM: 8 at 4088,
@@ -97,10 +97,10 @@ layout! {
     }
 }
 
-/// Filters of a chain, which is as many as a row has bits, and one for each page.
+/// Filters of a chain, one per page. A row has one bit of each.
 pub const CHAIN_PAGES: usize = 128;
 
-/// Blocks of filters of a chain: 8,160 bits a filter, 16 for each entry of a page.
+/// Blocks of filters of a chain: 8,160 bits per filter, 16 per entry of a page.
 pub const CHAIN_BLOCKS: usize = 32;
 
 /// Rows of a block. They leave room for the checksum of the unit, and 8 bytes of zeros.
@@ -110,34 +110,34 @@ pub const BLOCK_ROWS: u64 = 255;
 /// false positive.
 pub const KEY_ROWS: u32 = 8;
 
-/// Entries of a page: four bytes of hash and the record number of each.
+/// Entries of a page: four bytes of hash and the record number for each.
 pub const PAGE_ROWS: usize = unit::CHECKSUM.start / page_entry::BYTES;
 
-/// A block of record numbers has 2 to this many.
+/// A block of record numbers has 2 to the power of this numbers.
 pub const BLOCK_BITS: u32 = 12;
 
 pub const CHECKSUM_BYTES: usize = size_of::<u64>();
 
-/// `body` with its checksum after it.
+/// Returns `body` followed by its checksum.
 pub fn seal(mut body: Vec<u8>) -> Vec<u8> {
     let check = xxh3_64(&body);
     body.extend(check.to_le_bytes());
     body
 }
 
-/// The body that [`seal`] was given; None where anything of it has changed.
+/// Returns the body given to [`seal`], or None if any byte has changed.
 pub fn checked(data: &[u8]) -> Option<&[u8]> {
     let (body, check) = data.split_at_checked(data.len().checked_sub(CHECKSUM_BYTES)?)?;
     (check == xxh3_64(body).to_le_bytes()).then_some(body)
 }
 
-/// Whose index a file is: the volume, and the kind of its containers.
+/// The owner of an index: the volume, and the kind of its containers.
 pub struct Owner {
     pub volume_id: [u8; 16],
     pub kind: u8,
 }
 
-/// Which of the two files it is.
+/// Identifies one of the two files.
 pub struct FileFormat {
     pub magic: &'static [u8; 8],
     pub format: u16,
@@ -176,7 +176,7 @@ impl Header {
         out
     }
 
-    /// None for a file of another volume, kind or format, or a damaged one.
+    /// Returns None for a damaged file, or a file of another volume, kind or format.
     pub fn of(data: &[u8; header::BYTES], file: &FileFormat, owner: &Owner) -> Option<Header> {
         let found = Header {
             group_bits: header::GROUP_BITS.u8(data).into(),

@@ -1,4 +1,4 @@
-//! Files that were judged, and notes of their chunks (docs/design/format.md, "Saved notes").
+//! Judged files, and notes of their chunks (docs/design/format.md, "Saved notes").
 
 use std::cmp::Ordering;
 
@@ -20,16 +20,16 @@ layout! {
     }
 }
 
-/// A file that was left, as it was then.
+/// A skipped file, in the state at that time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judged {
     pub inode: u64,
-    /// Of size, mtime and ctime.
+    /// Check of size, mtime and ctime.
     pub check: u32,
-    /// The thousandths of its blocks that it would free; 65535 where its attributes leave no room for
-    /// that of a stub.
+    /// The share of its blocks that it would free, in thousandths. 65535 if its attributes leave no
+    /// room for a stub attribute.
     pub gain: u16,
-    /// About how many more of its chunks would have to be in the store.
+    /// Approximate number of its chunks that the store lacks for enough savings.
     pub missing: u16,
 }
 
@@ -53,12 +53,12 @@ impl Judged {
     }
 }
 
-/// Set in the owner of a note that no join has seen.
+/// Set in the owner of a note that no join has processed.
 const IS_NEW: u64 = 1 << 63;
 /// The owner of a chunk that is in the store.
 const STORE: u64 = 0;
 
-/// A chunk that a file has, or that the store has got. Notes are ordered by prefix, then by inode.
+/// A chunk of a file, or of the store. Notes are ordered by prefix, then by inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Note {
     /// The first bytes of its fingerprint.
@@ -67,12 +67,12 @@ pub struct Note {
 }
 
 impl Note {
-    /// Of a file that this run has read.
+    /// Creates the note of a file that this run has read.
     pub fn new(prefix: u64, inode: u64) -> Note {
         Note { prefix, owner: inode | IS_NEW }
     }
 
-    /// Of a chunk that this run has stored.
+    /// Creates the note of a chunk that this run has stored.
     pub fn stored(prefix: u64) -> Note {
         Note { prefix, owner: STORE | IS_NEW }
     }
@@ -98,7 +98,7 @@ impl Note {
         (inode != STORE).then_some(inode)
     }
 
-    /// The same, seen by a join.
+    /// The same note after a join.
     pub fn joined(self) -> Note {
         Note { owner: self.owner & !IS_NEW, ..self }
     }
@@ -117,7 +117,7 @@ impl PartialOrd for Note {
     }
 }
 
-/// Rows of [`judged::BYTES`], or of [`note::BYTES`], each as `of` reads it.
+/// Rows of [`judged::BYTES`], or of [`note::BYTES`], decoded by `of`.
 pub fn rows<'a, T>(bytes: &'a [u8], of: impl Fn(&[u8]) -> T + 'a) -> impl Iterator<Item = T> + 'a {
     const { assert!(judged::BYTES == note::BYTES) };
     bytes.chunks_exact(note::BYTES).map(of)

@@ -1,4 +1,4 @@
-//! The header that each frame of a stream begins with (docs/design/format.md, "Frame header").
+//! The header of each frame of a stream (docs/design/format.md, "Frame header").
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -25,7 +25,7 @@ const MAGIC: [u8; 4] = *b"DDSF";
 /// The kind of a frame that has a chunk: its fingerprint, and the payload of its record.
 pub const CHUNK: u8 = 2;
 
-/// A frame as its header tells it, but for its length.
+/// The header of a frame, without its length.
 #[derive(Clone, Copy)]
 pub struct Head {
     pub kind: u8,
@@ -34,7 +34,7 @@ pub struct Head {
     pub raw_length: u32,
 }
 
-/// Writes the header of `frame`, before the payload that is there. None where that is too long.
+/// Writes the header of `frame` before its payload. Returns None if the payload is too long.
 pub fn write_header(frame: &mut [u8], head: Head, seed: u64) -> Option<()> {
     let (out, payload) = frame.split_at_mut(HEADER_BYTES);
     let stored_length = u32::try_from(payload.len()).ok()?;

@@ -1,5 +1,5 @@
-//! The attribute of a stub (docs/design/format.md, "Stub attribute"); `dedupd_core/format/stub.py`
-//! has the same in Python.
+//! The attribute of a stub (docs/design/format.md, "Stub attribute"). `dedupd_core/format/stub.py`
+//! is the equivalent in Python.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -22,7 +22,7 @@ layout! {
 }
 
 layout! {
-    /// What the binding is the hash of.
+    /// The input of the binding's hash.
     mod binding: 12 bytes {
         INODE: 8 at 0,
         GENERATION: 4 at 8,
@@ -30,23 +30,22 @@ layout! {
 }
 
 pub const STUB_BYTES: usize = fields::BYTES;
-/// No stub is longer (as in `dedupd_core/stub/transition.py`).
+/// Maximum length of a stub (as in `dedupd_core/stub/transition.py`).
 pub const LENGTH_BYTES_MAX: u64 = (1 << 63) - (64 << 10);
 const FORMAT: u8 = 2;
 
 pub const COMMITTING: u8 = 1;
 pub const RESTORING: u8 = 2;
-/// The stub names a chunk, and no recipe.
+/// The stub names a chunk instead of a recipe.
 pub const DIRECT: u8 = 4;
-/// Blocks may have been added to those that the attribute counts.
+/// The stub may have more local blocks than the attribute counts.
 pub const WRITTEN: u8 = 8;
-/// The recipe is no version of the file: what lay in blocks of its own then is not in it.
+/// The recipe is no version of the file: it lacks the content of local blocks.
 pub const PARTIAL: u8 = 16;
-/// All flags that there are. An attribute with another one is of a later version.
+/// All known flags. An attribute with another flag is from a later version.
 const STUB_FLAGS: u8 = COMMITTING | RESTORING | DIRECT | WRITTEN | PARTIAL;
 
-/// What the attributes of a volume's stubs have in common: the seeds of the checksum and of the
-/// binding.
+/// The seeds of checksum and binding, which all stub attributes of a volume share.
 #[derive(Clone, Copy)]
 pub struct Seeds {
     pub attribute: u64,
@@ -54,7 +53,7 @@ pub struct Seeds {
 }
 
 impl Seeds {
-    /// What binds an attribute to an inode: on any other it is that of a copy.
+    /// Binds an attribute to an inode. On any other inode, the attribute belongs to a copy.
     pub fn binding(self, inode: u64, generation: u32) -> u64 {
         let mut bound = [0; binding::BYTES];
         binding::INODE.put(&mut bound, &inode.to_le_bytes());
@@ -70,16 +69,16 @@ pub struct StubHead {
     pub recipe: RecordId,
     pub digest: [u8; DIGEST_BYTES],
     pub covered: u64,
-    /// While committing or restoring: the time to give back.
+    /// While committing or restoring: the time to restore.
     pub mtime_ns: i64,
-    /// Of [`Seeds::binding`].
+    /// Result of [`Seeds::binding`].
     pub binding: u64,
-    /// Bytes that the file's own blocks hold; at least so many if written to since.
+    /// Bytes in local blocks; a minimum if the stub was written to since.
     pub local: u64,
 }
 
 impl StubHead {
-    /// The start of the fingerprint that the stub names, as a recipe keeps it.
+    /// The start of the fingerprint that the stub names, as a recipe has it.
     pub fn fingerprint_check(&self) -> FingerprintCheck {
         FingerprintCheck::of(&self.digest)
     }
@@ -95,14 +94,14 @@ impl StubHead {
         fields::MTIME_NS.put(&mut value, &self.mtime_ns.to_le_bytes());
         fields::BINDING.put(&mut value, &self.binding.to_le_bytes());
         fields::LOCAL.put(&mut value, &self.local.to_le_bytes());
-        // The checksum covers the whole attribute, with zeros in the place of the checksum.
+        // The checksum covers the entire attribute, with zeros instead of the checksum.
         let check = xxh3_64_with_seed(&value, seed) as u32;
         fields::CHECK.put(&mut value, &check.to_le_bytes());
         value
     }
 }
 
-/// Decodes an attribute. None where it is damaged, belongs to another volume, or has parts that this
+/// Decodes an attribute. None if it is damaged, belongs to another volume, or has parts that this
 /// version does not know.
 pub fn stub_head(value: &[u8], seed: u64) -> Option<StubHead> {
     let head: &[u8; STUB_BYTES] = value.try_into().ok()?;
@@ -126,8 +125,8 @@ pub fn stub_head(value: &[u8], seed: u64) -> Option<StubHead> {
     })
 }
 
-/// Whether `value` is the sound attribute of a stub of `size` bytes, all of which are in the store,
-/// with no transition under way.
+/// Returns whether `value` is the sound attribute of a stub of `size` bytes, entirely in the store
+/// and without a transition in progress.
 pub fn is_settled_stub(value: &[u8], size: i64, seed: u64) -> bool {
     stub_head(value, seed).is_some_and(|stub| {
         stub.flags & !DIRECT == 0

@@ -41,11 +41,10 @@ layout! {
 
 pub const ENTRY_BYTES: usize = fields::BYTES;
 
-/// Steps that readers take from a merged record to the one with its bytes. More are taken for a
-/// loop.
+/// Maximum of steps from a merged record to the record with its bytes. More steps count as a loop.
 pub const FORWARDS_MAX: usize = 64;
 
-/// An entry as it lies in a table.
+/// An entry as stored in a table.
 pub type EntryBytes = [u8; ENTRY_BYTES];
 
 /// The state of a record. An entry may hold any other value, which is not a state.
@@ -53,7 +52,7 @@ pub type EntryBytes = [u8; ENTRY_BYTES];
 pub struct State(pub u8);
 
 impl State {
-    /// Of an entry that is damaged, or was never written.
+    /// State of an entry that is damaged, or was never written.
     pub const NONE: State = State(0);
     pub const LIVE: State = State(1);
     pub const ORPHANED: State = State(2);
@@ -61,7 +60,7 @@ impl State {
     pub const QUARANTINED: State = State(4);
     pub const TOMBSTONE: State = State(5);
 
-    /// Whether the bytes of such a record are there, and have failed no check.
+    /// Returns whether such a record has bytes that have not failed a check.
     #[inline]
     pub fn has_bytes(self) -> bool {
         matches!(self, State::LIVE | State::ORPHANED)
@@ -77,8 +76,8 @@ impl State {
 pub struct TableEntry {
     pub fingerprint: Fingerprint,
     pub offset: u64,
-    /// Of a merged entry the record that it was merged into, of a copy the one that it repeats; of a
-    /// live record that leans on another that one, or a hole; of an orphan its epoch, which is no id.
+    /// For a merged entry, its merge target; for a copy, the repeated record. For a live record
+    /// that depends on another, that record, or a hole. For an orphan its epoch, which is no id.
     pub target: RecordId,
     pub stored_length: u32,
     pub raw_length: u32,
@@ -88,7 +87,7 @@ pub struct TableEntry {
 }
 
 impl TableEntry {
-    /// Decodes an entry without a look at its checksum.
+    /// Decodes an entry without checking its checksum.
     #[inline]
     pub fn unchecked(bytes: &EntryBytes) -> TableEntry {
         TableEntry {
@@ -103,15 +102,15 @@ impl TableEntry {
         }
     }
 
-    /// Decodes an entry. None where the checksum is wrong: the entry is damaged, was never written,
-    /// or belongs to a container with another seed.
+    /// Decodes an entry. None if the checksum is wrong: the entry is damaged, was never written, or
+    /// belongs to a container with another seed.
     #[inline]
     pub fn sound(bytes: &EntryBytes, seed: u64) -> Option<TableEntry> {
         let is_sound = fields::CHECK.u16(bytes) == check(bytes, seed);
         is_sound.then(|| TableEntry::unchecked(bytes))
     }
 
-    /// Whether the payload can only be decoded with the bytes of another record.
+    /// Returns whether decoding the payload requires the bytes of another record.
     #[inline]
     pub fn leans(&self) -> bool {
         self.codec.leans() && self.stored_length > 0
@@ -132,14 +131,14 @@ impl TableEntry {
         bytes
     }
 
-    /// The start of the fingerprint, as a recipe keeps it.
+    /// The start of the fingerprint, as a recipe has it.
     #[inline]
     pub fn fingerprint_check(&self) -> FingerprintCheck {
         FingerprintCheck::of(&self.fingerprint)
     }
 }
 
-/// Gives an entry another state, and the checksum that goes with it.
+/// Sets the state of an entry, and updates its checksum.
 pub fn set_state(bytes: &mut EntryBytes, state: State, seed: u64) {
     fields::STATE.put(bytes, &[state.0]);
     let check = check(bytes, seed);
@@ -152,13 +151,13 @@ fn check(bytes: &EntryBytes, seed: u64) -> u16 {
     xxh3_64_with_seed(&bytes[..fields::CHECK.start], seed) as u16
 }
 
-/// Whole entries, one after the other.
+/// Complete entries, in order.
 pub fn entries(table: &[u8]) -> impl Iterator<Item = &EntryBytes> {
     table.chunks_exact(ENTRY_BYTES).filter_map(|entry| entry.first_chunk())
 }
 
-/// The seed of a container's checksums, by the header of its table. None where that is not valid, or
-/// of another container or volume.
+/// The seed of a container's checksums, from the header of its table. None if the header is not
+/// valid, or belongs to another container or volume.
 pub fn seed_in(
     header_bytes: &[u8; header::BYTES],
     volume_id: &[u8; 16],
@@ -190,7 +189,7 @@ pub fn table_name(container: ContainerNumber) -> String {
 }
 
 layout! {
-    /// The bytes whose xxh3 is the seed of a container without a seed of its own.
+    /// The bytes whose xxh3 is the seed of a container without its own seed.
     mod public: 24 bytes {
         VOLUME_ID: 16 at 0,
         CONTAINER: 4 at 16,
@@ -198,7 +197,8 @@ layout! {
     }
 }
 
-/// The seed of a container of format 1, which anybody can compute (`format.container.public_seed`).
+/// The seed of a container of format 1, which any user can compute
+/// (`format.container.public_seed`).
 fn public_seed(volume_id: &[u8; 16], container: ContainerNumber, generation: u32) -> u64 {
     let mut key = [0; public::BYTES];
     public::VOLUME_ID.put(&mut key, volume_id);

@@ -1,5 +1,5 @@
-//! The map of a redirection table that has no entries of collected records (docs/design/format.md,
-//! "Table map").
+//! The map of a redirection table that omits the entries of collected records
+//! (docs/design/format.md, "Table map").
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -14,33 +14,33 @@ layout! {
     }
 }
 
-/// Blocks are written in lines, so that entries begin at multiples of their size.
+/// Blocks are written in lines, so that entries start at multiples of their size.
 pub const LINE_BYTES: usize = 64;
 const BLOCKS_PER_LINE: usize = LINE_BYTES / block::BYTES;
-/// Ordinals that a block tells of.
+/// Number of ordinals per block.
 const BLOCK_ORDINALS: u32 = u64::BITS;
 const LINE_ORDINALS: u32 = BLOCKS_PER_LINE as u32 * BLOCK_ORDINALS;
 
-/// Where in a table with so many lines the first entry begins.
+/// The start of the first entry in a table with this number of lines.
 #[inline]
 pub fn entries_start(lines: u16) -> u64 {
     header::BYTES as u64 + u64::from(lines) * LINE_BYTES as u64
 }
 
-/// As [`entries_start`], where the last record without an entry is the one before the ordinal `end`.
+/// As [`entries_start`], if the last record without an entry is directly before the ordinal `end`.
 pub fn start_for(end: u32) -> u64 {
     entries_start(lines_for(end))
 }
 
-/// A container has room for some 12 million records, which are half as many lines as this holds.
+/// A container has room for about 12 million records, fewer than this number of lines maps.
 fn lines_for(end: u32) -> u16 {
     u16::try_from(end.div_ceil(LINE_ORDINALS)).unwrap_or(u16::MAX)
 }
 
-/// Which of 64 records have an entry.
+/// Shows which of 64 records have an entry.
 #[derive(Clone, Copy)]
 struct Block {
-    /// Entries of records with lower ordinals.
+    /// Number of entries for records with lower ordinals.
     before: u32,
     present: u64,
 }
@@ -61,12 +61,12 @@ impl Block {
         out
     }
 
-    /// Entries of records up to the last of the block.
+    /// Number of entries up to the last record of the block.
     fn through(self) -> u32 {
         self.before.saturating_add(self.present.count_ones())
     }
 
-    /// The place of the entry of an ordinal of the block; None where it has none.
+    /// The index of an ordinal's entry. None if the ordinal has no entry.
     fn place(self, ordinal: u32) -> Option<u32> {
         let bit = 1 << (ordinal % BLOCK_ORDINALS);
         (self.present & bit > 0).then(|| self.before + (self.present & (bit - 1)).count_ones())
@@ -81,9 +81,9 @@ fn check(bytes: &[u8], at: u32, seed: u64) -> u32 {
     xxh3_64_with_seed(&body, seed) as u32
 }
 
-/// The place of an entry, found with two reads at most. `fill` reads from an offset of the table.
+/// The place of an entry, found with at most two reads. `fill` reads from an offset of the table.
 ///
-/// The outer None: it cannot be told. The inner one: the record was collected and has no entry.
+/// The outer None means unknown, the inner None that the record was collected and has no entry.
 pub fn offset_of(
     ordinal: u32,
     seed: u64,
@@ -109,7 +109,7 @@ pub fn offset_of(
     Some(place.map(|place| entries_start(lines) + u64::from(place) * ENTRY_BYTES as u64))
 }
 
-/// The entry that stands for a collected record without one.
+/// The entry that represents a collected record without an entry.
 pub fn collected_entry(seed: u64) -> EntryBytes {
     collected().to_bytes(seed)
 }
@@ -127,7 +127,7 @@ pub struct TableMap {
 }
 
 impl TableMap {
-    /// The map in the first lines after the header of a table; None where it is damaged.
+    /// The map in the first lines after the header of a table; None if it is damaged.
     pub fn of(bytes: &[u8], seed: u64) -> Option<TableMap> {
         let mut blocks: Vec<Block> = Vec::with_capacity(bytes.len() / block::BYTES);
         for (at, bytes) in (0..).zip(bytes.chunks_exact(block::BYTES)) {
@@ -140,8 +140,7 @@ impl TableMap {
         Some(TableMap { blocks, seed })
     }
 
-    /// The map of a table without the entries of some records, which are given as [first, end) and
-    /// ascend.
+    /// The map of a table without the entries of some records, as ascending ranges [first, end).
     pub fn without(rows: &[(u32, u32)], seed: u64) -> TableMap {
         let lines = usize::from(lines_for(rows.last().map_or(0, |&(_, end)| end)));
         let mut blocks = vec![Block { before: 0, present: u64::MAX }; lines * BLOCKS_PER_LINE];
@@ -162,7 +161,7 @@ impl TableMap {
         blocks.flat_map(|(at, block)| block.to_bytes(at, self.seed)).collect()
     }
 
-    /// Where the first entry begins.
+    /// The start of the first entry.
     pub fn start(&self) -> u64 {
         (header::BYTES + self.blocks.len() * block::BYTES) as u64
     }
@@ -171,17 +170,17 @@ impl TableMap {
         self.blocks.len() as u32 * BLOCK_ORDINALS
     }
 
-    /// Where an entry of some place among the entries begins.
+    /// The offset of the entry with this index.
     pub fn offset(&self, place: u32) -> u64 {
         self.start() + u64::from(place) * ENTRY_BYTES as u64
     }
 
-    /// How many records have no entry.
+    /// Number of records without an entry.
     pub fn left_out(&self) -> u32 {
         self.mapped() - self.blocks.last().map_or(0, |last| last.through())
     }
 
-    /// The place of the entry of a record among the entries; None where it has none.
+    /// The index of a record's entry; None if it has no entry.
     pub fn place(&self, ordinal: u32) -> Option<u32> {
         match self.blocks.get((ordinal / BLOCK_ORDINALS) as usize) {
             Some(block) => block.place(ordinal),
@@ -189,7 +188,7 @@ impl TableMap {
         }
     }
 
-    /// How many entries are of records below an ordinal.
+    /// Number of entries for records below an ordinal.
     pub fn places_below(&self, end: u32) -> u32 {
         match self.blocks.get((end / BLOCK_ORDINALS) as usize) {
             Some(block) => {
@@ -200,8 +199,8 @@ impl TableMap {
         }
     }
 
-    /// The entries of records from `first` on, with one for each that was collected, made of those
-    /// in the table, `packed`; up to `end`, or as far as these go.
+    /// The entries of records from `first` on, with an entry for each collected record, made from
+    /// `packed`, the entries in the table. They end at `end`, or at the end of `packed`.
     pub fn expand(&self, packed: &[u8], first: u32, end: u32) -> Vec<u8> {
         let none = collected_entry(self.seed);
         let mut left = packed.chunks_exact(ENTRY_BYTES);

@@ -1,7 +1,7 @@
-//! Extended attributes by a name in a directory. The system call for that is as old as Linux 6.13;
-//! before, a path by `/proc` leads there, which takes some times as long.
+//! Extended attributes by a name in a directory. Linux 6.13 added the system call. Before, a path
+//! in `/proc` leads to the file, which takes several times as long.
 //!
-//! (Of an inode that is only named by a descriptor, with `O_PATH`, the call knows nothing.)
+//! (The call does not work for an inode that is only named by a descriptor, with `O_PATH`.)
 
 use std::ffi::{CStr, c_long};
 use std::io::Error;
@@ -20,11 +20,11 @@ struct XattrArgs {
 
 /// The same number on every architecture.
 const SYS_GETXATTRAT: c_long = 464;
-/// Cleared after the first call that the kernel, or a seccomp filter, does not know.
+/// False after the first call that the kernel, or a seccomp filter, rejects as unknown.
 static GETXATTRAT: AtomicBool = AtomicBool::new(true);
 
-/// Puts an attribute into `value`, and says how long it is; an empty `value` only asks for that.
-/// Follows no link.
+/// Reads an attribute into `value`, and returns its length. An empty `value` only asks for the
+/// length. Follows no link.
 pub fn getxattr_at(
     dir: BorrowedFd,
     name: &CStr,
@@ -48,7 +48,7 @@ fn by_call(
 ) -> Result<usize, Errno> {
     let size = u32::try_from(value.len()).unwrap_or(u32::MAX);
     let args = XattrArgs { value: value.as_mut_ptr() as u64, size, flags: 0 };
-    // SAFETY: both strings are NUL-terminated; `args` names a buffer writable for its size.
+    // SAFETY: both strings are NUL-terminated; `args` names a buffer that is writable for its size.
     checked(unsafe {
         libc::syscall(
             SYS_GETXATTRAT,

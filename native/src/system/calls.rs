@@ -1,5 +1,5 @@
-//! System calls that Python's `os` lacks and that change nothing (for those see `effects`). Each makes
-//! one attempt; the caller retries on EINTR.
+//! System calls that Python's `os` lacks and that change nothing (`effects` has those that do).
+//! Each makes one attempt; the caller retries on EINTR.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint};
 use std::io::{Error, Result};
@@ -22,13 +22,13 @@ struct FileHandle {
     body: [u8; HANDLE_BYTES_MAX],
 }
 
-/// The handle of the inode that `fd` is open on: type (i32, little-endian), then its bytes.
+/// The handle of the inode that `fd` has open: type (i32, little-endian), then its bytes.
 pub fn name_to_handle(fd: RawFd) -> Result<Vec<u8>> {
     name_to_handle_at(fd, c"", |handle| handle.to_vec())
 }
 
-/// As [`name_to_handle`], of `name` in the directory `dir`, without following a link; an empty name
-/// is `dir` itself.
+/// As [`name_to_handle`], for `name` in the directory `dir`, without following a link. An empty
+/// name means `dir` itself.
 pub fn name_to_handle_at<T>(dir: RawFd, name: &CStr, take: impl FnOnce(&[u8]) -> T) -> Result<T> {
     let mut handle = FileHandle {
         handle_bytes: HANDLE_BYTES_MAX as u32,
@@ -37,7 +37,7 @@ pub fn name_to_handle_at<T>(dir: RawFd, name: &CStr, take: impl FnOnce(&[u8]) ->
     };
     let mut mount_id: c_int = 0;
     let flags = if name.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
-    // SAFETY: all pointers are to live locals; the kernel writes `handle_bytes` at most.
+    // SAFETY: all pointers are to live locals; the kernel writes at most `handle_bytes`.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -56,7 +56,7 @@ pub fn name_to_handle_at<T>(dir: RawFd, name: &CStr, take: impl FnOnce(&[u8]) ->
     Ok(take(&out[..length]))
 }
 
-/// The generation of the inode that `fd` is open on, `O_PATH` too; 0 where its file system has none.
+/// The generation of the inode that `fd` has open, even by `O_PATH`. 0 if its file system has none.
 pub fn generation_of(fd: RawFd) -> Result<u32> {
     match name_to_handle(fd) {
         Ok(handle) => Ok(generation_in(&handle).unwrap_or(0)),
@@ -76,7 +76,7 @@ pub fn open_by_handle(mount_fd: RawFd, handle: &[u8], flags: c_int) -> Result<Ra
         handle_type: i32::from_le_bytes(*handle_type),
         body,
     };
-    // SAFETY: `handle` is a live local with as many bytes as it states.
+    // SAFETY: `handle` is a live local with the number of bytes that it states.
     let result = unsafe {
         libc::syscall(
             libc::SYS_open_by_handle_at,
@@ -88,7 +88,7 @@ pub fn open_by_handle(mount_fd: RawFd, handle: &[u8], flags: c_int) -> Result<Ra
     check(result).map(|fd| fd as RawFd)
 }
 
-/// `SYS_cachestat`, the same number on all architectures but Alpha.
+/// `SYS_cachestat`, the same number on all architectures except Alpha.
 const CACHESTAT: c_long = 451;
 
 /// The kernel's `struct cachestat`: pages of a range of a file.
@@ -99,20 +99,20 @@ struct CachedPages {
     others: [u64; 4],
 }
 
-/// The smallest page that the page cache has on any machine.
+/// The smallest page of the page cache on any machine.
 pub const PAGE_BYTES_MIN: u64 = 4096;
 
-/// How many pages of a range of a file the page cache has. Fails before Linux 6.5.
+/// Number of pages of a range that are in the page cache. Fails before Linux 6.5.
 pub fn cached_pages(fd: RawFd, range: &Range<u64>) -> Result<u64> {
     let mut pages = CachedPages::default();
     let asked = [range.start, range.end - range.start];
-    // SAFETY: both are live locals of the layout that the kernel expects.
+    // SAFETY: both are live locals with the layout that the kernel expects.
     let result =
         unsafe { libc::syscall(CACHESTAT, fd, asked.as_ptr(), &raw mut pages, 0 as c_uint) };
     check(result).map(|_| pages.cached)
 }
 
-/// Whether the page cache has all of a range of a file. False before Linux 6.5.
+/// Returns whether the page cache has an entire range of a file. False before Linux 6.5.
 pub fn is_cached(fd: RawFd, range: &Range<u64>) -> bool {
     // SAFETY: takes no pointers.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
@@ -124,7 +124,7 @@ pub fn is_cached(fd: RawFd, range: &Range<u64>) -> bool {
 const XATTR_BYTES_USUAL: usize = 4096;
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
-/// None where the file has no such attribute, or its file system none of that kind.
+/// Returns None if the file has no such attribute, or its file system does not support it.
 pub fn fgetxattr(fd: RawFd, name: &CStr) -> Result<Option<Vec<u8>>> {
     let mut value = vec![0u8; XATTR_BYTES_USUAL];
     loop {

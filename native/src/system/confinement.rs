@@ -1,4 +1,4 @@
-//! Rights that a process gives up for all of its time: capabilities, and system calls.
+//! Rights that a process drops permanently: capabilities, and system calls.
 
 use std::collections::BTreeMap;
 use std::env::consts::ARCH;
@@ -19,12 +19,12 @@ pub fn give_up_capability(capability: Capability) -> Result<()> {
     Ok(())
 }
 
-/// Drops all capabilities except `kept` in this thread, in the threads that it starts, and in all
-/// programs that these run. Returns whether the bounding set is limited, which takes `CAP_SETPCAP`.
+/// Drops all capabilities except `kept` in this thread, its new threads, and all programs that
+/// these run. Returns whether the bounding set is limited, which requires `CAP_SETPCAP`.
 ///
-/// Other threads of the process keep what they have.
+/// Other threads of the process are unchanged.
 pub fn bound_capabilities(kept: &CapsHashSet) -> Result<bool> {
-    // The library tells the kernel's answer in words only.
+    // The library returns the kernel's answer only as text.
     bound(kept).map_err(|_| Error::last_os_error())
 }
 
@@ -43,13 +43,13 @@ fn bound(kept: &CapsHashSet) -> std::result::Result<bool, caps::errors::CapsErro
     Ok(is_limited)
 }
 
-/// System calls end before this number, as far as `DENIED` was checked against them: Linux 6.18. Of
-/// later ones a program hears that the kernel has none, so that it does without.
+/// End of the numbers of system calls that were compared with `DENIED`: Linux 6.18. A program gets
+/// the answer that the kernel lacks all later ones, so that it works without them.
 const KNOWN_END: c_long = 470;
 
-/// System calls that the process of a mount does not make once it serves.
+/// System calls that a mount process does not need while it serves.
 const DENIED: &[c_long] = &[
-    // Mounts. Not `umount2` and `mount_setattr`: a mount ends, and changes its options.
+    // Mounts. Not `umount2` and `mount_setattr`, which a mount needs for its end and its options.
     libc::SYS_mount,
     libc::SYS_move_mount,
     libc::SYS_open_tree,
@@ -99,7 +99,7 @@ const DENIED: &[c_long] = &[
     libc::SYS_add_key,
     libc::SYS_request_key,
     libc::SYS_keyctl,
-    // Other users. Not `setfsuid`: threads make changes as the user who has no reserved blocks.
+    // Other users. Not `setfsuid`: threads use it to make changes without the reserved blocks.
     libc::SYS_setuid,
     libc::SYS_setreuid,
     libc::SYS_setresuid,
@@ -108,7 +108,7 @@ const DENIED: &[c_long] = &[
     libc::SYS_setresgid,
     libc::SYS_setgroups,
     libc::SYS_setfsgid,
-    // Programs and personalities. Not `execve`: `stat`, `umount` and the worker for pages are started.
+    // Programs and personalities. Not `execve`, which starts `stat`, `umount` and the page worker.
     libc::SYS_execveat,
     libc::SYS_personality,
     // Events of files of all users.
@@ -116,7 +116,7 @@ const DENIED: &[c_long] = &[
     libc::SYS_fanotify_mark,
 ];
 
-/// The libc crate has no names for these two, on all processors.
+/// The libc crate lacks names for these two on some processors.
 const OPEN_TREE_ATTR: c_long = 467;
 #[cfg(target_arch = "x86_64")]
 const KEXEC_FILE_LOAD: c_long = 320;
@@ -135,7 +135,7 @@ const DENIED_OF_PROCESSOR: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const DENIED_OF_PROCESSOR: &[c_long] = &[];
 
-/// Each asks `clone` for a namespace of its own.
+/// Flags that make `clone` create a namespace.
 const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWNS,
     libc::CLONE_NEWCGROUP,
@@ -146,10 +146,10 @@ const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWNET,
 ];
 
-/// Denies all threads of this process, and the programs that they run, the system calls of `DENIED`:
-/// they fail with EPERM. Neither threads nor programs get new rights (`no_new_privs`).
+/// Denies the system calls of `DENIED` to all threads of this process, and to the programs that
+/// they run: the calls fail with EPERM. Threads and programs get no new rights (`no_new_privs`).
 ///
-/// `clone3` keeps its flags where a filter cannot see them. It fails with ENOSYS, and the C library
+/// A filter cannot see the flags of `clone3`. So `clone3` fails with ENOSYS, and the C library
 /// calls `clone`.
 pub fn deny_calls() -> Result<()> {
     let filters = [known()?, permitted()?];
@@ -157,14 +157,14 @@ pub fn deny_calls() -> Result<()> {
     filters.iter().try_for_each(|filter| install(filter))
 }
 
-/// Passes the calls that are known here.
+/// Allows the system calls with known numbers.
 fn known() -> Result<BpfProgram> {
     let known = (0..KNOWN_END).filter(|&number| number != libc::SYS_clone3);
     let rules = known.map(|number| (number, Vec::new())).collect();
     compiled(rules, SeccompAction::Errno(libc::ENOSYS as u32), SeccompAction::Allow)
 }
 
-/// Passes the calls that are not denied.
+/// Allows the system calls that are not denied.
 fn permitted() -> Result<BpfProgram> {
     let denied = DENIED.iter().chain(DENIED_OF_PROCESSOR);
     let mut rules: BTreeMap<_, _> = denied.map(|&number| (number, Vec::new())).collect();
@@ -179,7 +179,7 @@ fn permitted() -> Result<BpfProgram> {
     compiled(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32))
 }
 
-/// `listed`: what becomes of calls with a rule that holds.
+/// `listed`: the result of calls with a matching rule.
 fn compiled(
     rules: BTreeMap<c_long, Vec<SeccompRule>>,
     others: SeccompAction,
@@ -195,8 +195,8 @@ fn unsupported() -> Error {
     Error::from_raw_os_error(libc::EOPNOTSUPP)
 }
 
-/// Installs a filter in all threads. Without `SPEC_ALLOW`, kernels before Linux 5.16 switch off parts
-/// of the processor's speculation for these, which is meant for programs that run foreign code.
+/// Installs a filter in all threads. Without `SPEC_ALLOW`, kernels before Linux 5.16 disable a part
+/// of the processor's speculation for them, which is meant to confine foreign code.
 fn install(filter: BpfProgramRef) -> Result<()> {
     #[repr(C)]
     struct Program {
@@ -205,14 +205,14 @@ fn install(filter: BpfProgramRef) -> Result<()> {
     }
     let program = Program { length: filter.len() as u16, filter: filter.as_ptr() };
     let flags = libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
-    // SAFETY: the program has the layout of `sock_fprog`, and is alive until the call returns.
+    // SAFETY: the program has the layout of `sock_fprog`, and lives until the call returns.
     let result = unsafe {
         libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
     };
     match result {
         0 => Ok(()),
         -1 => Err(Error::last_os_error()),
-        // The number of a thread that has a filter of its own.
+        // The result is the number of a thread that has its own filter.
         _ => Err(Error::from_raw_os_error(libc::EBUSY)),
     }
 }

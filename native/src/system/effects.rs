@@ -1,8 +1,8 @@
-//! Durable effects: all that native code changes on a disk, it changes by these calls.
+//! Durable effects: native code changes the disk only by these calls.
 //!
-//! Code that makes several of them takes `Effects`. Production gives it `SystemCalls`. Where each
-//! effect is to be seen, as on a simulated disk, Python's disk takes them instead, and may refuse
-//! one, lose it, or end the process before it: in the code that production runs.
+//! Code with several of them takes `Effects`. Production passes `SystemCalls`. Tests that observe
+//! each effect, for example on a simulated disk, pass Python's disk. It may refuse an effect, lose
+//! it, or end the process before it, in the same code as in production.
 
 use std::ffi::{CStr, c_int, c_long};
 use std::fs::File;
@@ -19,11 +19,11 @@ pub trait Effects: Send + Sync {
     fn write_at(&self, file: &File, data: &[u8], offset: u64) -> Result<()>;
     fn truncate(&self, file: &File, length: u64) -> Result<()>;
 
-    /// Passes a fail point, which `dedupd_core.failpoint` knows by this name. An error ends the work.
+    /// Passes a fail point that `dedupd_core.failpoint` knows by this name. An error ends the work.
     fn reach(&self, point: &str) -> Result<()>;
 
-    /// How many threads may have effects at the same time, of `threads` that there are: one where
-    /// their order has to be the same each time.
+    /// The number of threads, at most `threads`, that may have effects at the same time. It is one
+    /// if their order must be the same each time.
     fn threads(&self, threads: usize) -> usize;
 }
 
@@ -52,7 +52,7 @@ impl Effects for SystemCalls {
             tv_sec: time.div_euclid(SECOND) as i64,
             tv_nsec: time.rem_euclid(SECOND) as i64,
         });
-        // SAFETY: two timespecs, as the call wants.
+        // SAFETY: two timespecs, as the call requires.
         check(unsafe { libc::futimens(fd, times.as_ptr()) }.into())
     }
 
@@ -96,7 +96,7 @@ pub fn syncfs(fd: RawFd) -> Result<()> {
 }
 
 pub fn renameat2(old_dir: RawFd, old: &CStr, new_dir: RawFd, new: &CStr, flags: u32) -> Result<()> {
-    // SAFETY: both names are NUL-terminated and live for the call.
+    // SAFETY: both names are NUL-terminated and live during the call.
     check(unsafe {
         libc::syscall(libc::SYS_renameat2, old_dir, old.as_ptr(), new_dir, new.as_ptr(), flags)
     })

@@ -1,5 +1,5 @@
-//! Ranges of a file with data of its own: those with blocks, or with dirty pages; and ranges that
-//! were allocated but never written.
+//! Ranges of a file with its own data, in blocks or dirty pages, and ranges that were allocated but
+//! never written.
 
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::RawFd;
@@ -18,7 +18,7 @@ const EXTENT_UNWRITTEN: u32 = 0x800;
 const EXTENT_SHARED: u32 = 0x2000;
 const EXTENTS_PER_CALL: usize = 64;
 const FSGETXATTR: libc::Ioctl = 0x801C_581F_u32 as libc::Ioctl;
-/// The kernel's `struct fsxattr` has seven fields of 32 bits; the first one has the flags.
+/// The kernel's `struct fsxattr` has seven fields of 32 bits; the first has the flags.
 const FSXATTR_FIELDS: usize = 7;
 const FLAG_REALTIME: u32 = 1;
 
@@ -49,8 +49,8 @@ struct Fiemap {
 /// The ranges of [start, end) that have blocks or dirty pages, ascending.
 ///
 /// XFS reserves blocks around those that a write copies from shared ones, and keeps them for some
-/// minutes, also where the file has holes. `SEEK_DATA` takes what the page cache has of such a hole
-/// for data; the extent map does not.
+/// minutes, even if the file has holes there. For `SEEK_DATA`, cached pages of such a hole are
+/// data; for the extent map they are not.
 pub fn present(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
     let data = data_ranges(fd, start, end)?;
     let (Some(&(first, _)), Some(&(_, last))) = (data.first(), data.last()) else {
@@ -61,12 +61,12 @@ pub fn present(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
     {
         return Ok(data);
     }
-    // A copy of a shared block shows in the map only after it is written.
+    // A copy of a shared block is in the map only after it is written.
     Ok(common(&data, &extents(fd, first, last, FIEMAP_SYNC, |_| true)?))
 }
 
-/// The extents below `end` that are allocated and were never written, ascending; the last one may
-/// go on beyond it. Dirty pages count as unwritten, or are written first where `sync` is set.
+/// The extents below `end` that are allocated and were never written, ascending. The last one may
+/// extend beyond it. Dirty pages count as unwritten, or are written first if `sync` is set.
 ///
 /// Empty on a file system without an extent map, such as tmpfs, whose files do not survive a crash.
 pub fn unwritten(fd: RawFd, end: i64, sync: bool) -> Result<Vec<Range>> {
@@ -74,9 +74,9 @@ pub fn unwritten(fd: RawFd, end: i64, sync: bool) -> Result<Vec<Range>> {
     extents_if_known(fd, end, flags, |extent| extent.flags & EXTENT_UNWRITTEN != 0)
 }
 
-/// How many bytes below `end` lie in blocks that were written and have their place on the disk, and in
-/// others: allocated ones, or those of dirty pages that have none yet, unless they are written first
-/// (`sync`). None at all on a file system without an extent map.
+/// Bytes below `end` in written blocks with a place on the disk, and bytes in other blocks. The
+/// latter are allocated, or belong to dirty pages without a place, unless `sync` writes these
+/// first. Zeros on a file system without an extent map.
 pub fn local_bytes(fd: RawFd, end: i64, sync: bool) -> Result<(i64, i64)> {
     const NOT_YET: u32 = EXTENT_UNKNOWN | EXTENT_DELAYED | EXTENT_UNWRITTEN;
     let flags = if sync { FIEMAP_SYNC } else { 0 };
@@ -92,13 +92,13 @@ pub fn local_bytes(fd: RawFd, end: i64, sync: bool) -> Result<(i64, i64)> {
     Ok((written.into_iter().map(|(start, stop)| below(start, stop)).sum(), pending))
 }
 
-/// How many bytes below `end` lie in blocks that other files, or snapshots, have as well: they stay
-/// where they are whatever becomes of this file.
+/// Bytes below `end` in blocks that other files or snapshots share, so that changes to this file do
+/// not free them.
 pub fn shared_bytes(fd: RawFd, end: i64) -> Result<i64> {
     Ok(shared(fd, end)?.iter().map(|&(start, last)| last.min(end) - start).sum())
 }
 
-/// Whether there are any. Where that cannot be told, there are none.
+/// Returns whether there are any. False if that is unknown.
 pub fn has_shared(fd: RawFd, end: i64) -> bool {
     shared(fd, end).is_ok_and(|found| !found.is_empty())
 }
@@ -138,14 +138,14 @@ fn data_ranges(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
     Ok(found)
 }
 
-/// Whether any block of a range has data, or a dirty page.
+/// Returns whether any block of a range has data, or a dirty page.
 pub fn has_data(fd: RawFd, range: &std::ops::Range<u64>) -> Result<bool> {
     let Ok(start) = i64::try_from(range.start) else { return Ok(false) };
     let found = seek(fd, start, libc::SEEK_DATA)?;
     Ok(found.is_some_and(|at| (at as u64) < range.end))
 }
 
-/// None at the end of the file, also where the file was cut meanwhile.
+/// Returns None at the end of the file, even if the file was just truncated.
 fn seek(fd: RawFd, position: i64, whence: libc::c_int) -> Result<Option<i64>> {
     // SAFETY: takes no pointers.
     let at = unsafe { libc::lseek64(fd, position, whence) };
@@ -156,20 +156,20 @@ fn seek(fd: RawFd, position: i64, whence: libc::c_int) -> Result<Option<i64>> {
     if error.raw_os_error() == Some(libc::ENXIO) { Ok(None) } else { Err(error) }
 }
 
-/// Whether the file system frees the blocks of a file only in units of several blocks, as XFS does on
-/// a realtime device with large extents. Of a unit that is punched in part, it overwrites that part with
-/// zeros, and the extent map shows these blocks as data.
+/// Returns whether the file system frees the blocks of a file only in units of several blocks, for
+/// example XFS on a realtime device with large extents. If a unit is partly punched, the file
+/// system overwrites that part with zeros, and the extent map still shows data.
 pub fn has_large_units(fd: RawFd) -> Result<bool> {
     let file_system = file_system_status(fd)?;
     if !row_by(&file_system).has_realtime_files {
         return Ok(false);
     }
     let mut fields = [0_u32; FSXATTR_FIELDS];
-    // SAFETY: the kernel writes as many fields as there are.
+    // SAFETY: the kernel writes exactly this number of fields.
     if unsafe { libc::ioctl(fd, FSGETXATTR, fields.as_mut_ptr()) } < 0 {
         return Err(Error::last_os_error());
     }
-    // Of a realtime file, XFS reports its unit as the size of a block for I/O.
+    // XFS reports the unit of a realtime file as its block size for I/O.
     let is_realtime = fields[0] & FLAG_REALTIME != 0;
     Ok(is_realtime && status_of(fd)?.st_blksize as i64 > file_system.f_bsize as i64)
 }
@@ -194,7 +194,7 @@ fn extents(
             reserved: 0,
             extents: [Extent::default(); EXTENTS_PER_CALL],
         };
-        // SAFETY: `map` has room for as many extents as it says.
+        // SAFETY: `map` has room for the number of extents that it states.
         if unsafe { libc::ioctl(fd, FIEMAP, &raw mut map) } < 0 {
             return Err(Error::last_os_error());
         }

@@ -1,34 +1,34 @@
-//! The file systems that a volume can lie on, or that are met below it: a row for each, for native
-//! code and Python (`dedupd_core.system.file_system`).
+//! The file systems of volumes, or below them: a row for each, for native code and Python
+//! (`dedupd_core.system.file_system`).
 
 use std::io::{Error, Result};
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 
-/// What is true of a file system. A new one is one more row of [`FILE_SYSTEMS`].
+/// The properties of a file system. A new one is one more row of [`FILE_SYSTEMS`].
 #[derive(Clone, Copy, Debug)]
 pub struct FileSystemRow {
-    /// As the mount table has it.
+    /// The name in the mount table.
     pub name: &'static str,
-    /// As people write it.
+    /// The usual spelling.
     pub title: &'static str,
-    /// As `statfs` has it.
+    /// The number that `statfs` reports.
     pub magic: i64,
-    /// It keeps what stubs rely on, through a power cut as well (docs/design/crash-safety.md).
+    /// It keeps what stubs rely on, even after a power failure (docs/design/crash-safety.md).
     pub is_supported: bool,
-    /// Two files, or a file and a snapshot, can have a block in common.
+    /// Two files, or a file and a snapshot, can share a block.
     pub shares_blocks: bool,
-    /// It keeps blocks for some minutes around those that a write copies from shared ones, even if the
-    /// file has holes there.
+    /// It keeps blocks for some minutes around those that a write copies from shared ones, even if
+    /// the file has holes there.
     pub keeps_blocks_around_copies: bool,
     /// It can have files on a realtime device, in extents of several blocks.
     pub has_realtime_files: bool,
-    /// Punching a range frees its blocks even if other bytes of the extent stay.
+    /// Punching a range frees its blocks even if other bytes of the extent are still in use.
     pub punching_frees: bool,
-    /// An inode is opened by its number alone: any generation in the handle will do.
+    /// The number of an inode alone opens it: any generation in the handle is accepted.
     pub opens_any_generation: bool,
-    /// The generations of inodes are random: number and generation of an inode are never those of
-    /// another one by chance.
+    /// The generations of inodes are random, so number and generation of an inode are never those
+    /// of another inode by chance.
     pub has_random_generations: bool,
 }
 
@@ -72,8 +72,8 @@ pub static FILE_SYSTEMS: [FileSystemRow; 8] = [
         magic: 0x9123_683E,
         is_supported: true,
         shares_blocks: true,
-        // It keeps an extent as long as any byte of it is referred to. Of 189 MiB in punched payloads
-        // of 80 KB, `statfs` had nothing back.
+        // It keeps an extent as long as any of its bytes is in use. After punching 189 MiB in
+        // payloads of 80 KB, `statfs` showed no additional free space.
         punching_frees: false,
         ..OTHER
     },
@@ -96,22 +96,22 @@ pub static FILE_SYSTEMS: [FileSystemRow; 8] = [
     FileSystemRow { name: "overlay", title: "overlayfs", magic: 0x794C_7630, ..OTHER },
 ];
 
-/// The row of the file system of `fd`; of one without a row what is true of most.
+/// The row of the file system of `fd`. Without a row, the properties of most file systems.
 pub fn row_of(fd: RawFd) -> Result<FileSystemRow> {
     Ok(row_by(&file_system_status(fd)?))
 }
 
-/// As [`row_of`], by what `statfs` says.
+/// As [`row_of`], from the result of `statfs`.
 pub fn row_by(status: &libc::statfs64) -> FileSystemRow {
     let magic = status.f_type;
     let row = FILE_SYSTEMS.iter().find(|row| row.magic == magic);
     row.copied().unwrap_or(FileSystemRow { magic, ..OTHER })
 }
 
-/// What `statfs` says of the file system of `fd`.
+/// The result of `statfs` for the file system of `fd`.
 pub fn file_system_status(fd: RawFd) -> Result<libc::statfs64> {
     let mut status = MaybeUninit::<libc::statfs64>::uninit();
-    // SAFETY: `status` is writable; it is read only where the call has filled it.
+    // SAFETY: `status` is writable; it is read only if the call has filled it.
     unsafe {
         if libc::fstatfs64(fd, status.as_mut_ptr()) < 0 {
             return Err(Error::last_os_error());

@@ -1,21 +1,21 @@
-//! The user as whom a thread uses file systems (`setfsuid`).
+//! The user that a thread has for file systems (`setfsuid`).
 //!
-//! A new thread begins as the one that starts it. Rights stay those of the process where it keeps its
-//! capabilities whatever its user (`SECBIT_NO_SETUID_FIXUP`).
+//! A new thread has the user of the thread that starts it. The thread keeps the rights of the
+//! process if its capabilities do not depend on its user (`SECBIT_NO_SETUID_FIXUP`).
 
 use std::cell::Cell;
 
 /// The user of a process that root has started.
 const ROOT: u32 = 0;
 
-/// Not known yet. The kernel has no such user.
+/// Not known yet; the kernel has no such user.
 const UNKNOWN: u32 = u32::MAX;
 
 thread_local! {
     static USER: Cell<u32> = const { Cell::new(UNKNOWN) };
 }
 
-/// Has this thread use file systems as `uid` from here on. Without `CAP_SETUID` it stays as it was.
+/// Makes this thread use file systems as `uid`. Without `CAP_SETUID`, nothing changes.
 pub fn become_user(uid: u32) {
     USER.with(|user| {
         if user.replace(uid) != uid {
@@ -24,19 +24,19 @@ pub fn become_user(uid: u32) {
     });
 }
 
-/// Whether threads of this process can become `uid`, and root again.
+/// Returns whether threads of this process can become `uid`, and root again.
 pub fn can_become(uid: u32) -> bool {
     let before = set(uid);
     before == ROOT && set(before) == uid && set(UNKNOWN) == before
 }
 
-/// Returns the user until now. UNKNOWN changes nothing.
+/// Returns the previous user. UNKNOWN changes nothing.
 fn set(uid: u32) -> u32 {
     // SAFETY: takes no pointers.
     unsafe { libc::setfsuid(uid) as u32 }
 }
 
-/// For a block at the end of which this thread is root again.
+/// Makes this thread root again at the end of a block.
 pub struct RootAgain;
 
 impl Drop for RootAgain {

@@ -13,8 +13,8 @@ use crate::system::attributes::getxattr_at;
 use crate::system::calls::name_to_handle_at;
 use crate::system::handle_forms::generation_in;
 
-/// Tells whether a file is still the one that was found. Times are nanoseconds since the epoch;
-/// times before 1677 and after 2262 become the first or the last one that 64 bits can hold.
+/// Shows whether a file is still the same. Times are nanoseconds since the epoch. Times before 1677
+/// and after 2262 become the first or last time that 64 bits can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub inode: u64,
@@ -34,14 +34,14 @@ impl Identity {
     }
 
     /// The end of the clock tick of the last change: another change within the tick has the same
-    /// time. A change time without a fraction most likely comes from a file system that keeps whole
+    /// time. A change time without a fraction probably comes from a file system that keeps whole
     /// seconds.
     pub fn ctime_end_ns(&self) -> i64 {
         let is_whole = self.ctime_ns % SECOND_NS == 0;
         self.ctime_ns.saturating_add(if is_whole { SECOND_NS } else { 0 })
     }
 
-    /// Whether `mtime_ns` is the exact time of the file. Any other could not be given back.
+    /// Returns whether `mtime_ns` is the exact time of the file. Any other time cannot be restored.
     pub fn has_mtime(&self) -> bool {
         !matches!(self.mtime_ns, i64::MIN | i64::MAX)
     }
@@ -65,24 +65,24 @@ pub enum Entry {
         owner: u32,
         allocated: i64,
         attribute: Option<Vec<u8>>,
-        /// Of the inode; 0 where it was not asked for.
+        /// Generation of the inode; 0 unless it was requested.
         generation: u32,
-        /// Whether a plain program has capabilities.
+        /// True if a plain program has capabilities.
         is_capable: bool,
     },
 }
 
-/// Opens a file below the directory `dir`, without following links or crossing into another file
-/// system. Needs Linux 5.6; `EPERM` also where a container's filter does not know the call.
+/// Opens a file below the directory `dir`, without following links or entering another file system.
+/// Needs Linux 5.6. Also fails with `EPERM` if a container's filter does not know the call.
 pub fn open_beneath(dir: RawFd, path: &CStr, flags: c_int) -> Result<OwnedFd> {
-    // The call takes no others with `O_PATH`.
+    // With `O_PATH`, the call accepts no other flags.
     let waits_not = if flags & libc::O_PATH == 0 { libc::O_NONBLOCK } else { 0 };
     let flags = flags | waits_not | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // SAFETY: `open_how` is plain data, and zero bytes are a valid value of it.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = flags as u64;
     how.resolve = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_SYMLINKS | libc::RESOLVE_NO_XDEV;
-    // SAFETY: `path` is NUL-terminated, `how` readable for the size given.
+    // SAFETY: `path` is NUL-terminated, `how` readable for the given size.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_openat2,
@@ -99,28 +99,28 @@ pub fn owned(fd: c_int) -> Result<OwnedFd> {
     if fd < 0 {
         return Err(Error::last_os_error());
     }
-    // SAFETY: a call that gave out a new descriptor; nobody else has it.
+    // SAFETY: the call returned a new descriptor with no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A descriptor for the open file of `fd`, which stays its owner's.
+/// A new descriptor for the open file of `fd`. `fd` still belongs to its owner.
 pub fn duplicate(fd: RawFd) -> Result<OwnedFd> {
     // SAFETY: takes no pointers.
     owned(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) })
 }
 
-/// Opens the file of a name in the directory `dir` for reading, without following a link.
+/// Opens a file in the directory `dir` for reading, without following a link.
 pub fn open_in(dir: RawFd, name: &str) -> Result<File> {
     let name = CString::new(name)?;
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-    // SAFETY: the name is NUL-terminated and lives for the call.
+    // SAFETY: the name is NUL-terminated and lives during the call.
     Ok(owned(unsafe { libc::openat(dir, name.as_ptr(), flags) })?.into())
 }
 
 pub fn status_of(fd: RawFd) -> Result<libc::stat64> {
     // SAFETY: `stat64` is plain data, and zero bytes are a valid value of it.
     let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
-    // SAFETY: `status` is writable for the call.
+    // SAFETY: `status` is writable during the call.
     match unsafe { libc::fstat64(fd, &raw mut status) } {
         0 => Ok(status),
         _ => Err(Error::last_os_error()),
@@ -131,15 +131,15 @@ pub fn status_at(dir: RawFd, name: &CStr) -> Result<libc::stat64> {
     // SAFETY: as above.
     let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
     let flags = libc::AT_SYMLINK_NOFOLLOW;
-    // SAFETY: `name` is NUL-terminated, `status` writable for the call.
+    // SAFETY: `name` is NUL-terminated, `status` writable during the call.
     match unsafe { libc::fstatat64(dir, name.as_ptr(), &raw mut status, flags) } {
         0 => Ok(status),
         _ => Err(Error::last_os_error()),
     }
 }
 
-/// Directories, and regular files of the same file system, in a directory, step by step, for callers
-/// with other work in between. Files that vanish meanwhile are left out.
+/// Lists directories, and regular files of the same file system, in a directory. Works in steps,
+/// for callers with other work in between. Files that vanish during the scan are omitted.
 pub struct Scan<'a> {
     directory: OwnedFd,
     attribute: &'a CStr,
@@ -151,8 +151,8 @@ pub struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// `attribute` is the extended attribute to read of each file. With the generations of files that
-    /// have it, which take a call each, if asked for.
+    /// `attribute` is the extended attribute to read for each file. `with_generations` adds the
+    /// generation of files with this attribute, by one call per file.
     pub fn new(fd: RawFd, attribute: &'a CStr, with_generations: bool) -> Result<Scan<'a>> {
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
         // SAFETY: the name is NUL-terminated.
@@ -203,7 +203,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// 0 where it cannot be told: then the file is not the one that an attribute is bound to.
+/// Returns 0 if the generation is unknown, so that no attribute is bound to the file.
 fn generation_at(dir: RawFd, name: &CStr) -> u32 {
     name_to_handle_at(dir, name, generation_in).ok().flatten().unwrap_or(0)
 }
@@ -214,8 +214,8 @@ pub enum Named {
     File(libc::stat64),
 }
 
-/// Looks at the name of a directory, of a kind (`DT_*`). None for other kinds of files, for a file
-/// of another file system than `device`, and for one that has vanished.
+/// Checks a name in a directory, with its kind (`DT_*`). Returns None for other kinds of files, for
+/// a file of another file system than `device`, and for a file that has vanished.
 pub fn look_up(dir: RawFd, name: &CStr, kind: u8, device: libc::dev_t) -> Result<Option<Named>> {
     match kind {
         libc::DT_DIR => return Ok(Some(Named::Directory)),
@@ -233,7 +233,7 @@ pub fn look_up(dir: RawFd, name: &CStr, kind: u8, device: libc::dev_t) -> Result
     })
 }
 
-/// The kernel removes this attribute when the file's blocks change.
+/// The kernel removes this attribute if the file's blocks change.
 pub const CAPABILITY: &CStr = c"security.capability";
 
 pub const DIRENT_BYTES: usize = 64 << 10;
@@ -247,8 +247,8 @@ layout! {
     }
 }
 
-/// An entry of a directory as the kernel returns it. `kind` is one of `DT_*`, `next` the position
-/// of the next entry.
+/// An entry of a directory from the kernel. `kind` is one of `DT_*`, `next` the position of the
+/// next entry.
 pub struct Dirent {
     pub inode: u64,
     pub name: CString,
@@ -256,7 +256,7 @@ pub struct Dirent {
     pub next: i64,
 }
 
-/// The next entries of a directory, as many as `buffer` holds records of; none at its end.
+/// The next entries of a directory, as many as fit into `buffer`; empty at its end.
 pub fn next_entries(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<Dirent>> {
     // SAFETY: the kernel writes at most the buffer's length.
     let count =
@@ -282,8 +282,8 @@ pub fn next_entries(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<Dirent>> {
     Ok(found)
 }
 
-/// Names and kinds (`DT_*`) of the next entries of a directory, as many as `buffer` holds records
-/// of; none at its end.
+/// Names and kinds (`DT_*`) of the next entries of a directory, as many as fit into `buffer`; empty
+/// at its end.
 pub fn next_names(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<(CString, u8)>> {
     loop {
         let entries = next_entries(fd, buffer)?;
@@ -297,11 +297,11 @@ pub fn next_names(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<(CString, u8)>> {
     }
 }
 
-/// None where the file has no such attribute. Empty where the attribute cannot be read, so that a
-/// stub never passes for a plain file.
+/// Returns None if the file has no such attribute. Empty if the attribute cannot be read, so that a
+/// stub never counts as a plain file.
 fn attribute_of(dir: RawFd, name: &CStr, attribute: &CStr) -> Option<Vec<u8>> {
     const USUAL: usize = 256;
-    // SAFETY: the caller's descriptor stays open for as long as this takes.
+    // SAFETY: the caller's descriptor stays open during this call.
     let dir = unsafe { BorrowedFd::borrow_raw(dir) };
     let mut value = vec![0u8; USUAL];
     let mut length = getxattr_at(dir, name, attribute, &mut value);

@@ -1,17 +1,17 @@
-//! The forms of the handles that file systems open inodes with: a row for each. The handles of a file
-//! system show its form. Mount options may change it: XFS has two.
+//! The forms of file handles: a row for each. The handles of a file system show its form. Mount
+//! options may change the form: XFS has two.
 
 /// Bytes of a handle's kind (i32, little-endian), before its body.
 pub const KIND_BYTES: usize = 4;
 
-/// A body begins with the number of an inode; the generation follows, behind what lies between.
+/// A body starts with the number of an inode. The generation follows after `between_bytes`.
 struct HandleForm {
-    /// As `include/linux/exportfs.h` has it.
+    /// As in `include/linux/exportfs.h`.
     kind: i32,
     inode_bytes: usize,
-    /// Of the subvolume, which all handles of it have in common.
+    /// Bytes of the subvolume, which all its handles share.
     between_bytes: usize,
-    /// What is behind the generation is of the parent.
+    /// The bytes after the generation belong to the parent.
     has_parent: bool,
 }
 
@@ -29,15 +29,15 @@ const HANDLE_FORMS: [HandleForm; 7] = [
     form(0x4f, 8, 8, true), // of a parent in another subvolume
 ];
 
-/// The form of a handle, and its body. None of a kind without a row.
+/// The form of a handle, and its body. None for a kind without a row.
 fn form_of(handle: &[u8]) -> Option<(&'static HandleForm, &[u8])> {
     let (kind, body) = handle.split_first_chunk::<KIND_BYTES>()?;
     let kind = i32::from_le_bytes(*kind);
     Some((HANDLE_FORMS.iter().find(|form| form.kind == kind)?, body))
 }
 
-/// The generation of the inode of a handle: it tells the inode from an earlier one of the same
-/// number. None of a kind that is not known.
+/// The generation of the inode of a handle, which distinguishes it from an earlier inode of the
+/// same number. None for an unknown kind.
 pub fn generation_in(handle: &[u8]) -> Option<u32> {
     let (form, body) = form_of(handle)?;
     body.get(form.inode_bytes + form.between_bytes..)?
@@ -46,8 +46,8 @@ pub fn generation_in(handle: &[u8]) -> Option<u32> {
         .map(u32::from_le_bytes)
 }
 
-/// The handle of an inode, in the form of a `sample`: that of any other inode of the same file
-/// system, or subvolume. None where the form is not known, or has no room for the number.
+/// The handle of an inode, in the form of a `sample`: the handle of any other inode of the same
+/// file system, or subvolume. None if the form is unknown, or has no room for the number.
 pub fn handle_of(sample: &[u8], inode: u64, generation: u32) -> Option<Vec<u8>> {
     let (form, body) = form_of(sample)?;
     let number = inode.to_le_bytes();

@@ -1,13 +1,13 @@
-//! Leases of files, which tell whether another process has the file open.
+//! Leases of files, which show whether another process has the file open.
 
 use std::ffi::c_int;
 use std::io::Error;
 use std::os::fd::RawFd;
 
-/// From `fcntl.h`; the libc crate leaves it out.
+/// From `fcntl.h`; the libc crate lacks it.
 const F_SETSIG: c_int = 10;
 
-/// Whether any process has the file open for writing. Takes a read lease for an instant.
+/// Returns whether any process has the file open for writing. Takes a read lease for an instant.
 pub fn has_writers(fd: RawFd) -> bool {
     if !lease(fd, libc::F_RDLCK) {
         return true;
@@ -18,13 +18,13 @@ pub fn has_writers(fd: RawFd) -> bool {
 }
 
 /// Takes the write lease of a file that is open for writing. The lease lasts until the file is
-/// closed. False where another process has the file open.
+/// closed. Returns false if another process has the file open.
 pub fn lease_exclusively(fd: RawFd) -> bool {
     lease(fd, libc::F_WRLCK)
 }
 
-/// True also on file systems without leases. An attempt to break the lease sends SIGURG, which is
-/// ignored, and not SIGIO, which would end this process.
+/// Also returns true on file systems without leases. An attempt to break the lease sends the
+/// ignored signal SIGURG instead of SIGIO, which would end this process.
 fn lease(fd: RawFd, kind: c_int) -> bool {
     // SAFETY: these take no pointers.
     unsafe {

@@ -1,8 +1,8 @@
 //! Refuses opens of stubs below a mount, by permission events of fanotify.
 //!
-//! Threads answer the events of all mounts of a file system, except those that are exempt. They
-//! answer an event before they report it, and wait for no reader. If a thread takes too long, the
-//! group is closed, and the kernel allows all opens that wait.
+//! Threads answer the events of all mounts of a file system, except exempt mounts. They answer an
+//! event before they report it, and wait for no reader. If a thread takes too long, the group is
+//! closed, and the kernel allows all waiting opens.
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -17,22 +17,22 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, c_void, fanotify_event_metadata, fanotify_response};
 
-/// The events of one thread may have to wait for the disk, and three others continue.
+/// The events of one thread may wait for the disk while the others continue.
 const THREADS: usize = 4;
-/// A disk that takes longer to give an attribute holds up programs: then no guard is better.
+/// If the disk takes longer to return an attribute, programs are blocked: no guard is better.
 const EVENT_MS_MAX: u64 = 5000;
 const POLL_MS: c_int = 250;
-/// Refusals that wait to be told. Later ones are counted.
+/// Maximum of refusals that wait for a report. Later ones are only counted.
 const WAITING_MAX: usize = 256;
-/// Events of one read: other threads get the rest.
+/// Maximum of events per read, so that other threads get the rest.
 const EVENTS: usize = 16;
-/// From `fanotify.h`, Linux 6.13; only groups of this class may answer with an error of their own.
+/// From `fanotify.h`, Linux 6.13. Only groups of this class may answer with a chosen error.
 const DENY_WITH_EIO: u32 = libc::FAN_DENY | (libc::EIO as u32) << 24;
 
 /// The attribute of stubs on volumes of root.
 const STUB: &CStr = c"trusted.dedupd";
 
-/// An open that was refused.
+/// A refused open.
 pub struct Refusal {
     pub pid: i32,
     pub uid: u32,
@@ -40,36 +40,36 @@ pub struct Refusal {
     pub path: Vec<u8>,
 }
 
-/// What threads and owner share.
+/// State shared by threads and owner.
 struct Shared {
-    /// The group, or -1 once it is closed.
+    /// The group, or -1 after it is closed.
     group: AtomicI32,
-    /// Replaces the group when it is closed: threads that still use the number find nothing to read.
+    /// Replaces the closed group, so that threads that still use the number find nothing to read.
     nothing: fs::File,
-    /// When each thread began with its events, in milliseconds from `started`; 0 while it waits.
+    /// Start of each thread's current events, in milliseconds from `started`; 0 while it waits.
     busy_since_ms: [AtomicU64; THREADS],
     started: Instant,
     answers_eio: AtomicBool,
-    /// The lock of the programs of ours, as `/proc/locks` shows it.
+    /// The lock of dedupd's programs, as `/proc/locks` shows it.
     register: Vec<u8>,
     told: Mutex<VecDeque<Refusal>>,
     has_news: Condvar,
     refused: AtomicU64,
 }
 
-/// The guard of one file system. It ends when it is dropped.
+/// The guard of one file system, until it is dropped.
 pub struct OpenGuard {
     shared: Arc<Shared>,
 }
 
 impl OpenGuard {
-    /// Guards the file system of `directory`. Opens by the mounts of `exempt` are not seen.
-    /// `register` is device and inode of the file that programs of ours have locked.
+    /// Guards the file system of `directory`, except opens through the mounts of `exempt`.
+    /// `register` is device and inode of the file that dedupd's programs have locked.
     pub fn start(directory: RawFd, exempt: &[RawFd], register: Vec<u8>) -> Result<Self> {
         let group = new_group()?;
         let ignored =
             libc::FAN_MARK_MOUNT | libc::FAN_MARK_IGNORED_MASK | libc::FAN_MARK_IGNORED_SURV_MODIFY;
-        // Exempt first: else the mount process would have to wait for threads that do not run yet.
+        // Exempt first: otherwise the mount process would wait for threads that do not run yet.
         for &mount in exempt {
             mark(&group, libc::FAN_MARK_ADD | ignored, mount)?;
         }
@@ -84,7 +84,7 @@ impl OpenGuard {
             has_news: Condvar::new(),
             refused: AtomicU64::new(0),
         });
-        // From here on `Shared::close` closes it.
+        // From here on, `Shared::close` closes the group.
         let guard = Self { shared };
         let _ = group.into_raw_fd();
         for number in 0..THREADS {
@@ -100,7 +100,7 @@ impl OpenGuard {
         Ok(guard)
     }
 
-    /// Waits for refusals, at most so long. Returns them, and how many there were since the start.
+    /// Waits up to `wait` for refusals. Returns them, and their number since the start.
     pub fn take(&self, wait: Duration) -> (Vec<Refusal>, u64) {
         let mut told = self.shared.told();
         if told.is_empty() {
@@ -110,7 +110,7 @@ impl OpenGuard {
         (told.drain(..).collect(), self.shared.refused.load(Ordering::Relaxed))
     }
 
-    /// Whether it guards: a thread that took too long has ended it otherwise.
+    /// Returns whether it is active. A thread that takes too long ends it.
     pub fn is_open(&self) -> bool {
         self.shared.group.load(Ordering::Acquire) >= 0
     }
@@ -123,7 +123,7 @@ impl Drop for OpenGuard {
 }
 
 fn new_group() -> Result<OwnedFd> {
-    // The class of programs that bring content: no other may answer with EIO.
+    // Only the class of programs that provide content may answer with EIO.
     let class = libc::FAN_CLASS_PRE_CONTENT | libc::FAN_UNLIMITED_QUEUE;
     let flags = class | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK;
     let files = libc::O_RDONLY | libc::O_LARGEFILE | libc::O_CLOEXEC | libc::O_NOATIME;
@@ -132,7 +132,7 @@ fn new_group() -> Result<OwnedFd> {
     if fd < 0 {
         return Err(Error::last_os_error());
     }
-    // SAFETY: the descriptor is new, and nobody else has it.
+    // SAFETY: the descriptor is new, with no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -141,7 +141,7 @@ fn mark(group: &OwnedFd, flags: u32, place: RawFd) -> Result<()> {
 }
 
 fn mark_fd(group: RawFd, flags: u32, place: RawFd) -> Result<()> {
-    // SAFETY: without a path the descriptor itself is the place.
+    // SAFETY: without a path, the descriptor itself is the place.
     let result =
         unsafe { libc::fanotify_mark(group, flags, libc::FAN_OPEN_PERM, place, std::ptr::null()) };
     if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
@@ -157,18 +157,18 @@ impl Shared {
         self.started.elapsed().as_millis() as u64 + 1
     }
 
-    /// Ends the group: the kernel allows what waits as soon as no thread is in a call on it.
+    /// Closes the group. The kernel allows waiting opens when no thread is in a call on the group.
     fn close(&self) {
         let group = self.group.swap(-1, Ordering::AcqRel);
         if group >= 0 {
-            // SAFETY: takes no pointers. The number stays this object's for the rest of the process.
+            // SAFETY: takes no pointers. The number belongs to this object until the process ends.
             unsafe { libc::dup3(self.nothing.as_raw_fd(), group, libc::O_CLOEXEC) };
         }
         self.has_news.notify_all();
     }
 
-    /// Ends the group once a thread takes too long, then the process: a call that cannot be
-    /// interrupted would keep a part of it.
+    /// Closes the group if a thread takes too long, then ends the process, because a call that
+    /// cannot be interrupted would keep a part of the group.
     fn watch(&self) {
         while self.group.load(Ordering::Acquire) >= 0 {
             thread::sleep(Duration::from_millis(POLL_MS as u64));
@@ -194,23 +194,23 @@ impl Shared {
                 return;
             }
             let mut poll = libc::pollfd { fd: group, events: libc::POLLIN, revents: 0 };
-            // SAFETY: one descriptor, which is alive for the call.
+            // SAFETY: one descriptor, which lives during the call.
             if unsafe { libc::poll(&raw mut poll, 1, POLL_MS) } <= 0 {
                 continue;
             }
-            // The kernel opens the file of an event in this call, which may wait as well.
+            // The kernel opens the file of an event in this call, which may also wait.
             self.busy_since_ms[number].store(self.now_ms(), Ordering::Relaxed);
             // SAFETY: the buffer is writable for its length.
             let read = unsafe {
                 libc::read(group, events.as_mut_ptr().cast::<c_void>(), size_of_val(&events))
             };
-            // Events of this kind have no parts beyond the metadata, so the kernel fills whole ones.
+            // Events of this kind consist only of metadata, so the kernel writes complete events.
             let count = usize::try_from(read).unwrap_or(0) / size_of::<fanotify_event_metadata>();
             for event in &events[..count] {
-                // SAFETY: the kernel has filled so many of them.
+                // SAFETY: the kernel has filled `count` of them.
                 let event = unsafe { event.assume_init() };
                 if event.vers == libc::FANOTIFY_METADATA_VERSION && event.fd >= 0 {
-                    // SAFETY: the descriptor of the event is new, and nobody else has it.
+                    // SAFETY: the descriptor of the event is new, with no other owner.
                     let file = unsafe { OwnedFd::from_raw_fd(event.fd) };
                     self.answer(group, &file, event.pid);
                 }
@@ -219,18 +219,18 @@ impl Shared {
         }
     }
 
-    /// Allows what it cannot tell.
+    /// Allows the open if it cannot find out more.
     fn answer(&self, group: RawFd, file: &OwnedFd, pid: i32) {
         if !Self::is_stub(file) || self.is_ours(pid) {
             respond(group, file, libc::FAN_ALLOW);
             return;
         }
-        // While it waits for the answer, the process is there to be asked for.
+        // Before the answer, because the process exists while it waits.
         let refusal = refusal_of(file, pid);
         let is_sent =
             self.answers_eio.load(Ordering::Relaxed) && respond(group, file, DENY_WITH_EIO);
         if !is_sent {
-            // Kernels before 6.13 know one error, EPERM.
+            // Kernels before 6.13 know only the error EPERM.
             self.answers_eio.store(false, Ordering::Relaxed);
             respond(group, file, libc::FAN_DENY);
         }
@@ -249,7 +249,7 @@ impl Shared {
         length > 0
     }
 
-    /// Whether a process holds the lock of programs of ours.
+    /// Returns whether a process has the lock of dedupd's programs.
     fn is_ours(&self, pid: i32) -> bool {
         let Ok(locks) = fs::read("/proc/locks") else {
             return true;
@@ -264,12 +264,12 @@ impl Shared {
     }
 }
 
-/// Whether the kernel took the answer.
+/// Returns whether the kernel accepted the answer.
 fn respond(group: RawFd, file: &OwnedFd, response: u32) -> bool {
     let mut answer = [0; size_of::<fanotify_response>()];
     answer[..4].copy_from_slice(&file.as_raw_fd().to_ne_bytes());
     answer[4..].copy_from_slice(&response.to_ne_bytes());
-    // SAFETY: the number stays the group's, or that of what replaces it, while threads run.
+    // SAFETY: while threads run, the number refers to the group or its replacement.
     let group = unsafe { BorrowedFd::borrow_raw(group) };
     rustix::io::write(group, &answer).is_ok()
 }

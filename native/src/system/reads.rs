@@ -1,4 +1,4 @@
-//! Reads from the page cache alone, by way of it, and past it.
+//! Reads from the page cache alone, through it, and without it.
 
 use std::ffi::c_int;
 use std::io::{Error, IoSliceMut};
@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
 
-/// Cleared by the first kernel or file system that does not know `RWF_DONTCACHE`.
+/// False after the first kernel or file system that does not know `RWF_DONTCACHE`.
 static DONT_CACHE: AtomicBool = AtomicBool::new(true);
 pub const RWF_DONTCACHE: c_int = 0x80;
 
-/// Reads from the start of a file, past the page cache where the kernel can do that; false where it
-/// has less, or cannot be read.
+/// Reads from the start of a file, without the page cache if the kernel supports that. Returns
+/// false if the file is shorter, or cannot be read.
 pub fn fill(fd: RawFd, out: &mut [u8]) -> bool {
     fill_at(fd, 0, out)
 }
@@ -26,7 +26,7 @@ pub fn fill_at(fd: RawFd, offset: u64, out: &mut [u8]) -> bool {
         let vector = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
         let flags = if DONT_CACHE.load(Ordering::Relaxed) { RWF_DONTCACHE } else { 0 };
         let at = offset + have as libc::off_t;
-        // SAFETY: the vector names a buffer that is writable for the call.
+        // SAFETY: the vector names a buffer that is writable during the call.
         let count = unsafe { libc::preadv2(fd, &raw const vector, 1, at, flags) };
         match usize::try_from(count) {
             Ok(0) => return false,
@@ -48,7 +48,7 @@ pub fn fill_at(fd: RawFd, offset: u64, out: &mut [u8]) -> bool {
     true
 }
 
-/// Fills the start of `room` as far as the file goes, and waits for the disk.
+/// Fills the start of `room` up to the end of the file, and waits for the disk.
 pub fn read_all(file: impl AsFd, offset: u64, room: &mut [u8]) -> Result<usize, Errno> {
     let mut done = 0;
     while done < room.len() {
@@ -62,8 +62,8 @@ pub fn read_all(file: impl AsFd, offset: u64, room: &mut [u8]) -> Result<usize, 
     Ok(done)
 }
 
-/// Fills the start of `room` from the page cache, as far as the file goes; None where that lacks
-/// anything.
+/// Fills the start of `room` from the page cache, up to the end of the file. Returns None if the
+/// page cache lacks a part.
 pub fn read_cached(file: impl AsFd, offset: u64, room: &mut [u8]) -> Option<usize> {
     let mut done = 0;
     while done < room.len() {

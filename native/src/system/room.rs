@@ -1,18 +1,18 @@
-//! How much may be written to a file system: `dedupd_core.config.room`, for what native code writes.
+//! The limit for writes of native code to a file system; see `dedupd_core.config.room`.
 
 use std::fs::File;
 use std::io::{Error, Result};
 
 use rustix::fs::fstatvfs;
 
-/// The free space of a file system beyond what is reserved for users.
+/// The free space of a file system without the reserve for users.
 #[derive(Clone, Copy)]
 pub struct Room {
     pub reserve_bytes: u64,
 }
 
 impl Room {
-    /// An error, that of a full disk, where so much may not be written beside `file` now.
+    /// Fails like a full disk if `need_bytes` may not be written to the file system of `file`.
     pub fn require(self, file: &File, need_bytes: usize) -> Result<()> {
         let found = fstatvfs(file)?;
         let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);

@@ -1,4 +1,4 @@
-//! Locks that can still be taken after a thread panicked with one of them.
+//! Locks that are still usable after a thread panicked while it had one of them.
 
 use std::sync::PoisonError;
 

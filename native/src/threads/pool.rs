@@ -1,7 +1,7 @@
-//! Threads that stay, for work of less than a millisecond: starting one takes a tenth of that.
+//! Permanent threads for work of less than a millisecond: starting a thread takes a tenth of that.
 //!
-//! The caller does its own work, and idle threads of the pool help. So the caller never waits for a
-//! thread that has not been scheduled yet, but only for tasks that were begun.
+//! The caller does its own work, and idle threads of the pool help. So the caller waits only for
+//! tasks in progress, and never for a thread that is not scheduled yet.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,10 +10,10 @@ use std::thread;
 
 use crate::threads::lock::{locked, unlocked, woken};
 
-/// Runs `work` on every task, on up to `threads` threads, the caller's among them.
+/// Runs `work` on every task, on up to `threads` threads, including the caller's.
 ///
-/// Work that waits, for a disk for example, would block the pool for other callers: use `scoped`
-/// for that.
+/// Work that waits, for example for a disk, would block the pool for other callers: use `scoped`
+/// for such work.
 pub fn for_each_of<T: Send>(
     tasks: impl ExactSizeIterator<Item = T> + Send,
     threads: usize,
@@ -27,23 +27,23 @@ pub fn for_each_of<T: Send>(
     });
 }
 
-/// What `work` makes of every number below `count`, in their order; as [`for_each`].
+/// The results of `work` for every number below `count`, in order; otherwise as [`for_each`].
 pub fn map<T: Send>(count: usize, helpers: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let made: Vec<_> = (0..count).map(|_| Mutex::new(None)).collect();
     for_each(count, helpers, |at| *locked(&made[at]) = Some(work(at)));
     made.into_iter().map(|one| unlocked(one).expect("all have run")).collect()
 }
 
-/// Runs `work` on every number below `count`, on the caller's thread and up to `helpers` more.
-/// Panics where a helper did.
+/// Runs `work` on every number below `count`, in the caller's thread and up to `helpers` other
+/// threads. Panics if a helper panicked.
 pub fn for_each(count: usize, helpers: usize, work: impl Fn(usize) + Sync) {
     let helpers = helpers.min(count.saturating_sub(1));
     if helpers == 0 {
         return (0..count).for_each(work);
     }
     let work: &(dyn Fn(usize) + Sync) = &work;
-    // SAFETY: `Begun` does not let this function end, whichever way, before every task that was
-    // begun has ended; and none begins after the last one was taken.
+    // SAFETY: `Begun` prevents this function from returning or unwinding before every started task
+    // has ended. No task starts after the last one was taken.
     let work: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(work) };
     let begun = begin(count, helpers, work);
     begun.finish();
@@ -69,7 +69,7 @@ pub fn begin(count: usize, helpers: usize, work: impl Fn(usize) + Send + Sync + 
 pub struct Begun(Arc<Job>);
 
 impl Begun {
-    /// Runs the tasks that no thread has begun, and waits for the others.
+    /// Runs the tasks that no thread has started, and waits for the others.
     pub fn finish(&self) {
         self.0.help();
         self.0.wait();
@@ -77,7 +77,7 @@ impl Begun {
 }
 
 impl Drop for Begun {
-    /// Cancels the tasks that no thread has begun, and waits for the others.
+    /// Cancels the tasks that no thread has started, and waits for the others.
     fn drop(&mut self) {
         while self.0.take().is_some() {
             self.0.finish_one();
@@ -112,8 +112,7 @@ impl Job {
     }
 
     fn finish_one(&self) {
-        // Release: pairs with the acquire of the waiting thread, which then sees what the task
-        // wrote.
+        // Release: pairs with the acquire of the waiting thread, which then sees the task's writes.
         if self.unfinished.fetch_sub(1, Ordering::Release) == 1 {
             let _guard = locked(&self.ending);
             self.ended.notify_all();
@@ -128,7 +127,7 @@ impl Job {
     }
 }
 
-/// A task is done, even where it panics.
+/// Marks a task as done, even if it panics.
 struct Done<'a>(&'a Job);
 
 impl Drop for Done<'_> {
@@ -142,7 +141,7 @@ impl Drop for Done<'_> {
 
 #[derive(Default)]
 struct Pool {
-    /// How many threads there are.
+    /// Number of threads.
     threads: Mutex<usize>,
     asked: Mutex<VecDeque<Arc<Job>>>,
     called: Condvar,
@@ -163,8 +162,7 @@ impl Pool {
             }
             *threads += 1;
         }
-        // A job that no thread takes would stay in the queue, and keep everything that it refers
-        // to.
+        // A job that no thread takes would stay in the queue, with all its references.
         let helpers = helpers.min(*threads);
         drop(threads);
         locked(&self.asked).extend((0..helpers).map(|_| Arc::clone(job)));
@@ -183,7 +181,7 @@ impl Pool {
                 }
             };
             drop(asked);
-            // A panic ends the task only; the thread continues.
+            // A panic ends only the task; the thread continues.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job.help()));
         }
     }
@@ -258,7 +256,7 @@ mod tests {
         let owner = thread::current().id();
         let helped = AtomicUsize::new(0);
         for_each(2, 1, |_| {
-            // Neither task ends before both have begun.
+            // No task ends before both have started.
             helped.fetch_add(1, Ordering::SeqCst);
             while helped.load(Ordering::SeqCst) < 2 {
                 thread::yield_now();
@@ -285,7 +283,7 @@ mod tests {
         let begun = AtomicUsize::new(0);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for_each(2, 1, |_| {
-                // Neither task ends before both have begun.
+                // No task ends before both have started.
                 begun.fetch_add(1, Ordering::SeqCst);
                 while begun.load(Ordering::SeqCst) < 2 {
                     thread::yield_now();

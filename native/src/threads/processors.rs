@@ -1,4 +1,4 @@
-//! Threads that are bound to a processor, among others that are not.
+//! Threads bound to a processor, and threads that are not bound.
 
 use std::sync::OnceLock;
 
@@ -7,8 +7,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// The processors that the process may use.
 static ALL: OnceLock<CpuSet> = OnceLock::new();
 
-/// Binds the thread to a processor; where that is not there, it uses any. What it starts is bound, too,
-/// until it calls [`spread`].
+/// Binds the thread to a processor. If the processor is missing, the thread may use any. Its child
+/// threads are also bound until they call [`spread`].
 pub fn bind_to(processor: usize) {
     note_all();
     let mut processors = CpuSet::new();
@@ -18,19 +18,19 @@ pub fn bind_to(processor: usize) {
     let _ = sched_setaffinity(None, &processors);
 }
 
-/// Notes which processors there are, in a thread that is bound to none of them.
+/// Notes the available processors. The calling thread must not be bound.
 pub fn note_all() {
     if let Ok(all) = sched_getaffinity(None) {
         let _ = ALL.set(all);
     }
 }
 
-/// Whether the process may use a processor.
+/// Returns whether the process may use a processor.
 pub fn is_there(processor: usize) -> bool {
     ALL.get().is_some_and(|all| processor < CpuSet::MAX_CPU && all.is_set(processor))
 }
 
-/// Has a thread use all processors that a bound one may have started.
+/// Makes a thread use all processors, because a bound thread may have started it.
 pub fn spread() {
     if let Some(all) = ALL.get() {
         let _ = sched_setaffinity(None, all);

@@ -1,7 +1,7 @@
 //! Reads a file span by span, ahead of the threads that process the spans.
 //!
-//! The page cache is bypassed with `O_DIRECT`: that takes a fifth of the CPU time, evicts no pages
-//! of users, and reads the disk itself rather than a cached copy.
+//! `O_DIRECT` bypasses the page cache: it takes a fifth of the CPU time, evicts no pages of users,
+//! and reads the disk instead of a cached copy.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -15,22 +15,22 @@ use crate::system::calls::is_cached;
 use crate::system::reads::fill_at;
 use crate::threads::lock::locked;
 
-/// Alignment of offsets, lengths and addresses of direct reads: a multiple of every usual block
-/// size.
+/// Alignment of offsets, lengths and addresses of direct reads: a multiple of all usual block
+/// sizes.
 const DIRECT_ALIGN_BYTES: usize = 4096;
-/// Threads that read, so that the disk stays busy while one of them hands over a span.
+/// Number of reading threads, so that the disk is busy while one of them passes on a span.
 const READERS: usize = 2;
 /// Spans that are read ahead while every processing thread is busy.
 const AHEAD: usize = 4;
 
-/// A file that is open for reading, and for direct reads as well where the file system has them.
+/// A file that is open for reading, and for direct reads if the file system supports them.
 pub struct Source {
     fd: RawFd,
     direct: Option<File>,
 }
 
 impl Source {
-    /// `fd` must stay open as long as this.
+    /// `fd` must stay open as long as this object exists.
     pub fn new(fd: RawFd) -> Source {
         let path = format!("/proc/self/fd/{fd}");
         let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
@@ -38,7 +38,7 @@ impl Source {
     }
 }
 
-/// Memory for a span, which lies at `at` among the aligned bytes around it. Used again.
+/// Reusable memory for a span, which lies at `at` among the aligned bytes around it.
 #[derive(Default)]
 pub struct Buffer {
     bytes: Vec<u8>,
@@ -47,8 +47,8 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Makes room for `span` and what lies around it; returns how much of it comes before the span,
-    /// and the range of all of it in memory.
+    /// Makes room for `span` and the aligned bytes around it. Returns the number of bytes before
+    /// the span, and the range of all bytes in memory.
     fn make_room(&mut self, span: &Range<u64>) -> (usize, Range<usize>) {
         let skipped = span.start as usize % DIRECT_ALIGN_BYTES;
         let length = (span.end - span.start) as usize;
@@ -73,7 +73,7 @@ impl Buffer {
         };
     }
 
-    /// Reads a span, where the page cache has all of it and the kernel can tell.
+    /// Reads a span if the page cache has all of it and the kernel can confirm that.
     pub fn fill_cached(&mut self, file: &File, span: &Range<u64>) -> bool {
         if !is_cached(file.as_raw_fd(), span) {
             return false;
@@ -89,8 +89,8 @@ impl Buffer {
     }
 }
 
-/// Whether the first `wanted` bytes of `out` could be filled. None where direct reads are not
-/// possible.
+/// Returns whether the first `wanted` bytes of `out` could be filled. None if direct reads are
+/// impossible.
 fn read_direct(file: &File, offset: u64, out: &mut [u8], wanted: usize) -> Option<bool> {
     let mut have = 0;
     while have < wanted {
@@ -111,11 +111,11 @@ fn read_direct(file: &File, offset: u64, out: &mut [u8], wanted: usize) -> Optio
     Some(have >= wanted)
 }
 
-/// Reads the span of each task, in order, and does `work` on it, on one of `threads`; None stands
-/// for bytes that could not be read.
+/// Reads the span of each task, in order, and runs `work` on it, on one of `threads`. None means
+/// that the bytes could not be read.
 ///
-/// The next task is taken from `tasks` when there is memory for its span. So after `tasks` ends, at
-/// most [`AHEAD`] spans and those of the threads are left to process.
+/// The next task is taken from `tasks` when there is memory for its span. So after the end of
+/// `tasks`, at most [`AHEAD`] spans and those of the threads remain to be processed.
 pub fn for_each<T: Send>(
     source: &Source,
     mut tasks: impl Iterator<Item = (Range<u64>, T)> + Send,
@@ -124,7 +124,7 @@ pub fn for_each<T: Send>(
 ) {
     let Some(first) = tasks.next() else { return };
     let Some(second) = tasks.next() else {
-        // A single task: there is nothing to read ahead.
+        // With a single task, there is nothing to read ahead.
         let mut buffer = Buffer::default();
         buffer.fill(source, &first.0);
         return work(first.1, buffer.data());
@@ -147,7 +147,7 @@ pub fn for_each<T: Send>(
             // The system refused another thread.
             return one_by_one(source, &tasks, &work);
         }
-        // With the last sender gone, the receivers end.
+        // When the last sender is dropped, the receivers end.
         drop(put);
         let workers = (0..threads).filter(|_| {
             let give = give.clone();
@@ -179,7 +179,7 @@ fn read_all<T>(
     free: &Mutex<Receiver<Buffer>>,
     put: Sender<(T, Buffer)>,
 ) {
-    // A guard in the head of the loop would be held for all of its body.
+    // A guard in the head of the loop would live during the loop's body.
     let next = || locked(free).recv();
     while let Ok(mut buffer) = next() {
         let Some((span, task)) = locked(tasks).next() else { return };
@@ -198,7 +198,7 @@ fn look_at_all<T>(
     let next = || locked(full).recv();
     while let Ok((task, buffer)) = next() {
         work(task, buffer.data());
-        // Fails when all readers have ended, and then the buffer is not needed.
+        // Fails after all readers have ended, when the buffer is no longer needed.
         let _ = give.send(buffer);
     }
 }

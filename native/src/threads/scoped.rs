@@ -1,13 +1,12 @@
-//! Threads started for work that may wait, for a disk for example; see `pool` for work that does
-//! not.
+//! Threads started for work that may wait, for example for a disk. For other work, see `pool`.
 
 use std::sync::Mutex;
 use std::thread;
 
 use crate::threads::lock::locked;
 
-/// Runs `work` on every task, on up to `threads` threads, each taking the next task when free.
-/// Where the system refuses more threads, those that were started do all of it.
+/// Runs `work` on every task, on up to `threads` threads, each taking the next task when free. If
+/// the system refuses more threads, the started threads do all the work.
 pub fn for_each<T: Send>(
     tasks: impl ExactSizeIterator<Item = T> + Send,
     threads: usize,

@@ -1,4 +1,4 @@
-//! The primitives of shared state. `native/models` has those of loom instead.
+//! The primitives of shared state. `native/models` replaces them with those of loom.
 
 pub use std::sync::{
     Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic,

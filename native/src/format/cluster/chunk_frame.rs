@@ -1,4 +1,4 @@
-//! The frame that a chunk of a store in a cluster lies in (docs/design/format.md, "Chunk frame").
+//! The frame of a chunk in a store in a cluster (docs/design/format.md, "Chunk frame").
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -23,7 +23,7 @@ pub const FRAME_BYTES: usize = fields::BYTES;
 const MAGIC: [u8; 4] = *b"DDRF";
 const FORMAT: u8 = 1;
 
-/// A frame whose header is that of a chunk, with its payload, which was not looked at.
+/// A frame with the header of a chunk, and its unchecked payload.
 pub struct ChunkFrame<'a> {
     pub codec: Codec,
     pub raw_length: u32,
@@ -32,8 +32,8 @@ pub struct ChunkFrame<'a> {
 }
 
 impl<'a> ChunkFrame<'a> {
-    /// What a chunk's object has. None where it is not the frame of the chunk with this fingerprint,
-    /// or of another format.
+    /// The frame in a chunk's object. None if it is not the frame of the chunk with this
+    /// fingerprint, or has another format.
     pub fn of(object: &'a [u8], fingerprint: &Fingerprint) -> Option<ChunkFrame<'a>> {
         let (head, payload) = object.split_at_checked(FRAME_BYTES)?;
         let checked = &head[..fields::HEADER_CHECK.start];

@@ -35,7 +35,7 @@ layout! {
 const MAGIC: [u8; 4] = *b"DDRM";
 const FORMAT: u16 = 1;
 
-/// More no part has.
+/// Maximum size of a part.
 pub const PART_BYTES_MAX: usize = 4 << 20;
 
 /// The name of a file version.
@@ -51,13 +51,13 @@ pub struct Entry {
 /// One object of a recipe.
 pub struct RecipePart {
     pub parts: u32,
-    /// Bytes of the file.
+    /// Bytes of the file in this part.
     pub length: u64,
     pub entries: Vec<Entry>,
 }
 
 impl RecipePart {
-    /// None where the object is not that part of the version's recipe, or of another format.
+    /// Returns None if the object is not that part of the version's recipe, or has another format.
     pub fn of(object: &[u8], version: &Version, part: u32) -> Option<RecipePart> {
         let (head, body) = object.split_at_checked(fields::BYTES)?;
         let parts = fields::PARTS.u32(head);
@@ -82,7 +82,7 @@ impl RecipePart {
     }
 }
 
-/// The object of a part, without the end that the library asks for.
+/// The object of a part, without the suffix that the library requires.
 pub fn recipe_object(version: &Version, part: u32) -> String {
     let name = format!("m.{}", hex(version));
     if part == 0 { name } else { format!("{name}.{part}") }
@@ -109,7 +109,7 @@ mod tests {
 
     const VERSION: Version = [0xAB; DIGEST_BYTES];
 
-    /// Part 1 of 3, of two chunks, as `dedupd_core/format/cluster` writes it.
+    /// Part 1 of 3, of two chunks, as written by `dedupd_core/format/cluster`.
     fn object() -> Vec<u8> {
         let mut body = Vec::new();
         for at in 0..2_u8 {

@@ -1,5 +1,4 @@
-//! A row of the list beside a segment of frames that were kept (docs/design/format.md, "Kept
-//! frame").
+//! A row of the list for a segment of kept frames (docs/design/format.md, "Kept frame").
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -16,10 +15,10 @@ layout! {
 
 pub const ROW_BYTES: usize = fields::BYTES;
 
-/// What a frame is of: the fingerprint of a chunk, or a file version, with zeros behind it.
+/// The name of a frame: the fingerprint of a chunk, or a file version, with zeros behind it.
 pub type Name = [u8; 32];
 
-/// Where a frame lies in its segment.
+/// The place of a frame in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     pub name: Name,
@@ -38,7 +37,7 @@ impl Row {
         row
     }
 
-    /// The rows of a list, without those that were not written in whole, or are another segment's.
+    /// The rows of a list, without incomplete rows and those of other segments.
     pub fn all(list: &[u8], segment: u32) -> impl Iterator<Item = Row> {
         list.chunks_exact(ROW_BYTES)
             .filter(move |row| fields::CHECK.u64(row) == check_of(row, segment))
