@@ -10,7 +10,7 @@ use native::chunker::{Chunker, Parameters, Scratch, available_paths};
 use native::fingerprint::Algorithm;
 use native::ingest::chunks::{Segment, process};
 
-/// The best of as many rounds as fit: neighbours on the machine only ever make a round slower.
+/// The best of the rounds in this time: other work on the machine only makes a round slower.
 const SECONDS_PER_CASE: f64 = 1.0;
 
 /// name, bits, minimum, maximum
@@ -84,7 +84,7 @@ fn cut_all(chunker: &Chunker, data: &[u8]) -> usize {
     chunks
 }
 
-/// Rabin as it is usually written: one table step per byte, every byte.
+/// Rabin as usually written: one table step for every byte.
 fn rolling_loop(data: &[u8]) -> usize {
     let (mut overflow, mut leave) = ([0u16; 256], [0u16; 256]);
     for byte in 0..256usize {

@@ -1,7 +1,7 @@
-//! Processor time of system calls, before and after a process has given up those that a mount does
-//! not make.
+//! Processor time of system calls, before and after a process drops those that a mount does not
+//! need.
 //!
-//!     cargo run --release --no-default-features --example confined_calls
+//! cargo run --release --no-default-features --example confined_calls
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -14,7 +14,7 @@ const ROUNDS: u32 = 7;
 /// Seconds of processor time that this thread has taken.
 fn cpu_s() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the value is writable, and lives for the call.
+    // SAFETY: the value is writable, and lives during the call.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
@@ -35,7 +35,7 @@ fn main() -> std::io::Result<()> {
     let measured = || {
         let mut page = [0_u8; 4096];
         let at = page.as_mut_ptr();
-        // SAFETY: the calls write to the page, which lives for them, or take no pointers.
+        // SAFETY: the calls write to the page, which lives during the calls, or take no pointers.
         unsafe {
             let shortest = fastest_ns(|| {
                 libc::syscall(libc::SYS_getppid);

@@ -1,4 +1,4 @@
-//! How many chunks of random data end at the maximum size without any match.
+//! Number of chunks of random data that end at the maximum size without any match.
 //!
 //! `cargo run --release --no-default-features --example forced_cuts [GB]`
 

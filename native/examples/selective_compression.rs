@@ -1,8 +1,8 @@
 //! Savings and time of compression with and without the test for incompressible data.
 //!
-//! `cargo run --release --no-default-features --example selective_compression PATH...` chunks the
-//! files as a volume would, and compresses every distinct chunk twice: always, and where
-//! `incompressible` does not advise against it. One JSON object per line.
+//! `cargo run --release --no-default-features --example selective_compression PATH...` splits the
+//! files as a volume would, and compresses every distinct chunk twice: always, and unless
+//! `incompressible` advises against it. One JSON object per line.
 
 use std::collections::HashSet;
 use std::fs;
@@ -22,10 +22,10 @@ const SAVING_MIN: f64 = 0.05;
 struct Sums {
     chunks: u64,
     raw_bytes: u64,
-    /// Chunks that are stored raw if all are tried: there is nothing to gain.
+    /// Chunks that are stored raw if all are tried, because they save nothing.
     hopeless: u64,
     hopeless_bytes: u64,
-    /// Chunks that the test calls incompressible, and those of them that zstd would have shrunk.
+    /// Chunks that the test calls incompressible, and those that zstd would have shrunk anyway.
     skipped: u64,
     skipped_wrongly: u64,
     saved_always: u64,
@@ -113,7 +113,7 @@ impl Sums {
     }
 }
 
-/// Bytes that zstd saves of `chunk`, 0 where it does not reach the threshold.
+/// Bytes that zstd saves of `chunk`; 0 if the saving is below the threshold.
 fn saving(zstd: &mut CCtx<'_>, chunk: &[u8], room: &mut [u8]) -> u64 {
     let stored_max = (chunk.len() as f64 * (1.0 - SAVING_MIN)) as usize;
     let stored = zstd.compress2(&mut room[..stored_max], chunk).unwrap_or(chunk.len());

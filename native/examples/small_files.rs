@@ -1,4 +1,4 @@
-//! The least cost of a tree of small files: a plain loop over the system calls that every reader
+//! The minimum cost of a tree of small files: a plain loop over the system calls that every reader
 //! needs, on one thread and on two.
 //!
 //! `cargo run --release --no-default-features --example small_files -- DIR`
@@ -14,7 +14,7 @@ use native::system::files::{owned, status_at, status_of};
 use native::system::reads::fill;
 use std::os::fd::{AsRawFd, RawFd};
 
-/// Larger files are read in pieces, and cost what their bytes cost.
+/// Larger files are read in pieces, so their cost is that of their bytes.
 const SMALL_BYTES: i64 = 1 << 20;
 const BUFFER_BYTES: usize = 8 << 20;
 const ROUNDS: usize = 3;
@@ -75,7 +75,7 @@ fn read_all(directory: RawFd, names: &[CString], buffer: &mut [u8]) -> io::Resul
 
 type Work = fn(RawFd, &[CString], &mut [u8]) -> io::Result<()>;
 
-/// Seconds, the best of some rounds.
+/// Seconds of the best of some rounds.
 fn measure(directories: &[Directory], threads: usize, work: Work) -> io::Result<f64> {
     let mut buffers = vec![vec![1; BUFFER_BYTES]; threads];
     let mut best = f64::MAX;

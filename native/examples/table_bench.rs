@@ -1,7 +1,7 @@
-//! The table by itself: additions and look-ups a second of processor time, from a size on and through
+//! The table alone: additions and look-ups per second of processor time, from a size on and during
 //! its growth.
 //!
-//!     cargo run --release --no-default-features --example table_bench -- ENTRIES [FIRST]
+//! cargo run --release --no-default-features --example table_bench -- ENTRIES [FIRST]
 
 use native::index::table::Table;
 
@@ -18,7 +18,7 @@ fn hash(n: u64) -> u64 {
 /// Seconds of processor time that this thread has taken.
 fn cpu_s() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the value is writable, and lives for the call.
+    // SAFETY: the value is writable, and lives during the call.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }

@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 pub use crate::format::ids::{FINGERPRINT_BYTES, Fingerprint};
 use crate::threads::pool;
 
-/// Ranges a thread takes at once: about a MiB of chunks at the default size.
+/// Ranges that a thread takes at once: about 1 MiB of chunks at the default size.
 const BATCH: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub fn digest_all(
     out
 }
 
-/// Stops at the first block that holds something: on ordinary data it looks at 256 bytes.
+/// Stops at the first block with a nonzero byte, so ordinary data costs 256 bytes.
 pub fn is_zero(data: &[u8]) -> bool {
     data.chunks(256).all(|block| block.iter().fold(0, |all, &byte| all | byte) == 0)
 }

@@ -1,4 +1,4 @@
-//! The fuzz targets with their corpora, and with changes of these for a moment.
+//! Runs the fuzz targets with their corpora, and with changed inputs for a moment.
 
 use std::fs::{read, read_dir};
 use std::path::Path;
@@ -10,7 +10,7 @@ mod replay;
 #[path = "../fuzz/src/targets.rs"]
 mod targets;
 
-/// Of each target.
+/// Time for each target.
 const TIME: Duration = Duration::from_millis(300);
 
 #[test]

@@ -1,7 +1,7 @@
-//! Native kernel of dedupd: chunking, fingerprints, payload encoding, the index, and
-//! system calls. Everything but `python` is plain Rust.
+//! Native kernel of dedupd: chunking, fingerprints, payload encoding, the index, and system calls.
+//! All code except `python` is plain Rust.
 //!
-//! A folder may use the folders above it in this list, and no others.
+//! A folder may use only the folders above it in this list.
 
 #![deny(clippy::undocumented_unsafe_blocks)]
 
@@ -36,6 +36,6 @@ pub mod tree;
 #[cfg(feature = "python")]
 mod python;
 
-/// What fuzzing has found, replayed: the targets are those of `native/fuzz`.
+/// Replays what fuzzing has found, with the targets of `native/fuzz`.
 #[cfg(test)]
 mod fuzzing;

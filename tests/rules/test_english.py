@@ -31,17 +31,25 @@ DOCSTRINGS = ("tests/support/english.py", "tests/support/texts.py", "tests/rules
 """Modules: all of their docstrings."""
 
 RUST = (
+    "native/examples/*.rs",
+    "native/fuzz/src/*.rs",
+    "native/models/*/*.rs",
+    "native/src/*.rs",
+    "native/src/admission/**/*.rs",
+    "native/src/chunker/**/*.rs",
     "native/src/codec/**/*.rs",
     "native/src/format/**/*.rs",
-    "native/src/system/**/*.rs",
-    "native/src/threads/**/*.rs",
-    "native/src/chunker/**/*.rs",
     "native/src/index/**/*.rs",
     "native/src/mount/*.rs",
     "native/src/mount/inodes/*.rs",
     "native/src/mount/pages/*.rs",
     "native/src/mount/protocol/*.rs",
     "native/src/mount/session/**/*.rs",
+    "native/src/python/**/*.rs",
+    "native/src/rados/**/*.rs",
+    "native/src/study/**/*.rs",
+    "native/src/system/**/*.rs",
+    "native/src/threads/**/*.rs",
 )
 """Rust modules: all of their comments."""
 

@@ -1,6 +1,6 @@
-//! Fuzzing of the native decoders, guided by coverage: a program of libFuzzer, for the target that
-//! the environment names in `DEDUPD_FUZZ`. `tests/fuzz/test_native.py` builds and runs it; the crate's
-//! own tests replay what it has found.
+//! Fuzzing of the native decoders, guided by coverage: a program of libFuzzer for the target in
+//! `DEDUPD_FUZZ` of the environment. `tests/fuzz/test_native.py` builds and runs it; the crate's
+//! tests replay what it has found.
 
 #![no_main]
 

@@ -13,8 +13,8 @@ use super::Input;
 
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 
-/// A worker that serves a directory as if it were a mount; its control connection, and the inode of a
-/// file in it.
+/// A worker that serves a directory like a mount; its control connection, and the inode of a file
+/// in the directory.
 fn worker() -> &'static (OwnedFd, u64) {
     static WORKER: OnceLock<(OwnedFd, u64)> = OnceLock::new();
     WORKER.get_or_init(|| {
@@ -30,14 +30,14 @@ fn worker() -> &'static (OwnedFd, u64) {
 }
 
 fn send(socket: &OwnedFd, message: &[u8]) {
-    // SAFETY: the message is as long as is stated.
+    // SAFETY: the message has the stated length.
     unsafe { libc::send(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
 }
 
-/// A copy of a descriptor in the worker's hands.
+/// Passes a copy of a descriptor to the worker.
 fn give(control: &OwnedFd, line: &OwnedFd) {
-    // SAFETY: all pointers are to locals that outlive the call, and the room for one descriptor is
-    // what CMSG_SPACE says.
+    // SAFETY: all pointers are to locals that outlive the call, and CMSG_SPACE is the room for one
+    // descriptor.
     unsafe {
         let mut byte = *b"+";
         let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
@@ -55,7 +55,7 @@ fn give(control: &OwnedFd, line: &OwnedFd) {
     }
 }
 
-/// The worker answers each question, or closes the line; the mount takes each answer.
+/// The worker answers each question, or closes the line; the mount accepts each answer.
 pub fn pages(data: &[u8]) {
     let (ours, theirs) = connection().unwrap();
     send(&ours, data);
@@ -65,7 +65,7 @@ pub fn pages(data: &[u8]) {
         assert!(question.start < question.end);
         assert_eq!(path, data[size_of::<Question>()..data.len().min(8192)]);
     }
-    // What a worker might say to a mount.
+    // Possible answers of a worker to a mount.
     let question = Question { inode: 1, generation: 1, start: 0, end: 1 };
     if !data.is_empty() {
         send(&theirs, data);
@@ -97,7 +97,7 @@ pub fn pages(data: &[u8]) {
                 let is_within = (question.start..question.end).contains(&reply.first);
                 assert!(reply.first == NONE || is_within, "{}", reply.first);
             }
-            // It was no question.
+            // The input was no question.
             Err(_) => {
                 assert!(question.start >= question.end);
                 return;

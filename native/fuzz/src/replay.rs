@@ -1,4 +1,4 @@
-//! Replays inputs of a corpus, and changes them at random for a while.
+//! Replays the inputs of a corpus, and random changes of them for a while.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ impl Random {
     }
 }
 
-/// How many changed inputs were tried, after all as they are. The same ones each time.
+/// Replays all inputs, then changed inputs, the same each time. Returns the number of changes.
 pub fn replay(target: Target, inputs: &[Vec<u8>], time: Duration) -> u64 {
     inputs.iter().for_each(|input| target(input));
     let end = Instant::now() + time;

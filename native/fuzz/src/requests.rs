@@ -1,8 +1,8 @@
-//! Requests as the kernel sends them, given to the loop of a mount by a socket in place of
-//! `/dev/fuse`, above a directory of plain files and stubs.
+//! Requests like those of the kernel, through a socket instead of `/dev/fuse`, for the loop of a
+//! mount over a directory of plain files and stubs.
 //!
-//! The kernel promises little: names are single components, data requests are for regular files, and
-//! the bytes of a write are there. Everything else is the input's.
+//! The kernel promises little: names are single components, data requests are for regular files,
+//! and the bytes of a write exist. The input determines all the rest.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -39,13 +39,13 @@ use super::Input;
 const SEEDS: Seeds = Seeds { attribute: 3, instance: 5 };
 const RESERVED: &str = "user.dedupd";
 const CHUNK_BYTES: u64 = 4096;
-/// The longest read that is asked for: a socket takes its answer at once.
+/// The longest requested read: a socket accepts its answer at once.
 const READ_BYTES_MAX: u32 = 32 << 10;
 const REQUESTS_MAX: usize = 40;
-/// A request that has no answer by then has none.
+/// A request without an answer after this time never gets one.
 const ANSWER_TIME: Duration = Duration::from_secs(15);
 
-/// Requests that have no answer.
+/// Requests that get no answer.
 const SILENT: [u32; 2] = [op::FORGET, op::BATCH_FORGET];
 /// Requests with one or two names after the fixed part.
 const NAMED: [u32; 10] = [
@@ -118,7 +118,7 @@ impl Content for Made {
     }
 }
 
-/// A directory of its own, gone at the end.
+/// A separate directory, which is removed at the end.
 struct Lower(PathBuf);
 
 impl Lower {
@@ -144,7 +144,7 @@ impl Drop for Lower {
     }
 }
 
-/// Most stubs are as the program makes them.
+/// Most stubs are like those of the program.
 fn make_stub(path: &Path, input: &mut Input<'_>) {
     let file = File::create(path).unwrap();
     let (flags, bytes) = (input.u8(), u64::from(input.u8()) * 317);
@@ -164,16 +164,16 @@ fn make_stub(path: &Path, input: &mut Input<'_>) {
     let value = head.to_bytes(SEEDS.attribute);
     let path = CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
     let name = CString::new(RESERVED).unwrap();
-    // SAFETY: both strings end with a zero byte, and the value is as long as is stated.
+    // SAFETY: both strings are NUL-terminated, and the value has the stated length.
     unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
 }
 
-/// The kernel's end, and what it knows.
+/// The kernel's end of the socket, and the state of the kernel.
 struct Kernel {
     socket: OwnedFd,
     nodes: Vec<u64>,
     unique: u64,
-    /// Requests without an answer so far.
+    /// Requests that have no answer yet.
     awaited: HashMap<u64, u32>,
 }
 
@@ -207,10 +207,10 @@ impl Kernel {
         }
     }
 
-    /// The fixed part: bytes of the input, within what the kernel promises.
+    /// The fixed part: bytes of the input, within the kernel's promises.
     fn fill(&self, opcode: u32, fixed: &mut [u8], input: &mut Input<'_>) {
         if opcode == op::SETATTR {
-            // Mostly a few fields are set.
+            // Usually a few fields are set.
             fixed[..4].copy_from_slice(&input.u32().to_le_bytes());
             fixed[16..24].copy_from_slice(&(input.u64() >> (input.u8() % 64)).to_le_bytes());
             fixed[64..72].copy_from_slice(&input.bytes::<8>());
@@ -238,7 +238,7 @@ impl Kernel {
                 set(32..40, small(input));
                 set(40..48, small(input) % (1 << 20));
             }
-            // A pipe or a device is no business of the mount: none is opened by it.
+            // The mount has no use for pipes and devices, and opens none.
             op::MKNOD => {
                 let kind = [0, libc::S_IFREG, libc::S_IFSOCK][usize::from(input.u8() % 3)];
                 set(0..4, u64::from(kind | (u32::from(input.u8()) * 8)));
@@ -247,7 +247,7 @@ impl Kernel {
         }
     }
 
-    /// Takes what is answered so far.
+    /// Takes the available answers.
     fn take_answers(&mut self, room: &mut [u8]) {
         while let Some(length) = received(&self.socket, room) {
             self.take_answer(&room[..length]);
@@ -284,7 +284,7 @@ fn header() -> InHeader {
     InHeader { pid: 1, ..InHeader::default() }
 }
 
-/// Names and data after the fixed part. A name is one component, and no directory's own.
+/// Names and data after the fixed part. A name is one component, and neither `.` nor `..`.
 fn rest_of(opcode: u32, fixed: &[u8], input: &mut Input<'_>) -> Vec<u8> {
     const USUAL: [&[u8]; 8] =
         [b"p\0", b"s\0", b"t\0", b"d\0", b"l\0", b".dedupd\0", b"n\0", b"m\0"];
@@ -318,7 +318,7 @@ fn rest_of(opcode: u32, fixed: &[u8], input: &mut Input<'_>) -> Vec<u8> {
 }
 
 fn received(socket: &OwnedFd, room: &mut [u8]) -> Option<usize> {
-    // SAFETY: there is so much room.
+    // SAFETY: the room has this length.
     let length = unsafe {
         libc::recv(socket.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), libc::MSG_DONTWAIT)
     };
@@ -326,7 +326,7 @@ fn received(socket: &OwnedFd, room: &mut [u8]) -> Option<usize> {
 }
 
 fn sent(socket: &OwnedFd, message: &[u8]) {
-    // SAFETY: the message is as long as is stated.
+    // SAFETY: the message has the stated length.
     let length = unsafe {
         libc::send(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), libc::MSG_NOSIGNAL)
     };
@@ -336,7 +336,7 @@ fn sent(socket: &OwnedFd, message: &[u8]) {
 fn pair() -> (OwnedFd, OwnedFd) {
     let mut ends = [0; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: there is room for two descriptors, which nobody else has.
+    // SAFETY: there is room for two descriptors, which have no other owner.
     unsafe {
         assert_eq!(libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()), 0);
         (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
@@ -373,7 +373,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// Serves what there is. An error would end the mount: only a message that is too short may.
+    /// Serves the available requests. Only a message that is too short may cause an error.
     fn serve(&mut self, kernel: &mut Kernel, input: &mut Input<'_>, room: &mut [u8]) {
         loop {
             match self.line.next(8, 0).expect("the mount has ended") {
@@ -434,7 +434,7 @@ impl Mount {
     }
 }
 
-/// Each request is answered once, with an answer of the right form, whatever it says.
+/// Each request gets one answer in the correct form, whatever it contains.
 pub fn requests(data: &[u8]) {
     let _ = divided(data, u64::MAX).map(|request| {
         let _ = (request.name(), request.names(), request.part::<InitIn>(), whole(&request));
@@ -479,7 +479,7 @@ pub fn requests(data: &[u8]) {
     }
 }
 
-/// Whether the kernel sends such a request at all; else nobody waits for its answer.
+/// Returns whether the kernel may send such a request. Otherwise no program waits for its answer.
 fn may_be_asked(
     tree: &Tree,
     request: &native::mount::protocol::message::Request<'_>,

@@ -1,6 +1,5 @@
-//! What must hold of every input: nothing panics, nothing takes more memory than the input warrants,
-//! all that is accepted is encoded to the same bytes again, and a flipped bit is refused where a
-//! checksum covers it.
+//! Properties of every input: no panic, and no more memory than the input warrants. Accepted data
+//! is encoded to the same bytes, and a flipped bit is refused if a checksum covers it.
 
 use std::fs::File;
 use std::io::Write;
@@ -35,7 +34,7 @@ pub type Target = fn(&[u8]);
 
 const SEED: u64 = 0x5EED;
 
-/// An input may state lengths of gigabytes; a decoder may believe those that it has checked.
+/// An input may state lengths of gigabytes; a decoder may trust lengths that it has checked.
 const RAW_BYTES_MAX: usize = 1 << 20;
 
 pub const TARGETS: [(&str, Target); 12] = [
@@ -57,7 +56,7 @@ pub fn named(name: &str) -> Option<Target> {
     TARGETS.iter().find(|(one, _)| *one == name).map(|(_, target)| *target)
 }
 
-/// The input in parts: numbers first, the rest is for whatever wants bytes.
+/// The input in parts: numbers first; the rest is for consumers of bytes.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -144,8 +143,8 @@ fn check(data: &[u8]) -> record_check::Checked {
     found
 }
 
-/// A log as it is, and one of deletions with sound heads, and with the bytes of the input as paths,
-/// attributes and lengths.
+/// A log with the bytes of the input, and a log of deletions with sound heads, and with the bytes
+/// of the input as paths, attributes and lengths.
 fn deletions(data: &[u8]) {
     for is_proven in [true, false] {
         for uid in [None, Some(7)] {
@@ -240,7 +239,7 @@ fn container(data: &[u8]) {
 }
 
 fn xxhash(data: &[u8]) -> u64 {
-    // `seal` has the same checksum, and it is public.
+    // `seal` uses the same public checksum.
     let sealed = seal(data.to_vec());
     u64::from_le_bytes(*sealed.last_chunk().expect("eight bytes"))
 }
@@ -255,8 +254,8 @@ fn table(data: &[u8]) {
         let mut changed = again;
         set_state(&mut changed, native::format::table_entry::State(bytes[0]), SEED);
         assert!(TableEntry::sound(&changed, SEED).is_some());
-        // Sixteen bits of check find each single flipped bit in most of an entry, and nearly each
-        // one anywhere: an entry is only a guide.
+        // The 16-bit check finds each flipped bit in most of an entry, and nearly each one
+        // elsewhere: an entry is only a guide.
         again[62] ^= 1;
         assert!(TableEntry::sound(&again, SEED).is_none());
     }
@@ -320,13 +319,13 @@ fn owner() -> Owner {
 
 /// A file in memory.
 fn file_of(data: &[u8]) -> File {
-    // SAFETY: the name is NUL-terminated; the descriptor that comes back is nobody else's.
+    // SAFETY: the name is NUL-terminated; the returned descriptor has no other owner.
     let mut file = unsafe { File::from_raw_fd(libc::memfd_create(c"fuzz".as_ptr(), 0)) };
     file.write_all(data).expect("no memory for a file");
     file
 }
 
-/// A header with counts of the input, small ones mostly, so that the lists may be long enough.
+/// A header with counts of the input, mostly small, so that the lists may be long enough.
 fn saved_header(input: &mut Input<'_>) -> Header {
     let mut count =
         || if input.u8() % 8 == 0 { input.u32() as usize } else { usize::from(input.u8() % 5) };
@@ -402,7 +401,7 @@ fn restore_chains(data: &[u8]) {
     let bloom = Bloom::new(file_of(data), room, Arc::new(SystemCalls), 1000);
     let mut index = ChunkIndex::new(log, bloom);
     if index.restore(&owner(), 1000).expect("a file in memory") {
-        // There are no tables beneath: an answer is a number that leads nowhere, or an error.
+        // Without tables below, the result is a number that leads nowhere, or an error.
         let _ = index.lookup(&[&[0; 32], &[0xFF; 32]]);
     }
 }

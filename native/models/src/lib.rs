@@ -1,6 +1,6 @@
 //! Modules of the native crate, compiled with the primitives of loom instead of those of the
 //! standard library. `tests` explores every interleaving of the threads that use them, and every
-//! value that the memory model lets a load return.
+//! value that a load may return in the memory model.
 
 pub mod mount;
 pub mod threads;

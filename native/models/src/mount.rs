@@ -1,4 +1,4 @@
-//! Stands for `crate::mount` of the native crate.
+//! Replaces `crate::mount` of the native crate.
 
 #[path = "../../src/mount/counted.rs"]
 pub mod counted;

@@ -1,4 +1,4 @@
-//! Stands for `crate::threads` of the native crate.
+//! Replaces `crate::threads` of the native crate.
 
 #[path = "../../src/threads/lock.rs"]
 pub mod lock;

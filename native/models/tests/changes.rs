@@ -1,4 +1,4 @@
-//! The kernel keeps no attributes of before a change that it has heard of
+//! The kernel keeps no old attributes after the notification of a change
 //! (`native/src/mount/inodes/changes.rs`).
 
 use dedupd_models::changes::Changes;
@@ -12,14 +12,14 @@ const INODE: u64 = 7;
 #[derive(Default)]
 struct Mount {
     changes: Changes,
-    /// The status of the inode below.
+    /// The attributes of the inode below.
     status: AtomicUsize,
-    /// Whether the kernel was notified of the change. It orders answers with its own lock.
+    /// True if the kernel was notified of the change. The kernel orders answers with its own lock.
     is_told: AtomicUsize,
 }
 
-/// An answer with the status of an inode. Asserts that it is old only for a moment, or
-/// precedes the notification of the change.
+/// An answer with the attributes of an inode. Asserts that they are old only for a moment, or
+/// precede the notification of the change.
 fn answer(mount: &Mount, has_changed: impl Fn(&Changes, u64) -> bool) {
     let since = mount.changes.now();
     let status = mount.status.load(Relaxed);

@@ -7,7 +7,7 @@ use loom::model::Builder;
 use loom::sync::Arc;
 use loom::thread::spawn;
 
-/// What only the thread with the turn may touch: loom reports two accesses that nothing orders.
+/// Data that only the thread with the turn may access: loom reports two unordered accesses.
 struct Mount {
     turn: Turn,
     guarded: UnsafeCell<usize>,
@@ -19,7 +19,7 @@ impl Mount {
     }
 
     fn touch(&self) {
-        // SAFETY: the caller has the turn; loom checks that this is enough.
+        // SAFETY: the caller has the turn; loom checks that this is sufficient.
         self.guarded.with_mut(|value| unsafe { *value += 1 });
     }
 
@@ -29,7 +29,7 @@ impl Mount {
     }
 }
 
-/// `others` threads take the turn once each, while a loop does `of_loop` with it.
+/// `others` threads take the turn once each, while a loop runs `of_loop` with it.
 fn explore(others: usize, preemptions: Option<usize>, of_loop: fn(&Mount)) {
     let mut builder = Builder::new();
     builder.preemption_bound = preemptions;

@@ -1,5 +1,5 @@
 //! A thread that reads a plain file during a commit gets no byte that the commit has punched
-//! (`docs/design/mount-locks.md`, "Reads beside the loop").
+//! (`docs/design/mount-locks.md#reads-beside-the-loop`).
 
 use dedupd_models::watched::Watched;
 use loom::sync::Arc;
@@ -19,14 +19,14 @@ struct File {
 }
 
 impl File {
-    /// The steps of a commit, in their order.
+    /// The steps of a commit, in order.
     fn commit(&self) {
         self.watched.add(INODE);
         self.has_attribute.store(1, Relaxed);
         self.is_punched.store(1, Relaxed);
     }
 
-    /// A read as `requests/reading.rs` does it: the count, the attribute, the bytes, the count.
+    /// A read in the steps of `requests/reading.rs`: count, attribute, bytes, count.
     fn read(&self) {
         let Some(since) = self.watched.unwatched(INODE) else { return };
         if self.has_attribute.load(Relaxed) == 1 {

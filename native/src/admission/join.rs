@@ -1,4 +1,4 @@
-//! Which files that were left have chunks in common, or chunks that the store has by now.
+//! Finds skipped files that share chunks with each other, or with the store.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Result;
@@ -6,27 +6,27 @@ use std::io::Result;
 use super::ledger::Kept;
 use super::notes::Notes;
 
-/// Files to be read again, and the chunks for the sake of which they are.
+/// Files to read again, and the chunks that are the reason.
 #[derive(Debug, Default)]
 pub struct Recall {
     pub inodes: HashSet<u64>,
-    /// First bytes of fingerprints: chunks that several of the files have, or the store as well.
+    /// First bytes of fingerprints: chunks that several of the files have, or the store and a file.
     pub wanted: HashSet<u64>,
-    /// Whether there was no memory for more.
+    /// True if there was no memory for more.
     pub is_cut: bool,
 }
 
-/// What a file has in common with others.
+/// The chunks that a file shares with others.
 #[derive(Clone, Copy, Default)]
 struct Common {
     chunks: u32,
-    /// Whether any of that is new since the last join.
+    /// True if any of them is new since the last join.
     is_new: bool,
 }
 
-/// A file is recalled where it has about as many chunks in common with others as it lacks, and one
-/// of them was noted, or stored, since the last join. `notes` gives them from the start, twice.
-/// `entries_max` bounds the memory.
+/// Recalls a file if it shares at least half as many chunks as it lacks, and one of them was noted
+/// or stored since the last join. `notes` returns all notes, and is called twice. `entries_max`
+/// limits the memory.
 pub fn join(
     mut notes: impl FnMut() -> Result<Notes>,
     kept: &Kept,
@@ -84,7 +84,7 @@ struct Noted {
 }
 
 impl Noted {
-    /// Whether one file need not bear its cost alone.
+    /// Returns whether several files, or a file and the store, have the chunk.
     fn is_repeated(&self) -> bool {
         self.inodes.len() > 1 || (self.is_stored && !self.inodes.is_empty())
     }

@@ -9,12 +9,12 @@ use crate::format::saved_notes::{Judged, Note};
 use crate::system::files::Identity;
 use crate::threads::lock::locked;
 
-/// A file that is left, as it is now.
+/// The row of a skipped file in its present state.
 pub fn judged(identity: &Identity, gain: u16, missing: u16) -> Judged {
     Judged { inode: identity.inode, check: check_of(identity), gain, missing }
 }
 
-/// A changed file has the check of its old state once in 2^32 times; then it is left as it was.
+/// A changed file has the check of its old state once in 2^32 times; then it is still skipped.
 fn check_of(identity: &Identity) -> u32 {
     let mut bytes = [0; 24];
     let values = [identity.size, identity.mtime_ns, identity.ctime_ns];
@@ -24,25 +24,25 @@ fn check_of(identity: &Identity) -> u32 {
     xxh3_64(&bytes) as u32
 }
 
-/// In place of the thousandths that a file would save: its attributes leave no room for that of a
-/// stub. It is left whatever it would save.
+/// Replaces the thousandths that a file would save if its attributes leave no room for a stub
+/// attribute. Such a file is always skipped.
 pub const FULL: u16 = u16::MAX;
 
-/// What the walk of this run has seen of a file that an earlier run judged.
+/// Findings of this run's walk about a file that an earlier run judged.
 const UNSEEN: u8 = 0;
 const UNCHANGED: u8 = 1;
 const CHANGED: u8 = 2;
 
 /// The judgements of earlier runs, and of this one.
 pub struct Ledger {
-    /// By inode.
+    /// Ordered by inode.
     earlier: Vec<Judged>,
     seen: Vec<AtomicU8>,
-    /// A file that would free as many thousandths, or more, is judged again: the policy has changed.
+    /// A file that would free at least this many thousandths is judged again (a new policy).
     gain_min: u16,
     rows_max: usize,
     notes_max: usize,
-    /// Goes into each prefix that is noted: files of several domains have none in common.
+    /// Part of each noted prefix, so that files of different domains share none.
     salt: AtomicU64,
     run: Mutex<Run>,
 }
@@ -51,8 +51,7 @@ pub struct Ledger {
 #[derive(Default)]
 struct Run {
     judged: Vec<Judged>,
-    /// Of files that were read a second time because others have chunks of theirs: what was noted
-    /// of them stays.
+    /// Files that were read again because others have their chunks. Their notes remain valid.
     again: Vec<Judged>,
     notes: Vec<Note>,
     forgotten: u64,
@@ -63,8 +62,7 @@ struct Run {
 /// The files that a run leaves judged, by inode.
 pub struct Kept {
     pub rows: Vec<Judged>,
-    /// Inodes that this run has noted anew since the last save: what was noted of them before is of
-    /// no file any more.
+    /// Inodes with new notes of this run since the last save, which replace their earlier notes.
     pub renewed: Vec<u64>,
 }
 
@@ -80,8 +78,8 @@ impl Kept {
 }
 
 impl Ledger {
-    /// `rows` are those of an earlier run, in any order. At most `rows_max` files are remembered, and
-    /// `notes_max` notes kept before [`Ledger::is_full`].
+    /// `rows` are those of an earlier run, in any order. At most `rows_max` files are kept, and
+    /// `notes_max` notes until [`Ledger::is_full`].
     pub fn new(mut rows: Vec<Judged>, gain_min: u16, rows_max: usize, notes_max: usize) -> Ledger {
         rows.sort_unstable_by_key(|row| row.inode);
         rows.dedup_by_key(|row| row.inode);
@@ -91,7 +89,7 @@ impl Ledger {
         Ledger { earlier: rows, seen, gain_min, rows_max, notes_max, salt, run }
     }
 
-    /// What is noted from here on is of the files of another domain.
+    /// Declares that later notes are of files of another domain.
     pub fn use_salt(&self, salt: u64) {
         self.salt.store(salt, Ordering::Relaxed);
     }
@@ -101,7 +99,7 @@ impl Ledger {
         prefixes.map(move |prefix| prefix ^ salt)
     }
 
-    /// Whether a plain file was judged as it is now: then it need not be read.
+    /// Returns whether a plain file was judged in its present state, so that it need not be read.
     pub fn passes_over(&self, identity: &Identity) -> bool {
         let Ok(at) = self.earlier.binary_search_by_key(&identity.inode, |row| row.inode) else {
             return false;
@@ -114,12 +112,12 @@ impl Ledger {
         is_same
     }
 
-    /// The thousandths that an earlier run has found a file to save, if it is as it was then.
+    /// The saving of a file that an earlier run found, in thousandths, if the file is unchanged.
     pub fn gain_of(&self, identity: &Identity) -> Option<u16> {
         self.known(identity).map(|row| row.gain).filter(|gain| *gain != FULL)
     }
 
-    /// Whether an earlier run has found no room for a stub's attribute, if the file is as it was then.
+    /// Returns whether a file without room for a stub's attribute in an earlier run is unchanged.
     pub fn is_full_of_attributes(&self, identity: &Identity) -> bool {
         self.known(identity).is_some_and(|row| row.gain == FULL)
     }
@@ -129,7 +127,7 @@ impl Ledger {
         self.earlier.get(at).filter(|row| row.check == check_of(identity))
     }
 
-    /// Remember a file that is left, with the first bytes of the fingerprints of its chunks.
+    /// Remember a skipped file, with the first bytes of the fingerprints of its chunks.
     pub fn leave(&self, judged: Judged, prefixes: impl Iterator<Item = u64>) {
         let mut run = locked(&self.run);
         if self.earlier.len() + run.judged.len() >= self.rows_max {
@@ -141,7 +139,7 @@ impl Ledger {
         run.notes.extend(self.salted(prefixes).map(|prefix| Note::new(prefix, owner)));
     }
 
-    /// Remember a file that is left though others have chunks of it; its notes stay as they are.
+    /// Remember a file that is skipped although others have its chunks. Its notes remain valid.
     pub fn leave_again(&self, judged: Judged) {
         locked(&self.run).again.push(judged);
     }
@@ -152,7 +150,7 @@ impl Ledger {
         run.notes.extend(self.salted(prefixes).map(|prefix| Note::new(prefix, inode)));
     }
 
-    /// Note chunks that are stored: a file that was left may have them.
+    /// Note stored chunks, which skipped files may have.
     pub fn note_stored(&self, prefixes: impl Iterator<Item = u64>) {
         let mut run = locked(&self.run);
         if !self.earlier.is_empty() || !run.judged.is_empty() {
@@ -160,18 +158,18 @@ impl Ledger {
         }
     }
 
-    /// Whether the notes of this run are to be saved before there are more.
+    /// Returns whether the notes of this run must be saved before further notes.
     pub fn is_full(&self) -> bool {
         locked(&self.run).notes.len() >= self.notes_max
     }
 
-    /// Whether this run has changed anything that is not saved.
+    /// Returns whether this run has unsaved changes.
     pub fn has_changed(&self) -> bool {
         let run = locked(&self.run);
         !run.notes.is_empty() || run.saved != (run.judged.len(), run.again.len())
     }
 
-    /// How many files there was no memory for.
+    /// Number of files without memory for their rows.
     pub fn forgotten(&self) -> u64 {
         locked(&self.run).forgotten
     }
@@ -184,16 +182,16 @@ impl Ledger {
         notes.clone()
     }
 
-    /// Forget the notes of this run, which are saved, as its judgements are.
+    /// Drop the notes of this run after they and its judgements were saved.
     pub fn forget_notes(&self) {
         let mut run = locked(&self.run);
         run.notes = Vec::new();
         run.saved = (run.judged.len(), run.again.len());
     }
 
-    /// The files that stay judged. With `whole` the walk has met every file: those that it has not
-    /// seen are gone, or no plain files any more. `recalled` were read again, and are judged only as
-    /// this run has found them.
+    /// The files that remain judged. With `whole`, the walk has visited every file, so unseen files
+    /// are deleted, or no longer plain. `recalled` files were read again: only the judgements of
+    /// this run are valid for them.
     pub fn kept(&self, whole: bool, recalled: &[u64]) -> Kept {
         let run = locked(&self.run);
         let is_recalled = |inode: &u64| recalled.binary_search(inode).is_ok();
@@ -207,7 +205,7 @@ impl Ledger {
         let judged = run.judged.iter().filter(|row| !is_recalled(&row.inode));
         let mut rows: Vec<Judged> =
             run.again.iter().chain(judged).copied().chain(earlier.map(|(row, _)| *row)).collect();
-        // The first of an inode stays: the sort is stable.
+        // The first row of an inode remains: the sort is stable.
         rows.sort_by_key(|row| row.inode);
         rows.dedup_by_key(|row| row.inode);
         let mut renewed: Vec<u64> =

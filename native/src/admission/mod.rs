@@ -1,5 +1,5 @@
-//! What stays plain because it would save too little: which files were judged so, and notes of their
-//! chunks (docs/design/format.md, "Saved notes"). All of it is derived: a loss costs one more read.
+//! Files that stay plain because they would save too little, and notes of their chunks
+//! (docs/design/format.md, "Saved notes"). All of this is derived: a loss costs one more read.
 
 pub mod join;
 pub mod ledger;

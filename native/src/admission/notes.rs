@@ -1,4 +1,4 @@
-//! Notes of several runs as one row, in order: those of a file, and those of this run.
+//! The notes of several runs, merged in order: those of a file, and those of this run.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
@@ -42,7 +42,7 @@ impl Saved {
     }
 }
 
-/// The notes that count, in order: of files that stay judged, and of chunks that were stored.
+/// The valid notes, in order: of files that remain judged, and of stored chunks.
 pub struct Notes {
     saved: Saved,
     of_file: Option<Note>,
@@ -52,7 +52,7 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// `run` has those of this run, in order. Errors in reading `file` end the notes.
+    /// `run` has the notes of this run, in order. Errors in reading `file` end the notes.
     pub fn new(
         file: Option<File>,
         range: Range<u64>,
@@ -64,7 +64,7 @@ impl Notes {
         Ok(Notes { saved, of_file, run, at: 0, kept })
     }
 
-    /// The next note that counts.
+    /// The next valid note.
     pub fn read(&mut self) -> Result<Option<Note>> {
         loop {
             let of_run = self.run.get(self.at).copied();
@@ -85,7 +85,7 @@ impl Notes {
         }
     }
 
-    /// The bytes of up to `count` notes; those of a file as a join leaves them if `joined`.
+    /// The bytes of up to `count` notes; those of a file in the state after a join if `joined`.
     pub fn block(&mut self, count: usize, joined: bool) -> Result<Vec<u8>> {
         let mut block = Vec::new();
         let mut before = None;
@@ -104,7 +104,7 @@ impl Notes {
         Ok(block)
     }
 
-    /// Whether an earlier run has noted it of a file that this run has noted again.
+    /// Returns whether an earlier run noted it for a file with new notes of this run.
     fn is_outdated(&self, note: Note) -> bool {
         let renewed = |inode| self.kept.renewed.binary_search(&inode).is_ok();
         !note.is_new() && note.inode().is_some_and(renewed)

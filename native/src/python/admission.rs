@@ -20,7 +20,7 @@ use crate::threads::lock::locked;
 
 const THOUSANDTHS: f64 = 1000.0;
 
-/// A fraction as a ledger has it: rounded down, so that what is below a limit stays below it.
+/// Converts a fraction for a ledger. Rounds down, so that a value below a limit stays below it.
 pub fn thousandths(fraction: f64) -> u16 {
     (fraction * THOUSANDTHS).clamp(0.0, THOUSANDTHS) as u16
 }
@@ -121,7 +121,7 @@ pub struct Snapshot {
     notes: Arc<Vec<Note>>,
 }
 
-/// A descriptor, and the range of the file that has notes.
+/// A descriptor, and the range of its file with notes.
 type Saved = (i32, u64, u64);
 
 impl Snapshot {
@@ -146,7 +146,7 @@ impl Snapshot {
         self.kept.rows.len()
     }
 
-    /// Of the rows, and of the notes of the run.
+    /// Bytes of the rows and of the notes of the run.
     #[getter]
     fn size_bytes(&self) -> usize {
         (self.kept.rows.len() + self.notes.len()) * row::BYTES
@@ -164,7 +164,7 @@ impl Snapshot {
     }
 }
 
-/// Notes in pieces, as they are to be saved.
+/// Notes in pieces, ready to be saved.
 #[pyclass(frozen, module = "dedupd_core.native.admission")]
 pub struct Notes {
     inner: Mutex<notes::Notes>,
@@ -186,7 +186,7 @@ impl Notes {
     }
 }
 
-/// Files to be read again, and the chunks that pay for them.
+/// Files to read again, and the chunks that make this worthwhile.
 #[pyclass(frozen, module = "dedupd_core.native.admission")]
 pub struct Recall(pub Inner);
 
@@ -217,7 +217,7 @@ impl Recall {
         self.0.is_cut
     }
 
-    /// The same, with further files.
+    /// The same recall with further files.
     fn including(&self, inodes: HashSet<u64>) -> Recall {
         let inodes = self.0.inodes.union(&inodes).copied().collect();
         Recall(Inner { inodes, wanted: self.0.wanted.clone(), is_cut: self.0.is_cut })

@@ -178,7 +178,7 @@ impl Placed {
     }
 }
 
-/// What is done with the new chunks of a buffer.
+/// The decision about the new chunks of a buffer.
 #[pyclass(frozen, module = "dedupd_core.native.ingest")]
 pub struct Judgement {
     inner: judgement::Judgement,
@@ -187,7 +187,7 @@ pub struct Judgement {
 }
 
 impl Judgement {
-    /// Whether it is one of so many parts.
+    /// Returns whether it has this number of parts.
     pub fn is_of(&self, parts: usize) -> bool {
         self.inner.taken.len() == parts
     }
@@ -196,8 +196,8 @@ impl Judgement {
         self.inner.taken[part]
     }
 
-    /// What a ledger keeps of a file that is a part: the thousandths that it would save, and how many
-    /// chunks are missing.
+    /// The entry of a part in a ledger: the thousandths that it would save, and the number of
+    /// missing chunks.
     pub fn verdict(&self, part: usize, saving_min: f64) -> (u16, u16) {
         let (freed, cost) = (self.freed[part], self.inner.costs[part]);
         let unique = self.inner.unique[part];
@@ -205,8 +205,8 @@ impl Judgement {
         (thousandths(saving), missing)
     }
 
-    /// The bytes of chunks of a part that nobody else had, and those of blocks that it gives up beyond
-    /// what the store grows by.
+    /// The bytes of chunks that only this part has, and the bytes of its blocks minus the growth of
+    /// the store.
     pub fn spent_and_saved(&self, part: usize) -> (u64, u64) {
         let saved = self.freed[part].saturating_sub(self.inner.costs[part]);
         (self.inner.fresh[part], if self.inner.taken[part] { saved } else { 0 })
@@ -270,7 +270,7 @@ impl Judgement {
     }
 }
 
-/// The items of a column that are kept.
+/// The items of a column whose flags in `kept` are set.
 pub fn retained(py: Python<'_>, column: &Py<PyBytes>, kept: &[u8]) -> Py<PyBytes> {
     let bytes = column.as_bytes(py);
     let items = bytes.chunks_exact((bytes.len() / kept.len().max(1)).max(1));

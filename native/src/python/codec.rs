@@ -25,11 +25,10 @@ create_exception!(
     "Stored bytes do not match their checksum, or do not decode to the stated length."
 );
 
-/// Bytes that Python, and `seal` on its behalf, may write through a buffer view.
+/// Bytes that Python, and `seal` for Python, may write through a buffer view.
 struct Exported(UnsafeCell<Buffer>);
 
-// SAFETY: nothing in Rust reads or writes the contents once they are here; length and place of
-// the allocation never change.
+// SAFETY: Rust does not access the contents after this; length and place never change.
 unsafe impl Sync for Exported {}
 
 #[pyclass(frozen, module = "dedupd_core.native.codec")]
@@ -52,7 +51,7 @@ impl Encoded {
         self.length
     }
 
-    /// Only the records that are kept, one after the other.
+    /// Only the kept records, one after the other.
     fn retained(&self, py: Python<'_>, kept: Input) -> PyResult<Encoded> {
         let kept = kept.bytes();
         let starts: Vec<usize> = u32s(self.starts.as_bytes(py)).map(|at| at as usize).collect();
@@ -65,7 +64,7 @@ impl Encoded {
             .filter(|(_, flag)| **flag != 0)
             .map(|((&start, end), _)| start..end)
             .collect();
-        // SAFETY: the buffer stays; until it is sealed, which comes after this, nothing writes to it.
+        // SAFETY: the buffer exists, and nothing writes to it before it is sealed, which is later.
         let all = unsafe { &*self.buffer.0.get() };
         let length = ranges.iter().map(ExactSizeIterator::len).sum();
         let mut buffer = Buffer::of(length);
@@ -92,7 +91,7 @@ impl Encoded {
         flags: c_int,
     ) -> PyResult<()> {
         let this = slf.get();
-        // SAFETY: the allocation neither moves nor goes while this object lives.
+        // SAFETY: the allocation is neither moved nor freed while this object lives.
         unsafe {
             let start = (*this.buffer.0.get()).as_mut_ptr();
             export(&slf, std::ptr::slice_from_raw_parts_mut(start, this.length), false, view, flags)

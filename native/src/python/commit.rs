@@ -22,7 +22,7 @@ use crate::threads::lock::locked;
 #[derive(Default)]
 pub struct PlainRequests(pub Vec<Request>);
 
-/// Path, identity and recipe of a file: id, digest, whether it names a chunk.
+/// Path, identity and recipe of a file: id, digest, and whether the id is that of a chunk.
 type One = (Vec<u8>, Fields, (u64, [u8; DIGEST_BYTES], bool));
 
 #[pymethods]
@@ -102,7 +102,7 @@ pub struct CommitBatch {
     volume: Volume,
     threads: usize,
     door: Door,
-    /// Only ever locked with the GIL released: the door may take it.
+    /// Locked only with the GIL released, because the door may take the GIL.
     files: Mutex<Vec<Commit>>,
 }
 

@@ -24,12 +24,12 @@ use crate::system::files::duplicate;
 use crate::system::room::Room;
 use crate::threads::lock::locked;
 
-/// The common part of all indexes. The lock is only ever taken with the GIL released: under it the
-/// door may take the GIL.
+/// The common part of all indexes. Locked only with the GIL released: with the lock, the door may
+/// take the GIL.
 pub struct Shared<S> {
     index: Mutex<ChunkIndex<S>>,
     owner: Owner,
-    /// None where the index changes nothing on a disk.
+    /// None if the index changes nothing on a disk.
     door: Option<Door>,
 }
 
@@ -100,7 +100,7 @@ fn log_of(
     Ok((Log::new(dir_fd, volume_id, page_entries, cache_entries), volume_id))
 }
 
-/// The methods of an index: its own ones, and those that both have.
+/// The methods of an index: its own methods, and those that both have.
 macro_rules! methods {
     ($index:ident { $($own:tt)* }) => {
         #[pymethods]
@@ -221,7 +221,7 @@ methods!(BloomIndex {
     }
 });
 
-/// Of chunks that other partitions have; nothing is inserted.
+/// An index of chunks of other partitions; nothing is inserted.
 #[pyclass(frozen, module = "dedupd_core.native.index")]
 pub struct HookIndex(Shared<Hooks>);
 

@@ -27,10 +27,10 @@ use crate::tree::candidates::unpacked;
 #[pyclass(module = "dedupd_core.native.ingest")]
 pub struct FileList(Vec<PlainFile>);
 
-/// Folder at the top, end of the name; files, their bytes, those that were new, those saved.
+/// Top folder, suffix of the names; files, their bytes, bytes of new chunks, saved bytes.
 type Tally = (Vec<u8>, Vec<u8>, u64, u64, u64, u64);
 
-/// Path, identity, and whether it is not to be compressed.
+/// Path, identity, and whether the file must not be compressed.
 type One = (Vec<u8>, Fields, bool);
 
 fn shown(file: &PlainFile) -> One {

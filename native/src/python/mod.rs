@@ -229,8 +229,8 @@ mod exported {
         };
     }
 
-    /// Makes `import dedupd_core.native.store` work although the module is no package: Python looks there
-    /// before it looks for files.
+    /// Makes `import dedupd_core.native.store` work although the module is no package: Python
+    /// searches there before it searches for files.
     #[pymodule_init]
     fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let modules = module.py().import("sys")?.getattr("modules")?;

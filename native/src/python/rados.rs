@@ -27,7 +27,7 @@ use crate::threads::lock::locked;
 #[pyclass(frozen, module = "dedupd_core.native.rados")]
 pub struct ChunkReader(Mutex<Option<Arc<Reader>>>);
 
-/// Of each chunk its bytes, and its frame where frames are asked for; the first errno, or 0.
+/// For each chunk its bytes, and its frame if frames were requested; the first errno, or 0.
 type Read = (Vec<Option<Py<PyBytes>>>, Vec<Option<Vec<u8>>>, i32);
 
 #[pymethods]
@@ -90,7 +90,7 @@ impl ChunkReader {
                 found.push(landed.found);
                 Some(landed.memory)
             });
-            // Where the reader was closed meanwhile the connection ends here.
+            // If the reader was closed during the call, the connection ends here.
             drop(reader);
         });
         let errno = found.iter().find_map(|one| match one {
@@ -146,7 +146,7 @@ impl ChunkNumbers {
     }
 }
 
-/// The fingerprint of a chunk, or the name of a version, which is shorter.
+/// The fingerprint of a chunk, or the shorter name of a version.
 fn name_of(name: &[u8]) -> PyResult<Name> {
     let mut whole = [0; FINGERPRINT_BYTES];
     let start = whole.get_mut(..name.len());
@@ -156,7 +156,7 @@ fn name_of(name: &[u8]) -> PyResult<Name> {
     Ok(whole)
 }
 
-/// A frame on the way to the disk, as a buffer.
+/// A frame to be written to the disk, as a buffer.
 #[pyclass(frozen, module = "dedupd_core.native.rados")]
 pub struct KeptFrame(Vec<u8>);
 
@@ -183,7 +183,7 @@ impl FrameCache {
         FrameCache(Arc::new(frame_cache::FrameCache::new(frame_bytes_max)))
     }
 
-    /// The descriptor stays the caller's.
+    /// The descriptor still belongs to the caller.
     fn add_segment(&self, py: Python<'_>, number: u32, fd: RawFd, rows: Input) -> PyResult<()> {
         let file = files::duplicate(fd).map_err(|error| os_error(py, &error))?;
         self.0.add_segment(number, file.into(), rows.bytes());

@@ -181,7 +181,7 @@ pub fn lmdb_is_sound(py: Python<'_>, data: Input) -> bool {
 #[pyclass(frozen, module = "dedupd_core.native.system")]
 pub struct OpenGuard(open_guard::OpenGuard);
 
-/// Process, user, name of the program and path.
+/// Process, user, program name and path.
 type Refusal<'py> = (i32, u32, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 
 #[pymethods]

@@ -1,5 +1,5 @@
-//! Functions for tests and benchmarks alone: the single steps of the chunker, the test of the
-//! encoder for incompressible data, and the inside of an index.
+//! Functions only for tests and benchmarks: the single steps of the chunker, the encoder's test for
+//! incompressible data, and the internals of an index.
 
 use pyo3::prelude::*;
 

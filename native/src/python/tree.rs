@@ -78,7 +78,7 @@ impl Rules {
     }
 }
 
-/// What an optimize job has to do with a directory.
+/// The work of an optimize job in a directory.
 #[pyclass(frozen, extends = Directory, get_all, module = "dedupd_core.native.tree")]
 pub struct DirectoryCandidates {
     /// Files and bytes, by reason.
@@ -163,13 +163,13 @@ pub fn stub_sizes<'py>(
     })
 }
 
-/// Pairs of what names end in, and a number.
+/// Pairs of suffixes and numbers.
 fn summed(py: Python<'_>, sums: BySuffix) -> PyResult<Py<PyList>> {
     let pairs = sums.0.into_iter().map(|(suffix, sum)| (suffix.into_vec(), sum));
     Ok(PyList::new(py, pairs)?.unbind())
 }
 
-/// Directories to be looked at, as every call that takes many is given them.
+/// Directories to scan, as passed to every call for many directories.
 pub struct Walk<'a> {
     pub root: i32,
     pub directories: &'a [Vec<u8>],
@@ -178,8 +178,8 @@ pub struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// [`look_at`] without the GIL, which it takes for each `safe_point`; an exception there ends it.
-    /// A list with what `shown` makes of each directory, or why it cannot be read.
+    /// [`look_at`] without the GIL, which it takes for each `safe_point`; an exception there ends
+    /// it. Returns a list with the result of `shown` for each directory, or why it cannot be read.
     pub fn look<'py, L: Default + Send, S: Default, T: PyClass<BaseType = Directory>>(
         &self,
         py: Python<'py>,
@@ -213,7 +213,7 @@ impl Walk<'_> {
     }
 }
 
-/// What was counted in a directory.
+/// The counts of a directory.
 #[pyclass(frozen, extends = Directory, get_all, module = "dedupd_core.native.tree")]
 pub struct CountedStubs {
     stubs: u64,
@@ -276,7 +276,7 @@ impl StubCounter {
         safe_point: Py<PyAny>,
     ) -> PyResult<Bound<'py, PyList>> {
         let count = |entries: &mut Vec<Entry>, listed: &mut Listed, scratch: &mut Scratch| {
-            // Let go of before anybody waits for the GIL.
+            // Released before any thread waits for the GIL.
             let (chunks, nodes) = (self.chunks.get().census(), self.nodes.get().census());
             let store = Store {
                 chunks: &chunks,

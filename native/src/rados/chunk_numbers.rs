@@ -1,4 +1,4 @@
-//! Numbers of chunks in this process: the caches of a mount know chunks by number.
+//! Numbers of chunks in this process, which are their names in the caches of a mount.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
@@ -9,24 +9,25 @@ use crate::threads::lock::locked;
 struct Known {
     fingerprint: Fingerprint,
     users: u32,
-    /// When it lost its last user, in turns.
+    /// The turn in which it lost its last user.
     idle_since: u64,
 }
 
 #[derive(Default)]
 struct State {
-    /// The last one that was given out. 0 is the hole.
+    /// The last number that was assigned. 0 is the hole.
     last: u64,
     numbers: HashMap<Fingerprint, u64>,
     known: HashMap<u64, Known>,
-    /// Those that lost their last user, with the turn: the longest idle first. Some have one again.
+    /// Chunks that lost their last user, with the turn: the longest idle first. Some are used
+    /// again.
     idle: VecDeque<(u64, u64)>,
     idle_count: usize,
     turn: u64,
 }
 
-/// Fingerprint to number and back, for the chunks of recipes that are open, and of some that were
-/// lately. A number is never given to another chunk: caches outlive the recipes.
+/// Maps fingerprints to numbers and back, for the chunks of open recipes, and of some that were
+/// open recently. A number never gets another chunk, because caches outlive the recipes.
 pub struct ChunkNumbers {
     state: Mutex<State>,
     idle_max: usize,
@@ -37,7 +38,7 @@ impl ChunkNumbers {
         ChunkNumbers { state: Mutex::default(), idle_max }
     }
 
-    /// A number for each, the same one for equal ones, until it is given back as often.
+    /// Returns a number for each, the same for equal ones, until `give_back` was called as often.
     pub fn take<'a>(&self, fingerprints: impl Iterator<Item = &'a Fingerprint>) -> Vec<u64> {
         let mut state = locked(&self.state);
         fingerprints.map(|fingerprint| state.take(fingerprint)).collect()
@@ -51,7 +52,7 @@ impl ChunkNumbers {
         state.forget(self.idle_max);
     }
 
-    /// The chunk that has a number. None where no recipe that is open has it.
+    /// The chunk with a number. None if no open recipe has it.
     pub fn fingerprint(&self, number: u64) -> Option<Fingerprint> {
         locked(&self.state).known.get(&number).map(|known| known.fingerprint)
     }

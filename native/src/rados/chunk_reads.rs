@@ -1,9 +1,9 @@
-//! Trains of chunks: many reads in flight, taken in their order by the thread that asked.
+//! Trains of chunks: many reads in progress, whose results the calling thread takes in order.
 //!
-//! A reader in a thread of its own for each chunk is woken for each of them, and so are the threads
-//! that hand the answers over. Here the answers that came meanwhile are taken without a switch. A read asks for one byte
-//! more than the frame of a chunk can have: a longer object is not read to its end, and is found to be
-//! another one.
+//! With a thread per chunk, each chunk would wake its thread, and the threads that pass on answers.
+//! Here the thread takes all available answers without a switch. A read asks for one byte more than
+//! the frame of a chunk can have. So a longer object is not read to its end, and is recognized as
+//! wrong.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -19,35 +19,35 @@ use crate::format::cluster::file_recipe::PART_BYTES_MAX;
 use crate::format::codec::Codec;
 use crate::format::ids::Fingerprint;
 
-/// Of an object whose length is not known, at first.
+/// Bytes of the first read of an object whose length is unknown.
 const OBJECT_BYTES: usize = 64 << 10;
 
-/// A chunk that is read: the object that it lies in, and how many raw bytes it has.
+/// A chunk to read: its object, and the number of its raw bytes.
 pub struct Wanted {
     pub object: CString,
     pub fingerprint: Fingerprint,
     pub length: usize,
 }
 
-/// What became of a read.
+/// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The bytes are there, and have the fingerprint.
+    /// The bytes exist and have the fingerprint.
     Good,
-    /// The object is missing, or not what it should be.
+    /// The object is missing or wrong.
     Other,
-    /// The cluster says this errno.
+    /// The cluster returned this errno.
     Failed(i32),
 }
 
-/// A read that has ended.
+/// A completed read.
 pub struct Landed<R> {
-    /// The place of the chunk among those that were wanted.
+    /// The index of the chunk in the input.
     pub at: usize,
     pub found: Found,
-    /// The memory for the raw bytes, filled where they are good.
+    /// The memory for the raw bytes, filled if they are good.
     pub raw: R,
-    /// What the object has is the start of this memory; empty where it was not read.
+    /// This memory starts with the content of the object; empty if it was not read.
     pub memory: Vec<u8>,
     pub object_bytes: usize,
 }
@@ -58,9 +58,9 @@ impl<R> Landed<R> {
     }
 }
 
-/// Reads chunks, up to `at_once` at a time, each proved by its fingerprint, into memory that `room`
-/// makes. Tells of each, in their order, and takes memory back that is not kept. Begins none after one that has failed, so it takes one
-/// time-out at most.
+/// Reads chunks, up to `at_once` at a time, into memory from `room`, and verifies them by their
+/// fingerprints. Passes each to `tell`, in order, and keeps the memory that `tell` returns. Starts
+/// no read after a failed one, so it takes at most one time-out.
 pub fn read_all<R: AsMut<[u8]>>(
     connection: &Connection,
     wanted: impl Iterator<Item = Wanted>,
@@ -128,7 +128,7 @@ pub fn read_object(connection: &Connection, object: &CStr) -> Result<Vec<u8>, i3
     }
 }
 
-/// The fingerprint proves the payload, so its checksum is not asked.
+/// Decodes without checking the payload's checksum, because the fingerprint verifies it.
 pub fn decode(
     object: &[u8],
     fingerprint: &Fingerprint,
@@ -144,7 +144,7 @@ pub fn decode(
     if is_good { Found::Good } else { Found::Other }
 }
 
-/// A read that the cluster was asked for. Its memory stays until it has landed.
+/// A read in progress. Its memory must exist until it has landed.
 struct Flight<'a> {
     connection: &'a Connection,
     completion: Handle,
@@ -162,30 +162,30 @@ impl Flight<'_> {
         let library = connection.library;
         let mut buffer = connection.idle.of(length);
         let mut completion = ptr::null_mut();
-        // SAFETY: no call back, and a handle that is written to.
+        // SAFETY: no callback, and a writable handle.
         let result = unsafe {
             (library.aio_create_completion2)(ptr::null_mut(), ptr::null(), &raw mut completion)
         };
         check(result)?;
-        // The memory of a vector does not move with it.
+        // Moving a vector does not move its memory.
         let start = buffer.as_mut_ptr().cast();
-        // SAFETY: the pool is open as long as the connection, the name ends, and the memory has
-        // `length` bytes that nothing else uses before the read is complete.
+        // SAFETY: the pool is open as long as the connection, the name is NUL-terminated, and the
+        // memory has `length` bytes that nothing else uses before the read is complete.
         let result = unsafe {
             (library.aio_read)(connection.pool, object.as_ptr(), completion, start, length, offset)
         };
         if let Err(errno) = check(result) {
-            // SAFETY: nothing was begun that would use it.
+            // SAFETY: no read was started that would use it.
             unsafe { (library.aio_release)(completion) };
             return Err(errno);
         }
         Ok(Flight { connection, completion, buffer })
     }
 
-    /// Waits for the answer: the memory, and how many bytes of it were read; or an errno.
+    /// Waits for the answer: the memory and the number of bytes that were read, or an errno.
     fn land(mut self) -> Result<(Vec<u8>, usize), i32> {
         let library = self.connection.library;
-        // SAFETY: the completion is this value's, and not released yet.
+        // SAFETY: the completion belongs to this value, and is not released yet.
         let result = unsafe {
             (library.aio_wait_for_complete)(self.completion);
             (library.aio_get_return_value)(self.completion)
@@ -200,7 +200,7 @@ impl Flight<'_> {
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
         let library = self.connection.library;
-        // SAFETY: as above; once it is complete the library does not use the memory any more.
+        // SAFETY: as above; after the completion, the library no longer uses the memory.
         unsafe {
             (library.aio_wait_for_complete)(self.completion);
             (library.aio_release)(self.completion);

@@ -1,5 +1,5 @@
-//! What stubs are made of whose chunks are in a cluster: from this host's disk, or in trains from
-//! the cluster.
+//! Content of stubs whose chunks are in a cluster: from this host's disk, or in trains from the
+//! cluster.
 
 use std::ffi::CString;
 use std::ops::Range;
@@ -23,11 +23,11 @@ use crate::store::record_reader::Reads;
 use crate::store::why::{Unreadable, Why};
 use crate::threads::lock::{read, write};
 
-/// Ahead of a reader in sequence, as far as the cache in memory allows.
+/// Read-ahead of a sequential reader, limited by the cache in memory.
 const AHEAD_BYTES: u64 = 8 << 20;
 const READS_AT_ONCE: usize = 64;
 
-/// A connection that was opened, for reads.
+/// An open connection for reads.
 pub struct Reader {
     pub connection: Connection,
     pub algorithm: Algorithm,
@@ -37,9 +37,9 @@ pub struct ClusterContent {
     numbers: Arc<ChunkNumbers>,
     recipes: FileRecipes,
     algorithm: Algorithm,
-    /// None of a volume that keeps nothing on this host.
+    /// None for a volume that keeps no frames on this host.
     kept: Option<Arc<FrameCache>>,
-    /// None before Python has opened the store, and after it was closed.
+    /// None before Python opens the store, and after it is closed.
     reader: RwLock<Option<Arc<Reader>>>,
     pub failures: Failures,
 }
@@ -60,7 +60,7 @@ impl ClusterContent {
         }
     }
 
-    /// By which chunks are read from now on that are not on this host.
+    /// Sets the reader for chunks that are not on this host.
     pub fn connect(&self, reader: Option<Arc<Reader>>) {
         let before = std::mem::replace(&mut *write(&self.reader), reader);
         drop(before);
@@ -70,7 +70,7 @@ impl ClusterContent {
         read(&self.reader).clone()
     }
 
-    /// The fingerprint of a chunk, if that begins as the recipe says.
+    /// The fingerprint of a chunk, if its start matches the recipe.
     fn named(&self, key: &ChunkKey) -> Option<Fingerprint> {
         let fingerprint = self.numbers.fingerprint(key.id.0)?;
         (FingerprintCheck::of(&fingerprint) == key.check).then_some(fingerprint)
@@ -152,7 +152,7 @@ impl ClusterContent {
     }
 }
 
-/// Under which a recipe is kept, and a failure noted.
+/// The name of a recipe among kept frames and failures.
 fn name_of(version: &Version) -> Name {
     let mut name = [0; 32];
     name[..DIGEST_BYTES].copy_from_slice(version);
@@ -164,7 +164,7 @@ impl Content for ClusterContent {
         self
     }
 
-    /// No stub of a cluster names a chunk.
+    /// No stub of a cluster names a chunk directly.
     fn read_opened(&self, _: RecordId, _: FingerprintCheck, _: &mut [u8]) -> Result<(), Why> {
         Err(Why::NotInMemory)
     }

@@ -7,26 +7,26 @@ use std::sync::Mutex;
 use super::library::{Handle, Library, library};
 use crate::threads::lock::locked;
 
-/// Where a store is, and as which user it is reached.
+/// The address of a store, and the user for the connection.
 pub struct Address {
     pub conf: CString,
     pub user: CString,
     pub keyring: Option<CString>,
     pub pool: CString,
     pub namespace: CString,
-    /// After so long without an answer an operation fails: seconds, as the library reads them.
+    /// Time limit for an operation without an answer, in seconds, as the library parses them.
     pub timeout_s: CString,
 }
 
 /// The reason why there is no connection.
 pub enum Refusal {
-    /// The library is not there.
+    /// The library is missing.
     Library(String),
     /// An errno of the library.
     Errno(i32),
 }
 
-/// Safe to use from several threads. Dropping it waits for what is in flight.
+/// Safe to use from several threads. Dropping it waits for reads in progress.
 pub struct Connection {
     pub(super) library: &'static Library,
     cluster: Handle,
@@ -34,24 +34,24 @@ pub struct Connection {
     pub(super) idle: IdleBuffers,
 }
 
-// SAFETY: the library's handles of clusters and pools may be used by several threads at a time.
+// SAFETY: several threads may use the library's handles of clusters and pools at a time.
 unsafe impl Send for Connection {}
 // SAFETY: as above.
 unsafe impl Sync for Connection {}
 
 impl Connection {
-    /// Waits for the address's time at most.
+    /// Waits at most for the time limit of the address.
     pub fn open(address: &Address) -> Result<Connection, Refusal> {
         let library = library().map_err(Refusal::Library)?;
         let mut cluster = ptr::null_mut();
-        // SAFETY: strings that end, and a handle that is written to.
+        // SAFETY: NUL-terminated strings, and a writable handle.
         check(unsafe {
             (library.create2)(&raw mut cluster, c"ceph".as_ptr(), address.user.as_ptr(), 0)
         })?;
-        // From here on dropping it gives everything back, also where a step fails.
+        // From here on, dropping it releases everything, even if a step fails.
         let mut connection =
             Connection { library, cluster, pool: ptr::null_mut(), idle: IdleBuffers::default() };
-        // SAFETY: the handle is of a cluster that is not connected yet, and the string ends.
+        // SAFETY: the handle is of an unconnected cluster, and the string is NUL-terminated.
         check(unsafe { (library.conf_read_file)(cluster, address.conf.as_ptr()) })?;
         if let Some(keyring) = &address.keyring {
             connection.set(c"keyring", keyring)?;
@@ -59,27 +59,27 @@ impl Connection {
         for name in [c"rados_osd_op_timeout", c"rados_mon_op_timeout", c"client_mount_timeout"] {
             connection.set(name, &address.timeout_s)?;
         }
-        // SAFETY: a handle of a cluster; the library waits for `client_mount_timeout` at most.
+        // SAFETY: a handle of a cluster; the library waits at most for `client_mount_timeout`.
         check(unsafe { (library.connect)(cluster) })?;
-        // SAFETY: a handle of a cluster that is connected, a string that ends, and a handle that is
-        // written to where the call succeeds.
+        // SAFETY: a handle of a connected cluster, a NUL-terminated string, and a handle that is
+        // written to if the call succeeds.
         check(unsafe {
             (library.ioctx_create)(cluster, address.pool.as_ptr(), &raw mut connection.pool)
         })?;
-        // SAFETY: the pool's handle is good, and the string ends.
+        // SAFETY: the pool's handle is valid, and the string is NUL-terminated.
         unsafe { (library.ioctx_set_namespace)(connection.pool, address.namespace.as_ptr()) };
         Ok(connection)
     }
 
     fn set(&self, name: &CStr, value: &CStr) -> Result<(), Refusal> {
-        // SAFETY: a handle of a cluster, and strings that end.
+        // SAFETY: a handle of a cluster, and NUL-terminated strings.
         check(unsafe { (self.library.conf_set)(self.cluster, name.as_ptr(), value.as_ptr()) })
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the handles any more: reads borrow the connection.
+        // SAFETY: the handles have no other user, because reads borrow the connection.
         unsafe {
             if !self.pool.is_null() {
                 (self.library.ioctx_destroy)(self.pool);
@@ -89,16 +89,16 @@ impl Drop for Connection {
     }
 }
 
-/// Memory for objects that are read, used again: a page that is new from the system costs a fault.
+/// Reusable memory for objects: a new page from the system costs a fault.
 #[derive(Default)]
 pub(super) struct IdleBuffers(Mutex<Vec<Vec<u8>>>);
 
 const IDLE_MAX: usize = 64;
-/// Longer ones are not kept.
+/// Longer buffers are not kept.
 const IDLE_BYTES_MAX: usize = 1 << 20;
 
 impl IdleBuffers {
-    /// At least `length` bytes, with anything in them.
+    /// At least `length` bytes with undefined content.
     pub fn of(&self, length: usize) -> Vec<u8> {
         let mut buffer = locked(&self.0).pop().unwrap_or_default();
         if buffer.len() < length {

@@ -1,4 +1,4 @@
-//! Reads that had no answer: whoever is asked for the same next need not wait as long again.
+//! Reads without an answer: the next read of the same chunk need not wait as long again.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::format::cluster::kept_frame::Name;
 use crate::threads::lock::locked;
 
-/// A request that was waited for in vain is taken over by Python within less.
+/// Lifetime of a failure record; Python takes over sooner.
 const NOTED: Duration = Duration::from_secs(2);
 
-/// What could not be read a moment ago, with the library's errno.
+/// Recent failures of reads, with the library's errno.
 #[derive(Default)]
 pub struct Failures(Mutex<HashMap<Name, Failure>>);
 
@@ -27,19 +27,19 @@ impl Failures {
         noted.insert(*name, (errno, Instant::now()));
     }
 
-    /// The errno of a recent one.
+    /// The errno of a recent failure.
     pub fn of(&self, name: &Name) -> Option<i32> {
         locked(&self.0).get(name).filter(|failure| is_recent(failure)).map(|&(errno, _)| errno)
     }
 
-    /// The errno of any of these, which are forgotten; 0 where there is none.
+    /// The errno of one of these failures, which are all dropped; 0 if there is none.
     pub fn take<'a>(&self, names: impl Iterator<Item = &'a Name>) -> i32 {
         let mut noted = locked(&self.0);
         let taken: Vec<_> = names.filter_map(|name| noted.remove(name)).collect();
         taken.into_iter().find(is_recent).map_or(0, |(errno, _)| errno)
     }
 
-    /// The errno of any at all; 0 where there is none.
+    /// The errno of any failure; 0 if there is none.
     pub fn any(&self) -> i32 {
         let noted = locked(&self.0);
         noted.values().find(|failure| is_recent(failure)).map_or(0, |&(errno, _)| errno)

@@ -1,4 +1,4 @@
-//! Recipes of file versions, read whole, with a cache of those that were read last.
+//! Complete recipes of file versions, with a cache of recently read ones.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,16 +13,16 @@ use crate::store::recipes::Span;
 use crate::store::why::Why;
 use crate::threads::lock::locked;
 
-/// Of recipes that are kept, with the numbers of their chunks.
+/// Limit for kept recipes, with the numbers of their chunks.
 const KEPT_BYTES: usize = 64 << 20;
-/// Of one. Longer recipes are kept only while an open stub holds them.
+/// Limit for one recipe. Longer ones are kept only while an open stub holds them.
 const RECIPE_BYTES_MAX: usize = KEPT_BYTES / 2;
-/// Recipes that are known to be too long; more are noted only where they are held.
+/// Recipes that are known to be too long. Further ones are noted only if they are held.
 const LONG_MAX: usize = 1024;
-/// Of a chunk in a recipe, with its number and its fingerprint.
+/// Memory for a chunk in a recipe, with its number and its fingerprint.
 const ROW_BYTES: usize = 160;
 
-/// What a stub has in place of a recipe's id.
+/// Replaces the id of a recipe in a stub.
 const RECIPE_NUMBER: RecordId = RecordId(1);
 
 struct Row {
@@ -44,7 +44,7 @@ impl Drop for FileRecipe {
 }
 
 impl FileRecipe {
-    /// None where the entries do not add up.
+    /// Returns None if the lengths of the entries do not match.
     fn of(length: u64, entries: &[Entry], numbers: &Arc<ChunkNumbers>) -> Option<FileRecipe> {
         let mut end = 0;
         for entry in entries {
@@ -68,7 +68,7 @@ impl FileRecipe {
         Some(FileRecipe { length, rows: rows.collect(), numbers: Arc::clone(numbers) })
     }
 
-    /// The chunks and holes that a range touches.
+    /// The chunks and holes in a range.
     fn spans(&self, range: &Range<u64>) -> Vec<Span> {
         let mut spans = Vec::new();
         let mut done = range.start;
@@ -103,7 +103,7 @@ pub type FetchPart<'a> = dyn Fn(&Version, u32) -> Result<RecipePart, Why> + 'a;
 pub struct FileRecipes {
     numbers: Arc<ChunkNumbers>,
     kept: Mutex<Bounded<Version, Arc<FileRecipe>>>,
-    /// Those that are too long, held by others or not.
+    /// Recipes that are too long, held or not.
     long: Mutex<HashMap<Version, Weak<FileRecipe>>>,
 }
 
@@ -112,8 +112,8 @@ impl FileRecipes {
         FileRecipes { numbers, kept: Mutex::new(Bounded::new(KEPT_BYTES)), long: Mutex::default() }
     }
 
-    /// The chunks and holes of a stub that a range touches, which it covers. Without `part`
-    /// only what is kept is looked at.
+    /// The chunks and holes of a stub in a range that it covers. Without `part`, uses only kept
+    /// recipes.
     pub fn spans(
         &self,
         stub: &StubHead,
@@ -125,7 +125,7 @@ impl FileRecipes {
         if is_meant { Ok(recipe.spans(range)) } else { Err(Why::NotMeant) }
     }
 
-    /// The recipe of a stub, however long, which is kept as long as the caller holds it.
+    /// The recipe of a stub of any length, which is kept as long as the caller holds it.
     pub fn hold(&self, stub: &StubHead, part: &FetchPart<'_>) -> Result<Arc<FileRecipe>, Why> {
         self.recipe(stub, Some(part), true)
     }

@@ -1,8 +1,8 @@
-//! What was read of a cluster, as this host's own disk has it: never trusted, and never waited for.
+//! Frames from a cluster on this host's disk: never trusted, and never waited for.
 //!
-//! Frames lie in segments, which only grow; this knows where. A thread of Python's writes those that
-//! wait here (`dedupd_core/rados/reading/disk_cache.py`), so that each effect on the disk is by its door.
-//! Where it does not keep up, frames are not kept.
+//! Frames lie in segments, which only grow; this cache knows their places. A Python thread writes
+//! the pending frames (`dedupd_core/rados/reading/disk_cache.py`), so that Python makes every
+//! change to the disk. If it does not keep up, frames are dropped.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -13,9 +13,9 @@ use std::time::Duration;
 use crate::format::cluster::kept_frame::{Name, Row};
 use crate::threads::lock::locked;
 
-/// Of frames that wait to be written.
+/// Limit for the frames that wait to be written.
 const WAITING_BYTES_MAX: usize = 16 << 20;
-/// A frame that is read from the oldest segments, one in so many, is written again: it is used.
+/// A frame from the oldest segments (1 / this of all) is written again when it is read.
 const OLD_SHARE: usize = 4;
 
 #[derive(Clone, Copy)]
@@ -29,23 +29,23 @@ struct Place {
 struct State {
     places: HashMap<Name, Place>,
     segments: BTreeMap<u32, Arc<File>>,
-    /// Segments below this one are among the oldest.
+    /// Segments with lower numbers are among the oldest.
     old_below: u32,
     waiting: VecDeque<(Name, Vec<u8>)>,
     waiting_bytes: usize,
-    /// The names of those that wait or are being written.
+    /// The names of frames that wait or are being written.
     expected: HashSet<Name>,
     is_closed: bool,
 }
 
-/// Of a batch: the kernel takes 1,024 parts at once.
+/// Maximum of frames per batch: the kernel accepts 1,024 parts per call.
 const BATCH_FRAMES_MAX: usize = 512;
 
-/// Frames, as they are on the way to the disk.
+/// Frames to be written to the disk.
 #[derive(Default)]
 pub struct Batch {
     pub frames: Vec<Vec<u8>>,
-    /// Rows for the list beside the segment.
+    /// Rows for the segment's list.
     pub rows: Vec<u8>,
 }
 
@@ -61,7 +61,7 @@ impl FrameCache {
         FrameCache { state: Mutex::default(), called: Condvar::new(), frame_bytes_max }
     }
 
-    /// Frames that are in a segment from now on, where the rows of its list say.
+    /// Adds the frames of a segment, at the places in the rows of its list.
     pub fn add_segment(&self, number: u32, file: File, list: &[u8]) {
         let length = file.metadata().map_or(0, |metadata| metadata.len());
         let mut state = locked(&self.state);
@@ -83,7 +83,7 @@ impl FrameCache {
         drop(gone);
     }
 
-    /// What `decode` makes of a frame. Where that is nothing, the frame is forgotten.
+    /// The result of `decode` for a frame. If it is None, the frame is forgotten.
     pub fn decoded<T>(&self, name: &Name, decode: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
         let (place, segment, is_old) = {
             let state = locked(&self.state);
@@ -106,13 +106,13 @@ impl FrameCache {
         locked(&self.state).places.remove(name);
     }
 
-    /// Whether a frame that was read is to be given to [`FrameCache::keep`].
+    /// Returns whether a frame that was read should be given to [`FrameCache::keep`].
     pub fn wants(&self, name: &Name) -> bool {
         let state = locked(&self.state);
         !state.places.contains_key(name) && !state.expected.contains(name)
     }
 
-    /// Keeps a frame, which was verified, unless too many wait already.
+    /// Keeps a verified frame, unless too many are waiting.
     pub fn keep(&self, name: Name, frame: Vec<u8>) {
         if self.wants(&name) {
             self.wait(name, frame);
@@ -133,8 +133,8 @@ impl FrameCache {
         }
     }
 
-    /// The next frames for a segment, which go to `offset` and have up to `room` bytes together; empty
-    /// where the next one is longer, unless it is the segment's first. None where no frame comes for so long, or none will.
+    /// The next frames for `offset` of a segment, together up to `room` bytes. Empty if the next
+    /// frame is longer, unless it is the segment's first. None if no frame arrives within `limit`.
     pub fn next(&self, segment: u32, offset: u32, room: usize, limit: Duration) -> Option<Batch> {
         let state = locked(&self.state);
         let rests = |state: &mut State| state.waiting.is_empty() && !state.is_closed;
@@ -160,7 +160,7 @@ impl FrameCache {
         Some(batch)
     }
 
-    /// Frames of [`FrameCache::next`] are where their rows say; or are not kept, after all.
+    /// Marks frames of [`FrameCache::next`] as written to the places in their rows, or as not kept.
     pub fn settle(&self, segment: u32, rows: &[u8], are_written: bool) {
         let mut state = locked(&self.state);
         for row in Row::all(rows, segment) {
@@ -171,7 +171,7 @@ impl FrameCache {
         }
     }
 
-    /// Lets go of the frames that wait: there is no room for them.
+    /// Drops the waiting frames, because there is no room for them.
     pub fn give_up_waiting(&self) {
         let mut state = locked(&self.state);
         let waiting = std::mem::take(&mut state.waiting);
@@ -181,7 +181,7 @@ impl FrameCache {
         }
     }
 
-    /// Nothing is waited for any more.
+    /// Ends all waits.
     pub fn close(&self) {
         locked(&self.state).is_closed = true;
         self.called.notify_all();
@@ -191,12 +191,12 @@ impl FrameCache {
         locked(&self.state).is_closed
     }
 
-    /// How many frames wait or are being written.
+    /// Number of frames that wait or are being written.
     pub fn expected(&self) -> usize {
         locked(&self.state).expected.len()
     }
 
-    /// How many frames can be read.
+    /// Number of frames that can be read.
     pub fn count(&self) -> usize {
         locked(&self.state).places.len()
     }

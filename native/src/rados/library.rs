@@ -1,10 +1,10 @@
-//! The functions of `librados.so.2` that are used, looked up when the first connection is opened: a
-//! machine without Ceph does without the library.
+//! The required functions of `librados.so.2`, loaded with the first connection: a machine without
+//! Ceph needs no library.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// A cluster, a pool or a completion, as the library hands them out.
+/// A cluster, a pool or a completion of the library.
 pub type Handle = *mut c_void;
 
 const FILE: &CStr = c"librados.so.2";
@@ -18,14 +18,14 @@ macro_rules! functions {
 
         impl Library {
             fn load() -> Result<Library, String> {
-                // SAFETY: the name is a string that ends; the object is never unloaded.
+                // SAFETY: the name is NUL-terminated; the object is never unloaded.
                 let object = unsafe { libc::dlopen(FILE.as_ptr(), libc::RTLD_NOW) };
                 if object.is_null() {
                     return Err(error());
                 }
                 $(let $name = symbol(object, $symbol)?;)*
                 Ok(Library {
-                    // SAFETY: each symbol is the function of this name, and its type is that of
+                    // SAFETY: each symbol is the function of this name, with the type in
                     // librados.h, which does not change under the name `librados.so.2`.
                     $($name: unsafe {
                         std::mem::transmute::<
@@ -57,24 +57,24 @@ functions! {
     aio_release = c"rados_aio_release": (Handle);
 }
 
-/// The library, loaded at the first call; the reason where it is not there.
+/// The library, loaded by the first call, or the reason why it is missing.
 pub fn library() -> Result<&'static Library, String> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
     LIBRARY.get_or_init(Library::load).as_ref().map_err(Clone::clone)
 }
 
 fn symbol(object: *mut c_void, name: &CStr) -> Result<*mut c_void, String> {
-    // SAFETY: the object is loaded, and the name is a string that ends.
+    // SAFETY: the object is loaded, and the name is NUL-terminated.
     let found = unsafe { libc::dlsym(object, name.as_ptr()) };
     if found.is_null() { Err(error()) } else { Ok(found) }
 }
 
 fn error() -> String {
-    // SAFETY: a string of the loader's, which this thread's next call of it replaces.
+    // SAFETY: a string of the loader, valid until this thread's next call of it.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return format!("{}: cannot be loaded", FILE.to_string_lossy());
     }
-    // SAFETY: not null, so it is a string that ends.
+    // SAFETY: not null, so it is a NUL-terminated string.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

@@ -1,7 +1,7 @@
-//! Ceph's library, found where a volume uses it, and trains of reads by it; how stubs are read
-//! from a cluster, and from what this host has kept of it.
+//! Ceph's library, loaded if a volume uses it, and trains of reads; reads of stubs from a cluster,
+//! and from the frames that this host has kept.
 //!
-//! Only reads: each change is made by Python, which passes a fail point after it.
+//! It only reads. Python makes all changes, each followed by a fail point.
 
 pub mod chunk_numbers;
 pub mod chunk_reads;

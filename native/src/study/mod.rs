@@ -1,4 +1,4 @@
-//! What a study does to the files of a tree.
+//! The work of a study on the files of a tree.
 
 pub mod reads;
 pub mod walk;

@@ -9,15 +9,15 @@ use crate::study::walk::open_at;
 use crate::system::files::{Identity, status_of};
 use crate::system::reads::fill;
 
-/// A file to be read as a whole, as it was found.
+/// A file to be read completely, and its identity when it was found.
 pub struct Wanted<'a> {
     /// Relative to the tree's root.
     pub path: &'a [u8],
     pub identity: Identity,
 }
 
-/// Reads files into `out`, one after the other: as many of them, from the first on, as can be read
-/// and still are what was found. The rest of `out` is in any state. None where it is too short.
+/// Reads files into `out`, one after the other, from the first on, as long as they are readable and
+/// unchanged. The rest of `out` is undefined. None if it is too short.
 pub fn read_packed(root: RawFd, files: &[Wanted], out: &mut [u8], threads: usize) -> Option<usize> {
     let is_over = AtomicBool::new(false);
     let size = |file: &Wanted| usize::try_from(file.identity.size).unwrap_or(usize::MAX);
@@ -31,7 +31,7 @@ pub fn read_packed(root: RawFd, files: &[Wanted], out: &mut [u8], threads: usize
     Some(are_read.into_iter().take_while(|&is_read| is_read).count())
 }
 
-/// The directory that the last file was read in.
+/// The directory of the last file.
 #[derive(Default)]
 struct Directory(Option<(Vec<u8>, OwnedFd)>);
 
@@ -54,7 +54,7 @@ impl Directory {
 
 fn read_file(directory: RawFd, name: &[u8], expected: Identity, out: &mut [u8]) -> bool {
     const FLAGS: c_int = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOFOLLOW;
-    // Only the owner may leave the access time alone.
+    // Only the owner may use `O_NOATIME`.
     let file = match open_at(directory, name, FLAGS | libc::O_NOATIME) {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => open_at(directory, name, FLAGS),
         result => result,

@@ -11,34 +11,34 @@ use crate::system::files::{
     DIRENT_BYTES, Identity, Named, look_up, next_names, open_beneath, owned, status_at, status_of,
 };
 
-/// Regular files as a walk came upon them: parallel columns.
+/// Regular files found by a walk, in parallel columns.
 #[derive(Default)]
 pub struct FileColumns {
     /// Relative to the root, each with a NUL after it.
     pub paths: Vec<u8>,
-    /// Of each file: inode, size, mtime and ctime in ns, links, allocated bytes.
+    /// For each file: inode, size, mtime and ctime in ns, links, allocated bytes.
     pub statuses: Vec<[i64; 6]>,
-    /// What could not be listed, and the error's number.
+    /// Directories that could not be listed, with the error's number.
     pub failures: Vec<(Vec<u8>, c_int)>,
 }
 
-/// A walk over a tree, depth first, without links and other file systems.
+/// A walk over a tree, depth first, without following links or entering other file systems.
 pub struct Walk {
     root: OwnedFd,
     device: libc::dev_t,
     left_out: (libc::dev_t, libc::ino64_t),
-    /// A root that is no directory, but a file: its name.
+    /// The name of the root if it is a file.
     single: Option<CString>,
-    /// The next one is at the end.
+    /// The next directory is at the end.
     pending: Vec<Vec<u8>>,
     open: Option<Directory>,
-    /// What could not be gone on with.
+    /// Directories that could not be resumed.
     failures: Vec<(Vec<u8>, Error)>,
     buffer: Vec<u8>,
     names: Names,
 }
 
-/// Tells second names of a file from the first, as far as the memory that they are given reaches.
+/// Distinguishes further names of a file from the first, within the limit of `max` inodes.
 struct Names {
     /// Inodes of files with several names that were found.
     inodes: HashSet<i64>,
@@ -60,8 +60,8 @@ impl Names {
     }
 }
 
-/// One whose entries are being read. The study's memory has a bound, and that of a directory's
-/// entries has none: so they are taken a buffer full at a time.
+/// A directory that is being read. The study's memory is limited, but the entries of a directory
+/// are not. So the walk takes one buffer of entries at a time.
 struct Directory {
     fd: OwnedFd,
     path: Vec<u8>,
@@ -82,8 +82,8 @@ fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
 }
 
 impl Walk {
-    /// Of a directory, or a single file. `left_out` is a directory to pass over: device and inode.
-    /// Second names of up to `names_max` files with hard links are passed over.
+    /// Walks over a directory, or a single file. Skips the directory `left_out` (device and inode),
+    /// and further names of up to `names_max` files with hard links.
     pub fn new(root: &[u8], left_out: (u64, u64), names_max: usize) -> Result<Walk> {
         let path = Path::new(OsStr::from_bytes(root));
         let is_file = status_at(libc::AT_FDCWD, &CString::new(root)?)?.st_mode & libc::S_IFMT
@@ -102,9 +102,9 @@ impl Walk {
         Ok(Walk { root, device, left_out, single, pending, open, failures, buffer, names })
     }
 
-    /// Where the walk is, for [`Walk::resume`]: the position in the directory that is open (i64, -1
-    /// where none is) and the number of those found in it (u32), its path, these, and all others
-    /// that are left, each with a NUL after it.
+    /// The state of the walk for [`Walk::resume`]. It starts with the position in the open
+    /// directory (i64, -1 if none is open) and the number of directories found in it (u32). Then
+    /// come its path, these directories, and all other pending ones, each with a NUL after it.
     pub fn state(&self) -> Result<Vec<u8>> {
         let (position, path, below) = match &self.open {
             None => (-1, &b""[..], &[][..]),
@@ -119,8 +119,8 @@ impl Walk {
         Ok(state)
     }
 
-    /// Goes on where another walk of the tree was. None where `state` is not of one. Second names of
-    /// what that one has found are not known for such.
+    /// Continues another walk of the tree. None if `state` is not the state of a walk. Does not
+    /// know the names that the other walk has found.
     pub fn resume(&mut self, state: &[u8]) -> Option<()> {
         let (position, rest) = state.split_first_chunk::<8>()?;
         let (below, rest) = rest.split_first_chunk::<4>()?;
@@ -149,13 +149,12 @@ impl Walk {
         Some(())
     }
 
-    /// Whether there were more files with several names than could be told apart: then some were
-    /// found twice.
+    /// Returns whether too many files had several names to distinguish them: some were found twice.
     pub fn beyond_names(&self) -> bool {
         self.names.beyond
     }
 
-    /// At least `files` of the files that are left, unless these are all; none at the end.
+    /// At least `files` of the remaining files, or all of them; None at the end.
     pub fn next(&mut self, files: usize) -> Option<FileColumns> {
         let mut found = FileColumns::default();
         for (path, error) in self.failures.drain(..) {
@@ -188,13 +187,13 @@ impl Walk {
         (!nothing).then_some(found)
     }
 
-    /// None where the directory is not part of the study, or vanished.
+    /// Returns None if the directory is not part of the study, or vanished.
     fn enter(&self, path: &[u8]) -> Result<Option<OwnedFd>> {
         let (root, flags) = (self.root.as_raw_fd(), libc::O_RDONLY | libc::O_DIRECTORY);
         let name = if path.is_empty() { b"." } else { path };
         let fd = match open_beneath(root, &CString::new(name)?, flags) {
-            // An older kernel, or the filter of a container: then the device has to tell, which is the
-            // same where a part of the file system is mounted once more.
+            // With an older kernel, or the filter of a container, only the device can differ. It
+            // does not differ if a part of the file system is mounted again.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
                 open_at(root, name, flags | libc::O_NOFOLLOW)
             }
@@ -211,8 +210,8 @@ impl Walk {
         Ok((ours && (status.st_dev, status.st_ino) != self.left_out).then_some(fd))
     }
 
-    /// Takes in the next entries of a directory, in the order of their inodes: that of the disk,
-    /// mostly. At its end, the directories in it are the next ones.
+    /// Takes the next entries of a directory in the order of their inodes, which is mostly that of
+    /// the disk. At its end, the directories in it become the next ones.
     fn list(&mut self, mut directory: Directory, found: &mut FileColumns) {
         let mut files = Vec::new();
         let more = match directory.read(self.device, &mut self.buffer, &mut files) {
@@ -261,12 +260,12 @@ fn seek(directory: &OwnedFd, offset: i64, whence: c_int) -> Result<i64> {
 }
 
 impl Directory {
-    /// After the entries that were read.
+    /// The position after the entries that were read.
     fn position(&self) -> Result<i64> {
         seek(&self.fd, 0, libc::SEEK_CUR)
     }
 
-    /// The next entries; false at the end. Files that vanish meanwhile are passed over.
+    /// Reads the next entries; false at the end. Skips files that vanish during the call.
     fn read(
         &mut self,
         device: libc::dev_t,

@@ -25,7 +25,7 @@ use crate::system::calls::name_to_handle;
 use crate::system::file_user::can_become;
 use crate::threads::lock::locked;
 
-/// The inodes that the kernel knows, and what belongs to them. None once it is closed.
+/// The inodes that the kernel knows, and their data. None after it is closed.
 #[pyclass(frozen, subclass, module = "dedupd_core.native.mount")]
 pub struct Inodes(Mutex<Option<Arc<Tree>>>);
 
@@ -86,9 +86,9 @@ impl Inodes {
         Ok(inodes.given.number(ready(py, inodes.path(ino))?))
     }
 
-    /// Takes `fd` over.
+    /// Takes ownership of `fd`.
     fn remember(&self, py: Python<'_>, ino: u64, fd: RawFd) -> PyResult<u64> {
-        // SAFETY: the caller gives the descriptor away.
+        // SAFETY: the caller transfers the descriptor.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let tree = self.tree(py)?;
         if !tree.inodes.by_handle {
@@ -102,9 +102,9 @@ impl Inodes {
         Ok(self.tree(py)?.inodes.may_pin(uid))
     }
 
-    /// Takes `fd` over.
+    /// Takes ownership of `fd`.
     fn keep_open(&self, py: Python<'_>, ino: u64, fd: RawFd, uid: u32) -> PyResult<()> {
-        // SAFETY: the caller gives the descriptor away.
+        // SAFETY: the caller transfers the descriptor.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         self.tree(py)?.inodes.pin(ino, fd, uid);
         Ok(())
@@ -123,8 +123,7 @@ impl Inodes {
         Ok(())
     }
 
-    /// Where the content of stubs is: they are read by native code from then on. `seeds`: of
-    /// attributes.
+    /// Sets the store of the stubs, which native code reads from then on. `seeds`: of attributes.
     fn read_stubs(
         &self,
         py: Python<'_>,
@@ -136,19 +135,19 @@ impl Inodes {
         let seeds = Seeds { attribute: seeds.0, instance: seeds.1 };
         let (content, cache) = (Arc::clone(content), Arc::clone(cache));
         let store = Store::new(content, cache, seeds, block_bytes.max(1));
-        // It stays as it was said first.
+        // A second call has no effect.
         let _ = self.tree(py)?.store.set(Arc::new(store));
         Ok(())
     }
 
-    /// What tells of newer pages from then on: a command that starts the worker, and its environment.
+    /// Sets the command that starts the page worker, and the worker's environment.
     fn ask_for_pages(
         &self,
         py: Python<'_>,
         command: Vec<OsString>,
         environment: Vec<(OsString, OsString)>,
     ) -> PyResult<()> {
-        // It stays as it was said first.
+        // A second call has no effect.
         let _ = self.tree(py)?.pages.set(Arc::new(Pages::new(command, environment)));
         Ok(())
     }
@@ -174,7 +173,7 @@ impl Inodes {
     }
 
     fn note_writes(&self, py: Python<'_>, times: &Bound<'_, WriteTimes>) -> PyResult<()> {
-        // It stays as it was said first.
+        // A second call has no effect.
         let _ = self.tree(py)?.write_times.set(Arc::clone(&times.get().0));
         Ok(())
     }
@@ -210,8 +209,8 @@ impl Inodes {
         Ok(())
     }
 
-    /// From now on what users ask for takes no block that the file system reserves for root, for
-    /// `user` and for `group`; `other` is a user who may not have them. False where that cannot be.
+    /// From now on, changes of users use no block that the file system reserves for root, `user`
+    /// and `group`. `other` is a user without a right to them. Returns false if that is impossible.
     fn keep_reserved_blocks(
         &self,
         py: Python<'_>,
@@ -226,8 +225,8 @@ impl Inodes {
         Ok(can)
     }
 
-    /// Whether a caller may have these blocks: a user's thread, or, where `mapped` is an inode, the
-    /// kernel that writes what a mapping of it has changed.
+    /// Returns whether a caller may use these blocks. The caller is a user's thread, or the kernel,
+    /// if it writes the changes of a mapping of the inode `mapped`.
     #[pyo3(signature = (uid, pid, mapped = None))]
     fn may_have_reserved(
         &self,
@@ -251,7 +250,7 @@ impl Inodes {
         Ok(())
     }
 
-    /// Closes all that is open below: the file system may be unmounted then.
+    /// Closes all descriptors below, so that the file system may be unmounted.
     fn close(&self) {
         locked(&self.0).take();
     }

@@ -21,26 +21,26 @@ use crate::python::support::input::Input;
 use crate::threads::lock::locked;
 use zerocopy::IntoBytes;
 
-/// What a look for the next request finds.
+/// The result of waiting for the next request.
 #[derive(IntoPyObject)]
 pub enum Found {
     Request(Py<Request>),
-    /// True: libfuse finds one. False: the mount has gone.
+    /// True: libfuse finds a request. False: the mount has ended.
     ForLibfuse(bool),
 }
 
-/// The turn of a mount's event loop. An instrument of trio: it is given while trio waits for something
-/// to do.
+/// The turn of a mount's event loop, as an instrument of trio: it is released while trio waits for
+/// events.
 #[pyclass(frozen, module = "dedupd_core.native.mount")]
 pub struct Turn {
     turn: Arc<turn::Turn>,
-    /// Python uses descriptors of theirs by number between two waits only.
+    /// For descriptors of the tree, whose numbers Python uses only between two waits.
     tree: Weak<Tree>,
 }
 
 #[pymethods]
 impl Turn {
-    /// The caller's thread, that of the loop, has it.
+    /// The calling thread, which must be the event-loop thread, has the turn.
     #[new]
     fn new(py: Python<'_>, inodes: &Inodes) -> PyResult<Turn> {
         let tree = Arc::downgrade(&inodes.tree(py)?);
@@ -68,7 +68,7 @@ impl Turn {
 pub struct Line(Mutex<Option<line::Line>>);
 
 impl Line {
-    /// What a step with the open line gives. Fails with ENOTCONN once it is closed.
+    /// The result of a step with the open line. Fails with ENOTCONN after it is closed.
     fn with<T>(&self, step: impl FnOnce(&mut line::Line) -> Answer<T>) -> Answer<T> {
         locked(&self.0).as_mut().map_or(Err(Failure(libc::ENOTCONN)), step)
     }
@@ -137,7 +137,7 @@ impl Line {
         ready(py, self.with(|line| line.refuse(unique, number)))
     }
 
-    /// Stays the line's.
+    /// The descriptor still belongs to the line.
     #[getter]
     fn wake_fd(&self, py: Python<'_>) -> PyResult<RawFd> {
         ready(py, self.with(|line| Ok(line.wake().as_raw_fd())))
@@ -159,7 +159,7 @@ impl Line {
         locked(&self.0).as_ref().is_some_and(line::Line::says_what_writes_clear)
     }
 
-    /// Ends the mount, unless somebody else has its kernel's end open as well.
+    /// Ends the mount, unless another process also has its connection to the kernel open.
     fn close(&self, py: Python<'_>) {
         let line = locked(&self.0).take();
         // Its threads may wait for the disk.

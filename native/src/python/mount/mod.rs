@@ -25,7 +25,7 @@ fn duplicate(py: Python<'_>, fd: RawFd) -> PyResult<OwnedFd> {
     files::duplicate(fd).map_err(|error| os_error(py, &error))
 }
 
-/// How many requests of each kind have come.
+/// The number of requests of each kind.
 fn counted<'py>(py: Python<'py>, counts: &Counts) -> PyResult<Bound<'py, PyDict>> {
     let all = PyDict::new(py);
     for (number, count) in counts.all().into_iter().enumerate() {

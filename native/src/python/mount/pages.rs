@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use super::{duplicate, ready};
 use crate::mount::pages::worker::Worker;
 
-/// Serves the mount's questions for newer pages, until the mount closes the connection `control_fd`.
+/// Answers the mount's questions for newer pages until the mount closes `control_fd`.
 #[pyfunction]
 pub fn answer_for_pages(
     py: Python<'_>,

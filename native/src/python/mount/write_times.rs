@@ -1,4 +1,4 @@
-//! When users wrote to which parts of files last.
+//! Times of the last writes of users to parts of files.
 
 use std::sync::Arc;
 

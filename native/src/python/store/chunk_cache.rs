@@ -10,7 +10,7 @@ use crate::store::chunk_cache;
 #[pyclass(frozen, module = "dedupd_core.native.store")]
 pub struct ChunkCache(pub Arc<chunk_cache::ChunkCache>);
 
-/// A chunk as Python names it: its id, its raw length and the start of its fingerprint.
+/// The name of a chunk in Python: its id, its raw length and the start of its fingerprint.
 pub type Key = (u64, u32, u32);
 
 pub fn key((id, length, check): Key) -> ChunkKey {

@@ -1,4 +1,4 @@
-//! Records of containers: sealed, read and checked; their tables.
+//! Records of containers: sealing, reading and checking them, and their tables.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -19,7 +19,7 @@ use crate::store::stream_frames;
 use crate::store::table_check::{Container, PassedRecords, Position};
 use crate::store::table_states::{self as of_tables, Weight, states, weigh};
 
-/// Frames, the fingerprints of their chunks, and how many they are.
+/// Frames, the fingerprints of their chunks, and the number of chunks.
 type Framed = (Py<PyBytes>, Vec<u8>, usize);
 
 #[pyclass(frozen, module = "dedupd_core.native.store")]

@@ -24,7 +24,7 @@ use crate::store::stub_bytes::{self, AT_ONCE_BYTES, Failure, Repaired, filled, p
 use crate::store::why::{self, StorePart, Why};
 use crate::system::reads::{read_all, read_cached};
 
-/// What cannot be read of a stub, and why.
+/// A part of a stub that cannot be read, and the reason.
 #[pyclass(frozen, get_all, module = "dedupd_core.native.store")]
 pub struct Unreadable {
     part: &'static str,
@@ -58,19 +58,19 @@ impl From<why::Unreadable> for Unreadable {
     }
 }
 
-/// What has to be held for a stub to be read.
+/// A lock on data that a read of a stub needs.
 #[pyclass(frozen, module = "dedupd_core.native.store")]
 pub struct Held(#[expect(dead_code, reason = "it is kept as long as this")] content::Held);
 
-/// What was asked for, or what of it cannot be read.
+/// The result, or the parts of it that cannot be read.
 #[derive(IntoPyObject)]
 pub enum Answer<T> {
     Given(T),
     Unreadable(Vec<Unreadable>),
 }
 
-/// A stub as Python names it: its recipe, the digest of that, whether it is a chunk, and how much of
-/// the file it stands for.
+/// The name of a stub in Python: its recipe, the recipe's digest, whether it is a chunk, and the
+/// covered length.
 type Stub = (u64, [u8; DIGEST_BYTES], bool, u64);
 
 fn head((recipe, digest, is_direct, covered): Stub) -> StubHead {
@@ -129,9 +129,9 @@ impl StubBytes {
         let out = result.bytes_mut();
         let done = py.detach(|| {
             let reads = if waits { Reads::Any } else { Reads::CachedOnly };
-            // SAFETY: it is open as long as this call lasts, and -1 is used only if `own` is empty.
+            // SAFETY: it is open during this call, and -1 is used only if `own` is empty.
             let file = unsafe { BorrowedFd::borrow_raw(fd.max(0)) };
-            // If the file was cut at the same time, zeros follow its end.
+            // If the file was truncated at the same time, zeros follow its end.
             let pieces = pieces_of(&stub, own, start..end, |at, bytes| match waits {
                 true => read_all(file, at, bytes).map(drop).map_err(Failure::OfFile),
                 false => match read_cached(file, at, bytes) {

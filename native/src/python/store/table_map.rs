@@ -1,4 +1,4 @@
-//! Maps of tables that have no entries of collected records.
+//! Maps of tables that omit the entries of collected records.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

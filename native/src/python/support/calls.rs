@@ -1,4 +1,4 @@
-//! System calls, with EINTR and errors the way Python's `os` has them.
+//! System calls that handle EINTR and errors like Python's `os`.
 
 use std::ffi::CString;
 use std::io;
@@ -17,7 +17,7 @@ pub fn call<T: Send>(py: Python<'_>, attempt: impl Fn() -> io::Result<T> + Sync)
     }
 }
 
-/// OSError from (errno, text) picks its subclass itself.
+/// OSError chooses its subclass from (errno, text).
 pub fn os_error(py: Python<'_>, error: &io::Error) -> PyErr {
     let errno = error.raw_os_error().unwrap_or(libc::EIO);
     let text = py

@@ -1,4 +1,4 @@
-//! The door through which native code has its durable effects, as Python's disk opens it.
+//! The door of a Python disk, through which native code makes its durable effects.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -12,9 +12,9 @@ use pyo3::types::PyBytes;
 use crate::system::effects::{Effects, SystemCalls};
 use crate::threads::lock::locked;
 
-/// `None` in production, for system calls. Else `Disk.door` of a disk that is to see each effect: a
-/// callable that is given the name of one of the disk's methods, and its arguments, and returns 0 or
-/// an error's number.
+/// `None` in production, for system calls. Otherwise `Disk.door` of a disk that observes each
+/// effect. This callable receives the name of a method of the disk and its arguments, and returns 0
+/// or an error's number.
 pub struct Door {
     pub effects: Arc<dyn Effects>,
     watched: Option<Arc<Watched>>,
@@ -31,17 +31,17 @@ impl Door {
         }
     }
 
-    /// To be asked after every call that may have had effects. Raises what the door raised.
+    /// Call this after every call that may have had effects. Raises the exception of the door.
     pub fn check(&self) -> PyResult<()> {
         let raised = self.watched.as_ref().and_then(|watched| locked(&watched.raised).take());
         raised.map_or(Ok(()), Err)
     }
 }
 
-/// One effect at a time, each a call of Python with the GIL.
+/// One effect at a time, each as a call of Python with the GIL.
 struct Watched {
     call: Py<PyAny>,
-    /// An exception other than a disk's error ends the work: there are no effects any more until
+    /// An exception other than an error of the disk ends the work: no effect happens until
     /// `Door::check` has raised it.
     raised: Mutex<Option<PyErr>>,
 }

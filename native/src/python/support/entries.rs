@@ -1,4 +1,4 @@
-//! Files and directories as a scan finds them, for Python.
+//! Files and directories of a scan, for Python.
 
 use std::ffi::CStr;
 use std::io::{Error, ErrorKind};
@@ -12,7 +12,7 @@ use super::output::column;
 use crate::format::stub::Seeds;
 use crate::system::files::{Entry, Identity, Scan};
 
-/// Inode, size, mtime and ctime in nanoseconds, as Python has them.
+/// Inode, size, mtime and ctime in nanoseconds, as in Python.
 pub type Fields = (u64, i64, i64, i64);
 
 pub fn fields_of(identity: Identity) -> Fields {
@@ -23,12 +23,12 @@ pub fn identity_of((inode, size, mtime_ns, ctime_ns): Fields) -> Identity {
     Identity { inode, size, mtime_ns, ctime_ns }
 }
 
-/// The seeds of a volume's stub attributes: of the checksum, of the binding.
+/// The seeds of a volume's stub attributes, for checksum and binding.
 pub fn seeds_of((attribute, instance): (u64, u64)) -> Seeds {
     Seeds { attribute, instance }
 }
 
-/// A regular file of a directory, as a scan came upon it.
+/// A regular file of a directory, found by a scan.
 #[pyclass(frozen, get_all, module = "dedupd_core.native.tree")]
 pub struct FileEntry {
     name: Py<PyBytes>,
@@ -39,14 +39,14 @@ pub struct FileEntry {
     attribute: Option<Py<PyBytes>>,
 }
 
-/// A directory: the names of those in it, and its files, or those of them that are left.
+/// A directory: the names of its directories, and its files or a selection of them.
 #[pyclass(frozen, subclass, get_all, module = "dedupd_core.native.tree")]
 pub struct Directory {
     directories: Py<PyList>,
     files: Py<PyList>,
 }
 
-/// A directory that cannot be read, and why.
+/// A directory that cannot be read, and the reason.
 #[pyclass(frozen, eq, get_all, module = "dedupd_core.native.tree")]
 #[derive(PartialEq)]
 pub struct Unreadable {
@@ -67,11 +67,11 @@ impl From<Error> for Unreadable {
     }
 }
 
-/// Entries of a directory that are looked at between two calls of `safe_point`: some 20 ms.
+/// Entries of a directory between two calls of `safe_point`: about 20 ms.
 const ENTRIES_AT_ONCE: usize = 8192;
 
-/// The entries of a directory of which `keep` leaves some, piece by piece, with `safe_point` called in
-/// between. Files are in the order of their inodes, which on a disk is near that of their blocks.
+/// The entries of a directory that `keep` retains, in pieces, with calls of `safe_point` in
+/// between. Files are in the order of their inodes, which is close to that of their blocks.
 pub fn scan<'py>(
     py: Python<'py>,
     fd: i32,
@@ -108,7 +108,7 @@ fn inode(entry: &Entry) -> u64 {
 }
 
 impl Directory {
-    /// What Python sees of entries, with `safe_point` called now and then.
+    /// Converts entries for Python, with occasional calls of `safe_point`.
     pub fn of(
         py: Python<'_>,
         entries: Vec<Entry>,
@@ -139,7 +139,7 @@ impl Directory {
         Ok(Directory { directories: directories.unbind(), files: files.unbind() })
     }
 
-    /// A directory of which more is known.
+    /// A directory with further properties.
     pub fn with<T>(self, more: T) -> PyClassInitializer<T>
     where
         T: PyClass<BaseType = Directory>,

@@ -7,19 +7,19 @@ use pyo3::prelude::*;
 use crate::format::ids::{Fingerprint, RecordId};
 use crate::format::table_entry::EntryBytes;
 
-/// Raises ValueError where arguments are not right.
+/// Raises ValueError if arguments are wrong.
 pub fn require(are_right: bool, message: &'static str) -> PyResult<()> {
     if are_right { Ok(()) } else { Err(PyValueError::new_err(message)) }
 }
 
-/// A C-contiguous buffer of any item type, held for as long as this value lives.
+/// A C-contiguous buffer of any item type, held as long as this value lives.
 ///
 /// Python code may write to a writable buffer while a call with the GIL released reads it. The
-/// callee then sees old or new bytes, or a mixture; it never reads outside the buffer, and no
-/// result of a computation over these bytes is used as an index that was not checked.
+/// callee then sees old or new bytes, or a mixture. It never reads outside the buffer, and checks
+/// each result of a computation over these bytes before using it as an index.
 pub struct Input(PyUntypedBuffer);
 
-/// The buffer of an object, which has to be C-contiguous.
+/// The buffer of an object, which must be C-contiguous.
 pub fn contiguous(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
     let view = PyUntypedBuffer::get(object)?;
     let error = || PyBufferError::new_err("the buffer is not C-contiguous");
@@ -31,7 +31,7 @@ impl Input {
         if self.0.len_bytes() == 0 {
             return &[];
         }
-        // SAFETY: an exporter keeps so many bytes there in place until the view is released.
+        // SAFETY: an exporter keeps this number of bytes in place until the view is released.
         unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.0.len_bytes()) }
     }
 
@@ -80,7 +80,7 @@ impl Input {
     }
 }
 
-/// The arguments of an insertion: fingerprints, and an id for each, which is not 0.
+/// The arguments of an insertion: fingerprints, and a nonzero id for each.
 pub fn pairs<'a>(
     fingerprints: &'a Input,
     ids: &Input,

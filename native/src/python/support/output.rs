@@ -10,10 +10,10 @@ use pyo3::types::PyBytes;
 
 use super::input::contiguous;
 
-/// A C-contiguous writable buffer, held for as long as this value lives.
+/// A C-contiguous writable buffer, held as long as this value lives.
 ///
-/// Python code that looks at the buffer while a call with the GIL released writes it sees old or
-/// new bytes; nothing here reads them back.
+/// Python code that reads the buffer while a call with the GIL released writes it sees old or new
+/// bytes. Native code does not read them back.
 pub struct Output(PyUntypedBuffer);
 
 impl Output {
@@ -21,7 +21,7 @@ impl Output {
         if self.0.len_bytes() == 0 {
             return &mut [];
         }
-        // SAFETY: an exporter keeps so many writable bytes there in place until the release.
+        // SAFETY: an exporter keeps this number of writable bytes in place until the release.
         unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.0.len_bytes()) }
     }
 }
@@ -40,8 +40,8 @@ impl<'py> FromPyObject<'_, 'py> for Output {
 ///
 /// # Safety
 ///
-/// `view` comes from the interpreter. The bytes neither move nor go while `owner` lives, and Python
-/// code may write to them if they are not for reading only.
+/// `view` comes from the interpreter. The bytes are neither moved nor freed while `owner` lives.
+/// Python code may write to them unless they are read-only.
 pub unsafe fn export<T>(
     owner: &Bound<'_, T>,
     bytes: *mut [u8],
@@ -62,13 +62,13 @@ pub fn flags(items: impl IntoIterator<Item = bool>) -> Vec<u8> {
     items.into_iter().map(u8::from).collect()
 }
 
-/// A column of a result, for Python to get as often as it likes.
+/// A column of a result, which Python may read repeatedly.
 pub fn column(py: Python<'_>, bytes: impl AsRef<[u8]>) -> Py<PyBytes> {
     PyBytes::new(py, bytes.as_ref()).unbind()
 }
 
-/// A bytes object to be filled, which nobody else has yet. Clearing it first would cost as much as
-/// reading does.
+/// A new bytes object to be filled, with no other owner. Clearing it first would cost as much as
+/// reading.
 pub struct NewBytes {
     object: Py<PyBytes>,
     start: *mut u8,
@@ -78,7 +78,7 @@ pub struct NewBytes {
 impl NewBytes {
     pub fn of(py: Python<'_>, length: usize) -> PyResult<NewBytes> {
         let size = ffi::Py_ssize_t::try_from(length).map_err(|_| PyMemoryError::new_err(()))?;
-        // SAFETY: without a source it gives a new object of that length, or null with an error set.
+        // SAFETY: without a source it returns a new object of that length, or null on error.
         let object = unsafe {
             let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), size);
             Bound::from_owned_ptr_or_err(py, object)?
@@ -89,7 +89,7 @@ impl NewBytes {
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the object has this length, and nobody else has it before `finish`.
+        // SAFETY: the object has this length, and no other owner before `finish`.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.length) }
     }
 

@@ -1,9 +1,9 @@
-//! The check of the number of threads that a call asks for.
+//! The check of the number of threads in a call.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// A larger number is taken for a mistake.
+/// A larger number is probably a mistake.
 const THREADS_MAX: usize = 1024;
 
 pub fn check_threads(threads: usize) -> PyResult<usize> {

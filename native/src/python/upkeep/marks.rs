@@ -16,7 +16,7 @@ use crate::system::files::Entry;
 use crate::threads::lock::{read, write};
 use crate::upkeep::mark_set::{Marks, Needed, Recipes, mark_named};
 
-/// Nobody waits for the GIL while holding the lock.
+/// No thread waits for the GIL with this lock.
 #[pyclass(frozen, subclass, module = "dedupd_core.native.upkeep")]
 pub struct MarkSet(RwLock<Marks>);
 
@@ -160,7 +160,7 @@ pub fn misfits(py: Python<'_>, table: Input, needed: Input) -> PyResult<(Vec<u8>
     Ok((pack_u32(places), orphans))
 }
 
-/// What the stubs of a directory name.
+/// The records that the stubs of a directory name.
 #[pyclass(frozen, extends = Directory, get_all, module = "dedupd_core.native.upkeep")]
 pub struct NamedByStubs {
     file_count: u64,

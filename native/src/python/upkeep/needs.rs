@@ -14,7 +14,7 @@ use crate::upkeep::file_needs::{self, Needs};
 use crate::upkeep::join;
 use crate::upkeep::record_census::{Known, KnownBytes};
 
-/// Nobody waits for the GIL while holding the lock.
+/// No thread waits for the GIL with this lock.
 #[pyclass(frozen, module = "dedupd_core.native.upkeep")]
 pub struct NeedSet(RwLock<Needs>);
 
@@ -76,7 +76,7 @@ pub fn digest_needed(py: Python<'_>, entries: Input, lengths: Input, seed: u64) 
     py.detach(|| file_needs::digest_needed(entries, lengths, seed))
 }
 
-/// The lock is only ever taken with the GIL released, and no Python code runs under it.
+/// Locked only with the GIL released, and no Python code runs with the lock.
 #[pyclass(frozen, module = "dedupd_core.native.upkeep")]
 pub struct Join(Mutex<join::Join>);
 
@@ -128,7 +128,7 @@ impl Join {
     }
 }
 
-/// Nobody waits for the GIL while holding the lock.
+/// No thread waits for the GIL with this lock.
 #[pyclass(frozen, subclass, module = "dedupd_core.native.upkeep")]
 pub struct KnownRecords(RwLock<Known>);
 

@@ -60,7 +60,7 @@ fn sketches(data: &Input) -> PyResult<Vec<Sketch>> {
     Ok(numbers.chunks_exact(FEATURES).filter_map(|one| one.try_into().ok()).collect())
 }
 
-/// Those of chunks of one domain: no others have a feature in common with them.
+/// Sketches of chunks of one domain, because no others share a feature with them.
 fn sketches_in(data: &Input, domain: u64) -> PyResult<Vec<Sketch>> {
     require(domain < DOMAINS_MAX, "domain: too many of them")?;
     Ok(sketches(data)?.into_iter().map(|one| in_domain(one, domain)).collect())
@@ -102,7 +102,7 @@ pub struct Samples(Mutex<Taken>);
 #[derive(Default)]
 struct Taken {
     samples: Vec<Vec<u8>>,
-    /// Of all records from which samples were taken.
+    /// Bytes of all records that samples were taken from.
     raw_bytes: usize,
 }
 
@@ -324,7 +324,7 @@ impl Refiner {
             let mut groups = locked(&self.groups);
             let (dictionaries, kept) = (locked(&self.dictionaries), locked(&self.kept));
             let (bases, options) = (&*self.bases, self.options);
-            // What a dictionary was trained with may be files of any domain.
+            // A dictionary may be trained with files of any domain.
             let dictionaries = if domain == 0 { &dictionaries[..] } else { &[] };
             let tools = Tools { bases, dictionaries, kept: &kept, domain, options };
             let mut join = Join { similar: &mut similar, leaned: &mut leaned, groups: &mut groups };

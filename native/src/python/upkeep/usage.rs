@@ -21,7 +21,7 @@ use crate::upkeep::usage::{GROUPS_MAX, Gone, Group, Named, NodeNeed, Records, Ta
 /// The files of a directory.
 #[pyclass(frozen, extends = Directory, get_all, module = "dedupd_core.native.tree")]
 pub struct StubUsage {
-    /// By key.
+    /// Sums by key.
     sums: Py<PyDict>,
 }
 
@@ -118,7 +118,7 @@ struct State {
     groups: Vec<GroupUsage>,
 }
 
-/// What a group needs of a store.
+/// The records of a store that a group needs.
 #[pyclass(frozen, get_all, module = "dedupd_core.native.upkeep")]
 pub struct TakenByGroup {
     chunks: u64,
@@ -132,7 +132,7 @@ pub struct TakenByGroup {
 /// The nodes of a container that a group needs: number, ordinals, how much of each, how often.
 type Wanted = (u32, Vec<u8>, Vec<u8>, Vec<u8>);
 
-/// Nobody waits for the GIL while holding the lock.
+/// No thread waits for the GIL with this lock.
 #[pyclass(frozen, module = "dedupd_core.native.upkeep")]
 pub struct Usage(RwLock<State>);
 
@@ -195,7 +195,7 @@ impl Usage {
         })
     }
 
-    /// Takes what a group names into account; returns the recipe nodes that are to be read.
+    /// Counts the records that a group names; returns the recipe nodes to read.
     fn take(&self, py: Python<'_>, group: u32, is_sharing: bool) -> PyResult<Vec<Wanted>> {
         let wanted = self.work(py, group, |store, own| {
             let (chunks, wanted) = own.named.take();
@@ -220,7 +220,7 @@ impl Usage {
             .collect())
     }
 
-    /// Takes chunks that a node names which Python has read.
+    /// Counts the chunks of a node that Python has read.
     fn refer(
         &self,
         py: Python<'_>,
@@ -280,7 +280,7 @@ impl Usage {
         Ok(pack_u32(left))
     }
 
-    /// Before the shares: all that a group names is to be taken once more.
+    /// Restarts the iteration over the records of a group, for the shares.
     fn again(&self, py: Python<'_>, group: u32) -> PyResult<()> {
         self.work(py, group, |_, own| own.named.again())
     }
