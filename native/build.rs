@@ -1,4 +1,4 @@
-//! Sets `cfg(avx512)` where the compiler has stable AVX-512 and GFNI intrinsics (Rust 1.89).
+//! Sets `cfg(avx512)` if the compiler has stable AVX-512 and GFNI intrinsics (Rust 1.89).
 
 use std::process::Command;
 

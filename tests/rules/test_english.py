@@ -31,6 +31,7 @@ DOCSTRINGS = ("tests/support/english.py", "tests/support/texts.py", "tests/rules
 """Modules: all of their docstrings."""
 
 RUST = (
+    "native/build.rs",
     "native/examples/*.rs",
     "native/fuzz/src/*.rs",
     "native/models/*/*.rs",

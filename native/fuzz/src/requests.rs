@@ -71,7 +71,7 @@ const OF_FILES: [u32; 7] = [
     op::FSYNC,
 ];
 
-/// Chunks whose bytes follow from their ids.
+/// Chunks with bytes that are computed from their ids.
 struct Made;
 
 impl ChunkSource for Made {

@@ -24,9 +24,9 @@ struct Common {
     is_new: bool,
 }
 
-/// Recalls a file if it shares at least half as many chunks as it lacks, and one of them was noted
-/// or stored since the last join. `notes` returns all notes, and is called twice. `entries_max`
-/// limits the memory.
+/// Recalls a file if it shares at least half as many chunks with others as it lacks, and one of
+/// them was noted or stored since the last join. `notes` returns all notes, and is called twice.
+/// `entries_max` limits the memory.
 pub fn join(
     mut notes: impl FnMut() -> Result<Notes>,
     kept: &Kept,

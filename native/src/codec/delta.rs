@@ -117,7 +117,7 @@ mod tests {
         let mut out = vec![0; 100];
         assert_eq!(compress(&raw, &base, &mut out, 3), Ok(None));
         let mut room = vec![0; 20_000];
-        let same = raw.clone(); // zstd takes no prefix that lies where the input does
+        let same = raw.clone(); // zstd rejects a prefix at the address of the input
         let stored = compress(&raw, &same, &mut room, 3).unwrap().unwrap();
         assert!(stored < 100);
     }

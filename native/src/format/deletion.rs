@@ -173,7 +173,7 @@ impl<'a> Log<'a> {
         }
         let rest = self.data.get(last..).unwrap_or_default();
         if rest.len() >= head::BYTES && rest.iter().any(|byte| *byte != 0) {
-            found.lost_bytes += rest.len(); // more than a crash leaves
+            found.lost_bytes += rest.len(); // a crash leaves less
         }
         found
     }

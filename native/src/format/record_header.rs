@@ -29,7 +29,7 @@ pub const RECORD_HEADER_BYTES: usize = fields::BYTES;
 pub const RECORD_ALIGN_BYTES: usize = 8;
 const MAGIC: [u8; 4] = *b"DDRC";
 
-/// The kind of a record. A header may hold any other value, which is not a kind.
+/// The kind of a record. A header may hold an unknown value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordKind(pub u8);
 

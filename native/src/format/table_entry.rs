@@ -47,7 +47,7 @@ pub const FORWARDS_MAX: usize = 64;
 /// An entry as stored in a table.
 pub type EntryBytes = [u8; ENTRY_BYTES];
 
-/// The state of a record. An entry may hold any other value, which is not a state.
+/// The state of a record. An entry may hold an unknown value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State(pub u8);
 

@@ -13,8 +13,8 @@ use crate::chunker::Followers;
 use crate::format::ids::{ContainerNumber, Fingerprint, RecordId, hash_of};
 use crate::format::table_entry::State;
 
-/// Number of keys whose memory is prefetched before the first of them is checked. With fewer keys,
-/// the last entries of each batch to find a slot would only wait for their buckets.
+/// Number of keys whose memory is prefetched before the first of them is checked. In smaller
+/// batches, the last entries without a slot would wait for their buckets without other work.
 pub const AHEAD: usize = 128;
 
 /// The result of `lookup` for an unknown fingerprint, which is not the id of a chunk.

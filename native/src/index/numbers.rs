@@ -31,7 +31,7 @@ impl Numbers {
         self.blocks.capacity() * 8 + self.by_id.capacity() * 17
     }
 
-    /// The number of an id, which gets one if it has none. None if no number is left.
+    /// The number of an id; assigns one if it has none. None if no number is left.
     pub fn number(&mut self, id: RecordId) -> Option<u32> {
         let key = id.0 >> BLOCK_BITS;
         let block = match self.last {

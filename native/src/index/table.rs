@@ -60,7 +60,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table whose buckets have one plane when `capacity` entries fill it.
+    /// A table with one plane per bucket when `capacity` entries fill it.
     pub fn with_capacity(capacity: usize) -> Table {
         let capacity = capacity.max(CAPACITY_MIN);
         let buckets = (capacity as f64 / (LOAD_MAX * SLOTS as f64)).ceil() as usize + 1;

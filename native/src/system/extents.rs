@@ -98,7 +98,7 @@ pub fn shared_bytes(fd: RawFd, end: i64) -> Result<i64> {
     Ok(shared(fd, end)?.iter().map(|&(start, last)| last.min(end) - start).sum())
 }
 
-/// Returns whether there are any. False if that is unknown.
+/// Returns whether other files or snapshots share any block. False if that is unknown.
 pub fn has_shared(fd: RawFd, end: i64) -> bool {
     shared(fd, end).is_ok_and(|found| !found.is_empty())
 }

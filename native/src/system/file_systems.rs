@@ -47,7 +47,7 @@ const OTHER: FileSystemRow = FileSystemRow {
 
 pub static FILE_SYSTEMS: [FileSystemRow; 8] = [
     FileSystemRow {
-        name: "ext4", // and ext2 and ext3: they have a line in the mount table wherever it matters
+        name: "ext4", // also ext2 and ext3, which the mount table distinguishes if necessary
         title: "ext4",
         magic: 0xEF53,
         is_supported: true,

@@ -158,7 +158,7 @@ impl Pool {
         while *threads < helpers {
             let builder = thread::Builder::new().name("pool".into());
             if builder.spawn(|| self.serve()).is_err() {
-                break; // the owner does it all
+                break; // the caller does all tasks
             }
             *threads += 1;
         }

@@ -1,4 +1,4 @@
-//! Lent stubs: Python has opened and checked them, and native code may use them for a time.
+//! Lent stubs: opened and checked by Python, and used by native code until Python takes them back.
 //!
 //! A stub with local blocks is settled when it is opened, and compared with its attribute
 //! (`fuse_stub/files/open_files.py`). From then on, all its changes come through the mount.

@@ -269,7 +269,7 @@ impl Inodes {
         Ok(opened)
     }
 
-    /// Makes Python receive all requests for an inode, until as many calls of [`Inodes::unwatch`].
+    /// Makes Python receive all requests for an inode until [`Inodes::unwatch`] is called as often.
     pub fn watch(&self, inode: u64) {
         self.watched.add(inode);
         self.close_data(inode);

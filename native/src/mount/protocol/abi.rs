@@ -303,7 +303,7 @@ pub const WRITE_CACHE: u32 = 1 << 0;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const FSYNC_DATA: u32 = 1 << 0;
 
-/// Replaces the error in a notification.
+/// The number of this notification, instead of an error.
 pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
 
 pub const RING_REGISTER: u32 = 1;

@@ -174,7 +174,7 @@ impl Line {
     /// Answers up to `count` requests, until one is for libfuse or the caller. Waits for the next
     /// request for `linger_ns`, or with io_uring as long as waiting is worthwhile.
     pub fn next(&mut self, count: u32, linger_ns: i64) -> Answer<Next> {
-        let _root = RootAgain; // Python's own steps are root's
+        let _root = RootAgain; // Python's steps run as root
         self.tree.inodes.given.clear();
         for _ in 0..count {
             self.shared.pace.look();
@@ -235,8 +235,8 @@ impl Line {
     /// Lets ring threads run until one of them returns a request, or waiting is not worthwhile.
     ///
     /// The ring thread that has to answer, and soon has the next request, runs on this processor,
-    /// because the same program waits for both. A wait with so near an end would take longer than
-    /// the request: it sets the timer, and again at the next request.
+    /// because the same program waits for both. A short sleep would take longer than the request,
+    /// because each sleep sets the timer.
     fn yield_to_rings(&self) {
         let began = Instant::now();
         self.turn.give();

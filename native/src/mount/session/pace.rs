@@ -175,8 +175,8 @@ mod tests {
 
     use super::*;
 
-    /// The counters one millisecond after `last`, in which requests were taken, and some of them
-    /// were queued behind those of other callers.
+    /// The counters one millisecond after `last`. In it, `taken` requests were found, and `queued`
+    /// of them were behind other callers.
     fn after(last: Seen, looks: u64, taken: u64, queued: u64) -> Seen {
         Seen {
             looks: last.looks + looks,
@@ -291,7 +291,7 @@ mod tests {
         judgement.look(now);
         assert!(judgement.is_called());
         for _ in 0..100 {
-            now = Seen { beside: now.beside + 10, ..now }; // the loop has not looked
+            now = Seen { beside: now.beside + 10, ..now }; // the loop is busy
             judgement.look(now);
             assert!(judgement.is_called());
         }

@@ -248,7 +248,7 @@ impl Team {
                 poll(&mut waited, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
                 let found = waited[0].revents();
                 if found.contains(PollFlags::ERR) {
-                    return Ok(()); // the mount has gone
+                    return Ok(()); // the mount has ended
                 }
                 let is_waiting = found.contains(PollFlags::IN);
                 let has_changed = judgement.look(Seen { is_waiting, ..self.shared.seen() });

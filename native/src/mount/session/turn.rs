@@ -1,10 +1,9 @@
-//! The turn: its holder alone may change what code of the event loop relies on between awaits.
+//! The turn: only its holder may change state that the event loop relies on between two awaits.
 //!
 //! The event-loop thread has the turn, except while trio waits for events. So a ring thread with
 //! the turn makes its changes between two awaits of the loop, as the event-loop thread does. When
-//! the event-loop thread gives the turn, it returns only after all threads that already wait have
-//! had it. Threads that come later let the event-loop thread in first, so neither side blocks the
-//! other.
+//! the event-loop thread releases the turn, all threads that already wait get it first. Threads
+//! that come later let the event-loop thread in first, so neither side blocks the other.
 
 use crate::threads::lock::{locked, woken};
 use crate::threads::sync::{Condvar, Mutex};

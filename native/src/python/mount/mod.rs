@@ -1,4 +1,4 @@
-//! The module `dedupd_core.native.mount`, part by part.
+//! The parts of the module `dedupd_core.native.mount`.
 
 pub mod inodes;
 pub mod line;

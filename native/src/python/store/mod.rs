@@ -1,4 +1,4 @@
-//! The module `dedupd_core.native.store`, part by part.
+//! The parts of the module `dedupd_core.native.store`.
 
 pub mod chunk_cache;
 pub mod records;

@@ -1,4 +1,4 @@
-//! The module `dedupd_core.native.upkeep`, part by part.
+//! The parts of the module `dedupd_core.native.upkeep`.
 
 pub mod marks;
 pub mod needs;
