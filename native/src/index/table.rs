@@ -29,8 +29,8 @@ const CAPACITY_MIN: usize = 1 << 12;
 /// A plane is added before more than this share of the slots is used, because insertion gets slow.
 const LOAD_MAX: f64 = 0.96;
 
-/// Maximum of entries in buckets with the same buckets and signature. Further entries go to the
-/// stash if the buckets are full.
+/// Maximum of entries with equal buckets and signature. If the buckets are full, further such
+/// entries go to the stash.
 const EQUAL_MAX: u32 = 12;
 
 /// Average number of planes per group from which more buckets are worth a scan of all tables.

@@ -43,8 +43,8 @@ fn bound(kept: &CapsHashSet) -> std::result::Result<bool, caps::errors::CapsErro
     Ok(is_limited)
 }
 
-/// End of the numbers of system calls that were compared with `DENIED`: Linux 6.18. A program gets
-/// the answer that the kernel lacks all later ones, so that it works without them.
+/// All system calls below this number were considered for `DENIED` (Linux 6.18). A program gets the
+/// answer that the kernel lacks later ones, so that it works without them.
 const KNOWN_END: c_long = 470;
 
 /// System calls that a mount process does not need while it serves.

@@ -299,7 +299,7 @@ pub const SETXATTR_KILL_SET_GROUP: u32 = 1 << 0;
 pub const OPEN_KEEP_CACHE: u32 = 1 << 1;
 /// The kernel writes back pages that a mapping has changed; no program waits for it.
 pub const WRITE_CACHE: u32 = 1 << 0;
-/// The writer may not keep set-user-id and set-group-id.
+/// The write must clear set-user-id and set-group-id.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const FSYNC_DATA: u32 = 1 << 0;
 

@@ -58,7 +58,7 @@ impl From<why::Unreadable> for Unreadable {
     }
 }
 
-/// A lock on data that a read of a stub needs.
+/// Keeps a recipe in memory while a stub is read.
 #[pyclass(frozen, module = "dedupd_core.native.store")]
 pub struct Held(#[expect(dead_code, reason = "it is kept as long as this")] content::Held);
 
