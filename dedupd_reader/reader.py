@@ -1706,8 +1706,8 @@ lost, too, the records up to the first damage count, and only if their bytes mat
 fingerprint. The program names such containers."""
 
 STATUS = """\
-Exit status: 0 done, 1 finished with findings, or stopped early, 2 wrong usage, 3 the volume is in use,
-4 damaged files."""
+Exit status: 0 done, 1 finished with findings, or stopped early, 2 wrong usage, 3 the volume is
+in use, 4 damaged files."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -41,7 +41,7 @@ _WORDS = {
 @click.option(
     "--accept",
     is_flag=True,
-    help="Confirm that users deleted or overwrote so many files on purpose, and resume garbage"
+    help="Confirm that users deleted or overwrote these files on purpose, and resume garbage"
     " collection.",
 )
 @json_option

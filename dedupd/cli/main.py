@@ -27,7 +27,7 @@ GROUPS = {
     "Inspect": {
         "status": "Show the state and savings of volumes.",
         "jobs": "List running, queued and finished jobs.",
-        "du": "Show the disk usage of folders, and how much space deleting them would free.",
+        "du": "Show the disk usage of folders and what deleting them would free.",
         "file": "Show how files are stored.",
     },
     "Operate": {
@@ -45,7 +45,7 @@ GROUPS = {
         "restore": "Restore files from an unmounted volume or a copy of one.",
         "import": "Copy a directory into a volume and deduplicate it on the fly.",
         "adopt": "Verify a copied volume and put it into use.",
-        "drill": "Simulate damage to a store, and list the files that this damage would destroy.",
+        "drill": "Simulate damage to a store, and list the lost files.",
         "deleted": "List recently deleted or overwritten files.",
         "undelete": "Restore deleted or overwritten files.",
     },

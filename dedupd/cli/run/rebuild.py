@@ -13,7 +13,10 @@ from jobs.rebuild import Rebuild, RebuildReport
 
 @job_command("rebuild")
 def command(path: str, as_json: bool) -> None:
-    """Rebuild the catalogue and the tables of the store from the containers and stubs."""
+    """Rebuild the catalogue and the tables from the containers.
+
+    The stubs of the tree are read, too.
+    """
     with Volume.open(path) as volume, all_held(volume), working(volume, "rebuild") as run:
         report = Rebuild(volume, run).recorded()
     finish(report, as_json, _show, damage=report.losses)

@@ -17,8 +17,10 @@ from jobs.check.verify import Verify, VerifyReport
 @json_option
 @exits
 def command(path: str, as_json: bool) -> None:
-    """Read everything, and check that all data and metadata are consistent. The volume must not be
-    mounted."""
+    """Read all data and metadata, and check that they agree.
+
+    The volume must not be mounted.
+    """
     with Volume.open(path) as volume:
         if volume.is_mounted:
             raise Busy(
