@@ -1,4 +1,4 @@
-"""``dedupd adopt``: take over a copy of a volume."""
+"""``dedupd adopt``: verify a copied volume and put it into use."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``dedupd analyze``: what deduplication would save on any directory, before enabling anything."""
+"""``dedupd analyze``: estimate the savings for any directory."""
 
 import os
 import sys
@@ -112,7 +112,7 @@ def command(
 
 
 def parse_fraction(text: str) -> float:
-    """The fraction meant by ``1%`` or ``0.01``. Raises UsageError."""
+    """Parse a fraction, for example ``1%`` or ``0.01``. Raises UsageError."""
     try:
         value = float(text.strip().removesuffix("%"))
     except ValueError:
@@ -150,7 +150,7 @@ def _name(path: str) -> str:
 
 
 def open_log(path: str, spec: "Spec") -> "Log":
-    """The log at ``path``, to go on with, or a new one. Raises UsageError for another study's."""
+    """Open or create the log at ``path``. Raises UsageError for the log of another study."""
     from analysis.collection.chunk_log import Log
 
     if not Log.exists(path):
@@ -174,7 +174,7 @@ def _show(study: "Study", advice: "Advice | None", report: str) -> None:
 
 
 def _show_advice(study: "Study", advice: "Advice") -> None:
-    """What the recommended settings give, and the commands for them."""
+    """Print the savings of the recommended settings, and the commands to apply them."""
     row = study.savings(study.collection.default_chunking)
     assert row is not None
     table = figures()

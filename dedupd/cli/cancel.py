@@ -1,4 +1,4 @@
-"""``dedupd cancel``: end jobs of the service."""
+"""``dedupd cancel``: stop jobs of the service."""
 
 from urllib.parse import quote
 
@@ -27,7 +27,7 @@ def command(job_ids: tuple[str, ...], of_all: bool, as_json: bool) -> None:
     client = ServiceClient.needed()
     if of_all:
         found = client.jobs(1)
-        # The waiting ones first: they would begin in the place of those that run.
+        # Cancel queued jobs first: otherwise they would start as soon as the running jobs stop.
         job_ids = tuple(job["id"] for job in (*found["waiting"], *found["running"]))
     jobs = [client.delete(f"/v1/jobs/{quote(job_id, safe='')}") for job_id in job_ids]
     lines = [f"{job_id}: {job['outcome']}" for job_id, job in zip(job_ids, jobs, strict=True)]

@@ -1,4 +1,4 @@
-"""The reports of jobs on volumes whose chunks are in a cluster, shown."""
+"""The output of jobs on volumes whose chunks are in a cluster."""
 
 import click
 
@@ -15,7 +15,7 @@ from jobs.cluster.reports import (
 
 
 def show_stored(report: ClusterOptimizeReport) -> None:
-    """After optimize."""
+    """Print the report of optimize."""
     files = counted(report.files_optimized, "file")
     click.echo(
         f"{files} optimized, {format_size(report.logical_bytes)};"
@@ -29,7 +29,7 @@ def show_stored(report: ClusterOptimizeReport) -> None:
 
 
 def show_forgotten(report: ClusterGcReport) -> None:
-    """After gc."""
+    """Print the report of gc."""
     click.echo(
         f"{counted(report.files, 'file')} checked, {report.files_forgotten:,} of them deleted."
         f" {counted(report.candidates, 'garbage candidate')} in the store:"
@@ -38,7 +38,7 @@ def show_forgotten(report: ClusterGcReport) -> None:
 
 
 def show_mended(report: ClusterScrubReport) -> None:
-    """After scrub."""
+    """Print the report of scrub."""
     click.echo(
         f"{counted(report.chunks, 'chunk')} read, {format_size(report.read_bytes)};"
         f" {counted(report.damaged, 'chunk')} of the store damaged"
@@ -56,7 +56,7 @@ def _done_by(report: TurnReport) -> str:
 
 
 def show_recovered(report: RecoverReport) -> None:
-    """After recover."""
+    """Print the report of recover."""
     if report.volumes:
         click.echo(
             f"{counted(report.volumes, 'volume')} checked,"
@@ -70,14 +70,14 @@ def show_recovered(report: RecoverReport) -> None:
 
 
 def gone_text(host: str, path: str, since_s: float, left: int) -> str:
-    """Of a volume whose host has not come back."""
+    """Describe a volume whose host is dead."""
     since = format_moment(since_s)
     text = f"{host}:{path}: not seen since {since}; its unfinished work was rolled back"
     return text + (f", except {counted(left, 'file')} that must wait for the host" if left else "")
 
 
 def show_audited(report: ClusterAuditReport) -> None:
-    """After audit."""
+    """Print the report of audit."""
     if report.outcome == ELSEWHERE:
         click.echo(f"Last audited by {_done_by(report)}.")
         return

@@ -1,4 +1,4 @@
-"""The base of all commands: exit statuses, JSON, the run of a job."""
+"""The base of all commands: exit statuses, JSON output, the run of a job."""
 
 import errno
 import functools
@@ -23,8 +23,7 @@ R = TypeVar("R")
 
 
 class _Named(click.Path):
-    """A path that was given. An empty one, which an unset variable makes, would mean the working
-    directory."""
+    """A path argument. Refuses an empty path, which would mean the working directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not value:
@@ -32,7 +31,7 @@ class _Named(click.Path):
         return super().convert(value, param, ctx)
 
 
-PATH = _Named(readable=False)  # where it cannot be read, the command says why
+PATH = _Named(readable=False)  # if the path cannot be read, the command reports the reason
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 force_option = click.option(
@@ -61,14 +60,14 @@ other_owners_option = click.option(
 
 
 def exits(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn the program's errors into one clear line and a stable exit status."""
+    """Decorator: print an error as one line, and exit with its stable status."""
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
         except BrokenPipeError:
-            raise  # the reader has closed the pipe; click ends silently
+            raise  # the reader has closed the pipe; click exits silently
         except (DedupdError, OSError) as error:
             kind = (
                 type(error).__name__
@@ -81,7 +80,7 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def message_of(error: DedupdError | OSError) -> str:
-    """The text of an error, to be shown."""
+    """Format an error for users."""
     if isinstance(error, PermissionError):
         where = filename_of(error) or "the volume"
         remedy = "run the command as the user that enabled the volume, usually root"
@@ -100,7 +99,7 @@ def status_of(error: DedupdError | OSError) -> int:
 
 
 def fail(message: str, status: int, as_json: bool, kind: str) -> NoReturn:
-    """Print an error and leave."""
+    """Print an error and exit."""
     if as_json:
         print(json.dumps({"error": message, "kind": kind, "exit_status": status}))
     else:
@@ -109,7 +108,7 @@ def fail(message: str, status: int, as_json: bool, kind: str) -> NoReturn:
 
 
 def _folded(text: str) -> str:
-    """A line that a terminal would break within words, broken between them."""
+    """Wrap a line between words on a terminal, which would wrap it within words."""
     if not sys.stderr.isatty():
         return text
     columns = shutil.get_terminal_size().columns
@@ -121,7 +120,7 @@ def print_json(value: Any) -> None:
 
 
 def show_or_json(as_json: bool, value: Any, show: Callable[[], None]) -> None:
-    """Print the result of a command: ``value`` for programs, or as ``show`` does."""
+    """Print the result of a command: ``value`` as JSON, or else the output of ``show``."""
     if as_json:
         print_json(value)
     else:
@@ -129,14 +128,14 @@ def show_or_json(as_json: bool, value: Any, show: Callable[[], None]) -> None:
 
 
 def answer(as_json: bool, value: Any, text: str) -> None:
-    """Print the result of a command: ``value`` for programs, or ``text``."""
+    """Print the result of a command: ``value`` as JSON, or else ``text``."""
     show_or_json(as_json, value, lambda: click.echo(text))
 
 
 @contextmanager
 def job_run(job: str, unit: str = "bytes") -> Iterator[JobRun]:
-    """A run whose progress the service hears, or shows on standard error where that is a
-    terminal. Raises UsageError if a resource limit of the caller cannot be removed."""
+    """Run a job, and report its progress to the service, or on a terminal. Raises UsageError if a
+    resource limit of the caller cannot be removed."""
     lift_limits()
     channel = Channel.from_environment()
     if channel is not None:
@@ -149,7 +148,7 @@ def job_run(job: str, unit: str = "bytes") -> Iterator[JobRun]:
         with run.stopped_by_signals():
             yield run
         return
-    from dedupd.cli.terminal import progress_bar  # rich: many modules, for a person alone
+    from dedupd.cli.terminal import progress_bar  # rich imports many modules
 
     with progress_bar(job, unit) as show:
         run = JobRun(job, show)

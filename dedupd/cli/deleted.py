@@ -1,4 +1,4 @@
-"""``dedupd deleted``: what was deleted or overwritten lately, and can be had back."""
+"""``dedupd deleted``: list recently deleted or overwritten files that can be restored."""
 
 import errno
 import json
@@ -85,15 +85,15 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def deletions(path: str, since: str | None = None) -> list[dict[str, Any]]:
-    """The deletions of a path and of everything below it, as JSON, the newest first.
+    """Return the deletions of a path and of all paths below it as JSON, the newest first.
 
-    Raises UsageError, OSError and what ``Volume.locate`` raises.
+    Raises UsageError, OSError and the errors of ``Volume.locate``.
     """
     oldest_s = time.time() - parse_duration(since) if since is not None else 0.0
     mount = mount_table.find(resolved(path))
     rows = _told(path, mount) if mount is not None and os.geteuid() != 0 else _read(path)
     found = [row for row in rows if row["time_s"] >= oldest_s]
-    # Each user has own logs, so the times of logs overlap.
+    # Each user has separate logs, so the times of logs overlap.
     return sorted(found, key=lambda row: -row["time_s"])
 
 
@@ -129,7 +129,7 @@ def _report_dropped(volume: Volume, policy: Policy) -> None:
 
 
 def _told(path: str, mount: mount_table.Mount) -> Iterator[dict[str, Any]]:
-    """As the mount process tells a user."""
+    """List the deletions that the mount process shows to the calling user."""
     whole = resolved(path)
     directory = whole
     while not os.path.isdir(directory):
@@ -144,7 +144,7 @@ def _told(path: str, mount: mount_table.Mount) -> Iterator[dict[str, Any]]:
                 return
             if error.errno != errno.EAGAIN:
                 raise
-            time.sleep(RETRY_S)  # other listings of this user wait
+            time.sleep(RETRY_S)  # the mount process is busy with other listings of this user
             continue
         for line in value.splitlines():
             row: dict[str, Any] = json.loads(line)

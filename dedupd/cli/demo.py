@@ -1,4 +1,4 @@
-"""``dedupd demo``: the main job on real files of this machine, in a temporary volume."""
+"""``dedupd demo``: optimize real files of this machine in a temporary volume."""
 
 import filecmp
 import os
@@ -29,12 +29,12 @@ from jobs.optimize.optimize_job import Optimize, OptimizeReport
 from jobs.usage.volume_figures import VolumeFigures, volume_figures
 
 _POLICY = {"min_age": "0s", "min_size": "4k"}
-"""The demonstration doesn't wait three days, and takes all that fills more than a block."""
+"""The demonstration includes new files, and files of any size above one block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of reading everything back through the mount."""
+    """The result of reading all files through the mount and comparing them."""
 
     files: int
     bytes: int
@@ -79,7 +79,7 @@ def command(size: str, directory: str | None, keep: bool, as_json: bool) -> None
 
 
 def _temporary_place() -> str:
-    """``/var/tmp``: on a disk, where ``/tmp`` is often in memory and can carry no volume."""
+    """Return ``/var/tmp``: ``/tmp`` is often in memory and cannot hold a volume."""
     return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
 
 
@@ -114,7 +114,7 @@ def _demonstrate(place: str, size_bytes: int, quiet: bool) -> dict[str, Any]:
             enough_bytes=4 * size_bytes,
         )
     shutil.copytree(originals, volume_path, symlinks=True)
-    os.sync()  # so that the figures are those of the job, not of writing the copies
+    os.sync()  # so that the times are those of the job, without writing the copies
     say(f"2. Enabling and optimizing the volume {volume_path}")
     enable(volume_path, policy_values=_POLICY, force=True, disk=Disk())
     with Volume.open(volume_path) as volume:
@@ -166,7 +166,7 @@ def _result(
 
 
 def _compare(originals: str, mounted: str, run: JobRun) -> Comparison:
-    """Contents, kinds, sizes, modes and times of two trees."""
+    """Compare the contents, types, sizes, modes and times of two trees."""
     files = size = 0
     differences: list[str] = []
     names = sorted(_entries(originals))

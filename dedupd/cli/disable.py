@@ -1,4 +1,4 @@
-"""``dedupd disable``: back to a plain directory."""
+"""``dedupd disable``: turn a volume back into a plain directory."""
 
 import os
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def command(path: str, first: bool, unname: bool, as_json: bool) -> None:
             forget(uuid)
         disable_held(held, disk=Disk())
         if uuid is not None:
-            forget(uuid)  # The call that enabled the volume may have registered it late.
+            forget(uuid)  # the call that enabled the volume may have registered it late
         if unname:
             unnamed(os.path.realpath(path))
     answer(as_json, {"path": path, "disabled": True}, f"{path} is a plain directory again.")
@@ -59,10 +59,10 @@ def command(path: str, first: bool, unname: bool, as_json: bool) -> None:
 
 @contextmanager
 def _out_of_service(path: str, first: bool, unname: bool) -> Iterator[None]:
-    """Have the service unmount the volume and, once it is none any more, forget it.
+    """Make the service unmount the volume, and deregister it after it is disabled.
 
-    Everything that can be refused is refused before the files are out of reach, and after a failure
-    they are mounted again. Raises Busy where files are in use.
+    All checks run before the files become inaccessible. After a failure, the service mounts the
+    volume again. Raises Busy if files are in use.
     """
     client = ServiceClient.serving(path)
     if client is None:
@@ -92,7 +92,7 @@ def _out_of_service(path: str, first: bool, unname: bool) -> Iterator[None]:
 
 
 def _begin(held: Held, first: bool) -> str:
-    """Mark the volume as going; refuse while anything is still a stub, or make it plain first.
+    """Mark the volume as being disabled. Refuses stubs, or expands them before if ``first`` is set.
 
     Returns the volume's uuid.
     """
@@ -116,13 +116,13 @@ def _begin(held: Held, first: bool) -> str:
             with job_run("disable") as run:
                 if LEAVING.named(volume.store_kind):
                     LEAVING.of(volume, "disable")(volume, run)
-            # Under the same locks: no job can make a stub between the check and the marker.
+            # Under the same locks, so that no job can make a stub between the check and the marker.
             begin_disable(volume.base_fd, volume.disk)
         return volume.parameters.uuid
 
 
 def _refuse_reserved_name(volume: Volume, path: str) -> None:
-    """Raises UsageError where the tree of a mounted volume has an entry that cannot move out."""
+    """Raises UsageError if the tree of a mounted volume has an entry that cannot move out."""
     if is_there(volume.data_fd, RESERVED_NAME):
         raise UsageError(f"{path}: {reserved_entry(volume.root, volume.data_fd)}")
 
@@ -133,7 +133,7 @@ def _refuse_mounts(volume: Volume, path: str) -> None:
 
 
 def _refuse_stubs(volume: Volume, path: str) -> None:
-    """Make sure that all of the tree can be seen, and that no stub is in it."""
+    """Check that the entire tree is readable and has no stubs."""
     _refuse_mounts(volume, path)
     unseen: list[str] = []
     stub = next((found for found in walk(volume, errors=unseen) if found.is_stub), None)

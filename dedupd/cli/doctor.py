@@ -1,4 +1,4 @@
-"""``dedupd doctor``: check a machine and a volume, and explain."""
+"""``dedupd doctor``: check a machine and a volume, and explain the results."""
 
 import sys
 from collections import Counter
@@ -13,7 +13,7 @@ from dedupd_core.errors import EXIT_DONE, EXIT_FINDINGS
 from dedupd_core.units import counted
 
 _STYLES = {"bad": "bold red", "warning": "yellow", "fine": "green"}
-"""Of a verdict, on a terminal; the worst first."""
+"""The style of each verdict on a terminal, the worst verdict first."""
 
 
 @click.command("doctor")

@@ -1,4 +1,4 @@
-"""``dedupd drill``: damage a copy of the store, and show what would be lost."""
+"""``dedupd drill``: simulate damage to a store and list the files it would cost."""
 
 import random
 

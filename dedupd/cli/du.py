@@ -1,4 +1,4 @@
-"""``dedupd du``: what parts of a volume take, share, and would free."""
+"""``dedupd du``: show the disk usage of folders, and how much deleting them would free."""
 
 import csv
 import io
@@ -73,7 +73,7 @@ def command(
 
 
 def _by_volume(paths: tuple[str, ...]) -> Iterator[tuple[Volume, list[tuple[bytes, str]]]]:
-    """The volumes that paths lie in, each open for its turn, and the paths within."""
+    """Open each volume that contains some of ``paths``; yield it with the paths inside it."""
     roots: dict[str, list[tuple[bytes, str]]] = {}
     for path in dict.fromkeys(paths):
         volume, below = Volume.locate_existing(path)
@@ -91,7 +91,7 @@ def _show(found: Usage, *, has_shares: bool) -> None:
     lines += [_cells(row, has_shares=has_shares) for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for cells, name in zip(lines, ["", *(row.name for row in rows)], strict=True):
-        # Names come last, and whole, as in du(1).
+        # Names are in the last column and are not shortened, as in du(1).
         figures = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
         click.echo(f"{figures}  {show_text(name)}".rstrip())
     if found.together.frees_bytes:
@@ -113,7 +113,7 @@ def _cells(row: UsageRow, *, has_shares: bool) -> list[str]:
 
 
 def _csv(found: list[Usage]) -> str:
-    """The rows, and the rest of each volume: shares add up to what all of it takes."""
+    """Format the rows, and the rest of each volume, so that the shares add up to its total."""
     out = io.StringIO()
     names = ["volume", *(one.name for one in fields(UsageRow))]
     writer = csv.DictWriter(out, names, lineterminator="\n")

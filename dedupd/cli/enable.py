@@ -1,4 +1,4 @@
-"""``dedupd enable``: make a directory a volume."""
+"""``dedupd enable``: turn a directory into a volume."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -105,7 +105,7 @@ def command(
 
 
 def chosen_values(profile: str, min_age: str | None, min_size: str | None) -> dict[str, Any]:
-    """The values of a profile, with those of the command line over them."""
+    """Merge the values of a profile with those of the command line, which take precedence."""
     given = {"min_age": min_age, "min_size": min_size}
     return PROFILES[profile] | {key: value for key, value in given.items() if value is not None}
 
@@ -120,12 +120,12 @@ VALUES_OF: Mapping[StoreKind, Mapping[str, Any]] = {
         ),
     }
 }
-"""Of the policy of a volume on a store of some kind: what has nothing to do there is off."""
+"""Policy values for volumes on a kind of store; they turn off jobs that have no work on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A volume that was made. ``problem`` says why it could not be mounted, where it was to be."""
+    """A new volume. ``problem`` is the reason why it could not be mounted, if it had to be."""
 
     value: dict[str, Any]
     lines: list[str]
@@ -143,8 +143,8 @@ def make_volume(
     no_mount: bool = False,
     force: bool = False,
 ) -> Made:
-    """Make ``path`` a volume with these values of its policy, and mount it. Raises what
-    :func:`enable` raises, PolicyError."""
+    """Enable ``path`` with these policy values, and mount it. Raises PolicyError and the errors of
+    :func:`enable`."""
     apply_values(Policy(), values, "command line")
     disk = Disk()
     with closing(store_to_join(store, disk)) as joined:
@@ -163,7 +163,7 @@ def make_volume(
     root = os.path.realpath(path)
     is_registered = register(root, parameters.uuid)
     if is_registered and not is_volume(root):
-        forget(parameters.uuid)  # another call has disabled it meanwhile
+        forget(parameters.uuid)  # another call has disabled it since then
         raise Busy(
             f"{path}: `dedupd disable` was run for the new volume at the same time; run the"
             " command again"
@@ -186,7 +186,7 @@ def make_volume(
 
 
 def _lines(path: str, is_mounted: bool, is_registered: bool, is_served: bool) -> Iterator[str]:
-    """What to tell."""
+    """The lines of output for users."""
     if is_mounted:
         yield f"{path} is now a volume, and mounted. Users can access their files as before."
     else:
@@ -206,7 +206,7 @@ def _lines(path: str, is_mounted: bool, is_registered: bool, is_served: bool) ->
 
 
 def _mounted_here(root: str) -> str:
-    """Mount it; why that could not be done."""
+    """Mount the volume from this process. Returns an error message, or an empty string."""
     try:
         mount_in_background(root, root)
     except (DedupdError, OSError) as error:
@@ -215,7 +215,7 @@ def _mounted_here(root: str) -> str:
 
 
 def _have_it_mounted() -> bool:
-    """Tell the service, if it runs; then it mounts the volume."""
+    """Make the service mount the volume. Returns whether the service is running."""
     client = ServiceClient.find()
     if client is None:
         return False

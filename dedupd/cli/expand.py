@@ -1,4 +1,4 @@
-"""``dedupd expand``: make files plain."""
+"""``dedupd expand``: expand stubs into plain files."""
 
 import os
 import stat
@@ -50,7 +50,7 @@ def command(files: tuple[str, ...], once: bool, as_json: bool) -> None:
 
 
 def _restored(path: str, once: bool) -> tuple[bool, bool]:
-    """Whether the file was a stub, and whether a rule was written that keeps it plain."""
+    """Expand a file. Returns whether it was a stub, and whether a policy rule was added."""
     volume, below = Volume.locate_existing(path)
     with volume, named(path):
         if not below:
@@ -64,7 +64,7 @@ def _restored(path: str, once: bool) -> tuple[bool, bool]:
         was_stub = restore_file(volume, below).was_stub
         if needs_rule:
             saved(volume, lambda text: keep_plain(text, [pattern_of(below)], volume.policy_where))
-            # A run that began before the rule may have taken the file again.
+            # A run that started before the rule existed may have optimized the file again.
             restore_file(volume, below)
         return was_stub, needs_rule
 

@@ -1,4 +1,4 @@
-"""``dedupd file``: what the store knows about files."""
+"""``dedupd file``: show how files are stored."""
 
 import sys
 from dataclasses import asdict, dataclass
@@ -96,7 +96,7 @@ class _Folder:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file; ``shared`` if that was asked for, ``explanation`` if it has blocks of its own."""
+    """A file, with ``shared`` if requested, and with ``explanation`` if it has local blocks."""
 
     figures: PlainFigures | StubFigures
     shared: Sharing | None
@@ -149,7 +149,7 @@ def _described(path: str, with_sharing: bool) -> _Described:
 
 
 def _explanation(volume: Volume, below: bytes) -> Explanation | None:
-    """What comes of a file by the policy; None where that cannot be read."""
+    """Explain how the policy handles a file; None if that cannot be read."""
     try:
         return explain_file(volume, volume.policy(), below)
     except PolicyError:

@@ -1,4 +1,4 @@
-"""``dedupd import``: copy a tree into a volume, deduplicated as it comes."""
+"""``dedupd import``: copy a directory into a volume and deduplicate it on the fly."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""How a job behaves in its process: priority, cores, back-off, and its watcher."""
+"""How a job behaves in its process: priority, cores, back-off and monitoring."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +21,8 @@ from jobs.frame.run import Cancelled, JobRun
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """The options of ``dedupd run``. ``here``: in this process, service or not; ``pressing``: slow
-    down for users, and do not wait for them."""
+    """Options of ``dedupd run``. ``here``: run in this process, even if the service is running.
+    ``pressing``: slow down for users, but do not pause."""
 
     here: bool = False
     gentle: bool = False
@@ -31,7 +31,7 @@ class Conduct:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one run: those of the policy's keys, and how long and how fast it may go."""
+    """The limits of one run: overridden policy keys, run time, throughput."""
 
     keys: RunLimits = field(default_factory=RunLimits)
     length_s: float | None = None
@@ -41,7 +41,7 @@ class Limits:
 T = TypeVar("T")
 
 _LIMITS = "dedupd.limits"
-"""Where the command that is running keeps its own."""
+"""The key of the limits in the context of the current command."""
 
 OPTIONS: Mapping[str, Callable[..., Any]] = {
     "for": click.option(
@@ -69,12 +69,12 @@ OPTIONS: Mapping[str, Callable[..., Any]] = {
         help="Limit the average throughput, for example to 100M per second.",
     ),
 }
-"""Options of ``dedupd run`` by their names in requests to the service. A command without one of
-them has no use for it."""
+"""Options of ``dedupd run``, by their names in requests to the service. A command has only the
+options that its job needs."""
 
 
 def take_limits(options: dict[str, Any]) -> None:
-    """Take the limits out of the options of a command, for :func:`working`. Raises UsageError."""
+    """Move the limits of a command out of ``options``, for :func:`working`. Raises UsageError."""
     said = {name: options.pop(name, None) for name in OPTIONS}
     click.get_current_context().meta[_LIMITS] = Limits(
         RunLimits(
@@ -98,30 +98,30 @@ def _meant(option: str, text: str | None, parse: Callable[[str], T]) -> T | None
 
 
 def limits() -> Limits:
-    """Those of the command that is running."""
+    """The limits of the current command."""
     context = click.get_current_context(silent=True)
     found = None if context is None else context.meta.get(_LIMITS)
     return found if isinstance(found, Limits) else Limits()
 
 
 def conduct() -> Conduct:
-    """That of the command that is running."""
+    """The behaviour of the current command."""
     found = click.get_current_context().find_object(Conduct)
     return found if found is not None else Conduct()
 
 
 @contextmanager
 def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
-    """A run within the limits of the volume's policy, and of the command.
+    """Run a job within the limits of the volume's policy and of the command.
 
-    It gives way to users where it is to be gentle. One that the service started, but not to be
-    gentle, waits only where memory is short; one that was started by hand does not wait at all.
+    A gentle job yields to users. Other jobs of the service pause only if memory is low; manually
+    started jobs never pause.
     """
     asked = limits()
     volume.limits = asked.keys
     policy = _policy_of(volume)
     if job != "optimize" or policy.restore_mode is RestoreMode.OFF:
-        give_way(policy.io_priority)  # else users wait for it
+        give_way(policy.io_priority)  # otherwise users wait for it
     _keep_to_cores(policy.cores)
     told = conduct()
     if told.gentle:
@@ -140,17 +140,17 @@ def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
 
 
 def verify_new_headers(volume: Volume, run: JobRun) -> None:
-    """After a job that has written to the store, and has told its report: look at what nothing has
-    looked at, so that gc need not. Only where nobody waits for the job to end."""
+    """Check the headers of new records after the job's report, so that gc can skip them. Does
+    nothing if a user may be waiting for the job."""
     if conduct().gentle and volume.store_kind.has_containers:
         from jobs.check import headers_seen
 
-        with suppress(Cancelled):  # its work is done
+        with suppress(Cancelled):  # the job itself is complete
             headers_seen.verify_new_headers(volume, run)
 
 
 def _policy_of(volume: Volume) -> Policy:
-    """The policy as far as it can be read: a job that needs it reports the error itself."""
+    """Return the policy, or a default if it is invalid: the job reports that error itself."""
     try:
         return volume.policy()
     except PolicyError:
@@ -158,8 +158,8 @@ def _policy_of(volume: Volume) -> Policy:
 
 
 def _keep_to_cores(count: int) -> None:
-    """Use no more cores than the policy allows; 0 is all."""
+    """Use no more cores than the policy allows; 0 means all."""
     usable = sorted(os.sched_getaffinity(0))
     if 0 < count < len(usable):
-        # The last ones: the work of the system tends to be on the first.
+        # The last cores: the kernel tends to do its own work on the first cores.
         os.sched_setaffinity(0, usable[-count:])

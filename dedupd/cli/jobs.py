@@ -1,4 +1,4 @@
-"""``dedupd jobs``: what runs, what waits, and what ran."""
+"""``dedupd jobs``: list running, queued and finished jobs."""
 
 import os
 import re
@@ -38,7 +38,7 @@ _RUN_ID = re.compile(r"([a-z]+)-([0-9]+)")
 _JOB_ID = re.compile(r"[a-z]+-[0-9]+-[0-9]+")
 
 RUNS_LOOKED_AT = 2000
-"""For the one of an id: all that are kept."""
+"""How many past runs to search for an ID: the number that is kept."""
 
 
 @click.command("jobs")
@@ -88,7 +88,7 @@ def command(
 
 
 def _of_id(job_id: str) -> tuple[str, dict[str, Any] | None]:
-    """The volume of a job or a run, and what it reported. Raises UsageError."""
+    """Return the volume of a job or a run, and its report. Raises UsageError."""
     client = ServiceClient.find()
     if _JOB_ID.fullmatch(job_id):
         if client is None:
@@ -100,7 +100,7 @@ def _of_id(job_id: str) -> tuple[str, dict[str, Any] | None]:
     else:
         runs = []
         for mount in mount_table.volumes():
-            with suppress(DedupdError, OSError):  # of others, or dead: it is not the one that runs
+            with suppress(DedupdError, OSError):  # inaccessible or dead mounts do not have the run
                 runs += _history(mount.point)
     for run in runs:
         if run_id(run) == job_id:
@@ -112,7 +112,7 @@ _OF_A_JOB = ("id", "job", "state", "progress", "to_go_s", "started_s", "outcome"
 
 
 def _last_optimize(path: str | None) -> tuple[str, dict[str, Any] | None]:
-    """A volume, and its last run of optimize, if there was one. Raises UsageError."""
+    """Return a volume and its last run of optimize, if any. Raises UsageError."""
     if path is None:
         raise UsageError("--left: needs a volume, or the ID of a run; `dedupd jobs` lists the IDs")
     runs = (run for run in _history(path) if run["job"] == "optimize")
@@ -125,12 +125,12 @@ def _history(path: str) -> list[dict[str, Any]]:
 
 
 def run_id(run: dict[str, Any]) -> str:
-    """By which a run of the history can be asked for."""
+    """Return the ID of a run of the history."""
     return f"{run['job']}-{int(run['started_s'])}"
 
 
 def _one(place: str, run: dict[str, Any]) -> Table:
-    """Everything that a run reported, a figure a line."""
+    """Format everything that a run reported, one figure per line."""
     table = figures()
     table.add_row("volume", place)
     for name, value in _flat(run):
@@ -158,7 +158,7 @@ def _moment(seconds: float) -> str:
 
 
 def _reader(path: str | None, last: int) -> Callable[[], dict[str, Any]]:
-    """Where the answer comes from: the service, or the volume itself."""
+    """Return a reader of the answer: from the service, or else from the volume itself."""
     client = ServiceClient.needed() if path is None else ServiceClient.serving(path)
     if client is not None:
         return lambda: client.jobs(last, path)

@@ -1,4 +1,4 @@
-"""``dedupd jobs --left``: the files that are not optimized, and why."""
+"""``dedupd jobs --left``: list the files that are not optimized, with the reasons."""
 
 import os
 from itertools import islice
@@ -18,9 +18,9 @@ from jobs.tree.explanation import left_files
 def show_left(
     place: str, run: dict[str, Any] | None, after: str, count: int, as_json: bool
 ) -> None:
-    """A page of ``count`` files of the volume at ``place``, behind the path ``after`` in it.
+    """Print a page of ``count`` files of the volume at ``place``, after the path ``after`` in it.
 
-    The first page begins with those that ``run``, if it was the last of optimize, came to and left.
+    If ``run`` is the last run of optimize, the first page starts with the files that it skipped.
     """
     with Volume.open(place) as volume:
         noted = named_left(volume, 0.0 if run is None else run["started_s"])
@@ -45,6 +45,6 @@ def show_left(
 
 
 def _row(path: bytes, reason: str, size_bytes: int | None) -> dict[str, Any]:
-    """A file that is left. The run that came to it has told no size."""
+    """Describe a skipped file. Its size is None if the last run reported the file."""
     by_run = size_bytes is None
     return {"path": os.fsdecode(path), "reason": reason, "size_bytes": size_bytes, "by_run": by_run}

@@ -13,11 +13,11 @@ SPELLINGS = {
     "analyse": "analyze",
     "unmount": "umount",
 }
-"""Taken for the command, which has one name in print."""
+"""Other spellings of commands. Help and documents use only the second spelling."""
 
 
 class LazyGroup(click.Group):
-    """Each of its ``names`` is a module of ``package``, whose ``command`` it is."""
+    """A group of commands: ``command`` of each module in ``names`` of ``package``."""
 
     def __init__(self, package: str, names: Iterable[str], **options: Any) -> None:
         super().__init__(**options)
@@ -38,7 +38,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest names where there is no such command."""
+        """Find a command; an unknown name raises an error that lists similar names."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

@@ -1,4 +1,4 @@
-"""What came of a run of optimize; what it has left alone, and which key would change that."""
+"""The result of a run of optimize: the skipped files, and the keys that would include them."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from jobs.optimize.optimize_job import OptimizeReport
 from jobs.tree.candidates import EXCLUDED, OPTIMIZED, SAVES_LITTLE, SMALL, YOUNG
 
 _UNTOLD = frozenset({OPTIMIZED, "empty"})
-"""Nothing is left to do about these."""
+"""Reasons that the output does not mention, because these files need no action."""
 
 
 class Place(NamedTuple):
-    """Where a run was: the path that it was given, and its volume's root."""
+    """The path that a run was started with, and the root of its volume."""
 
     path: str
     root: str
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 def left_out(
     policy: Policy, place: Place, files: Mapping[str, int], size_bytes: Mapping[str, int]
 ) -> Iterator[str]:
-    """A sentence for each reason, with the remedy: the most bytes first."""
+    """Describe the reasons for skipping files, with remedies, the most bytes first."""
     for reason in sorted(files, key=lambda one: -size_bytes.get(one, 0)):
         if reason in _UNTOLD or not files[reason]:
             continue
@@ -57,7 +57,7 @@ def _told(reason: str, policy: Policy, place: Place) -> str:
 
 
 def outcome_of(report: OptimizeReport, policy: Policy, place: Place) -> Iterator[str]:
-    """What was left, and in the last line what came of the run."""
+    """Describe the skipped files; the last line is the result of the run."""
     files = dict(report.files_skipped)
     for reason, count in report.files_left.items():
         files[reason] = files.get(reason, 0) + count

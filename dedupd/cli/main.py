@@ -54,14 +54,14 @@ GROUPS = {
         "disable": "Turn a volume back into a plain directory.",
     },
 }
-"""The commands by what they are for, as the help shows them. Each is the module of its name in this
-package. Help is here, so that showing it imports none."""
+"""The commands by purpose, as in the help. Each command is a module of this package. The help takes
+the summaries from this table, so it imports no command."""
 
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 
 
 class _Commands(LazyGroup):
-    """Has a line of help for each command, without importing any."""
+    """A group that prints the help of all commands without importing them."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         open_standard_streams()
@@ -111,7 +111,7 @@ def main() -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Names of files need not be UTF-8, and no message may fail because of that.
+            # Names of files need not be UTF-8, and must not make a message fail.
             stream.reconfigure(errors="backslashreplace")
 
 

@@ -1,4 +1,4 @@
-"""The output of ``dedupd status`` where the tree is walked for it."""
+"""The output of ``dedupd status`` if the command scans the tree itself."""
 
 import sys
 import time
@@ -21,7 +21,7 @@ from jobs.usage.volume_figures import VolumeFigures, volume_figures
 
 
 def show_measured(path: str | None, gives_way: bool, as_json: bool) -> None:
-    """Show what a volume saves, or every mounted one. ``gives_way``: to all other programs."""
+    """Print the savings of one or all mounted volumes. ``gives_way``: at low priority."""
     if gives_way:
         give_way()
     if path is not None:
@@ -33,7 +33,7 @@ def show_measured(path: str | None, gives_way: bool, as_json: bool) -> None:
 
 
 def _show_all(points: list[str], as_json: bool) -> None:
-    """Every mounted volume, also where one of them does not answer."""
+    """Print all mounted volumes, and errors for those that do not answer."""
     rows: list[dict[str, Any]] = []
     failures: list[DedupdError | OSError] = []
     for point in points:
@@ -57,8 +57,7 @@ def _show_all(points: list[str], as_json: bool) -> None:
 
 
 def _as_the_service(found: VolumeFigures) -> dict[str, Any]:
-    """The figures, and the fields that the service tells of a volume, so that programs find them
-    with it and without it."""
+    """Add the other fields of the service's answer, so that programs find the same fields."""
     row, point = found.to_json(), found.mounted_at
     state = "unmounted" if point is None else "mounted"
     return row | {
@@ -113,7 +112,7 @@ def _show(found: VolumeFigures) -> None:
     table.add_row("free", format_size(found.free_bytes))
     for files in found.classes:
         kind = f"{files.top or '.'}/**/*{'.' + files.type if files.type else ''}"
-        # Blocks are saved, and bytes are read.
+        # The savings count blocks, the bytes read count content.
         saves = min(1.0, files.saved_bytes / files.read_bytes) if files.read_bytes else 0.0
         table.add_row("class", f"{kind}: saves {saves:.0%} of {format_size(files.read_bytes)}")
     run = found.last_run

@@ -1,4 +1,4 @@
-"""``dedupd mount``: show a volume's files."""
+"""``dedupd mount``: mount a volume."""
 
 import click
 

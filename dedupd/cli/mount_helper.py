@@ -1,8 +1,9 @@
-"""``mount.dedupd``: what mount(8) runs for ``mount -t dedupd`` and for lines of ``/etc/fstab``.
+"""``mount.dedupd``: the helper that mount(8) runs for ``mount -t dedupd`` and ``/etc/fstab``.
 
     mount.dedupd VOLUME MOUNTPOINT [-sfnv] [-o OPTIONS] [-t TYPE]
 
-VOLUME is the directory of the volume; MOUNTPOINT is often the same. Exit status as of mount(8).
+VOLUME is the directory of the volume; MOUNTPOINT is often the same. The exit status is as for
+mount(8).
 """
 
 import getopt
@@ -77,7 +78,7 @@ def _mounting(places: list[str], options: MountOptions) -> Mounting:
 
 
 def _look(asked: Mounting) -> None:
-    """See whether there is something to mount, and a place for it (``mount -f``)."""
+    """Check that the volume and the mount point exist (``mount -f``)."""
     point = asked.mountpoint or asked.path
     if not os.path.isdir(point):
         raise UsageError(f"{point}: no such directory to mount at")

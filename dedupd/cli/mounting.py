@@ -26,7 +26,7 @@ from fuse_stub.mounts.remounting import remount
 
 @dataclass(frozen=True, slots=True)
 class Mounting:
-    """What is to be mounted, and how. ``mountpoint`` None: over the volume itself."""
+    """A request to mount a volume. If ``mountpoint`` is None, the volume is mounted over itself."""
 
     path: str
     mountpoint: str | None
@@ -35,7 +35,7 @@ class Mounting:
     is_snapshot: bool = False
     is_forced: bool = False
     is_complete: bool = False
-    """Of a remount: options that are in no list are to be as they are by default."""
+    """For a remount: set options that are not listed to their defaults."""
     in_foreground: bool = False
     debug: bool = False
 
@@ -50,7 +50,7 @@ class Mounted:
     is_snapshot: bool = False
     is_replica: bool = False
     hidden: str = ""
-    """A message about files that it hides; empty where there are none."""
+    """A message about files that the mount hides; empty if there are none."""
 
     def to_json(self, path: str) -> dict[str, Any]:
         value = {
@@ -63,10 +63,9 @@ class Mounted:
 
 
 def bring_up(asked: Mounting) -> Mounted | None:
-    """Mount it, or change the options of a mount that runs; None once it was served here, to its
-    end.
+    """Mount a volume, or remount it with other options. In the foreground, return None at the end.
 
-    A volume that is mounted at the place already stays as it is. Raises DedupdError, OSError.
+    If the volume is already mounted there, its mount is returned. Raises DedupdError, OSError.
     """
     if asked.options.remount:
         return _mount_again(asked)
@@ -110,7 +109,7 @@ def _mounted(point: str, pid: int | None, *, hidden: str = "") -> Mounted:
 
 
 def _mounted_already(asked: Mounting, mounted: mount_table.Mount, point: str) -> Mounted:
-    """The mount at ``point``, if it is the one that is asked for. Raises Busy."""
+    """Return the mount at ``point`` if it matches the request. Raises Busy."""
     wanted = asked.options.text
     if mounted.point == point:
         with ControlClient(socket_path(mounted.volume), QUESTION_TIMEOUT_S) as server:
@@ -133,7 +132,7 @@ def _mount_again(asked: Mounting) -> Mounted:
 
 
 def _service(asked: Mounting) -> ServiceClient | None:
-    """The service, where it has the volume mounted at the place that is asked for."""
+    """Return the service if it manages the volume at the requested mount point."""
     client = ServiceClient.serving(asked.path)
     if client is None or asked.mountpoint is None:
         return client
@@ -142,7 +141,7 @@ def _service(asked: Mounting) -> ServiceClient | None:
 
 
 def _mount_by_service(client: ServiceClient, asked: Mounting) -> Mounted:
-    """Have the service mount it. Raises UsageError for options that it was not told of."""
+    """Make the service mount the volume. Raises UsageError if its configured options differ."""
     path, wanted = asked.path, asked.options.text
     configured = client.volume(path)["options"]
     if wanted and wanted != configured:

@@ -1,4 +1,4 @@
-"""``dedupd notify``: try the ways by which the service tells somebody of problems."""
+"""``dedupd notify``: send a test notification."""
 
 import sys
 

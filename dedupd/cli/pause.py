@@ -1,4 +1,4 @@
-"""``dedupd pause``: hold the jobs of a volume."""
+"""``dedupd pause``: pause the jobs of a volume."""
 
 import click
 

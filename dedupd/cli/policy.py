@@ -1,4 +1,4 @@
-"""``dedupd policy``: read and set the policy."""
+"""``dedupd policy``: show and change the policy."""
 
 import shutil
 import sys
@@ -87,14 +87,14 @@ def command(
 
 
 class _Change(NamedTuple):
-    """A policy file before and after."""
+    """The text of a policy file before and after a change."""
 
     before: str
     after: str
 
 
 def _explain(volume: Volume, path: str, as_json: bool) -> None:
-    """What the policy says of a file, by which rule, and what comes of it."""
+    """Print how the policy handles a file, and which rule decides."""
     from jobs.tree.explanation import explain_file
 
     other, below = Volume.locate_existing(path)
@@ -109,13 +109,13 @@ def _explain(volume: Volume, path: str, as_json: bool) -> None:
 
 
 def saved(volume: Volume, change: Callable[[str], str]) -> _Change:
-    """Change the policy's file. Raises PolicyError, OSError."""
+    """Change the policy file. Raises PolicyError, OSError."""
     before = volume.policy_text()
     after = change(before)
     try:
         policy = parse_policy(after, volume.policy_where)
     except PolicyError:
-        pass  # of a key that was wrong before, and may be put right later
+        pass  # some other key is already invalid; it can be repaired later
     else:
         require_domains(volume, policy)
     with named(volume.policy_where):
@@ -124,7 +124,7 @@ def saved(volume: Volume, change: Callable[[str], str]) -> _Change:
 
 
 def _edited(volume: Volume) -> _Change:
-    """Let an editor change the file until it is valid, or the user gives up."""
+    """Open the file in an editor until it is valid or the user cancels."""
     before = text = volume.policy_text()
     while True:
         edited = click.edit(text, extension=".toml", require_save=False)
@@ -147,7 +147,7 @@ def _edited(volume: Volume) -> _Change:
 
 
 def _values(text: str, where: str) -> dict[str, Any]:
-    """What holds, by key: values as they are shown, and what is wrong as it was written."""
+    """Return the value of each key: valid values as they are shown, invalid values as written."""
     try:
         table = tomlkit.parse(text).unwrap()
     except ValueError:
@@ -163,7 +163,7 @@ def _shown(policy: Policy) -> dict[str, Any]:
 
 
 def _tell(volume: Volume, change: _Change, as_json: bool, always: str | None = None) -> None:
-    """What is another value now, and what is wrong still."""
+    """Print the keys that changed, and those that are still invalid."""
     where = volume.policy_where
     before, after = _values(change.before, where), _values(change.after, where)
     names = [
@@ -220,8 +220,7 @@ def _show(policy: Policy, key: str | None, shows_all: bool, as_json: bool) -> No
 
 
 def _line(name: str, value: object, about: str) -> str:
-    """A key as it is in the file; what it is for stands before it where the line is too long for
-    the terminal."""
+    """Format a key as in the file. Its purpose is above it if the line would be too long."""
     key = f"{name} = {_written(value)}"
     if not about:
         return key

@@ -1,4 +1,4 @@
-"""``dedupd receive``: a stream becomes the state of a replica."""
+"""``dedupd receive``: update a replica from a stream."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The report of a job, shown."""
+"""The output of the report of a job."""
 
 import sys
 from collections.abc import Callable, Iterable, Sized
@@ -22,8 +22,8 @@ def finish(
     findings: Sized | int = 0,
     damage: Sized | int = 0,
 ) -> NoReturn:
-    """Print a report, in JSON or as ``show`` does, and leave. The exit status says whether
-    there are findings, or something is lost."""
+    """Print a report, as JSON or with ``show``, and exit. The exit status shows whether there are
+    findings or lost data."""
     show_or_json(as_json, report.to_json(), lambda: show(report))
     sys.exit(EXIT_DAMAGED if damage else EXIT_FINDINGS if findings else EXIT_DONE)
 
@@ -35,8 +35,8 @@ def finish_files(
     *,
     damage: Sized | int = 0,
 ) -> NoReturn:
-    """As :func:`finish`, of a job that goes on where something is wrong with a single file: that
-    is shown last, and counts as a finding."""
+    """Like :func:`finish`, for a job that skips files with errors: each error is a finding, printed
+    last."""
 
     def show_all(report: FileReportT) -> None:
         show(report)
@@ -46,13 +46,13 @@ def finish_files(
 
 
 def show_findings(findings: Iterable[Finding]) -> None:
-    """Which invariants do not hold, and where."""
+    """Print each violated invariant and its place."""
     for finding in findings:
         click.echo(f"  {finding.invariant}: {finding.where}: {finding.detail}")
 
 
 def show_messages(count: int, messages: list[str]) -> None:
-    """Errors with single files: the messages that were kept, of ``count``."""
+    """Print the messages that were kept of ``count`` errors with single files."""
     for message in messages:
         click.echo(f"  {message}", err=True)
     if count > len(messages):

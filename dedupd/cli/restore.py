@@ -1,4 +1,4 @@
-"""``dedupd restore``: files and folders out of a copy of a volume."""
+"""``dedupd restore``: restore files from an unmounted volume or a copy of one."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""``dedupd resume``: let the jobs of a volume go on."""
+"""``dedupd resume``: resume the jobs of a volume."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``dedupd send``: a volume, or what is new in it, as a stream."""
+"""``dedupd send``: write a volume, or the changes to it, as a stream."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""The output of ``dedupd status`` where the service runs."""
+"""The output of ``dedupd status`` if the service is running."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from jobs.specs import TASKS
 
 
 def show_service(path: str | None, as_json: bool) -> bool:
-    """Show the service's figures of a volume, or of all; False where it has none."""
+    """Print the service's figures of one or all volumes. Returns False if the service has none."""
     client = ServiceClient.find() if path is None else ServiceClient.serving(path)
     if client is None:
         return False
@@ -67,14 +67,14 @@ def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:
 
 
 def _add_flow(table: Table, flow: dict[str, Any] | None) -> None:
-    """What comes to be optimized, and what is."""
+    """Add how much data becomes eligible per day, and how much is optimized."""
     if flow is not None:
         coming, going = (format_size(flow[f"{way}_bytes_per_day"]) for way in ("in", "out"))
         table.add_row("per day", f"{coming} newly eligible, {going} optimized")
 
 
 def how_far(job: Mapping[str, Any]) -> str:
-    """The phase of a job, how much of it is done, and how long it goes on."""
+    """Describe the phase, the progress and the remaining time of a job."""
     progress = job["progress"]
     parts = [progress.get("phase", "starting")]
     if progress.get("total", 0):
@@ -85,7 +85,7 @@ def how_far(job: Mapping[str, Any]) -> str:
 
 
 def _add_space(table: Table, space: dict[str, Any] | None) -> None:
-    """How short space is, when it will be gone, and what would free some."""
+    """Add the free space, the time when it runs out, and the jobs that would free some."""
     if space is None:
         return
     free = f"{format_size(space['free_bytes'])} of {format_size(space['total_bytes'])} free"
@@ -109,7 +109,7 @@ _BACKLOG = (
 
 
 def add_backlog(table: Table, row: Mapping[str, Any]) -> None:
-    """What is plain still, and why."""
+    """Add the plain files by the reason why they are plain."""
     for kind, label, meaning in _BACKLOG:
         if row[f"{kind}_files"]:
             files, size = row[f"{kind}_files"], format_size(row[f"{kind}_bytes"])
@@ -120,7 +120,7 @@ def add_backlog(table: Table, row: Mapping[str, Any]) -> None:
 
 
 def add_quarantined(table: Table, row: Mapping[str, Any]) -> None:
-    """What is damaged."""
+    """Add the number of damaged records."""
     if row["quarantined_records"]:
         table.add_row(
             "quarantined",
@@ -129,13 +129,13 @@ def add_quarantined(table: Table, row: Mapping[str, Any]) -> None:
 
 
 def add_savings(table: Table, row: Mapping[str, Any], measured: str = "") -> None:
-    """What files hold, take and save; why bytes are not stored, the most first, and what optimized
-    files have in their own blocks. ``measured``: when that was."""
+    """Add the size, the space and the savings of files, by cause, and the local blocks of stubs.
+    ``measured``: the time of these figures."""
     table.add_row("files", f"{row['files']:,}, {row['files_optimized']:,} of them optimized")
     table.add_row("logical size", format_size(row["logical_bytes"]))
     table.add_row("occupied", format_size(row["occupied_bytes"]))
     plain = format_size(row["plain_bytes"])
-    # In blocks: what files would take that are plain, less what they take.
+    # In blocks: the size that the files would have if they were plain, minus their actual size.
     saved = f"{format_size(row['saved_bytes'])} ({row['saved_fraction']:.1%} of {plain})"
     table.add_row("saved", f"{saved}{measured}")
     causes = {

@@ -1,4 +1,4 @@
-"""``dedupd setup``: from a directory to a volume that saves, in one conversation."""
+"""``dedupd setup``: set up a volume interactively."""
 
 import os
 import stat
@@ -29,12 +29,12 @@ from jobs.frame.run import JobRun
 from jobs.optimize.optimize_job import Optimize, OptimizeReport
 
 ESTIMATE_BYTES_MAX = 20 * GIB
-"""An estimate reads every byte: minutes for so many. Larger trees are estimated if asked."""
+"""Estimates read every byte, so this takes minutes. Larger trees are estimated only on request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The files of a directory, as far as their names and lengths tell."""
+    """The files of a directory: counts and sizes from their metadata."""
 
     files: int
     size_bytes: int
@@ -44,7 +44,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a study of all files says: fractions of ``data_bytes``, once they are old enough."""
+    """The estimate of a study: fractions of ``data_bytes``, when all files have reached min_age."""
 
     data_bytes: int
     saved: float
@@ -132,7 +132,7 @@ def command(
 
 
 def _looked_at(path: str, force: bool) -> list[Check]:
-    """What is not fine, the worst first. Raises UsageError where it is a volume already."""
+    """Return the problems found, the worst first. Raises UsageError for a volume."""
     mounted = mount_table.find(os.path.realpath(path))
     if mounted is not None or is_volume(path):
         there = "is" if mounted is None or mounted.point == os.path.realpath(path) else "is inside"
@@ -150,7 +150,7 @@ def _counted(path: str, policy: Policy) -> Found:
             try:
                 status = os.lstat(os.path.join(directory, name))
             except OSError:
-                continue  # gone
+                continue  # deleted since it was listed
             if not stat.S_ISREG(status.st_mode):
                 continue
             files += 1
@@ -162,7 +162,7 @@ def _counted(path: str, policy: Policy) -> Found:
 
 
 def _estimated(path: str, chunk_size: str, profile: str) -> Estimate | None:
-    """The forecast of a study with one chunking; None where there is nothing to read."""
+    """Estimate the savings by a study with one chunking; None if there is nothing to read."""
     from analysis.collection.chunk_log import Dataset, Spec
     from analysis.collection.collector import collect
     from analysis.report.advice import advise
@@ -192,7 +192,7 @@ def _of(estimate: Estimate) -> str:
 
 
 def _plan(path: str, policy: Policy, found: Found, *, now: bool) -> list[str]:
-    """What will happen."""
+    """Describe what the setup will do."""
     age = exact_duration(policy.min_age_s)
     lines = [
         "The plan:",
@@ -219,7 +219,7 @@ def _plan(path: str, policy: Policy, found: Found, *, now: bool) -> list[str]:
 def _first_run(
     path: str, made: Made, policy: Policy, *, now: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Optimize once: here, or, where the service serves the volume, by the service."""
+    """Run optimize once, in the service if it manages the volume, else in this process."""
     client = ServiceClient.serving(path) if made.is_served else None
     if client is not None:
         options = {"min_age": "0s"} if now else {}

@@ -1,4 +1,4 @@
-"""``dedupd status``: what a volume saves."""
+"""``dedupd status``: show the state and savings of volumes."""
 
 import click
 

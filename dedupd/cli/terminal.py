@@ -16,21 +16,21 @@ from jobs.frame.run import Progress as JobProgress
 from jobs.frame.run import TimeToGo
 
 PIPED_COLUMNS = 1000
-"""Where no terminal bounds a line: programs and mails need whole names."""
+"""The width if the output is no terminal: programs and mails need complete names."""
 
 BAR_COLUMNS_MIN = 110
-"""Below that the line has no room for a bar beside what it says."""
+"""Narrower lines have no space for a progress bar."""
 
 
 def console() -> Console:
-    """For text as it stands: a name may well look like markup."""
+    """Return a console that prints text unchanged, because names of files may look like markup."""
     is_piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     width = PIPED_COLUMNS if is_piped else None
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def figures(columns: int = 2) -> Table:
-    """A table without a head. Where words are too long they go on in the next line, whole."""
+    """Create a table without a header. Long cells are wrapped."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for _ in range(columns):
         table.add_column(overflow="fold")
@@ -38,7 +38,7 @@ def figures(columns: int = 2) -> Table:
 
 
 def headed(*names: str) -> Table:
-    """A table with a head. The first column, which names the row, is never broken."""
+    """Create a table with a header. The first column, which names the row, is never wrapped."""
     table = Table(box=None, pad_edge=False)
     for number, name in enumerate(names):
         table.add_column(name, overflow="fold", no_wrap=number == 0)
@@ -46,7 +46,7 @@ def headed(*names: str) -> Table:
 
 
 def show(table: RenderableType, title: str = "") -> None:
-    """Print a table, without the blanks that fill its lines."""
+    """Print a table without trailing blanks."""
     if title:
         click.echo(title)
     out = console()
@@ -57,7 +57,7 @@ def show(table: RenderableType, title: str = "") -> None:
 
 
 class ProgressText:
-    """One line of how far a job is, the amount first and the time to go last: in 80 columns."""
+    """Formats the progress of a job as one line of at most 80 columns: amount first, time last."""
 
     def __init__(self, job: str, unit: str, now: Callable[[], float] = time.monotonic) -> None:
         self._job = job
@@ -67,7 +67,7 @@ class ProgressText:
         self._to_go = TimeToGo(now)
 
     def of(self, progress: JobProgress) -> str:
-        """The line for a state of the job."""
+        """Format a state of the job."""
         done = progress.done
         self._to_go.see(progress.phase, done, progress.total)
         parts = [self._amount(progress)] if done or progress.total else []
@@ -85,7 +85,7 @@ class ProgressText:
         return f"{done} of {size(progress.total)}" if progress.total else done
 
     def _time(self) -> str:
-        """What remains, as soon as it can be told; else what has passed."""
+        """Format the remaining time if it is known, else the elapsed time."""
         to_go_s = self._to_go.seconds
         if to_go_s is not None:
             return f"about {clock(to_go_s)} remaining"
@@ -93,7 +93,7 @@ class ProgressText:
 
 
 def clock(seconds: float) -> str:
-    """A duration like 1:02:03."""
+    """Format a duration, for example 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -101,8 +101,8 @@ def clock(seconds: float) -> str:
 
 @contextmanager
 def progress_bar(job: str, unit: str) -> Iterator[Callable[[JobProgress], None]]:
-    """A line on standard error, with a bar where there is room; the function moves it. ``unit``:
-    bytes, or things counted."""
+    """Show a line of progress on standard error; yield the function that updates it. ``unit``:
+    bytes, or the name of the counted things."""
     out, text = Console(stderr=True), ProgressText(job, unit)
     columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
     if out.width >= BAR_COLUMNS_MIN:

@@ -1,4 +1,4 @@
-"""``dedupd umount``: hide a volume's files again."""
+"""``dedupd umount``: unmount a volume."""
 
 import os
 
@@ -28,7 +28,7 @@ def command(path: str, as_json: bool) -> None:
     """
     client = ServiceClient.serving(path)
     if client is not None:
-        # It would mount the volume again if it were not told.
+        # The service unmounts it: otherwise it would mount the volume again.
         point = client.act(path, "unmount")["mountpoint"]
     else:
         point = mounted_point(path, "unmount")
@@ -38,8 +38,8 @@ def command(path: str, as_json: bool) -> None:
 
 
 def mounted_point(path: str, what: str) -> str:
-    """Where the volume at ``path``, or that is mounted there, is mounted. ``what`` is to be done to
-    it. Raises UsageError."""
+    """Find the mount point of the volume at ``path``, or of the mount at ``path``. ``what``: the
+    action, for messages. Raises UsageError."""
     if os.path.abspath(path) in mount_table.snapshot_points():
         return os.path.abspath(path)
     mount = mount_table.find(os.path.abspath(path)) or mount_table.find(os.path.realpath(path))
@@ -52,7 +52,7 @@ def mounted_point(path: str, what: str) -> str:
             if (detached := detached_mount(volume)) is not None:
                 raise Busy(detached.message)
     except UnknownFormat:
-        # A process of the version that wrote it serves the mount, and ends by itself.
+        # A process of that other version serves the mount, and exits after the unmount.
         points = mount_table.points_of(_uuid_of(path))
     if not points:
         raise UsageError(f"{path}: not mounted")
@@ -60,7 +60,7 @@ def mounted_point(path: str, what: str) -> str:
 
 
 def _uuid_of(path: str) -> str:
-    """The uuid of a volume of any version. Raises UnknownFormat, OSError."""
+    """Return the uuid of a volume of any version. Raises UnknownFormat, OSError."""
     where = os.path.join(os.path.realpath(path), BASE_NAME, "volume.json")
     with open(where, "rb") as file:
         data = file.read()

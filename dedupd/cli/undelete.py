@@ -1,4 +1,4 @@
-"""``dedupd undelete``: have files back that were deleted or overwritten."""
+"""``dedupd undelete``: restore deleted or overwritten files."""
 
 import os
 import sys
@@ -97,7 +97,7 @@ def command(
 
 
 class _Terms(NamedTuple):
-    """What root accepts of files that users had."""
+    """The restrictions that root turns off for this command."""
 
     privileges: bool
     force: bool
@@ -106,7 +106,7 @@ class _Terms(NamedTuple):
 def _restored(
     path: str, target: str | None, found: list[dict[str, Any]], terms: _Terms
 ) -> Iterator[dict[str, Any]]:
-    """Restore deletions; each with the path of its file, or with the reason why there is none."""
+    """Restore deletions; yield each with the path of its file, or with an error."""
     with _opened(path, target, terms) as (undelete, top, place):
         wanted = [
             Wanted(
@@ -132,7 +132,7 @@ def _show(row: dict[str, Any], privileges: bool) -> None:
 
 
 def _chosen(path: str, one_id: str | None, since: str | None) -> list[dict[str, Any]]:
-    """The newest deletion of each file, or the one that was named."""
+    """Return the newest deletion of each file, or the selected deletion."""
     newest: dict[str, dict[str, Any]] = {}
     for row in deletions(path, since):
         if one_id in (None, row["id"]):
@@ -144,8 +144,8 @@ def _chosen(path: str, one_id: str | None, since: str | None) -> list[dict[str, 
 def _opened(
     path: str, target: str | None, terms: _Terms
 ) -> Iterator[tuple[Undelete, str, str | None]]:
-    """What has files back into the tree that ``path`` lies in; the path within the tree, and where
-    it is to be put, if elsewhere."""
+    """Yield an Undelete for the tree that contains ``path``, the path in the tree, and the target:
+    None restores files to their old places."""
     whole = resolved(path)
     mount = mount_table.find(whole)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -175,7 +175,7 @@ def _attach_by_mount(path: str, disk: Disk, terms: _Terms) -> Attach:
         try:
             os.setxattr(fd, UNDELETE, str(order).encode())
         except FileNotFoundError:
-            if os.geteuid() == 0:  # the mount says no more to anybody
+            if os.geteuid() == 0:  # the mount hides the reason from users
                 _require_deletion(path, order)
             raise UsageError(f"{one.id}: this version has expired") from None
 
@@ -183,7 +183,7 @@ def _attach_by_mount(path: str, disk: Disk, terms: _Terms) -> Attach:
 
 
 def _require_deletion(path: str, order: Order) -> None:
-    """Raise UsageError if the log of a volume does not give a deletion."""
+    """Raise UsageError if the volume's log does not have the deletion."""
     volume, _ = Volume.locate(path)
     with volume:
         DeletionLogs(volume).get(order.id, unproven=order.force)
@@ -200,7 +200,7 @@ def _within(target: str, mount: mount_table.Mount) -> str:
 
 
 def _placed(path: str, top: str, place: str | None) -> str:
-    """Where a deletion of ``path``, asked for as ``top`` or a part of it, comes back."""
+    """Return the target of the deletion of ``path``, which is ``top`` or a part of it."""
     if place is None:
         return path
     name = os.path.basename(path) if path == top else os.path.relpath(path, os.path.dirname(top))

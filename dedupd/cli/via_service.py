@@ -1,4 +1,4 @@
-"""Jobs through the service, where it runs and serves the volume; else in this process."""
+"""Runs jobs in the service if it manages the volume, else in this process."""
 
 import functools
 import sys
@@ -16,16 +16,16 @@ from jobs.frame.run import Cancelled, JobRun
 from jobs.specs import JOBS
 
 WAIT_S = 5
-"""How long one request waits for news of a job."""
+"""The longest time that one request waits for a change of a job."""
 
 
 Decorator = Callable[[Callable[..., None]], Any]
 
 
 def job_command(job: str, *options: Decorator) -> Decorator:
-    """A command that runs a job on the volume PATH, by the service if that serves it.
+    """Decorator: a command that runs a job on PATH, in the service if it manages PATH.
 
-    The limits of a run that the job knows (``JOBS``) are options of it, and not arguments.
+    The limits that the job supports (``JOBS``) become options of the command, not arguments.
     """
     spec = JOBS.get(job)
     known = spec.known if spec is not None else frozenset()
@@ -50,9 +50,9 @@ def job_command(job: str, *options: Decorator) -> Decorator:
 
 
 def _through_service(job: str, known: frozenset[str]) -> Decorator:
-    """Let the service run a job if it serves the volume; ``--wait`` waits for the end.
+    """Decorator: let the service run a job if it manages the volume; ``--wait`` waits for the end.
 
-    ``known``: the options that the service takes.
+    ``known``: the options that the service supports.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -99,9 +99,9 @@ def _what_it_waits_for(client: ServiceClient, path: str) -> Iterator[str]:
 
 
 def _run_to_the_end(client: ServiceClient, body: dict[str, Any], as_json: bool) -> dict[str, Any]:
-    """The job once it has ended; how far it is shows meanwhile.
+    """Run a job in the service, show its progress, and return the finished job.
 
-    Signals are held back from before the service has the job: a user that stops waiting is told so.
+    Signals are deferred before the service gets the job, so that Ctrl-C reports that it continues.
     """
     with job_run(body["job"]) as run:
         job_id = client.post("/v1/jobs", body)["id"]

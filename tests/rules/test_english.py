@@ -27,8 +27,11 @@ PAGES = (
 )
 """Documents: all of their prose."""
 
-DOCSTRINGS = ("tests/support/english.py", "tests/support/texts.py", "tests/rules/test_english.py")
-"""Modules: all of their docstrings."""
+DOCSTRINGS = (
+    *("tests/support/english.py", "tests/support/texts.py", "tests/rules/test_english.py"),
+    "dedupd/cli/**/*.py",
+)
+"""Modules: all of their docstrings and comments."""
 
 RUST = (
     "native/build.rs",
@@ -114,6 +117,9 @@ SOURCES: dict[str, Callable[[], texts.Texts]] = {
     ),
     "Rust comments": lambda: chain.from_iterable(
         texts.rust_comments(ROOT / one) for one in matching(RUST)
+    ),
+    "comments": lambda: chain.from_iterable(
+        texts.python_comments(ROOT / one) for one in matching(DOCSTRINGS)
     ),
 }
 """The texts that are covered, by what they are part of."""

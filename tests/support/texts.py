@@ -2,8 +2,10 @@
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import COMMENT
 
 import click
 
@@ -54,6 +56,24 @@ def docstrings(path: Path) -> Texts:
     for node in _docstring_nodes(ast.parse(path.read_text(encoding="utf-8"))):
         assert isinstance(node.value, str)
         yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+def python_comments(path: Path) -> Texts:
+    """The comments of a module, without those for tools. Adjacent lines are one text."""
+    block: list[str] = []
+    first = last = (0, 0)
+    with path.open("rb") as file:
+        found = [token for token in tokenize.tokenize(file.readline) if token.type == COMMENT]
+    for token in found:
+        if block and token.start != (last[0] + 1, last[1]):
+            yield f"{path.relative_to(ROOT)}:{first[0]}", "\n".join(block)
+            block = []
+        if not re.match(r"#(!| noqa| type:| fmt:| ---)", token.string):
+            first = token.start if not block else first
+            block.append(token.string.removeprefix("#").removeprefix(" "))
+            last = token.start
+    if block:
+        yield f"{path.relative_to(ROOT)}:{first[0]}", "\n".join(block)
 
 
 def _docstring_nodes(tree: ast.AST) -> Iterator[ast.Constant]:

@@ -1,6 +1,6 @@
 """``dedupd cluster``: stores in a Ceph cluster.
 
-Each command is a module of its own here.
+Each command is a module in this package.
 """
 
 import click

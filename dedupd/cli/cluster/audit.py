@@ -1,4 +1,4 @@
-"""``dedupd cluster audit``: all of a store, looked at."""
+"""``dedupd cluster audit``: find missing, damaged and unreferenced objects of a store."""
 
 import sys
 from dataclasses import asdict

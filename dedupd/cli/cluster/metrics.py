@@ -1,4 +1,4 @@
-"""``dedupd cluster metrics``: a store's figures, for Prometheus."""
+"""``dedupd cluster metrics``: the figures of a store, for Prometheus."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +18,7 @@ _LABELS = ["store", "host", "path"]
 
 
 def _found(status: StoreStatus, job: str, name: str) -> Any:
-    """What the last turn of a job has told; None where there was none."""
+    """Return a figure of the last host turn of a job; None if there was no turn."""
     return status.upkeep.get(job, {}).get("found", {}).get(name)
 
 

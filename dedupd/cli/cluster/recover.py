@@ -1,4 +1,4 @@
-"""``dedupd cluster recover``: what a host has left that is gone."""
+"""``dedupd cluster recover``: roll back the unfinished work of a dead host."""
 
 import click
 

@@ -1,6 +1,6 @@
-"""``dedupd run``: one job, by the service if it runs, else in the foreground.
+"""``dedupd run``: run one job, in the service if it is running, else in the foreground.
 
-Each job is a module of its own here, so that a run imports no job but its own.
+Each job is a module in this package, so that a run imports no other job.
 """
 
 import click

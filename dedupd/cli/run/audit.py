@@ -1,4 +1,4 @@
-"""``dedupd run audit``: all of the store in a cluster that a volume is on, looked at."""
+"""``dedupd run audit``: audit the cluster store of a volume."""
 
 import click
 

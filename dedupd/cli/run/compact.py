@@ -1,4 +1,4 @@
-"""``dedupd run compact``: the space of garbage is given back."""
+"""``dedupd run compact``: rewrite containers to free the space of garbage."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``dedupd run gc``: chunks that no file needs become garbage."""
+"""``dedupd run gc``: find unreferenced chunks and free their space."""
 
 from functools import partial
 

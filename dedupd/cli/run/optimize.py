@@ -1,4 +1,4 @@
-"""``dedupd run optimize``: files that the policy takes become stubs."""
+"""``dedupd run optimize``: turn the files that the policy selects into stubs."""
 
 from functools import partial
 

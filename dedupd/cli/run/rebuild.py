@@ -1,4 +1,4 @@
-"""``dedupd run rebuild``: catalogue and tables are made again."""
+"""``dedupd run rebuild``: rebuild the catalogue and the tables."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``dedupd run reconcile``: chunks that several partitions have become one."""
+"""``dedupd run reconcile``: merge duplicate chunks of different partitions."""
 
 import click
 

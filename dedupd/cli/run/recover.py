@@ -1,4 +1,4 @@
-"""``dedupd run recover``: what other hosts of a store in a cluster have left that are gone."""
+"""``dedupd run recover``: roll back unfinished work of dead hosts on the same cluster store."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``dedupd run refine``: what is stored and cold gets smaller."""
+"""``dedupd run refine``: recompress cold chunks as differences to similar chunks."""
 
 import click
 

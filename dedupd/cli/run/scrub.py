@@ -1,4 +1,4 @@
-"""``dedupd run scrub``: damage is found and repaired."""
+"""``dedupd run scrub``: find and repair damage."""
 
 import click
 

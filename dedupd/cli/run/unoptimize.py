@@ -1,4 +1,4 @@
-"""``dedupd run unoptimize``: stubs become plain files again."""
+"""``dedupd run unoptimize``: expand all stubs into plain files."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""``dedupd run verify``: every invariant is checked, offline."""
+"""``dedupd run verify``: check every invariant, offline."""
 
 import click
 
@@ -36,7 +36,7 @@ def command(path: str, as_json: bool) -> None:
 
 
 def show(report: VerifyReport) -> None:
-    """Print what was checked, and what is wrong."""
+    """Print what was checked, and the violations."""
     click.echo(
         f"{counted(report.containers, 'container')}, {counted(report.records, 'record')},"
         f" {counted(report.stubs, 'stub')},"

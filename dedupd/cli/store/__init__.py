@@ -1,6 +1,6 @@
 """``dedupd store``: stores that several volumes share.
 
-Each command is a module of its own here.
+Each command is a module in this package.
 """
 
 import click

@@ -1,4 +1,4 @@
-"""``dedupd store create``: a store that volumes can share."""
+"""``dedupd store create``: create a store that volumes can share."""
 
 import click
 

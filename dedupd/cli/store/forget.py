@@ -1,4 +1,4 @@
-"""``dedupd store forget``: a volume that is gone for good."""
+"""``dedupd store forget``: remove a permanently lost volume from a store."""
 
 from contextlib import closing
 
@@ -44,8 +44,8 @@ def command(store: str, uuid: str, as_json: bool) -> None:
 
 
 def _is_there(member: Member) -> bool:
-    """Whether the volume is in its place, in whatever state. Raises DedupdError where that cannot
-    be told, as where its mount does not answer."""
+    """Return whether the volume is in its place, in any state. Raises DedupdError if that is
+    unknown, for example because its mount does not answer."""
     try:
         with Volume.open(member.root) as volume:
             is_here = volume.membership is not None or volume.is_half_moved

@@ -1,4 +1,4 @@
-"""``dedupd store move``: a volume goes to another store."""
+"""``dedupd store move``: move a volume to another store."""
 
 import shlex
 from contextlib import ExitStack, closing
@@ -47,7 +47,7 @@ def command(path: str, store: str | None, own: bool, as_json: bool) -> None:
 
 
 def _through_a_stream(path: str, cluster: str, store: str | None) -> UsageError:
-    """``store``: where to; None for a store of its own."""
+    """Explain a move by a stream to ``store``; None means the volume's own store."""
     there = "" if store is None else f" --store {shlex.quote(store)}"
     return UsageError(
         f"{cluster}: `dedupd store move` only moves between directories; use a stream for a"

@@ -1,4 +1,4 @@
-"""``dedupd store rejoin``: a volume that was moved, or brought back from an older copy."""
+"""``dedupd store rejoin``: register a moved volume, or an older copy of one, again."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""``dedupd store status``: the volumes of a shared store, and what it takes."""
+"""``dedupd store status``: show the volumes and the space of a shared store."""
 
 from contextlib import closing
 from dataclasses import asdict
