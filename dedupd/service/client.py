@@ -1,4 +1,4 @@
-"""Talking to the service, for the commands; and being the only one."""
+"""The client of the service, for commands; and the lock that allows only one service."""
 
 import json
 import os
@@ -23,21 +23,21 @@ from dedupd_core.system.paths import refuse_part, resolved
 SYSTEM_SOCKET = "/run/dedupd.sock"
 
 RUNS_A_PAGE = 50
-"""The most that the service tells in one answer."""
+"""The largest number of runs in one answer of the service."""
 
 ANSWER_BYTES_MAX = 64 << 20
-"""An answer that is longer is none of the service."""
+"""The service never sends a longer answer."""
 
 _ANSWER_WAIT_S = 150.0
-"""An unmount syncs all that was written."""
+"""Long, because an unmount syncs all written data."""
 
 
 def exchange(socket_path: str, method: str, resource: str, body: Any = None) -> tuple[int, Any]:
-    """The status and the answer of a request: JSON in HTTP over a Unix socket.
+    """Send a request and return the status and the answer: JSON in HTTP over a Unix socket.
 
     Raises ServiceUnreachable.
     """
-    import http.client  # brings mail and TLS along, for runs with a service alone
+    import http.client  # also imports mail and TLS, which only runs with a service need
 
     connection = http.client.HTTPConnection("dedupd")
     try:
@@ -55,16 +55,16 @@ def exchange(socket_path: str, method: str, resource: str, body: Any = None) -> 
 
 
 class Denied(DedupdError):
-    """The service does not let this user do that."""
+    """The service does not allow this user to do that."""
 
     exit_status = EXIT_USAGE
 
 
 class ServiceClient:
-    """A service that answers."""
+    """A connection to a running service."""
 
     def __init__(self, path: str) -> None:
-        """Raises ServiceUnreachable where none listens at ``path``."""
+        """Raises ServiceUnreachable if no service listens at ``path``."""
         self.path = path
         try:
             connected(path, TIMEOUT_S).close()
@@ -73,7 +73,7 @@ class ServiceClient:
 
     @classmethod
     def find(cls) -> "ServiceClient | None":
-        """The service of this machine; None where none runs, or not for this user."""
+        """Return the service of this machine; None if none runs, or this user has no access."""
         for path in _places():
             try:
                 return cls(path)
@@ -83,7 +83,7 @@ class ServiceClient:
 
     @classmethod
     def serving(cls, path: str) -> "ServiceClient | None":
-        """The service of this machine if it serves the volume that ``path`` lies in."""
+        """Return the service of this machine if it manages the volume that contains ``path``."""
         client = cls.find()
         if client is None:
             return None
@@ -95,7 +95,7 @@ class ServiceClient:
 
     @classmethod
     def needed(cls) -> "ServiceClient":
-        """The service of this machine. Raises ServiceUnreachable."""
+        """Return the service of this machine. Raises ServiceUnreachable."""
         client = cls.find()
         if client is None:
             raise ServiceUnreachable(
@@ -105,12 +105,12 @@ class ServiceClient:
         return client
 
     def get(self, resource: str, /, **query: object) -> Any:
-        """Read. Raises the error that the service answers, and ServiceUnreachable."""
+        """Send a GET request. Raises the error that the service answers, and ServiceUnreachable."""
         text = urlencode({name: str(value) for name, value in query.items()}, errors=_ERRORS)
         return self._call("GET", f"{resource}?{text}" if text else resource)
 
     def jobs(self, last: int, path: str | None = None) -> dict[str, Any]:
-        """Jobs that run and wait, and the last runs, which the service tells page by page."""
+        """Return running jobs, queued jobs and the last runs; the service sends runs in pages."""
         query: dict[str, object] = {} if path is None else {"path": resolved(path)}
         found: dict[str, Any] = self.get("/v1/jobs", last=min(last, RUNS_A_PAGE), **query)
         before = found.pop("next")
@@ -129,13 +129,13 @@ class ServiceClient:
         return self._call("DELETE", path)
 
     def volume(self, path: str) -> dict[str, Any]:
-        """The volume that a path lies in. Raises NotAVolume."""
+        """Return the volume that contains a path. Raises NotAVolume."""
         found: list[dict[str, Any]] = self.get("/v1/volumes", path=resolved(path))
         return found[0]
 
     def act(self, path: str, action: str) -> dict[str, Any]:
-        """Pause, resume, mount or unmount the volume at a path. Raises UsageError for a path in
-        one."""
+        """Pause, resume, mount or unmount the volume at a path. Raises UsageError for a path inside
+        a volume."""
         volume = self.volume(path)
         refuse_part(path, (volume["path"], volume["mountpoint"]), action)
         if volume["uuid"] is None:
@@ -162,17 +162,17 @@ def _error(kind: str, message: str) -> DedupdError:
 
 
 def _places() -> list[str]:
-    """Where a service may listen, the likeliest first."""
+    """List the sockets where a service may listen, the most likely first."""
     try:
         configured = load_config(config_path()).socket
     except ConfigurationError:
-        configured = ""  # not there, or not for this user
+        configured = ""  # missing, or not readable for this user
     return list(dict.fromkeys(filter(None, (configured, default_socket(), SYSTEM_SOCKET))))
 
 
 @contextmanager
 def only_service(socket_path: str) -> Iterator[None]:
-    """Hold the place of the service. Raises Busy where another one runs."""
+    """Hold the lock of the service. Raises Busy if another service is running."""
     os.makedirs(os.path.dirname(socket_path), mode=0o755, exist_ok=True)
     fd = os.open(f"{socket_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,7 +1,8 @@
-"""The configuration of the service: the volumes that it serves, and its users.
+"""The configuration of the service: the volumes that it manages, and its users.
 
-``dedupd.toml``, and a file for each volume in ``volumes.d`` beside it, which ``dedupd enable``
-writes. The policy of each volume, not this, says which files are optimized, and when.
+``dedupd.toml``, and one file per volume in ``volumes.d`` next to it, which ``dedupd enable``
+writes. The policy of each volume, not this configuration, selects the files to optimize and the
+times.
 """
 
 import grp
@@ -38,14 +39,14 @@ VOLUMES_DIRECTORY = "volumes.d"
 SENDMAIL = "/usr/sbin/sendmail"
 
 CACHE_BYTES_MIN = 1 * MIB
-"""A mount needs room for a few chunks."""
+"""A mount needs memory for a few chunks."""
 
 FILE_BYTES_MAX = 1 * MIB
-"""A configuration is a text; a larger file is something else."""
+"""A configuration is a short text; a larger file is a mistake."""
 
 
 class Readers(StrEnum):
-    """Users that may read the state of the service; acting always needs root or the group."""
+    """Users who may read the state of the service; changes always require root or the group."""
 
     EVERYONE = "everyone"
     GROUP = "group"
@@ -53,16 +54,16 @@ class Readers(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """An address for the page and the metrics, which every user of this machine may then read."""
+    """The address of the page and the metrics; every user of this machine may then read them."""
 
     host: str
     port: int
 
 
 def default_socket() -> str:
-    """Where the service listens unless it is told otherwise.
+    """Return the default socket of the service.
 
-    Not in the directory of the mounts' sockets, which is closed to other users.
+    It is not in the directory of the mounts' sockets, which other users cannot enter.
     """
     if os.geteuid() == 0:
         return "/run/dedupd.sock"
@@ -70,7 +71,7 @@ def default_socket() -> str:
 
 
 def default_state() -> str:
-    """Where the service keeps its own state unless it is told otherwise."""
+    """Return the default directory for the state of the service."""
     if os.geteuid() == 0:
         return "/var/lib/dedupd"
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
@@ -78,7 +79,7 @@ def default_state() -> str:
 
 
 def config_path() -> str:
-    """The configuration file that counts unless one is named."""
+    """Return the default configuration file."""
     return os.environ.get(CONFIG_VARIABLE) or CONFIG_PATH
 
 
@@ -187,20 +188,20 @@ def _options(value: object) -> MountOptions:
 
 @dataclass(frozen=True, slots=True)
 class VolumeConfig:
-    """One volume to serve. Paths are absolute."""
+    """The configuration of one volume. Paths are absolute."""
 
     path: Annotated[str, Form(_absolute)]
     mountpoint: Annotated[str, Form(_absolute)]
     cache_bytes: Annotated[int, Form(_cache, exact_size, "bytes")] = 64 * MIB
     options: Annotated[MountOptions, Form(_options)] = NO_OPTIONS
     uuid: Annotated[str, Form(_uuid)] = ""
-    """That of the volume that has to be there; empty where any may be. A path below a user's
-    directory can come to lead to another volume."""
+    """The required uuid of the volume; empty to allow any volume. In a directory of a user, the
+    same path may later lead to another volume."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """Every key, in the units that the program uses."""
+    """All keys, in the units that the program uses."""
 
     socket: Annotated[str, Form(_socket)] = ""
     group: Annotated[str, Form(_group)] = ""
@@ -225,12 +226,12 @@ class ServiceConfig:
 
     @property
     def state_path(self) -> str:
-        """The directory where the service keeps what it has told."""
+        """The directory with the saved state of notifications."""
         return self.state or default_state()
 
     @property
     def group_id(self) -> int | None:
-        """The number of the group that may act; None where there is none."""
+        """The id of the group whose members may make changes; None if there is none."""
         return grp.getgrnam(self.group).gr_gid if self.group else None
 
 
@@ -239,9 +240,9 @@ VOLUME_KEYS = keys_of(VolumeConfig)
 
 
 def load_config(path: str) -> ServiceConfig:
-    """The configuration at ``path``, with the volumes of ``volumes.d`` beside it.
+    """Load the configuration at ``path``, with the volumes of ``volumes.d`` next to it.
 
-    Raises ConfigurationError that names file, key, value and what to write instead.
+    Raises ConfigurationError that names the file, the key, the value and the remedy.
     """
     config = parse_config(_read(path), path)
     volumes = list(config.volumes)
@@ -259,7 +260,7 @@ def load_config(path: str) -> ServiceConfig:
 
 
 def volumes_directory(path: str) -> str:
-    """The directory of one file for each volume, beside the configuration at ``path``."""
+    """Return the directory with one file per volume, next to the configuration at ``path``."""
     return os.path.join(os.path.dirname(os.path.abspath(path)), VOLUMES_DIRECTORY)
 
 
@@ -282,7 +283,7 @@ def _read(path: str) -> str:
 
 
 def parse_config(text: str, where: str) -> ServiceConfig:
-    """The configuration in a file's text. Raises ConfigurationError."""
+    """Parse the text of a configuration file. Raises ConfigurationError."""
     table = read_table(text, where, ConfigurationError)
     rows = table.pop("volume", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -293,7 +294,7 @@ def parse_config(text: str, where: str) -> ServiceConfig:
 
 
 def parse_volume(row: Mapping[str, Any], where: str) -> VolumeConfig:
-    """One volume, as a table. Raises ConfigurationError."""
+    """Parse the table of one volume. Raises ConfigurationError."""
     values = parsed_table(VOLUME_KEYS, row, where, ConfigurationError)
     if "path" not in values:
         raise ConfigurationError(f'{where}: a volume has no path; write path = "/srv/share"')
@@ -302,12 +303,12 @@ def parse_volume(row: Mapping[str, Any], where: str) -> VolumeConfig:
 
 
 def _distinct(volumes: list[VolumeConfig], where: str) -> tuple[VolumeConfig, ...]:
-    """The volumes. Raises ConfigurationError where two are in each other's way."""
+    """Merge equal volumes. Raises ConfigurationError if two volumes conflict."""
     kept: list[VolumeConfig] = []
     for one in volumes:
         same = next((at for at, other in enumerate(kept) if _are_same(one, other)), None)
         if same is not None:
-            # `enable` has registered a volume that the administrator names as well.
+            # `enable` has registered a volume that the administrator also lists.
             kept[same] = replace(one, uuid=one.uuid or kept[same].uuid)
             continue
         for other in kept:
@@ -325,6 +326,6 @@ def _distinct(volumes: list[VolumeConfig], where: str) -> tuple[VolumeConfig, ..
 
 
 def _are_same(one: VolumeConfig, other: VolumeConfig) -> bool:
-    """Whether two say the same of a volume, as far as both say anything."""
+    """Return whether two entries are equal; an entry without a uuid matches any uuid."""
     is_any = not (one.uuid and other.uuid)
     return one == (replace(other, uuid=one.uuid) if is_any else other)

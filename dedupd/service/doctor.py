@@ -1,4 +1,4 @@
-"""Checks of a machine and of a volume, or of a directory that might become one, explained."""
+"""Checks of a machine, of a volume, or of a directory that may become one, with explanations."""
 
 import os
 import shutil
@@ -53,7 +53,7 @@ from jobs.usage.store_figures import kept_elsewhere
 from jobs.usage.volume_figures import RUNS, shared_left
 
 FREE_BYTES_MIN = 1 * GIB
-"""A job writes up to a container ahead of what it frees."""
+"""A job writes at most one container before it frees space."""
 
 FREE_SHARE_MIN = 0.05
 
@@ -61,7 +61,7 @@ SHARED_FILE_SYSTEMS = {
     *("nfs", "nfs4", "cifs", "smb3", "ceph"),
     *("glusterfs", "fuse.glusterfs", "gfs2", "ocfs2", "lustre"),
 }
-"""File systems on which another host may change files below a volume, unseen by this one."""
+"""File systems on which another host may change files of a volume without notice to this host."""
 
 
 class Verdict(StrEnum):
@@ -72,7 +72,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A thing that was looked at, the result, and a remedy."""
+    """The subject of a check, its result and a remedy."""
 
     what: str
     verdict: Verdict
@@ -81,7 +81,7 @@ class Check:
 
 
 Result = tuple[Verdict, str, str]
-"""Verdict, finding and remedy."""
+"""The verdict, the finding and the remedy."""
 
 
 def _fine(found: str) -> Result:
@@ -97,7 +97,7 @@ def _bad(found: str, remedy: str) -> Result:
 
 
 def check_machine() -> list[Check]:
-    """Whether the service can run here, and how it does."""
+    """Check whether the service can run on this machine, and with which limitations."""
     checks = {
         "FUSE": _fuse,
         "pressure information": _pressure,
@@ -155,7 +155,7 @@ def _service() -> Result:
 
 
 def check_path(path: str) -> list[Check]:
-    """Whether a directory is, or could be, a volume that is safe. Raises UsageError."""
+    """Check whether a directory is or can become a safe volume. Raises UsageError."""
     root = os.path.realpath(path)
     if is_dead_mount(root):
         found = "the mount process has died: users get errors"
@@ -191,8 +191,8 @@ def check_path(path: str) -> list[Check]:
 
 @contextmanager
 def _opened_below(root: str) -> Iterator[tuple[int, list[str]]]:
-    """A descriptor of a directory, or of what a mounted volume keeps below it; and the obstacles
-    that were accepted for it. Raises DedupdError, OSError."""
+    """Yield a descriptor of a directory, or of the base directory of a mounted volume; and the
+    obstacles that the administrator accepted for it. Raises DedupdError, OSError."""
     if mount_table.find(root) is None:
         with opened(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             if not has_own_base(root):
@@ -241,7 +241,7 @@ def _free_space(root: str) -> Result:
             f"free {format_size(reserve_bytes - free + FREE_BYTES_MIN)}, or reduce the policy key"
             " `reserve`",
         )
-    least = min(FREE_BYTES_MIN, whole // 5)  # of a small one that would be most
+    least = min(FREE_BYTES_MIN, whole // 5)  # on a small file system, 1 GiB would be most of it
     if free < least:
         remedy = f"free {format_size(least - free)}: jobs write before they free space"
         return _bad(found, remedy)
@@ -251,7 +251,7 @@ def _free_space(root: str) -> Result:
 
 
 def _reserve(root: str) -> Reserve:
-    """What jobs leave free: that of the policy, or of a new volume."""
+    """Return the reserve of the policy, or that of a new volume."""
     try:
         with Volume.open(root) as volume:
             return volume.policy().reserve
@@ -260,7 +260,7 @@ def _reserve(root: str) -> Reserve:
 
 
 def _volume(root: str) -> Result:
-    """A volume that can be opened has a format that this version knows."""
+    """Check that the volume can be opened: then this version knows its format."""
     try:
         with Volume.open(root) as volume:
             chunking = volume.parameters.chunking
@@ -298,7 +298,7 @@ def _policy(root: str) -> Result:
 
 
 def _within(root: str) -> Result:
-    """Through the mount no subvolume and no mount can be made, but beside it they can."""
+    """Find subvolumes and mounts in the tree; they can only be made below the mount."""
     try:
         with Volume.open(root) as volume:
             data = f"/proc/self/fd/{volume.data_fd}"
@@ -332,7 +332,7 @@ def _exported_already(root: str) -> Result:
 
 
 def _backups(root: str) -> Result:
-    """Nothing is wrong, but much can go wrong."""
+    """Show how to configure backups, which have several pitfalls."""
     return _fine(ONE_FILE_SYSTEM)
 
 
@@ -435,7 +435,7 @@ def _occupied(root: str) -> Result:
 
 
 def _probe(root: str) -> Result:
-    """Try out the features that stubs rely on, and leave no trace."""
+    """Try the features of the file system that stubs need, and remove the test files."""
     before = os.stat(root)
     try:
         directory = tempfile.mkdtemp(prefix=".dedupd-doctor-", dir=root)

@@ -1,6 +1,6 @@
 """The service's memory of a volume: hints of its catalogue (``dedupd_core/volume/hints.py``).
 
-Unlike jobs, the service says so where the catalogue cannot be used.
+Unlike jobs, the service reports a catalogue that it cannot use.
 """
 
 import os
@@ -18,12 +18,12 @@ from jobs.specs import TASKS
 
 RUNS_KEPT = 2000
 SAVINGS_KEPT = 5000
-"""An hourly run for half a year; a sample of 200 bytes after each run that changed something."""
+"""Hourly runs for half a year: one sample of 200 bytes after each run that changed something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """The content and the size of a volume at a time (seconds since 1970)."""
+    """The content and the size of a volume at one time (seconds since 1970)."""
 
     time_s: float
     files: int
@@ -31,17 +31,18 @@ class Savings:
     logical_bytes: int
     optimized_bytes: int
     plain_bytes: int
-    """What all files would take if none was a stub, in blocks."""
+    """The blocks that all files would need if none was a stub."""
     occupied_bytes: int
     free_bytes: int
     quarantined_records: int = 0
     """Records that scrub found damaged and could not repair."""
     garbage_bytes: int = 0
-    """What a compaction would give back."""
+    """The bytes that a compaction would free."""
     size_bytes: int = 0
-    """Of the file system."""
+    """The size of the file system."""
     waiting_files: int = 0
-    """Plain files, and bytes of them, that the next optimize takes (``jobs/usage/backlog.py``)."""
+    """Plain files, and their bytes, that the next optimize will process
+    (``jobs/usage/backlog.py``)."""
     waiting_bytes: int = 0
     young_files: int = 0
     young_bytes: int = 0
@@ -55,20 +56,20 @@ class Savings:
     other_bytes: int = 0
     oldest_waiting_s: float = 0.0
     duplicates_bytes: int = 0
-    """Why bytes are not stored (``jobs/usage/volume_figures.py``); 0 of a shared store."""
+    """The savings by cause (``jobs/usage/volume_figures.py``); 0 for a shared store."""
     compression_bytes: int = 0
     refined_bytes: int = 0
     local_bytes: int = 0
-    """In optimized files' own blocks."""
+    """The bytes in local blocks of stubs."""
 
     @property
     def saved_bytes(self) -> int:
-        """0 where files and store take more than plain files would."""
+        """The bytes saved; 0 if files and store use more space than plain files would."""
         return max(0, self.plain_bytes - self.occupied_bytes)
 
     @property
     def in_policy_files(self) -> int:
-        """Files that are optimized, and those that will be."""
+        """The number of files that are optimized or pending."""
         return self.files_optimized + self.waiting_files + self.young_files
 
     @property
@@ -77,7 +78,7 @@ class Savings:
 
     @classmethod
     def of_figures(cls, row: Mapping[str, Any], time_s: float) -> Self:
-        """The part of a volume's figures (``jobs/usage/volume_figures.py``) that is kept."""
+        """Take the values to keep from a volume's figures (``jobs/usage/volume_figures.py``)."""
         known = {field.name for field in fields(cls)}
         garbage = row["garbage"]
         return cls(
@@ -89,7 +90,7 @@ class Savings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As it is told, with what follows from it."""
+        """Return the fields and the values computed from them."""
         return {
             **asdict(self),
             "saved_bytes": self.saved_bytes,
@@ -101,16 +102,16 @@ class Savings:
 WEEK_S = 7 * 86400.0
 
 FLOW_S_MIN = 3600.0
-"""A shorter time says little of a day."""
+"""A shorter period is no basis for a daily rate."""
 
 RUNS_AT_ONCE = 20
-"""In memory: a report has some kilobytes, and up to a hundred messages."""
+"""The number of runs in memory: a report has several kilobytes, and up to a hundred messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How many bytes a day come to be optimized, and are, between two times of the last week
-    (seconds since 1970)."""
+    """The bytes per day that became eligible, and that were optimized, between two times of the
+    last week (seconds since 1970)."""
 
     since_s: float
     until_s: float
@@ -119,11 +120,7 @@ class Flow:
 
 
 def flow_of(samples: Sequence[Savings], optimized: Iterable[tuple[float, int]]) -> Flow | None:
-    """The flow between the first and the last sample; None where they tell too little.
-
-    ``optimized``: when runs of optimize ended, and how many bytes they took. What came in is what
-    they took, and what waits now beyond what waited at first.
-    """
+    """Compute the flow from the first to the last sample; None if they cover too little time."""
     if not samples or samples[-1].time_s - samples[0].time_s < FLOW_S_MIN:
         return None
     since_s, until_s = samples[0].time_s, samples[-1].time_s
@@ -138,7 +135,7 @@ T = TypeVar("T", TaskHistory, Savings)
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Everything that is read when the service gets to know a volume."""
+    """The state that the service reads when it starts to manage the volume."""
 
     tasks: Mapping[TaskName, TaskHistory]
     paused: bool
@@ -146,7 +143,7 @@ class Memory:
 
 
 class History:
-    """The catalogue of the volume whose ``.dedupd`` is ``base``. All raise CatalogUnusable."""
+    """The catalogue of the volume with this ``.dedupd``. All methods raise CatalogUnusable."""
 
     def __init__(self, base: str) -> None:
         self._base = base
@@ -173,7 +170,7 @@ class History:
             catalog.put(HintKey.PAUSED, paused)
 
     def note_run(self, started_s: float, report: Mapping[str, Any]) -> None:
-        """Keep a run that could not keep itself, because it failed."""
+        """Record a run that failed before it could record itself."""
         with Catalog(self._directory) as catalog:
             catalog.put(HintKey.RUNS.at(started_s), dict(report))
 
@@ -184,11 +181,11 @@ class History:
             catalog.keep_latest(HintKey.RUNS, RUNS_KEPT)
 
     def runs(self, count: int, before_ns: int | None = None) -> list[dict[str, Any]]:
-        """The last runs that began before a time (ns since 1970, None: now), newest first."""
+        """Return the last runs that started before a time (ns since 1970), newest first."""
         return Hints(self._directory).runs(count, before_ns)
 
     def damage_met(self) -> int:
-        """How many records readers could not read, since a scrub has looked."""
+        """Count the records that readers could not read since the last scrub."""
         directory = self._directory
         with opened(os.open(self._base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             membership = membership_at(fd)
@@ -197,12 +194,12 @@ class History:
         return len(RepairNotes(Hints(directory)).pending())
 
     def flow(self, now_s: float) -> Flow | None:
-        """What came in and went out in the last week, as far as it was seen."""
+        """Compute the flow of the last week, as far as there are samples."""
         samples = [one for one in self.savings(SAVINGS_KEPT) if one.time_s >= now_s - WEEK_S]
         return flow_of(samples, self._optimized(now_s - WEEK_S)) if samples else None
 
     def _optimized(self, since_s: float) -> Iterator[tuple[float, int]]:
-        """When the runs of optimize ended that began since then, and how many bytes they took."""
+        """Yield the end and the bytes of each run of optimize that started after ``since_s``."""
         before_ns = None
         while found := self.runs(RUNS_AT_ONCE, before_ns):
             for run in found:
@@ -211,19 +208,19 @@ class History:
                 if run.get("job") == "optimize":
                     ended_s = run["started_s"] + run["resources"]["wall_s"]
                     length_bytes = run.get("logical_bytes", 0)
-                    # What waits is counted without holes, so what was done is, too.
+                    # Pending bytes are counted without holes, so the optimized bytes are, too.
                     yield ended_s, min(length_bytes, run.get("freed_bytes", length_bytes))
             before_ns = int(found[-1]["started_s"] * 1e9)
 
     def savings(self, count: int) -> list[Savings]:
-        """The last samples, oldest first."""
+        """Return the last samples, the oldest first."""
         with Catalogue(self._directory) as catalog:
             found = catalog.latest(HintKey.SAVINGS, count)
         return [one for raw in reversed(found) if (one := _decoded(Savings, raw)) is not None]
 
 
 def _decoded(kind: type[T], raw: Any) -> T | None:
-    """A record; None where it is not there, or not one that this version wrote."""
+    """Decode a record; None if it is missing, or another version wrote it."""
     names = {field.name for field in fields(kind)}
     needed = {field.name for field in fields(kind) if field.default is MISSING}
     if not isinstance(raw, dict) or not needed <= set(raw) <= names:

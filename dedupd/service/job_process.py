@@ -1,4 +1,4 @@
-"""One job of the service: a process of its own, and the line to it (jobs/frame/channel.py)."""
+"""One job of the service: its process, and the connection to it (jobs/frame/channel.py)."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from jobs.frame.run import TimeToGo
 log = logging.getLogger("dedupd.service")
 
 LINE_BYTES_MAX = 16 << 20
-"""A report names up to a hundred files, and damage names more."""
+"""A report lists up to a hundred files, and a report of damage lists more."""
 
 OUTPUT_BYTES_MAX = 64 << 10
 """The part of a job's output that is kept."""
@@ -37,11 +37,11 @@ class JobState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class JobProcess:
-    """A job that was asked for, runs, or has run. Times are seconds since 1970."""
+    """A job that is queued, running or finished. Times are seconds since 1970."""
 
     id: str
     uuid: str
-    """Of the volume."""
+    """The uuid of the volume."""
     job: str
     path: str
     arguments: tuple[str, ...]
@@ -50,30 +50,30 @@ class JobProcess:
     task: TaskName | None = None
     eager: bool = True
     pressing: bool = False
-    """Whether it frees space that is short: it is slow for users, and does not wait."""
+    """True if it frees space because space is low: it slows down for users, but does not pause."""
     started_s: float | None = None
     finished_s: float | None = None
     until_s: float | None = None
     stop_reason: str = ""
     cancelled: bool = False
     waits_for: str = ""
-    """Why it waits or is slow; empty where it goes at full speed."""
+    """The reason why it waits or is slow; empty at full speed."""
     held: bool = False
     paused: bool = False
-    """Whether its volume is paused."""
+    """True if its volume is paused."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     exit_status: int | None = None
     report: Mapping[str, Any] | None = None
     got_through: bool = False
-    """Whether the process said so; its findings are in the report."""
+    """True if the process reported that it finished; the report has its findings."""
     output: str = ""
     errors: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced by a new one, whenever something about it changes."""
+    """Set, and replaced by a new event, whenever the job changes."""
     _to_go: TimeToGo = field(default_factory=TimeToGo)
     _channel: asyncio.StreamWriter | None = None
     _began_s: float | None = None
-    """As ``started_s``, of a monotonic clock."""
+    """Like ``started_s``, but of a monotonic clock."""
 
     @property
     def state(self) -> JobState:
@@ -87,34 +87,34 @@ class JobProcess:
 
     @property
     def running_s(self) -> float:
-        """For how long it has run by now, also where the clock was set meanwhile."""
+        """The run time so far, independent of changes to the clock."""
         return 0.0 if self._began_s is None else time.monotonic() - self._began_s
 
     @property
     def to_go_s(self) -> float | None:
-        """How long its phase goes on, if it is not held; None where that cannot be told."""
+        """The remaining time of its phase, if it is not held; None if unknown."""
         return None if self.finished_s is not None else self._to_go.seconds
 
     @property
     def completed(self) -> bool:
-        """Whether it did all that there was to do, whatever it found."""
+        """True if it did all of its work, with or without findings."""
         return self.exit_status is not None and self.got_through
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself without having done its work, though its time was not over."""
+        """True if it ended on its own, without finishing its work, and within its time."""
         if self.exit_status is None or self.stop_reason or self.got_through:
             return False
         return self.report is None or self.report.get("outcome") != "stopped"
 
     @property
     def was_busy(self) -> bool:
-        """Whether another process held the volume, or its mount was away for a moment."""
+        """True if another process held the volume, or its mount was missing for a moment."""
         return self.failed and self.exit_status == EXIT_BUSY
 
     @property
     def outcome(self) -> str:
-        """The outcome, to be shown."""
+        """The outcome, for users."""
         if self.finished_s is None:
             return self.state.value
         if self.stop_reason and not self.got_through:
@@ -133,35 +133,35 @@ class JobProcess:
         return self.exit_status == EXIT_DAMAGED
 
     def change(self) -> None:
-        """Wake all that wait for news."""
+        """Wake all tasks that wait for a change."""
         self.changed.set()
         self.changed = asyncio.Event()
 
     def order(self, order: str) -> None:
-        """Tell the process to pause, resume or stop; nothing where there is none."""
+        """Tell the process to pause, resume or stop. Does nothing if there is no process."""
         if self._channel is not None and not self._channel.is_closing():
             self._channel.write(json.dumps({"order": order}).encode() + b"\n")
 
     def stop(self, reason: str) -> None:
-        """Have it save its progress and end."""
+        """Make the job save its progress and stop."""
         self.stop_reason = self.stop_reason or reason
         self.order("stop")
         self.change()
 
     def pause(self, paused: bool) -> None:
-        """Hold it at its next safe point, or let it go on."""
+        """Pause the job at its next safe point, or resume it."""
         self.paused = paused
         self.order("pause" if paused else "resume")
 
     async def run(self) -> None:
-        """Start the process, and follow it until it has ended."""
+        """Start the process, and follow it until it exits."""
         self.started_s, self._began_s = time.time(), time.monotonic()
         try:
             await self._follow()
         except OSError as error:
             self.exit_status, self.errors = EXIT_FINDINGS, f"cannot be started: {error}"
         except Exception as error:
-            # Its channel is closed by now, so the process ends at its next safe point.
+            # Its channel is closed by now, so the process stops at its next safe point.
             self.exit_status, self.errors = EXIT_FINDINGS, f"cannot be monitored: {error!r}"
             log.exception("%s on %s cannot be monitored", self.job, self.path)
         self.held, self.waits_for = False, ""
@@ -207,19 +207,19 @@ class JobProcess:
         return [*command, self.job, *self.arguments, "--", self.path]
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Take in the messages of the process, until it hangs up."""
+        """Process the messages of the job until it closes the connection."""
         while True:
             try:
                 line = await reader.readline()
             except OSError:
                 return
             except ValueError:
-                # A line without end. The process waits until it is read: have it give up.
+                # The line is too long, and the process waits for a reader. Closing stops it.
                 assert self._channel is not None
                 self._channel.close()
                 return
             if not line.endswith(b"\n"):
-                return  # it has ended; killed, in the midst of a line
+                return  # the process was killed while it wrote a line
             message = json.loads(line)
             if "report" in message:
                 self.report, self.got_through = message["report"], message["finished"]
@@ -232,7 +232,7 @@ class JobProcess:
 
 
 async def _tail(stream: asyncio.StreamReader) -> str:
-    """The end of a process's output."""
+    """Return the last part of a process's output."""
     kept = b""
     while data := await stream.read(1 << 16):
         kept = (kept + data)[-OUTPUT_BYTES_MAX:]

@@ -1,7 +1,7 @@
-"""Keeps one volume mounted, by a process of its own that outlives the service.
+"""Keeps one volume mounted by a separate process, which survives the service.
 
-A volume whose mount process ends, or that is unmounted without the service, is mounted again at
-once. ``dedupd umount`` tells the service, and then the volume stays unmounted.
+If the mount process exits, or the volume is unmounted without the service, it is mounted again at
+once. After ``dedupd umount``, which calls the service, the volume stays unmounted.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ log = logging.getLogger("dedupd.service")
 
 RETRY_S_MIN = 0.5
 RETRY_S_MAX = 60.0
-"""Between two attempts to mount; each failure in a row doubles it."""
+"""The delays between two attempts to mount; each failure in a row doubles the delay."""
 
 STABLE_S = 60.0
-"""A mount that lived this long has nothing to do with the failures before it."""
+"""If a mount lived this long, earlier failures no longer count."""
 
 
 class MountState(StrEnum):
@@ -45,21 +45,21 @@ class MountState(StrEnum):
 
 
 class MountKeeper:
-    """One volume of the configuration. All methods belong to the event loop."""
+    """Keeps one volume of the configuration mounted. All methods belong to the event loop."""
 
     def __init__(self, config: VolumeConfig) -> None:
         self.config = config
         self.state = MountState.STARTING
         self.problem = ""
-        """Why it is not mounted, to be shown; empty where nothing is wrong."""
+        """The reason why it is not mounted, for users; empty if there is no problem."""
         self.uuid: str | None = None
         self.pid: int | None = None
         self.restarts = 0
         self.mounted_since_s = 0.0
         self.settled = asyncio.Event()
-        """Set once an attempt to mount it is over, successful or not."""
+        """Set when an attempt to mount it has finished, successful or not."""
         self.places: tuple[str, ...] = (config.mountpoint, config.path)
-        """Paths of it, as users give them; with links followed, once it was looked for."""
+        """Its paths as users give them, and, since the first attempt, with links resolved."""
         self._wanted = True
         self._stopping = False
         self._changed = asyncio.Event()
@@ -71,11 +71,11 @@ class MountKeeper:
 
     @property
     def base(self) -> str | None:
-        """Where its ``.dedupd`` is reached whether it is mounted or not; None if not yet found."""
+        """A path to its ``.dedupd`` that works mounted or unmounted; None before it was found."""
         return None if self._base_fd is None else f"/proc/self/fd/{self._base_fd}"
 
     async def run(self) -> None:
-        """Keep the volume as it is wanted, until :meth:`stop`."""
+        """Keep the volume mounted or unmounted as requested, until :meth:`stop`."""
         while not self._stopping:
             if not self._wanted:
                 await self._wait_for_change(None)
@@ -96,7 +96,7 @@ class MountKeeper:
                 await self._wait_for_change(_delay_s(self._deaths - 1))
 
     def mount(self) -> None:
-        """Want the volume mounted, and try at once where it is not."""
+        """Request a mount, and try immediately if the volume is not mounted."""
         self._wanted = True
         if self.state is not MountState.MOUNTED:
             self.state = MountState.STARTING
@@ -107,14 +107,14 @@ class MountKeeper:
         self._changed.set()
 
     async def unmount(self) -> None:
-        """Unmount it, and want that. Raises Busy where it is in use; then it stays mounted."""
+        """Unmount the volume and keep it unmounted. If it is in use, raise Busy instead."""
         async with self._transition:
             before = self._wanted
             self._wanted = False
             try:
                 await asyncio.to_thread(self._take_away)
             except UsageError:
-                pass  # it has just been unmounted elsewhere
+                pass  # it was unmounted elsewhere a moment ago
             except DedupdError:
                 self._wanted = before
                 raise
@@ -123,7 +123,7 @@ class MountKeeper:
             self._let_go()
 
     async def stop(self, task: "asyncio.Task[None]") -> None:
-        """End :meth:`run`, which ``task`` is; the mount stays."""
+        """Stop :meth:`run`, which ``task`` runs; the volume stays mounted."""
         self._stopping = True
         self._changed.set()
         await task
@@ -138,12 +138,12 @@ class MountKeeper:
         return next((found for found in mount_table.volumes() if found.point == point), None)
 
     def _take_away(self) -> None:
-        """Even to ask where it is mounted may wait for the process that serves it."""
+        """Unmount the volume. Even the search for the mount may wait for the mount process."""
         if self._mount() is not None:
             unmount(self._point())
 
     def _bring_up(self) -> int:
-        """The pid of the process that serves the volume, which is started unless there is one."""
+        """Return the pid of the mount process; start it if there is none."""
         path, point = os.path.realpath(self.config.path), self._point()
         self.places = (self.config.mountpoint, self.config.path, point, path)
         mounted = self._mount()
@@ -164,9 +164,9 @@ class MountKeeper:
         return self._serve(path, self._base_fd, asked)
 
     def _serve(self, path: str, base_fd: int, asked: Serving) -> int:
-        """Start a process that serves the volume: in its own unit, or as a child of the service."""
-        # The unit has no network. Before Linux 6.5 no mount can be
-        # put in the place of a dead one without a gap.
+        """Start a mount process: in its own unit, or as a child of the service."""
+        # The unit has no network. Before Linux 6.5, a mount cannot replace a dead one without a
+        # gap.
         may_have_unit = is_of_systemd() and replaces_without_gap()
         if self.uuid and may_have_unit and not kind_at(f"/proc/self/fd/{base_fd}").needs_network:
             try:
@@ -176,7 +176,7 @@ class MountKeeper:
         return served_in_background(path, base_fd, asked)
 
     def _adopt(self, mounted: mount_table.Mount) -> int:
-        """Take over a mount that runs already: the service was restarted."""
+        """Adopt a mount that is already running, because the service was restarted."""
         with ControlClient(socket_path(mounted.volume), QUESTION_TIMEOUT_S) as client:
             status = client.call("status")
         if os.path.realpath(status["root"]) != os.path.realpath(self.config.path):
@@ -190,7 +190,7 @@ class MountKeeper:
         return pid
 
     def _require_expected(self, uuid: str) -> None:
-        """Raises Busy where the path leads to another volume than was configured."""
+        """Raise Busy if the path leads to a volume other than the configured one."""
         if self.config.uuid and uuid != self.config.uuid:
             raise Busy(
                 f"{self.config.path}: contains the volume {uuid}, but the configuration lists"
@@ -198,7 +198,7 @@ class MountKeeper:
             )
 
     async def _end_of(self, pid: int) -> None:
-        """Wait until a process has ended, or the service stops."""
+        """Wait until a process exits, or the service stops."""
         try:
             pid_fd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -248,14 +248,14 @@ class MountKeeper:
         lived_s = time.time() - self.mounted_since_s
         self.pid = None
         if self._is_base_adopted and self._mount() is None:
-            # From a mount that was read-only, it would have the next one be so, too.
+            # A descriptor from a read-only mount would make the next mount read-only, too.
             self._let_go()
         if not self._wanted:
             self.state = MountState.UNMOUNTED
             report(Event.UNMOUNTED, f"{self.config.path} is unmounted", path=self.config.path)
             return
         self.restarts += 1
-        # The first death in a while is answered at once; one after the other, more slowly.
+        # The first death in a while causes an immediate retry; repeated deaths, slower retries.
         self._deaths = 1 if lived_s > STABLE_S else self._deaths + 1
         self.state = MountState.STARTING
         self.problem = "the mount process has died; the volume is being mounted again"
@@ -277,7 +277,7 @@ class MountKeeper:
         self.settled.set()
 
     def _let_go(self) -> None:
-        """Close the descriptor that would keep the file system below from being unmounted."""
+        """Close the descriptor, which would prevent the unmount of the file system below."""
         if self._base_fd is not None:
             os.close(self._base_fd)
             self._base_fd, self._is_base_adopted = None, False
@@ -291,4 +291,4 @@ def _reap(pid: int) -> None:
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        pass  # it was started by an earlier service
+        pass  # an earlier service started it

@@ -1,4 +1,4 @@
-"""The savings of a volume, measured in a process of its own, which walks through the whole tree."""
+"""The savings of a volume, measured in a separate process that walks the entire tree."""
 
 import asyncio
 import json
@@ -12,13 +12,13 @@ from dedupd_core.system.paths import explain
 from dedupd_core.system.processes import child_environment
 
 MEASURE_S = 86400.0
-"""How old the figures of a volume may become; to measure them takes a walk through its tree."""
+"""The oldest age of a volume's figures; measuring them requires a walk of its tree."""
 
 log = logging.getLogger("dedupd.service")
 
 
 def is_worth_measuring(savings: Savings | None, job: JobProcess) -> bool:
-    """Whether a job may have changed the savings of a volume, or their figures are too old."""
+    """Return whether a job may have changed the savings, or their figures are too old."""
     if savings is None or savings.time_s < time.time() - MEASURE_S:
         return True
     report = job.report or {}
@@ -28,7 +28,7 @@ def is_worth_measuring(savings: Savings | None, job: JobProcess) -> bool:
 
 
 async def measure(path: str) -> Savings | None:
-    """The figures of the volume at ``path`` as they are now; None where they cannot be had."""
+    """Measure the current figures of the volume at ``path``; None if that fails."""
     command = "-P", "-m", "dedupd.cli.main", "status", "--here", "--json", "--", path
     try:
         process = await asyncio.create_subprocess_exec(
@@ -41,7 +41,7 @@ async def measure(path: str) -> Savings | None:
             start_new_session=True,
             cwd="/",
         )
-    except OSError as error:  # no memory, no descriptors: later there may be
+    except OSError as error:  # out of memory or descriptors; a later attempt may succeed
         log.warning("%s: the savings could not be measured: %s", path, explain(error))
         return None
     try:

@@ -1,4 +1,4 @@
-"""The tasks of a volume's schedule, and what users may ask of the jobs (:mod:`jobs.specs`)."""
+"""The tasks of a volume's schedule, and the options of jobs for users (:mod:`jobs.specs`)."""
 
 from collections.abc import Mapping
 
@@ -11,15 +11,15 @@ from jobs.specs import JOBS, TASKS
 
 
 def tasks_of(job: str, arguments: tuple[str, ...]) -> list[TaskName]:
-    """The tasks that a run by hand stands for: those that would have done the same."""
+    """Return the scheduled tasks that a manual run has completed as well."""
     return [name for name, task in TASKS.items() if (task.job, task.options) == (job, arguments)]
 
 
 def schedules(policy: Policy, kind: StoreKind) -> dict[TaskName, Schedule]:
-    """When each task runs, by the policy of a volume on a kind of store.
+    """Return the schedule of each task, by the policy of a volume on this kind of store.
 
-    Tasks that every volume has by its policy are off where the kind has no work for them; tasks of
-    other stores than those of containers are absent.
+    Some tasks are scheduled for every volume; they are off if this kind of store has no work for
+    them. Tasks for kinds without containers are absent for other kinds.
     """
     wanted: dict[TaskName, Schedule] = {}
     for name, task in TASKS.items():
@@ -33,7 +33,7 @@ def schedules(policy: Policy, kind: StoreKind) -> dict[TaskName, Schedule]:
 
 
 TEXT_MAX = 40
-"""The longest value of an option; the job itself says whether it makes sense."""
+"""The longest value of an option; the job itself checks the value."""
 
 
 def _is_plain(text: str) -> bool:
@@ -41,7 +41,7 @@ def _is_plain(text: str) -> bool:
 
 
 def job_arguments(job: str, options: Mapping[str, object]) -> tuple[str, ...]:
-    """The options as ``dedupd run`` takes them. Raises UsageError."""
+    """Format options as arguments of ``dedupd run``. Raises UsageError."""
     if job not in JOBS:
         raise UsageError(f"job = {job!r}: no such job; use one of {', '.join(JOBS)}")
     spec = JOBS[job]

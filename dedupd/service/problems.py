@@ -1,4 +1,4 @@
-"""The problems of a service, and the summary of a week."""
+"""The problems of a service, and the weekly summary."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -12,11 +12,11 @@ from dedupd_core.config.schedule import Off
 from dedupd_core.units import counted, format_duration, format_moment, format_size
 
 BACKLOG_S = 3 * 86400.0
-"""Without an optimize run that got through, what is to be optimized grows."""
+"""Without a completed optimize run for this time, the backlog grows."""
 
 
 class Served(Protocol):
-    """What is asked of a service."""
+    """The parts of a service that this module uses."""
 
     listen_problem: str
     config: ServiceConfig
@@ -24,7 +24,7 @@ class Served(Protocol):
 
 
 def problems(service: Served, now_s: float) -> list[Problem]:
-    """Problems that an administrator should look at, as they are now."""
+    """List the current problems that need an administrator."""
     found: list[Problem] = []
     if service.listen_problem:
         found.append(Problem("page", "", Severity.WARNING, service.listen_problem))
@@ -113,7 +113,7 @@ def _of_backlog(volume: ServedVolume, now_s: float) -> Iterator[Problem]:
 
 
 def _of_cluster(volume: ServedVolume) -> Iterator[Problem]:
-    """What the hosts of a store in a cluster know of one another, and of the store."""
+    """List the problems that the hosts of a cluster store know of each other and of the store."""
     path = volume.config.path
     for one in volume.neighbours.get("gone", ()):
         waiting = (
@@ -145,7 +145,7 @@ def _of_cluster(volume: ServedVolume) -> Iterator[Problem]:
 
 
 def summary(service: Served, now_s: float) -> tuple[str, dict[str, Any]]:
-    """What all volumes save, and how they are: a text, and the same as JSON."""
+    """Summarize the savings and the state of all volumes, as text and as JSON."""
     lines, rows = [], []
     for volume in service.volumes.values():
         savings, latest = volume.savings, volume.space.latest

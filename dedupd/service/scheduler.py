@@ -1,7 +1,7 @@
 """The next action: a pure function of the volumes, their history, the time windows and the time.
 
-Nothing here starts or stops anything; the service carries out what :func:`next_action` says, and
-asks again. docs/guide/service.md states the rules.
+This module starts and stops nothing: the service performs the result of :func:`next_action`, and
+calls it again. docs/guide/service.md states the rules.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,22 +12,21 @@ from enum import IntEnum
 from dedupd_core.config.schedule import Calendar, Every, Off, Schedule
 
 TaskName = str
-"""Of a task in the schedule (:class:`jobs.specs.Task`)."""
+"""The name of a task in the schedule (:class:`jobs.specs.Task`)."""
 
 RETRY_S_MIN = 60.0
 RETRY_S_MAX = 86400.0
-"""After a failure; each one in a row doubles the wait. The first may be due to a
-killed process, or to a machine that was out of memory for a moment."""
+"""The delays after a failure; each failure in a row doubles the delay. The first failure may come
+from a killed process, or from a machine that was out of memory for a moment."""
 
 CONTINUE_S = 60.0
-"""After a background run that was stopped: it goes on where it was."""
+"""The delay before a stopped background run continues."""
 
 SLICE_S = 1800.0
-"""How long a background run, or one that others hold up, goes on while something else waits for
-its turn."""
+"""The longest time of a background run, or of a held run, while another task is waiting."""
 
 WAIT_S_MAX = 3600.0
-"""The longest wait; clocks are set now and then."""
+"""The longest wait, because the clock may be set."""
 
 
 SPACE_S_MIN = 60.0
@@ -36,13 +35,12 @@ OPTIMIZE_S_MIN = 900.0
 RESTORE_S_MIN = 1.0
 RESTORE_RETRY_S = 5.0
 SPACE_REST, REMOVED_REST, RESTORE_REST = 20.0, 5.0, 0.1
-"""While space is short, or a restore fills the volume: from the end of a run to the next one of the
-same task at least, and in multiples of the time that the last one took. For gc shorter where files
-were removed since."""
+"""The pause between two runs of a task while space is low or a restore is running. The factors are
+relative to the time of the last run. The pause before gc is shorter after files were removed."""
 
 
 class Urgency(IntEnum):
-    """The lower goes first."""
+    """Urgencies; lower values run first."""
 
     BY_HAND = 0
     SPACE = 1
@@ -52,7 +50,7 @@ class Urgency(IntEnum):
 
 
 class SpaceLevel(IntEnum):
-    """How short the space of a volume's file system is."""
+    """Levels of free space on a volume's file system."""
 
     ENOUGH = 0
     LOW = 1
@@ -63,8 +61,8 @@ class SpaceLevel(IntEnum):
 class SpaceState:
     """The space of a volume. Times are seconds since 1970.
 
-    ``since_s`` is when it became as short as it is, ``removed_s`` when files were last seen to have
-    been removed; ``age`` is the age that is enough for a file now, empty where the policy's holds.
+    ``since_s``: the start of the current level. ``removed_s``: the last time when files were
+    removed. ``age``: the minimum age of files for now; empty to use the policy's value.
     """
 
     level: SpaceLevel = SpaceLevel.ENOUGH
@@ -72,9 +70,9 @@ class SpaceState:
     removed_s: float = 0.0
     age: str = ""
     restores: bool = False
-    """Whether a restore fills the volume: what it writes is optimized at once."""
+    """True while a restore fills the volume: optimize runs at once on the restored files."""
     is_apart: bool = False
-    """Whether the chunks are in a cluster: of what is garbage there nothing comes back here."""
+    """True if the chunks are in a cluster: collecting garbage there frees no space here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,34 +83,34 @@ class TaskHistory:
     finished_s: float
     completed: bool
     failures: int = 0
-    """How many runs in a row have failed, this one the last of them."""
+    """The number of failed runs in a row, including the last run."""
 
     @property
     def took_s(self) -> float:
-        """For how long it ran, also where the clock was set back meanwhile."""
+        """The length of the run, at least 0 even if the clock was set back."""
         return max(0.0, self.finished_s - self.started_s)
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeView:
-    """The state of a volume. ``schedules`` are in the order in which tasks go first."""
+    """The state of a volume. ``schedules`` is in the order of precedence of tasks."""
 
     uuid: str
     schedules: Mapping[TaskName, Schedule]
     history: Mapping[TaskName, TaskHistory] = field(default_factory=dict)
     usable: bool = True
-    """Whether it is as it should be: a job on a volume that cannot be mounted would fail."""
+    """False if the volume cannot be used, for example not mounted: then a job would fail."""
     paused: bool = False
     since_s: float = 0.0
-    """When it became a volume: windows before that were not missed."""
+    """The time when it became a volume: earlier windows were not missed."""
     served_s: float = 0.0
-    """When its last job ended: the volume that has waited longest goes first."""
+    """The end of its last job: the volume that has waited longest is next."""
     space: SpaceState = SpaceState()
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A job that a user has asked for."""
+    """A request of a user for a job."""
 
     id: str
     uuid: str
@@ -121,7 +119,7 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job that is running. ``urgency`` is the one that it was started with."""
+    """A running job. ``urgency`` is its urgency at the start."""
 
     uuid: str
     urgency: Urgency
@@ -130,31 +128,31 @@ class Running:
     stopping: bool = False
     task: TaskName | None = None
     held: bool = False
-    """Whether it waits for users, or for other work on the machine."""
+    """True if it waits for users, or for other work on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartTask:
-    """Start a task; at ``until_s`` it is to stop."""
+    """Start a task, to be stopped at ``until_s``."""
 
     uuid: str
     task: TaskName
     urgency: Urgency
     until_s: float | None
     arguments: tuple[str, ...] = ()
-    """Of this run alone."""
+    """Arguments for this run only."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """Start a job that a user has asked for."""
+    """Start a job that a user has requested."""
 
     request: JobRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Have the job of a volume save its progress, and end."""
+    """Make the job of a volume save its progress and stop."""
 
     uuid: str
     reason: str
@@ -162,7 +160,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do until then, unless something changes."""
+    """Do nothing until this time, unless the state changes."""
 
     until_s: float
 
@@ -172,13 +170,13 @@ Action = StartTask | StartRequest | Stop | Wait
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A task that should run: now if ``at_s`` has come."""
+    """A task to run at ``at_s``, or now if that time has passed."""
 
     task: TaskName
     urgency: Urgency
     at_s: float
     length_s: float | None = None
-    """How long it may run, where that does not end with its window."""
+    """The longest run time, if the run does not end with its window."""
     end_s: float | None = None
     arguments: tuple[str, ...] = ()
 
@@ -194,9 +192,9 @@ def due(
     now_s: float,
     zone: tzinfo | None = None,
 ) -> Due | None:
-    """When a task is to run next, as seen from now; None for never."""
+    """Return the next run of a task; None for never."""
     if history is not None and _is_of_the_future(history, now_s):
-        history = None  # the clock was set back: nothing is known
+        history = None  # the clock was set back, so the history is not usable
     retry_s = _retry_s(history)
     if isinstance(schedule, Off):
         return None
@@ -206,7 +204,7 @@ def due(
 
 
 def _retry_s(history: TaskHistory | None) -> float:
-    """Before this a task is not to run again: it has failed."""
+    """Return the earliest time for a retry after a failure."""
     if history is None or not history.failures:
         return 0.0
     doubled = RETRY_S_MIN * 2.0 ** min(history.failures - 1, 20)
@@ -216,12 +214,11 @@ def _retry_s(history: TaskHistory | None) -> float:
 def due_for_space(
     space: SpaceState, histories: Mapping[TaskName, TaskHistory], now_s: float
 ) -> Iterator[Due]:
-    """Tasks that are to run because space is short, the cheapest first: what is garbage already,
-    what has become garbage, what can be optimized."""
+    """List the tasks to run because space is low, the cheapest first: compact, gc, optimize."""
     if space.restores:
         last = histories.get("throughput")
         again_s = last.finished_s + max(RESTORE_S_MIN, RESTORE_REST * last.took_s) if last else 0.0
-        # Writers wait, for the next run as well after one that failed.
+        # Writers are waiting, so the retry after a failure is fast, too.
         at_s = max(again_s, min(_retry_s(last), last.finished_s + RESTORE_RETRY_S if last else 0.0))
         yield Due("throughput", Urgency.SPACE, at_s, arguments=("--min-age-at-most=0s",))
     if space.level is SpaceLevel.ENOUGH:
@@ -250,7 +247,7 @@ def _due_for_garbage(space: SpaceState, known: Mapping[TaskName, TaskHistory]) -
 def _again_s(
     space: SpaceState, last: TaskHistory | None, rest_s: float, rest_share: float
 ) -> float:
-    """When a task is to run again while space is short: at once where it has not since then."""
+    """Return the time for the next run while space is low: at once for the first run."""
     if last is None:
         return 0.0
     if last.started_s < space.since_s and not last.failures:
@@ -259,7 +256,7 @@ def _again_s(
 
 
 def _is_of_the_future(history: TaskHistory, now_s: float) -> bool:
-    """An end that is near comes: what has just run is not run again for a second's difference."""
+    """Return whether a run is in the future; a small difference does not count."""
     return history.started_s > now_s or history.finished_s > now_s + RETRY_S_MAX
 
 
@@ -304,7 +301,7 @@ def next_action(
     jobs_max: int,
     zone: tzinfo | None = None,
 ) -> Action:
-    """The action for now. The caller carries it out, and asks again with the new state."""
+    """Return the action for now. The caller performs it, and asks again with the new state."""
     for one in running:
         if one.until_s is not None and now_s >= one.until_s and not one.stopping:
             return Stop(one.uuid, "its time window has ended")
@@ -319,7 +316,7 @@ def next_action(
         if holder is not None and isinstance(start, StartTask) and start.task == holder.task:
             continue
         blockers = [holder] if holder is not None else list(running)
-        # One stop is enough: there is room as soon as it has taken effect.
+        # One stop is enough: it makes the needed place free.
         if any(one.stopping for one in blockers):
             continue
         for blocker in blockers:
@@ -344,7 +341,7 @@ def _gives_way(urgency: Urgency, running: Running) -> bool:
 
 
 def _frees_sooner(start: Action, running: Running) -> bool:
-    """Whether a job would free space at once, and the one that runs does so file by file."""
+    """Return whether a job frees space at once, while the running job frees it file by file."""
     if not isinstance(start, StartTask) or start.urgency != Urgency.SPACE:
         return False
     return start.task != "throughput" and (running.task, running.urgency) == (
@@ -354,10 +351,10 @@ def _frees_sooner(start: Action, running: Running) -> bool:
 
 
 def _takes_turns(urgency: Urgency, uuid: str, running: Running) -> bool:
-    """Whether a job goes on for a while only, while something of this urgency waits."""
+    """Return whether a running job stops after a while if work of this urgency is waiting."""
     if running.urgency == Urgency.BACKGROUND:
         return True
-    # Another volume may be at rest. Its job must be as urgent, or it would be stopped.
+    # Another volume may be idle. Its job must be as urgent, or it would be stopped.
     is_held_up = running.held and running.urgency != Urgency.BY_HAND
     return is_held_up and uuid != running.uuid and urgency <= running.urgency
 
@@ -368,7 +365,7 @@ def _waiting(
     now_s: float,
     zone: tzinfo | None,
 ) -> tuple[list[tuple[Urgency, str, Action]], list[float]]:
-    """Actions that could start now, the most urgent first, and when more comes up."""
+    """Return the actions that could start now, the most urgent first, and later start times."""
     ready: list[tuple[tuple[float, ...], Urgency, str, Action]] = []
     wakes: list[float] = []
     open_volumes = {one.uuid: one for one in volumes if one.usable and not one.paused}
@@ -383,7 +380,7 @@ def _waiting(
                 continue
             until_s = one.until_s(now_s)
             start = StartTask(volume.uuid, one.task, one.urgency, until_s, one.arguments)
-            # Those without a window take turns: the others would leave the last one no time.
+            # Tasks without a window take turns: otherwise the last one would never run.
             due_s = one.at_s if one.urgency == Urgency.BACKGROUND else 0.0
             order = (one.urgency, volume.served_s, due_s, rank)
             ready.append((order, one.urgency, volume.uuid, start))
@@ -392,7 +389,7 @@ def _waiting(
 
 
 def _tasks(volume: VolumeView, now_s: float, zone: tzinfo | None) -> Iterator[tuple[int, Due]]:
-    if volume.schedules:  # else the policy cannot be read
+    if volume.schedules:  # otherwise the policy cannot be read
         yield from enumerate(due_for_space(volume.space, volume.history, now_s))
     for rank, (task, schedule) in enumerate(volume.schedules.items()):
         history = volume.history.get(task)

@@ -1,4 +1,4 @@
-"""A volume as the service knows it: its mount, its policy, and its jobs."""
+"""A volume in the service: its mount, its policy, and its jobs."""
 
 import asyncio
 import logging
@@ -41,10 +41,10 @@ from jobs.tree.candidates import YOUNG
 R = TypeVar("R")
 
 RUNS_LOOKED_AT = 50
-"""For the last ones of optimize and recover."""
+"""The number of runs to search for the last runs of optimize and recover."""
 
 BUSY_RETRY_S = 60.0
-"""When to try again where another process held the volume."""
+"""The delay before a retry if another process held the volume."""
 
 log = logging.getLogger("dedupd.service")
 
@@ -58,29 +58,29 @@ class ServedVolume:
         self.policy = Policy()
         self.policy_problem = ""
         self._knows_policy = False
-        """Whether the policy could be read at least once; before that there is only the default."""
+        """True if the policy was read at least once; before that, it is only the default."""
         self.tasks: dict[TaskName, TaskHistory] = {}
         self.savings: Savings | None = None
         self.flow: Flow | None = None
         self.space = SpaceWatch()
         self.garbage_bytes = 0
-        """What a compaction would give back, as far as jobs and measurements have told."""
+        """The bytes that a compaction would free, as known from jobs and measurements."""
         self.young_bytes = 0
-        """Of files that the last optimize run found too young."""
+        """The bytes of files that the last optimize run found too young."""
         self._restore = RestoreWatch()
         self.damage_met = 0
-        """Records that readers could not read, and that no scrub has looked at since."""
+        """The number of records that readers could not read since the last scrub."""
         self.neighbours: Mapping[str, Any] = {}
-        """What the last run of recover has told of the other hosts of a store in a cluster."""
+        """The last report of recover on other hosts of the cluster store."""
         self.optimized_s = 0.0
-        """When a run of optimize got through last."""
+        """The end of the last completed run of optimize."""
         self.since_s = 0.0
         self._served_s = 0.0
         self._not_before_s = 0.0
-        """When another process was seen to hold the volume. Of a monotonic clock."""
+        """No job starts before this time of a monotonic clock: another process held the volume."""
         self.is_known = False
         self._left_alone = False
-        # LMDB's files may be open once in a process.
+        # A process may open the files of LMDB only once at a time.
         self._catalog = asyncio.Lock()
 
     @property
@@ -96,7 +96,7 @@ class ServedVolume:
         return self.keeper.state is MountState.MOUNTED
 
     async def view(self) -> VolumeView | None:
-        """The volume as the scheduler sees it; None while nothing is known of it."""
+        """Return the scheduler's view of the volume; None while its state is unknown."""
         if self.uuid is None or self.keeper.base is None:
             return None
         if not self.is_known:
@@ -121,17 +121,17 @@ class ServedVolume:
 
     @property
     def schedules(self) -> dict[TaskName, Schedule]:
-        """When each task runs, by the policy as it was read last."""
+        """The schedule of each task, by the policy as last read."""
         return schedules(self.policy, self.store_kind)
 
     @property
     def store_kind(self) -> StoreKind:
-        """Of the store that it is on; as if it had its own until it is reached."""
+        """The kind of the store; until the volume was found, the kind of a volume's own store."""
         base = self.keeper.base
         return OWN if base is None else kind_at(base)
 
     async def look_at_space(self) -> bool:
-        """Look at the free space. Whether something may have to be done now."""
+        """Measure the free space. Returns whether the scheduler may have to act now."""
         base = self.keeper.base
         self.read_policy()
         if base is None or not self.is_mounted or not self._knows_policy:
@@ -139,11 +139,11 @@ class ServedVolume:
         try:
             sample = await asyncio.to_thread(sample_of, base, time.time())
         except OSError:
-            return False  # it has just been unmounted, or the disk is gone, which others say
+            return False  # it was unmounted a moment ago, or the disk is missing
         return self.space.look(sample, self.policy)
 
     async def look_for_damage(self) -> None:
-        """See whether readers have met damage since the last scrub."""
+        """Count the damaged records that readers have found since the last scrub."""
         if self.is_mounted:
             self.damage_met = await self.remember(History.damage_met) or 0
 
@@ -157,13 +157,13 @@ class ServedVolume:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether its file system takes no changes now: then no job can do anything."""
+        """True if its file system is read-only now: then no job can work."""
         base = self.keeper.base
         return base is not None and takes_no_changes(f"{base}/{VOLUME_FILE.decode()}")
 
     @property
     def noise_alarm(self) -> Alarm | None:
-        """The alarm that stops collections of garbage, if one stands."""
+        """The alarm that suspends garbage collection, if one is active."""
         if self.keeper.base is None:
             return None
         try:
@@ -173,13 +173,13 @@ class ServedVolume:
             return None
 
     async def pause(self, paused: bool) -> None:
-        """Let no job run until :meth:`pause` says otherwise; remembered across restarts."""
+        """Pause or resume the jobs of the volume; remembered across restarts."""
         self.paused = paused
         await self.remember(lambda history: history.note_paused(paused))
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:
-        """No job begins on it while the block runs."""
+        """Start no job on the volume while the block runs."""
         self._left_alone = True
         try:
             yield
@@ -187,7 +187,7 @@ class ServedVolume:
             self._left_alone = False
 
     async def note_end(self, job: JobProcess) -> None:
-        """Remember the outcome of a job."""
+        """Record the outcome of a job."""
         assert job.started_s is not None and job.finished_s is not None
         self._served_s = job.finished_s
         self._note_report(job.report or {})
@@ -212,7 +212,7 @@ class ServedVolume:
         await self._note_task(name, history)
 
     async def _end_restore(self, report: Mapping[str, Any]) -> None:
-        """Switch ``restore_mode`` off once no restore writes any more."""
+        """Switch ``restore_mode`` off when the restore no longer writes."""
         is_done = report.get("job") == "optimize" and report.get("outcome") == "done"
         optimized = report.get("files_optimized", 0)
         if is_done and self._restore.is_over(self.policy, optimized, time.time()):
@@ -241,7 +241,7 @@ class ServedVolume:
         await self.remember(lambda kept: kept.note_task(name, history))
 
     def _note_report(self, report: Mapping[str, Any]) -> None:
-        """Take in what a run says of space that could be freed."""
+        """Update the figures of space that jobs could free from a report."""
         if report.get("job") == "optimize":
             self.young_bytes = report.get("bytes_skipped", {}).get(YOUNG, 0)
             if report.get("outcome") == "done":
@@ -260,13 +260,13 @@ class ServedVolume:
         self.flow = await self.remember(lambda history: history.flow(time.time()))
 
     async def remember(self, act: Callable[[History], R]) -> R | None:
-        """Read or write the catalogue; None where it cannot be used, which the log says: the disk
-        may be gone, and other volumes' are not."""
+        """Read or write the catalogue; None, with a log message, if that fails: the disk may be
+        missing, while other volumes still work."""
         base = self.keeper.base
         if base is None:
             return None
         try:
-            # A descriptor of its own: the keeper closes its one when the volume is unmounted.
+            # A separate descriptor: the keeper closes its own when the volume is unmounted.
             with opened(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
                 async with self._catalog:
                     return await asyncio.to_thread(act, History(f"/proc/self/fd/{fd}"))
@@ -295,7 +295,7 @@ class ServedVolume:
         self.is_known = True
 
     def read_policy(self) -> None:
-        """Look at the policy as it is now: it may be edited at any time."""
+        """Read the current policy, which may be edited at any time."""
         base = self.keeper.base
         if base is None:
             return
@@ -313,7 +313,7 @@ class ServedVolume:
 
 
 def _seen_space(history: History) -> list[Sample]:
-    """The free space by the measurements of the last week."""
+    """Return the measurements of free space in the last week."""
     since_s = time.time() - WEEK_S
     return [
         Sample(one.time_s, one.free_bytes, one.size_bytes, 0)
@@ -323,7 +323,7 @@ def _seen_space(history: History) -> list[Sample]:
 
 
 def _report_of(job: JobProcess, started_s: float, finished_s: float) -> dict[str, Any]:
-    """A run record of a job that left none, because it failed or was stopped early."""
+    """Return a record for a run that left none, because it failed or was stopped early."""
     return {
         "job": job.job,
         "outcome": job.outcome,

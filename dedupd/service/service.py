@@ -1,4 +1,4 @@
-"""The service: mounts, schedule and control, put together."""
+"""The service: connects mounts, schedule and control."""
 
 import asyncio
 import logging
@@ -50,16 +50,16 @@ AGAIN_S = 5.0
 """Delay before a task that failed starts again."""
 
 LOOK_S = 60.0
-"""How long the schedule waits at most: a policy may have been edited, the clock been set."""
+"""The longest wait of the schedule: a policy may have been edited, or the clock set."""
 
 ENDED_KEPT = 200
-"""Jobs that have ended and can still be asked for by their id."""
+"""The number of finished jobs that can be queried by ID."""
 
 WAITING_MAX = 1000
-"""Jobs that may be asked for before others have run."""
+"""The limit for queued job requests."""
 
 DRAIN_S = 120.0
-"""More time to stop than systemd would give: jobs save progress, mounts sync their files."""
+"""The extra time to stop, beyond systemd's default: jobs save progress, mounts sync files."""
 
 
 class Service:
@@ -73,18 +73,18 @@ class Service:
         self.volumes: dict[VolumeConfig, ServedVolume] = {}
         self.waiting: list[JobProcess] = []
         self.running: dict[str, JobProcess] = {}
-        """By the uuid of the volume."""
+        """Running jobs by the uuid of the volume."""
         self.ended: deque[JobProcess] = deque(maxlen=ENDED_KEPT)
         self.counts: Counter[tuple[str, str]] = Counter()
-        """How many jobs have ended, by name and by whether they completed, stopped or failed."""
+        """The number of finished jobs, by name and by outcome: completed, stopped or failed."""
         self.freed_bytes: Counter[str] = Counter()
-        """What jobs have given back, by name."""
+        """The bytes that jobs have freed, by name."""
         self.listen_problem = ""
-        """Why the page cannot be reached, to be shown; empty where nothing is wrong."""
+        """The reason why the page is not available, for users; empty if there is no problem."""
         self.telling = Telling(self)
         self.guards = Guards(self)
         self.failures = Failures("dedupd.service")
-        """What failed unexpectedly in this process."""
+        """Unexpected failures in this process."""
         self._notifier = notifier
         self._keeping: dict[ServedVolume, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
@@ -98,15 +98,15 @@ class Service:
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, control: AbstractAsyncContextManager[object]) -> None:
-        """Serve until SIGTERM or SIGINT; SIGHUP reads the configuration again. Raises Busy.
+        """Serve until SIGTERM or SIGINT; SIGHUP reloads the configuration. Raises Busy.
 
-        ``control`` listens for requests for as long as it is entered.
+        ``control`` accepts requests while it is entered.
         """
         loop = asyncio.get_running_loop()
         with only_service(self.config.socket_path):
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop.set)
-            # No task ends the others by failing: each is contained, or kept up.
+            # A failing task must not stop the others: each is contained, or restarted.
             async with self._group, control:
                 loop.add_signal_handler(signal.SIGHUP, self._reload_on_signal)
                 watch = self._group.create_task(self._watch())
@@ -134,7 +134,7 @@ class Service:
 
     @property
     def status(self) -> str:
-        """One line, to be shown."""
+        """The state in one line, for users."""
         mounted = sum(volume.is_mounted for volume in self.volumes.values())
         jobs = counted(len(self.running), "job")
         return f"{mounted} of {len(self.volumes)} volumes mounted, {jobs}"
@@ -144,9 +144,10 @@ class Service:
         return self._stop.is_set()
 
     async def reload(self) -> None:
-        """Read the configuration again. Raises ConfigurationError; then the old one stays.
+        """Reload the configuration. After a ConfigurationError, the old one stays in use.
 
-        Raises ServiceUnreachable where the service is stopping: a volume mounted then would stay.
+        Raises ServiceUnreachable if the service is stopping: a newly mounted volume would stay
+        mounted.
         """
         async with self._reloading:
             if self.is_stopping:
@@ -173,14 +174,14 @@ class Service:
 
     def _reload_on_signal(self) -> None:
         async def reload() -> None:
-            # A failure is in the log, or has no meaning any more.
+            # A failure is in the log, or no longer matters.
             with suppress(ConfigurationError, ServiceUnreachable):
                 await self.reload()
 
         self._begin("a reload", reload)
 
     def _apply(self, config: ServiceConfig) -> None:
-        """Serve the volumes of a configuration, and let the others go, which stay mounted."""
+        """Apply a configuration: add new volumes, and release removed ones, which stay mounted."""
         self.config = config
         for one in config.volumes:
             if one not in self.volumes:
@@ -204,7 +205,7 @@ class Service:
         await volume.keeper.stop(self._keeping.pop(volume))
 
     async def _drain(self) -> None:
-        """End the jobs at their next safe point, then the mounts if they are to end."""
+        """Stop the jobs at their next safe point, then the mounts if configured."""
         for task in self._measuring:
             task.cancel()
         for job in list(self.running.values()):
@@ -216,19 +217,19 @@ class Service:
                 try:
                     await volume.keeper.unmount()
                 except DedupdError as error:
-                    # It stays, and the next service takes it over.
+                    # It stays mounted, and the next service adopts it.
                     report(Event.MOUNT_STAYS, str(error), logging.WARNING)
             await volume.keeper.stop(self._keeping.pop(volume))
 
     async def _watch(self) -> None:
-        """Tell systemd that the event loop turns."""
+        """Notify systemd that the event loop runs."""
         seconds = self._notifier.watchdog_s
         while seconds is not None:
             self._notifier.alive()
             await asyncio.sleep(seconds)
 
     async def _watch_space(self) -> None:
-        """Have the schedule decide as soon as space is short, or files were removed while it is."""
+        """Wake the scheduler when space becomes low, or files are removed while it is low."""
         while True:
             for volume in list(self.volumes.values()):
                 with self.failures.noted(f"watching {volume.config.path}"):
@@ -247,7 +248,7 @@ class Service:
     # --- jobs -------------------------------------------------------------------------------------
 
     def look_again(self) -> None:
-        """Have the schedule decide again: something has changed."""
+        """Wake the scheduler, because the state changed."""
         self._wake.set()
 
     async def _schedule(self) -> None:
@@ -259,10 +260,10 @@ class Service:
                     await self._wake.wait()
 
     async def _decide(self) -> None:
-        """Carry out all actions for now."""
+        """Perform all actions that are due now."""
         while True:
             seen = [(one, await self._view_of(one)) for one in list(self.volumes.values())]
-            # A reload may have taken some away while others were looked at.
+            # A reload may have removed some volumes during the loop.
             served = self.volumes.get
             views = [view for one, view in seen if view and served(one.config) is one]
             requests = [JobRequest(job.id, job.uuid, job.submitted_s) for job in self.waiting]
@@ -328,7 +329,7 @@ class Service:
         try:
             await self._run_to_its_end(job, volume)
         finally:
-            # Whatever failed: while it counts as running, no job of the volume starts.
+            # After any failure: no job of the volume starts while this one counts as running.
             if self.running.get(job.uuid) is job:
                 del self.running[job.uuid]
             if job not in self.ended:
@@ -371,7 +372,7 @@ class Service:
         raise NotAVolume(f"{uuid}: the service has no such volume; see `dedupd status`")
 
     def by_path(self, path: str) -> ServedVolume:
-        """The volume that a path (absolute) lies in. Raises NotAVolume."""
+        """Return the volume that contains an absolute path. Raises NotAVolume."""
         path = os.path.normpath(path)
         for volume in self.volumes.values():
             for place in volume.keeper.places:
@@ -382,7 +383,7 @@ class Service:
         )
 
     def submit(self, name: str, path: str, options: dict[str, object]) -> JobProcess:
-        """Have a job run as soon as it can.
+        """Queue a job to run as soon as possible.
 
         Raises UsageError, NotAVolume, Busy, ReadOnlyVolume.
         """
@@ -418,7 +419,7 @@ class Service:
         raise UsageError(f"{job_id}: no such job; `dedupd jobs` lists them")
 
     def cancel(self, job: JobProcess) -> None:
-        """End a job: at its next safe point, if it runs."""
+        """Cancel a job: a running job stops at its next safe point."""
         if job in self.waiting:
             self._give_up(job, "cancelled")
         elif job.finished_s is None:
@@ -427,7 +428,7 @@ class Service:
         self.look_again()
 
     def _give_up(self, job: JobProcess, reason: str) -> None:
-        """End a job that has not begun."""
+        """Finish a job that has not started."""
         self.waiting.remove(job)
         job.stop(reason)
         job.finished_s = time.time()
@@ -435,7 +436,7 @@ class Service:
         job.change()
 
     async def pause(self, volume: ServedVolume, paused: bool) -> None:
-        """Hold the jobs of a volume, or let them go on."""
+        """Pause or resume the jobs of a volume."""
         await volume.pause(paused)
         job = self.running.get(volume.uuid or "")
         if job is not None:
@@ -443,7 +444,7 @@ class Service:
         self.look_again()
 
     async def unmount(self, volume: ServedVolume) -> None:
-        """Unmount a volume once its job has ended. Raises Busy where files are in use."""
+        """Unmount a volume after its job has stopped. Raises Busy if files are in use."""
         with volume.left_alone():
             job = self.running.get(volume.uuid or "")
             if job is not None:

@@ -1,7 +1,8 @@
-"""The free space of a volume's file system: whether it is short, and when it will be gone.
+"""The free space of a volume's file system: its level, and when it will run out.
 
-Below ``space_low`` of the policy the service collects garbage and gives its space back at once, and
-optimizes at full speed what is old enough; below ``space_critical`` also younger files.
+Below ``space_low`` of the policy, the service collects garbage and frees its space at once, and
+optimizes at full speed all files that are old enough. Below ``space_critical`` it also optimizes
+younger files.
 """
 
 import os
@@ -16,30 +17,30 @@ from dedupd_core.deleted.expiry import CALM_SHARE
 from dedupd_core.units import exact_duration
 
 LOOK_S = 5.0
-"""Between two looks at the free space; a look takes microseconds."""
+"""The interval between checks of the free space; a check takes microseconds."""
 
 RESTORE_IDLE_S = 3600.0
 
 SAMPLE_S = 300.0
 SAMPLES_MAX = 12 * 24 * 7
-"""A week, for the forecast."""
+"""One week of samples, for the forecast."""
 
 FORECAST_S_MIN = 1800.0
-"""A shorter time says little of the next days."""
+"""A shorter period is no basis for a forecast."""
 
 FORECAST_S_MAX = 10 * 365 * 86400.0
-"""What is further away is not worth a warning, nor true."""
+"""A forecast beyond this is neither useful nor accurate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The file system at a time (seconds since 1970)."""
+    """The file system at one time (seconds since 1970)."""
 
     time_s: float
     free_bytes: int
     total_bytes: int
     inodes_used: int
-    """0 where the file system does not count them (btrfs)."""
+    """0 if the file system does not count inodes (btrfs)."""
 
 
 def sample_of(directory: str, now_s: float) -> Sample:
@@ -54,7 +55,7 @@ def sample_of(directory: str, now_s: float) -> Sample:
 
 
 class SpaceWatch:
-    """What was seen of one file system, look by look."""
+    """The measurements of one file system."""
 
     def __init__(self) -> None:
         self.latest: Sample | None = None
@@ -67,7 +68,7 @@ class SpaceWatch:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
 
     def look(self, sample: Sample, policy: Policy) -> bool:
-        """Take a sample in. Whether something may have to be done now that had not before."""
+        """Add a sample. Returns whether the scheduler may have new work now."""
         before, last = self.level, self.latest
         self.low_bytes = policy.space_low.bytes_of(sample.total_bytes)
         self.critical_bytes = policy.space_critical.bytes_of(sample.total_bytes)
@@ -85,11 +86,11 @@ class SpaceWatch:
         return begins or self.level > before or (is_removed and self.level > SpaceLevel.ENOUGH)
 
     def recall(self, samples: Iterable[Sample]) -> None:
-        """Take in, oldest first, what an earlier life of the service saw, for the forecast."""
+        """Add samples of an earlier service process, oldest first, for the forecast."""
         self._samples.extendleft(sorted(samples, key=lambda one: -one.time_s))
 
     def state(self, policy: Policy) -> SpaceState:
-        """The space as the scheduler sees it."""
+        """Return the scheduler's view of the space."""
         age_s = policy.space_min_age_s
         shrinks = self.level is SpaceLevel.CRITICAL and age_s < policy.strictest_age_s
         age = exact_duration(age_s) if shrinks else ""
@@ -98,14 +99,14 @@ class SpaceWatch:
 
     @property
     def rate_bytes_per_s(self) -> float | None:
-        """How fast the free space becomes less, below zero where it becomes more; None where too
-        little was seen."""
+        """The rate at which free space shrinks, negative if it grows; None if there are too few
+        samples."""
         return rate_of([*self._samples, *([self.latest] if self.latest else [])])
 
     @property
     def full_s(self) -> float | None:
-        """When nothing will be free at this rate (seconds since 1970); None for never, or where
-        that cannot be told."""
+        """The time when the space runs out at this rate (seconds since 1970); None if never or
+        unknown."""
         rate, latest = self.rate_bytes_per_s, self.latest
         if rate is None or latest is None or rate <= 0:
             return None
@@ -114,13 +115,13 @@ class SpaceWatch:
 
 
 class RestoreWatch:
-    """When a restore is over (policy ``restore_mode``): nothing has come for an hour."""
+    """Detects the end of a restore (policy ``restore_mode``): no new files for an hour."""
 
     def __init__(self) -> None:
         self._latest_s = 0.0
 
     def is_over(self, policy: Policy, files_optimized: int, now_s: float) -> bool:
-        """Asked at the end of each run of optimize."""
+        """Return whether the restore has ended. Call this after each run of optimize."""
         if policy.restore_mode is RestoreMode.OFF:
             self._latest_s = 0.0
         elif files_optimized or not self._latest_s:
@@ -130,8 +131,8 @@ class RestoreWatch:
 
 @dataclass(frozen=True, slots=True)
 class Reclaimable:
-    """Space that a job would free. ``bytes`` is None where only the job itself can tell;
-    ``length_s`` is the time that its last run took, None where there was none."""
+    """Space that a job would free. ``bytes`` is None if only the job itself can find out;
+    ``length_s`` is the time of its last run, None without a run."""
 
     job: str
     bytes: int | None
@@ -144,10 +145,10 @@ def reclaimable(
     young_bytes: int,
     saved_fraction: float,
 ) -> list[Reclaimable]:
-    """Jobs that free space, the cheapest first, by what the last runs have seen.
+    """List jobs that free space, the cheapest first, as estimated from the last runs.
 
-    ``young_bytes`` are in files that are too young to be optimized; what comes of them is reckoned
-    by what the volume saves altogether.
+    ``young_bytes`` are in files that are too young for optimize; their savings are estimated from
+    the savings of the entire volume.
     """
 
     def length_s(task: TaskName) -> float | None:
@@ -164,7 +165,7 @@ def reclaimable(
 def level_of(
     free_bytes: int, low_bytes: int, critical_bytes: int, before: SpaceLevel
 ) -> SpaceLevel:
-    """How short the space is; a level ends a little above where it begins."""
+    """Return the level of free space; a level ends slightly above its start."""
     for level, threshold in ((SpaceLevel.CRITICAL, critical_bytes), (SpaceLevel.LOW, low_bytes)):
         end = threshold * (CALM_SHARE if before >= level else 1.0)
         if free_bytes < end:
@@ -173,7 +174,7 @@ def level_of(
 
 
 def rate_of(samples: list[Sample]) -> float | None:
-    """The slope of a line through the samples, by least squares; None for too short a time."""
+    """Return the slope of a least-squares line through the samples; None for too short a time."""
     if len(samples) < 3 or samples[-1].time_s - samples[0].time_s < FORECAST_S_MIN:
         return None
     start_s = samples[0].time_s

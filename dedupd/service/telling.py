@@ -1,5 +1,5 @@
-"""Tells somebody of problems, by the ways of the configuration: once when one begins and once when
-it is over. No way can hold the service up, nor another way."""
+"""Sends notifications through the configured channels when a problem starts and when it is
+resolved. A slow channel delays neither the service nor other channels."""
 
 import asyncio
 import logging
@@ -19,13 +19,13 @@ from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened
 
 LOOK_S = 1.0
-"""Between two looks at what problems there are."""
+"""The interval between checks for problems."""
 
 RETRY_S = (5.0, 30.0, 300.0, 3600.0)
-"""Before a delivery that failed is tried again; after the last one it is given up."""
+"""The delays before a failed delivery is retried; after the last one, it is dropped."""
 
 STOP_S = 5.0
-"""How long a delivery that is under way may hold up the end of the service."""
+"""The longest time that a running delivery may delay the stop of the service."""
 
 FILE = b"notices.json"
 
@@ -35,7 +35,7 @@ log = logging.getLogger("dedupd.service")
 
 
 def ways_of(config: ServiceConfig) -> list[Way]:
-    """The ways that a configuration names."""
+    """Return the channels of a configuration."""
     found = []
     if config.on_problem:
         found.append(Way("command", config.on_problem))
@@ -48,7 +48,7 @@ def ways_of(config: ServiceConfig) -> list[Way]:
 
 
 class Telling:
-    """The ledger of a service, and the tasks that deliver."""
+    """The ledger of a service, and the tasks that deliver its notifications."""
 
     def __init__(self, service: Served) -> None:
         self._service = service
@@ -56,8 +56,8 @@ class Telling:
         self._host = socket.gethostname()
         self._restarts: dict[str, int] = {}
         self._queued = asyncio.Condition()
-        self._state = 0  # how many states of the ledger there were to keep
-        self._saving = threading.Lock()  # around the file, and the number of the state in it
+        self._state = 0  # the number of ledger states so far
+        self._saving = threading.Lock()  # protects the file and the number of its state
         self._saved = 0
 
     @property
@@ -65,7 +65,7 @@ class Telling:
         return ways_of(self._service.config)
 
     async def run(self) -> None:
-        """Look and tell, until cancelled."""
+        """Check for problems and send notifications, until cancelled."""
         data = await asyncio.to_thread(self._load)
         self._ledger = Ledger.of_json(data, time.time())
         try:
@@ -79,7 +79,7 @@ class Telling:
             self._save(*self._to_save())
 
     async def test(self) -> dict[str, str]:
-        """Tell by each way now, that this is a test; why each failed, empty where it did not."""
+        """Send a test notification through each channel; return the error of each, or ""."""
         text = f"This is a test of dedupd on {self._host}. Nothing is wrong."
         problem = Problem("test", "", Severity.INFO, text)
         notice = Notice(Happening.TEST, problem, time.time(), self._host)
@@ -110,7 +110,7 @@ class Telling:
             await self._changed()
 
     def _died(self) -> list[Problem]:
-        """Mounts whose process has ended since the last look, though they may be back already."""
+        """Report mounts whose process has died since the last check, even if they work again."""
         found = []
         for volume in self._service.volumes.values():
             path, count = volume.config.path, volume.keeper.restarts
@@ -124,19 +124,19 @@ class Telling:
         self._ledger.queue(notice, [way.name for way in self._ways])
 
     async def _changed(self) -> None:
-        """Keep the ledger, and have the ways look at it."""
+        """Save the ledger, and wake the channels."""
         await asyncio.to_thread(self._save, *self._to_save())
         async with self._queued:
             self._queued.notify_all()
 
     async def _deliver_all(self, name: str) -> None:
-        """Deliver the notices of one way, one after the other."""
+        """Deliver the notifications of one channel, in order."""
         while True:
             async with self._queued:
                 while (waiting := self._ledger.next_of(name)) is None:
                     await self._queued.wait()
             way = next((way for way in self._ways if way.name == name), None)
-            # One that is no longer configured has nobody to tell.
+            # The notification is dropped if the channel is no longer configured.
             failure = "" if way is None else await self._delivered(way, waiting)
             again = bool(failure) and waiting.tries < len(RETRY_S)
             if failure:
@@ -151,7 +151,7 @@ class Telling:
                 await asyncio.sleep(RETRY_S[waiting.tries])
 
     async def _delivered(self, way: Way, waiting: Waiting) -> str:
-        """Deliver; where the service stops meanwhile, see to it that none is delivered twice."""
+        """Deliver a notification, and record its delivery even if the service stops during it."""
         task = asyncio.ensure_future(deliver(way, waiting.notice))
         try:
             return await asyncio.shield(task)
@@ -171,12 +171,12 @@ class Telling:
             return b""
 
     def _to_save(self) -> tuple[int, bytes]:
-        """The ledger as it is, and the number of this state."""
+        """Return the number of this state of the ledger, and its data."""
         self._state += 1
         return self._state, self._ledger.to_json()
 
     def _save(self, state: int, data: bytes) -> None:
-        """Threads come in any order: an older state never takes the place of a newer one."""
+        """Write a state, unless a newer one is already written: threads run in any order."""
         with self._saving:
             if state > self._saved:
                 self._saved = state
@@ -189,7 +189,7 @@ class Telling:
             with opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
                 Disk().replace_file(fd, FILE, data)
         except OSError as error:
-            # It may be told twice after a restart, which is better than not at all.
+            # After a restart, the notification may be repeated, which is better than a loss.
             log.warning(
                 "%s: the state of notifications cannot be saved: %s", directory, error.strerror
             )

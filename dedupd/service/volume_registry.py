@@ -1,7 +1,7 @@
-"""The volumes that the service is to serve: one file each, beside its configuration.
+"""The volumes that the service manages: one file per volume, next to its configuration.
 
-``dedupd enable`` writes it and ``dedupd disable`` removes it, where the service is installed: where
-the directory ``volumes.d`` is there.
+``dedupd enable`` writes the file and ``dedupd disable`` removes it, if the service is installed:
+then the directory ``volumes.d`` exists.
 """
 
 import os
@@ -21,20 +21,20 @@ from dedupd_core.units import exact_size
 
 
 def register(path: str, uuid: str) -> bool:
-    """Have the service serve a volume from its next start or reload on; False where it is not
-    installed here."""
+    """Add a volume, which the service mounts from its next start or reload on. Returns False if the
+    service is not installed."""
     directory = volumes_directory(config_path())
     if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
         return False
     text = volume_text(VolumeConfig(path, path, uuid=uuid))
     with opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-        # A file that a power cut left empty would keep the service from starting, with all volumes.
+        # An empty file, after a power failure, would prevent the start of the service.
         Disk().replace_file(fd, f"{uuid}.toml".encode(), text.encode(), mode=0o644)
     return True
 
 
 def forget(uuid: str) -> bool:
-    """Take a volume from the service's; whether it was one that :func:`register` had added."""
+    """Remove a volume that :func:`register` has added; return whether it was registered."""
     try:
         os.unlink(os.path.join(volumes_directory(config_path()), f"{uuid}.toml"))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -43,7 +43,7 @@ def forget(uuid: str) -> bool:
 
 
 def is_named(path: str) -> bool:
-    """Whether the configuration file itself, which the administrator writes, names a volume."""
+    """Return whether the configuration file of the administrator lists a volume."""
     try:
         with open(config_path(), encoding="utf-8") as file:
             config = parse_config(file.read(), config_path())
@@ -53,8 +53,8 @@ def is_named(path: str) -> bool:
 
 
 def unnamed(path: str) -> bool:
-    """Take a volume out of the configuration file itself, whose comments stay; whether it was
-    there. Raises OSError."""
+    """Remove a volume from the configuration file of the administrator, and keep the comments.
+    Returns whether it was listed. Raises OSError."""
     where = config_path()
     if not is_named(path):
         return False
@@ -74,7 +74,7 @@ def unnamed(path: str) -> bool:
 
 
 def volume_text(volume: VolumeConfig) -> str:
-    """A file of ``volumes.d``."""
+    """Format a file of ``volumes.d``."""
     document = tomlkit.document()
     document.add(tomlkit.comment("A volume that the service mounts and keeps optimized."))
     document["path"] = volume.path

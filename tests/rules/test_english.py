@@ -29,7 +29,7 @@ PAGES = (
 
 DOCSTRINGS = (
     *("tests/support/english.py", "tests/support/texts.py", "tests/rules/test_english.py"),
-    "dedupd/cli/**/*.py",
+    "dedupd/**/*.py",
 )
 """Modules: all of their docstrings and comments."""
 

@@ -1,1 +1,1 @@
-"""The guard below mounts: programs that open stubs past the mount get an error."""
+"""The guard below mounts: programs that open stubs without the mount get an error."""

@@ -1,9 +1,9 @@
 """``python -m dedupd.service.guard``: the process of a guard, started by the service.
 
-Its arguments are a name to be shown, a descriptor in the file system, and descriptors in mounts
-that are exempt. It prints a JSON object per line: ``{"ready": true}`` or ``{"problem": …}``, then
-one per refused open (``pid``, ``uid``, ``program``, ``path``), and ``{"count": …}`` each second. It
-ends when its standard input ends.
+Its arguments are a name for messages, a descriptor in the file system, and descriptors in mounts
+that are exempt. It prints a JSON object per line: first ``{"ready": true}`` or ``{"problem": …}``.
+Then it prints one line per refused open (``pid``, ``uid``, ``program``, ``path``), and ``{"count":
+…}`` each second. It exits when its standard input is closed.
 """
 
 import json
@@ -19,21 +19,21 @@ from dedupd_core.system.processes import lock_of_register, show_as
 BEAT_S = 1.0
 
 PATH_BYTES_MAX = 600
-"""The end of a path that is printed: a line is shorter than what a pipe takes at once."""
+"""The length of the printed end of a path: a pipe writes shorter lines atomically."""
 
 
 def _print(**message: object) -> None:
-    """Print a line. If the service does not read, the line is lost: the guard waits for nobody."""
+    """Print a line. If the service does not read, the line is lost: the guard never waits."""
     with suppress(BlockingIOError):
         os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")
 
 
 def _guard(directory_fd: int, exempt_fds: list[int]) -> None:
-    # Before the threads start, which have the rights of the thread that starts them.
+    # Before any thread starts, because a thread gets the rights of the thread that starts it.
     native.system.bound_capabilities(["CAP_SYS_ADMIN"])
     guard = native.system.OpenGuard(directory_fd, exempt_fds, lock_of_register())
     for fd in {directory_fd, *exempt_fds}:
-        os.close(fd)  # An open descriptor would keep the file system from being unmounted.
+        os.close(fd)  # An open descriptor would prevent the unmount of the file system.
     with suppress(OSError):
         native.system.deny_calls()
     _print(ready=True)

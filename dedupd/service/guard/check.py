@@ -6,7 +6,7 @@ from dedupd_core.units import counted
 
 
 def guard_text(guard: dict[str, Any]) -> str:
-    """Return the state of the guard in words, from the service's view of it."""
+    """Describe the state of the guard, as the service sees it."""
     if not guard["wanted"]:
         return "guard below mounts: off (guard_below in dedupd.toml)"
     if guard["problem"]:

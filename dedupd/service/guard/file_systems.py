@@ -1,4 +1,4 @@
-"""The file systems that a guard is for, and the mounts on them that are exempt."""
+"""The file systems with a guard, and the mounts on them that are exempt."""
 
 import os
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from dedupd_core.system import mount_table
 from dedupd_core.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
 
 MountProcess = tuple[str, int]
-"""A mounted volume, and a number that a new mount process of the volume changes."""
+"""The uuid of a mounted volume, and a number that differs for each mount process of the volume."""
 
 
 @dataclass(slots=True)
@@ -18,12 +18,12 @@ class FileSystem:
     """A file system below mounted volumes. The descriptors are open until :meth:`close`."""
 
     point: str
-    """A mount point, to be shown."""
+    """A mount point, for messages."""
     fds: list[int] = field(default_factory=list)
     """Directories in the mounts that mount processes and jobs use."""
     processes: set[MountProcess] = field(default_factory=set)
     obstacle: str = ""
-    """The reason why no guard can be here."""
+    """The reason why this file system cannot have a guard."""
 
     def close(self) -> None:
         for fd in self.fds:
@@ -43,8 +43,8 @@ def mount_processes() -> frozenset[MountProcess]:
 def below(
     processes: Collection[MountProcess], served: Collection[str]
 ) -> tuple[dict[str, FileSystem], bool]:
-    """Return the file systems of the ``served`` volumes by their device, with all ``processes`` on
-    them, and whether all processes have answered."""
+    """Return the file systems of the ``served`` volumes by device, with all ``processes`` on them;
+    and whether all processes have answered."""
     found: dict[str, FileSystem] = {}
     all_answered = True
     for process in processes:
@@ -85,7 +85,7 @@ def _add(process: MountProcess, found: dict[str, FileSystem]) -> None:
 
 
 def _mount_of(fd: int) -> mount_table.Row | None:
-    """The mount that a descriptor lies in. None if this process does not see the mount."""
+    """Return the mount that contains a descriptor; None if this process does not see it."""
     with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
         fields = dict(line.rstrip().split(":\t", 1) for line in file if ":\t" in line)
     rows = mount_table.all_mounts()

@@ -1,7 +1,7 @@
-"""Keeps one guard process per file system below served volumes (docs/guide/mount.md).
+"""Runs one guard process per file system below managed volumes (docs/guide/mount.md).
 
-A guard fails open: if its process ends, the kernel allows all opens, and a process that does not
-answer is killed. It is a process of its own because a mount process has no right to ``fanotify``.
+A guard fails open: if its process exits, the kernel allows all opens, and the service kills a guard
+that does not respond. It is a separate process because a mount process may not use ``fanotify``.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from dedupd_core.system.paths import explain, show_text
 from dedupd_core.system.processes import make_register, register, server_environment
 
 LOOK_S = 1.0
-"""Between two looks at which volumes are mounted."""
+"""The interval between checks for mounted volumes."""
 
 SILENCE_S_MAX = 10.0
-"""A guard prints a line each second. If it does not, it may hold up programs, and is killed."""
+"""A guard prints a line each second. A silent guard may block programs, so it is killed."""
 
 RETRY_S = 60.0
-"""Before a guard that failed is started again: the disk may be slow."""
+"""The delay before a failed guard is started again: the disk may be slow."""
 
 LOGGED_S = 60.0
-"""A program that opens many stubs is logged once in this time."""
+"""The interval in which a program that opens many stubs is logged only once."""
 
 PROGRAMS_MAX = 1000
 
@@ -50,11 +50,11 @@ class _Guard:
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """The state of all guards, to be shown."""
+    """The state of all guards, for status output."""
 
     wanted: bool
     guarded: tuple[str, ...]
-    """Mount points of the file systems that are guarded."""
+    """Mount points of the file systems with a guard."""
     problem: str
     refused: int
 
@@ -69,14 +69,14 @@ class GuardedVolume(Protocol):
 
 
 class GuardWish(Protocol):
-    """The part of the configuration that counts here."""
+    """The part of the configuration that the guards use."""
 
     @property
     def guard_below(self) -> bool: ...
 
 
 class Guarded(Protocol):
-    """The service whose volumes are guarded."""
+    """The service that owns the guards."""
 
     @property
     def config(self) -> GuardWish: ...
@@ -104,7 +104,7 @@ class Guards:
         return GuardState(self._service.config.guard_below, points, self.problem, refused)
 
     async def run(self) -> None:
-        """Keep the guards as they are wanted, until cancelled."""
+        """Start and stop guards as needed, until cancelled."""
         try:
             while True:
                 await self._look()
@@ -115,7 +115,7 @@ class Guards:
                 await self._end(device)
 
     def _served(self) -> frozenset[str]:
-        """The uuids of the volumes to guard."""
+        """Return the uuids of the volumes that need a guard."""
         if not self._service.config.guard_below:
             return frozenset()
         volumes = self._service.volumes.values()
@@ -139,7 +139,7 @@ class Guards:
         except (DedupdError, OSError) as error:
             self._fail(explain(error))
             return
-        # A mount process that does not answer yet opens stubs by its lock, and is asked again.
+        # A mount process that does not answer yet opens stubs by its lock; it is asked again later.
         self._known = known if all_answered else None
         try:
             for device in [device for device in self._guards if device not in found]:
@@ -153,14 +153,14 @@ class Guards:
                 one.close()
 
     def _fail(self, problem: str) -> None:
-        """Note a problem, and try again later."""
+        """Record a problem, and retry later."""
         if problem != self.problem:
             log.warning("guard below mounts is inactive: %s", show_text(problem))
         self.problem, self._known = problem, None
         self._retry_s = time.monotonic() + RETRY_S
 
     async def _start(self, device: str, one: FileSystem) -> None:
-        """Start a guard, and only then end the one before it: there is no time without."""
+        """Start a guard, and then stop its predecessor: there is always a guard."""
         if one.obstacle:
             await self._end(device)
             self.problem = one.obstacle
@@ -199,7 +199,7 @@ class Guards:
             await self._listen_once(guard)
 
     async def _listen_once(self, guard: _Guard) -> None:
-        """Take in a line of a guard."""
+        """Process one line of a guard."""
         assert guard.process.stdout is not None
         try:
             async with asyncio.timeout(SILENCE_S_MAX):
@@ -208,7 +208,7 @@ class Guards:
         except TimeoutError:
             message = {"problem": f"the guard has not responded for {SILENCE_S_MAX:.0f} s"}
         except ValueError:
-            return  # The pipe was full, and took a part of a line.
+            return  # The pipe was full and accepted only a part of the line.
         if "problem" in message:
             guard.is_ready, guard.problem = False, str(message["problem"])
             if guard.process.returncode is None:
@@ -221,7 +221,7 @@ class Guards:
             self._log(**message)
 
     def _log(self, pid: int, uid: int, program: str, path: str) -> None:
-        """Log a refused open, unless one of the same process was logged recently."""
+        """Log a refused open, unless another open by the same process was logged recently."""
         now_s = time.monotonic()
         if self._logged.get(pid, -LOGGED_S) > now_s - LOGGED_S:
             return

@@ -1,1 +1,1 @@
-"""Telling somebody: what a problem is, which were told already, and the ways to tell."""
+"""Notifications: problems, the ledger of notifications, and their delivery through channels."""

@@ -1,7 +1,7 @@
-"""The ways to tell: a command, the machine's sendmail, a webhook; each is a process of its own.
+"""The notification channels: a command, sendmail, a webhook; each runs in a separate process.
 
-So whatever one of them does, it can be ended, and under systemd it has the rights of the machine
-and not those that are left to the service.
+The service can stop such a process at any time. Under systemd, it runs outside of the service's
+unit, with the rights of the machine instead of the reduced rights of the service.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from dedupd.service.systemd.slice import is_of_systemd
 from dedupd_core.system.processes import child_environment
 
 DELIVERY_S_MAX = 60.0
-"""A process that takes longer is ended, and the notice tried again later."""
+"""A process that takes longer is killed, and the notification is retried later."""
 
 ERROR_BYTES_MAX = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to tell: a name, the program that is started, and to whom it mails, if it does."""
+    """A notification channel: its name, its command, and the mail address, if it sends mail."""
 
     name: str
     command: tuple[str, ...]
     mail_to: str = ""
 
     def text_of(self, notice: Notice) -> bytes:
-        """What the process reads."""
+        """Return the input of the process."""
         if not self.mail_to:
             return json.dumps(notice.to_json()).encode() + b"\n"
         mail = EmailMessage(policy=SMTP.clone(linesep="\n"))
@@ -45,7 +45,7 @@ class Way:
 
 
 async def deliver(way: Way, notice: Notice, length_s: float = DELIVERY_S_MAX) -> str:
-    """Tell by one way; why that failed, empty where it did not."""
+    """Deliver through one channel. Returns the error, or an empty string."""
     try:
         process = await asyncio.create_subprocess_exec(
             *_outside(),
@@ -64,10 +64,10 @@ async def deliver(way: Way, notice: Notice, length_s: float = DELIVERY_S_MAX) ->
             _, errors = await process.communicate(way.text_of(notice))
     except TimeoutError:
         return f"{way.command[0]}: not finished after {length_s:.0f} s"
-    except OSError as error:  # it has closed its input
+    except OSError as error:  # the process has closed its input
         errors = str(error).encode()
     finally:
-        # Its children too: one that holds the line would hold this up.
+        # Also kill its children: a child that keeps the pipe open would block the delivery.
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except OSError:
@@ -80,8 +80,8 @@ async def deliver(way: Way, notice: Notice, length_s: float = DELIVERY_S_MAX) ->
 
 
 def _outside() -> list[str]:
-    """The words that start a process outside of the service's unit, whose rights do not suffice for
-    a mail, or a network."""
+    """Return the start of a command that runs outside of the service's unit, whose rights are too
+    few for mail or a network."""
     if not is_of_systemd() or shutil.which("systemd-run") is None:
         return []
     return ["systemd-run", "--quiet", "--collect", "--wait", "--pipe", "--"]

@@ -1,7 +1,7 @@
-"""Which problems there are, which were told, and what waits to be told: kept across restarts.
+"""The open problems and the pending notifications, kept across restarts.
 
-A problem is told once when it begins, and once when it has not been seen for a while: what comes
-and goes within that time is one problem.
+A problem causes one notification when it starts, and one when it has been absent for a while. A
+problem that disappears for less than this time counts as one problem.
 """
 
 import json
@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from dedupd.service.notices.problem import Notice, Problem, problem_of
 
 WAITING_MAX = 1000
-"""Notices that wait, for all ways together: the oldest are dropped where one way hangs for days."""
+"""The limit for pending notifications of all channels. Beyond it, the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A problem that has begun, and is not over."""
+    """A problem that is not resolved."""
 
     problem: Problem
     seen_s: float
@@ -24,7 +24,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A notice that one way has not delivered yet."""
+    """A notification that one channel has not delivered yet."""
 
     way: str
     notice: Notice
@@ -33,17 +33,17 @@ class Waiting:
 
 @dataclass(slots=True)
 class Ledger:
-    """All of it. Times are seconds since 1970."""
+    """The state of all notifications. Times are seconds since 1970."""
 
     open: dict[str, Open] = field(default_factory=dict)
     waiting: list[Waiting] = field(default_factory=list)
     summary_s: float = 0.0
-    """When the last summary was sent."""
+    """The time of the last summary."""
 
     def update(
         self, problems: Iterable[Problem], now_s: float, calm_s: float
     ) -> tuple[list[Problem], list[Problem]]:
-        """Take in what there is now. The problems that begin, and those that are over."""
+        """Update the open problems. Returns the new problems and the resolved problems."""
         begun, over = [], []
         for problem in problems:
             if problem.id not in self.open:
@@ -58,18 +58,18 @@ class Ledger:
         return begun, over
 
     def queue(self, notice: Notice, ways: Sequence[str]) -> None:
-        """Have a notice delivered by each way."""
+        """Queue a notification for each channel."""
         self.waiting += [Waiting(way, notice) for way in ways]
         del self.waiting[:-WAITING_MAX]
 
     def next_of(self, way: str) -> Waiting | None:
-        """The oldest notice that a way has to deliver."""
+        """Return the oldest pending notification of a channel."""
         return next((one for one in self.waiting if one.way == way), None)
 
     def settle(self, done: Waiting, again: bool) -> None:
-        """A delivery was tried: forget it, or try it again later."""
+        """Remove a notification after an attempt to deliver it, or keep it for another attempt."""
         if done not in self.waiting:
-            return  # dropped meanwhile
+            return  # it was dropped during the attempt
         at = self.waiting.index(done)
         if again:
             self.waiting[at] = replace(done, tries=done.tries + 1)
@@ -90,8 +90,8 @@ class Ledger:
 
     @classmethod
     def of_json(cls, data: bytes, now_s: float) -> "Ledger":
-        """A ledger that was kept; an empty one where it cannot be read. Problems count as seen now:
-        nobody has looked since it was written."""
+        """Load a ledger; an invalid one becomes empty. Problems count as seen now, because no check
+        has run since it was written."""
         try:
             value = json.loads(data)
             problems = [problem_of(one) for one in value["open"]]

@@ -1,4 +1,4 @@
-"""Problems and notices of them, as values."""
+"""Problems, and notifications of them, as values."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """The later is the worse."""
+    """Severities, in ascending order."""
 
     INFO = "info"
     WARNING = "warning"
@@ -20,11 +20,11 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A state that an administrator should know of.
+    """A state that an administrator should know.
 
-    ``kind`` is one of docs/guide/service.md, ``volume`` the path of a volume, empty for the
-    service, and ``subject`` tells problems of a kind apart. The message may change while the
-    problem lasts.
+    ``kind`` is a kind of docs/guide/service.md. ``volume`` is the path of a volume, empty for the
+    service. ``subject`` distinguishes problems of a kind. The message may change while the problem
+    lasts.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Problem:
 
 
 class Happening(StrEnum):
-    """Why somebody is told."""
+    """The reason for a notification."""
 
     BEGIN = "begin"
     END = "end"
@@ -49,7 +49,7 @@ class Happening(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something to be told, once by each way. ``time_s`` is in seconds since 1970."""
+    """A notification, delivered once through each channel. ``time_s`` is in seconds since 1970."""
 
     happening: Happening
     problem: Problem
@@ -58,7 +58,7 @@ class Notice:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As commands and webhooks are given it."""
+        """Return the form that commands and webhooks get."""
         return {
             "event": self.happening.value,
             "host": self.host,
@@ -81,7 +81,7 @@ class Notice:
 
     @property
     def subject(self) -> str:
-        """One line: of a mail."""
+        """The subject of a mail: one line."""
         problem = self.problem
         words = {
             Happening.BEGIN: f"{problem.severity.value}: {problem.kind}",

@@ -1,4 +1,4 @@
-"""A process that posts its standard input, JSON, to the URL of its argument."""
+"""A process that posts its standard input, JSON, to the URL in its argument."""
 
 import sys
 import urllib.request
@@ -9,7 +9,7 @@ ANSWER_S_MAX = 30.0
 
 
 def main() -> int:
-    """0 where the server has taken it; else the reason is on standard error."""
+    """Return 0 if the server accepted it; else print the reason on standard error."""
     open_standard_streams()
     request = urllib.request.Request(
         sys.argv[1],

@@ -1,1 +1,1 @@
-"""The service beside systemd: notifications, the journal, the slice of its jobs."""
+"""The service with systemd: notifications, the journal, the slice of its jobs."""

@@ -1,7 +1,7 @@
-"""Logging to the journal, with fields and message ids; to standard error where there is none.
+"""Logging to the journal with fields and message IDs; to standard error without a journal.
 
-The native protocol of systemd-journald: a datagram of ``NAME=value`` lines, a value of several
-lines preceded by its length. Message ids are those of docs/guide/service.md; they never change.
+The native protocol of systemd-journald: a datagram of ``NAME=value`` lines; a value with several
+lines is preceded by its length. Message IDs are those of docs/guide/service.md; they never change.
 """
 
 import logging
@@ -16,7 +16,7 @@ JOURNAL_SOCKET = "/run/systemd/journal/socket"
 
 
 class Event(Enum):
-    """An event; the value is its message id, for ``journalctl MESSAGE_ID=…``."""
+    """An event; its value is its message ID, for ``journalctl MESSAGE_ID=…``."""
 
     SERVICE_READY = "e5f6f3fb091f4a4d853772d1fcfb7193"
     SERVICE_STOPPING = "6ea9266d038746a38508d0b8b8c8f478"
@@ -49,12 +49,12 @@ def report(event: Event, message: str, level: int = logging.INFO, **fields: obje
 
 
 def journal_handler(path: str = JOURNAL_SOCKET) -> Datagrams:
-    """Sends records to the journal. Raises OSError where no journal listens."""
+    """Create a handler that sends records to the journal. Raises OSError without a journal."""
     return Datagrams(path, lambda record: encode(record, record.getMessage()))
 
 
 def encode(record: logging.LogRecord, message: str) -> bytes:
-    """A record as the journal takes it."""
+    """Encode a record for the journal."""
     fields = {
         "MESSAGE": message,
         "PRIORITY": str(syslog_severity(record.levelno)),
@@ -77,13 +77,13 @@ def _field(name: str, value: str) -> bytes:
 
 
 def set_up(path: str = JOURNAL_SOCKET) -> None:
-    """Send the log to the journal if systemd has started the service, else to stderr."""
+    """Send the log to the journal if systemd has started the service, else to standard error."""
     handler: logging.Handler | None = None
     if os.environ.get("JOURNAL_STREAM"):
         try:
             handler = journal_handler(path)
         except OSError:
-            pass  # standard error ends in the journal too, without the fields
+            pass  # standard error also goes to the journal, but without fields
     if handler is None:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("dedupd: %(message)s"))
@@ -92,5 +92,5 @@ def set_up(path: str = JOURNAL_SOCKET) -> None:
     log_queue = LogQueue(handler)
     log_queue.start()
     root.addHandler(log_queue)
-    # A line for each request would drown the events.
+    # A line per request would hide the events.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Telling systemd how the service is: the protocol of sd_notify(3)."""
+"""Reports the state of the service to systemd: the protocol of sd_notify(3)."""
 
 import os
 import socket
@@ -6,7 +6,7 @@ import time
 
 
 class Notifier:
-    """Sends states to the process that started the service; silent where that does not listen."""
+    """Sends states to the process that started the service, if that listens."""
 
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         values = dict(os.environ) if environment is None else environment
@@ -15,7 +15,7 @@ class Notifier:
 
     @property
     def watchdog_s(self) -> float | None:
-        """How often to say that all is well: half the time of the watchdog. None for never."""
+        """The interval between signs of life: half the time of the watchdog. None for never."""
         return self._watchdog_usec / 2e6 if self._watchdog_usec else None
 
     def ready(self, status: str) -> None:
@@ -37,7 +37,7 @@ class Notifier:
     def _send(self, *lines: str) -> None:
         if not self._address:
             return
-        # A name that begins with @ is one of the abstract namespace.
+        # A name that starts with @ is in the abstract namespace.
         address = self._address
         if address.startswith("@"):
             address = "\0" + address[1:]
@@ -46,7 +46,7 @@ class Notifier:
                 sender.connect(address)
                 sender.sendall("\n".join(lines).encode())
             except OSError:
-                pass  # systemd has stopped listening; the service goes on
+                pass  # systemd has stopped listening; the service continues
 
 
 def _watchdog_usec(values: dict[str, str]) -> int:

@@ -1,7 +1,7 @@
-"""Where jobs run under systemd: in a slice of their own, with the weights of its unit.
+"""Runs jobs under systemd in a separate slice, with the weights of its unit.
 
-``systemd-run --scope`` registers the process that it is, and then becomes the command: the job has
-the pid, the descriptors and the rights that it would have had without.
+``systemd-run --scope`` registers its own process and then becomes the command. So the job keeps its
+pid, descriptors and rights.
 """
 
 import asyncio
@@ -13,24 +13,24 @@ from asyncio.subprocess import DEVNULL, PIPE
 SLICE = "dedupd.slice"
 
 STARTED_BY_SYSTEMD = "INVOCATION_ID"
-"""systemd sets it for the processes that it starts."""
+"""A variable that systemd sets for the processes that it starts."""
 
 ANSWER_S_MAX = 10.0
-"""systemd answers in milliseconds, unless it does not."""
+"""Usually, systemd answers in milliseconds."""
 
 _log = logging.getLogger("dedupd")
 
 
 def is_of_systemd() -> bool:
-    """Whether systemd has started this process."""
+    """Return whether systemd has started this process."""
     return STARTED_BY_SYSTEMD in os.environ
 
 
 async def command_in_slice() -> list[str]:
-    """The words before a command that make it run in the slice.
+    """Return the start of a command that runs in the slice.
 
-    Nothing where systemd did not start this process. Where it did and does not do it, nothing
-    either, and a warning: the job has the lowest priority by itself.
+    Empty if systemd did not start this process. If systemd fails, empty with a warning: then the
+    job still runs with the lowest priority.
     """
     if not is_of_systemd() or shutil.which("systemd-run") is None:
         return []
@@ -53,7 +53,7 @@ async def command_in_slice() -> list[str]:
 
 
 async def _errors_of(process: asyncio.subprocess.Process) -> str:
-    """Why a process failed, once it has ended; empty where it did not."""
+    """Return the error of a process after it has exited; empty if it succeeded."""
     _, errors = await process.communicate()
     if process.returncode == 0:
         return ""

@@ -1,1 +1,1 @@
-"""The service's HTTP: control requests, metrics and the page."""
+"""The HTTP server of the service: control requests, metrics and the page."""

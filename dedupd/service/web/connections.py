@@ -1,7 +1,7 @@
-"""The connections to the service: how many there may be, what they may send, and for how long.
+"""The connections to the service: limits for their number, their data and their time.
 
-A user that may read only is a stranger. Strangers have a few connections each, with one short
-request, and have to take the answer in time: so they cost the service a bounded amount of memory.
+Users who may only read are untrusted. They have a few connections each, with one short request, and
+must read the answer in time: this bounds the memory of the service.
 """
 
 import asyncio
@@ -14,41 +14,40 @@ from typing import Any, Final
 from dedupd.service.web.peers import Right
 
 USER_CONNECTIONS_MAX = 16
-"""Of a user that may not act. A connection takes one request, with an answer of a megabyte at
-most."""
+"""The limit for one untrusted user. A connection has one request and an answer of at most 1 MB."""
 
 STRANGERS_MAX = 128
-"""Of all users that may not act."""
+"""The limit for all untrusted users together."""
 
 ACTING_MAX = 512
-"""Of root and the group."""
+"""The limit for root and the group."""
 
 REQUEST_BYTES_MAX = 8 << 10
-"""All that a stranger may send: a request without a body. Requests that follow one another before
-they are answered would wait in memory."""
+"""The longest data from an untrusted user: a request without a body. More requests on the same
+connection would wait in memory."""
 
 REQUEST_WAIT_S = 10.0
-"""How long the head of a request may take."""
+"""The longest time to receive the head of a request."""
 
 ANSWER_WAIT_S = 120.0
-"""How long a stranger may be answered; a wait for news takes half of that."""
+"""The longest time to answer an untrusted user; a wait for news takes half of that."""
 
 STALL_WAIT_S = 20.0
-"""How long a client may take nothing of its answer."""
+"""The longest time in which a client may read nothing of its answer."""
 
 LOCAL = -1
-"""The user of all connections to the loopback address, whose users are not known."""
+"""The user of all connections to the loopback address, where the real user is unknown."""
 
 
 class Connections:
-    """The connections of all users to one socket. Used by the thread of the event loop."""
+    """The connections of all users to one socket. Only the event-loop thread uses this object."""
 
     def __init__(
         self,
         make: Callable[[], asyncio.Protocol],
         user: Callable[[socket.socket], tuple[int, Right]],
     ) -> None:
-        """``make`` makes the server's side of a connection; ``user`` tells whose it is."""
+        """``make`` creates the server's side of a connection; ``user`` returns user and right."""
         self._make = make
         self._user = user
         self._of_transport: dict[Any, _Connection] = {}
@@ -57,14 +56,14 @@ class Connections:
         self._acting = 0
 
     def connection(self) -> asyncio.Protocol:
-        """A new connection, for the event loop."""
+        """Create a connection, for the event loop."""
         return _Connection(self, self._make())
 
     def of(self, transport: object) -> "_Connection | None":
         return self._of_transport.get(transport)
 
     def admit(self, transport: asyncio.Transport, connection: "_Connection") -> bool:
-        """Count a connection; False where there are too many."""
+        """Count a new connection; return False if there are too many."""
         connection.uid, connection.right = self._user(transport.get_extra_info("socket"))
         if connection.right is Right.ACT:
             if self._acting >= ACTING_MAX:
@@ -80,7 +79,7 @@ class Connections:
         return True
 
     def drop(self, transport: object, connection: "_Connection") -> None:
-        """One connection less."""
+        """Remove a closed connection from the counts."""
         del self._of_transport[transport]
         if connection.right is Right.ACT:
             self._acting -= 1
@@ -92,9 +91,9 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """Stands between a transport and the protocol of the server, and counts.
+    """A counting layer between a transport and the protocol of the server.
 
-    It counts as a connection until it is closed and nothing works on its answer any more.
+    A connection counts until it is closed and no code works on its answer.
     """
 
     uid = LOCAL
@@ -153,7 +152,7 @@ class _Connection(asyncio.Protocol):
         self._server.resume_writing()
 
     def begin_answer(self) -> None:
-        """The head of a request has come, and is being answered."""
+        """Start the time limit of the answer, after the head of a request was received."""
         self._is_answering = True
         if self._deadline is not None:
             self._deadline.cancel()
@@ -161,7 +160,7 @@ class _Connection(asyncio.Protocol):
             self._end_after(ANSWER_WAIT_S)
 
     def end_answer(self) -> None:
-        """The answer is on its way; with it the connection ends."""
+        """Start the time limit for sending the answer; the connection is closed after it."""
         self._is_answering = False
         if self._is_lost:
             self._drop()

@@ -1,4 +1,4 @@
-"""A page of the history of runs, which goes out as it is read: reports are long."""
+"""A page of the history of runs, sent while it is read, because reports are long."""
 
 import json
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from dedupd.service.web.peers import Right
 from dedupd.service.web.views import run_view, time_ns_of
 
 RUNS_MAX = 50
-"""Runs on one page; ``next`` leads to those before them."""
+"""Runs per page; ``next`` leads to the older runs."""
 
 RUNS_AT_ONCE = 10
-"""Runs in memory for an answer: a report has some kilobytes, and up to a hundred messages."""
+"""Runs in memory for one answer: a report has several kilobytes, and up to a hundred messages."""
 
 Run = tuple[ServedVolume, dict[str, Any]]
 
 
 class HistoryPage:
-    """The last runs of some volumes that began before a time, newest first."""
+    """The last runs of some volumes that started before a time, newest first."""
 
     def __init__(
         self, volumes: Sequence[ServedVolume], count: int, before_ns: int | None, right: Right
@@ -31,7 +31,7 @@ class HistoryPage:
         self._right = right
 
     async def stream(self, request: web.Request, head: dict[str, Any]) -> web.StreamResponse:
-        """Answer with ``head``, then ``history`` and ``next``: the ``before`` of the next page."""
+        """Answer with ``head``, ``history`` and ``next``: the ``before`` of the next page."""
         runs = await self._next(self._count)
         response = web.StreamResponse()
         response.content_type = "application/json"
@@ -54,8 +54,8 @@ class HistoryPage:
         return response
 
     async def _next(self, count: int) -> list[Run]:
-        """Some of the next runs: as many as are wanted at once, and those that began at the same
-        instant as the last one."""
+        """Return some of the next runs. Runs that started at the same instant as the last of them
+        are included."""
         count = min(count, RUNS_AT_ONCE)
         if not count:
             return []

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, made for each request from the state of the service."""
+"""Metrics for Prometheus, computed for each request from the state of the service."""
 
 import asyncio
 import time
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from dedupd.service.service import Service
 
 ANSWER_S_MAX = 1.0
-"""A mount answers in milliseconds. Prometheus gives up after ten seconds."""
+"""A mount answers in milliseconds. Prometheus waits for at most ten seconds."""
 
 _ASKING = ThreadPoolExecutor(1, "metrics")
-"""One request after the other, and in no thread that the service needs: a mount may hang."""
+"""A separate thread, with one request at a time, because a mount may hang."""
 
 Statuses = Mapping[str, Mapping[str, Any]]
 """The state of each mount process, by the volume's uuid (docs/design/control.md)."""
@@ -34,7 +34,7 @@ Statuses = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Gauge:
-    """A figure of a volume; ``key`` is where it comes from."""
+    """A figure of a volume; ``key`` is its place in the source."""
 
     name: str
     help: str
@@ -78,7 +78,7 @@ SAVINGS = (
 )
 
 REASONS = ("waiting", "young", "saves_little", "small", "excluded", "other")
-"""Why files are plain: ``jobs/usage/backlog.py``."""
+"""The reasons why files are plain: ``jobs/usage/backlog.py``."""
 
 MOUNT_COUNTERS = (
     _Gauge("dedupd_mount_requests", "Requests of users.", "requests"),
@@ -95,7 +95,7 @@ MOUNT_GAUGES = (
 
 
 async def metrics_text(service: "Service") -> bytes:
-    """The metrics in Prometheus' text format."""
+    """Format the metrics for Prometheus."""
     uuids = [volume.uuid for volume in service.volumes.values() if volume.is_mounted]
     loop, told = asyncio.get_running_loop(), [uuid for uuid in uuids if uuid is not None]
     statuses = await loop.run_in_executor(_ASKING, _statuses, told)
@@ -112,7 +112,7 @@ def _statuses(uuids: Iterable[str]) -> Statuses:
             with ControlClient(socket_path(uuid), ANSWER_S_MAX) as client:
                 found[uuid] = client.call("status")
         except ServiceUnreachable:
-            continue  # it has just died, which is in another metric, or hangs
+            continue  # it died a moment ago, which another metric shows, or it hangs
     return found
 
 

@@ -1,4 +1,4 @@
-"""The page of the service: one HTML file that needs nothing but the service itself."""
+"""The page of the service: one HTML file that loads data only from the service."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ PAGE = (
 
 
 def _hash_of(tag: str) -> str:
-    """The policy for the browser: the page's own script or style, and nothing else."""
+    """Hash the script or style of the page, for the policy that allows only this content."""
     match = re.search(f"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
     assert match is not None
     digest = hashlib.sha256(match[1].encode()).digest()
@@ -34,4 +34,4 @@ PAGE_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""Names of files and messages are text to the page; this is for the day that it forgets."""
+"""A second protection: the page already treats names of files and messages as text."""

@@ -9,10 +9,10 @@ from dedupd.service.config import Readers
 from dedupd_core.system.control_socket import peer_ids
 
 _SO_PEERGROUPS = 59
-"""Of <asm-generic/socket.h>; Python has no name for it."""
+"""The value from <asm-generic/socket.h>; Python has no name for it."""
 
 _GROUPS_BYTES = 1024
-"""The largest socket option of Python: 256 groups."""
+"""The largest socket option in Python: 256 groups."""
 
 
 class Right(IntEnum):
@@ -25,7 +25,7 @@ class Right(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process, as the kernel vouches for it when it connected."""
+    """The process that connected, as verified by the kernel at that time."""
 
     pid: int
     uid: int
@@ -33,18 +33,18 @@ class Peer:
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """The process at the other end of a Unix socket."""
+    """Return the process at the other end of a Unix socket."""
     pid, uid, gid = peer_ids(connection)
     try:
         others = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
         groups: tuple[int, ...] = struct.unpack(f"{len(others) // 4}I", others)
     except OSError:
-        groups = ()  # more than there is room for: the first one has to do
+        groups = ()  # there are too many groups; use only the primary group
     return Peer(pid, uid & 0xFFFF_FFFF, frozenset((*groups, gid & 0xFFFF_FFFF)))
 
 
 def right_of(peer: Peer, own_uid: int, group: int | None, readers: Readers) -> Right:
-    """The right of a peer: root, the service's own user and the group act; readers read."""
+    """Return the right of a peer: root, the service's user and the group act; readers read."""
     if peer.uid in (0, own_uid) or (group is not None and group in peer.groups):
         return Right.ACT
     return Right.READ if readers is Readers.EVERYONE else Right.NOTHING

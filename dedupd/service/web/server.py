@@ -1,6 +1,7 @@
 """The control socket: HTTP with JSON on a Unix socket, versioned (docs/guide/service.md).
 
-The kernel names the user that asks. On the loopback address it does not, so that is read-only.
+The kernel identifies the user of a request. On the loopback address it does not, so that address is
+read-only.
 """
 
 import asyncio
@@ -48,22 +49,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("dedupd.service")
 
 BODY_BYTES_MAX = 64 << 10
-"""A path has at most 4 KiB, and nothing else is long."""
+"""A path has at most 4 KiB; other values have fewer bytes."""
 
 WAIT_S_MAX = 60.0
-"""How long a request may wait for news."""
+"""The longest time that a request may wait for news."""
 
 SAVINGS_MAX = 1000
-"""Samples in one answer, of some 300 bytes."""
+"""Samples in one answer, each about 300 bytes."""
 
 DENIALS_KEPT_MAX = 1000
 DENIAL_PERIOD_S = 60.0
-"""A user that asks for more than it may is told of once in this time."""
+"""The interval in which the denials of one user are logged only once."""
 
 _PORT = re.compile(r":[0-9]+$")
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""Another name that leads to the loopback address is a trick played on a browser."""
+"""Another host name that leads to the loopback address is an attack through a browser."""
 
 RIGHT = "right"
 """The key of a request for the right of its sender."""
@@ -81,7 +82,7 @@ _STATUSES: tuple[tuple[type[DedupdError], int], ...] = (
 
 
 class ControlSocket:
-    """Answers while the block runs."""
+    """The control server; it answers requests while the block runs."""
 
     def __init__(self, service: "Service") -> None:
         self._service = service
@@ -108,7 +109,7 @@ class ControlSocket:
                     )
                 )
             except OSError as error:
-                # Another program may have the address; users' files must not depend on that.
+                # Another program may use the address; this must not affect users' files.
                 self._service.listen_problem = (
                     f"listen: {config.listen.host} port {config.listen.port}: the page and the"
                     f" metrics are not available ({os.strerror(error.errno or 0).lower()}); free"
@@ -164,7 +165,7 @@ class ControlSocket:
 
 
 def _server_log() -> logging.Logger:
-    """The log of aiohttp, without requests that are no HTTP, and clients that hang up."""
+    """Return the log of aiohttp, without invalid requests and disconnects."""
 
     def matters(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -176,15 +177,15 @@ def _server_log() -> logging.Logger:
 
 
 def _right_of_browser(request: web.Request) -> Right:
-    # Not ``request.host``: where there is no such line, that asks the name server for this host's.
+    # Not ``request.host``: without a Host line, that looks up the name of this host.
     host = _PORT.sub("", request.headers.get("Host", ""))
     return Right.READ if host in LOCAL_HOSTS else Right.NOTHING
 
 
 def _listener(path: str, group: int | None, *, open_to_all: bool) -> socket.socket:
-    """The socket, with its owner and mode from the first moment on."""
+    """Create the socket with its owner and mode from the first moment on."""
     try:
-        os.unlink(path)  # the lock beside it is ours: its owner is gone
+        os.unlink(path)  # we hold the lock next to it, so its owner has exited
     except FileNotFoundError:
         pass
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -200,7 +201,7 @@ def _listener(path: str, group: int | None, *, open_to_all: bool) -> socket.sock
 
 
 class Api:
-    """The handlers; ``right`` tells the right of the sender of a request."""
+    """The handlers of requests; ``right`` returns the right of the sender."""
 
     def __init__(self, service: "Service", right: Callable[[web.Request], Right]) -> None:
         self._service = service
@@ -232,8 +233,7 @@ class Api:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the right of the sender, and answer every error as JSON; one answer for each
-        connection."""
+        """Check the right of the sender, return every error as JSON, and close the connection."""
         connection = self.connections.of(request.transport) if self.connections else None
         if connection is not None:
             connection.begin_answer()
@@ -262,7 +262,7 @@ class Api:
             status = next(status for kind, status in _STATUSES if isinstance(error, kind))
             return _error(status, str(error), type(error).__name__, error.exit_status)
         except ConnectionError:
-            return _error(500, "the client has disconnected", "InternalError")  # nobody reads it
+            return _error(500, "the client has disconnected", "InternalError")  # no client reads it
         except Exception:
             log.exception("%s %s failed", request.method, show_text(request.path))
             return _error(500, "the service has failed; see its log", "InternalError")
@@ -312,8 +312,8 @@ class Api:
         return _json(volume_view(self._service, volume, request[RIGHT]))
 
     async def _get_jobs(self, request: web.Request) -> web.StreamResponse:
-        """Jobs that run, wait, and ran on the volumes, or on one of them; ``next`` is the
-        ``before`` of the runs before these."""
+        """List running and queued jobs and past runs, of all volumes or one. ``next`` is the value
+        of ``before`` for older runs."""
         service, query, right = self._service, request.query, request[RIGHT]
         volumes = self._volumes(request)
         uuids = {volume.uuid for volume in volumes}
@@ -335,7 +335,7 @@ class Api:
         return _json(job_view(job, self._service, request[RIGHT]), status=202)
 
     async def _get_job(self, request: web.Request) -> web.Response:
-        """A job; with ``wait``, once something about it has changed, or it has ended."""
+        """Return a job; with ``wait``, after its state has changed or it has finished."""
         job = self._job(request)
         wait_s = min(WAIT_S_MAX, _number(request.query, "wait", 0, 1000))
         if wait_s and job.finished_s is None:
@@ -347,7 +347,7 @@ class Api:
         return _json(finished_view(job, self._service, request[RIGHT]))
 
     async def _notify(self, request: web.Request) -> web.Response:
-        """Tell by each way that this is a test."""
+        """Send a test notification through each channel."""
         return web.json_response(await self._service.telling.test())
 
     async def _cancel(self, request: web.Request) -> web.Response:
@@ -356,7 +356,7 @@ class Api:
         return _json(job_view(job, self._service, request[RIGHT]))
 
     def _volumes(self, request: web.Request) -> list[ServedVolume]:
-        """All of them, or the one that ``path`` lies in."""
+        """Return all volumes, or the one volume that contains ``path``."""
         path = request.query.get("path")
         return [*self._service.volumes.values()] if path is None else [self._service.by_path(path)]
 
@@ -371,7 +371,7 @@ class Api:
 
 
 async def _body(request: web.Request, keys: Mapping[str, type]) -> dict[str, Any]:
-    """The JSON object of a request, with these keys at most. Raises UsageError."""
+    """Return the JSON object of a request, which may have only these keys. Raises UsageError."""
     try:
         async with asyncio.timeout(REQUEST_WAIT_S):
             raw = await request.read()
@@ -396,7 +396,7 @@ async def _body(request: web.Request, keys: Mapping[str, type]) -> dict[str, Any
 
 
 def _is_a_name(text: str) -> bool:
-    """Whether there can be a file of that name: a process that is told of others cannot start."""
+    """Return whether a file can have this name; other names cannot be arguments of a process."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

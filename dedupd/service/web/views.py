@@ -1,7 +1,7 @@
 """The answers of the control socket, as JSON (docs/guide/service.md).
 
-A user that may only read is told figures and states, and nothing that could name a file: no
-messages, no output, no path but those of volumes.
+Users who may only read get figures and states, but nothing that could name a file: no messages, no
+output, and no paths except those of volumes.
 """
 
 import os
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _PUBLIC_TEXTS = ("job", "id")
-"""Texts of a report that name no file."""
+"""Texts in a report that name no file."""
 
 _UNTOLD = "only root and the members of the group may read the details"
 
 
 def time_ns_of(run: Mapping[str, Any]) -> int:
-    """When a run of the history began; its key there."""
+    """Return the start of a run of the history, which is its key."""
     return int(run.get("started_s", 0.0) * 1e9)
 
 
 def run_view(run: Json, path: str, right: Right) -> Json:
-    """A run of the history of the volume at ``path``."""
+    """Describe a run of the history of the volume at ``path``."""
     if right >= Right.ACT:
         return {"path": path, **run}
     texts = {name: run[name] for name in _PUBLIC_TEXTS if name in run}
@@ -45,7 +45,7 @@ def run_view(run: Json, path: str, right: Right) -> Json:
 
 
 def _figures(report: Mapping[str, Any]) -> Json:
-    """The numbers of a report, also those of its parts."""
+    """Return the numbers of a report, including those of its parts."""
     found: Json = {}
     for name, value in report.items():
         if value is None or isinstance(value, (bool, int, float)):
@@ -108,7 +108,7 @@ def volume_view(service: "Service", volume: ServedVolume, right: Right) -> Json:
 
 
 def _space(volume: ServedVolume) -> Json | None:
-    """How short space is, what would free some, and when it will be gone."""
+    """Describe the free space, the jobs that would free some, and when it runs out."""
     watch = volume.space
     if watch.latest is None:
         return None
@@ -125,7 +125,7 @@ def _space(volume: ServedVolume) -> Json | None:
 
 
 def _tasks(volume: ServedVolume) -> dict[TaskName, Json]:
-    """The last and the next run of each task."""
+    """Describe the last and the next run of each task."""
     if volume.policy_problem or not volume.is_known:
         return {}
     now_s, found = time.time(), {}
@@ -180,7 +180,7 @@ def _job_view(job: JobProcess) -> Json:
 
 
 def finished_view(job: JobProcess, service: "Service", right: Right) -> Json:
-    """A job with everything that came of it."""
+    """Describe a job with its complete results."""
     report: Mapping[str, Any] | None = job.report
     if right < Right.ACT:
         view = job_view(job, service, right)
