@@ -1,1 +1,1 @@
-"""The study: what deduplication would save on any directory."""
+"""The study: estimates the savings of deduplication for any directory."""

@@ -1,4 +1,4 @@
-"""The logs as a database: DuckDB over the Parquet files, on disk where memory does not suffice."""
+"""The logs as a database: DuckDB over the Parquet files, which spills to disk if memory is low."""
 
 import os
 import shutil
@@ -13,16 +13,16 @@ from analysis.collection.connection import connect
 from dedupd_core.errors import UsageError
 
 EVERYTHING = "all datasets"
-"""The name of the sum over all datasets."""
+"""The name of the sum of all datasets."""
 
 MEMORY_LIMIT_MB = 1200
-"""Of the database; it spills beyond. The program around it takes a few hundred MB more."""
+"""The memory of the database; more data spills to disk. The program uses a few hundred MB more."""
 
 Row = TypeVar("Row")
 
 
 class Database:
-    """The logs, opened together. Everything it makes is in ``directory`` and goes with it."""
+    """The logs, opened together. All files that it makes are in ``directory``."""
 
     def __init__(self, logs: Sequence[Log], directory: str, saving_min: float) -> None:
         self.logs = logs
@@ -62,27 +62,27 @@ class Database:
             self._connection.execute(f"SET VARIABLE {name} = ?", [value])
 
     def choose(self, chunking: str) -> None:
-        """Let the views ``chunks`` and ``files_in_chunks`` show that chunking."""
+        """Make the views ``chunks`` and ``files_in_chunks`` show that chunking."""
         self.set(chunking=chunking)
         self._view_chunks("chunks", [chunking], blank=False)
         self._view_chunks("blank_rows", [chunking], blank=True)
         self.run("files_in_chunks")
 
     def choose_fine(self, chunking: str) -> None:
-        """Let the view ``fine_chunks`` show that chunking."""
+        """Make the view ``fine_chunks`` show that chunking."""
         self._view_chunks("fine_chunks", [chunking], blank=False)
 
     def choose_both(self) -> None:
-        """Let ``both_chunkings`` show the default chunking with and without regression."""
+        """Make ``both_chunkings`` show the default chunking with and without regression."""
         names = [self.default_chunking, self.default_chunking + BASIC_SUFFIX]
         self._view_chunks("both_chunkings", names, blank=False)
 
     def run(self, query: str) -> None:
-        """Carry out the statements of ``queries/<query>.sql``."""
+        """Execute the statements of ``queries/<query>.sql``."""
         self._connection.execute(query_text(query))
 
     def rows(self, query: str, row: type[Row]) -> list[Row]:
-        """The rows of a query, as values of the class whose fields are its columns."""
+        """Return the rows of a query as objects of the class whose fields are its columns."""
         result = self._connection.execute(query_text(query))
         names = [column[0] for column in result.description or ()]
         expected = [field.name for field in fields(row)]  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ class Database:
         return [row(*values) for values in result.fetchall()]
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Any other statement."""
+        """Execute any other statement."""
         return self._connection.execute(sql, list(parameters)).fetchall()
 
     def _open_logs(self) -> None:
@@ -126,7 +126,7 @@ class Database:
         ]
 
     def _view_chunks(self, name: str, chunkings: Sequence[str], *, blank: bool) -> None:
-        """Rows of files that could not be read to the end, if there are any, do not count."""
+        """Create a view of chunks. Ignores rows of files that could not be read completely."""
         selects = [
             f"{_keys(self, at)}, '{quoted(chunking)}' AS chunking, offset_bytes, length_bytes,"
             f" nullif(compressed_bytes, {NOT_MEASURED}) AS compressed_bytes, fp_high, fp_low"
@@ -148,7 +148,7 @@ class Database:
         self._connection.execute(f"CREATE OR REPLACE TEMPORARY VIEW {name} AS {union}")
 
     def first_dataset(self, log: int) -> int:
-        """The number of a log's first dataset among those of all logs."""
+        """Return the number of a log's first dataset among those of all logs."""
         return sum(len(labels) for labels in self.labels[:log])
 
 
@@ -166,12 +166,12 @@ _NO_FAILURES = "0::USMALLINT AS dataset, ''::BLOB AS path, '' AS reason WHERE fa
 
 
 def query_text(name: str) -> str:
-    """The text of ``queries/<name>.sql``."""
+    """Return the text of ``queries/<name>.sql``."""
     return (resources.files("analysis") / "queries" / f"{name}.sql").read_text("utf-8")
 
 
 def _keys(database: Database, log: int) -> str:
-    """Numbers of datasets and files that are unique over all logs."""
+    """Return SQL for numbers of datasets and files that are unique over all logs."""
     return (
         f"(dataset + {database.first_dataset(log)})::USMALLINT AS dataset,"
         f" (file + {log << 32})::UBIGINT AS file"
@@ -184,7 +184,7 @@ def _parquet(paths: Sequence[str]) -> str:
 
 
 def _files(log: Log) -> str:
-    """The table of files, each under the first of its names that was found."""
+    """Return SQL for the table of files, each under the first name that was found."""
     table = _parquet(log.file_parts())
     if not log.checkpoint.second_names:
         return table
@@ -193,7 +193,7 @@ def _files(log: Log) -> str:
 
 
 def _common_spec(logs: Sequence[Log]) -> Spec:
-    """The parameters of all logs. Raises UsageError where they differ, or one is incomplete."""
+    """Return the parameters of all logs. Raises UsageError for different or incomplete logs."""
     first = logs[0]
     for log in logs:
         if not log.checkpoint.complete:
@@ -209,7 +209,7 @@ def _common_spec(logs: Sequence[Log]) -> Spec:
 
 
 def _labels(logs: Sequence[Log]) -> list[list[str]]:
-    """Names of the datasets of each log; those that occur again get a number."""
+    """Return the names of the datasets of each log; repeated names get a number."""
     seen: dict[str, int] = {}
     labels = []
     for log in logs:

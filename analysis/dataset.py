@@ -1,18 +1,17 @@
-"""The data set of the demonstration and the benchmarks: what a file server holds, made of real
-files of this machine.
+"""The data set of the demonstration and the benchmarks: a file server, made of real files.
 
     python -m analysis.dataset [--size 6G] DIRECTORY
 
 Four parts, in shares that follow the data sets of the literature:
 
-- ``software``: trees of programs found here, deployed a second time, and as later versions with
-  some files edited;
+- ``software``: trees of programs of this machine, a second deployment, and later versions with some
+  files edited;
 - ``images``: raw disk images with these files at block borders between runs of zeros, and later
   snapshots of them;
-- ``documents``: texts found here as people keep them: saved again and again, mailed, zipped;
-- ``media``: bytes that no compression makes smaller, some of them twice.
+- ``documents``: texts of this machine, stored as people do: saved repeatedly, mailed, zipped;
+- ``media``: incompressible bytes, some of them twice.
 
-The same machine gives the same data set, byte for byte, as long as its programs stay the same.
+The same machine makes the same data set, byte for byte, while its programs stay the same.
 """
 
 import argparse
@@ -37,14 +36,14 @@ SOURCES = (
     *("/usr/lib/*", "/usr/share/*", "/usr/local/*", "/usr/local/lib/*", "/opt/*"),
     *("~/.rustup/toolchains/*", "~/.pyenv/versions/*", "~/.local/lib/*"),
 )
-"""Directories whose first-level directories are each taken as one program."""
+"""Directories whose first-level directories each count as one program."""
 
 FILE_BYTES_MAX = 48 * MIB
-"""Larger ones would make up most of a program, and the programs few."""
+"""With larger files, programs would be few, and mostly consist of these files."""
 
 BLOCK_BYTES = 4096
 TIME_S = 1_600_000_000
-"""Times of everything lie around this, in 2020: quiet for any policy."""
+"""All times are around this, in 2020: old enough for any policy."""
 
 TEXT_SUFFIXES = {
     ".c",
@@ -64,7 +63,7 @@ TEXT_SUFFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file of the machine, below the program that it is part of."""
+    """A file of the machine, below the program that it belongs to."""
 
     program: Path
     path: Path
@@ -76,7 +75,7 @@ class SourceFile:
 
 
 class Tree:
-    """A tree of files that grows; tells ``on_progress`` its bytes so far."""
+    """A tree of files that grows; reports its size to ``on_progress``."""
 
     def __init__(self, root: Path, on_progress: Callable[[int], None]) -> None:
         self.root = root
@@ -84,26 +83,26 @@ class Tree:
         self._on_progress = on_progress
 
     def write(self, name: Path | str, data: bytes) -> int:
-        """A file below the root; its length, in bytes."""
+        """Write a file below the root; return its length in bytes."""
         self._path(name).write_bytes(data)
         return self._added(len(data))
 
     def fill(self, name: str, pieces: Iterator[bytes], size_bytes: int) -> None:
-        """A file of exactly ``size_bytes``; ends in a hole where the pieces don't fill it."""
+        """Write a file of exactly ``size_bytes``; missing pieces become a hole at the end."""
         with open(self._path(name), "xb") as file:
             file.writelines(pieces)
             file.truncate(size_bytes)
         self._added(size_bytes)
 
     def copy(self, file: SourceFile, name: Path | str) -> int:
-        """A copy of a file of the machine, with its mode; its length, in bytes."""
+        """Copy a file of the machine, with its mode; return its length in bytes."""
         path = self._path(name)
         shutil.copyfile(file.path, path)
         shutil.copymode(file.path, path)
         return self._added(file.size_bytes)
 
     def copy_within(self, old: str, new: str) -> Path:
-        """A copy of a file of the tree."""
+        """Copy a file of the tree."""
         path = self._path(new)
         shutil.copyfile(self.root / old, path)
         self._added(path.stat().st_size)
@@ -121,9 +120,9 @@ class Tree:
 
 
 def programs(without: Path, enough_bytes: int | None = None) -> list[list[SourceFile]]:
-    """The files of every program found, in an order that only depends on their names.
+    """Return the files of every program found, in an order that only depends on their names.
 
-    Looks no further once it has found ``enough_bytes``.
+    The search stops when ``enough_bytes`` are found.
     """
     roots = {
         found.resolve()
@@ -170,14 +169,14 @@ def _files(program: Path) -> Iterator[SourceFile]:
 
 
 def mixed(found: list[list[SourceFile]], rng: random.Random) -> list[SourceFile]:
-    """Programs in random order, each as runs of 2,000 files, so that all kinds come early."""
+    """Mix programs in random order, in runs of 2,000 files, so that all types occur early."""
     runs = [files[at : at + 2000] for files in found for at in range(0, len(files), 2000)]
     rng.shuffle(runs)
     return [file for run in runs for file in run]
 
 
 def upto(files: list[SourceFile], size_bytes: int) -> list[SourceFile]:
-    """The first files that add up to a size."""
+    """Return the first files that add up to a size."""
     taken, total = [], 0
     for file in files:
         if total >= size_bytes:
@@ -188,7 +187,7 @@ def upto(files: list[SourceFile], size_bytes: int) -> list[SourceFile]:
 
 
 def edited(rng: random.Random, data: bytes, edits: int) -> bytes:
-    """A later version: some insertions, deletions and replacements of up to 300 bytes."""
+    """Make a later version: some insertions, deletions and replacements of up to 300 bytes."""
     result = bytearray(data)
     for _ in range(edits):
         at = rng.randrange(len(result) + 1)
@@ -208,7 +207,7 @@ def edited(rng: random.Random, data: bytes, edits: int) -> bytes:
 
 
 def software(tree: Tree, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
-    """Half of it once, then deployed copies and later versions of parts of that."""
+    """Write the first half once, then deployed copies and later versions of parts of it."""
     first = upto(files, size_bytes // 2)
     total = sum(tree.copy(file, Path("software/release-1", file.name)) for file in first)
     number = 2
@@ -227,7 +226,7 @@ def software(tree: Tree, files: list[SourceFile], size_bytes: int, rng: random.R
 
 
 def images(tree: Tree, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
-    """Images of a third each: one, another that overlaps it by half, a snapshot of the first."""
+    """Write three images: one, another that overlaps it by half, a snapshot of the first."""
     each = size_bytes // 3
     half = upto(files, each // 3)
     rest = upto(files[len(half) :], each // 3)
@@ -241,7 +240,7 @@ def images(tree: Tree, files: list[SourceFile], size_bytes: int, rng: random.Ran
 
 
 def _image(files: list[SourceFile], size_bytes: int, rng: random.Random) -> Iterator[bytes]:
-    """Files in an order of their own at block borders; zeros between some."""
+    """Yield files in random order at block borders, with zeros between some."""
     order = [files[at : at + 200] for at in range(0, len(files), 200)]
     rng.shuffle(order)
     written_bytes = 0
@@ -260,7 +259,7 @@ def _image(files: list[SourceFile], size_bytes: int, rng: random.Random) -> Iter
 
 
 def documents(tree: Tree, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
-    """Documents put together from texts, each saved a few times; mailed and zipped copies."""
+    """Write documents made of texts, each saved a few times; mailed and zipped copies."""
     texts = [f for f in files if f.path.suffix in TEXT_SUFFIXES and 200 < f.size_bytes < MIB]
     if not texts:
         raise UsageError("no texts on this machine to create documents from")
@@ -282,7 +281,7 @@ def documents(tree: Tree, files: list[SourceFile], size_bytes: int, rng: random.
 
 
 def _zipped(data: bytes) -> bytes:
-    """As office programs keep documents: parts that are compressed on their own."""
+    """Compress data like office programs do: several parts, each compressed separately."""
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for at in range(0, len(data), 256 << 10):
@@ -293,7 +292,7 @@ def _zipped(data: bytes) -> bytes:
 
 
 def media(tree: Tree, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
-    """Pictures and films as far as a store can tell; one in eight was copied."""
+    """Write files that look like pictures and films to a store; one in eight is a copy."""
     total = number = 0
     while total < size_bytes:
         data = rng.randbytes(min(int(rng.lognormvariate(14.6, 0.9)), 64 * MIB))
@@ -313,11 +312,11 @@ def build(
 ) -> None:
     """Fill ``root``, which must not exist yet or be empty, to about ``size_bytes``.
 
-    Of the machine's programs the first ``enough_bytes`` are chosen from, or all. ``on_progress``
-    hears the bytes so far.
+    The files come from the first ``enough_bytes`` of the machine's programs, or from all.
+    ``on_progress`` gets the number of bytes so far.
 
     Raises:
-        UsageError: the directory is not empty, or the machine has too little to copy.
+        UsageError: the directory is not empty, or the machine has too few files to copy.
     """
     root.mkdir(parents=True, exist_ok=True)
     root = root.resolve()
@@ -339,7 +338,7 @@ def build(
 
 
 def settle_times(root: Path) -> None:
-    """Give every entry a time that depends on its name alone."""
+    """Set the times of every entry to values that only depend on its name."""
     for directory, _names, files in os.walk(root, topdown=False):
         for path in (*(Path(directory, name) for name in files), Path(directory)):
             key = random.Random(str(path.relative_to(root))).randrange(10**7)
@@ -347,7 +346,7 @@ def settle_times(root: Path) -> None:
 
 
 def describe(root: Path) -> list[tuple[str, int, int]]:
-    """(part, files, bytes) of a data set."""
+    """Return (part, files, bytes) of a data set."""
     rows = []
     for part in sorted(path for path in root.iterdir() if path.is_dir()):
         sizes = [

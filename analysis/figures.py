@@ -1,22 +1,22 @@
-"""The answers of the study's queries: one class per query, one field per column."""
+"""The results of the study's queries: one class per query, one field per column."""
 
 import math
 from dataclasses import dataclass
 
 CONFIDENCE_95 = 2.2
-"""Standard deviations on both sides of an estimate that hold the truth in 95 % of all samples.
+"""The standard deviations on both sides of an estimate that contain 95 % of the true values.
 
-More than the 1.96 of a normal distribution, which held 93 % on real files: few chunks with many
+A normal distribution has 1.96, but this contained only 93 % on real files: few chunks with many
 copies make estimates of the deviation itself uncertain.
 """
 
 _SEEN = 0.0005
-"""The smallest savings that do not read 0.0 %."""
+"""The smallest savings that are not printed as 0.0 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
-    """Table 1. ``data_bytes`` of the files that were read, without holes."""
+    """Table 1. ``data_bytes``: the size of the files that were read, without holes."""
 
     dataset: str
     files: int
@@ -43,8 +43,8 @@ class WholeFileRow:
 
     @property
     def gap(self) -> float | None:
-        """How many times as much chunks save as whole files: infinitely where these save nothing
-        that could be seen in the table; None where chunks do not either."""
+        """The ratio of the savings of chunks to those of whole files. It is infinite if whole files
+        save 0.0 % in the table, and None if chunks also do."""
         if self.whole_file > _SEEN:
             return self.chunk / self.whole_file
         return math.inf if self.chunk > _SEEN else None
@@ -52,7 +52,7 @@ class WholeFileRow:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateShareRow:
-    """Figure 1: files of which ``share_percent`` % of the chunks occur in another file."""
+    """Figure 1: files with ``share_percent`` % of their chunks in other files."""
 
     dataset: str
     share_percent: int
@@ -62,7 +62,7 @@ class DuplicateShareRow:
 
 
 class _Savings:
-    """What follows from the bytes of a data set, and from those of its distinct chunks."""
+    """Values computed from the bytes of a data set, and from those of its distinct chunks."""
 
     __slots__ = ()
     data_bytes: float
@@ -71,20 +71,20 @@ class _Savings:
 
     @property
     def saved(self) -> float:
-        """Fraction of the data that deduplication saves."""
+        """The fraction of the data that deduplication saves."""
         return 1 - self.unique_bytes / self.data_bytes
 
     @property
     def saved_compressed(self) -> float:
-        """Fraction of the data that deduplication and compression save together."""
+        """The fraction of the data that deduplication and compression save together."""
         return 1 - self.stored_bytes / self.data_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SavingsRow(_Savings):
-    """Figure 2. ``unique_bytes`` are stored without compression, ``stored_bytes`` with it.
+    """Figure 2. ``unique_bytes``: size of the distinct chunks, ``stored_bytes``: compressed.
 
-    ``sampled_chunks`` are those whose compressed size was measured.
+    ``sampled_chunks``: chunks with a measured compressed size.
     """
 
     chunking: str
@@ -100,17 +100,17 @@ class SavingsRow(_Savings):
 
     @property
     def saved_margin(self) -> float:
-        """Half the width of the 95 % interval of ``saved``."""
+        """Half of the width of the 95 % interval of ``saved``."""
         return CONFIDENCE_95 * self.unique_deviation / self.data_bytes
 
     @property
     def saved_compressed_margin(self) -> float:
-        """Half the width of the 95 % interval of ``saved_compressed``."""
+        """Half of the width of the 95 % interval of ``saved_compressed``."""
         return CONFIDENCE_95 * self.stored_deviation / self.data_bytes
 
     @property
     def average_bytes(self) -> float:
-        """Mean size of the chunks, in all their occurrences."""
+        """The mean size of the chunks, in all their occurrences."""
         return self.data_bytes / self.chunks if self.chunks else 0.0
 
 
@@ -162,7 +162,7 @@ class AcrossRow:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizeRow:
-    """Figure 7: chunks of at least ``size_bytes``, and less than a step more."""
+    """Figure 7: chunks of at least ``size_bytes``, and less than the next step."""
 
     chunking: str
     size_bytes: int
@@ -181,13 +181,13 @@ class RegressionRow:
 
     @property
     def benefit(self) -> float | None:
-        """By which part of them regression increases the savings; None where there are none."""
+        """The relative increase of the savings by regression; None without savings."""
         return self.regression / self.basic - 1 if self.basic > 0.0005 else None
 
 
 @dataclass(frozen=True, slots=True)
 class TypeRow(_Savings):
-    """The savings of one file type by itself."""
+    """The savings of one file type, without other types."""
 
     type: str
     files: int
@@ -204,7 +204,7 @@ class TypeRow(_Savings):
 
 @dataclass(frozen=True, slots=True)
 class AgeRow:
-    """Files changed within the last ``days_max`` days when they were collected."""
+    """Files changed in the last ``days_max`` days before the collection."""
 
     days_max: int
     files: int
@@ -224,7 +224,7 @@ class FrequencyRow:
 
 @dataclass(frozen=True, slots=True)
 class FrequencyBasedRow:
-    """Frequency-based chunking beside the default and the fine chunking."""
+    """Frequency-based chunking compared with the default and the fine chunking."""
 
     place: int
     method: str
@@ -255,5 +255,5 @@ class ProfileSums:
 
     @property
     def saved_bytes(self) -> float:
-        """What the files take less in the store than as they are."""
+        """The size of the files minus their size in the store."""
         return self.data_bytes - self.store_bytes if self.files else 0.0

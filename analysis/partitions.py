@@ -1,12 +1,12 @@
-"""Which partition each file belongs to, by type and by place in the tree (seed 003, 3.2)."""
+"""Assigns files to partitions, by type and by place in the tree (seed 003, 3.2)."""
 
 from analysis.database import EVERYTHING, Database
 
 TYPE_SHARE_MIN = 0.01
-"""Types with a smaller share of the data are put together."""
+"""Types with a smaller share of the data are combined."""
 
 PATH_SHARE_MAX = 0.10
-"""Subtrees with a larger share of the data are divided further, as in the paper."""
+"""Subtrees with a larger share of the data are split further, as in the paper."""
 
 DEPTH_MAX = 40
 
@@ -40,9 +40,9 @@ def assign_partitions(database: Database) -> None:
 
 
 def _divide_tree(database: Database) -> None:
-    """From the root downwards: a subtree that is small enough is a partition.
+    """From the root downwards: a subtree that is small enough becomes a partition.
 
-    The files directly in a directory that is divided are a partition of their own.
+    The files directly in a split directory are a separate partition.
     """
     for depth in range(1, DEPTH_MAX + 1):
         database.execute(
@@ -69,8 +69,8 @@ def _divide_tree(database: Database) -> None:
 def assign_groups(database: Database) -> None:
     """Fill ``dataset_groups``: all datasets, and those whose labels share a part.
 
-    In labels like ``berlin/home`` the part before the slash counts as the place, and the part
-    after it as the workload, as in table 4 of the paper.
+    In a label such as ``berlin/home``, the part before the slash is the place, and the part after
+    it is the workload, as in table 4 of the paper.
     """
     rows = database.execute("SELECT dataset, label FROM datasets ORDER BY dataset")
     groups: dict[str, list[int]] = {EVERYTHING: [number for number, _ in rows]}

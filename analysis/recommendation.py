@@ -1,6 +1,6 @@
-"""The settings that suit the data of a study: decisions, each with its reason.
+"""The recommended settings for the data of a study: decisions, each with its reason.
 
-The forecast of a study reckons with them, and the report shows both, so that it tells one story.
+The forecast of a study uses these settings, and the report shows both, so that they agree.
 """
 
 from collections.abc import Sequence
@@ -17,29 +17,29 @@ from dedupd_core.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
 from dedupd_core.units import KIB, exact_duration, exact_size, format_size
 
 OTHER_SIZE_GAIN_MIN = 0.02
-"""Below two points of the data another size than the default is not worth it: smaller chunks cost
-reads, memory and metadata, and larger ones cost short reads."""
+"""With a smaller gain, another size than the default is not worthwhile: smaller chunks cost reads,
+memory and metadata, and larger ones slow down short reads."""
 
 TYPE_GAIN_MIN = 0.02
-"""A file type that saves less than this is not worth reading."""
+"""A file type that saves less is not worth reading."""
 
 TYPE_SHARE_MIN = 0.005
-"""Of the data: types below are not worth a line in the policy."""
+"""The smallest share of the data for which a type gets a line in the policy."""
 
 RECENT_SHARE_MAX = 0.10
-"""Of the data, changed between one and three days ago: more, and a lower age reaches it sooner."""
+"""With a larger share changed between one and three days ago, a lower min_age is recommended."""
 
 COPIED_SHARE_MIN = 0.5
-"""Of the data, changed in the last three days: so much of it was not edited, but copied there."""
+"""With a larger share changed in the last three days, that data was copied there, not edited."""
 
 SMALL_SIZE_BYTES = 1 * KIB
-"""The other ``min_size`` that is looked at: each small file costs some 80 µs a run."""
+"""The other candidate for ``min_size``: each small file costs some 80 µs per run."""
 
 SMALL_GAIN_MIN = 0.02
-"""Of the data: what files below the profile's ``min_size`` must save to be taken."""
+"""The savings of files below the profile's ``min_size`` that make them worthwhile."""
 
 SAMPLED_CHUNKS_MIN = 30
-"""Fewer sampled chunks say nothing about a type, and little about the whole."""
+"""Fewer sampled chunks are no basis for an estimate of a type or of all data."""
 
 IMAGE_TYPES = frozenset(
     ("img", "raw", "qcow2", "vmdk", "vhd", "vhdx", "vdi", "avhdx", "ova", "iso", "qed", "hdd")
@@ -48,7 +48,7 @@ BACKUP_TYPES = frozenset(("bak", "tar", "dump", "vbk", "vib", "bkf", "dmp", "pst
 
 
 class CollectionFigures(Protocol):
-    """What is asked here of the collection of a study."""
+    """The parts of a study's collection that this module uses."""
 
     @property
     def default_chunking(self) -> str: ...
@@ -57,7 +57,7 @@ class CollectionFigures(Protocol):
 
 
 class StudyFigures(Protocol):
-    """What is asked here of a study."""
+    """The parts of a study that this module uses."""
 
     @property
     def collection(self) -> CollectionFigures: ...
@@ -72,7 +72,7 @@ class StudyFigures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SmallFiles:
-    """Files below the ``min_size`` of the profile, and what a store would take with them."""
+    """Files below the ``min_size`` of the profile, and the size of a store that includes them."""
 
     files: int
     data_bytes: int
@@ -81,7 +81,7 @@ class SmallFiles:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A recommended setting, and why."""
+    """A recommended setting, and the reason."""
 
     name: str
     value: str
@@ -90,9 +90,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A profile, a chunk size, and values of the policy: types are those beside the profile's.
+    """A profile, a chunk size, and values of the policy; types are in addition to the profile's.
 
-    ``now``: the first run should take files of any age. ``settings``: the same, for people.
+    ``now``: the first run should include files of any age. ``settings``: the same in words.
     """
 
     profile: str
@@ -105,7 +105,7 @@ class Recommendation:
     settings: tuple[Setting, ...]
 
     def policy(self) -> Policy:
-        """The policy that a volume with these settings has."""
+        """Return the policy of a volume with these settings."""
         own = _policy_of(self.profile)
         added = {
             "exclude_types": [*own.exclude_types, *self.exclude_types],
@@ -117,8 +117,7 @@ class Recommendation:
 
 
 def recommend(study: StudyFigures) -> Recommendation:
-    """What the study's numbers suggest, before ``min_size`` is looked at. The study must not be
-    empty."""
+    """Recommend settings, except for ``min_size``. The study must not be empty."""
     total = sum(row.data_bytes for row in study.table1_datasets)
     profile, why = _profile(study, total)
     chunks = _chunk_size(study)
@@ -146,7 +145,7 @@ def _policy_of(profile: str) -> Policy:
 def with_small_files(
     found: Recommendation, study: StudyFigures, small: SmallFiles, later: ProfileSums
 ) -> Recommendation:
-    """The same, with ``min_size`` decided: by what files below it would save."""
+    """Return the same with ``min_size``, which depends on the savings of files below it."""
     total = sum(row.data_bytes for row in study.table1_datasets)
     gain = small.taken_too.saved_bytes - later.saved_bytes
     limit = exact_size(found.min_size_bytes)
@@ -178,7 +177,7 @@ def _profile(study: StudyFigures, total: float) -> tuple[str, str]:
 
 
 def _net_bytes(row: SavingsRow) -> float:
-    """Bytes stored, metadata included."""
+    """Return the stored bytes, including metadata."""
     per_chunk = RECORD_HEADER_BYTES + TABLE_ENTRY_BYTES
     return row.stored_bytes + row.distinct_chunks * per_chunk + row.chunks * RECIPE_ENTRY_BYTES
 
@@ -189,7 +188,7 @@ def _chunk_size(study: StudyFigures) -> Setting:
     if default is None or len(rows) < 2:
         name = study.collection.default_chunking
         return Setting("chunk size", name, "no other size was collected")
-    # The default where none is better: where all is zeros, none has any chunk.
+    # The default unless another is better: data of only zeros has no chunks at all.
     best = min(rows, key=lambda row: (_net_bytes(row), row.chunking != DEFAULT))
     gain = (_net_bytes(default) - _net_bytes(best)) / default.data_bytes
     if best.chunking == DEFAULT:
@@ -215,7 +214,7 @@ def _chunk_size(study: StudyFigures) -> Setting:
 
 
 def _types(study: StudyFigures, total: float) -> tuple[Sequence[TypeRow], Sequence[TypeRow]]:
-    """Types that gain nothing, and those that do not compress."""
+    """Return the types that save nothing, and those that do not compress."""
     known = [
         row
         for row in study.types
@@ -250,7 +249,7 @@ def _type_settings(study: StudyFigures, total: float) -> list[Setting]:
 
 
 def _min_age(study: StudyFigures, total: float, profile: str) -> tuple[str, bool, str]:
-    """The age, whether the first run should take all files, and why."""
+    """Return the age, whether the first run should include all files, and the reason."""
     within = {row.days_max: row.data_bytes / total for row in study.ages}
     day, three = within.get(1, 0.0), within.get(3, 0.0)
     own = _policy_of(profile).min_age_s

@@ -1,4 +1,4 @@
-"""The study: every query of the paper's tables and figures over some logs, in one value."""
+"""The study: the results of all queries of the paper's tables and figures over some logs."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -41,10 +41,10 @@ from dedupd_core.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
 from dedupd_core.format.volume_parameters import PRESETS
 
 TYPES_MAX = 12
-"""File types that table 7 shows."""
+"""The number of file types in table 7."""
 
 FREQUENT_MIN = 5
-"""Occurrences from which on a segment counts as frequent (seed 002, 2.5.4: theta)."""
+"""The smallest number of occurrences of a frequent segment (seed 002, 2.5.4: theta)."""
 
 FINE = "4k"
 """Chunking of the segments of frequency-based chunking: a sixteenth of the default (seed 002)."""
@@ -54,7 +54,7 @@ FAILURES_SHOWN_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Files that could not be read: how many for each reason, and the first of them."""
+    """Files that could not be read: the number for each reason, and examples."""
 
     by_reason: dict[str, int]
     examples: list[tuple[str, str, str]]
@@ -62,7 +62,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """How the logs came about."""
+    """How the logs were made."""
 
     chunkings: tuple[str, ...]
     default_chunking: str
@@ -73,17 +73,17 @@ class Collection:
     log_bytes: int
     timings: dict[str, Timing]
     paths: tuple[str, ...]
-    """Where the datasets were."""
+    """The directories of the datasets."""
 
     @property
     def logged(self) -> float:
-        """The fraction of distinct chunks that the logs have."""
+        """The fraction of distinct chunks in the logs."""
         return logged_share(self.sample)
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The size of a store under a profile: enabled now, and once all files are old enough."""
+    """The size of a store under a profile: now, and when all files are old enough."""
 
     now: ProfileSums
     later: ProfileSums
@@ -91,7 +91,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class RecommendedSettings:
-    """The settings that suit the data, and what comes of them."""
+    """The recommended settings for the data, and their result."""
 
     settings: Recommendation
     forecast: Forecast
@@ -100,7 +100,7 @@ class RecommendedSettings:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Everything the report shows. Empty lists where a query does not apply."""
+    """The content of the report. A list is empty if its query does not apply."""
 
     collection: Collection
     failures: Failures
@@ -120,7 +120,7 @@ class Study:
     ages: list[AgeRow] = field(default_factory=list)
     profiles: dict[str, Forecast] = field(default_factory=dict)
     recommended: RecommendedSettings | None = None
-    """None where there is no data."""
+    """None without data."""
 
     @property
     def empty(self) -> bool:
@@ -128,8 +128,8 @@ class Study:
 
     @property
     def partition_losses(self) -> tuple[float, float] | None:
-        """What partitions by type, and by path, would lose, as fractions of the data; None where
-        that was not asked."""
+        """The losses from partitions by type and by path, as fractions of the data; None if they
+        were not requested."""
         rows = self.table3_partitions
         data = sum(row.data_bytes for row in rows)
         if not data:
@@ -140,7 +140,7 @@ class Study:
         )
 
     def savings(self, chunking: str, dataset: str = EVERYTHING) -> SavingsRow | None:
-        """The row of figure 2 for a chunking."""
+        """Return the row of figure 2 for a chunking."""
         return next(
             (
                 row
@@ -154,10 +154,10 @@ class Study:
 def run_study(
     logs: Sequence[Log], directory: str, step: Callable[[str], None] = lambda query: None
 ) -> Study:
-    """Run all queries over complete logs. ``directory`` is for the database, and removed again.
+    """Run all queries over complete logs. ``directory`` has the database until the end.
 
-    ``step`` is told the name of each query before it runs. Raises UsageError for logs that can
-    not be analysed together.
+    ``step`` gets the name of each query before it runs. Raises UsageError for logs that cannot be
+    analysed together.
     """
     database = Database(logs, directory, Policy().compression_min_saving)
     try:
@@ -274,7 +274,7 @@ class _Queries:
         return profiles
 
     def _recommended(self, study: Study) -> RecommendedSettings:
-        """What comes of the settings that the rest of the study suggests."""
+        """Compute the results of the settings that the rest of the study recommends."""
         self._step("recommended settings")
         found = recommend(study)
         policy = found.policy()
@@ -288,7 +288,7 @@ class _Queries:
         return RecommendedSettings(found, self._forecast(found.policy(), found.chunking), small)
 
     def _below(self, size_bytes: int) -> tuple[int, int]:
-        """How many files are smaller, and what they hold; empty ones left out."""
+        """Return the number and the bytes of smaller files, without empty files."""
         [(files, data_bytes)] = self._database.execute(
             "SELECT count(*), coalesce(sum(length_bytes), 0) FROM files"
             f" WHERE length_bytes > 0 AND length_bytes + hole_bytes < {size_bytes}"
@@ -303,7 +303,7 @@ class _Queries:
     def _profile(
         self, policy: Policy, chunking: str, min_size_bytes: int, min_age_s: float
     ) -> ProfileSums:
-        """The sums of a policy, of which each combination is queried once."""
+        """Return the sums of a policy. Each combination is queried only once."""
         key = (policy.exclude_types, policy.min_file_saving, chunking, min_size_bytes, min_age_s)
         if key not in self._sums:
             self._database.choose(chunking)

@@ -1,1 +1,1 @@
-"""Collecting the chunk logs of a study: the walk, the reading, the logs."""
+"""Collecting the chunk logs of a study: walk, reading, logs."""

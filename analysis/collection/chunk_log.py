@@ -1,16 +1,16 @@
-"""The chunk log on disk: what a collection found, as Parquet, and how far it is.
+"""The chunk log on disk: the results of a collection as Parquet files, and its progress.
 
     study.json                          the order: datasets, chunkings, sampling
-    checkpoint.json                     how far the collection is; replaced atomically
+    checkpoint.json                     the progress of the collection; replaced atomically
     files/part-00001.parquet            every file found, in the order of reading
     whole/part-00001.parquet            one row per file that was read: its length and fingerprint
     chunks/chunking=64k/part-00001.parquet   one row per chunk, in the order of the file
-    failures/part-00001.parquet         what could not be read, and why
+    failures/part-00001.parquet         files and directories that could not be read, and reasons
 
-Parts are numbered alike in all tables; those above the checkpoint's number are of no account and
-are written again. A fingerprint is kept as its first 128 bits, in two words. Rows of zeros have the
-fingerprint (0, 0), and rows of holes, which occupy nothing on the disk either, (0, 1): both stand
-for as many chunks as their length takes.
+All tables number their parts alike. Parts with a number above that of the checkpoint are ignored
+and written again. A fingerprint is stored as its first 128 bits, in two words. Rows of zeros have
+the fingerprint (0, 0). Rows of holes, which occupy no space on the disk, have (0, 1). Both stand
+for as many chunks as their length needs.
 """
 
 import json
@@ -35,23 +35,23 @@ HOLE_MARK = 1
 """``fp_low`` of a hole's row; ``fp_high`` is 0."""
 
 NOT_MEASURED = (1 << 32) - 1
-"""``compressed_bytes`` of a chunk that was left out of the sample for compression."""
+"""``compressed_bytes`` of a chunk that is not in the sample for compression."""
 
 _LOGGED_PER_MEASURED = 100
-"""In a sample, chunks are logged for each that is compressed: from 1 % on, all of them. A row costs
-next to nothing beside the compression. And how often chunks occur varies more than how they
-compress: a few that occur a hundred times are in a small sample or not, and make the estimate."""
+"""In a sample, this many chunks are logged per compressed chunk: all chunks from 1 % on. A row is
+cheap compared with compression. The number of occurrences varies more than the compression, and a
+few chunks with a hundred occurrences would distort a small sample."""
 
 Columns = Mapping[str, NDArray[Any]]
 """A table: texts and bytes are objects."""
 
 _MEMORY_MB = 128
-"""Of the database that writes parts, and reads them meanwhile, some rows at a time."""
+"""The memory of the database that writes parts, and also reads them, some rows at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """One tree of the study, under the name it has in the report."""
+    """One tree of the study, with its name in the report."""
 
     label: str
     path: str
@@ -59,11 +59,11 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a collection was asked for.
+    """The parameters of a collection.
 
-    ``sample`` is the fraction of distinct chunks that are compressed, and ``salt`` says which; of
-    the rows of the log, the fraction is ``logged_share(sample)``.
-    ``compression_level`` 0 means that compressed sizes were not asked for.
+    ``sample`` is the fraction of distinct chunks that are compressed, selected by ``salt``; the log
+    has rows of the fraction ``logged_share(sample)``. With ``compression_level`` 0, no chunk is
+    compressed.
     """
 
     datasets: tuple[Dataset, ...]
@@ -74,13 +74,13 @@ class Spec:
     format: int = FORMAT
 
     def comparable(self) -> "Spec":
-        """What must be the same in logs that are analysed together."""
+        """Return the parameters that must be equal in logs that are analysed together."""
         return replace(self, datasets=(), salt=0)
 
 
 @dataclass(slots=True)
 class Timing:
-    """What one chunking took, in seconds of one core, and for how many bytes."""
+    """The time of one chunking in seconds of one core, and the number of its bytes."""
 
     chunk_s: float = 0.0
     chunk_bytes: int = 0
@@ -90,10 +90,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class ScanState:
-    """How far the search for files is: those found are in the first ``parts`` of their table.
+    """The progress of the search for files: those found are in the first ``parts`` of their table.
 
-    ``found`` counts them, with and without content. ``walk`` is where the walk through the tree of
-    ``dataset`` is: ``TreeWalk.state``, compressed, in base 64; empty where it has not begun.
+    ``found`` counts them, including empty files. ``walk`` is the position of the walk through the
+    tree of ``dataset``: ``TreeWalk.state``, compressed, in base 64; empty if it has not started.
     """
 
     parts: int = 0
@@ -104,12 +104,12 @@ class ScanState:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """How far a collection is: all before ``position`` of ``file`` is in parts up to ``parts``.
+    """The progress of a collection: all data before ``position`` of ``file`` is in the valid parts.
 
-    ``scanned`` says that all files are found; before that, ``scan`` says how far this is.
-    ``second_names`` says that the table of files may have several names of the same file.
-    ``consumed`` is where each chunking's next chunk begins in ``file``, and ``whole`` the state of
-    that file's fingerprint; both are empty between files.
+    ``parts`` is their number. ``scanned``: all files are found; before that, ``scan`` has the
+    progress of the search. ``second_names``: the table of files may have several names of the same
+    file. ``consumed`` is the start of each chunking's next chunk in ``file``, and ``whole`` the
+    state of that file's fingerprint; both are empty between files.
     """
 
     scanned: bool = False
@@ -139,7 +139,7 @@ class Log:
 
     @classmethod
     def create(cls, path: str, spec: Spec) -> "Log":
-        """A new, empty log. The directory may exist, but not hold a log."""
+        """Create an empty log. The directory may exist, but must not contain a log."""
         os.makedirs(path, exist_ok=True)
         _write_json(os.path.join(path, SPEC_FILE), asdict(spec))
         log = cls(path, spec, Checkpoint())
@@ -148,7 +148,7 @@ class Log:
 
     @classmethod
     def open(cls, path: str) -> "Log":
-        """Raises UsageError where there is no log, Damaged, UnknownFormat."""
+        """Open a log. Raises UsageError if there is no log, Damaged, UnknownFormat."""
         where = os.path.join(path, SPEC_FILE)
         try:
             fields = _read_json(where)
@@ -175,16 +175,16 @@ class Log:
         return os.path.exists(os.path.join(path, SPEC_FILE))
 
     def save(self) -> None:
-        """Replace the checkpoint by the present one."""
+        """Replace the checkpoint by the current one."""
         _write_json(os.path.join(self.path, CHECKPOINT_FILE), asdict(self.checkpoint))
 
     def file_parts(self) -> list[str]:
-        """Paths of the table of files; all of them are valid once the scan is complete."""
+        """Return the paths of the table of files; all of them are valid after the scan."""
         directory = os.path.join(self.path, "files")
         return [os.path.join(directory, name) for name in sorted(os.listdir(directory))]
 
     def parts(self, *table: str) -> list[str]:
-        """Paths of the valid parts of a table, oldest first."""
+        """Return the paths of the valid parts of a table, oldest first."""
         directory = os.path.join(self.path, *table)
         if not os.path.isdir(directory):
             return []
@@ -192,7 +192,7 @@ class Log:
         return [os.path.join(directory, name) for name in sorted(valid)]
 
     def size_bytes(self) -> int:
-        """What the log occupies."""
+        """Return the size of the log on disk."""
         return sum(
             os.stat(os.path.join(directory, name)).st_size
             for directory, _, names in os.walk(self.path)
@@ -200,7 +200,7 @@ class Log:
         )
 
     def begin(self) -> None:
-        """Go on from the last checkpoint: remove what an interrupted run wrote after it."""
+        """Continue from the last checkpoint: remove parts that were written after it."""
         state = self.checkpoint
         state.collected_s = state.collected_s or time.time()
         for directory, _, names in os.walk(self.path):
@@ -214,7 +214,7 @@ class Log:
                     os.unlink(os.path.join(directory, name))
 
     def discard(self) -> None:
-        """Remove the log and all that belongs to it."""
+        """Remove all files of the log."""
         for name in os.listdir(self.path):
             path = os.path.join(self.path, name)
             if name in ("files", "whole", "chunks", "failures"):
@@ -226,9 +226,9 @@ class Log:
 def write_part(log: str, table: Sequence[str], number: int, columns: Columns) -> None:
     """Write a part of a table of the log at that path. Raises OSError.
 
-    Its bytes are valid only once a checkpoint counts it.
+    The part is valid only after a checkpoint counts it.
     """
-    # Paths have no type of their own where there are none.
+    # An empty column of paths has no type of its own.
     rows = "* REPLACE (path::BLOB AS path)" if "path" in columns else "*"
     try:
         with part_database().cursor() as database:
@@ -243,25 +243,25 @@ def write_part(log: str, table: Sequence[str], number: int, columns: Columns) ->
 
 @cache
 def part_database() -> duckdb.DuckDBPyConnection:
-    """For parts: each thread has a cursor of it. To start one takes as long as to write ten
+    """A database for parts; each thread uses a cursor. Opening it takes as long as writing ten
     thousand rows."""
     return connect(_MEMORY_MB, threads=1)
 
 
 def part_path(log: str, table: Sequence[str], number: int) -> str:
-    """Where a part is, in a directory that exists from now on."""
+    """Return the path of a part, and create its directory."""
     directory = os.path.join(log, *table)
     os.makedirs(directory, exist_ok=True)
     return os.path.join(directory, f"part-{number:05d}.parquet")
 
 
 def logged_share(sample: float) -> float:
-    """The fraction of distinct chunks that are in the log of a sampled collection."""
+    """Return the fraction of distinct chunks that the log of a sampled collection has."""
     return min(1.0, _LOGGED_PER_MEASURED * sample)
 
 
 def quoted(text: str) -> str:
-    """The inside of an SQL string literal."""
+    """Return the inside of an SQL string literal."""
     return text.replace("'", "''")
 
 

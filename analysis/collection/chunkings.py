@@ -1,4 +1,4 @@
-"""The ways to cut files that a study compares, each under the name that its log carries."""
+"""The chunkings that a study compares, by their names in the log."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +18,7 @@ FIXED = "fixed-64k"
 FIXED_BYTES = 64 * KIB
 
 BASIC_SUFFIX = "-basic"
-"""Marks Rabin chunking without regression: a forced cut wherever S_max is reached."""
+"""Marks Rabin chunking without regression: at S_max, a cut is forced."""
 
 SIZES = tuple(reversed(PRESETS))
 """The averages of the Rabin chunkings, smallest first."""
@@ -28,9 +28,9 @@ ALL = (*(f"{size}{suffix}" for size in reversed(SIZES) for suffix in ("", BASIC_
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Ranges of a buffer that begin at a chunk's start each: parallel arrays.
+    """Ranges of a buffer, each from the start of a chunk: parallel arrays.
 
-    Where ``final`` is not set, the range is not where the file ends.
+    If ``final`` is not set, the file continues after the range.
     """
 
     starts: NDArray[np.int64]
@@ -40,9 +40,9 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The chunks found in some segments of a buffer: parallel arrays, one element per chunk.
+    """The chunks of some segments of a buffer: parallel arrays, one element per chunk.
 
-    ``fingerprints`` has four words of 64 bit per chunk; ``counts`` one element per segment.
+    ``fingerprints`` has four words of 64 bit per chunk; ``counts`` has one element per segment.
     """
 
     ends: NDArray[np.uint32]
@@ -104,11 +104,11 @@ class FixedCutter:
 
 
 Cutter = RabinCutter | FixedCutter
-"""Cuts and fingerprints segments of a buffer. Only the last segment may be unfinished."""
+"""Splits segments of a buffer into chunks with fingerprints. Only the last may be unfinished."""
 
 
 def cutter(name: str) -> Cutter:
-    """The cutter of that name. Raises UsageError."""
+    """Return the cutter with this name. Raises UsageError."""
     if name == FIXED:
         return FixedCutter()
     size = name.removesuffix(BASIC_SUFFIX)
@@ -119,7 +119,7 @@ def cutter(name: str) -> Cutter:
 
 
 def lanes_of(names: Sequence[str]) -> list[list[str]]:
-    """The names in groups that share their compression: one size with and without regression."""
+    """Group the names that share compressed chunks: one size with and without regression."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.removesuffix(BASIC_SUFFIX), []).append(name)

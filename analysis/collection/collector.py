@@ -1,4 +1,4 @@
-"""Collection: one pass over the bytes of all datasets, all chunkings at once, into a chunk log."""
+"""Collection: reads the data of all datasets once, for all chunkings, into a chunk log."""
 
 import os
 import threading
@@ -21,28 +21,27 @@ from dedupd_core.system.file_reader import BATCH_BYTES
 from dedupd_core.system.page_cache import BufferPool, new_buffer
 
 BUFFERS = 5
-"""One is read while the lanes, which drift apart, work on the others; 8 MiB each."""
+"""One is filled while the lanes process the others at their own speed; 8 MiB each."""
 
 ROWS_HELD_MAX = 1_000_000
-"""About 45 MB; written at once, and again as much while they are."""
+"""About 45 MB of rows; twice as much while they are written."""
 
 LOOK_AROUND_S = 1.0
-"""How often the collection looks at the clock and at its watcher while nothing comes."""
+"""The interval between checks of the clock and the watcher while no batch is ready."""
 
 CHECKPOINT_S = 30.0
-"""What an interruption may cost."""
+"""The longest work that an interruption loses."""
 
 
 class Watcher(Protocol):
-    """The caller of a collection: shows its progress, and may stop it by raising in
-    ``safe_point``."""
+    """The caller of a collection: shows its progress, and stops it by raising in ``safe_point``."""
 
     def update(self, *, phase: str, done: int, total: int, files: int) -> None: ...
     def safe_point(self) -> None: ...
 
 
 class NoWatcher:
-    """Nobody watches."""
+    """A watcher that does nothing."""
 
     def update(self, *, phase: str, done: int, total: int, files: int) -> None:
         pass
@@ -52,10 +51,10 @@ class NoWatcher:
 
 
 def collect(log: Log, left_out: str, watcher: Watcher | None = None, threads: int = 0) -> None:
-    """Fill the log, from where it stands to the end. ``left_out`` is a directory not to read.
+    """Fill the log from its checkpoint to the end. ``left_out`` is a directory to skip.
 
-    Whatever stops it, the log keeps a valid checkpoint; the same call goes on from there.
-    ``threads`` 0 is one per core.
+    After any interruption, the log has a valid checkpoint, and the same call continues there.
+    ``threads`` 0 means one per core.
     """
     watcher = watcher or NoWatcher()
     if log.checkpoint.complete:
@@ -70,7 +69,7 @@ def collect(log: Log, left_out: str, watcher: Watcher | None = None, threads: in
 
 @dataclass(slots=True)
 class _SharedBatch:
-    """A batch that some lanes still have before them."""
+    """A batch that some lanes have not processed yet."""
 
     batch: Batch
     lanes: int
@@ -119,7 +118,7 @@ class _Collection:
                     self._save(cursor, done, complete=False)
                     saved_s = time.monotonic()
         except BaseException:
-            # Stopped or failed: what the lanes have finished is worth keeping.
+            # Stopped or failed: save the work that the lanes have finished.
             self._save(cursor, done, complete=False)
             raise
         self._save(cursor, done, complete=True)
@@ -131,7 +130,7 @@ class _Collection:
         self._workers.shutdown(wait=True, cancel_futures=True)
 
     def _tell(self, done: int) -> None:
-        """How much there is to do is known when all files are found."""
+        """Report progress. The total is known only after the scan."""
         state = self._log.checkpoint
         if self._scan is not None:
             self._look_at_scan(self._scan)
@@ -144,7 +143,7 @@ class _Collection:
 
     def _look_at_scan(self, scan: Scan) -> None:
         state = self._log.checkpoint
-        # Asked for first: a complete scan does not grow meanwhile.
+        # Read this first: after a complete scan, the other values no longer change.
         complete = scan.complete
         progress, failures = scan.take()
         self._failures += failures
@@ -155,7 +154,7 @@ class _Collection:
             self._scan = None
 
     def _save(self, cursor: Cursor, done: int, *, complete: bool) -> None:
-        """Wait until the lanes have caught up with ``cursor``, write their rows, and say so."""
+        """Wait until the lanes reach ``cursor``, write their rows, and save a checkpoint."""
         self._queues.wait()
         if self._scan is not None:
             self._look_at_scan(self._scan)
@@ -185,7 +184,7 @@ class _Collection:
 
 
 def _streams(log: Log) -> list[Stream]:
-    """The chunkings as the checkpoint left them; the default, or the first, does whole files."""
+    """Return the chunkings as in the checkpoint; the default, or the first, has whole files."""
     state: Checkpoint = log.checkpoint
     names = log.spec.chunkings
     for_whole = DEFAULT if DEFAULT in names else names[0]
@@ -201,7 +200,7 @@ def _streams(log: Log) -> list[Stream]:
 
 
 class _LaneQueues:
-    """Every lane takes the batches in order, at its own pace; as many at once as workers."""
+    """Queues of batches: each lane processes them in order, at its own speed."""
 
     def __init__(self, lanes: list[Lane], workers: ThreadPoolExecutor, pool: BufferPool) -> None:
         self._lanes = lanes
@@ -213,7 +212,7 @@ class _LaneQueues:
         self._failure: BaseException | None = None
 
     def put(self, batch: Batch) -> None:
-        """Queue a batch for all lanes. Raises what a lane has failed with."""
+        """Queue a batch for all lanes. Raises the error of a failed lane."""
         item = _SharedBatch(batch, len(self._lanes))
         with self._changed:
             self._raise_failure()
@@ -223,7 +222,7 @@ class _LaneQueues:
                     self._start(number)
 
     def wait(self) -> None:
-        """Until every lane has taken all batches. Raises what a lane has failed with."""
+        """Wait until every lane has processed all batches. Raises the error of a failed lane."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or not any(self._running))
             self._raise_failure()
@@ -233,7 +232,7 @@ class _LaneQueues:
         self._workers.submit(self._step, number)
 
     def _step(self, number: int) -> None:
-        """One batch of one lane; then it queues up again, so that no lane starves another."""
+        """Process one batch of one lane, then queue the lane again, so that lanes take turns."""
         with self._changed:
             item = self._waiting[number].popleft()
         try:

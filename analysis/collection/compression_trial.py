@@ -1,4 +1,4 @@
-"""Compressed sizes of chunks, each content compressed once as far as memory reaches."""
+"""Compressed sizes of chunks; a cache avoids compressing the same content again."""
 
 import threading
 import time
@@ -10,16 +10,15 @@ from analysis.collection.chunk_log import Timing
 from dedupd_core import native
 
 SLOTS = 1 << 22
-"""Direct-mapped, 12 bytes each: 50 MB. A chunk that is pushed out is only compressed again."""
+"""Direct-mapped, 12 bytes each: 50 MB. An evicted chunk is only compressed again."""
 
 _SLOT_MASK = np.uint64(SLOTS - 1)
 
 
 class CompressedSizes:
-    """Sizes as the product would store them with a threshold of zero; shared by all chunkings.
+    """The sizes that the product would store with a threshold of zero; shared by all chunkings.
 
-    The same content always has the same size, whatever the surroundings, so the cache has no
-    influence on the result.
+    The same content always has the same size, so the cache does not influence the result.
     """
 
     def __init__(self, level: int) -> None:
@@ -36,7 +35,7 @@ class CompressedSizes:
         fingerprints: tuple[NDArray[np.uint64], NDArray[np.uint64]],
         timing: Timing,
     ) -> NDArray[np.uint32]:
-        """Stored bytes of the chunks of ``data`` at ``starts``, without headers."""
+        """Return the stored size of the chunks of ``data`` at ``starts``, without headers."""
         high, low = fingerprints
         slots = high & _SLOT_MASK
         with self._lock:

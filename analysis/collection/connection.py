@@ -1,4 +1,4 @@
-"""Connections to DuckDB, with the limits that each has to keep."""
+"""Connections to DuckDB with limits for memory and threads."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ import duckdb
 def connect(
     memory_mb: int, spill: str | None = None, path: str = ":memory:", threads: int | None = None
 ) -> duckdb.DuckDBPyConnection:
-    """A database in memory or at ``path``; data that does not fit goes to the directory ``spill``.
+    """Open a database in memory or at ``path``; large data spills to the directory ``spill``.
 
-    ``threads`` None is one per core. Nothing is ever written to the terminal.
+    ``threads`` None means one per core. The connection never writes to the terminal.
     """
     config: dict[str, Any] = {"memory_limit": f"{memory_mb}MB"}
     if spill is not None:
@@ -18,6 +18,6 @@ def connect(
     if threads is not None:
         config["threads"] = threads
     connection = duckdb.connect(path, config=config)
-    # It would draw into the program's own output, JSON or not, when a query takes long.
+    # During long queries, it would write into the program's own output, including JSON.
     connection.execute("SET enable_progress_bar = false")
     return connection

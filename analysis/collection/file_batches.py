@@ -1,4 +1,4 @@
-"""Buffers of content on their way from the reader to the lanes."""
+"""Buffers of content between the reader and the lanes."""
 
 import mmap
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ from analysis.collection.tree_walk import Failure
 from dedupd_core.format.volume_parameters import PRESETS
 
 HEADROOM_BYTES = max(preset.max_bytes for preset in PRESETS.values())
-"""Kept from the batch before, for the unfinished chunks of a file that goes on: S_max at least."""
+"""Bytes kept from the previous batch for unfinished chunks of a continued file: at least S_max."""
 
 
 class Segment(NamedTuple):
-    """Bytes [start, end) of a batch that belong to one file, from ``position`` of it on.
+    """Bytes [start, end) of a batch that belong to one file, starting at ``position`` of the file.
 
-    A hole of ``hole`` bytes follows them, and ``blank`` of them lie in holes themselves.
-    ``failed`` says that the file is given up.
+    A hole of ``hole`` bytes follows the segment, and ``blank`` bytes of the segment are in holes.
+    ``failed``: the rest of the file is skipped.
     """
 
     dataset: int
@@ -34,7 +34,7 @@ class Segment(NamedTuple):
 
 
 SegmentRows = NDArray[np.void]
-"""Many segments: a structured array with the fields of ``Segment``."""
+"""Segments as a structured array with the fields of ``Segment``."""
 
 _SEGMENT = np.dtype(
     [
@@ -59,7 +59,7 @@ def one_segment(segment: Segment) -> SegmentRows:
 def whole_files(
     dataset: int, files: NDArray[np.uint32], sizes: NDArray[np.int64], start: int
 ) -> SegmentRows:
-    """Segments of files that lie in a batch completely, one after the other from ``start`` on."""
+    """Return segments of files that are completely in a batch, consecutively from ``start`` on."""
     segments = np.zeros(len(files), _SEGMENT)
     ends = start + np.cumsum(sizes)
     segments["dataset"], segments["file"] = dataset, files
@@ -70,7 +70,7 @@ def whole_files(
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in the list of files: everything before ``position`` of ``file``."""
+    """A position in the list of files: after all data before ``position`` of ``file``."""
 
     file: int
     position: int
@@ -78,11 +78,11 @@ class Cursor:
 
 @dataclass(slots=True)
 class Batch:
-    """A buffer of content. Segments lie in it without gaps; only the last may be unfinished, or
-    have a hole after it.
+    """A buffer of content. Its segments have no gaps; only the last may be unfinished, or have a
+    hole after it.
 
-    In front of an unfinished file's next segment are the bytes before it in the file, as many as
-    ``HEADROOM_BYTES``. ``after`` is where the batch ends.
+    The next segment of an unfinished file is preceded by the bytes before it in the file,
+    ``HEADROOM_BYTES`` of them. ``after`` is the end of the batch.
     """
 
     buffer: mmap.mmap
@@ -97,5 +97,5 @@ class Batch:
 
     @property
     def segments(self) -> SegmentRows:
-        """All parts, in order."""
+        """All segments, in order."""
         return np.concatenate([np.empty(0, _SEGMENT), *self.parts])

@@ -1,4 +1,4 @@
-"""The table of files, some at a time: as the reader takes them."""
+"""The table of files, read in portions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from analysis.collection.chunk_log import Columns, Log, part_database
 
 _FETCHED = 50_000
-"""At once; 10 MB."""
+"""Rows per portion; 10 MB."""
 
 _STATUS = {
     "inode": np.uint64,
@@ -36,9 +36,9 @@ class FoundFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files with content, in the order of reading, as the scan found them: parallel columns.
+    """Files with content, in the order of reading, from the scan: parallel columns.
 
-    ``paths`` has a NUL byte after each; ``path_ends`` are the ends of these. Rows of
+    ``paths`` has a NUL byte after each path; ``path_ends`` are the positions after these. Rows of
     ``identities``: inode, size, mtime and ctime in ns.
     """
 
@@ -57,21 +57,21 @@ class Files:
 
     @property
     def nbytes(self) -> int:
-        """Of memory, about."""
+        """The approximate size in memory."""
         return len(self.paths) + self.path_ends.nbytes + self.identities.nbytes
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each file."""
+        """The length of each file."""
         return self.identities[:, 1]
 
     def paths_of(self, first: int, end: int) -> bytes:
-        """Those of some of the files, as ``native.study.read_packed`` takes them."""
+        """Return the paths of some of the files, in the form for ``native.study.read_packed``."""
         return self.paths[self.path_ends[first - 1] if first else 0 : self.path_ends[end - 1]]
 
 
 def table_of(paths: bytes, statuses: bytes, dataset: int, first: int) -> Columns:
-    """The rows of files, as a scan has found them, numbered from ``first`` on."""
+    """Make rows from the files that a scan has found, numbered from ``first`` on."""
     columns = np.frombuffer(statuses, np.int64).reshape(-1, len(_STATUS)).T
     count = columns.shape[1]
     return {
@@ -83,7 +83,7 @@ def table_of(paths: bytes, statuses: bytes, dataset: int, first: int) -> Columns
 
 
 def files_of(table: Columns) -> Files:
-    """Those of some rows of the table that have content."""
+    """Return the files with content in some rows of the table."""
     has_content = table["size_bytes"] > 0
     file, dataset, path, *identity = (
         np.asarray(table[name])[has_content] for name in ("file", "dataset", "path", *_IDENTITY)
@@ -95,13 +95,13 @@ def files_of(table: Columns) -> Files:
 
 
 def logged_files(log: Log, first: int) -> Iterator[Files]:
-    """Those of a log whose scan is complete, from number ``first`` on."""
+    """Yield the files of a log with a complete scan, from number ``first`` on."""
     for part in log.file_parts():
         yield from part_files(part, first)
 
 
 def part_files(part: str, first: int) -> Iterator[Files]:
-    """Those of a part, which may have all files of a log, from number ``first`` on."""
+    """Yield the files of a part, which may have all files of a log, from number ``first`` on."""
     with part_database().cursor() as database:
         ((begin, last),) = database.execute(
             "SELECT coalesce(min(file), 0), coalesce(max(file), 0) FROM read_parquet(?)", [part]

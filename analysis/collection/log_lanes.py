@@ -1,4 +1,4 @@
-"""Chunking: a lane takes every batch in the order of reading and turns it into rows of the log."""
+"""Chunking: a lane processes every batch in the order of reading, and makes rows of the log."""
 
 import hashlib
 import struct
@@ -25,7 +25,7 @@ _WORD = (1 << 64) - 1
 
 
 def _factor(salt: int) -> np.uint64:
-    """An odd number without structure, so that samples of different salts are independent.
+    """Return a pseudo-random odd number, so that samples of different salts are independent.
 
     The finaliser of SplitMix64 (Steele et al. 2014).
     """
@@ -37,20 +37,20 @@ def _factor(salt: int) -> np.uint64:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which distinct chunks are logged, and which of those are compressed, by content.
+    """Selects by content the distinct chunks that are logged, and those that are compressed.
 
-    A chunk is in or out wherever it occurs, so duplicates stay duplicates.
+    All copies of a chunk have the same result, so duplicates stay duplicates.
     """
 
     sample: float
     salt: int
 
     def logged(self, low: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Whether chunks are logged, by the second word of their fingerprints."""
+        """Return which chunks are logged, by the second word of their fingerprints."""
         return self._chosen(low, logged_share(self.sample))
 
     def measured(self, low: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Whether chunks are compressed; all of these are logged."""
+        """Return which chunks are compressed; all of these are logged."""
         return self._chosen(low, self.sample)
 
     def _chosen(self, low: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
@@ -62,10 +62,10 @@ class Selection:
 
 
 class WholeFiles:
-    """Fingerprints and lengths of whole files, put together from those of their chunks.
+    """Fingerprints and lengths of whole files, combined from those of their chunks.
 
-    The fingerprint depends on the content and the chunking alone: not on batches, and not on
-    whether zeros are read or a hole. A file of one chunk has that chunk's.
+    The fingerprint depends only on the content and the chunking. It is independent of batches, and
+    of zeros being read or in a hole. A file of one chunk has the fingerprint of the chunk.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ class WholeFiles:
         self._single: list[dict[str, NDArray[Any]]] = []
 
     def state(self) -> dict[str, Any]:
-        """The file that is unfinished, for a checkpoint."""
+        """Return the state of the unfinished file, for a checkpoint."""
         return {
             "digest": self._digest.hex(),
             "zeros": self._zeros,
@@ -88,14 +88,14 @@ class WholeFiles:
         }
 
     def drop(self) -> None:
-        """Forget the unfinished file."""
+        """Discard the unfinished file."""
         self._digest, self._zeros = b"", 0
         self._data_bytes = self._zero_bytes = self._hole_bytes = 0
 
     def add(
         self, fingerprints: Sequence[bytes], zero: Sequence[bool], lengths: Sequence[int]
     ) -> None:
-        """The next chunks of the file."""
+        """Add the next chunks of the file."""
         for fingerprint, is_zero, length in zip(fingerprints, zero, lengths, strict=True):
             self._data_bytes += length
             if is_zero:
@@ -111,13 +111,13 @@ class WholeFiles:
             )
 
     def add_blank(self, length: int) -> None:
-        """So much of the file's chunks, those to come included, lies in holes."""
+        """Count bytes of the file that are in holes, including bytes of later chunks."""
         self._data_bytes -= length
         self._zero_bytes -= length
         self._hole_bytes += length
 
     def add_hole(self, length: int) -> None:
-        """The next chunks of the file lie in a hole."""
+        """Add chunks that are in a hole."""
         self._zeros += length
         self._data_bytes += length
         self._zero_bytes += length
@@ -128,16 +128,16 @@ class WholeFiles:
         self._zeros = 0
 
     def finish(self, dataset: int, file: int) -> None:
-        """The file is complete: its row."""
+        """Add the row of a complete file."""
         if self._zeros:
             self._end_of_zeros()
-        # Some of what lies in holes is in chunks that are not all zeros.
+        # Chunks that are only partly zeros can include bytes in holes.
         sizes = self._data_bytes, max(0, self._zero_bytes), self._hole_bytes
         self._rows.append((dataset, file, *sizes, self._digest))
         self.drop()
 
     def add_single(self, segments: SegmentRows, fingerprints: NDArray[np.uint64]) -> None:
-        """Complete files of one chunk each, which are no zeros: their rows."""
+        """Add the rows of complete files of one chunk each, without zeros."""
         nothing = np.zeros(len(segments), np.uint64)
         self._single.append(
             {
@@ -178,7 +178,7 @@ def _joined(parts: list[dict[str, NDArray[Any]]]) -> Columns | None:
 
 @dataclass(slots=True)
 class Stream:
-    """One chunking's way through the bytes. ``pending`` of the file are not in a chunk yet."""
+    """The state of one chunking. ``pending`` bytes of the file are not in a chunk yet."""
 
     name: str
     pending: int
@@ -194,7 +194,7 @@ class Stream:
 
 
 class Lane:
-    """Chunkings of the same average, one after the other, so that they compress a chunk once."""
+    """Chunkings of the same average, in sequence, so that they compress a chunk only once."""
 
     def __init__(
         self, streams: Sequence[Stream], selection: Selection, sizes: CompressedSizes | None
@@ -205,7 +205,7 @@ class Lane:
         self._sizes = sizes
 
     def feed(self, batch: Batch) -> None:
-        """Take in the next batch."""
+        """Process the next batch."""
         data = memoryview(batch.buffer)
         segments = batch.segments
         for stream, cut in zip(self.streams, self._cutters, strict=True):
@@ -231,7 +231,7 @@ class Lane:
     def _after(
         self, stream: Stream, max_bytes: int, segment: Segment, start: int, cuts: Cuts
     ) -> None:
-        """Take in the rest of the last segment, and the hole after it."""
+        """Process the rest of the last segment, and the hole after it."""
         last = int(cuts.ends[-1]) if cuts.counts[-1] else start
         stream.pending = segment.end - last
         if segment.hole:
@@ -291,7 +291,7 @@ class Lane:
     def _choose(
         self, cuts: Cuts, lengths: NDArray[np.uint32], owner: NDArray[np.intp]
     ) -> tuple[NDArray[np.intp], NDArray[np.uint32]]:
-        """Indices and lengths of the rows to log. Neighbouring chunks of zeros become one row."""
+        """Return indices and lengths of the rows to log; adjacent chunks of zeros are one row."""
         zero = cuts.zero
         if zero.any():
             head = np.ones(len(zero), np.bool_)
@@ -311,7 +311,7 @@ def _whole_files(
     lengths: NDArray[np.uint32],
     heads: NDArray[np.int64],
 ) -> None:
-    """Tell ``whole`` of the chunks found in each segment, the first of which is at ``heads``."""
+    """Add the chunks of each segment, which start at the index in ``heads``, to ``whole``."""
     unbroken = (segments["hole"] == 0) & (segments["blank"] == 0)
     single = segments["first"] & segments["final"] & unbroken & (cuts.counts == 1)
     single[single] = ~cuts.zero[heads[single]]

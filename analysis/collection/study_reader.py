@@ -1,4 +1,4 @@
-"""Reading the files of a study into large buffers, each byte once, ahead of the chunking."""
+"""Reads the files of a study into large buffers, each byte once, ahead of the chunking."""
 
 import os
 import stat
@@ -35,17 +35,17 @@ from dedupd_core.system.files import data_ranges
 from dedupd_core.system.page_cache import BufferPool
 
 HOLE_LEAD_BYTES = 2 * HEADROOM_BYTES
-"""Zeros at the start of a hole that are chunked as if they had been read: after S_max of them every
-chunking is inside the hole, and cuts at its S_max until the hole ends, since zeros never match."""
+"""Zeros at the start of a hole that are chunked like data. After S_max bytes, every chunking is
+inside the hole. It then cuts at S_max until the hole ends, since zeros never match."""
 
 SEGMENTS_PER_BATCH_MAX = 4096
 
 _THREADS = 2
-"""For small files, most of whose time is the file system's."""
+"""For small files, which spend most of their time in the file system."""
 
 
 class Reader(FileReader[Batch]):
-    """Reads ``files`` from ``start`` on. The source of the files has to end before it is closed."""
+    """Reads ``files`` from ``start`` on. The source of the files must end before this is closed."""
 
     def __init__(
         self,
@@ -79,16 +79,16 @@ class Reader(FileReader[Batch]):
                 os.close(fd)
 
     def _read_some(self, files: Files, at: int) -> int:
-        """Read on from the file at ``at``; returns where the next one is."""
+        """Read the file at ``at``, or several small files; return the index of the next file."""
         if read := self._read_small(files, at):
             return at + read
         self._read_one(files[at])
         return at + 1
 
     def _read_small(self, files: Files, at: int) -> int:
-        """Read small files that follow each other in one call, as many as there is room for.
+        """Read consecutive small files in one call, as many as fit.
 
-        Returns their number, 0 where the first one is not small or cannot be read this way.
+        Returns their number, 0 if the first one is not small or cannot be read this way.
         """
         if files.sizes[at] >= SMALL_BYTES_MAX or self._resume_at is not None:
             return 0
@@ -110,7 +110,7 @@ class Reader(FileReader[Batch]):
         return read
 
     def _small_until(self, files: Files, at: int, count_max: int) -> int:
-        """Where the files from ``at`` on stop to be small, of one dataset, or to fit."""
+        """Return the end of the files from ``at`` on that are small, of one dataset, and fit."""
         sizes = files.sizes[at : at + count_max]
         room = HEADROOM_BYTES + BATCH_BYTES - self._fill
         wrong = (
@@ -121,7 +121,7 @@ class Reader(FileReader[Batch]):
         return at + (int(wrong.argmax()) if wrong.any() else len(wrong))
 
     def _read_one(self, found: FoundFile) -> None:
-        """Read one file of any size; a failure is noted in the batch."""
+        """Read one file of any size; a failure is recorded in the batch."""
         dataset, file, path = found.dataset, found.file, found.path
         try:
             root = self._root(dataset)
@@ -142,7 +142,7 @@ class Reader(FileReader[Batch]):
             os.close(fd)
 
     def _root(self, dataset: int) -> int:
-        """What paths in a dataset are relative to; stays open. Raises OSError."""
+        """Return the base directory of paths in a dataset; it stays open. Raises OSError."""
         if dataset not in self._roots:
             directory = _directory_of(os.fsencode(self._datasets[dataset].path))
             flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -179,7 +179,7 @@ class Reader(FileReader[Batch]):
                 at += self._read_segment(fd, (dataset, file), range(at, part.end), size, sparse)
 
     def _read_headroom(self, fd: int, position: int, size: int) -> None:
-        """The bytes before ``position``, for the chunks that were unfinished there."""
+        """Read the bytes before ``position``, for the chunks that are unfinished there."""
         batch = self._current()
         length = min(HEADROOM_BYTES, position)
         if size <= position:
@@ -190,7 +190,7 @@ class Reader(FileReader[Batch]):
     def _read_segment(
         self, fd: int, of: tuple[int, int], remaining: range, size: int, sparse: bool
     ) -> int:
-        """Read on into the current batch, or into a new one where a small file would be split."""
+        """Read more into the current batch, or into a new one instead of splitting a small file."""
         room = HEADROOM_BYTES + BATCH_BYTES - self._fill
         position, length = remaining.start, len(remaining)
         if length > room and (position > 0 or length < BATCH_BYTES // 2 or room < BATCH_BYTES // 2):
@@ -206,7 +206,7 @@ class Reader(FileReader[Batch]):
         return length
 
     def _add_hole(self, dataset: int, file: int, part: Stretch, size: int) -> None:
-        """A hole in place of the bytes of ``part``."""
+        """Add a hole that replaces the bytes of ``part``."""
         if HEADROOM_BYTES + BATCH_BYTES - self._fill < HOLE_LEAD_BYTES:
             self._emit_if_filled()
         batch = self._current()
@@ -233,7 +233,7 @@ class Reader(FileReader[Batch]):
         self._emit()
 
     def _add(self, segments: SegmentRows) -> Batch:
-        """Append segments; the next one lies after them, of another file."""
+        """Append segments; the next segment follows them and is of another file."""
         batch = self._current()
         batch.parts.append(segments)
         batch.done_bytes += int((segments["end"] - segments["start"] + segments["hole"]).sum())
@@ -267,11 +267,11 @@ class Reader(FileReader[Batch]):
 
 
 def _blank_bytes(fd: int, start: int, end: int) -> int:
-    """How many bytes of a range lie in holes."""
+    """Return how many bytes of a range are in holes."""
     return end - start - sum(b - a for a, b in data_ranges(fd, start, end))
 
 
 def _directory_of(path: bytes) -> bytes:
-    """The directory that paths in a dataset are relative to; a dataset may be a single file."""
+    """Return the base directory of paths in a dataset, which may also be a single file."""
     real = os.path.realpath(path)
     return real if os.path.isdir(real) else os.path.dirname(real)

@@ -1,4 +1,4 @@
-"""Finding the files of a study, whose number has no bound: they go to disk, not to memory."""
+"""Finds the files of a study. Their number is unlimited, so they are stored on disk."""
 
 import base64
 import os
@@ -18,19 +18,19 @@ from dedupd_core.units import MIB
 
 FILES_PER_PART_MAX = 20_000
 FILES_PER_PART_MIN = 1_000
-"""The first part is small, since the reading begins with it; then they grow."""
+"""The first part is small, since the reading starts with it; later parts grow."""
 
 AHEAD_BYTES_MAX = 16 * MIB
-"""Files found and not yet read that stay in memory; the reader takes the others from the table."""
+"""Unread files that stay in memory; the reader takes further files from the table."""
 
 NAMES_MAX = 3_500_000
-"""Files with several names whose second ones are told apart while they are found; 40 MB. Others
-are read again, and the queries leave them out."""
+"""Files with several names that are counted once during the scan; 40 MB. Further such files are
+read again, and the queries ignore their other names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something that could not be read."""
+    """A file or directory that could not be read."""
 
     dataset: int
     path: bytes
@@ -39,7 +39,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Files with content found until now, and their bytes."""
+    """The number and bytes of files with content found so far."""
 
     files: int
     size_bytes: int
@@ -48,7 +48,7 @@ class Progress:
 
 
 def check_datasets(datasets: tuple[Dataset, ...]) -> None:
-    """Raises UsageError where a path does not exist, or bytes would be counted twice."""
+    """Raise UsageError if a path does not exist, or datasets overlap."""
     labels = [dataset.label for dataset in datasets]
     for label in labels:
         if not label or labels.count(label) > 1:
@@ -69,8 +69,8 @@ def check_datasets(datasets: tuple[Dataset, ...]) -> None:
 class Scan:
     """Writes the table ``files``: every regular file once, numbered in the order of reading.
 
-    In a thread of its own, ahead of the reading, from where the log's checkpoint stands. The
-    directory ``left_out`` is passed over.
+    It runs in a thread, ahead of the reading, and starts at the log's checkpoint. It skips the
+    directory ``left_out``.
     """
 
     def __init__(self, log: Log, left_out: str) -> None:
@@ -81,7 +81,7 @@ class Scan:
         self._ahead: dict[int, Files] = {}
         self._failures: list[Failure] = []
         begin = log.checkpoint
-        # Those of the files found before are not known any more.
+        # The names of files found before the checkpoint are no longer known.
         second_names = begin.second_names or begin.scan.found > 0
         self._progress = Progress(begin.files, begin.total_bytes, second_names, begin.scan)
         self._ended = self._stop = False
@@ -94,15 +94,15 @@ class Scan:
         return self._ended and self._error is None and not self._stop
 
     def take(self) -> tuple[Progress, list[Failure]]:
-        """How far it is, and what could not be listed since the last call."""
+        """Return the progress, and the failures since the last call."""
         with self._changed:
             failures, self._failures = self._failures, []
             return self._progress, failures
 
     def files(self, first: int) -> Iterator[Files]:
-        """All files with content from number ``first`` on, as they are found.
+        """Yield all files with content from number ``first`` on, as they are found.
 
-        Raises what the scan has failed with.
+        Raises the error of a failed scan.
         """
         for part in count(1):
             with self._changed:
@@ -119,7 +119,7 @@ class Scan:
                 yield from part_files(part_path(self._log.path, ("files",), part), first)
 
     def close(self) -> None:
-        """Stop finding files; safe at any time."""
+        """Stop the scan; safe at any time."""
         self._stop = True
         self._thread.join()
 
@@ -164,7 +164,7 @@ class Scan:
     def _add(
         self, table: Columns, failures: list[Failure], after: ScanState, *, second_names: bool
     ) -> None:
-        """Write a part of the table, and tell the reader."""
+        """Write a part of the table, and wake the reader."""
         progress = self._progress
         write_part(self._log.path, ("files",), after.parts, table)
         files = files_of(table)

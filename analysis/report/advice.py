@@ -1,4 +1,4 @@
-"""Advice: what enabling dedupd on this data would bring, and the settings that suit it."""
+"""Advice: the benefit of dedupd for this data, and the recommended settings."""
 
 import math
 import os
@@ -14,23 +14,23 @@ from dedupd_core.format.volume_parameters import DEFAULT_PRESET, PRESETS
 from dedupd_core.units import MIB
 
 FILE_CPU_S = 85e-6
-"""What a file costs in addition to its bytes (docs/figures/ingest.md, "How it grows")."""
+"""The cost of a file in addition to its bytes (docs/figures/ingest.md, "How it grows")."""
 
 WORTH_IT_MIN = 0.05
-"""Of the data: less does not pay for a mount and its upkeep."""
+"""A smaller share of the data is not worth a mount and its upkeep."""
 
 COMMANDS_MAX = 10
-"""Datasets that commands are shown for."""
+"""The number of datasets for which commands are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What settings would bring, as fractions of all data. ``margin`` is of ``saved_now``, and
-    ``margin_later`` of ``saved_later``.
+    """The result of settings, as fractions of all data; ``margin`` belongs to ``saved_now``, and
+    ``margin_later`` to ``saved_later``.
 
-    ``reached`` is the fraction of the data that the policy takes now, ``reached_later`` once all
-    files are old enough. ``disk_bytes``: what is left of the data then, the store with its
-    metadata and the files that are not taken.
+    ``reached``: the share of the data that the policy selects now; ``reached_later``: when all
+    files are old enough. ``disk_bytes``: the final size of the store, its metadata and unselected
+    files.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """``outcome`` is that of the recommended settings, and ``profiles`` have it for each profile as
-    it is. ``commands`` make volumes with these settings, one list for each dataset. ``better``:
-    what to do for a better estimate; empty where every byte was read."""
+    """The advice: ``outcome`` for the recommended settings, ``profiles`` for each unchanged
+    profile. ``commands``: one list per dataset that makes a volume with these settings. ``better``:
+    how to get a better estimate; empty if every byte was read."""
 
     profile: str
     outcome: Outcome
@@ -61,7 +61,7 @@ class Advice:
 
 
 def advise(study: Study) -> Advice:
-    """What the study's numbers suggest. The study must not be empty."""
+    """Derive the advice from a study, which must not be empty."""
     total = sum(row.data_bytes for row in study.table1_datasets)
     assert study.recommended is not None
     recommended, chosen = study.recommended, study.recommended.settings
@@ -102,7 +102,7 @@ def _outcome(name: str, forecast: Forecast, total: float) -> Outcome:
 
 
 def commands(path: str, chosen: Recommendation) -> list[str]:
-    """What to type for a volume with these settings, in this order."""
+    """Return the commands for a volume with these settings, in order."""
     place = shlex.quote(path) if path.isprintable() else "PATH"
     enable = f"dedupd enable {place} --profile {chosen.profile}"
     if chosen.chunking in PRESETS and chosen.chunking != DEFAULT_PRESET:

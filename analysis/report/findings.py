@@ -16,7 +16,7 @@ from dedupd_core.units import format_size
 
 
 def findings(study: Study) -> dict[str, str]:
-    """Sentences by the name of the query; only those that apply."""
+    """Return sentences by the name of the query, only for queries with a result."""
     written = {
         "table1_datasets": _datasets(study),
         "table2_whole_file_and_chunks": _whole_file(study),
@@ -112,7 +112,7 @@ def _chunk_size(study: Study) -> str:
 
 
 def saved_by_best_half(rows: Sequence[CompressibilityRow]) -> float:
-    """The share of all compression savings that the best compressible half of the chunks gives."""
+    """Return the share of the compression savings that come from the best half of the chunks."""
     half = sum(row.chunks for row in rows) / 2
     total = sum(row.saved_bytes for row in rows)
     chunks = saved = 0.0

@@ -1,4 +1,4 @@
-"""The study's figures as SVG, to be put into the report's page: vectors, with its fonts."""
+"""The study's figures as SVG for the report's page: vectors, with the fonts of the page."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -27,15 +27,15 @@ from analysis.study import Study
 T = TypeVar("T")
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888")
-"""Okabe and Ito's, which colour-blind readers can tell apart, on white and on black."""
+"""The colours of Okabe and Ito: colour-blind readers can distinguish them on white and black."""
 
 INK, PAPER, LINE = "#010203", "#fdfcfb", "#d9dad8"
-"""Drawn with, and then replaced by the colours of the page, which are others at night."""
+"""Placeholders in the drawing, replaced by the colours of the page, which has a dark mode."""
 
 _OF_THE_PAGE = {INK: "var(--ink)", PAPER: "var(--paper)", LINE: "var(--line)"}
 
 DASHES = ("solid", "dashed", "dotted", "dashdot")
-"""Lines differ in their dashes too, for printers without colour."""
+"""Lines also differ in their dashes, for printers without colour."""
 
 SERIES_MAX = 8
 """Datasets in one figure; the largest are shown."""
@@ -65,7 +65,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def plots(study: Study) -> dict[str, str]:
-    """SVG by the name of the query it shows; only those that have data."""
+    """Return the figures as SVG by the name of their query, only those with data."""
     drawn = {
         "figure1_duplicate_share": _figure(_duplicate_share, study.figure1_duplicate_share),
         "figure2_chunk_size": _figure(_chunk_size, [study] if study.figure2_chunk_size else []),
@@ -98,7 +98,7 @@ def _line(axes: Axes, at: int, x: Sequence[float], y: Sequence[float], label: st
 
 
 def _percent(axes: Axes, label: str, **legend: Any) -> None:
-    """A y axis in percent, and where the legend is."""
+    """Set up a y axis in percent, and the place of the legend."""
     axes.set_ylabel(label)
     axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
     axes.legend(**legend)
@@ -218,7 +218,7 @@ def _duplication(axes: Axes, rows: Sequence[DuplicationRow]) -> None:
 
 
 def _logarithmic(axes: Axes) -> None:
-    """A logarithmic y axis, whose numbers are plain text."""
+    """Set up a logarithmic y axis with numbers as plain text."""
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -1,4 +1,4 @@
-"""The report: one HTML page that needs nothing else, the same as JSON, and a CSV for each table."""
+"""The report: one self-contained HTML page, the same as JSON, and a CSV for each table."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ TYPES_SHOWN_MAX = 20
 
 
 def write_report(study: Study, directory: str) -> Advice | None:
-    """Write all forms of the report into ``directory``. No advice where nothing was read."""
+    """Write all forms of the report into ``directory``. Returns no advice if no file was read."""
     os.makedirs(directory, exist_ok=True)
     advice = None if study.empty else advise(study)
     texts = {} if study.empty else findings(study)
@@ -41,7 +41,7 @@ def write_report(study: Study, directory: str) -> Advice | None:
 
 
 def as_json(study: Study, advice: Advice | None, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Everything in the report, by the names of queries and columns."""
+    """Return all content of the report, by the names of queries and columns."""
     return {
         "version": __version__,
         **asdict(study),
@@ -51,7 +51,7 @@ def as_json(study: Study, advice: Advice | None, texts: Mapping[str, str]) -> di
 
 
 def html(study: Study, advice: Advice | None, texts: Mapping[str, str]) -> str:
-    """The page."""
+    """Render the page."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis.report"),
         autoescape=True,
@@ -84,19 +84,20 @@ def html(study: Study, advice: Advice | None, texts: Mapping[str, str]) -> str:
 
 
 def gain_bytes(row: FrequencyBasedRow) -> float:
-    """The gain less metadata (seed 002, 2.3): an index of m·log2(m)/8 and a list of 20·n bytes."""
+    """Return the gain minus metadata (seed 002, 2.3): the index has m·log2(m)/8, the list 20·n
+    bytes."""
     distinct = max(row.distinct_chunks, 1)
     metadata = distinct * (distinct - 1).bit_length() / 8 + 20 * row.chunks
     return row.data_bytes - row.unique_bytes - metadata
 
 
 def printable(text: str) -> str:
-    """Text in which control characters and other oddities of names can be seen."""
+    """Make control characters and other unusual characters of names visible."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _code(text: str) -> Markup:
-    """Text in which what stands between backquotes is to be typed."""
+    """Format text; parts between backquotes are commands."""
     parts = [escape(part) for part in text.split("`")]
     return Markup("").join(
         Markup("<code>%s</code>") % part if at % 2 else part for at, part in enumerate(parts)
@@ -114,7 +115,7 @@ def _times(value: float | None) -> str:
 
 
 def _sources(study: Study) -> dict[str, str]:
-    """The text of each query that gave something, for readers that check the figures."""
+    """Return the text of each query with a result, for readers who check the figures."""
     names = [name for name in _tables(study) if name != "figure2_chunk_size"]
     return {name: query_text(name) for name in [*names, "savings", "profile"]}
 

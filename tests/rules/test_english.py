@@ -29,7 +29,7 @@ PAGES = (
 
 DOCSTRINGS = (
     *("tests/support/english.py", "tests/support/texts.py", "tests/rules/test_english.py"),
-    "dedupd/**/*.py",
+    *("dedupd/**/*.py", "analysis/**/*.py"),
 )
 """Modules: all of their docstrings and comments."""
 

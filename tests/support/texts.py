@@ -1,6 +1,7 @@
 """Texts that people read, each with its place: help, messages, documents, docstrings."""
 
 import ast
+import inspect
 import re
 import tokenize
 from collections.abc import Iterator
@@ -52,10 +53,11 @@ def literals(path: Path) -> Texts:
 
 
 def docstrings(path: Path) -> Texts:
-    """The docstrings of a module: of itself, its classes, functions and constants."""
+    """The docstrings of a module, its classes, functions and constants, without indented code."""
     for node in _docstring_nodes(ast.parse(path.read_text(encoding="utf-8"))):
         assert isinstance(node.value, str)
-        yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+        text = _INDENTED.sub("\n", f"\n{inspect.cleandoc(node.value)}\n")
+        yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
 
 def python_comments(path: Path) -> Texts:
