@@ -1,9 +1,9 @@
-"""Commits of thousands of plain files at a time, natively and in parallel.
+"""Commits thousands of plain files at a time, in native code and in parallel.
 
-Only files that no user has open are taken; all others, and those that native code leaves, go
-through the commit lane one by one, which says what is wrong with them. Until its commit is
-finished, a file is held: a user who opens or changes it waits for the native call that works on its
-group, which is some milliseconds, and takes it over (``files/held_files.py``).
+It handles only files that no user has open. All other files, and those that native code rejects,
+are committed one by one by the commit lane, which reports the reason of a failure. A file is held
+until its commit is finished. A user who opens or changes it waits some milliseconds for the native
+call on its group, and takes it over (``files/held_files.py``).
 """
 
 import logging
@@ -31,25 +31,25 @@ from fuse_stub.files.open_files import OpenFiles
 log = logging.getLogger("dedupd.mount")
 
 GROUP_FILES = 256
-"""In one native call: a user who comes to one of them waits for all."""
+"""Files per native call: a user of one of them waits for all of them."""
 
 FILES_MAX = 4096
-"""Held by one client; each takes a descriptor."""
+"""Files that one client may hold; each uses a descriptor."""
 
 _DONE = Result(Outcome.DONE)
 _HALF_WAY = Result(Outcome.FAILED, "it could not be punched; the next job continues")
 
 
 class _Begun(NamedTuple):
-    """What has begun of a group: its places, and the position of each in the request."""
+    """The started commits of a group: its places, and the position of each in the request."""
 
     group: HeldGroup
     positions: dict[int, int]
 
 
 class BulkCommit:
-    """The files that one client commits together: ``count`` of them, in groups, and the inodes of
-    those that go alone, by position."""
+    """The files that one client commits together: ``count`` files in groups, and the inodes of
+    files that are committed alone, by position."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -58,7 +58,7 @@ class BulkCommit:
 
 
 class BulkCommits:
-    """Used by the thread of the event loop; its fields change between two awaits."""
+    """The bulk commits of all clients. Used by the event-loop thread between two awaits."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class BulkCommits:
     async def begin(
         self, plain: native.commit.PlainRequests
     ) -> tuple[BulkCommit, dict[int, Result]]:
-        """The first step, of the first ``files_max`` files at most: ``count`` says of how many.
+        """Start the commits of the first ``files_max`` files at most: ``count`` is their number.
 
-        Returns the results, by position, of those that have not begun. Raises OSError.
+        Returns the results, by position, of commits that did not start. Raises OSError.
         """
         requests = CommitRequests(plain.part(0, self.files_max))
         bulk = BulkCommit(len(requests))
@@ -117,8 +117,8 @@ class BulkCommits:
     async def _begin_group(
         self, bulk: BulkCommit, requests: CommitRequests, inodes: Sequence[int], positions: range
     ) -> set[int]:
-        """Begin what is ordinary of some files; returns the positions of these."""
-        free: dict[int, int] = {}  # each inode once
+        """Start the ordinary commits of some files; return their positions."""
+        free: dict[int, int] = {}  # each inode only once
         if not self._lane.are_refused and not self._has_ended:
             free = {inodes[at]: at for at in positions if self._is_free(inodes[at])}
         if not free:
@@ -159,9 +159,9 @@ class BulkCommits:
         return HeldGroup(batch, requests)
 
     async def finish(self, bulk: BulkCommit) -> dict[int, Result]:
-        """The second step, after the attributes have become durable: the blocks are punched.
+        """Finish the commits, after the attributes have become durable: punch the blocks.
 
-        Returns results by position; files that had none before, and have none now, are done.
+        Returns results by position. Files without a result from either step are done.
         """
         results: dict[int, Result] = {}
         try:
@@ -175,7 +175,7 @@ class BulkCommits:
         return results
 
     async def _finish_group(self, bulk: BulkCommit, begun: _Begun) -> dict[int, Result]:
-        """Finish what is ordinary of a group; what users have come to goes alone."""
+        """Finish the ordinary commits of a group. Files that users took over are left for later."""
         group, positions = begun
         results: dict[int, Result] = {}
         async with _alone(group):
@@ -197,7 +197,7 @@ class BulkCommits:
         return results
 
     async def abandon(self, bulk: BulkCommit) -> None:
-        """Take back what has begun and is not finished."""
+        """Roll back the started commits that are not finished."""
         if bulk not in self._under_way:
             return
         self._under_way.discard(bulk)
@@ -211,10 +211,10 @@ class BulkCommits:
         self._transitions.end()
 
     async def _let_go_of_all(self, group: HeldGroup) -> None:
-        """Take back the commits of a group's files that no user has come to.
+        """Roll back the commits of a group's files that no user has taken over.
 
-        In-place writes can reach the disk before the journal does: the removal of the attributes
-        goes first. A file of which that fails is a stub with all its blocks, to be settled.
+        In-place writes can reach the disk before the journal, so the removal of the attributes is
+        made durable first. If that fails, the file is a stub with all its blocks, to be settled.
         """
         places = self._held.places(group)
         try:
@@ -237,7 +237,7 @@ class BulkCommits:
         return failed
 
     async def abandon_all(self) -> None:
-        """At the end of the mount: nothing begins any more."""
+        """Roll back all commits and start no more, at the end of the mount."""
         self._has_ended = True
         for bulk in list(self._under_way):
             await self.abandon(bulk)
@@ -245,7 +245,7 @@ class BulkCommits:
 
 @asynccontextmanager
 async def _alone(group: HeldGroup) -> AsyncIterator[None]:
-    """Around a native call on a group, and what follows from it: users of its files wait."""
+    """Make users of a group's files wait during a native call on the group and its follow-up."""
     while group.resting is not None:
         await group.resting.wait()
     event = group.resting = trio.Event()

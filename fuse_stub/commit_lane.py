@@ -1,8 +1,8 @@
-"""Commits, carried out by the process that serves the mount.
+"""Commits of single files, carried out by the process that serves the mount.
 
-It alone sees every write, so it alone can say that a file was not touched between the two steps of
-its commit. Between them the file is still served as a plain one; whatever touches it takes the
-commit back first.
+Only this process sees every write, so only it knows whether a file was changed between the two
+steps of its commit. Between them the file is still served as a plain file. Any change of the file
+rolls back the commit first.
 """
 
 import logging
@@ -39,7 +39,7 @@ _CHANGED = "it changed while it was being committed"
 
 
 class _Pending:
-    """A commit that has begun as ``initial``. ``begun`` is None once it was taken back."""
+    """A commit that started as ``initial``. ``begun`` is None after it was rolled back."""
 
     __slots__ = ("begun", "changes", "file", "initial")
 
@@ -51,10 +51,10 @@ class _Pending:
 
 
 class CommitLane:
-    """The commits that have begun and not finished. None begins while they ``are_refused``.
+    """The unfinished commits. While they ``are_refused``, no commit starts.
 
-    Used by the thread of the event loop; its fields change between two awaits. Before it touches a
-    file it takes the file's lock alone (docs/design/mount-locks.md).
+    Used by the event-loop thread; fields change between two awaits. Before it changes a file it
+    takes the file's exclusive lock (docs/design/mount-locks.md).
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class CommitLane:
         parts.is_committing = self.is_under_way
 
     def attributes(self) -> Iterator[StubAttribute]:
-        """What the files named, or will if their commit is taken back, and what if it is not."""
+        """Yield the attributes of the files now, and those that a rollback would restore."""
         yield from self._files.held.attributes()
         for pending in self._pending.values():
             yield pending.initial.stub
@@ -87,11 +87,11 @@ class CommitLane:
                 yield decode_stub(pending.initial.previous, space.volume_id, pending.file.where)
 
     def is_pending(self, ino: int) -> bool:
-        """Whether the job of a commit that has begun is still to say how it ends."""
+        """Return whether a started commit still waits for its job to finish or cancel it."""
         return ino in self._pending
 
     async def begin(self, requests: Sequence[CommitRequest]) -> list[Result]:
-        """The first step: files become stubs (of a new recipe) that still have all their blocks."""
+        """Turn files into stubs (with a new recipe) that still have all their blocks."""
         results = []
         for request in requests:
             try:
@@ -102,7 +102,7 @@ class CommitLane:
         return results
 
     def _adopt(self, fd: int, begun: Begun) -> None:
-        """Have a file whose commit has begun, open as ``fd`` (taken over), as an open one."""
+        """Adopt a held file with a started commit as an open file; takes ownership of ``fd``."""
         file = self._files.adopt(begun.identity.inode, fd)
         self._transitions.begin([])  # it was noted with others
         self._pending[file.ino] = _Pending(file, begun)
@@ -149,7 +149,7 @@ class CommitLane:
         return Result(Outcome.DONE)
 
     async def finish(self, inodes: Sequence[int]) -> list[Result]:
-        """The second step, after the attributes have become durable: the blocks are punched."""
+        """Punch the blocks, after the attributes have become durable."""
         results = []
         for ino in inodes:
             pending = self._pending.get(ino)
@@ -168,7 +168,7 @@ class CommitLane:
         return results
 
     async def _finish(self, pending: _Pending) -> int:
-        """How many bytes of blocks the file has given up."""
+        """Finish one commit; return the bytes of blocks that the file has freed."""
         volume, file = self._volume, pending.file
         async with file.lock.alone():
             begun = pending.begun
@@ -184,18 +184,18 @@ class CommitLane:
                         finish_commit, file.fd, begun, volume.stub_files
                     )
             finally:
-                # Also where it failed half way: what is punched is the store's from now on.
+                # Even after a failure halfway: the store now has the content of punched blocks.
                 self._look_again(file)
 
     def _look_again(self, file: OpenFile) -> None:
-        """Serve a file, which has no other user meanwhile, as what its attribute says it is."""
+        """Read the attribute again, and serve the file accordingly. It has no other user now."""
         before, stub = file.stub, self._volume.space.read(file.fd, file.where)
         file.stub = None if stub is None else self._files.sparse(file, stub)
         if before is not None and file.stub is not None:
             file.stub.has_unwritten = before.has_unwritten
 
     async def touch(self, ino: int) -> None:
-        """A user is about to change a file: a commit of it that has begun is taken back first."""
+        """Roll back a started commit of a file, because a user is about to change the file."""
         await self._files.held.take_over(ino)
         pending = self._pending.get(ino)
         if pending is not None:
@@ -203,7 +203,7 @@ class CommitLane:
                 pass
 
     def is_under_way(self, ino: int) -> bool:
-        """Whether a commit of a file has begun, and was neither finished nor taken back."""
+        """Return whether a commit of a file is started, and neither finished nor rolled back."""
         pending = self._pending.get(ino)
         return pending is not None and pending.begun is not None
 
@@ -212,8 +212,8 @@ class CommitLane:
     ) -> None:
         """Set the length of a file that is open for writing, by its :meth:`OpenFile.cut`.
 
-        A commit may have begun since the file was touched, while this waited. It is taken back
-        under the same lock: later, it would put back an attribute that covers what is cut off.
+        A commit may have started while this waited for the lock. It is rolled back under the same
+        lock: a later rollback would restore an attribute that covers the truncated content.
         """
         file.changes += 1
         async with self.reshaping(file):
@@ -227,7 +227,7 @@ class CommitLane:
 
     @asynccontextmanager
     async def uncommitted(self, file: OpenFile) -> AsyncIterator[None]:
-        """Have the file alone, with no commit of it under way."""
+        """Lock the file exclusively, with no running commit of it."""
         async with file.lock.alone():
             pending = self._pending.get(file.ino)
             if pending is not None:
@@ -236,8 +236,8 @@ class CommitLane:
 
     @asynccontextmanager
     async def reshaping(self, file: OpenFile) -> AsyncIterator[None]:
-        """As :meth:`uncommitted`, for a change that is no write of data: what was offered of the
-        file is not what it has from now on."""
+        """Like :meth:`uncommitted`, for a change that is no write: it also invalidates an offer of
+        the file."""
         async with self.uncommitted(file):
             self._parts.over(file)
             yield
@@ -249,20 +249,20 @@ class CommitLane:
         try:
             revert_commit(pending.file.fd, begun, self._volume.stub_files)
         except BaseException:
-            # Then it is a stub that has all its blocks. As a plain file it could get holes, for
-            # which its next reader would take the recipe's bytes.
+            # Then it is a stub that has all its blocks. If it was served as plain, it could get
+            # holes, which its next reader would fill with the recipe's bytes.
             self._look_again(pending.file)
             raise
         finally:
             forget_attributes(pending.file.ino)
-        # In-place writes can reach the disk before the journal does: the removal goes first.
+        # In-place writes can reach the disk before the journal: make the removal durable first.
         with pending.file.noting_losses():
             await trio.to_thread.run_sync(self._volume.disk.sync_file, pending.file.fd)
 
     async def abandon(self, inodes: Sequence[int]) -> None:
-        """Take back commits whose job has gone away.
+        """Roll back commits whose job has died.
 
-        One that cannot be is settled when the file is opened next; the mount goes on.
+        If that fails, the file is settled when it is opened next; the mount continues.
         """
         for ino in inodes:
             pending = self._pending.get(ino)
@@ -280,7 +280,7 @@ class CommitLane:
 
     def _let_go(self, pending: _Pending) -> None:
         if self._pending.get(pending.file.ino) is not pending:
-            return  # it was finished while the end of the mount waited to take it back
+            return  # it was finished while the end of the mount waited to roll it back
         del self._pending[pending.file.ino]
         self._transitions.end()
         self._files.release(pending.file)
@@ -290,7 +290,7 @@ class CommitLane:
 
 
 def _failure(error: DedupdError | OSError) -> Result:
-    """What a step that failed means for the job; anything unexpected concerns this file only."""
+    """Return the result of a failed step for the job. Other errors affect only this file."""
     try:
         return step_failure(error)
     except DedupdError as unexpected:

@@ -36,20 +36,20 @@ T = TypeVar("T")
 
 Request = dict[str, Any]
 Reply = dict[str, Any]
-"""As JSON of one line (docs/design/control.md)."""
+"""A reply: one line of JSON (docs/design/control.md)."""
 
 LINE_BYTES_MAX = 16 << 20
-"""A request to commit 512 files with the longest paths stays below 4 MiB."""
+"""A request to commit 512 files with the longest paths is shorter than 4 MiB."""
 
 PAYLOAD_BYTES_MAX = 64 << 20
-"""What follows a line: 4,096 files with the longest paths take 17 MB."""
+"""The limit for data after a line: 4,096 files with the longest paths need 17 MB."""
 
 ACCEPT_AGAIN_S = 1.0
-"""Delay before accept() is tried again after a failure."""
+"""Delay before accept() is retried after a failure."""
 
 
 class ControlServer:
-    """Answers the programs that may open the socket."""
+    """The server of the control socket, for programs that may open it."""
 
     def __init__(self, mount: MountedVolume) -> None:
         self._mount = mount
@@ -57,7 +57,7 @@ class ControlServer:
         self._started = time.time()
 
     async def serve(self, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until cancelled. The process has the volume's mount lock, and so the name."""
+        """Listen until cancelled. The mount lock of the process protects the name of the socket."""
         directory = os.path.dirname(self._path)
         os.makedirs(directory, mode=0o700, exist_ok=True)
         if os.stat(directory).st_uid != os.geteuid():
@@ -75,7 +75,7 @@ class ControlServer:
                     try:
                         connection, _ = await listener.accept()
                     except OSError as error:
-                        # For example, no descriptor is left. That must not end the mount.
+                        # For example, no descriptor is left. The mount must continue.
                         log.error("the control socket accepts no clients: %s", error)
                         await trio.sleep(ACCEPT_AGAIN_S)
                         continue
@@ -86,7 +86,7 @@ class ControlServer:
                 os.unlink(self._path)
 
     async def _talk(self, connection: trio.socket.SocketType) -> None:
-        """Answer one client, whatever it sends; then roll back the commits that it left open."""
+        """Answer one client, whatever it sends; then roll back its unfinished commits."""
         talk = _Conversation(connection)
         try:
             with failures.noted("a conversation on the control socket"):
@@ -112,7 +112,7 @@ class ControlServer:
                     self._mount.parts.end(inode)
 
     async def _converse(self, talk: "_Conversation") -> None:
-        """Answer one client until it hangs up."""
+        """Answer one client until it closes the connection."""
         connection = talk.connection
         try:
             buffer = bytearray()
@@ -143,7 +143,7 @@ class ControlServer:
                         os.close(fd)
                     talk.sending.clear()
         except OSError:
-            # The client has gone.
+            # The client has closed the connection.
             pass
 
     async def _answer(self, line: bytes, talk: "_Conversation") -> dict[str, Any]:
@@ -191,7 +191,7 @@ class ControlServer:
         return {}
 
     def _mark_drain(self, _: Request, talk: "_Conversation") -> Reply:
-        """The notes since the last drain; directories as descriptors."""
+        """Return the notes since the last drain; directories are passed as descriptors."""
         log = talk.marks
         if log is None:
             return {"error": "no session of marking is open", "kind": "UsageError"}
@@ -220,7 +220,7 @@ class ControlServer:
         return {}
 
     def _remount(self, request: Request, _: "_Conversation") -> Reply:
-        """Have other access times."""
+        """Change the access time options."""
         if self._mount.private is not None:
             self._mount.private.change(parse_options(request["options"]))
         return {}
@@ -355,13 +355,13 @@ OPERATIONS: dict[
     "remount": ControlServer._remount,
     "status": ControlServer._status,
 }
-"""By the name in a request, in the order of docs/design/control.md."""
+"""Operations by the name in a request, in the order of docs/design/control.md."""
 
 
 def _is_replica(base_fd: int) -> bool:
     """Return whether the volume is a replica; False if the disk below fails.
 
-    Unmounting needs the status of a mount, even of one whose disk is gone.
+    Unmounting needs the status of a mount, even if its disk is missing.
     """
     try:
         return is_replica(base_fd)
@@ -371,11 +371,10 @@ def _is_replica(base_fd: int) -> bool:
 
 @dataclass(slots=True)
 class _Conversation:
-    """The commits, the marking session and the file that is being made plain of one client: they
-    end when it hangs up.
+    """The commits, marking session and expansion of one client, which end with its connection.
 
-    ``lent``, ``sending``: descriptors that go with the reply; those of ``sending`` are closed once
-    they are sent. Used by the client's task alone.
+    ``lent``, ``sending``: descriptors that go with the reply; those of ``sending`` are closed after
+    that. Used by the client's task alone.
     """
 
     connection: trio.socket.SocketType
@@ -390,20 +389,20 @@ class _Conversation:
     sending: list[int] = field(default_factory=list)
 
     async def end_bulk(self, lane: BulkCommits) -> None:
-        """Take back the commits of many files that were begun and not finished."""
+        """Roll back the started bulk commits that are not finished."""
         bulk, self.bulk = self.bulk, None
         if bulk is not None:
             await lane.abandon(bulk)
 
     async def end_fill(self) -> None:
-        """Take back what was filled of a file that is not plain yet."""
+        """Roll back an unfinished expansion of a file."""
         fill, self.fill = self.fill, None
         if fill is not None:
             await fill.take_back()
 
 
 def _payload_bytes(line: bytes) -> int:
-    """How many bytes follow the line of a request."""
+    """Return the number of bytes after the line of a request."""
     try:
         count = json.loads(line).get("payload_bytes", 0)
     except (ValueError, AttributeError, RecursionError):
@@ -424,9 +423,9 @@ def _refusal(error: DedupdError | OSError, path: str) -> dict[str, Any]:
 async def _unless_hung_up(
     connection: trio.socket.SocketType, work: Callable[[], Awaitable[T]]
 ) -> T:
-    """The result of work for a client; it is cancelled where the client hangs up.
+    """Return the result of ``work`` for a client; cancel it if the client closes the connection.
 
-    Raises ConnectionResetError then, and what ``work`` raises of DedupdError and OSError.
+    Raises ConnectionResetError in that case, and the DedupdError or OSError of ``work``.
     """
     result: T
     failure: Exception | None = ConnectionResetError("the client has disconnected")

@@ -1,4 +1,4 @@
-"""Errors below the mount, turned into error numbers of system calls."""
+"""Converts errors below the mount into error numbers of system calls."""
 
 import errno
 import functools
@@ -19,11 +19,11 @@ R = TypeVar("R")
 
 
 class Load:
-    """Requests of users to this process since the mount began."""
+    """The requests of users to this process since the mount started."""
 
     def __init__(self) -> None:
         self.busy_s = 0.0
-        """Sum of the times of all requests: it grows in each second by the average number of
+        """The sum of the times of all requests: its growth per second is the average number of
         requests being served."""
 
 
@@ -33,7 +33,7 @@ load = Load()
 def answers(
     operation: Callable[P, Coroutine[Any, Any, R]],
 ) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Turn exceptions of an operation into error numbers for the kernel; details go to the log."""
+    """Decorator: convert exceptions of an operation into error numbers; details go to the log."""
 
     @functools.wraps(operation)
     async def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

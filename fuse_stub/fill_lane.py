@@ -1,8 +1,8 @@
-"""Making files plain, carried out by the process that serves the mount while users are at work.
+"""Expands files while users work, in the process that serves the mount.
 
-A job asks for one step after the other, and so decides between them whether to go on, to wait or to
-stop; it knows the pace. The file's lock is held for a piece of some MiB, and never while the store
-is read or the disk is waited for. Between two pieces the file is an ordinary stub.
+A job requests one step after the other. Between steps it decides whether to continue, wait or stop,
+so the job sets the pace. The file's lock is held for a piece of some MiB, and never during reads of
+the store or waits for the disk. Between two pieces the file is an ordinary stub.
 """
 
 import logging
@@ -29,11 +29,11 @@ from fuse_stub.files.open_files import OpenFiles
 log = logging.getLogger("dedupd.mount")
 
 STEP_S = 0.1
-"""After so long a step ends with the piece that it is at, so that its job can look around."""
+"""After this time, a step ends with its current piece, so that the job can decide."""
 
 
 class FillLane:
-    """The files that are being made plain. Used by the thread of the event loop."""
+    """The files that are being expanded. Used by the event-loop thread."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class FillLane:
         self.is_ending = False
 
     def end(self) -> None:
-        """The mount ends: files that are being filled up stay the stubs that they are by now."""
+        """Stop all expansions at the end of the mount: the files stay stubs."""
         self.is_ending = True
 
     async def begin(self, path: bytes) -> "FileFill | None":
-        """Begin to make a file plain; None where it is. Raises Busy, DedupdError, OSError."""
+        """Start to expand a file; None if it is plain. Raises Busy, DedupdError, OSError."""
         fd = open_beneath(self.volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)
-        # As a writer: so the file stays open by the same descriptor.
+        # Opened for writing, so the file stays open with the same descriptor.
         file = await self.files.acquire_by_fd(fd)
         try:
             if file.is_filled:
@@ -82,9 +82,9 @@ class FillLane:
 
 
 class FileFill:
-    """One file that is being made plain, for one client of the control socket.
+    """One file that is being expanded, for one client of the control socket.
 
-    It ends plain, or by :meth:`take_back`, whichever way its client goes; and it is closed then.
+    It becomes plain, or :meth:`take_back` ends it, even if its client dies. Then it is closed.
     """
 
     def __init__(self, lane: FillLane, file: OpenFile, stub: SparseStub, filling: Filling) -> None:
@@ -96,7 +96,7 @@ class FileFill:
 
     @property
     def where(self) -> str:
-        """The file's name as it is now, for messages."""
+        """The current name of the file, for messages."""
         return self._file.where
 
     @property
@@ -104,9 +104,9 @@ class FileFill:
         return self._filling.filled_bytes
 
     async def go_on(self) -> bool:
-        """Fill up some pieces; True once the file is plain.
+        """Expand some pieces; return True when the file is plain.
 
-        Raises NoSpace, Damaged, OSError; then :meth:`take_back` is to follow.
+        Raises NoSpace, Damaged, OSError; then call :meth:`take_back`.
         """
         filling, end_s = self._filling, time.monotonic() + STEP_S
         while self._is_stub and not filling.is_complete:
@@ -129,12 +129,12 @@ class FileFill:
 
     @property
     def _is_stub(self) -> bool:
-        """Whether it is the stub still that it was: a user may have emptied it."""
+        """True if it is still the same stub: a user may have emptied the file."""
         return self._file.stub is self._stub
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[bool]:
-        """Have the file alone for one piece; False where there is nothing to be done any more."""
+        """Lock the file for one piece; yield False if the file is no longer this stub."""
         file, lane = self._file, self._lane
         async with lane.commit_lane.reshaping(file):
             if not self._is_stub:
@@ -149,19 +149,19 @@ class FileFill:
                 file.keeps_times = False
 
     async def _sync(self, sync: Callable[[], None]) -> None:
-        """Under no lock: nobody waits for it."""
+        """Sync without a lock, so that no user waits."""
         with self._file.noting_losses():
             await trio.to_thread.run_sync(sync)
 
     async def take_back(self) -> None:
-        """Free what was filled, unless the mount ends: then there is no time for that.
+        """Free the expanded blocks, unless the mount is ending: then there is no time.
 
-        What cannot be freed stays in the file, which is right either way.
+        Blocks that cannot be freed stay in the file, and their content is correct.
         """
         try:
             more = not self._is_closed
             if more and not self._lane.is_ending:
-                # Blocks that are on their way to the disk cannot be punched before they are there.
+                # Blocks that are being written to the disk cannot be punched yet.
                 await self._sync(self._filling.write_out)
             while more and self._is_stub and not self._lane.is_ending:
                 async with self._alone() as is_stub:

@@ -1,10 +1,10 @@
-"""Names that move while garbage collection walks the tree.
+"""Records moved names while garbage collection walks the tree.
 
-A walk misses a file that is moved from a directory that it has yet to see into one that it has
-seen. It cannot see at all a file that has no name any more and is still open. So while a marking
-session is open, the mount notes every move, link and removal: of a file the record that its stub
-names, of a directory the directory itself, which the walk looks at unless it has. Users wait for
-nothing, except that a move of a directory may be held for a moment where they move without end.
+A walk misses a file that is moved from a directory not yet visited into a visited one. It cannot
+see open files without a name at all. So while a marking session is open, the mount notes every
+move, link and removal. For a file it notes the record that the stub names; for a directory, the
+directory itself, which the walk visits if it has not. Users never wait, except that moves of
+directories may be held for a moment if they never stop.
 """
 
 import errno
@@ -27,28 +27,28 @@ from fuse_stub.files.open_files import OpenFiles
 
 REFERENCES_MAX = 1 << 20
 DIRECTORIES_MAX = 1 << 17
-"""Most entries of a log between two drains, some 25 MB of directories. A log that has more
-overflows, and the walk begins again."""
+"""Directories in a log between two drains, some 25 MB. If a log has more, it overflows, and the
+walk starts again."""
 
 DESCRIPTORS_MAX = 512
-"""Most directories of a log where they cannot be opened by their handles, and are kept open."""
+"""Directories in a log that must be kept open, because they cannot be opened by handle."""
 
 DAMAGED_MAX = 1000
-"""Messages kept: one is enough for garbage collection to leave everything as it is."""
+"""Messages kept: a single one is enough to make garbage collection delete nothing."""
 
 DIRECTORIES_PER_DRAIN = 32
 REFERENCES_PER_DRAIN = 16_384
-"""Descriptors and ids that go with one reply, which takes a millisecond or two to make."""
+"""Descriptors and ids per reply, which takes a millisecond or two to make."""
 
 HOLD_S = 1.0
-"""How long moves of directories are held at most."""
+"""The longest time for which moves of directories are held."""
 
 _INODES_PER_TURN = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """Some notes of a session: ids that stubs name, messages, and descriptors of directories."""
+    """Notes of a session: ids that stubs name, messages, and descriptors of directories."""
 
     chunks: list[int]
     recipes: list[int]
@@ -57,7 +57,7 @@ class Notes:
 
 
 class MarkLog:
-    """The notes of one session that were not handed over yet."""
+    """The notes of one session that are not yet transferred."""
 
     def __init__(self, inodes: Inodes) -> None:
         self._inodes = inodes
@@ -77,12 +77,12 @@ class MarkLog:
             self._overflow()
 
     def add_damaged(self, ino: int, message: str) -> None:
-        """Note an inode that may name a record which cannot be read from it."""
+        """Note an inode that may name an unreadable record."""
         if len(self._damaged) < DAMAGED_MAX:
             self._damaged[ino] = message
 
     def add_directory(self, ino: int, fd: int) -> None:
-        """Note a directory that ``fd`` is open on: by its handle, which takes no descriptor."""
+        """Note the directory that is open as ``fd``: by its handle, which needs no descriptor."""
         if self.overflowed or ino in self._handles or ino in self._descriptors:
             return
         if self._inodes.by_handle:
@@ -93,7 +93,7 @@ class MarkLog:
             self._overflow()
 
     def take(self) -> Notes:
-        """Some notes, which are forgotten here; the descriptors are the caller's."""
+        """Remove and return some notes; the caller owns the descriptors."""
         directories = [
             fd
             for ino in [*islice(self._handles, DIRECTORIES_PER_DRAIN)]
@@ -106,7 +106,7 @@ class MarkLog:
         return Notes(_taken(self._chunks), _taken(self._recipes), damaged, directories)
 
     def _opened(self, ino: int, handle: bytes) -> int | None:
-        """A directory that was noted; None where it was removed, and so is empty."""
+        """Open a noted directory; None if it was removed, and therefore is empty."""
         try:
             return native.system.open_by_handle(self._inodes.root_fd, handle, PATH_FLAGS)
         except OSError as error:
@@ -135,14 +135,14 @@ class MarkLog:
 
 
 def _taken(ids: set[int]) -> list[int]:
-    """Some ids, which are removed from the set."""
+    """Remove and return some ids of the set."""
     return [ids.pop() for _ in range(min(len(ids), REFERENCES_PER_DRAIN))]
 
 
 class MarkingSessions:
-    """The open marking sessions: one, or two for a moment after a job was killed.
+    """The open marking sessions: one, or briefly two after a job was killed.
 
-    Used by the thread of the event loop. All methods but :meth:`begin` run between two awaits.
+    Used by the event-loop thread. All methods except :meth:`begin` run between two awaits.
     """
 
     def __init__(
@@ -158,15 +158,15 @@ class MarkingSessions:
 
     @property
     def is_open(self) -> bool:
-        """Whether changes of names have to be noted."""
+        """True if changes of names must be noted."""
         return bool(self._logs)
 
     async def begin(self) -> MarkLog:
         """Open a session: from now on changes are noted, and open files count as named.
 
-        No commit begins before it ends. The garbage collection holds the job lock, so such a
-        commit comes from a dead job; when it is taken back, a recipe would return to a directory
-        that the walk has left.
+        No commit starts before the session ends. The garbage collection holds the job lock, so such
+        a commit comes from a dead job. Its rollback would return a recipe to a directory that the
+        walk has already visited.
         """
         log = MarkLog(self._inodes)
         self._logs.add(log)
@@ -195,11 +195,11 @@ class MarkingSessions:
 
     @property
     def are_moves_held(self) -> bool:
-        """Whether moves of directories have to wait."""
+        """True if moves of directories must wait."""
         return self._held_until_s > trio.current_time()
 
     def hold(self) -> None:
-        """Have moves of directories wait, for a second at most, or until the sessions end."""
+        """Make moves of directories wait, for at most a second, or until the sessions end."""
         self._held_until_s = trio.current_time() + HOLD_S
         self._released = trio.Event()
 
@@ -210,18 +210,18 @@ class MarkingSessions:
                 await self._released.wait()
 
     def _note_pinned(self, log: MarkLog, ino: int) -> None:
-        """Note a file that may have no name, and that the kernel still knows."""
+        """Note a file that may have no name, but that the kernel still knows."""
         try:
             fd = self._inodes.fd(ino)
             status = os.fstat(fd)
             if status.st_nlink == 0 and stat.S_ISREG(status.st_mode):
                 self._note_file(log, ino, fd)
         except OSError as error:
-            if self._inodes.knows(ino):  # else the kernel has forgotten it meanwhile
+            if self._inodes.knows(ino):  # otherwise the kernel has forgotten it since then
                 log.add_damaged(ino, f"inode {ino}: {error.strerror}")
 
     def moved(self, dir_fd: int, name: bytes) -> None:
-        """A name has come into being, by a rename or a link."""
+        """Note a name that was made by a rename or a link."""
         try:
             fd = os.open(name, PATH_FLAGS, dir_fd=dir_fd)
         except FileNotFoundError:
@@ -230,7 +230,7 @@ class MarkingSessions:
             self.changed(fd)
 
     def changed(self, fd: int) -> None:
-        """Names of the inode that ``fd`` (``O_PATH``) is open on come or go."""
+        """Note the inode of ``fd`` (``O_PATH``), because its names change."""
         status = os.fstat(fd)
         for log in self._logs:
             if stat.S_ISDIR(status.st_mode):
@@ -239,8 +239,8 @@ class MarkingSessions:
                 self._note_file(log, status.st_ino, fd)
 
     def _note_file(self, log: MarkLog, ino: int, fd: int) -> None:
-        """Note the record that a file names, if it is a stub; an attribute that cannot be read is
-        noted as damaged."""
+        """Note the record that a file names, if it is a stub; an unreadable attribute is noted as
+        damaged."""
         path, space = b"/proc/self/fd/%d" % fd, self._volume.space
         try:
             log.add(

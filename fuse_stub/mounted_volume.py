@@ -1,4 +1,4 @@
-"""The parts of a mount, put together for its operations."""
+"""Combines the parts of a mount for its operations."""
 
 import time
 from collections.abc import Callable
@@ -32,23 +32,23 @@ from fuse_stub.policy.watched_policy import WatchedPolicy
 T = TypeVar("T")
 
 POLICY_LOOK_S = 0.25
-"""A change of the policy shows after so long where native code has to know of it."""
+"""The interval between checks of the policy for native code."""
 
 
 DIGESTS_MAX = 4
-"""Digests of contents that are looked up at a time: each may wait for the disk, and decodes a node
-of a recipe, a millisecond of the interpreter."""
+"""Digests of contents that are computed at a time: each may wait for the disk, and decoding a node
+of a recipe takes a millisecond of the interpreter."""
 
 WAITING_MAX = 64
-"""Such requests of one user that wait; each takes a task (``request_pump.py``)."""
+"""Waiting digest requests of one user; each uses a task (``request_pump.py``)."""
 
 WRITE_WAIT_S = 0.05
 """A write of 1 MiB to the page cache takes 0.5 ms; handing it to a thread takes longer. A write
-that takes this long had to wait for the disk: a busy machine keeps a process waiting for 10 or
-20 ms, and the kernel makes a writer that is ahead of the disk wait for up to 200."""
+that takes this long waited for the disk. On a busy machine a process may wait 10 or 20 ms. The
+kernel delays a writer that is faster than the disk by up to 200 ms."""
 
 WRITES_WAIT_S = 1.0
-"""After a write that had to wait, further ones are expected to wait for this long."""
+"""After a write that waited, further writes are expected to wait for this time."""
 
 
 class MountedVolume:
@@ -64,13 +64,13 @@ class MountedVolume:
         *,
         private: PrivateMount | None = None,
     ) -> None:
-        """``private``: the mount by which ``volume`` was opened; None of a snapshot, which is shown
-        beside the volume, and unknown to its jobs."""
+        """``private``: the mount through which ``volume`` was opened; None for a snapshot, which is
+        mounted separately from the volume, and unknown to its jobs."""
         self.volume = volume
         self.private = private
         self.mountpoint = mountpoint
-        self.line: native.mount.Line | None = None  # to the kernel, once the mount is served
-        self.device = ""  # ``major:minor`` of the mount, once it answers
+        self.line: native.mount.Line | None = None  # to the kernel, while the mount is served
+        self.device = ""  # ``major:minor`` of the mount, when it answers
         self.is_read_only = transitions.is_read_only
         self.slow_calls = SlowCalls()
         self._closes = SlowCloses()
@@ -104,7 +104,7 @@ class MountedVolume:
 
     @property
     def base_for_jobs_fd(self) -> int:
-        """The ``.dedupd`` as jobs are to have it: where it is read-only, they change nothing."""
+        """The ``.dedupd`` for jobs: if it is read-only, they change nothing."""
         if self.private is None or self.is_read_only:
             return self.volume.base_fd
         return self.private.below_fd
@@ -115,8 +115,8 @@ class MountedVolume:
         return [self.base_for_jobs_fd, self.volume.base_fd]
 
     async def in_thread(self, uid: int, function: Callable[..., T], *args: object) -> T:
-        """Run a function that may block in one of a user's threads, so that the event loop goes
-        on."""
+        """Run a function that may block in one of a user's threads, without blocking the event
+        loop."""
         return await self.slow_calls.run(uid, function, *args)
 
     def change(self, caller: Caller, function: Callable[..., T], *args: object) -> T:
@@ -126,11 +126,11 @@ class MountedVolume:
     async def change_in_thread(
         self, caller: Caller, function: Callable[..., T], *args: object
     ) -> T:
-        """As :meth:`change`, as :meth:`in_thread`."""
+        """Like :meth:`change`, in a thread as by :meth:`in_thread`."""
         return await self.in_thread(caller.uid, self.change, caller, function, *args)
 
     async def write(self, caller: Caller, function: Callable[..., int], *arguments: object) -> int:
-        """Write to the page cache: at once, or in a thread while writes have to wait."""
+        """Write to the page cache: at once, or in a thread while writes are expected to wait."""
         if time.monotonic() < self._writes_wait_until_s:
             return await self.in_thread(caller.uid, self._timed_write, caller, function, *arguments)
         return self._timed_write(caller, function, *arguments)
@@ -145,7 +145,7 @@ class MountedVolume:
                 self._writes_wait_until_s = ended + WRITES_WAIT_S
 
     async def watch_policy(self) -> None:
-        """Have native code leave new files, and writes, to Python while these may have to wait."""
+        """Make native code pass new files, and writes, to Python while these may have to wait."""
         while True:
             self.inodes.delay_files(self.brake.is_on)
             self.inodes.allow_writes(self.brake.allowed_bytes)

@@ -31,15 +31,15 @@ from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.mounted_volume import MountedVolume
 
 RENAME_WHITEOUT = 4
-"""pyfuse3 does not know it."""
+"""pyfuse3 has no name for it."""
 
 
 class NamespaceOperations(pyfuse3.Operations):
-    """Each operation makes one system call below, and gives the kernel its result."""
+    """Each operation makes one system call below, and returns its result to the kernel."""
 
     supports_dot_lookup = True
     enable_acl = True
-    # The writeback cache stays off: on a full disk the write must fail, not the close after it, and
+    # The writeback cache stays off. On a full disk the write must fail, not the later close, and
     # times must be those of the write (docs/design/mount.md, "What the kernel caches").
     enable_writeback_cache = False
 
@@ -58,7 +58,7 @@ class NamespaceOperations(pyfuse3.Operations):
     async def lookup(
         self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
-        """Of ``.`` and ``..``, by which the kernel asks for NFS about inodes that it has forgotten.
+        """Look up ``.`` and ``..``, which the kernel uses for NFS to find forgotten inodes.
 
         Native code answers for all other names.
         """
@@ -67,7 +67,7 @@ class NamespaceOperations(pyfuse3.Operations):
         return self._known(os.open(name, PATH_FLAGS, dir_fd=self._inodes.fd(parent_inode)))
 
     def _known(self, fd: int) -> EntryAttributes:
-        """Count a lookup of the inode that ``fd`` (``O_PATH``, taken over) is open on."""
+        """Count a lookup of the inode of ``fd`` (``O_PATH``); takes ownership of ``fd``."""
         try:
             status = os.fstat(fd)
             if status.st_dev != self._inodes.device:
@@ -87,9 +87,9 @@ class NamespaceOperations(pyfuse3.Operations):
         return entry(status, status.st_ino)
 
     # --- names that come and go ---------------------------------------------------------------
-    #
-    # Native code makes files and directories, and removes directories. It does the rest of this,
-    # too, unless notes are taken of it, or the mount has open what loses its last name.
+    # Native code makes files and directories, and removes directories. It also does the other
+    # operations, except while notes are taken, or if the mount has an inode open that loses its
+    # last name.
 
     @answers
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
@@ -99,7 +99,7 @@ class NamespaceOperations(pyfuse3.Operations):
 
     @contextmanager
     def _kept_open(self, parent_fd: int, name: FileNameT, uid: int, cause: Cause) -> Iterator[None]:
-        """For a block that removes a name for a user: the inode lives on as long as the kernel
+        """Keep an inode open while the block removes its name: it exists as long as the kernel
         knows it."""
         fd = self._open_last(parent_fd, name, uid, cause)
         try:
@@ -111,12 +111,12 @@ class NamespaceOperations(pyfuse3.Operations):
         if fd is not None:
             ino = os.fstat(fd).st_ino
             self._inodes.keep_open(ino, fd, uid)
-            # Its blocks are free once the kernel forgets it: now, if nobody has it open.
+            # Its blocks are freed when the kernel forgets it: now, if it is not open.
             self._files.close_idle(ino)
 
     def _open_last(self, parent_fd: int, name: FileNameT, uid: int, cause: Cause) -> int | None:
         """Open an inode by its last name, if the kernel knows the inode; else None. Raises OSError
-        (EMFILE) where a user has too many without a name."""
+        (EMFILE) if a user has too many inodes without a name."""
         try:
             status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -155,7 +155,7 @@ class NamespaceOperations(pyfuse3.Operations):
             await self._wait_with_directory(parent_inode_old, name_old)
             if flags & pyfuse3.RENAME_EXCHANGE:
                 await self._wait_with_directory(parent_inode_new, name_new)
-        # From here on there is no await: the note is taken in the step of the move.
+        # From here on there is no await: the note is taken in the same step as the move.
         old_fd, new_fd = self._inodes.fd(parent_inode_old), self._inodes.fd(parent_inode_new)
         kept: AbstractContextManager[None] = nullcontext()
         if flags in (0, RENAME_WHITEOUT):
@@ -168,7 +168,7 @@ class NamespaceOperations(pyfuse3.Operations):
                 self._marking_sessions.moved(old_fd, name_old)
 
     async def _wait_with_directory(self, parent_inode: InodeT, name: FileNameT) -> None:
-        """Wait with the move of a directory, while such moves are held."""
+        """Delay the move of a directory while such moves are held."""
         parent_fd = self._inodes.fd(parent_inode)
         if stat.S_ISDIR(os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_mode):
             await self._marking_sessions.wait_for_release()
@@ -197,7 +197,7 @@ class NamespaceOperations(pyfuse3.Operations):
 
     @answers
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """Of the content's digest, and of what was deleted; native code answers for all others."""
+        """Return the content's digest or the deletions; native code returns all others."""
         if name == CONTENT_ATTRIBUTE:
             return await self._content(inode, ctx)
         if deleted.is_listing(name):
@@ -207,7 +207,7 @@ class NamespaceOperations(pyfuse3.Operations):
 
     async def _content(self, inode: InodeT, ctx: RequestContext) -> bytes:
         found = None
-        # A descriptor of its own: that of the table may be another inode's before the thread ends.
+        # A separate descriptor: the table may close its own and reuse the number.
         with opened(os.dup(self._inodes.fd(inode))) as fd:
             if stat.S_ISREG(os.fstat(fd).st_mode):
                 path, turns = b"/proc/self/fd/%d" % fd, self._mount.digest_turns

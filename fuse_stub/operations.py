@@ -1,6 +1,6 @@
 """Operations on files' data, and changes of attributes.
 
-The kernel tells of no opening and no closing: each operation names its file by number.
+The kernel reports neither opens nor closes: each operation names its file by number.
 """
 
 import errno
@@ -36,10 +36,10 @@ from fuse_stub.ranges import COPY_BYTES, PUNCH_HOLE, FileRanges
 Unreadable = native.store.Unreadable
 
 COPY_BYTES_MAX = 0x7FFF_F000
-"""What the kernel takes for an answer of 32 bits."""
+"""The largest result that fits into the 32 bits of an answer to the kernel."""
 
 BUFFER_BYTES = 1 * MIB
-"""The largest read that the kernel asks for (256 pages), with pages of 4 KiB and the default of
+"""The largest read of the kernel (256 pages), with pages of 4 KiB and the default of
 ``fs.fuse.max_pages_limit``."""
 
 
@@ -49,7 +49,7 @@ class StubOperations(NamespaceOperations):
     def __init__(self, mount: MountedVolume) -> None:
         super().__init__(mount)
         self._ranges = FileRanges(mount)
-        # A reply is copied to the kernel before any other task runs, so one buffer serves all.
+        # A reply is copied to the kernel before any other task runs, so one buffer is enough.
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
 
     async def serve(self, line: native.mount.Line, request: native.mount.Request) -> None:
@@ -63,7 +63,7 @@ class StubOperations(NamespaceOperations):
                     )
                     line.answer(unique, data)
                 case native.mount.WRITE:
-                    # An older kernel leaves it to the mount to know what a write clears.
+                    # With an older kernel, the mount must know whether a write clears set-user-id.
                     clears = bool(request.flags) if line.says_what_writes_clear else uid != 0
                     await self._wait_to_write(request.length)
                     line.answer_written(unique, await self.write_request(request, clears=clears))
@@ -103,8 +103,8 @@ class StubOperations(NamespaceOperations):
         try:
             await self._ranges.allocate(request.node, start, length, mode, request)
         except BaseException:
-            # ext4 keeps what it has allocated, and the new length with it. The kernel would keep
-            # the old length.
+            # ext4 keeps the allocated blocks, and the new length. The kernel would keep the old
+            # length.
             forget_attributes(request.node)
             raise
 
@@ -137,10 +137,10 @@ class StubOperations(NamespaceOperations):
                 return read_flags(self._inodes.path(ino), request.flags, request.size)
         await self._commit_lane.touch(ino)
         await self._files.wait_for_times(ino)
-        with self._inodes.watched(ino):  # what is open for writing stays so in spite of the flags
+        with self._inodes.watched(ino):  # a file open for writing stays so despite the flags
             path = self._inodes.path(ino)
             is_protected = self._mount.change(request, change, path, request.data)
-        # The kernel does not take an ioctl for a change: it would keep the old change time.
+        # The kernel does not see an ioctl as a change: it would keep the old change time.
         forget_attributes(ino)
         file = self._files.get(ino)
         if file is not None:
@@ -153,8 +153,8 @@ class StubOperations(NamespaceOperations):
     async def read_at(
         self, ino: int, uid: int, start: int, length: int, reasons: Sequence[Unreadable]
     ) -> bytes | memoryview:
-        """Up to ``length`` bytes at ``start`` of a file, for a user; shorter only at its end.
-        ``reasons``: what native code could not read of them."""
+        """Read up to ``length`` bytes at ``start`` of a file, for a user; fewer only at its end.
+        ``reasons``: the parts that native code could not read."""
         file = await self._files.acquire(ino, write=False)
         try:
             while not file.lock.try_share():
@@ -172,8 +172,8 @@ class StubOperations(NamespaceOperations):
     async def _read_stub(
         self, stub: SparseStub, uid: int, start: int, length: int, reasons: Sequence[Unreadable]
     ) -> bytes:
-        """Under the file's lock, which others share: native code reads the bytes."""
-        # Moves the access time as the file system below is mounted to do, and reads nothing.
+        """Read with native code, under the shared lock of the file."""
+        # Updates the access time by the rule of the mount below, and reads no data.
         os.pread(stub.fd, 1, os.fstat(stub.fd).st_size)
         data = None if reasons else stub.read_at_once(start, length)
         if data is None:
@@ -196,8 +196,8 @@ class StubOperations(NamespaceOperations):
     # --- writing ------------------------------------------------------------------------------
 
     async def write_request(self, request: native.mount.Request, *, clears: bool) -> int:
-        """Write to a file; how many bytes. Of what a mapping has changed the kernel takes all for
-        written unless this fails."""
+        """Write to a file; return the number of bytes. The kernel treats data of a mapping as
+        completely written unless this fails."""
         start, data, done = request.offset, request.data, 0
         while True:
             done += await self.write_at(
@@ -210,10 +210,10 @@ class StubOperations(NamespaceOperations):
     async def write_at(
         self, ino: int, caller: Caller, start: int, data: bytes, *, clears: bool
     ) -> int:
-        """Write to a file for a user; how many bytes. ``clears``: set-user-id and set-group-id too.
+        """Write to a file for a user; return the number of bytes. ``clears``: set-user-id, too.
 
-        No commit of the file is under way while it is written to: one that has begun is taken back,
-        and the lock keeps others from beginning.
+        No commit of the file runs during the write: a started commit is rolled back, and the lock
+        prevents a new one.
         """
         file = await self._files.acquire(ino, write=True)
         try:
@@ -224,7 +224,7 @@ class StubOperations(NamespaceOperations):
                         pass
                     continue
                 try:
-                    # A commit may have begun, or ended, while this waited.
+                    # A commit may have started or ended during the wait.
                     if file.stub is None and not self._commit_lane.is_under_way(ino):
                         self._about_to_write(file, start, len(data), clears)
                         return await self._mount.write(caller, os.pwrite, file.fd, data, start)
@@ -237,8 +237,8 @@ class StubOperations(NamespaceOperations):
             self._files.release(file)
 
     async def _wait_to_write(self, size_bytes: int) -> None:
-        """Until there is room, where a restore fills the volume, and without the file: what was
-        written of it so far is left alone, and a job may take it. Raises FUSEError."""
+        """Wait for space while a restore fills the volume. The file is not locked, so that a job
+        can optimize its parts written so far. Raises FUSEError."""
         brake = self._mount.brake
         if not size_bytes or not brake.is_on:
             return
@@ -249,7 +249,7 @@ class StubOperations(NamespaceOperations):
         self._inodes.allow_writes(brake.allowed_bytes)
 
     def _about_to_write(self, file: OpenFile, start: int, length: int, clears: bool) -> None:
-        """Under the file's lock."""
+        """Note a write before it is made, under the file's lock."""
         file.changes += 1
         self._mount.parts.times.note(file.ino, start, start + length)
         if file.on_write is not None:
@@ -260,7 +260,7 @@ class StubOperations(NamespaceOperations):
     async def _write_stub(self, file: OpenFile, caller: Caller, start: int, data: bytes) -> int:
         stub = file.stub
         if stub is None:
-            # It was made plain, or emptied, while this write waited for the lock.
+            # It was expanded, or emptied, while this write waited for the lock.
             return self._mount.change(caller, os.pwrite, file.fd, data, start)
         self._mount.deletions.changing(file, Cause.OVERWRITTEN)
         if stub.needs_chunks(start, start + len(data)):
@@ -269,10 +269,10 @@ class StubOperations(NamespaceOperations):
 
     @answers
     async def sync_file(self, ino: int, uid: int, data_only: bool) -> None:
-        """Sync a file for a user. Writes that were lost before are told to the first who asks."""
+        """Sync a file for a user. The first sync after lost writes reports them."""
         file = await self._files.acquire(ino, write=False)
         try:
-            # With a descriptor of its own, a sync takes no lock, and no write waits for it.
+            # With a separate descriptor, a sync needs no lock, and no write waits for it.
             with opened(os.dup(file.fd)) as fd, file.noting_losses():
                 await self._mount.in_thread(uid, os.fdatasync if data_only else os.fsync, fd)
         finally:
@@ -302,7 +302,7 @@ class StubOperations(NamespaceOperations):
                 await self._commit_lane.truncate(file, attr.st_size, ctx.uid, cut)
         changes_times = fields.update_atime or fields.update_mtime
         if changes_times or fields.update_uid or fields.update_gid:
-            # A settled or filled file gets its times back, and capabilities that a new owner must
+            # A settled or expanded file gets its times back, and capabilities that a new owner must
             # not get.
             await self._files.wait_for_times(inode)
         path = self._inodes.path(inode)

@@ -1,4 +1,4 @@
-"""The process of a mount: serving a volume until it is unmounted."""
+"""The process of a mount: serves a volume until it is unmounted."""
 
 import ctypes
 import json
@@ -51,12 +51,12 @@ from fuse_stub.session import session
 log = logging.getLogger("dedupd.mount")
 
 SWITCH_INTERVAL_S = 0.0005
-"""The longest time for which a thread without system calls keeps the interpreter from the loop's
-thread. With Python's own 5 ms, a small write of one user waits so long for another's listing."""
+"""The longest time that a thread without system calls keeps the interpreter from the event-loop
+thread. With Python's default, a small write of a user waits 5 ms for another user's listing."""
 
 _MALLOC_OPTIONS = {
     -8: 1,  # M_ARENA_MAX
-    -3: 8 * MIB,  # M_MMAP_THRESHOLD: no mapping of its own for a request's bytes
+    -3: 8 * MIB,  # M_MMAP_THRESHOLD: no separate mapping for a request's bytes
     -1: 128 * MIB,  # M_TRIM_THRESHOLD: more than the chunks of all threads
 }
 
@@ -67,7 +67,7 @@ GROUP_POLL_S = 5.0
 LOCK_WAIT_S = 60.0
 LOCK_POLL_S = 0.02
 DETACHED_WAIT_S = 1.0
-"""An ordinary unmount has ended by then, unless the kernel has much to write."""
+"""An ordinary unmount ends within this time, unless the kernel has much data to write."""
 DETACHED_POLL_S = 5.0
 """A search for the users of a detached mount examines all processes."""
 
@@ -75,16 +75,16 @@ DETACHED_POLL_S = 5.0
 def serve(volume: Volume, asked: Serving) -> None:
     """Mount ``volume`` as ``asked`` and serve it until it is unmounted or SIGTERM comes.
 
-    Where the file system below is read-only, or the options say so, so is the mount, and nothing at
-    all is written. Raises Busy where it, or a copy of it, is mounted already, UsageError,
+    If the file system below is read-only, or the options request it, the mount is read-only, and
+    nothing is written. Raises Busy if the volume, or a copy of it, is already mounted, UsageError,
     UnsuitableFileSystem, OSError.
     """
     set_up_process()
-    # Quotas count for the users whose files these are, not for root.
+    # Quotas must count for the owners of files, not for root.
     native.system.give_up_capability("CAP_SYS_RESOURCE")
     keeps_rights = keep_capabilities_of_all_users()
     os.umask(0)
-    # Its own mount will cover the volume: then this descriptor is the only way to it.
+    # Its own mount will cover the volume: then this descriptor is the only access to it.
     below_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     make_private = private_mount if asked.outside is None else asked.outside.private_mount
     with (
@@ -113,10 +113,10 @@ def serve(volume: Volume, asked: Serving) -> None:
 
 @contextmanager
 def _mount_lock(volume: Volume) -> Iterator[Transitions]:
-    """Hold the volume for this mount. Raises Busy where another mount serves it.
+    """Hold the volume for this mount. Raises Busy if another mount serves it.
 
-    A job that commits without a mount holds the lock for a batch, and a process that was unmounted
-    until all is synced: this waits for them. It does not wait for users of a detached mount.
+    A job that commits without a mount holds the lock for a batch, and an unmounted process holds it
+    until all is synced: this waits for both. It does not wait for users of a detached mount.
     """
     end = time.monotonic() + LOCK_WAIT_S
     next_search = time.monotonic() + DETACHED_WAIT_S
@@ -131,7 +131,7 @@ def _mount_lock(volume: Volume) -> Iterator[Transitions]:
                 client = volume.mount_client()
                 if client is not None:
                     client.close()
-                # A process that answers after umount(8) is syncing what users have written.
+                # A process that answers after umount(8) is syncing users' data.
                 is_mounted = client is not None and mount_table.points_of(volume.parameters.uuid)
                 if is_mounted or not busy.passes:
                     raise
@@ -147,20 +147,20 @@ def _mount_lock(volume: Volume) -> Iterator[Transitions]:
 
 
 def _refuse_copy(volume: Volume) -> None:
-    """Raise Busy where a copy of this volume (a snapshot, say) is mounted already.
+    """Raise Busy if a copy of this volume, for example a snapshot, is already mounted.
 
-    Jobs find a mount process by the volume's uuid, so they would commit files of one copy by the
-    process of the other, whose store lacks their chunks. A process of this very volume would hold
+    Jobs find a mount process by the volume's uuid, so they would commit files of one copy in the
+    process of the other, whose store lacks their chunks. A process of this volume itself would hold
     its lock.
     """
-    client = volume.mount_client()  # raises Busy where a copy answers
+    client = volume.mount_client()  # raises Busy if a copy answers
     if client is not None:
         client.close()
         raise Busy(f"{volume.root}: another process serves this volume; unmount it first")
 
 
 def set_up_process() -> None:
-    """Be a server for all users, whatever the process inherits from the shell that mounts.
+    """Set up the process as a server for all users, independent of the shell that mounts.
 
     Raises UsageError if a resource limit cannot be removed.
     """
@@ -172,13 +172,13 @@ def set_up_process() -> None:
 
 
 def allow_descriptors() -> None:
-    """Raise the limit of descriptors as far as possible: each open file takes one here too."""
+    """Raise the limit of descriptors as far as possible: each open file needs one here."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def allow_rings() -> None:
-    """Raise the limit of locked memory as far as possible: rings may count there for a process
+    """Raise the limit of locked memory as far as possible: it may include rings of a process
     without ``CAP_IPC_LOCK``."""
     with suppress(OSError, ValueError):
         resource.setrlimit(
@@ -187,7 +187,7 @@ def allow_rings() -> None:
 
 
 def bound(asked: Serving, *, is_read_only: bool) -> None:
-    """Give up the capabilities that the mount does not need. No thread has started.
+    """Drop the capabilities that the mount does not need. Call this before any thread starts.
 
     Raises OSError.
     """
@@ -197,10 +197,10 @@ def bound(asked: Serving, *, is_read_only: bool) -> None:
 
 
 def keep_memory() -> None:
-    """Let new chunks use the memory of old ones, in all threads.
+    """Reuse the memory of old chunks for new chunks, in all threads.
 
-    By default glibc gives memory back to the kernel, which faults it in again page by page: then a
-    read of a chunk of 88 KiB from the page cache takes 61 µs, and 30 otherwise.
+    By default glibc returns memory to the kernel, which maps it again page by page. Then a read of
+    a chunk of 88 KiB from the page cache takes 61 µs instead of 30.
     """
     libc = ctypes.CDLL(None)
     with suppress(AttributeError):  # another C library
@@ -209,7 +209,7 @@ def keep_memory() -> None:
 
 
 def answer(mount: MountedVolume, asked: Serving, below_fd: int) -> None:
-    """Answer requests until the mount ends. Raises as :func:`session`."""
+    """Answer requests until the mount ends. Raises the errors of :func:`session`."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     operations = StubOperations(mount)
     with session(operations, mount, asked, below_fd):
@@ -243,7 +243,7 @@ async def _run(mount: MountedVolume, operations: StubOperations, asked: Serving)
 
 
 async def _announce(mount: MountedVolume, asked: Serving) -> None:
-    """Say that it is ready as soon as the mount answers."""
+    """Report that the mount is ready as soon as it answers."""
     view = asked.view
     await trio.to_thread.run_sync(os.statvfs, view)
     mount.device = await trio.to_thread.run_sync(device_of, view)
@@ -265,10 +265,10 @@ async def _announce(mount: MountedVolume, asked: Serving) -> None:
 
 
 async def _keep_callers_in_place() -> None:
-    """As the groups of the scheduler are, which change while programs run (by systemd, for one).
+    """Update the placement of callers: systemd, for example, changes the scheduler's groups.
 
-    By ``/dev/fuse`` another processor has to be woken in any case: ``tar c`` of stubs took a tenth
-    longer with it.
+    Only for io_uring. With ``/dev/fuse`` another processor must be woken anyway, and the placement
+    made ``tar c`` of stubs 10 % slower.
     """
     while True:
         if os.getsid(0) == os.getpid():  # set up already
@@ -277,12 +277,12 @@ async def _keep_callers_in_place() -> None:
 
 
 def _open_once(mountpoint: str) -> None:
-    """Let the kernel find out that no opening has to be asked for.
+    """Open a file once, so that the kernel learns to send no opens.
 
-    Until then it has each new file released by a message, which unpacking an archive notices.
+    Before that, each new file costs a release message, which slows down unpacking an archive.
     """
     with (
-        suppress(OSError),  # no room, or mounted read-only: it finds out later
+        suppress(OSError),  # no space, or mounted read-only: it learns that later
         opened(os.open(mountpoint, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)) as fd,
     ):
         os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC))
@@ -309,8 +309,8 @@ def serve_for_parent(
     options: MountOptions = NO_OPTIONS,
     outside: Mounter | None = None,
 ) -> None:
-    """The child's side of ``mount_process.served_in_background``. ``served``: :func:`serve`, or its
-    like. ``outside``: what mounts in place of this process."""
+    """The child's side of ``mount_process.served_in_background``. ``served``: :func:`serve`, or a
+    similar function. ``outside``: mounts for this process."""
     os.set_inheritable(answer_fd, False)
     os.set_inheritable(base_fd, False)
     answered = False
@@ -320,9 +320,9 @@ def serve_for_parent(
         if not answered:
             if outside is not None:
                 outside.let_go()
-            # Not before: until it is mounted, an automount of systemd lets nobody in but processes
-            # of its own group.
-            with suppress(PermissionError):  # it leads its group already
+            # Not before: until it is mounted, an automount of systemd only admits processes of its
+            # own group.
+            with suppress(PermissionError):  # it already leads its group
                 os.setsid()
             os.write(answer_fd, json.dumps(reply).encode())
             os.close(answer_fd)
@@ -356,7 +356,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _log_to_system() -> Callable[[], None]:
-    """Collect messages for the system's log; return what starts the thread that sends them."""
+    """Collect messages for the system's log; return the function that starts to send them."""
     logger = logging.getLogger()
     logger.setLevel(logging.INFO)
     try:

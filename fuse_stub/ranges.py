@@ -1,5 +1,5 @@
-"""Requests that concern ranges of files and carry no data: fallocate(2), ``SEEK_DATA``,
-``SEEK_HOLE`` and copy_file_range(2)."""
+"""Requests on ranges of files without data: fallocate(2), ``SEEK_DATA``, ``SEEK_HOLE`` and
+copy_file_range(2)."""
 
 import ctypes
 import errno
@@ -27,18 +27,18 @@ KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 0x01, 0x02, 0x10
 """Modes of fallocate(2)."""
 
 COPY_BYTES = 32 * MIB
-"""Of a plain file, in one request: other users of the copy wait meanwhile."""
+"""Bytes of a plain file per request: other users of the copy wait during it."""
 
 HOLES_MAX = 64
-"""Holes that are looked at for one answer. Where it takes more, all that is left counts as data."""
+"""Holes that are checked for one answer. Beyond this number, the remainder counts as data."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileRanges:
-    """Answers these requests. Used by the thread of the event loop.
+    """Answers these requests. Used by the event-loop thread.
 
-    A change takes the file's lock alone for one step of it, so that other users come in between.
+    A change locks the file exclusively for one step at a time, so that other users have their turn.
     """
 
     def __init__(self, mount: MountedVolume) -> None:
@@ -47,7 +47,7 @@ class FileRanges:
         self._lane: CommitLane = mount.commit_lane
 
     async def allocate(self, ino: int, start: int, length: int, mode: int, caller: Caller) -> None:
-        """Allocate a range, or have it be zeros. Raises OSError, NoSpace, Damaged."""
+        """Allocate a range, or make it zeros. Raises OSError, NoSpace, Damaged."""
         kind = mode & ~KEEP_SIZE
         if kind not in (0, PUNCH_HOLE, ZERO_RANGE) or (kind == PUNCH_HOLE and mode == kind):
             raise FUSEError(errno.EOPNOTSUPP)
@@ -81,10 +81,10 @@ class FileRanges:
                     file.stub = None
 
     async def seek(self, ino: int, offset: int, whence: int, uid: int) -> int:
-        """Where data, or a hole, begins. Raises OSError, Damaged.
+        """Return the next start of data, or of a hole. Raises OSError, Damaged.
 
-        A hole is reported once the file shows it after the kernel had no newer page in it. No lock
-        is held meanwhile: the kernel writes such pages back by requests to this mount.
+        A hole is reported only if the file shows it after the kernel has no newer page in it. No
+        lock is held during this: the kernel writes such pages back by requests to this mount.
         """
         if whence not in (os.SEEK_DATA, os.SEEK_HOLE):
             raise FUSEError(errno.EINVAL)
@@ -117,11 +117,10 @@ class FileRanges:
     async def copy(
         self, ino: int, offset: int, to: int, offset_to: int, length: int, caller: Caller
     ) -> int:
-        """Copy a range of a plain file to another one, or have an empty file share the recipe of a
-        stub; returns how many bytes, perhaps fewer.
+        """Copy a range of a plain file, or share the recipe of a stub with an empty file.
 
-        Raises OSError, and FUSEError (EOPNOTSUPP) for all other copies, which the kernel makes by
-        reading and writing.
+        Returns the number of bytes, which may be fewer. Raises OSError, and FUSEError (EOPNOTSUPP)
+        for all other copies, which the kernel makes by reading and writing.
         """
         if ino == to:
             raise FUSEError(errno.EOPNOTSUPP)
@@ -134,7 +133,7 @@ class FileRanges:
                     file.drop_set_ids()
                 file.changes += 1
                 async with self._lane.reshaping(file):
-                    # The lock of a second file is never waited for.
+                    # This never waits for the lock of a second file.
                     if not source.lock.try_share():
                         raise FUSEError(errno.EOPNOTSUPP)
                     try:
@@ -152,8 +151,8 @@ class FileRanges:
     def _share(
         self, source: OpenFile, stub: SparseStub, file: OpenFile, start: int, length: int
     ) -> int:
-        """With no await: garbage collection knows of the source's record, as long as that is open,
-        and of a copy that is there before it begins."""
+        """Share a recipe, without an await. Garbage collection sees the source's record while that
+        is open, and a copy that exists before it starts."""
         end = min(start + length, os.fstat(source.fd).st_size)
         if (
             start >= end
@@ -171,7 +170,7 @@ class FileRanges:
         return end - start
 
     def _is_of_one_domain(self, source: SparseStub, copy: OpenFile) -> bool:
-        """Whether a copy may have the recipe of a stub."""
+        """Return whether a copy may have the recipe of a stub."""
         volume, attribute = self._mount.volume, source.attribute
         domains = Domains.of_volume(volume, self._mount.policy.now)
         kind = Kind.CHUNKS if Flag.DIRECT in attribute.flags else Kind.RECIPES
@@ -194,14 +193,14 @@ def _allocate(file: OpenFile, start: int, end: int, mode: int) -> Step:
 
 
 class _Found(NamedTuple):
-    """What a file shows itself: the offset of what was sought, None where there is none."""
+    """The state of the file itself: the offset of the data or hole, or None."""
 
     offset: int | None
     size: int
 
     def hole(self, start: int, whence: int) -> range:
-        """The hole that an answer reports: all that lies before data, or the first byte. That at
-        the end of a file is none."""
+        """Return the hole that an answer reports: all bytes before data, or only its first byte.
+        The end of a file is no hole."""
         if whence == os.SEEK_DATA:
             return range(start, self.size if self.offset is None else self.offset)
         if self.offset is None or self.offset >= self.size:
@@ -209,7 +208,7 @@ class _Found(NamedTuple):
         return range(self.offset, self.offset + 1)
 
     def answer(self) -> int:
-        """Raises OSError (ENXIO) where there is none."""
+        """Return the offset. Raises OSError (ENXIO) if there is none."""
         if self.offset is None:
             raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
         return self.offset

@@ -21,8 +21,8 @@ from fuse_stub.operations import StubOperations
 
 
 def _options_for(mount: MountedVolume, asked: MountOptions) -> set[str]:
-    """Options for libfuse; those that concern users are taken from the file system below where
-    nothing was asked for. Raises UsageError."""
+    """Return the options for libfuse. Options for users that are not requested come from the file
+    system below. Raises UsageError."""
     volume = mount.volume
     below = os.fstatvfs(volume.data_fd).f_flag
     kind = mount_table.SNAPSHOT_FS_TYPE if mount.is_snapshot else mount_table.FS_TYPE
@@ -58,9 +58,9 @@ def _either(asked: bool | None, below: bool) -> bool:
 def session(
     operations: StubOperations, mount: MountedVolume, asked: Serving, below_fd: int
 ) -> Iterator[None]:
-    """The mount as it was asked for, of a volume that is open as ``below_fd`` for others.
+    """Mount with the requested options, for a volume that is open as ``below_fd`` for others.
 
-    It replaces a dead one: users see errors until then, and then their files. Raises UsageError.
+    It replaces a dead mount: users see errors before, and then their files. Raises UsageError.
     """
     mountpoint, options = asked.mountpoint, _options_for(mount, asked.options)
     if asked.debug:
@@ -117,7 +117,7 @@ def _owned_by_session(device_fd: int) -> Iterator[None]:
 
 
 def _of_the_kernel(options: set[str]) -> dict[str, str]:
-    """The options that libfuse would pass to the kernel for ``options``."""
+    """Return the options that libfuse would pass to the kernel for ``options``."""
     own = {"rootmode": f"{stat.S_IFDIR:o}", "user_id": "0", "group_id": "0"}
     for option in options - {"suid", "dev", "debug"}:
         name, _, value = option.partition("=")

@@ -1,4 +1,4 @@
-"""Snapshots of a volume, shown read-only beside it: the file system below has made them."""
+"""Mounts snapshots of a volume read-only, separately from it. The file system below made them."""
 
 import fcntl
 import os
@@ -20,8 +20,8 @@ from fuse_stub.process import answer, bound, set_up_process
 def serve_snapshot(volume: Volume, asked: Serving) -> None:
     """Show a snapshot of a volume as ``asked`` until it is unmounted or SIGTERM comes.
 
-    Beside the volume and other snapshots of it: it answers no job, and nothing is written. Raises
-    UsageError where the snapshot takes changes, Busy where somebody makes some, OSError.
+    The volume and other snapshots may be mounted, too. It answers no job, and writes nothing.
+    Raises UsageError if the snapshot is writable, Busy if a process is changing it, OSError.
     """
     set_up_process()
     with _snapshot_lock(volume) as transitions:
@@ -36,9 +36,9 @@ def serve_snapshot(volume: Volume, asked: Serving) -> None:
 
 @contextmanager
 def _snapshot_lock(volume: Volume) -> Iterator[Transitions]:
-    """Keep jobs and mounts out that would change the snapshot, should it take changes one day.
+    """Exclude jobs and mounts that would change the snapshot if it became writable.
 
-    Shared by all who only look at it.
+    All readers share this lock.
     """
     if not volume.is_read_only:
         raise UsageError(

@@ -13,7 +13,7 @@ from fuse_stub.process import serve_for_parent
 def serve_in_unit(volume: str) -> None:
     """Serve the volume (a uuid) for which the service has started the unit.
 
-    Raises ServiceUnreachable if no service waits for that, and the errors that it reports.
+    Raises ServiceUnreachable if no service waits for it, and the errors that the service reports.
     """
     try:
         line = Line.to_service(volume)
@@ -33,6 +33,6 @@ def serve_in_unit(volume: str) -> None:
 
 
 def clear_after(volume: str) -> None:
-    """Unmount what a process of the unit left when it ended in order: it could not do so itself."""
+    """Remove the mount of a process of the unit after a normal exit: it could not do so itself."""
     for point in mount_table.points_of(volume):
         clear_dead_mount(point)

@@ -1,1 +1,1 @@
-"""Files that users write to all the time: what of them is quiet (docs/guide/mount.md)."""
+"""Files that users write to continuously: commits of their idle parts (docs/guide/mount.md)."""

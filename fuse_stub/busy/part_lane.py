@@ -1,8 +1,8 @@
-"""Commits of the quiet parts of files that users write to, by the process that sees each write.
+"""Commits the idle parts of busy files, in the process that serves each write.
 
-A job asks for an offer: ranges of a file that have been quiet for so long. It reads and stores them
-while users go on, and then has the file become a stub in parts. From the offer on each write is
-noted, under the file's lock, before it is made: what was written to since keeps its blocks.
+A job requests an offer: ranges of a file that have been idle for some time. It reads and stores
+them while users continue, and then makes the file a stub in parts. From the offer on, each write is
+noted under the file's lock before it is made: ranges written since then keep their blocks.
 """
 
 import os
@@ -27,10 +27,10 @@ from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
 
 FILE_BYTES_MIN = 16 * MIB
-"""Smaller files are soon read as a whole once they are left alone."""
+"""Smaller files are quickly read completely when they become idle."""
 
 OFFER_BYTES_MAX = 4 * GIB
-"""What a job reads before it commits: the longer that takes, the more of it is written to."""
+"""The most that a job reads before it commits: the longer this takes, the more is overwritten."""
 
 _CHANGED = "it was truncated, copied into or expanded during the commit"
 
@@ -41,11 +41,11 @@ class _Offer(NamedTuple):
 
 
 class PartLane:
-    """The offers that are open. Used by the thread of the event loop."""
+    """The open offers. Used by the event-loop thread."""
 
     def __init__(self, volume: Volume, inodes: Inodes, files: OpenFiles) -> None:
         self.is_committing: Callable[[int], bool] = lambda _: False
-        """Whether a commit of a file as a whole is under way: there is no offer beside it."""
+        """Returns whether a commit of an entire file is running: then there can be no offer."""
         self.times = native.mount.WriteTimes()
         inodes.note_writes(self.times)
         self._volume = volume
@@ -54,9 +54,9 @@ class PartLane:
         self._offers: dict[int, _Offer] = {}
 
     def written(self) -> Iterator[tuple[bytes, int]]:
-        """Paths and sizes of large files that were written to since the mount began.
+        """Yield paths and sizes of large files that were written to since the mount started.
 
-        A job asks for a file by its path, so one without a known path is left until it is calm.
+        A job finds a file by its path, so files without a known path are skipped.
         """
         for ino in self.times.files():
             try:
@@ -79,9 +79,9 @@ class PartLane:
         *,
         passed_over: bool = False,
     ) -> _Offer | None:
-        """Offer what of a file has been quiet for so long, up to so many bytes; None where that is
-        too little. For 0 seconds with ``passed_over`` also what saved too little before. Raises
-        Busy, DedupdError, OSError."""
+        """Offer the parts of a file that have been idle for ``age_s``, at most ``bytes_max``; None
+        if they are too small. With 0 s and ``passed_over``, include parts that saved too little
+        before. Raises Busy, DedupdError, OSError."""
         fd = open_beneath(self._volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)
         file = await self._files.acquire_by_fd(fd)
         try:
@@ -89,7 +89,7 @@ class PartLane:
                 is_taken = file.is_filled or file.ino in self._offers
                 if is_taken or self.is_committing(file.ino):
                     raise Busy(f"{file.where}: in use by another job")
-                # Writes that have begun are over, and all that follow are noted.
+                # All started writes have finished, and all later writes are noted.
                 parts = QuietParts(os.fstat(file.fd).st_size, _recipe_of(file))
                 offer = self._offers[file.ino] = _Offer(file, parts)
                 file.on_write = parts.note
@@ -111,7 +111,7 @@ class PartLane:
         return None
 
     def over(self, file: OpenFile) -> None:
-        """What a file's bytes lie in is about to change otherwise than by a write."""
+        """Invalidate the offer of a file: its blocks are about to change other than by a write."""
         offer = self._offers.get(file.ino)
         if offer is not None:
             offer.parts.is_over = True
@@ -120,7 +120,7 @@ class PartLane:
         return ino in self._offers
 
     def end(self, ino: int, *, saves_little: bool = False) -> None:
-        """Take an offer back. What ``saves_little`` is offered again once it is written to."""
+        """Withdraw an offer. With ``saves_little``, offer its parts again only after a write."""
         offer = self._offers.pop(ino, None)
         if offer is None:
             return
@@ -131,8 +131,7 @@ class PartLane:
         self._files.release(offer.file)
 
     async def begin(self, request: CommitRequest, *, are_refused: bool) -> None:
-        """The first step: the file gets the recipe, and keeps its blocks. Raises FileChanged, Busy,
-        OSError."""
+        """Give the file the recipe; it keeps its blocks. Raises FileChanged, Busy, OSError."""
         offer = self._offers.get(request.identity.inode)
         if offer is None:
             raise FileChanged(_CHANGED)
@@ -151,9 +150,8 @@ class PartLane:
             parts.recipe = made.recipe
 
     async def finish(self, ino: int) -> int:
-        """The second step, once the recipe and the attribute are durable: what nobody has written
-        to is punched, a piece at a time. How many bytes of blocks that gave. Raises FileChanged,
-        OSError."""
+        """Punch the unchanged parts, piece by piece, after the recipe and the attribute are
+        durable. Returns the bytes of freed blocks. Raises FileChanged, OSError."""
         offer = self._offers.get(ino)
         if offer is None:
             raise FileChanged(_CHANGED)
@@ -187,6 +185,6 @@ def _recipe_of(file: OpenFile) -> int | None:
 def _found(
     fd: int, quiet: list[tuple[int, int]], block_bytes: int, bytes_max: int
 ) -> list[tuple[int, int]]:
-    """In a thread: the extent map of a large file has many rows."""
+    """Find the ranges, in a thread: the extent map of a large file has many rows."""
     with opened(os.dup(fd)) as own:
         return list(present_quiet(own, quiet, block_bytes, bytes_max))

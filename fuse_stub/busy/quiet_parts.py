@@ -1,4 +1,4 @@
-"""The parts of one busy file that a job is about to store, and which of them stay as they were."""
+"""The parts of a busy file that a job is about to store, and which of them stay unchanged."""
 
 import os
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ GRAIN_BYTES = native.mount.GRAIN_BYTES
 
 
 RANGES_MAX = 65536
-"""Of one offer: they travel to the job as text."""
+"""Ranges per offer, which is sent to the job as text."""
 
 
 def present_quiet(
     fd: int, quiet: list[tuple[int, int]], block_bytes: int, bytes_max: int
 ) -> Iterator[tuple[int, int]]:
-    """What of the ``quiet`` ranges lies in whole blocks of the file itself: up to so many bytes, in
-    up to ``RANGES_MAX`` ranges."""
+    """Yield the parts of the ``quiet`` ranges that are in complete blocks of the file: at most
+    ``bytes_max`` bytes and ``RANGES_MAX`` ranges."""
     count = 0
-    # A block of which a part was punched would keep its place, with zeros in it.
+    # A block that is only partly punched would keep its space, and contain zeros.
     bytes_max = align_down(bytes_max, block_bytes)
     file_end = align_down(os.fstat(fd).st_size, block_bytes)
     for start, end in intersections(native.system.present_ranges(fd, 0, file_end), quiet):
@@ -33,14 +33,14 @@ def present_quiet(
 
 
 class QuietParts:
-    """What a job was offered of a file. Used by the thread of the event loop.
+    """An offer of parts of a file to a job. Used by the event-loop thread.
 
-    From the moment in which it was made, with the file's lock alone, each write is noted under that
-    lock before it is made. ``is_over`` once anything else has changed what the file's bytes lie in.
+    It is made under the file's exclusive lock. From then on, each write is noted under that lock
+    before it is made. ``is_over`` is set when anything else changes the file's blocks.
     """
 
     def __init__(self, size: int, recipe: int | None) -> None:
-        """``recipe`` is that of the stub that the file is, None of a plain one."""
+        """``recipe``: that of the stub; None for a plain file."""
         self.ranges: list[tuple[int, int]] = []
         self.size = size
         self.recipe = recipe
@@ -52,11 +52,11 @@ class QuietParts:
         return sum(end - start for start, end in self.ranges)
 
     def note(self, start: int, end: int) -> None:
-        """A write of bytes [start, end) is about to be made."""
+        """Note a write of bytes [start, end) that is about to be made."""
         self._written.update(range(start // GRAIN_BYTES, -(-end // GRAIN_BYTES)))
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """What was offered, in pieces that lie in one grain each."""
+        """Yield the offered ranges in pieces that are in one grain each."""
         for start, end in self.ranges:
             while start < end:
                 stop = min(end, align_down(start, GRAIN_BYTES) + GRAIN_BYTES)
@@ -64,5 +64,5 @@ class QuietParts:
                 start = stop
 
     def is_written(self, at: int) -> bool:
-        """Whether the grain of a byte has been written to."""
+        """Return whether the grain of a byte has been written to."""
         return at // GRAIN_BYTES in self._written

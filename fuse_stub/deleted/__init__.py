@@ -1,1 +1,1 @@
-"""What users delete and overwrite, noted before it happens, and had back."""
+"""Deletions and overwrites by users: recorded before they happen, so that they can be restored."""

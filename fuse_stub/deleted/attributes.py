@@ -1,10 +1,9 @@
-"""Deletions for users, by attributes that are in no list (docs/guide/backup.md, "Deleted and
-earlier").
+"""Restoring for users by hidden extended attributes (docs/guide/backup.md, "Deleted and earlier").
 
-``user.dedupd.deleted`` of a directory says what can be had back below it, and the same with an id
-appended (``user.dedupd.deleted.3-4096``) what is older than that. Setting ``user.dedupd.undelete``
-of a new, empty file to an id makes it that file. Every user has what was theirs, root everything;
-root can append the words of :class:`~dedupd_core.deleted.undelete.Order`.
+``user.dedupd.deleted`` of a directory lists the deletions below it. The same name with an id
+appended (``user.dedupd.deleted.3-4096``) lists older deletions. Setting ``user.dedupd.undelete`` of
+a new, empty file to an id restores that deletion into the file. Users can restore their own files,
+and root any file. Root can append the words of :class:`~dedupd_core.deleted.undelete.Order`.
 """
 
 import errno
@@ -31,20 +30,20 @@ from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.policy.turns import InThread, Pace, Turns
 
 ANSWER_BYTES_MAX = 60_000
-"""Of one answer; the kernel takes 65,536 of an attribute."""
+"""The limit for one answer; the kernel allows 65,536 bytes per attribute."""
 
 WAITING_MAX = 16
-"""Listings of one user that are answered or wait. Each takes one of the mount's tasks."""
+"""The limit for active and waiting listings of one user. Each uses one of the mount's tasks."""
 
 PACE = Pace(burst=100, interval_s=0.1)
-"""A tool of a user gets 24,000 deletions without a pause. Loops without end do not keep the thread
-that takes the requests of all users."""
+"""A tool of a user gets 24,000 deletions without a pause. An endless loop cannot block the thread
+that serves all users."""
 
 TURN_S = 0.002
-"""How long a listing is made until others have their turn."""
+"""The time slice of a listing before others have their turn."""
 
 REST = 4.0
-"""How many times as long the listing rests then: so all listings take a fifth of a thread."""
+"""The pause after a slice, relative to its time: all listings use a fifth of a thread."""
 
 Uncommitted = Callable[[OpenFile], AbstractAsyncContextManager[None]]
 
@@ -54,8 +53,8 @@ def is_listing(name: bytes) -> bool:
 
 
 class Listings:
-    """Answers of listing attributes. One is made at a time, a bit of one user's and then of another
-    user's."""
+    """Answers listing attributes. Only one listing runs at a time, in slices that alternate between
+    users."""
 
     def __init__(self, volume: Volume, in_thread: InThread) -> None:
         self._volume = volume
@@ -63,11 +62,10 @@ class Listings:
         self.cache = LogCache(DeletionLogs(volume))
 
     async def value(self, directory_fd: int, name: bytes, uid: int) -> bytes:
-        """The value of a listing attribute: JSON, one deletion per line, those of the latest log
-        first, and of each log the latest first.
+        """Return the value of a listing attribute: JSON, one deletion per line.
 
-        Raises OSError (ENODATA if nothing can be restored, EAGAIN if too many of the user's
-        requests wait).
+        The latest log is first, and each log starts with its latest deletion. Raises OSError
+        (ENODATA if nothing can be restored, EAGAIN if too many of the user's requests wait).
         """
         async with self.turns.of(uid):
             answer = _Answer(self._volume, self.cache, directory_fd, name, uid)
@@ -79,7 +77,7 @@ class Listings:
 
 
 class _Answer:
-    """A listing that is made bit by bit, in any threads."""
+    """A listing that is made in slices, in any thread."""
 
     def __init__(
         self, volume: Volume, cache: LogCache, directory_fd: int, name: bytes, uid: int
@@ -104,7 +102,7 @@ class _Answer:
             yield from lines(volume, volume.policy(), below, uid, cache, before)
 
     def extend(self) -> None:
-        """Make more of the answer, for :data:`TURN_S`. Raises OSError."""
+        """Extend the answer for :data:`TURN_S`. Raises OSError."""
         end_s = time.monotonic() + TURN_S
         for some in self._more:
             for line in some:
@@ -128,7 +126,7 @@ async def undelete(
     uid: int,
     change: Callable[..., StubAttribute],
 ) -> None:
-    """Make an empty file what a deletion took; ``change`` calls a function that changes it.
+    """Restore a deletion into an empty file; ``change`` calls a function that changes the file.
 
     Raises OSError, Damaged.
     """
@@ -158,8 +156,8 @@ async def undelete(
 def _revived(
     volume: Volume, file: OpenFile, one: Deletion, wanted: DeletionId, rights: Rights
 ) -> StubAttribute:
-    """As :func:`revive`. A collection may drop the deletion while this runs: it does so before it
-    walks the tree, so what is restored after that is taken back."""
+    """Call :func:`revive`. If a collection has dropped the deletion, roll this back: a collection
+    drops deletions before it walks the tree."""
     stub = revive(volume, file.fd, one, rights)
     if not DeletionLogs(volume).has(wanted):
         take_back(volume, file.fd)

@@ -1,6 +1,6 @@
-"""Deletions, noted by the mount before it makes them (docs/design/format.md, "Deletions").
+"""Records deletions before the mount makes them (docs/design/format.md, "Deletions").
 
-What cannot be noted happens all the same: users never fail because of it.
+If a deletion cannot be recorded, it still happens: users' operations never fail because of this.
 """
 
 import logging
@@ -31,22 +31,21 @@ from fuse_stub.policy.watched_policy import WatchedPolicy
 log = logging.getLogger("dedupd.mount")
 
 SYNC_S = 5.0
-"""How long a deletion may not be durable: about as long as the removal itself may take."""
+"""The longest time until a record is durable: similar to the removal itself."""
 
 NOTED_MAX = 4096
 NOTED_S = 3600.0
-"""Of how many files, and how long, it is remembered that this version was noted; others are noted
-again."""
+"""How many recorded versions are remembered, and for how long; others are recorded again."""
 
 KEEP_S_MAX = 0xFFFF_FFFF
 
 ATTRIBUTES_BYTES_MAX = 256 * KIB
-"""Names and values of a file's attributes that a deletion keeps. ext4 has less room for them; XFS
-has some for 64 KiB in each."""
+"""The limit for a file's attributes in a record. ext4 has less space for them; XFS allows several
+of 64 KiB."""
 
 
 class Deletions:
-    """What a mount notes. Used by the thread of the event loop; its methods do not wait."""
+    """The deletions that a mount records. Used by the event-loop thread; methods do not wait."""
 
     def __init__(self, volume: Volume, policy: WatchedPolicy) -> None:
         self._volume = volume
@@ -59,13 +58,13 @@ class Deletions:
         self._writer.close()
 
     def removing(self, dir_fd: int, name: bytes, cause: Cause) -> None:
-        """The last name of a regular file is about to go."""
+        """Record a file whose last name is about to be removed."""
         if not self._keeps_any():
             return
         try:
             value = os.getxattr(b"/proc/self/fd/%d/%s" % (dir_fd, name), self._volume.space.name)
         except OSError:
-            return  # it is plain, or has gone
+            return  # it is plain, or was removed
         self._attempt(self._removing, dir_fd, name, value, cause)
 
     def _removing(self, dir_fd: int, name: bytes, value: bytes, cause: Cause) -> None:
@@ -76,8 +75,8 @@ class Deletions:
             self._note(fd, path, stub, cause)
 
     def changing(self, file: OpenFile, cause: Cause, size: int | None = None) -> None:
-        """A stub is about to be written to, or cut to ``size``: noted where that loses something
-        of the store's, and once for each recipe."""
+        """Record a stub that is about to be written to, or truncated to ``size``, if it loses
+        content of the store; once per recipe."""
         stub = file.stub
         if stub is None or not self._keeps_any():
             return
@@ -100,7 +99,7 @@ class Deletions:
 
     def _note(self, fd: int, path: bytes | None, stub: StubAttribute, cause: Cause) -> None:
         if stub.flags & Flag.PARTIAL:
-            return  # its recipe is no version that anybody would want back
+            return  # its recipe is no complete version of the file
         if path is None or len(path) > PATH_BYTES_MAX:
             path = numbered(fd)
         keep_s = self._policy.now.keeps_deleted_s(path)
@@ -130,12 +129,12 @@ class Deletions:
                 self._failed = True
 
     def _keeps_any(self) -> bool:
-        # Else the store forgets a recipe with the one file that it is of.
+        # Otherwise the store deletes a recipe with its only file.
         shares = self._volume.store_kind.shares_recipes
         return shares and self._policy.now.keep_deleted_s_max > 0
 
     async def sync(self) -> None:
-        """Make durable what was noted, as long as the mount lasts."""
+        """Make the records durable, until the mount ends."""
         while True:
             await trio.sleep(SYNC_S)
             try:
@@ -145,7 +144,7 @@ class Deletions:
             await self._count_dropped()
 
     async def _count_dropped(self) -> None:
-        """Add what was dropped or not noted to the file that tells of it, or try it next time."""
+        """Add the number of dropped and failed records to their file; retry later if that fails."""
         counted = self._writer.take_counts()
         if counted:
             volume = self._volume
@@ -168,7 +167,7 @@ class Deletions:
 
 
 def kept_attributes(attributes: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """The attributes that a deletion has room for, ACLs first."""
+    """Yield the attributes that fit into a record, ACLs first."""
     left_bytes = ATTRIBUTES_BYTES_MAX
     for name, value in sorted(attributes, key=lambda row: not row[0].startswith(b"system.")):
         if len(name) + len(value) <= left_bytes:

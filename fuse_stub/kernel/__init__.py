@@ -1,1 +1,1 @@
-"""The line to the kernel: the requests that it sends."""
+"""The connection to the kernel: the requests that it sends."""

@@ -7,14 +7,14 @@ _CAP_FSETID = 1 << 4
 _EFFECTIVE = b"\nCapEff:\t"
 
 _ID_MAPS = ("uid_map", "gid_map", "projid_map")
-"""These identify a user namespace. The link ``ns/user`` of root's processes does not show to this
-process, which has fewer capabilities."""
+"""Files that identify a user namespace. The link ``ns/user`` of root's processes is hidden from
+this process, which has fewer capabilities."""
 
 
 class Caller(Protocol):
-    """The part of a request that identifies its caller: of libfuse's requests and of native ones.
+    """The caller of a request: of libfuse's requests and of native ones.
 
-    ``pid`` is the number of the calling thread; 0 in a PID namespace that is not visible here.
+    ``pid`` is the id of the calling thread; 0 in a PID namespace that is not visible here.
     """
 
     @property
@@ -27,8 +27,8 @@ def keeps_set_ids(caller: Caller) -> bool:
     """Return whether a change by the caller keeps set-user-id and set-group-id (``CAP_FSETID``).
 
     True for root with that right in the user namespace of this process. Root in a container may
-    lack the right, or have it in another namespace only. Other users count as without it, even if
-    they have it. So does everybody whose processes ``/proc`` hides (``hidepid=``).
+    lack the right, or have it only in another namespace. Other users count as without it, even if
+    they have it. So do users whose processes ``/proc`` hides (``hidepid=``).
     """
     if caller.uid != 0:
         return False

@@ -1,9 +1,10 @@
-"""Rights of root that the process of a mount gives up, because it reads what users send.
+"""Rights of root that a mount process drops, because it reads data from users.
 
-Capabilities go before threads start: a thread has those of the thread that starts it. System calls
-go once the volume is mounted, for all threads at once (``native/src/system/confinement.rs``).
-A process of another user has no capability. It keeps its system calls: it unmounts by
-``fusermount3``, which is set-user-ID and fails in a process without new privileges.
+Capabilities are dropped before threads start: a thread inherits those of the thread that starts it.
+System calls are dropped after the volume is mounted, for all threads at once
+(``native/src/system/confinement.rs``). A process of another user has no capabilities. It keeps its
+system calls: it unmounts by ``fusermount3``, which is set-user-ID and fails in a process without
+new privileges.
 """
 
 import logging
@@ -17,7 +18,7 @@ log = logging.getLogger("dedupd.mount")
 
 @dataclass(frozen=True, slots=True)
 class _Right:
-    """A capability that the process keeps; ``reads``: also if it writes nothing."""
+    """A capability that the process keeps; ``reads``: even for a read-only mount."""
 
     name: str
     reads: bool = False
@@ -39,12 +40,12 @@ _RIGHTS = (
 
 
 def kept_capabilities(*, is_read_only: bool) -> list[str]:
-    """The capabilities that a mount process of root has while it serves."""
+    """Return the capabilities that a mount process of root keeps while it serves."""
     return [one.name for one in _RIGHTS if one.reads or not is_read_only]
 
 
 def bound_capabilities(*, is_read_only: bool) -> None:
-    """Give up all other capabilities, in this thread and in those that it starts.
+    """Drop all other capabilities, in this thread and in those that it starts.
 
     Raises OSError.
     """
@@ -53,9 +54,9 @@ def bound_capabilities(*, is_read_only: bool) -> None:
 
 
 def deny_calls(mountpoint: str) -> None:
-    """Give up the system calls that a mount does not make, in all threads.
+    """Drop the system calls that a mount does not use, in all threads.
 
-    A kernel that cannot filter calls is a warning: the mount serves.
+    If the kernel cannot filter calls, this only logs a warning: the mount works.
     """
     if os.geteuid() != 0:
         return

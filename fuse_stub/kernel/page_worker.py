@@ -14,15 +14,15 @@ CONTROL_FD = 0
 MODULE = __name__
 
 CLOSES_WRITE_BACK = (6, 16)
-"""From this Linux on, closing a file waits until the mount has all its pages, and takes no lock."""
+"""Since this Linux, closing a file waits until the mount has all its pages, without a lock."""
 
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 
 def ask_for_pages(inodes: native.mount.Inodes, mountpoint: str, view: str = "") -> None:
-    """Have ``inodes`` ask a process of this kind, which starts with the first question.
+    """Connect ``inodes`` to a page worker, which starts with the first question.
 
-    ``mountpoint`` shows the mount then; ``view`` shows it now, if that is another path. Raises
+    ``mountpoint`` will show the mount; ``view`` shows it now, if that is another path. Raises
     OSError.
     """
     device = os.stat(view or mountpoint).st_dev
@@ -33,7 +33,7 @@ def ask_for_pages(inodes: native.mount.Inodes, mountpoint: str, view: str = "") 
 
 
 def writes_back(release: str) -> bool:
-    """Whether a kernel writes a file back when it is closed, without a lock."""
+    """Return whether a kernel writes a file back when it is closed, without a lock."""
     found = _RELEASE.match(release)
     return found is not None and tuple(map(int, found.groups())) >= CLOSES_WRITE_BACK
 

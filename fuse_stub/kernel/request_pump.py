@@ -1,11 +1,11 @@
-"""Taking requests from the kernel, and giving each to those that answer it.
+"""Receives requests from the kernel, and dispatches each to the code that answers it.
 
-The native line (``native/src/mount/session/line.rs``) answers by itself what needs no more than
-the table of inodes. It hands over requests that carry a file's data, which the mount's operations
-answer, and lets libfuse have all others, by a socket that takes the place of its ``/dev/fuse``.
+The native line (``native/src/mount/session/line.rs``) answers all requests that need only the table
+of inodes. It hands requests with a file's data to the mount's operations, and all others to
+libfuse, through a socket that replaces libfuse's ``/dev/fuse``.
 
 A program that makes one call after the other has the next request ready a few microseconds after
-the reply, so it pays to look for it, and to wait for an instant, before trio's scheduler is asked,
+the reply. So the pump checks for it, and waits for an instant, before it calls trio's scheduler,
 which takes most of the time of a small request. Other tasks get a turn after a few requests.
 """
 
@@ -23,50 +23,49 @@ from dedupd_core.system.processes import cores
 from fuse_stub.mounts.tasks import failures
 
 REQUESTS_PER_TURN = 16
-"""Requests that are answered in a row; then tasks that wait for threads or sockets get a turn."""
+"""Requests that are answered in a row before tasks that wait for threads or sockets get a turn."""
 
 NATIVE_PER_TURN = 32
 """Requests that native code answers in a row, some 10 microseconds each."""
 
 LINGER_NS = 30_000
-"""How long to wait for the next request of a program that has just got its answer."""
+"""The longest wait for the next request of a program that has just got its answer."""
 
 TASKS = 192
-"""Requests that can wait for threads or locks at a time, each held by a task: those that the kernel
-sends in the background (``handshake.rs``), and as many more as a few busy users have. Each task has
-a buffer of 1 MiB, of which a small request touches one page."""
+"""The requests that can wait for threads or locks at a time, each in its own task. These are the
+kernel's background requests (``handshake.rs``), and as many again for a few busy users. Each task
+has a buffer of 1 MiB; a small request uses one page of it."""
 
 
 STAND_INS_MAX = 8
-"""Threads that answer beside that of the loop. What they answer takes some 10 microseconds of a
-processor."""
+"""The most overflow readers. An answer takes some 10 microseconds of a processor."""
 
 NOTIFICATION_WAIT_S = 5.0
-"""How long a mount that stops waits for a notification, which itself waits for requests."""
+"""The longest wait of a stopping mount for a notification, which itself waits for requests."""
 NOTIFICATION_POLL_S = 0.005
 
 ALWAYS_BESIDE = False
-"""Whether they take requests also while there is no need: for tests."""
+"""Make overflow readers take requests even if that is not needed: for tests."""
 
 
 BY_RING = True
-"""Whether requests come by io_uring where the kernel offers it."""
+"""Use io_uring for requests if the kernel offers it."""
 
 ABSENT = 0
-"""Flags of the kernel's offer (``FUSE_INIT``) that count as not offered: for tests."""
+"""Flags of the kernel's offer (``FUSE_INIT``) to ignore: for tests."""
 
 
 def stand_ins(cores: int) -> int:
-    """How many threads take requests beside that of the loop, where it does not keep up. On one
-    processor they would only take its time."""
+    """Return the number of overflow readers. On one processor they would only use the time of the
+    event-loop thread."""
     return min(cores, STAND_INS_MAX) if cores > 1 else 0
 
 
 class Pump:
-    """Replaces pyfuse3's own waiting. There is one FUSE session in a process.
+    """Replaces pyfuse3's own waiting. There is one FUSE session per process.
 
-    All fields belong to the thread of the event loop and change between two awaits. One of the
-    tasks watches the kernel's end, the others are parked or serve requests.
+    All fields belong to the event-loop thread and change between two awaits. One task watches the
+    kernel's end; the others are parked or serve requests.
     """
 
     def __init__(
@@ -76,10 +75,10 @@ class Pump:
         use: Callable[[native.mount.Line | None], None],
         mountpoint: str,
     ) -> None:
-        """The session has been begun, and has not been served yet.
+        """The session must be started, and must not be served yet.
 
-        ``serve`` answers the requests that carry a file's data. ``use`` is called with the line
-        once it is there, and with None before it goes.
+        ``serve`` answers requests with a file's data. ``use`` is called with the line when it
+        exists, and with None before it is closed.
         """
         self._inodes = inodes
         self._ring_at = mountpoint if BY_RING else None
@@ -88,7 +87,7 @@ class Pump:
         self._wake_fd = -1
         self._left = REQUESTS_PER_TURN  # requests until other tasks get a turn
         self._is_watched = False  # whether a task watches the kernel's end
-        self._parked: list[trio.Event] = []  # tasks that wait to watch it; the last goes first
+        self._parked: list[trio.Event] = []  # tasks that wait to watch it; the last is next
         self._stopping = False
 
     async def run(self) -> None:
@@ -98,7 +97,7 @@ class Pump:
         self._line, libfuse_fd = native.mount.Line.between(
             fd, self._inodes, turn, stand_ins(cores()), ALWAYS_BESIDE, self._ring_at, ABSENT
         )
-        # It has what the loop calls, and is native.
+        # The native object has the methods that the loop calls.
         instrument = cast(trio.abc.Instrument, turn)
         trio.lowlevel.add_instrument(instrument)
         device_fd = os.dup(fd)
@@ -106,7 +105,7 @@ class Pump:
         os.dup2(libfuse_fd, fd, inheritable=False)
         os.close(libfuse_fd)
         self._use(self._line)
-        # The session's loops look this function up in their module each time.
+        # The session's loops read this function from their module each time.
         pyfuse3._wait_fuse_readable = self._wait  # type: ignore[attr-defined]
         try:
             await pyfuse3.main(min_tasks=TASKS, max_tasks=TASKS)
@@ -116,28 +115,28 @@ class Pump:
             self._wake_fd = -1
             self._line.close()
             trio.lowlevel.remove_instrument(instrument)
-            # libfuse asks the device whether the mount has gone already.
+            # libfuse asks the device whether the mount is already unmounted.
             os.dup2(device_fd, fd, inheritable=False)
             os.close(device_fd)
 
     async def finish_notifications(self) -> None:
-        """Send the kernel no further notifications of refused writes, and wait for the current one
-        while requests are answered. A process that stops before that cannot end."""
-        with trio.move_on_after(NOTIFICATION_WAIT_S), suppress(OSError):  # the mount has gone
+        """Stop notifications of refused writes, and wait for the current one while requests are
+        answered. A process that stops before that cannot exit."""
+        with trio.move_on_after(NOTIFICATION_WAIT_S), suppress(OSError):  # it may be unmounted
             while self._wake_fd >= 0 and self._line.finish_notifications():
                 await trio.sleep(NOTIFICATION_POLL_S)
 
     def stop(self) -> None:
-        """End :meth:`run`, once the requests that are being served are answered."""
+        """Stop :meth:`run` after the current requests are answered."""
         self._stopping = True
         pyfuse3.terminate()
         if self._wake_fd >= 0:
             trio.lowlevel.notify_closing(self._wake_fd)
 
     async def _wait(self) -> bool:
-        """Answer requests until one comes for libfuse. False once the pump stops."""
+        """Answer requests until one comes for libfuse. Returns False when the pump stops."""
         while True:
-            # The answer of the request that this task has brought to libfuse.
+            # Send the answer of the request that this task has given to libfuse.
             self._line.pass_answers_on()
             found = await self._next()
             if found is None or isinstance(found, bool):
@@ -146,11 +145,11 @@ class Pump:
                 await self._serve(self._line, found)
             except Exception as error:
                 failures.note("a request", error)
-                with suppress(OSError):  # it has its answer, or the mount has gone
+                with suppress(OSError):  # it is already answered, or the mount was unmounted
                     self._line.refuse(found.unique, errno.EIO)
 
     async def _next(self) -> native.mount.Request | bool | None:
-        """The next request, True for one that libfuse has at its end; None or False at the end."""
+        """Return the next request; True if libfuse has one at its end; None or False at the end."""
         if self._left > 0 and not self._stopping:
             self._left -= 1
             found = self._line.next(NATIVE_PER_TURN, LINGER_NS)
@@ -161,7 +160,7 @@ class Pump:
             while not self._stopping:
                 await trio.lowlevel.wait_readable(self._wake_fd)
                 self._left = REQUESTS_PER_TURN
-                # Another task may have taken the request since: then there is none.
+                # Another task may have taken the request in between: then there is none.
                 found = self._line.next(NATIVE_PER_TURN, LINGER_NS)
                 if found is not None:
                     return found
@@ -174,8 +173,8 @@ class Pump:
     async def _watch_next(self) -> None:
         """Wait until no other task watches the kernel's end.
 
-        The task that was parked last is the next one: each task has a buffer of 1 MiB, and a few
-        that are in the processor's caches serve faster than all in turn.
+        The task that was parked last is the next one. Each task has a buffer of 1 MiB, and a few
+        buffers in the processor's caches are faster than all of them in turn.
         """
         if not self._is_watched:
             self._is_watched = True
@@ -199,7 +198,7 @@ class Pump:
 
 
 def _fuse_descriptor() -> int:
-    """The session's descriptor, which pyfuse3 does not give out."""
+    """Return the session's descriptor, which pyfuse3 does not expose."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":

@@ -1,8 +1,8 @@
-"""Blocks that the file system below reserves for root, kept from the other users of the mount.
+"""Protects blocks that the file system below reserves for root from the other users of the mount.
 
-Threads of the mount process are root's, and ext4 gives them these blocks whatever they write. So
-the changes that users ask for are made as a user who has no right to the blocks, with all the
-capabilities of the process. Native code does the same (``native/src/mount/reserved_blocks.rs``).
+Threads of the mount process run as root, so ext4 gives them these blocks for any write. Therefore
+the process makes users' changes as a user without a right to the blocks, but with all its
+capabilities. Native code does the same (``native/src/mount/reserved_blocks.rs``).
 """
 
 import errno
@@ -23,12 +23,12 @@ T = TypeVar("T")
 _ROOT = 0
 
 _OTHERS = (65_533, 65_532)
-"""Users that no distribution gives to anybody, with numbers that fit into old quota files. What a
-user makes is theirs for the time between two system calls."""
+"""Users that no distribution assigns, with numbers that fit into old quota files. A new file of a
+user belongs to them for the time between two system calls."""
 
 
 class Caller(Protocol):
-    """Who asks for a change: a request, or its context."""
+    """The requester of a change: a request, or its context."""
 
     @property
     def uid(self) -> int: ...
@@ -45,13 +45,13 @@ class ReservedBlocks:
         self._other: int | None = None
 
     def keep(self, data_fd: int, mountpoint: str, *, keeps_rights: bool) -> None:
-        """Keep them from users from now on, where the file system of ``data_fd`` has any.
+        """Protect the reserved blocks from users, if the file system of ``data_fd`` has any.
 
-        ``keeps_rights``: whether this process has its capabilities as another user, too. It has
-        left the group (:func:`leave_group`).
+        ``keeps_rights``: whether this process keeps its capabilities as another user. It has left
+        the group (:func:`leave_group`).
         """
         found = file_system_of(data_fd)
-        # XFS and btrfs reserve space for themselves alone. Without root there is no right to it.
+        # XFS and btrfs reserve space only for themselves. Only root has a right to reserved blocks.
         if not found.is_ext or os.geteuid() != _ROOT:
             return
         user, group = (_number(found.options, name) for name in ("resuid", "resgid"))
@@ -71,8 +71,8 @@ class ReservedBlocks:
         )
 
     def change(self, caller: Caller, function: Callable[..., T], *args: object) -> T:
-        """Call a function, which changes nothing where there is no space, for a caller: with the
-        reserved blocks only if the caller may have them. Raises what it raises."""
+        """Call a function that has no effect if space is missing. It gets the reserved blocks only
+        if the caller may use them. Raises the errors of the function."""
         if self._other is None:
             return function(*args)
         try:
@@ -104,14 +104,14 @@ def _is_full(error: NoSpace | OSError) -> bool:
 
 
 def _number(options: frozenset[str], name: str) -> int:
-    """The value of an option; 0, root's number, if the option is missing."""
+    """Return the value of an option; 0, the id of root, if the option is missing."""
     values = [one.partition("=")[2] for one in options if one.startswith(f"{name}=")]
     return int(values[0]) if values and values[0].isdecimal() else _ROOT
 
 
 def leave_group(data_fd: int) -> None:
-    """Have this process be no member of the group that may have the reserved blocks of a file
-    system, if it has the right to leave it."""
+    """Leave the group that may use the reserved blocks of a file system, if this process has the
+    right to leave it."""
     group = _number(file_system_of(data_fd).options, "resgid")
     others = [one for one in os.getgroups() if one != group]
     if group != _ROOT and len(others) < len(os.getgroups()):
@@ -120,5 +120,5 @@ def leave_group(data_fd: int) -> None:
 
 
 def _is_member(group: int) -> bool:
-    """Whether this process is in a group; root's does not count."""
+    """Return whether this process is in a group; membership in root's group does not count."""
     return group != _ROOT and group in (os.getegid(), *os.getgroups())

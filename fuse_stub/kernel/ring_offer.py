@@ -1,5 +1,5 @@
-"""Whether the kernel offers new mounts that their requests come by io_uring (Linux 6.14), and which
-of them have taken that."""
+"""Whether the kernel offers io_uring for the requests of new mounts (Linux 6.14), and which mounts
+use it."""
 
 import os
 
@@ -9,7 +9,7 @@ OFFERED = "/sys/module/fuse/parameters/enable_uring"
 
 
 def ring_offer() -> str:
-    """What the kernel offers, in words."""
+    """Describe the kernel's offer."""
     try:
         with open(OFFERED) as file:
             is_on = file.read().strip() == "Y"
@@ -24,7 +24,7 @@ def ring_offer() -> str:
 
 
 def way_of(volume: Volume) -> str:
-    """The way on which the requests of its mount come, in words; empty where none is served.
+    """Describe the transport of the requests of a volume's mount; empty without a mount.
 
     Raises DedupdError.
     """

@@ -1,1 +1,1 @@
-"""Mount points: which process serves a volume, and how it is reached."""
+"""Mount points: the processes that serve volumes, and how to reach them."""

@@ -1,15 +1,15 @@
-"""What the service and the process of a mount in a unit of systemd pass to each other.
+"""The protocol between the service and a mount process in a systemd unit.
 
-The process has a file system namespace of its own, so it can neither mount where users see it nor
-make its private mount of the file system below. The service does both, and passes descriptors:
+The process has its own file system namespace. So it can neither mount at a place that users see,
+nor make its private mount of the file system below. The service does both, and passes descriptors:
 
-1. service: what to serve, the ``.dedupd`` in the mount of the host, and the private mount
-2. process, once it holds the volume: the options of the mount
-3. service: the open ``/dev/fuse``, and the mount, which is at no place yet
-4. process: the mount answers, or the error; then the service puts the mount in its place
+1. service: the task, the ``.dedupd`` in the mount of the host, and the private mount
+2. process, when it holds the volume: the options of the mount
+3. service: the open ``/dev/fuse``, and the mount, which has no place yet
+4. process: the mount answers, or an error; then the service puts the mount in its place
 
-Each message is a JSON object. If the service ends before that, the kernel ends the mount, because
-nobody has it open, and the process with it.
+Each message is a JSON object. If the service exits before the end, nothing holds the mount open:
+the kernel ends the mount, and with it the process.
 """
 
 import json
@@ -31,12 +31,12 @@ FDS_MAX = 2
 
 
 def meeting_place(volume: str) -> str:
-    """The socket on which the service waits for the process of a volume (a uuid)."""
+    """Return the socket on which the service waits for the process of a volume (a uuid)."""
     return os.path.join(runtime_dir(), f"{volume}.start")
 
 
 class Ended(ServiceUnreachable):
-    """The process at the other end has ended without an answer."""
+    """The process at the other end has exited without an answer."""
 
 
 class Line:
@@ -47,7 +47,7 @@ class Line:
 
     @classmethod
     def to_service(cls, volume: str) -> "Line":
-        """Raises OSError if no service waits for the process of ``volume``."""
+        """Connect to the service. Raises OSError if no service waits for this process."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.connect(meeting_place(volume))
@@ -61,7 +61,7 @@ class Line:
 
     @property
     def pid(self) -> int:
-        """The process at the other end."""
+        """The pid of the process at the other end."""
         pid, _, _ = peer_ids(self._socket)
         return pid
 
@@ -76,9 +76,9 @@ class Line:
             raise Ended(f"the other process has ended ({error.strerror})") from error
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
-        """The next message, and its descriptors, which the caller closes.
+        """Return the next message, and its descriptors, which the caller closes.
 
-        Raises Ended, and an error that it reports.
+        Raises Ended, or the reported error.
         """
         try:
             data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES_MAX, FDS_MAX)
@@ -97,7 +97,7 @@ class Line:
 
 
 def task_of(path: str, asked: Serving) -> dict[str, Any]:
-    """The message that says what to serve."""
+    """Return the message with the task of the process."""
     return {
         "path": path,
         "mountpoint": asked.mountpoint,
@@ -107,10 +107,10 @@ def task_of(path: str, asked: Serving) -> dict[str, Any]:
 
 
 class Outside:
-    """The service, as the process of a mount sees it."""
+    """The service, as seen by a mount process."""
 
     def __init__(self, line: Line) -> None:
-        """Takes the task. Raises as :meth:`Line.receive`."""
+        """Receive the task. Raises the errors of :meth:`Line.receive`."""
         self._line = line
         task, (self.base_fd, self._private_fd) = line.receive()
         self.path: str = task["path"]
@@ -126,7 +126,7 @@ class Outside:
         return given_mount(self._private_fd, below_fd, options)
 
     def new_mount(self, options: Mapping[str, str]) -> int:
-        """Have a mount made; return its open ``/dev/fuse``. Raises as :meth:`Line.receive`."""
+        """Return the open ``/dev/fuse`` of a new mount. Raises like :meth:`Line.receive`."""
         self._line.send({"mount": options})
         _, (device_fd, self._mount_fd) = self._line.receive()
         return device_fd
@@ -137,7 +137,7 @@ class Outside:
         return f"/proc/self/fd/{self._mount_fd}"
 
     def let_go(self) -> None:
-        """Close the mount, which could not be unmounted otherwise, and the line."""
+        """Close the mount, so that it can be unmounted, and the line."""
         self._line.close()
         if self._mount_fd is not None:
             os.close(self._mount_fd)

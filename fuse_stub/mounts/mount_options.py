@@ -1,4 +1,4 @@
-"""The options of a mount, as mount(8) and ``/etc/fstab`` have them."""
+"""The options of a mount, in the form of mount(8) and ``/etc/fstab``."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -9,7 +9,7 @@ from dedupd_core.units import cut, parse_size
 
 
 class AccessTimes(StrEnum):
-    """When a read moves the access time; see mount(8)."""
+    """The rules for updating access times on reads; see mount(8)."""
 
     NEVER = "noatime"
     RELATIVE = "relatime"
@@ -18,8 +18,7 @@ class AccessTimes(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """What was asked for. None: as the file system below is mounted; of a mount that runs already:
-    as it is."""
+    """The requested options. None: as the file system below, or, for a remount, unchanged."""
 
     read_only: bool | None = None
     suid: bool | None = None
@@ -36,9 +35,9 @@ class MountOptions:
 
     @property
     def text(self) -> str:
-        """In the form that :func:`parse_options` reads; empty where nothing was asked for.
+        """The form that :func:`parse_options` reads; empty without any option.
 
-        mount(8) always asks for ``rw``, which says something only of a mount that runs already.
+        mount(8) always passes ``rw``, which matters only for a remount.
         """
         words = [
             option
@@ -50,7 +49,7 @@ class MountOptions:
         return ",".join(words)
 
     def changed_by(self, later: "MountOptions") -> "MountOptions":
-        """These options after a remount with ``later``."""
+        """Return these options after a remount with ``later``."""
         changes = {name: getattr(later, name) for name, _ in _MEANINGS.values()}
         kept = {name: value for name, value in changes.items() if value is not None}
         return replace(self, **{**kept, "remount": False})
@@ -78,22 +77,22 @@ _MEANINGS: dict[str, tuple[str, Any]] = {
     "force": ("force", True),
     "remount": ("remount", True),
 }
-"""The field that an option sets, and its value."""
+"""The field and the value that an option sets."""
 
 _SAME_AS = {"atime": "relatime", "nostrictatime": "relatime"}
-"""The kernel's own rule is that of ``relatime``."""
+"""The kernel's default rule is ``relatime``."""
 
 _OF_OTHERS = frozenset(
     (
         *("defaults", "auto", "noauto", "user", "nouser", "users", "owner", "group"),
         *("nofail", "_netdev", "_rnetdev", "comment", "silent", "loud", "norelatime"),
         *("nomand", "noiversion", "nolazytime"),
-        # The kernel shows these of each mount, so mount(8) passes them on when it mounts again.
+        # The kernel shows these for each mount, so mount(8) passes them on in a remount.
         *("fd", "rootmode", "user_id", "group_id", "default_permissions", "allow_other"),
         *("max_read", "blksize", "fsname", "subtype"),
     )
 )
-"""Options for mount(8) and systemd, and those that say what holds in any case: nothing to do."""
+"""Options for mount(8) and systemd, and options that are always in effect: ignored here."""
 
 _BELOW = "must be set for the file system below, which stores the files"
 
@@ -107,9 +106,9 @@ _NOT_HERE = {
 
 
 def parse_options(text: str, *, is_sloppy: bool = False) -> MountOptions:
-    """The options in a list with commas; of two that contradict each other, the last one counts.
+    """Parse a list of options with commas; the last of contradicting options has effect.
 
-    ``is_sloppy``: those that nobody knows are passed over (``mount -s``). Raises UsageError.
+    ``is_sloppy``: ignore unknown options (``mount -s``). Raises UsageError.
     """
     options = MountOptions()
     for word in filter(None, text.split(",")):

@@ -1,4 +1,4 @@
-"""Mount points: whether the mount process is alive, and how one is taken away."""
+"""Mount points: checking whether the mount process is alive, and unmounting."""
 
 import errno
 import os
@@ -17,15 +17,15 @@ COVERED_SHOWN = 5
 
 _BUSY_POLL_S = 0.05
 _BUSY_TRIES = 10
-"""How often a mount in use is tried again: for half a second."""
+"""The number of attempts to unmount a busy mount: half a second in total."""
 
 _CANCELED_POLL_S = 0.001
 _CANCELED_MAX = 1000
-"""Of a process that dies, the kernel takes its rings away before it ends the mount."""
+"""When a process dies, the kernel removes its rings before it ends the mount."""
 
 
 def is_dead(point: str) -> bool:
-    """Whether the process that served a mount is gone."""
+    """Return whether the process that served a mount is dead."""
     for _ in range(_CANCELED_MAX):
         try:
             # The kernel would answer a stat from its cache.
@@ -33,7 +33,7 @@ def is_dead(point: str) -> bool:
         except OSError as error:
             if error.errno != errno.ECANCELED:
                 return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-            # A ring was taken away that was about to get the request: the next one says more.
+            # A ring that was about to get the request was removed: retry.
             time.sleep(_CANCELED_POLL_S)
         else:
             return False
@@ -41,7 +41,7 @@ def is_dead(point: str) -> bool:
 
 
 def is_dead_mount(path: str) -> bool:
-    """Whether the mount of a killed process is at ``path``."""
+    """Return whether the mount of a killed process is at ``path``."""
     point = os.path.abspath(path)
     points = [mount.point for mount in mount_table.volumes()] + mount_table.snapshot_points()
     return point in points and is_dead(point)
@@ -54,10 +54,9 @@ def clear_dead_mount(path: str) -> None:
 
 
 def detach(point: str, *, lazily: bool) -> None:
-    """Unmount ``point``; ``lazily`` also while it is in use. Raises Busy, UsageError.
+    """Unmount ``point``; ``lazily`` even while it is in use. Raises Busy, UsageError.
 
-    Monitors examine every mount, and use it for a moment. The mount counts as busy once it stays
-    in use.
+    Monitoring tools use every mount for a moment, so this retries before it raises Busy.
     """
     for _ in range(_BUSY_TRIES):
         reason = _refusal(point, lazily=lazily)
@@ -70,7 +69,7 @@ def detach(point: str, *, lazily: bool) -> None:
 
 
 def _refusal(point: str, *, lazily: bool) -> str:
-    """Try to unmount ``point`` once. Returns the reason of a refusal, else nothing."""
+    """Try to unmount ``point`` once. Returns the reason of a refusal, or an empty string."""
     command = ["umount", *(["-l"] if lazily else []), "--", point]
     if os.geteuid() != 0:
         command = ["fusermount3", "-u", *(["-z"] if lazily else []), "--", point]
@@ -81,13 +80,13 @@ def _refusal(point: str, *, lazily: bool) -> str:
 
 
 def covered(point: str) -> str:
-    """A message about files that were made beside ``.dedupd`` while the volume was not mounted,
-    and that a mount over it hides; empty where there are none."""
+    """Return a message about files next to ``.dedupd`` that a mount over it would hide; else an
+    empty string. They were made while the volume was not mounted."""
     try:
         with opened(os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             names = sorted(set(os.listdir(fd)) - set(map(os.fsdecode, left_in_place(fd))))
     except OSError:
-        return ""  # a dead mount hides them already
+        return ""  # a dead mount already hides them
     if not names:
         return ""
     more = ", …" if len(names) > COVERED_SHOWN else ""

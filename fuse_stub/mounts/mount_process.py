@@ -1,4 +1,4 @@
-"""The process of a mount, from outside: started for a volume or a snapshot, and ended."""
+"""Starts and stops the process of a mount, for a volume or a snapshot."""
 
 import json
 import os
@@ -26,11 +26,11 @@ from fuse_stub.mounts.private_mount import PrivateMount
 CACHE_BYTES = 64 * MIB
 
 EXIT_WAIT_MS = 60_000
-"""How long an unmount may take to sync written data."""
+"""The longest time for an unmount to sync written data."""
 
 
 class Mounter(Protocol):
-    """What mounts for a process that cannot do so where users see it."""
+    """Mounts for a process that cannot mount at a place that users see."""
 
     def private_mount(
         self, below_fd: int, options: MountOptions
@@ -43,10 +43,10 @@ class Mounter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How a mount is to be served. ``ready`` is called once it answers.
+    """The parameters for serving a mount. ``ready`` is called when the mount answers.
 
-    ``bounded`` is called once the process has given up its rights. A thread keeps those that the
-    process has when it starts. ``outside``: what mounts in place of the process, if not itself.
+    ``bounded`` is called when the process has dropped its rights. A new thread inherits the rights
+    of the process at that time. ``outside`` mounts for the process if it cannot do so itself.
     """
 
     mountpoint: str
@@ -59,7 +59,7 @@ class Serving:
 
     @property
     def view(self) -> str:
-        """A path of the mount for the process that serves it, until ``ready`` is called."""
+        """A path of the mount for its own process, until ``ready`` is called."""
         return self.mountpoint if self.outside is None else self.outside.view
 
 
@@ -70,10 +70,10 @@ def mount_in_background(
     cache_bytes: int = CACHE_BYTES,
     options: MountOptions = NO_OPTIONS,
 ) -> int:
-    """Mount the volume at ``path`` in a process of its own; returns its pid once it answers.
+    """Mount the volume at ``path`` in a new process; return its pid when it answers.
 
     It replaces the dead mount of a killed process. Raises the errors of that process: NotAVolume,
-    Busy, Damaged and so on, as in :func:`fuse_stub.process.serve`.
+    Busy, Damaged and others, as in :func:`fuse_stub.process.serve`.
     """
     with open_volume(path) as volume:
         asked = Serving(mountpoint, cache_bytes, options)
@@ -83,8 +83,8 @@ def mount_in_background(
 def served_in_background(
     path: str, base_fd: int, asked: Serving, *, is_snapshot: bool = False
 ) -> int:
-    """Serve a volume whose ``.dedupd`` is open in a process of its own; returns its pid once it
-    answers. ``base_fd`` stays the caller's."""
+    """Serve a volume whose ``.dedupd`` is open in a new process; return its pid when it answers.
+    ``base_fd`` stays the caller's."""
     read_fd, write_fd = os.pipe()
     command = [
         *(sys.executable, "-P", "-m", "fuse_stub", path, str(base_fd)),
@@ -130,7 +130,7 @@ def mount_snapshot_in_background(
     cache_bytes: int = CACHE_BYTES,
     options: MountOptions = NO_OPTIONS,
 ) -> int:
-    """As :func:`mount_in_background`, of a snapshot: see
+    """Like :func:`mount_in_background`, for a snapshot: see
     :func:`fuse_stub.snapshot.serve_snapshot`."""
     with open_snapshot(path) as volume:
         asked = Serving(mountpoint, cache_bytes, options)
@@ -138,7 +138,7 @@ def mount_snapshot_in_background(
 
 
 def open_snapshot(path: str) -> Volume:
-    """The snapshot of a volume at ``path``. Raises as ``Volume.open``."""
+    """Open the snapshot of a volume at ``path``. Raises the errors of ``Volume.open``."""
     around = mount_table.find(os.path.realpath(path))
     if around is not None:
         raise UsageError(
@@ -149,10 +149,10 @@ def open_snapshot(path: str) -> Volume:
 
 
 def open_volume(path: str) -> Volume:
-    """The volume at ``path``, also below a dead mount of its own, or an automount of systemd.
+    """Open the volume at ``path``, even below its dead mount, or an automount of systemd.
 
-    Root looks below the dead mount, which stays; for other users it is taken away. Raises as
-    ``Volume.open``, and OSError.
+    Root opens the directory below the dead mount, which stays; for other users it is unmounted.
+    Raises OSError and the errors of ``Volume.open``.
     """
     is_dead_one = is_dead_mount(path)
     if is_dead_one and os.geteuid() != 0:
@@ -196,7 +196,7 @@ def unmount(mountpoint: str) -> None:
 
 
 def exits(pid_fd: int, wait_ms: int) -> bool:
-    """Whether a process ends within a time; closes ``pid_fd``."""
+    """Return whether a process exits within a time; closes ``pid_fd``."""
     poll = select.poll()
     poll.register(pid_fd, select.POLLIN)
     try:

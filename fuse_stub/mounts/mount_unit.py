@@ -1,6 +1,6 @@
-"""The process of a mount in a unit of systemd, with a file system namespace of its own.
+"""Runs the process of a mount in a systemd unit, with a separate file system namespace.
 
-What it cannot do there is done here, by the service, in the namespace of the host
+The service does what the process cannot do there, in the namespace of the host
 (:mod:`fuse_stub.mounts.handover`).
 """
 
@@ -27,23 +27,23 @@ from fuse_stub.mounts.read_ahead import device_of, read_ahead_more
 UNIT = "dedupd-mount@{}.service"
 
 START_S_MAX = 60.0
-"""For a process of the unit that still ends, and for the start of another."""
+"""The time for an old process of the unit to exit, and a new one to start."""
 
 CALL_S_MAX = 3.0
-"""How long to wait for a call before asking systemd again: its unit may have been about to end."""
+"""The wait for a call before systemd is asked again: its unit may have been about to stop."""
 
 log = logging.getLogger("dedupd.service")
 
 
 class NoUnit(Exception):
-    """systemd cannot start the unit; says why."""
+    """systemd cannot start the unit; the message has the reason."""
 
 
 def served_in_unit(volume: str, path: str, base_fd: int, asked: Serving) -> int:
-    """Serve the volume (a uuid) whose ``.dedupd`` is open by a process in its unit; return its pid
-    once the volume is mounted. ``base_fd`` stays the caller's.
+    """Serve a volume (a uuid) by a process in its unit; return its pid when it is mounted.
 
-    Raises NoUnit, the errors of the process, Busy, UsageError, OSError.
+    ``base_fd``, its open ``.dedupd``, stays the caller's. Raises NoUnit, the errors of the process,
+    Busy, UsageError, OSError.
     """
     try:
         return _served(volume, path, base_fd, asked)
@@ -73,7 +73,7 @@ def _served(volume: str, path: str, base_fd: int, asked: Serving) -> int:
 
 
 def _put(mount_fd: int, point: str) -> None:
-    """Put a mount in its place, instead of a dead one. Raises UsageError."""
+    """Put a mount in its place, and replace a dead one. Raises UsageError."""
     try:
         if is_dead_mount(point):
             over_mount.replace(mount_fd, point)
@@ -87,7 +87,7 @@ def _put(mount_fd: int, point: str) -> None:
 
 @contextmanager
 def _called(volume: str, path: str, base_fd: int) -> Iterator[Line]:
-    """Start the unit, and wait for the call of its process."""
+    """Start the unit, and wait until its process connects."""
     where = meeting_place(volume)
     os.makedirs(runtime_dir(), mode=0o700, exist_ok=True)
     with suppress(FileNotFoundError):
@@ -116,7 +116,7 @@ def _call_of(listener: socket.socket, volume: str, path: str, base_fd: int) -> s
             connection.settimeout(None)
             return connection
         _systemctl("is-active", unit)
-        # It starts slowly, or has run before: for users of a mount that was detached, or to sync.
+        # It starts slowly, or an old process still runs: for users of a detached mount, or to sync.
         with Volume.at(path, os.dup(base_fd)) as opened_volume:
             detached = detached_mount(opened_volume)
         if detached is not None and (detached.users or time.monotonic() > end):
@@ -126,7 +126,7 @@ def _call_of(listener: socket.socket, volume: str, path: str, base_fd: int) -> s
 
 
 def _systemctl(action: str, unit: str) -> None:
-    """Raises NoUnit where systemd does not do it."""
+    """Call systemctl. Raises NoUnit if it fails."""
     try:
         done = subprocess.run(
             ["systemctl", "--quiet", "--no-ask-password", action, "--", unit],

@@ -1,10 +1,9 @@
-"""The kernel's newer calls for mounts, and what is done by them: replacing a dead mount without a
-gap.
+"""The kernel's newer system calls for mounts, used to replace a dead mount without a gap.
 
-Where the dead mount goes first, users see the directory below for a moment: empty, and open to
-their writes. A mirror that runs then deletes its copy of everything. The kernel's newer calls do
-better: a file system is mounted detached (fsopen, fsconfig, fsmount), goes beneath the dead mount
-(move_mount, Linux 6.5), and shows when that is detached. For root only.
+If the dead mount was removed first, users would see the directory below for a moment: empty, and
+open to their writes. A mirror program that runs then would delete its copy of all files. The newer
+calls avoid this: a file system is mounted detached (fsopen, fsconfig, fsmount), and moved beneath
+the dead mount (move_mount, Linux 6.5). It appears when the dead mount is detached. For root only.
 """
 
 import ctypes
@@ -17,7 +16,7 @@ from dedupd_core.system.files import opened
 
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _MOUNT_SETATTR = 442
-"""System calls; the numbers are the same on all architectures of Python 3.11 but Alpha."""
+"""System calls; the numbers are equal on all architectures of Python 3.11 except Alpha."""
 
 _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
@@ -37,35 +36,35 @@ READ_ONLY = 0x1
 RELATIVE_TIMES, NO_TIMES, ALL_TIMES, ANY_TIMES = 0x0, 0x10, 0x20, 0x70
 NO_DIRECTORY_TIMES = 0x80
 NO_LINKS = 0x20_0000
-"""Further attributes of a mount. One of the first three holds; the fourth is the mask of them."""
+"""Further attributes of a mount. One of the first three applies; the fourth is their mask."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def uncovered(path: str) -> int:
-    """Open the directory at ``path`` that a mount there covers; the caller closes the descriptor.
+    """Open the directory at ``path`` that a mount covers there; the caller closes the descriptor.
 
     Raises OSError.
     """
     parent, name = os.path.split(os.path.abspath(path))
-    # A copy of the mount that the parent lies in, without those upon it.
+    # A copy of the mount that contains the parent, without the mounts on top.
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
     with opened(_call(_OPEN_TREE, _AT_FDCWD, os.fsencode(parent), flags)) as tree:
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
 
 
 def private_mount(fd: int) -> int:
-    """A mount of the directory ``fd`` that is at no place: only what is opened by it lies in it.
+    """Mount the directory ``fd`` at no place: only files opened through this mount are in it.
 
-    It lasts until the caller closes it. Raises OSError.
+    It exists until the caller closes it. Raises OSError.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH
     return _call(_OPEN_TREE, fd, b"", flags)
 
 
 def set_attributes(mount: int | str, attributes: int, mask: int) -> None:
-    """Have the attributes of a mount (a descriptor of it, or its point) that are in ``mask`` be
-    those in ``attributes``. Linux 5.12. Raises OSError."""
+    """Set the attributes of a mount (its descriptor or mount point) that are in ``mask``. Linux
+    5.12. Raises OSError."""
     values = ctypes.create_string_buffer(struct.pack("=4Q", attributes, mask, 0, 0), 32)
     if isinstance(mount, int):
         _call(_MOUNT_SETATTR, mount, b"", _AT_EMPTY_PATH, values, len(values))
@@ -74,17 +73,17 @@ def set_attributes(mount: int | str, attributes: int, mask: int) -> None:
 
 
 def remount(point: str, flags: int) -> None:
-    """Have the mount at ``point``, and its file system, have the ``MS_`` flags of mount(2). Raises
+    """Set the ``MS_`` flags of mount(2) for the mount at ``point`` and its file system. Raises
     OSError."""
     if _libc.mount(None, os.fsencode(point), None, ctypes.c_ulong(_REMOUNT | flags), None) < 0:
         raise _error(point)
 
 
 def new_mount(device_fd: int, options: Mapping[str, str]) -> int:
-    """A FUSE file system on an open ``/dev/fuse``, mounted nowhere yet; the caller closes it.
+    """Mount a FUSE file system on an open ``/dev/fuse``, without a place yet; the caller closes it.
 
-    ``options``: those of fuse(4), and those in ``ATTRIBUTES``; an empty value is that of a flag.
-    Raises OSError.
+    ``options``: those of fuse(4), and those in ``ATTRIBUTES``; an empty value means a flag. Raises
+    OSError.
     """
     with opened(_call(_FSOPEN, b"fuse", _CLOEXEC)) as context:
         attributes = 0
@@ -100,16 +99,16 @@ def new_mount(device_fd: int, options: Mapping[str, str]) -> int:
 
 
 def replaces_without_gap() -> bool:
-    """Whether the kernel puts a mount beneath another one (Linux 6.5)."""
+    """Return whether the kernel can put a mount beneath another one (Linux 6.5)."""
     major, _, rest = os.uname().release.partition(".")
     minor = rest.partition(".")[0]
     return major.isdecimal() and minor.isdecimal() and (int(major), int(minor)) >= _PUTS_BENEATH
 
 
 def replace(mount_fd: int, point: str) -> None:
-    """Put a mount in the place of the uppermost one at ``point``. Raises OSError.
+    """Replace the uppermost mount at ``point``. Raises OSError.
 
-    Before Linux 6.5 the directory below shows for some microseconds.
+    Before Linux 6.5 the directory below is visible for some microseconds.
     """
     target = os.fsencode(point)
     try:
@@ -124,12 +123,12 @@ def replace(mount_fd: int, point: str) -> None:
 
 
 def attach(mount_fd: int, point: str) -> None:
-    """Put a mount in its place, upon what is there. Raises OSError."""
+    """Put a mount in its place, on top of existing mounts. Raises OSError."""
     _call(_MOVE_MOUNT, mount_fd, b"", _AT_FDCWD, os.fsencode(point), _FROM_EMPTY_PATH)
 
 
 def detach(point: str) -> None:
-    """Take the uppermost mount at ``point`` away; files that are open there stay open."""
+    """Detach the uppermost mount at ``point``; files that are open in it stay open."""
     if _libc.umount2(os.fsencode(point), _DETACH | _NO_FOLLOW) < 0:
         raise _error(point)
 

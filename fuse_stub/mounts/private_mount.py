@@ -1,8 +1,8 @@
-"""The mount of the file system below by which a mount process alone reaches the files.
+"""The private mount of the file system below, through which only the mount process opens files.
 
-Whether a read moves the access time is decided by the kernel for each mount of a file system, and
-so is whether it can be changed. So a mount process has one of its own, which is at no place, with
-the options that were asked for: what it opens lies in it. Others see the mount that they know.
+The kernel decides per mount whether reads update access times, and whether changes are allowed. So
+a mount process has its own mount, at no place, with the requested options, and opens all files
+through it. Other programs see the original mount.
 """
 
 import errno
@@ -23,20 +23,20 @@ _TIMES = {
 
 
 class PrivateMount:
-    """That of one mount process. ``base_fd`` is the ``.dedupd`` in it, ``below_fd`` the same in the
-    mount that others use; ``mount_fd`` is None where the process has none of its own."""
+    """The private mount of one mount process. ``base_fd``: the ``.dedupd`` in it; ``below_fd``: the
+    same in the mount of other programs; ``mount_fd``: None if the process has no private mount."""
 
     def __init__(self, base_fd: int, below_fd: int, mount_fd: int | None) -> None:
         self.base_fd = base_fd
         self.below_fd = below_fd
         self.mount_fd = mount_fd
         self.options = NO_OPTIONS
-        """All that was asked for since it was mounted."""
+        """All options requested since it was mounted."""
 
     def change(self, options: MountOptions) -> None:
-        """Have the access times of ``options`` from here on. Raises UsageError.
+        """Change the access time options. Raises UsageError.
 
-        A process in a unit has no right to change its mount. There others have done it before.
+        A process in a unit may not change its mount; the service has already changed it.
         """
         attributes, mask = times_of(options)
         if mask and not self._is_as(options):
@@ -51,7 +51,7 @@ class PrivateMount:
         )
 
     def refuse_changes(self, options: MountOptions) -> None:
-        """Have it be read-only, for good. Nothing is open for writing. Raises UsageError."""
+        """Make it read-only, permanently. No file is open for writing. Raises UsageError."""
         self._set(over_mount.READ_ONLY, over_mount.READ_ONLY, options)
 
     def _set(self, attributes: int, mask: int, options: MountOptions) -> None:
@@ -68,11 +68,11 @@ class PrivateMount:
 
 @contextmanager
 def private_mount(below_fd: int, options: MountOptions) -> Iterator[PrivateMount]:
-    """A mount of the ``.dedupd`` that is open as ``below_fd``, with ``ro`` and the access times of
-    ``options``; where there can be none, and none is needed, that which ``below_fd`` lies in.
+    """Yield a private mount of the ``.dedupd`` that is open as ``below_fd``.
 
-    ``below_fd`` is closed at the end; until then the file system below cannot be unmounted. Raises
-    UsageError.
+    It has ``ro`` and the access times of ``options``. If a private mount is impossible and not
+    needed, this yields the mount of ``below_fd``, which is closed at the end. Until then the file
+    system below cannot be unmounted. Raises UsageError.
     """
     with opened(below_fd), ExitStack() as stack:
         private = PrivateMount(below_fd, below_fd, None)
@@ -88,10 +88,10 @@ def private_mount(below_fd: int, options: MountOptions) -> Iterator[PrivateMount
 
 @contextmanager
 def given_mount(mount_fd: int, below_fd: int, options: MountOptions) -> Iterator[PrivateMount]:
-    """As :func:`private_mount`, of a mount that another process has made with ``options``.
+    """Like :func:`private_mount`, for a mount that another process has made with ``options``.
 
-    Closes both descriptors. Before that the mount could not be changed any more if ``mount_fd`` was
-    closed in all processes.
+    Closes both descriptors. ``mount_fd`` stays open until then: after all processes close it, the
+    mount cannot be changed.
     """
     with opened(below_fd), opened(mount_fd), opened(_root_of(mount_fd)) as base_fd:
         private = PrivateMount(base_fd, below_fd, mount_fd)
@@ -104,7 +104,7 @@ def _root_of(mount_fd: int) -> int:
 
 
 def times_of(options: MountOptions) -> tuple[int, int]:
-    """The attributes of a mount for the access times of ``options``, and the mask of these."""
+    """Return the mount attributes for the access times of ``options``, and their mask."""
     attributes = mask = 0
     if options.access_times is not None:
         attributes |= _TIMES[options.access_times]
@@ -116,15 +116,15 @@ def times_of(options: MountOptions) -> tuple[int, int]:
 
 
 def set_times(mount_fd: int, options: MountOptions) -> None:
-    """Have a private mount have the access times of ``options``. Raises OSError."""
+    """Set the access times of a private mount as in ``options``. Raises OSError."""
     attributes, mask = times_of(options)
     if mask:
         over_mount.set_attributes(mount_fd, attributes, mask)
 
 
 def show(mount: str | int, options: MountOptions, below_fd: int) -> None:
-    """Have a mount (its point, or a descriptor of it) say when access times are moved, and follow
-    links or not: libfuse knows no words for these. Raises UsageError."""
+    """Make a mount (its point or descriptor) show its access time rule, and follow links or not.
+    libfuse has no options for these. Raises UsageError."""
     attributes, mask = times_of(options)
     if not mask & over_mount.ANY_TIMES:
         attributes |= _TIMES[times_shown(os.fstatvfs(below_fd).f_flag)]
@@ -142,7 +142,7 @@ def show(mount: str | int, options: MountOptions, below_fd: int) -> None:
 
 
 def times_shown(flags: int) -> AccessTimes:
-    """Those of a mount, by its flags as statvfs(3) shows them."""
+    """Return the access time rule of a mount, by its flags from statvfs(3)."""
     if flags & os.ST_NOATIME:
         return AccessTimes.NEVER
     return AccessTimes.RELATIVE if flags & os.ST_RELATIME else AccessTimes.ALWAYS

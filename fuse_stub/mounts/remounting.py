@@ -1,4 +1,4 @@
-"""Changing the options of a mount that runs (``mount -o remount``)."""
+"""Changes the options of a running mount (``mount -o remount``)."""
 
 import errno
 import os
@@ -16,14 +16,14 @@ from fuse_stub.mounts.private_mount import set_times, times_shown
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """One property of a mount, as statvfs(3) shows it and as mount(2) sets it."""
+    """One property of a mount, in the forms of statvfs(3) and mount(2)."""
 
     shown: int
     set: int
 
 
 _ST_NOSYMFOLLOW = 0x2000
-"""Python does not know it."""
+"""Python has no name for it."""
 
 _READ_ONLY = _Flag(os.ST_RDONLY, 1)
 _NO_SUID = _Flag(os.ST_NOSUID, 2)
@@ -42,11 +42,11 @@ _TIMES = {
 def remount(point: str, options: MountOptions, *, is_complete: bool = False) -> None:
     """Change those options of the mount at ``point`` that are in ``options``.
 
-    ``is_complete``: those that are in no list are to be as they are by default, as mount(8) means
-    it; it keeps access times nevertheless.
+    ``is_complete``: reset options that are not listed to their defaults, as mount(8) does; it still
+    keeps access times.
 
-    Raises UsageError for what cannot be changed while it runs, Busy where files are open for
-    writing, and what talking to the mount process raises.
+    Raises UsageError for options that cannot change while it runs, Busy if files are open for
+    writing, and the errors of requests to the mount process.
     """
     if options.cache_bytes is not None or options.snapshot or options.force:
         raise UsageError(
@@ -69,8 +69,8 @@ def remount(point: str, options: MountOptions, *, is_complete: bool = False) -> 
 
 
 def _change_private(client: ControlClient, options: MountOptions) -> None:
-    """Change the private mount of the mount process, which may have no right to do that itself. If
-    it cannot be changed here either, the process says why."""
+    """Change the private mount of the mount process, which may not be allowed to do so itself. If
+    this fails too, the process reports the reason."""
     _, fds = client.call_for_fds("own_mounts")
     try:
         with suppress(OSError):
@@ -82,8 +82,8 @@ def _change_private(client: ControlClient, options: MountOptions) -> None:
 
 
 def _by_default(client: ControlClient, shown: int) -> int:
-    """What a mount shows where nothing is asked for: what the file system below allows, and access
-    times as they are."""
+    """Return the default flags of a mount: those of the file system below, with unchanged access
+    times."""
     _, base_fd = client.call_for_fd("volume")
     with opened(base_fd):
         below = os.fstatvfs(base_fd).f_flag
@@ -100,7 +100,7 @@ def _require_writable(point: str, options: MountOptions, *, is_read_only: bool |
 
 
 def _set_flags(point: str, options: MountOptions, otherwise: int) -> None:
-    """``otherwise``: what is to be shown of options that are not asked for."""
+    """``otherwise``: the flags for options that are not requested."""
     asked = {
         _READ_ONLY: options.read_only,
         _NO_SUID: _not(options.suid),

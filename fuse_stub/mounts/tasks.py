@@ -1,7 +1,7 @@
-"""The tasks of a mount: none of them ends the mount, or another task, by failing.
+"""The tasks of a mount: a failing task ends neither the mount nor another task.
 
-A mount that ends takes every user's files away, so a bug, an odd file or a full disk must cost no
-more than the one thing that met it. What fails is counted in ``failures``.
+The end of a mount makes all files unavailable. So a bug, an unusual file or a full disk must only
+affect the operation that encounters it. Failures are counted in ``failures``.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,12 +11,12 @@ import trio
 from dedupd_core.failures import Failures
 
 failures = Failures("dedupd.mount")
-"""Of this process: the status of the mount shows the counts."""
+"""The failures of this process, which the status of the mount shows."""
 
 AGAIN_S = 1.0
-"""Delay before a task that failed starts its next round."""
+"""Delay before a failed task is started again."""
 
 
 async def kept_up(name: str, task: Callable[[], Awaitable[None]]) -> None:
-    """Run a task that lasts as long as the mount; start it again after a failure."""
+    """Run a task until the mount ends; start it again after a failure."""
     await failures.kept_up(name, task, lambda: trio.sleep(AGAIN_S))

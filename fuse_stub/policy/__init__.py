@@ -1,1 +1,1 @@
-"""What the policy asks of the mount itself."""
+"""The effects of the policy on the mount itself."""

@@ -1,11 +1,11 @@
-"""Writers wait for the optimizer while a restore fills the volume (policy ``restore_mode``).
+"""Delays writers while a restore fills the volume, so that optimize keeps up (``restore_mode``).
 
-A restore writes files plain, and as soon as they are left alone, or parts of large ones are, the
-service optimizes them. What was written and is not optimized may need as much room again, as
-chunks. So once half of the room is taken that was there at the end of the last run, new files and
-writes wait until one has ended, each for so long at most. What the optimizer needs in order to free
-anything, and the reserve below it, are kept: a write that would take of them waits until there is
-room, and fails once runs could not make any.
+A restore writes plain files. The service optimizes files, or parts of large files, as soon as they
+are idle. Written data that is not optimized may need the same space again, as chunks. So if half of
+the space that was free at the end of the last run is used, new files and writes wait until a run
+has ended. Each waits for a limited time. The space that optimize needs to free anything, and the
+reserve below it, are kept. A write that would use them waits until there is space, and fails if
+runs could free none.
 """
 
 import errno
@@ -23,22 +23,22 @@ from dedupd_core.volume.volume import Volume
 from fuse_stub.policy.watched_policy import WatchedPolicy
 
 SHARE = 0.5
-"""Of the room at the end of the last run: what must be left for what it has not optimized yet."""
+"""Share of the free space after the last run that writers must leave."""
 
 WAIT_S_MAX = 20.0
-"""Of one file, or write: less than what programs and protocols take for a hang."""
+"""Longest delay of one file or write; shorter than common client timeouts."""
 
 FRUITLESS_RUNS = 2
-"""So many whole runs that have freed nothing: a single one may have met the file of the moment."""
+"""The number of complete runs that freed nothing. A single one may have found only open files."""
 
 PATIENCE_S = 120.0
-"""With no run at work: one that failed, and a service that was restarted, begin again before."""
+"""The longest time without a run; a failed run or a restarted service starts again before that."""
 
 LOOK_S = 0.05
 
 
 class Brake:
-    """Used by the thread of the event loop."""
+    """Delays new files and writes. Used by the event-loop thread."""
 
     def __init__(
         self, volume: Volume, policy: WatchedPolicy, clock: Callable[[], float] = time.monotonic
@@ -47,20 +47,20 @@ class Brake:
         self._policy = policy
         self._clock = clock
         self._base_bytes: int | None = None
-        self._begun_s: list[float] = []  # of the runs at work
-        self._ended_s = 0.0  # of the last run that was not broken off
+        self._begun_s: list[float] = []  # of the active runs
+        self._ended_s = 0.0  # of the last complete run
         self._fruitless_s: deque[float] = deque(maxlen=FRUITLESS_RUNS)
         self._waiting: dict[object, None] = {}  # writes, in their order
         self._working_bytes = self._guard_bytes = 0
 
     @property
     def is_on(self) -> bool:
-        """Whether new files may have to wait."""
+        """True if new files may have to wait."""
         return self._policy.now.restore_mode is not RestoreMode.OFF
 
     @property
     def allowed_bytes(self) -> int | None:
-        """What may be written before another look; None where writes never wait."""
+        """The bytes that may be written before the next check; None if writes never wait."""
         policy = self._policy.now
         if policy.restore_mode is RestoreMode.OFF:
             return None
@@ -69,12 +69,12 @@ class Brake:
         return max(0, int(min(room - self._kept_bytes(room), most)))
 
     async def wait(self) -> None:
-        """Before a new file is made: until there is room, or the time is over."""
+        """Wait until there is space for a new file, or the time has expired."""
         await self._wait(0)
 
     async def wait_to_write(self, size_bytes: int) -> None:
-        """Before so much is written to a file: until there is room, or the time is over and what is
-        kept is not touched. Raises OSError (ENOSPC) where runs, or the lack of them, made none."""
+        """Wait until there is space to write ``size_bytes``, or the time has expired and the kept
+        space is not touched. Raises OSError (ENOSPC) if runs, or missing runs, made no space."""
         await self._wait(size_bytes)
 
     async def _wait(self, size_bytes: int) -> None:
@@ -90,7 +90,7 @@ class Brake:
                     return
                 elif is_over:
                     if not self._begun_s:
-                        # Nothing frees space: half of what is left is for what comes now.
+                        # Nothing frees space: new files may use half of the remaining space.
                         self._base_bytes = None
                     return
                 await trio.sleep(LOOK_S)
@@ -99,23 +99,23 @@ class Brake:
             self._waiting.pop(place, None)
 
     def _has_room(self, left_bytes: int, place: object) -> bool:
-        """Whether a write leaves what is kept. Those that do not wait in the order in which they
-        came: small ones would take all that is freed before a large one."""
+        """Return whether a write leaves the kept space free. Waiting writes have their turn in
+        order: small writes would otherwise use all freed space before a large one."""
         if left_bytes < self._working_bytes:
             self._waiting[place] = None
             return False
         return next(iter(self._waiting), place) is place
 
     def run_begins(self) -> float:
-        """A run is at work: until its end files wait, each for itself, where space is short. To be
-        handed to :meth:`run_ends`."""
+        """Record the start of a run: until its end, each new file waits if space is low. Returns
+        the argument for :meth:`run_ends`."""
         began_s = self._clock()
         self._begun_s.append(began_s)
         return began_s
 
     def run_ends(self, began_s: float, freed_bytes: int | None) -> None:
-        """A run has committed what it could: what is free now is there for what comes.
-        ``freed_bytes`` of blocks; None where it was broken off, and says nothing of the next."""
+        """Record the end of a run: the space that is free now is for new data. ``freed_bytes`` of
+        blocks; None if the run was interrupted, and is no measure for the next."""
         self._begun_s.remove(began_s)
         self._base_bytes = None
         if freed_bytes is None:
@@ -127,15 +127,15 @@ class Brake:
             self._fruitless_s.append(began_s)
 
     def _is_hopeless(self, began_s: float) -> bool:
-        """Whether all runs of late have freed nothing that saw what waits since then, or there was
-        none for a while."""
+        """Return whether all recent runs since ``began_s`` freed nothing, or there was no run for a
+        while."""
         runs_s = self._fruitless_s
         if len(runs_s) == FRUITLESS_RUNS and runs_s[0] >= began_s:
             return True
         return not self._begun_s and self._clock() >= max(began_s, self._ended_s) + PATIENCE_S
 
     def _look(self, policy: Policy) -> int:
-        """The room now."""
+        """Measure the free space above the reserve."""
         free = free_space(self._volume.data_fd)
         self._working_bytes = working_bytes(free.total_bytes)
         self._guard_bytes = guard_bytes(free.total_bytes)
@@ -145,6 +145,6 @@ class Brake:
         return room
 
     def _kept_bytes(self, room: int) -> float:
-        """What of the room is for chunks of what was written."""
+        """Return the part of the free space that is kept for chunks of written data."""
         base_bytes = room if self._base_bytes is None else self._base_bytes
         return max(SHARE * base_bytes, self._working_bytes)

@@ -1,7 +1,7 @@
-"""Turns for requests whose answers take Python time in proportion to what users have.
+"""Turns for requests whose answers need Python time in proportion to a user's data.
 
-However many of them a user sends, few are answered at a time, and one of each user. So they cost
-others at most the time of a few threads, and requests of other users come in between.
+Only a few requests are answered at a time, and one per user, however many a user sends. So they
+cost other users at most the time of a few threads, and other requests run in between.
 """
 
 import errno
@@ -16,10 +16,10 @@ import trio
 T = TypeVar("T")
 
 PACED_MAX = 1000
-"""Users whose pace is remembered until those who have paused are forgotten."""
+"""Users whose pace is remembered; beyond this number, idle users are forgotten."""
 
 WEIGHT_MAX = 4
-"""A process that is killed ends only when its request is answered, so this cannot take long."""
+"""A killed process exits only when its request is answered, so the wait must be short."""
 
 
 class InThread(Protocol):
@@ -29,9 +29,8 @@ class InThread(Protocol):
 
 
 class Pace(NamedTuple):
-    """How often a user's requests are answered: ``burst`` in a row, and then one per
-    ``interval_s``. A request counts as many times as requests of the user wait, up to
-    :data:`WEIGHT_MAX`."""
+    """The rate of answers to a user: ``burst`` in a row, then one per ``interval_s``. A request
+    counts once for each waiting request of the user, at most :data:`WEIGHT_MAX` times."""
 
     burst: int
     interval_s: float
@@ -41,7 +40,7 @@ UNPACED = Pace(1, 0.0)
 
 
 class _User:
-    """The requests of one user: one of them is being answered."""
+    """The requests of one user. Only one of them is answered at a time."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -49,7 +48,7 @@ class _User:
 
 
 class Turns:
-    """Used by the thread of the event loop."""
+    """Limits the rate of answers per user. Used by the event-loop thread."""
 
     def __init__(
         self,
@@ -60,9 +59,9 @@ class Turns:
         rest: float = 0.0,
         pace: Pace = UNPACED,
     ) -> None:
-        """``at_once``: how many functions run. ``user_max``: how many requests of a user may wait,
-        each of which takes one of the mount's tasks. ``rest``: the pause after each function, as a
-        multiple of the time that it took. ``pace``: of each user but root."""
+        """``at_once``: the number of functions that run at a time. ``user_max``: the number of
+        waiting requests per user; each uses one of the mount's tasks. ``rest``: the pause after
+        each function, as a multiple of its time. ``pace``: of each user except root."""
         self._in_thread = in_thread
         self._running = trio.CapacityLimiter(at_once)
         self._user_max = user_max
@@ -71,11 +70,11 @@ class Turns:
         self._users: dict[int, _User] = {}
         self._due_s: dict[int, float] = {}
         self.most_at_once = 0
-        """How many functions have run at a time."""
+        """The largest number of functions that ran at a time."""
 
     @asynccontextmanager
     async def of(self, uid: int) -> AsyncIterator[None]:
-        """For the answer to a request of a user. Raises OSError (EAGAIN) if too many wait."""
+        """Wait for a user's turn. Raises OSError (EAGAIN) if too many requests wait."""
         user = self._users.setdefault(uid, _User())
         if user.count >= self._user_max:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -90,7 +89,7 @@ class Turns:
                 del self._users[uid]
 
     def _pause_s(self, uid: int, weight: int) -> float:
-        """How long the next request of a user waits (a leaky bucket, as GCRA counts it)."""
+        """Return the delay of a user's next request (a leaky bucket, as in GCRA)."""
         if uid == 0:
             return 0.0
         now_s, burst_s = trio.current_time(), self._pace.burst * self._pace.interval_s
@@ -101,7 +100,7 @@ class Turns:
         return max(0.0, due_s - now_s)
 
     async def run(self, uid: int, function: Callable[..., T], *arguments: object) -> T:
-        """The result of a function that takes an instant, in a thread, within :meth:`of`."""
+        """Run a short function in a thread, within :meth:`of`, and return its result."""
         async with self._running:
             self.most_at_once = max(self.most_at_once, int(self._running.borrowed_tokens))
             began_s = trio.current_time()

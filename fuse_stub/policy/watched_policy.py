@@ -1,4 +1,4 @@
-"""The policy as it is now, for a process that lives for months."""
+"""The current policy, for a process that runs for months."""
 
 import logging
 import os
@@ -11,11 +11,11 @@ from dedupd_core.volume.volume import POLICY_FILE, Volume
 log = logging.getLogger("dedupd.mount")
 
 NOTHING = Policy(keep_deleted_s=0.0, restore_mode=RestoreMode.OFF)
-"""Of a mount that changes nothing, and of one that has never been able to read its policy."""
+"""The policy of a mount that changes nothing, or that could never read its policy."""
 
 
 class WatchedPolicy:
-    """Read again when its file has changed; a look takes two microseconds."""
+    """The policy, read again when its file changes; a check takes two microseconds."""
 
     def __init__(self, volume: Volume, *, is_read_only: bool) -> None:
         self._volume = volume
@@ -25,7 +25,7 @@ class WatchedPolicy:
 
     @property
     def now(self) -> Policy:
-        """The policy; where it cannot be read, as it was before."""
+        """The policy; if it cannot be read, the previous one."""
         if self._is_read_only:
             return self._policy
         try:

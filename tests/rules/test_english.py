@@ -30,6 +30,7 @@ PAGES = (
 DOCSTRINGS = (
     *("tests/support/english.py", "tests/support/texts.py", "tests/rules/test_english.py"),
     *("dedupd/**/*.py", "analysis/**/*.py"),
+    *("fuse_stub/*.py", "fuse_stub/[!f]*/**/*.py"),
 )
 """Modules: all of their docstrings and comments."""
 

@@ -208,7 +208,7 @@ def paragraphs(text: str) -> Iterator[str]:
         line = " ".join(block.replace("\b", "").split())
         line = re.sub(r"^([-*]|\d+\.) ", "", line)
         if line:
-            yield re.sub(r"`[^`]*`", lambda code: "`x`", line)
+            yield re.sub(r"(`+)[^`]+\1", "`x`", line)
 
 
 def sentences(paragraph: str) -> Iterator[str]:
