@@ -1,4 +1,4 @@
-"""The policy keys that most volumes never need, and who needs each of them."""
+"""The policy keys that most volumes never need, with the volumes that need each of them."""
 
 from collections.abc import Mapping
 
@@ -38,4 +38,4 @@ ADVANCED: Mapping[str, str] = {
     "schedule_recover": "volumes with a store in a cluster",
     "schedule_audit": "volumes with a store in a cluster",
 }
-"""``dedupd policy`` shows these with ``--all``, and those that do not have their default."""
+"""``dedupd policy`` shows these with ``--all``, or if they do not have their default."""

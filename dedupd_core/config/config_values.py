@@ -1,4 +1,4 @@
-"""Values of configuration files. Parsers raise UsageError, with an example of a valid value."""
+"""Values of configuration files. Parsers raise UsageError with an example of a valid value."""
 
 import re
 import tomllib
@@ -24,22 +24,22 @@ _WHOLE = re.compile(r"-?[0-9]{1,10}")
 
 
 def read_table(text: str, where: str, error: type[DedupdError]) -> dict[str, Any]:
-    """The table of a file's text. Raises ``error`` that names the file and the reason."""
+    """Parse the text of a file. Raises ``error`` that names the file and the reason."""
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as reason:  # numbers too long are no TOMLDecodeError
+    except (ValueError, RecursionError) as reason:  # too long numbers raise no TOMLDecodeError
         raise error(f"{where}: not valid TOML: {cut(str(reason))}") from reason
 
 
 def duration(value: object) -> float:
-    """Seconds meant by a text like ``"3d"``."""
+    """Parse a duration, for example ``"3d"``, as seconds."""
     if not isinstance(value, str):
         raise UsageError('write a duration in quotes, for example "3d" or "12h"')
     return parse_duration(value)
 
 
 def size(value: object) -> int:
-    """Bytes meant by a number, or by a text like ``"32k"``."""
+    """Parse a size as bytes: a number, or for example ``"32k"``."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SIZE_BYTES_MAX:
         return value
     if not isinstance(value, str):
@@ -48,7 +48,7 @@ def size(value: object) -> int:
 
 
 def fraction(value: object) -> float:
-    """A number from 0 up to, not including, 1."""
+    """Parse a number from 0 up to, but not including, 1."""
     try:
         number = float(value) if isinstance(value, str | int | float) else -1.0
     except (ValueError, OverflowError):
@@ -59,7 +59,7 @@ def fraction(value: object) -> float:
 
 
 def yes_or_no(value: object) -> bool:
-    """``true`` or ``false``, also as a text."""
+    """Parse ``true`` or ``false``, also as texts."""
     if isinstance(value, str) and value in ("true", "false"):
         return value == "true"
     if not isinstance(value, bool):
@@ -68,7 +68,7 @@ def yes_or_no(value: object) -> bool:
 
 
 def strings(value: object) -> tuple[str, ...]:
-    """A list of texts, or one text: with commas, or a list as it stands in the file."""
+    """Parse a list of texts, or one text: with commas, or a list as in the file."""
     if isinstance(value, str) and value.startswith("[") and ('"' in value or "'" in value):
         try:
             value = tomllib.loads(f"value = {value}")["value"]
@@ -82,12 +82,12 @@ def strings(value: object) -> tuple[str, ...]:
 
 
 class Form(NamedTuple):
-    """How values of a kind are written: ``show`` gives what ``parse`` reads back as the same."""
+    """The syntax of one kind of value: ``parse`` reads the output of ``show`` as an equal value."""
 
     parse: Parse
     show: Callable[[Any], Any] = str
     unit: str = ""
-    """What the name of an attribute ends with that has such a value."""
+    """The end of the names of attributes with such a value."""
 
 
 DURATION = Form(duration, exact_duration, "s")
@@ -98,7 +98,7 @@ STRINGS = Form(strings, list)
 
 
 def whole(low: int, high: int) -> Form:
-    """Whole numbers within bounds."""
+    """Return the form of whole numbers within bounds."""
 
     def parse(value: object) -> int:
         if isinstance(value, str) and _WHOLE.fullmatch(value):
@@ -111,7 +111,7 @@ def whole(low: int, high: int) -> Form:
 
 
 def choice(choices: type[StrEnum]) -> Form:
-    """One of a few words."""
+    """Return the form of a choice of words."""
 
     def parse(value: object) -> StrEnum:
         for one in choices:
@@ -123,7 +123,7 @@ def choice(choices: type[StrEnum]) -> Form:
 
 
 class Key(NamedTuple):
-    """One key as it is written in a file, the attribute that has its value, and what it is for."""
+    """A key in a file, the attribute with its value, and its description."""
 
     name: str
     attribute: str
@@ -132,10 +132,10 @@ class Key(NamedTuple):
 
 
 def keys_of(table: type) -> dict[str, Key]:
-    """The keys of a table that is read into this dataclass: its attributes with a form.
+    """Return the keys of a table that is read into this dataclass: its attributes with a form.
 
-    ``Annotated`` gives an attribute its form, and says what it is for. An enum needs no form: it is
-    written by its words. The name of the attribute is that of the key, and the unit.
+    ``Annotated`` gives an attribute its form and its description. An enum needs no form: its values
+    are words. The name of the attribute is the name of the key plus the unit.
     """
     found = {}
     for one in fields(table):
@@ -150,7 +150,7 @@ def keys_of(table: type) -> dict[str, Key]:
 def parsed(
     keys: Mapping[str, Key], name: str, value: object, where: str, error: type[DedupdError]
 ) -> Any:
-    """The value of a key. Raises ``error`` that names file, key, value and a valid one."""
+    """Parse the value of a key. Raises ``error`` that names file, key, value and a valid value."""
     if name not in keys:
         raise error(f"{where}: unknown key {brief(name)}; use one of {', '.join(keys)}")
     try:
@@ -162,7 +162,7 @@ def parsed(
 def parsed_table(
     keys: Mapping[str, Key], table: Mapping[str, Any], where: str, error: type[DedupdError]
 ) -> dict[str, Any]:
-    """The values of a table, by the attributes that have them. Raises as :func:`parsed`."""
+    """Parse the values of a table, by attribute. Raises ``error`` like :func:`parsed`."""
     found = {}
     for name, value in table.items():
         meant = parsed(keys, name, value, where, error)

@@ -1,4 +1,4 @@
-"""What to optimize and how: ``policy.toml``, edited by people, validated on load."""
+"""The policy, ``policy.toml``: which files to optimize, and how. Validated on load."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -49,16 +49,16 @@ class IndexChoice(StrEnum):
     """Values of the key ``index``."""
 
     TABLE = "table"
-    """Signatures in RAM, fingerprints in the redirection tables."""
+    """Signatures are in RAM, fingerprints in the redirection tables."""
     BLOOM = "bloom"
-    """A filter in RAM; filters and signatures in a file, fingerprints in the redirection tables."""
+    """A filter is in RAM; filters and signatures are in a file, fingerprints in the tables."""
 
 
 class Marker(StrEnum):
     """Values of the key ``markers``: files that keep their directory plain."""
 
     CACHEDIR_TAG = "CACHEDIR.TAG"
-    """Of caches, by bford.info/cachedir: it counts where it begins with the signature."""
+    """Marks a cache (bford.info/cachedir); valid only if it starts with the signature."""
     NODEDUP = ".nodedup"
 
 
@@ -67,9 +67,9 @@ class RefineMode(StrEnum):
 
     OFF = "off"
     QUICK = "quick"
-    """Chunks that are like others are stored as the difference, at zstd 3."""
+    """Chunks that are similar to others are stored as the difference, at zstd 3."""
     FULL = "full"
-    """That, or compressed with a dictionary for their type, at ``refine_level``."""
+    """Like QUICK; others are compressed with a dictionary for their type, at ``refine_level``."""
 
 
 class RestoreMode(StrEnum):
@@ -77,16 +77,16 @@ class RestoreMode(StrEnum):
 
     OFF = "off"
     ON = "on"
-    """Files are optimized as soon as they are closed, and new ones wait where space is short."""
+    """Files are optimized as soon as they are closed, and new files wait while space is low."""
 
 
 class BusyFilesMode(StrEnum):
     """Values of the key ``busy_files``."""
 
     SKIP = "skip"
-    """A file is taken once it has been left alone as a whole."""
+    """A file is optimized only when it is completely idle."""
     RANGES = "ranges"
-    """Of a large file that is written to, what has been left alone for ``min_age`` is taken."""
+    """The parts of a large busy file that have been idle for ``min_age`` are optimized."""
 
 
 class DedupDomain(StrEnum):
@@ -94,18 +94,18 @@ class DedupDomain(StrEnum):
 
     VOLUME = "volume"
     OWNER = "owner"
-    """Those of one user."""
+    """The files of one user."""
     FOLDER = "folder"
-    """Those below one folder at the top of the volume."""
+    """The files below one top-level folder of the volume."""
 
 
 class SharedExtents(StrEnum):
     """Values of the keys ``shared_extents`` and ``compaction_shared``."""
 
     SKIP = "skip"
-    """Files, or containers, with blocks that snapshots below have as well are left alone."""
+    """Files, or containers, that share blocks with snapshots below are skipped."""
     TAKE = "take"
-    """They are taken like others: their blocks come back with the last snapshot."""
+    """They are processed like others: their blocks are freed with the last snapshot."""
 
 
 def _schedule(value: object) -> Schedule:
@@ -263,54 +263,54 @@ class Policy:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether the same holds for all paths, but for compression by type."""
+        """True if the same values apply to all paths, except for compression by type."""
         return not (self.include or self.exclude or self.exclude_types or self.rules)
 
     @property
     def loosest(self) -> tuple[float, int]:
-        """The lowest age and the lowest size that this policy asks of any path."""
+        """The lowest age and the lowest size that this policy requires for any path."""
         ages = [rule.min_age_s for rule in self.rules if rule.min_age_s is not None]
         sizes = [rule.min_size_bytes for rule in self.rules if rule.min_size_bytes is not None]
         return min([self.min_age_s, *ages]), min([self.min_size_bytes, *sizes])
 
     @property
     def strictest_age_s(self) -> float:
-        """The highest age that it asks of any path."""
+        """The highest age that it requires for any path."""
         ages = [rule.min_age_s for rule in self.rules if rule.min_age_s is not None]
         return max([self.min_age_s, *ages])
 
     @property
     def keep_deleted_s_max(self) -> float:
-        """The longest that it keeps deletions of any path."""
+        """The longest time for which it keeps deletions of any path."""
         times = [one.keep_deleted_s for one in self.rules if one.keep_deleted_s is not None]
         return max([self.keep_deleted_s, *times])
 
     def keeps_deleted_s(self, path: bytes) -> float:
-        """How long a deletion of this file is kept."""
+        """Return how long a deletion of this file is kept."""
         return decided(self, path).keep_deleted_s if self.rules else self.keep_deleted_s
 
     def excludes(self, path: bytes) -> bool:
-        """Whether a path, relative to the volume, is left alone, whatever its age and size."""
+        """Return whether a path, relative to the volume, is skipped for any age and size."""
         return not self.is_uniform and bool(decided(self, path).excluded)
 
     def compresses(self, path: bytes) -> bool:
-        """Whether chunks of this file may be compressed."""
+        """Return whether chunks of this file may be compressed."""
         if self.rules:
             return decided(self, path).compresses
         name = path.rpartition(b"/")[2].decode("utf-8", "surrogateescape")
         return self.compresses_type(extension_of(name))
 
     def compresses_type(self, file_type: str) -> bool:
-        """Whether chunks of files of this type may be compressed, where no rule says otherwise."""
+        """Return whether chunks of files of this type may be compressed, apart from rules."""
         return file_type not in self.no_compress_types
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the policy says of a path, and by which key or rule.
+    """The values of the policy for a path, and the keys or rules that set them.
 
-    ``excluded`` is what leaves the path alone, empty where nothing does. ``rules`` has the number
-    of the rule that decides, from 1, for each key that a rule decides.
+    ``excluded``: the reason why the path is skipped, or empty. ``rules`` has the number, from 1, of
+    the rule that sets a key, for each key that a rule sets.
     """
 
     min_age_s: float
@@ -321,15 +321,15 @@ class Decision:
     rules: Mapping[str, int]
 
     def source(self, key: str) -> str:
-        """Where the value of a key comes from."""
+        """Return the origin of the value of a key."""
         return f"rule {self.rules[key]}" if key in self.rules else "the policy"
 
 
 def decided(policy: Policy, path: bytes) -> Decision:
-    """The word of ``policy`` on a path, relative to the volume.
+    """Return the decision of ``policy`` on a path, relative to the volume.
 
-    A rule overrides the keys of the policy, and a later rule those before it. Jobs, ``dedupd file``
-    and ``dedupd policy --why`` all ask here.
+    A rule overrides the keys of the policy, and a later rule overrides earlier ones. Jobs, ``dedupd
+    file`` and ``dedupd policy --why`` all call this function.
     """
     text = path.decode("utf-8", "surrogateescape")
     file_type = extension_of(text.rpartition("/")[2])
@@ -374,17 +374,17 @@ def _overridden(decision: Decision, rule: Rule, number: int) -> Decision:
 KEYS = keys_of(Policy)
 
 RULES = "rule"
-"""The name of the tables that :class:`Rule` is written as; not a key by itself."""
+"""The name of the tables for :class:`Rule`; not a key itself."""
 
 TABLES = {**KEYS, RULES: Key(RULES, "rules", Form(parse_rules, show_rules))}
-"""All that there may be in a policy."""
+"""All keys that a policy may have."""
 
 
 def parse_policy(text: str, where: str) -> Policy:
-    """The policy in a file's text. Raises PolicyError that names file, key, value and reason."""
+    """Parse a policy file. Raises PolicyError that names file, key, value and reason."""
     return apply_values(Policy(), read_table(text, where, PolicyError), where)
 
 
 def apply_values(policy: Policy, values: dict[str, Any], where: str) -> Policy:
-    """``policy`` with keys replaced by ``values`` as written. Raises PolicyError."""
+    """Return ``policy`` with keys replaced by ``values``, as written. Raises PolicyError."""
     return replace(policy, **parsed_table(TABLES, values, where, PolicyError))

@@ -1,4 +1,4 @@
-"""Writing ``policy.toml``: comments and other keys stay as they are."""
+"""Writes ``policy.toml`` without changes to comments and other keys."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from dedupd_core.units import brief
 
 
 def policy_text(values: Mapping[str, Any]) -> str:
-    """A new policy file that sets ``values`` and explains every key."""
+    """Return the text of a new policy file that sets ``values`` and explains every key."""
     document = tomlkit.document()
     document.add(tomlkit.comment("Which files dedupd optimizes on this volume, and how."))
     default = Policy()
@@ -35,7 +35,7 @@ def policy_text(values: Mapping[str, Any]) -> str:
 
 
 def _with_reasons(value: object) -> Any:
-    """A value as it is written: lists of types a line each, with the reason behind it."""
+    """Format a value: lists of types have one line each, with the reason after it."""
     if not isinstance(value, list) or not all(isinstance(one, Types) for one in value):
         return value
     array = tomlkit.array()
@@ -46,7 +46,7 @@ def _with_reasons(value: object) -> Any:
 
 
 def wrong_keys(text: str, where: str) -> list[str]:
-    """The keys of a policy file that are not valid; none where it is no TOML at all."""
+    """Return the invalid keys of a policy file; none if it is no TOML at all."""
     try:
         table = read_table(text, where, PolicyError)
     except PolicyError:
@@ -63,8 +63,8 @@ def _is_valid(name: str, value: object, where: str) -> bool:
 
 
 def set_in_text(text: str, name: str, value: str, where: str) -> str:
-    """The file's text with one key set, comments kept, however wrong it was. Other keys stay, right
-    or wrong. Raises PolicyError."""
+    """Set one key in a file's text, even if the old value was invalid. Comments and other keys stay
+    unchanged, valid or not. Raises PolicyError."""
     meant = parsed(TABLES, name, value, where, PolicyError)
     document = _document(text, where)
     written: object = value
@@ -75,12 +75,12 @@ def set_in_text(text: str, name: str, value: str, where: str) -> str:
     document[name] = written
     changed = tomlkit.dumps(document)
     if name in wrong_keys(changed, where):
-        parse_policy(changed, where)  # says why
+        parse_policy(changed, where)  # raises the error with the reason
     return changed
 
 
 def reset_in_text(text: str, name: str, where: str) -> str:
-    """The file's text without one key, which then has its default. Raises PolicyError."""
+    """Remove one key from a file's text, so that it has its default. Raises PolicyError."""
     document = _document(text, where)
     if name in document:
         del document[name]
@@ -90,7 +90,7 @@ def reset_in_text(text: str, name: str, where: str) -> str:
 
 
 def keep_plain(text: str, patterns: Sequence[str], where: str) -> str:
-    """The file's text with a last rule that leaves ``patterns`` alone. Raises PolicyError."""
+    """Append a rule that excludes ``patterns`` to a file's text. Raises PolicyError."""
     document = _document(text, where)
     rules = document.get(RULES)
     if rules is None:
@@ -111,7 +111,7 @@ def keep_plain(text: str, patterns: Sequence[str], where: str) -> str:
 
 
 def _document(text: str, where: str) -> tomlkit.TOMLDocument:
-    """Raises PolicyError where a text is no TOML: then no key of it can be found."""
+    """Parse a text. Raises PolicyError if it is no TOML: then it has no keys at all."""
     try:
         read_table(text, where, PolicyError)
         return tomlkit.parse(text)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 
 class Types(NamedTuple):
-    """File types that belong together, and why they are on a list."""
+    """File types with a common reason to be on a list."""
 
     types: tuple[str, ...]
     reason: str
@@ -17,7 +17,7 @@ COMPRESSED = [
     Types(("zip", "7z", "rar", "gz", "tgz", "bz2", "xz", "zst"), "archives: already compressed"),
     Types(("docx", "xlsx", "pptx", "odt", "ods", "odp", "jar"), "archives with another extension"),
 ]
-"""Types whose chunks hardly shrink: the list saves the test of each."""
+"""Types whose chunks hardly shrink: the list avoids testing each chunk."""
 
 DATABASES = [
     Types(("mdf", "ndf", "ldf", "ibd", "edb", "jrs"), "databases: written in place continuously"),
@@ -25,7 +25,7 @@ DATABASES = [
         ("mdb", "accdb", "sqlite-wal", "sqlite-shm"), "databases: their chunks soon become garbage"
     ),
 ]
-"""Types that are rewritten in small pieces."""
+"""Types that are rewritten in small parts."""
 
 STATE_OF_GUESTS = [
     Types(("vmem", "vswp", "vmss", "vsv"), "memory of guests: rewritten whenever they run"),
@@ -40,7 +40,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 def plain(value: object) -> Any:
-    """A value of a profile without reasons."""
+    """Return a value of a profile without the reasons."""
     if isinstance(value, list) and all(isinstance(one, Types) for one in value):
         return [name for group in value for name in group.types]
     return value

@@ -10,7 +10,7 @@ from dedupd_core.units import GIB, exact_size
 DEFAULT_BYTES_MIN = 1 * GIB
 DEFAULT_SHARE = 0.03
 DEFAULT_SHARE_MAX = 0.1
-"""Of a small file system, of which a gibibyte would be most."""
+"""The limit for a small file system, where a gibibyte would be most of the space."""
 
 _AUTO = "auto"
 _PERCENTAGE = re.compile(r"\s*([0-9]{1,2}(?:\.[0-9]{1,6})?)\s*%\s*")
@@ -18,13 +18,13 @@ _PERCENTAGE = re.compile(r"\s*([0-9]{1,2}(?:\.[0-9]{1,6})?)\s*%\s*")
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """A size, or a percentage of the file system; the default where neither is set."""
+    """A size, or a percentage of the file system; the default if neither is set."""
 
     size_bytes: int | None = None
     percent: float | None = None
 
     def bytes_of(self, total_bytes: int) -> int:
-        """The reserve of a file system of ``total_bytes``."""
+        """Return the reserve of a file system of ``total_bytes``."""
         if self.size_bytes is not None:
             return self.size_bytes
         if self.percent is not None:
@@ -34,7 +34,7 @@ class Reserve:
 
 
 def parse_reserve(value: object) -> Reserve:
-    """The reserve meant by ``"auto"``, a size or a percentage. Raises UsageError."""
+    """Parse a reserve: ``"auto"``, a size or a percentage. Raises UsageError."""
     if value == _AUTO:
         return Reserve()
     if isinstance(value, str) and (match := _PERCENTAGE.fullmatch(value)):
@@ -47,7 +47,7 @@ def parse_reserve(value: object) -> Reserve:
 
 
 def parse_threshold(value: object) -> Reserve:
-    """As :func:`parse_reserve`, without ``"auto"``. Raises UsageError."""
+    """Like :func:`parse_reserve`, without ``"auto"``. Raises UsageError."""
     try:
         if value != _AUTO:
             return parse_reserve(value)
@@ -57,7 +57,7 @@ def parse_threshold(value: object) -> Reserve:
 
 
 def show_reserve(reserve: Reserve) -> str:
-    """A text that :func:`parse_reserve` reads back as the same."""
+    """Format a reserve as a text that :func:`parse_reserve` reads as an equal value."""
     if reserve.size_bytes is not None:
         return exact_size(reserve.size_bytes)
     if reserve.percent is None:

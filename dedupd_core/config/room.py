@@ -1,7 +1,7 @@
-"""How much may be written to a file system: the one place that decides it.
+"""Decides how much may be written to a file system. This is the only place for such decisions.
 
-Every job asks here before it begins something and before it appends, and so does the mount process
-before it fills up a file. What users write is not asked for.
+Every job asks here before it starts work and before it appends. The mount process asks before it
+expands a file. Writes of users are not checked here.
 """
 
 from collections.abc import Callable
@@ -13,31 +13,31 @@ from dedupd_core.units import MIB, format_size
 
 _WORKING_SHARE = 1 / 32
 _WORKING_BYTES_MIN, _WORKING_BYTES_MAX = 4 * MIB, 64 * MIB
-"""More than the chunks of any file that is taken as a whole, and a few of its group."""
+"""More than the chunks of any file that is stored in one piece, plus a few files of its group."""
 
 _GUARD_SHARE = 1 / 4
 
 INODES_RESERVED = 16
-"""Of a file system with a bound on its inodes: jobs leave them to users, who can do little without.
-Jobs need a few files for thousands of users' files."""
+"""The inodes that jobs leave to users, if the file system limits inodes. Jobs need only a few files
+for thousands of users' files."""
 
 
 def working_bytes(total_bytes: int) -> int:
-    """What users leave of the room on a file system of that size while a restore fills it: with
-    nothing, optimize could free nothing."""
+    """Return the space that users leave while a restore fills a file system of this size. Without
+    any space, optimize could free none."""
     share = int(total_bytes * _WORKING_SHARE)
     return min(max(share, _WORKING_BYTES_MIN), _WORKING_BYTES_MAX)
 
 
 def guard_bytes(total_bytes: int) -> int:
-    """What optimize leaves of that, since users may write as much before they look again."""
+    """Return the part of it that optimize leaves for users' writes until their next check."""
     return int(working_bytes(total_bytes) * _GUARD_SHARE)
 
 
 class Room:
     """The free space of a file system beyond the reserve.
 
-    Every question looks at the file system as it is then: users write meanwhile.
+    Each call measures the file system again, because users write at the same time.
     """
 
     def __init__(self, fd: int, reserve: Reserve, where: str) -> None:
@@ -48,20 +48,19 @@ class Room:
 
     @property
     def left_bytes(self) -> int:
-        """How much may be written now; below zero where users have taken of the reserve."""
+        """The bytes that may be written now; negative if users have used some of the reserve."""
         free = free_space(self._fd)
         return free.free_bytes - self._reserve.bytes_of(free.total_bytes)
 
     @property
     def reserve_bytes(self) -> int:
-        """How much is left to users."""
+        """The bytes that are left to users."""
         return self._reserve.bytes_of(free_space(self._fd).total_bytes)
 
     def require(self, need_bytes: int, what: str, *, files: int = 0) -> None:
-        """Raises NoSpace, with the remedy, where ``need_bytes`` may not be written now, or so many
-        ``files`` not be made.
+        """Raise NoSpace, with the remedy, if ``need_bytes`` or this number of ``files`` do not fit.
 
-        ``what`` is the subject of the message, as in "the next 8 MiB of a.img".
+        ``what`` is the subject of the message, for example "the next 8 MiB of a.img".
         """
         free = free_space(self._fd)
         reserve_bytes = self._reserve.bytes_of(free.total_bytes)
@@ -86,7 +85,7 @@ class Room:
 
 
 MakeRoom = Callable[[], Room]
-"""Gives the room of a file system by the policy as it is then. Raises PolicyError."""
+"""Returns the room of a file system by the current policy. Raises PolicyError."""
 
 NO_RESERVE = Reserve(size_bytes=0)
-"""For a job that gives space back: without the tables that it needs for that, it could not."""
+"""For a job that frees space: without space for tables, it could not do so."""

@@ -1,4 +1,4 @@
-"""Rules for parts of the tree, and the patterns by which they name them."""
+"""Rules for parts of the tree, and the patterns in them."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,20 @@ from dedupd_core.errors import UsageError
 from dedupd_core.system.paths import parents
 
 RULES_MAX = 1000
-"""Each is compared with each file."""
+"""A limit, because each rule is compared with each file."""
 
 
 def extension_of(name: str) -> str:
-    """The type of a file: what follows the last dot of its name, in lower case; else empty."""
+    """Return the type of a file: the part after the last dot of its name, in lower case, or ""."""
     stem, dot, extension = name.rpartition(".")
     return extension.lower() if dot and stem else ""
 
 
 def matching(patterns: Sequence[str], path: str, ignore_case: bool) -> str | None:
-    """The last pattern that matches a path, relative to the volume, or a directory above it.
+    """Return the last pattern that matches a path, relative to the volume, or its parents.
 
-    A pattern with a slash is matched against the whole path, one without against each name on it.
-    One that begins with ``!`` takes out again what those before it match; ``\\!`` is the character.
+    A pattern with a slash is compared with the entire path, and one without a slash with each name.
+    A pattern that starts with ``!`` excludes matches of earlier patterns; ``\\!`` is the character.
     """
     if ignore_case:
         path = path.casefold()
@@ -42,7 +42,7 @@ def matching(patterns: Sequence[str], path: str, ignore_case: bool) -> str | Non
 
 
 def takes(patterns: Sequence[str], path: str, ignore_case: bool) -> bool:
-    """Whether a list of patterns matches a path, in the end."""
+    """Return whether a list of patterns matches a path as a result."""
     found = matching(patterns, path, ignore_case)
     return found is not None and not found.startswith("!")
 
@@ -57,8 +57,8 @@ def _matches(pattern: str, path: str, ignore_case: bool) -> bool:
 
 
 def pattern_of(path: bytes) -> str:
-    """A pattern that matches this path, and what lies below it: bytes that are not UTF-8 by ``?``,
-    since no TOML has them."""
+    """Return a pattern that matches a path and the paths below it. Bytes that are not UTF-8 become
+    ``?``, since TOML cannot contain them."""
     text = path.decode("utf-8", "surrogateescape")
     return "/" + "".join(_literal(one) for one in text)
 
@@ -71,7 +71,7 @@ def _literal(character: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What holds for a part of the tree; None where that is as elsewhere."""
+    """The values for a part of the tree; None keeps the value of the policy."""
 
     path: Annotated[tuple[str, ...], STRINGS]
     min_age_s: Annotated[float | None, DURATION] = None
@@ -81,7 +81,7 @@ class Rule:
     keep_deleted_s: Annotated[float | None, DURATION] = None
 
     def to_table(self) -> dict[str, Any]:
-        """As it is written."""
+        """Return the form in a file."""
         return {
             name: key.form.show(value)
             for name, key in RULE_KEYS.items()
@@ -93,7 +93,7 @@ RULE_KEYS = keys_of(Rule)
 
 
 def parse_rules(value: object) -> tuple[Rule, ...]:
-    """The tables ``[[rule]]`` of a policy. Raises UsageError that names rule and key."""
+    """Parse the tables ``[[rule]]`` of a policy. Raises UsageError that names rule and key."""
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
         raise UsageError("write each rule as a table [[rule]]")
     if len(value) > RULES_MAX:
@@ -102,7 +102,7 @@ def parse_rules(value: object) -> tuple[Rule, ...]:
 
 
 def show_rules(rules: Sequence[Rule]) -> list[dict[str, Any]]:
-    """The tables that :func:`parse_rules` reads back as the same."""
+    """Format rules as tables that :func:`parse_rules` reads as equal rules."""
     return [rule.to_table() for rule in rules]
 
 

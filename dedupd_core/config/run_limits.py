@@ -1,4 +1,4 @@
-"""Limits of one run: they take the place of keys of the policy for this run alone."""
+"""Limits of one run, which replace keys of the policy for this run only."""
 
 from dataclasses import dataclass, replace
 
@@ -7,17 +7,17 @@ from dedupd_core.config.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """What a user asks of one run; None where the policy says it."""
+    """The limits that a user sets for one run; None keeps the value of the policy."""
 
     min_age_s: float | None = None
-    """Of all paths: also of those that a rule has another age for."""
+    """The age for all paths, even those with an age in a rule."""
     min_age_s_max: float | None = None
-    """The policy's age, and that of each rule, is not more than this."""
+    """A limit for the age of the policy and of each rule."""
     memory_bytes: int | None = None
     cores: int | None = None
 
     def applied(self, policy: Policy) -> Policy:
-        """The policy as this run goes by it."""
+        """Return the policy for this run."""
         if self.min_age_s is not None:
             rules = tuple(replace(rule, min_age_s=None) for rule in policy.rules)
             policy = replace(policy, min_age_s=self.min_age_s, rules=rules)

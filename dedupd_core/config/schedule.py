@@ -1,14 +1,14 @@
-"""When a job runs: schedules as an administrator writes them, and their time windows.
+"""Schedules of jobs as an administrator writes them, and their time windows.
 
     "off"                            never
-    "every 1h"                       so long after its last run began, all day
+    "every 1h"                       this time after the start of its last run, all day
     "daily 01:00 for 5h"             a window each day
     "Sat 02:45 for 8h"               a window on days of the week: "Mon-Fri", "Tue,Thu"
     "first Sun 03:00 for 12h"        a window on the first such day of a month
 
-A window begins at a time of the local clock and lasts so many hours of real time, whatever the
-clock does meanwhile. A time that the clock leaves out in spring is the one after the gap; one that
-comes twice in autumn is the first.
+A window starts at a time of the local clock and lasts a number of hours of real time, even if the
+clock changes. A time that the clock skips in spring means the time after the gap. A time that
+occurs twice in autumn means the first one.
 """
 
 import re
@@ -24,7 +24,7 @@ INTERVAL_S_MIN = 1.0
 LENGTH_S_MIN, LENGTH_S_MAX = 1.0, 7 * 86400.0
 
 _LOOK_DAYS = 45
-"""The first day of a kind comes round within five weeks, and a window lasts up to one."""
+"""Each kind of first day recurs within five weeks, and a window lasts at most one week."""
 
 _CALENDAR = re.compile(
     r"(?:(first)\s+)?([A-Za-z,\-]+)\s+([0-9]{1,2}):([0-9]{2})\s+for\s+(\S+)", re.ASCII
@@ -40,14 +40,14 @@ class Off:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """All the time, so many seconds apart."""
+    """All the time, with this interval."""
 
     interval_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """From one instant up to, not including, another; seconds since 1970."""
+    """The time from one instant up to, but not including, another; seconds since 1970."""
 
     start_s: float
     end_s: float
@@ -55,7 +55,7 @@ class TimeWindow:
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """A window on some days, from a time of the local clock on."""
+    """A window on some days, starting at a time of the local clock."""
 
     days: frozenset[int]
     """0 is Monday."""
@@ -64,7 +64,7 @@ class Calendar:
     first_of_month: bool = False
 
     def latest(self, now_s: float, zone: tzinfo | None = None) -> TimeWindow | None:
-        """The last window that began by now. ``zone`` None is the local clock's."""
+        """Return the last window that has started. ``zone`` None means the local time zone."""
         day = datetime.fromtimestamp(now_s, zone).date() + timedelta(1)
         for _ in range(_LOOK_DAYS):
             if self._matches(day) and (start := self._start(day, zone)) <= now_s:
@@ -73,7 +73,7 @@ class Calendar:
         return None
 
     def next_start(self, now_s: float, zone: tzinfo | None = None) -> float:
-        """When the next window begins, after now."""
+        """Return the start of the next window."""
         day = datetime.fromtimestamp(now_s, zone).date() - timedelta(1)
         for _ in range(_LOOK_DAYS):
             if self._matches(day) and (start := self._start(day, zone)) > now_s:
@@ -93,7 +93,7 @@ Schedule = Off | Every | Calendar
 
 
 def between_s(schedule: Schedule, now_s: float, zone: tzinfo | None = None) -> float | None:
-    """How long after one beginning the next one comes, around now; None for never."""
+    """Return the time between two starts, around now; None for never."""
     if isinstance(schedule, Off):
         return None
     if isinstance(schedule, Every):
@@ -103,7 +103,7 @@ def between_s(schedule: Schedule, now_s: float, zone: tzinfo | None = None) -> f
 
 
 def parse_schedule(text: str) -> Schedule:
-    """The schedule of a text. Raises UsageError, with an example of a valid one."""
+    """Parse a schedule. Raises UsageError with an example of a valid one."""
     words = text.split()
     if words == ["off"]:
         return Off()
@@ -143,7 +143,7 @@ def _day(text: str) -> int:
 
 
 def show_schedule(schedule: Schedule) -> str:
-    """A text that :func:`parse_schedule` reads back as the same schedule."""
+    """Format a schedule as a text that :func:`parse_schedule` reads as an equal one."""
     if isinstance(schedule, Off):
         return "off"
     if isinstance(schedule, Every):

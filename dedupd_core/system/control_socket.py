@@ -1,7 +1,8 @@
-"""Requests to a mount process over its Unix socket.
+"""Requests to a mount process through its Unix socket.
 
-One JSON object per line each way; paths travel with ``surrogateescape``. The socket's directory
-has mode 0700: a process that can open the socket may do everything. See docs/design/control.md.
+Each request and reply is one JSON object per line; paths are encoded with ``surrogateescape``. The
+socket's directory has mode 0700: a process that can open the socket may do everything. See
+docs/design/control.md.
 """
 
 import errno
@@ -15,24 +16,23 @@ from typing import Any
 from dedupd_core.errors import ServiceUnreachable
 
 TIMEOUT_S = 120.0
-"""A commit waits for a sync of the file system; longer than this means a hung disk."""
+"""A commit waits for a sync of the file system; a longer wait means a hung disk."""
 
 POLL_S = 0.5
-"""How often a waiting client reaches its safe point."""
+"""The interval in which a waiting client calls its safe point."""
 
 FDS_MAX = 64
-"""Most descriptors of one reply."""
+"""The largest number of descriptors in one reply."""
 
 QUESTION_TIMEOUT_S = 30.0
-"""As ``TIMEOUT_S``, of a question for which no disk is needed."""
+"""Like ``TIMEOUT_S``, for a question that needs no disk."""
 
 ANSWER_BYTES_MAX = 16 << 20
-"""An answer that is longer is none of a mount process; results of 512 commits take a few hundred
-KiB."""
+"""A mount process never sends a longer answer; results of 512 commits need a few hundred KiB."""
 
 
 def runtime_dir() -> str:
-    """The directory of sockets: ``/run/dedupd`` for root, the user's own otherwise."""
+    """Return the directory of sockets: ``/run/dedupd`` for root, else the user's own."""
     if os.geteuid() == 0:
         return "/run/dedupd"
     base = os.environ.get("XDG_RUNTIME_DIR")
@@ -44,18 +44,18 @@ def runtime_dir() -> str:
 
 
 def socket_path(volume: str) -> str:
-    """The socket of the mount process of ``volume`` (a uuid)."""
+    """Return the path of the socket of the mount process of ``volume`` (a uuid)."""
     return os.path.join(runtime_dir(), f"{volume}.sock")
 
 
 def connected(path: str, timeout_s: float) -> socket.socket:
-    """A connection to a Unix socket; waits for its turn where many clients connect at once.
+    """Connect to a Unix socket; wait if many clients connect at once.
 
     Raises OSError.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # With a timeout of Python's it would not wait: that makes the socket non-blocking.
+        # A timeout of Python makes the socket non-blocking: then connect would not wait.
         wait = struct.pack("ll", int(timeout_s), 0)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
         connection.connect(path)
@@ -75,7 +75,7 @@ def peer_ids(connection: socket.socket) -> tuple[int, int, int]:
 
 
 def _refuse_stranger(connection: socket.socket) -> None:
-    """Raises PermissionError where the process that listens is neither root's nor this user's."""
+    """Raise PermissionError if the process that listens is neither root's nor this user's."""
     _, uid, _ = peer_ids(connection)
     if uid & 0xFFFF_FFFF not in (0, os.geteuid()):
         raise PermissionError(errno.EACCES, f"user {uid} listens there")
@@ -110,21 +110,21 @@ class ControlClient:
         self.close()
 
     def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """The reply to one request. Raises ServiceUnreachable."""
+        """Return the reply to one request. Raises ServiceUnreachable."""
         reply, _ = self._call(operation, arguments)
         return reply
 
     def call_with(self, operation: str, payload: bytes) -> dict[str, Any]:
-        """As :meth:`call`, with bytes that follow the request."""
+        """Like :meth:`call`, with bytes that follow the request."""
         reply, _ = self._call(operation, {"payload_bytes": len(payload)}, payload=payload)
         return reply
 
     def call_patiently(
         self, operation: str, safe_point: Callable[[], None], **arguments: Any
     ) -> dict[str, Any]:
-        """As :meth:`call`, without a limit of time: for as long as the mount process lives.
+        """Like :meth:`call`, but wait as long as the mount process lives.
 
-        ``safe_point`` is called during the wait; an exception of it ends the wait only.
+        ``safe_point`` is called during the wait. If it raises an exception, only the wait ends.
         """
         reply, _ = self._call(operation, arguments, safe_point)
         return reply
@@ -132,14 +132,14 @@ class ControlClient:
     def call_for_fd(
         self, operation: str, safe_point: Callable[[], None] | None = None
     ) -> tuple[dict[str, Any], int]:
-        """The reply to a request, and its one descriptor; ``safe_point`` is as above."""
+        """Return the reply to a request, and its one descriptor. For ``safe_point``, see above."""
         reply, fds = self._call(operation, {}, safe_point)
         if len(fds) != 1:
             raise ServiceUnreachable(f"{self._path}: no descriptor came with the reply")
         return reply, fds[0]
 
     def call_for_fds(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], list[int]]:
-        """The reply to a request, and its descriptors."""
+        """Return the reply to a request, and its descriptors."""
         return self._call(operation, arguments)
 
     def _call(
@@ -181,7 +181,7 @@ class ControlClient:
 
 
 def fetch_base(volume: str) -> int:
-    """A descriptor of the ``.dedupd`` directory below a mount. Raises ServiceUnreachable."""
+    """Return a descriptor of the ``.dedupd`` directory below a mount. Raises ServiceUnreachable."""
     with ControlClient(socket_path(volume), QUESTION_TIMEOUT_S) as client:
         _, fd = client.call_for_fd("volume")
     os.set_inheritable(fd, False)

@@ -1,8 +1,8 @@
-"""The only door to the disk: nothing else makes bytes durable. Tests put a simulated disk in place.
+"""All durable effects: no other code makes bytes durable. Tests use a simulated disk instead.
 
-Every method is one effect on a file or directory that is already open; names are bytes and
-relative to a directory descriptor, so that no step depends on a path staying what it was. Native
-code that has durable effects takes ``Disk.door``.
+Each method is one effect on a file or directory that is already open. Names are bytes and relative
+to a directory descriptor, so that no step depends on an unchanged path. Native code that has
+durable effects gets ``Disk.door``.
 """
 
 import errno
@@ -27,7 +27,7 @@ _RENAME_WHITEOUT = 4
 
 @contextmanager
 def _no_space(fd: int) -> Iterator[None]:
-    """Say what is used up on the file system of an open file or directory."""
+    """Report which resource of the file system of an open file or directory is used up."""
     try:
         yield
     except OSError as error:
@@ -41,7 +41,7 @@ def _no_space(fd: int) -> Iterator[None]:
 
 @contextmanager
 def _one_more_file(dir_fd: int) -> Iterator[None]:
-    """Have an OSError say so where the file system has free space, and no inode."""
+    """Make an OSError name missing inodes as its cause, if the file system has free space."""
     try:
         yield
     except OSError as error:
@@ -51,7 +51,7 @@ def _one_more_file(dir_fd: int) -> Iterator[None]:
 
 
 def _write_all(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
-    """Returns the bytes written. Raises OSError."""
+    """Write all data; return the bytes written. Raises OSError."""
     views, total = [view for view in views if len(view)], 0
     while views:
         count = os.pwritev(fd, views, offset + total, flags)
@@ -65,16 +65,16 @@ def _write_all(fd: int, views: list[memoryview], offset: int, flags: int = 0) ->
 
 
 class Disk:
-    """Durable effects on the real file system. Stateless; errors are OSError, and NoSpace."""
+    """Durable effects on the real file system. Stateless; raises OSError and NoSpace."""
 
     @property
     def door(self) -> Callable[..., int] | None:
-        """What native code is given for its durable effects. None: it makes them by itself.
+        """The function that native code calls for durable effects. None: it makes them itself.
 
-        Where a test is to see each effect, or a fail point is armed, native code calls this: with
-        the name of one of these methods and its arguments, or with "reach" and a fail point. It
-        does so from one thread, for one effect after the other, in the same order each time. The
-        answer is 0 or the number of an error; any other exception ends the native call.
+        A test may need to see each effect, or a fail point may be armed. Then native code calls
+        this function with the name of one of these methods and its arguments, or with "reach" and a
+        fail point. It does so from one thread, one effect after the other, always in the same
+        order. The answer is 0 or the number of an error; any other exception ends the native call.
         """
         return None if type(self) is Disk and not is_armed() else self._native_step
 
@@ -93,7 +93,7 @@ class Disk:
         return 0
 
     def create(self, dir_fd: int, name: bytes, mode: int = 0o600) -> int:
-        """A new file, which must not exist yet, open for reading and writing. Raises NoSpace."""
+        """Create a new file, which must not exist yet, for reading and writing. Raises NoSpace."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with _no_space(dir_fd):
             return os.open(name, flags, mode, dir_fd=dir_fd)
@@ -107,12 +107,12 @@ class Disk:
             return _write_all(fd, [memoryview(part).cast("B") for part in data], offset)
 
     def write_out(self, fd: int, data: memoryview, offset: int) -> None:
-        """As :meth:`write_at`, for much that is not read again soon.
+        """Like :meth:`write_at`, for much data that is not read again soon.
 
-        It is on its way to the disk at once, so that the sync to come is short, and leaves the
-        page cache to what users read.
+        The transfer to the disk starts at once, so that the later sync takes less time. The data
+        leaves the page cache to users' data.
         """
-        # The last page is written again with what follows it, so it stays.
+        # The last page is written again with the following data, so it stays.
         whole = len(data) - (offset + len(data)) % mmap.PAGESIZE
         if whole > 0 and kernel_writes_uncached():
             try:
@@ -121,7 +121,7 @@ class Disk:
                 self.write_at(fd, [data[whole:]], offset + whole)
                 return
             except OSError as error:
-                if error.errno != errno.EOPNOTSUPP:  # what this file system cannot do
+                if error.errno != errno.EOPNOTSUPP:  # the file system does not support this
                     raise
         self.write_at(fd, [data], offset)
         os.posix_fadvise(fd, offset, len(data), os.POSIX_FADV_DONTNEED)
@@ -129,11 +129,11 @@ class Disk:
     def write_some(
         self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int
     ) -> int:
-        """Write ``data`` at ``offset`` in one call; returns how much of it was written."""
+        """Write ``data`` at ``offset`` in one call; return the number of bytes written."""
         return os.pwritev(fd, data, offset)
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
-        """Give a range blocks that are not written yet; it keeps reading as zeros."""
+        """Allocate blocks for a range without writing them; it still reads as zeros."""
         native.system.fallocate_keep_size(fd, offset, length)
 
     def sync_data(self, fd: int) -> None:
@@ -172,15 +172,15 @@ class Disk:
         os.rename(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)
 
     def rename_new(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
-        """Rename, but never over something that exists (then FileExistsError)."""
+        """Rename, but never replace an existing name (raises FileExistsError)."""
         native.system.renameat2(from_fd, old, to_fd, new, _RENAME_NOREPLACE)
 
     def exchange(self, one_fd: int, one: bytes, other_fd: int, other: bytes) -> None:
-        """Give each of two things that exist the other's name, in one step."""
+        """Exchange the names of two existing files or directories in one step."""
         native.system.renameat2(one_fd, one, other_fd, other, _RENAME_EXCHANGE)
 
     def rename_leaving(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
-        """Rename, and leave what an overlay takes for a name that was removed."""
+        """Rename, and leave a whiteout, which an overlay treats as a removed name."""
         with _one_more_file(from_fd):
             native.system.renameat2(from_fd, old, to_fd, new, _RENAME_WHITEOUT)
 
@@ -201,8 +201,8 @@ class Disk:
         os.fchmod(fd, mode)
 
     def make_link(self, fd: int, dir_fd: int, name: bytes) -> None:
-        """Another name, which must not exist yet, of the file that ``fd`` (``O_PATH``, too) is open
-        on: also of a symbolic link itself."""
+        """Give another name, which must not exist yet, to the file of ``fd`` (even ``O_PATH``). For
+        a symbolic link, the link itself gets the name."""
         os.link(b"/proc/self/fd/%d" % fd, name, dst_dir_fd=dir_fd, follow_symlinks=True)
 
     def make_symlink(self, target: bytes, dir_fd: int, name: bytes) -> None:
@@ -210,32 +210,32 @@ class Disk:
             os.symlink(target, name, dir_fd=dir_fd)
 
     def make_node(self, dir_fd: int, name: bytes, mode: int, device: int) -> None:
-        """A device, a pipe or a socket, by the type in ``mode``."""
+        """Make a device, a pipe or a socket, by the type in ``mode``."""
         with _one_more_file(dir_fd):
             os.mknod(name, mode, device, dir_fd=dir_fd)
 
     def set_owner_of(self, dir_fd: int, name: bytes, uid: int, gid: int) -> None:
-        """As :meth:`set_owner`, of what a name stands for: also of a symbolic link itself."""
+        """Like :meth:`set_owner`, by name; changes a symbolic link itself."""
         os.chown(name, uid, gid, dir_fd=dir_fd, follow_symlinks=False)
 
     def set_times_of(self, dir_fd: int, name: bytes, atime_ns: int, mtime_ns: int) -> None:
-        """As :meth:`set_times`, of what a name stands for: also of a symbolic link itself."""
+        """Like :meth:`set_times`, by name; changes a symbolic link itself."""
         os.utime(name, ns=(atime_ns, mtime_ns), dir_fd=dir_fd, follow_symlinks=False)
 
     def set_mode_of(self, fd: int, mode: int) -> None:
-        """As :meth:`set_mode`, where ``fd`` may be ``O_PATH``."""
+        """Like :meth:`set_mode`; ``fd`` may be ``O_PATH``."""
         os.chmod(f"/proc/self/fd/{fd}", mode)
 
     def set_attribute_of(self, fd: int, name: bytes, value: bytes) -> None:
-        """As :meth:`set_attribute`, where ``fd`` may be ``O_PATH``: also of a symbolic link."""
+        """Like :meth:`set_attribute`; ``fd`` may be ``O_PATH``, and a symbolic link."""
         os.setxattr(f"/proc/self/fd/{fd}", name, value)
 
     def remove_attribute_of(self, fd: int, name: bytes) -> None:
-        """As :meth:`remove_attribute`, where ``fd`` may be ``O_PATH``."""
+        """Like :meth:`remove_attribute`; ``fd`` may be ``O_PATH``."""
         os.removexattr(f"/proc/self/fd/{fd}", name)
 
     def remove_all(self, dir_fd: int, name: bytes) -> None:
-        """Remove a file, or a directory with all that is in it."""
+        """Remove a file, or a directory with its contents."""
         if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
             self.unlink(dir_fd, name)
             return
@@ -256,9 +256,9 @@ class Disk:
         mode: int = 0o600,
         times_ns: tuple[int, int] | None = None,
     ) -> None:
-        """Put ``data`` in place of the file ``name``, atomically and durably.
+        """Replace the content of the file ``name`` by ``data``, atomically and durably.
 
-        ``times_ns`` are the access and modification times that it is to have.
+        ``times_ns``: its new access and modification times.
         """
         temporary = name + b".new"
         try:

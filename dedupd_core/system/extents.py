@@ -1,11 +1,11 @@
 """Extents that are allocated but were never written (``FS_IOC_FIEMAP``).
 
-They read as zeros, and ``SEEK_DATA`` calls them holes until a program reads them, or the kernel
-reads ahead into them: then their pages are in the cache and ``SEEK_DATA`` calls them data (seen on
-ext4 and XFS). ext4 and XFS leave such extents when the machine stops between the allocation and the
-write of a block, and ``fallocate`` makes them. In a stub they have to be holes.
+They read as zeros, and ``SEEK_DATA`` reports them as holes. After a program reads them, or the
+kernel reads ahead into them, their pages are in the cache and ``SEEK_DATA`` reports data (seen on
+ext4 and XFS). ``fallocate`` makes such extents, and ext4 and XFS leave them if the machine stops
+between the allocation and the write of a block. In a stub they have to be holes.
 
-The extent map itself is read by native code (``native/src/system/extents.rs``).
+Native code reads the extent map itself (``native/src/system/extents.rs``).
 """
 
 import errno
@@ -23,18 +23,18 @@ _HAS_EXTENT_SIZE = 0x800
 
 
 def has_unwritten(fd: int, end: int) -> bool:
-    """Whether blocks below ``end`` are allocated and not written on disk yet."""
+    """Return whether blocks below ``end`` are allocated but not yet written on disk."""
     return bool(native.system.unwritten_ranges(fd, end, sync=False))
 
 
 def written_ranges(fd: int, end: int) -> list[tuple[int, int]]:
-    """(start, end) ranges below ``end`` that were written, and not just allocated.
+    """Return (start, end) ranges below ``end`` that were written, and not only allocated.
 
     For readers; a caller that may change the file uses :func:`drop_unwritten`.
     """
     if os.fstat(fd).st_blocks == 0 or not has_unwritten(fd, end):
         return native.system.present_ranges(fd, 0, end)
-    # Dirty pages count as written, and show as such only once they are on the disk.
+    # Dirty pages count as written, but the map shows this only when they are on disk.
     unwritten = native.system.unwritten_ranges(fd, end, sync=True)
     return [
         part
@@ -55,10 +55,10 @@ def drop_unwritten(fd: int, size: int, disk: Disk) -> None:
 
 
 def extent_size_hint(fd: int) -> int:
-    """The size of the extents that a file is to get, in bytes; 0 where it has no such hint.
+    """Return the extent size hint of a file in bytes; 0 without a hint.
 
-    XFS has these hints, and ``qemu-img`` sets one of 1 MiB for each image that it makes: with a
-    block that is written into a hole, XFS allocates the blocks around it, unwritten.
+    XFS has these hints, and ``qemu-img`` sets one of 1 MiB for each image that it makes. If a block
+    is written into a hole, XFS then also allocates the blocks around it, unwritten.
     """
     buffer = bytearray(_FSXATTR.size)
     try:

@@ -1,4 +1,4 @@
-"""Reading files ahead of a pipeline, into large buffers that are used again and again."""
+"""Reads files ahead of a pipeline, into large reusable buffers."""
 
 import errno
 import mmap
@@ -14,14 +14,14 @@ from dedupd_core.system.page_cache import BufferPool, read_uncached
 from dedupd_core.units import MIB
 
 BATCH_BYTES = 8 * MIB
-"""Large enough that Python's cost per batch vanishes, small enough for many in flight."""
+"""Large enough to make Python's cost per batch negligible, small enough for many in flight."""
 
 SMALL_BYTES_MAX = 1 * MIB
-"""Up to this a file is read as a whole, many of them in one native call: the Python code that runs
-for each would cost more than their bytes."""
+"""Up to this size a file is read completely, and many files in one native call: per-file Python
+code would cost more than their bytes."""
 
 HOLE_BYTES_MIN = 1 * MIB
-"""Shorter holes are read as zeros: cheaper than a batch of their own."""
+"""Shorter holes are read as zeros: cheaper than a separate batch."""
 
 _PUT_WAIT_S = 0.2
 _CLOSE_POLL_S = 0.05
@@ -34,9 +34,9 @@ class Stopped(Exception):
 
 
 class FileReader(ABC, Generic[B]):
-    """Reads batches in a thread of its own, ahead of the caller that iterates over them.
+    """Reads batches in a separate thread, ahead of the caller that iterates over them.
 
-    At most ``ahead`` batches wait for the caller; 0 stands for as many as there are buffers.
+    At most ``ahead`` batches wait for the caller; 0 means the number of buffers.
     """
 
     def __init__(self, pool: BufferPool, ahead: int = 0) -> None:
@@ -47,15 +47,15 @@ class FileReader(ABC, Generic[B]):
 
     @abstractmethod
     def _read(self) -> None:
-        """Read everything, and :meth:`_put` it. Runs in the thread."""
+        """Read all data, and :meth:`_put` it. Runs in the thread."""
 
     def __iter__(self) -> Iterator[B]:
-        """The batches in order. Raises the reader's error."""
+        """Yield the batches in order. Raises the reader's error."""
         while (item := self._out.get()) is not None:
             yield self._checked(item)
 
     def batches(self, wait_s: float) -> Iterator[B | None]:
-        """The batches in order; None where there is none for so long, to look around."""
+        """Yield the batches in order, and None after each ``wait_s`` without a batch."""
         while True:
             try:
                 item = self._out.get(timeout=wait_s)
@@ -73,7 +73,7 @@ class FileReader(ABC, Generic[B]):
         return item
 
     def close(self) -> None:
-        """Stop reading; safe at any time, once the source of the files has an end."""
+        """Stop reading; safe at any time, if the source of the files ends."""
         self._stop = True
         self._pool.close()
         while self._thread.is_alive():
@@ -93,14 +93,14 @@ class FileReader(ABC, Generic[B]):
             self._out.put(error)
 
     def _take_buffer(self) -> mmap.mmap:
-        """A free buffer, waiting for one. Raises Stopped."""
+        """Wait for a free buffer. Raises Stopped."""
         buffer = self._pool.take()
         if buffer is None or self._stop:
             raise Stopped
         return buffer
 
     def _put(self, batch: B | None) -> None:
-        """Hand a batch over, waiting for room. Raises Stopped."""
+        """Wait for space in the queue, and pass a batch on. Raises Stopped."""
         while not self._stop:
             try:
                 self._out.put(batch, timeout=_PUT_WAIT_S)
@@ -111,23 +111,23 @@ class FileReader(ABC, Generic[B]):
 
 
 def open_unnoticed(open_file: Callable[[int], int]) -> int:
-    """Open a file for reading, by flags, and leave its access time alone where that is allowed."""
+    """Open a file for reading, by flags, without changing its access time if that is allowed."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return open_file(flags | os.O_NOATIME)
-    except PermissionError:  # only the owner may
+    except PermissionError:  # only the owner may do this
         return open_file(flags)
 
 
 def open_failure(error: OSError) -> str:
-    """Why a file that was found cannot be opened."""
+    """Return the reason why a file cannot be opened."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
         return "was moved or deleted while it was read"
     return f"cannot be opened: {error.strerror}"
 
 
 def fill(fd: int, view: memoryview, offset: int) -> None:
-    """Fill ``view`` past the page cache. Raises OSError, and FileChanged where there is less."""
+    """Fill ``view`` without the page cache. Raises OSError, or FileChanged for missing bytes."""
     if read_uncached(fd, view, offset) < len(view):
         raise FileChanged("shrank while it was read")
 
@@ -143,8 +143,8 @@ class Stretch(NamedTuple):
 def stretches(
     ranges: Iterable[tuple[int, int]], start: int, end: int, hole_bytes_min: int = HOLE_BYTES_MIN
 ) -> Iterator[Stretch]:
-    """The bytes [start, end) of a file in order, where ``ranges`` are those with data; shorter
-    holes count as data."""
+    """Yield the bytes [start, end) of a file in order. ``ranges`` have data; shorter holes count as
+    data."""
     data_end = start
     for first, last in ranges:
         if first - data_end >= hole_bytes_min:

@@ -1,7 +1,7 @@
-"""The file system that a descriptor lies on: its type, options and identity, and protected files.
+"""The file system of a descriptor: its type, options and identity, and protected files.
 
-``/proc/self/mountinfo`` has no line for a mount that is detached, and a subvolume of btrfs has
-another device number than its line. So the type is asked of the kernel where no line is found.
+``/proc/self/mountinfo`` has no line for a detached mount, and a subvolume of btrfs has another
+device number than its line. So the kernel is asked for the type if no line is found.
 """
 
 import errno
@@ -15,7 +15,7 @@ from dedupd_core import native
 from dedupd_core.system import mount_table
 
 _GETFLAGS = 0x8008_6601
-"""``FS_IOC_GETFLAGS``, as 64-bit machines number it."""
+"""``FS_IOC_GETFLAGS``, with its number on 64-bit machines."""
 _SETFLAGS = 0x4008_6602
 _IMMUTABLE, _APPEND_ONLY, _IGNORES_CASE = 0x10, 0x20, 0x4000_0000
 
@@ -43,25 +43,25 @@ _EXT = frozenset(("ext2", "ext3", "ext4"))
 @dataclass(frozen=True, slots=True)
 class FileSystem:
     """A mounted file system. ``options`` are those of the file system, not of one of its mounts;
-    of ext4 also those that hold without having been given."""
+    for ext4 they include default options."""
 
     kind: str
     options: frozenset[str]
 
     @property
     def is_ext(self) -> bool:
-        """Whether it is ext4, or one of its forerunners, which the same driver mounts."""
+        """True for ext4, and for ext2 and ext3, which the same driver mounts."""
         return self.kind in _EXT
 
     @property
     def data_mode(self) -> str:
-        """What ext4 does with data beside its journal, like ``ordered``; empty without journal."""
+        """The data mode of ext4, for example ``ordered``; empty without a journal."""
         modes = [one for one in self.options if one.startswith("data=")]
         return modes[0].removeprefix("data=") if modes else ""
 
 
 def file_system_of(fd: int) -> FileSystem:
-    """The file system that an open file lies on. Raises OSError."""
+    """Return the file system of an open file. Raises OSError."""
     device = os.fstat(fd).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     kind, options = mount_table.file_system(_mount_id(fd), number) or (_kind_by_magic(fd), set())
@@ -85,8 +85,8 @@ def _kind_by_magic(fd: int) -> str:
 
 
 def _ext4_options(number: str) -> set[str]:
-    """The options that hold, also those that the superblock asks for; empty where the kernel does
-    not tell."""
+    """Return the active options, including those from the superblock; empty if the kernel hides
+    them."""
     with suppress(OSError):
         name = os.path.basename(os.readlink(f"/sys/dev/block/{number}"))
         with open(f"/proc/fs/ext4/{name}/options", encoding="utf-8") as file:
@@ -95,11 +95,11 @@ def _ext4_options(number: str) -> set[str]:
 
 
 def file_system_id(fd: int) -> str:
-    """Name and number of the file system of ``fd``: the same with every kernel, and for its
-    snapshots and block by block copies.
+    """Return name and number of the file system of ``fd``.
 
-    XFS and btrfs say their uuid, ext4 a number made of it. Of btrfs it is the uuid in its metadata:
-    the other one is made up where two copies are mounted at once. Raises OSError.
+    They are equal with every kernel, for its snapshots, and for block by block copies. XFS and
+    btrfs report their uuid, ext4 a number derived from it. For btrfs it is the uuid in its
+    metadata: the other uuid is random if two copies are mounted at once. Raises OSError.
     """
     row = native.system.file_system_kind(fd)
     kind = row.name
@@ -125,12 +125,12 @@ def _ioctl(fd: int, request: int, buffer: bytearray) -> bytes:
 
 
 def is_protected(fd: int) -> bool:
-    """Whether a file or directory is immutable or append-only: then it cannot be renamed."""
+    """Return whether a file or directory is immutable or append-only, and cannot be renamed."""
     try:
         flags = _ioctl(fd, _GETFLAGS, bytearray(8))
     except OSError as error:
         if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL):
-            return False  # no such thing on this file system
+            return False  # this file system has no such flags
         raise
     return bool(struct.unpack_from("=I", flags)[0] & (_IMMUTABLE | _APPEND_ONLY))
 
@@ -138,9 +138,9 @@ def is_protected(fd: int) -> bool:
 def may_ignore_case(fd: int) -> bool:
     """Return whether directories of a file system may ignore the case of names.
 
-    ``fd``: of a directory that is not empty. ext4 does not report its feature ``casefold``. But it
-    refuses the flag for a directory with entries by another error than without the feature, so
-    that this call changes nothing. Raises OSError.
+    ``fd``: a directory that is not empty. ext4 does not report its feature ``casefold``. With the
+    feature, it refuses the flag for a directory with entries by a different error than without it,
+    so this call changes nothing. Raises OSError.
     """
     if native.system.file_system_kind(fd).name == "xfs":
         geometry = _ioctl(fd, _XFS_GEOMETRY, bytearray(_XFS_GEOMETRY_BYTES))
@@ -158,16 +158,16 @@ def may_ignore_case(fd: int) -> bool:
 
 
 def block_bytes_of(fd: int) -> int:
-    """The unit in which the file system, or the page cache, keeps data."""
+    """Return the unit of storage of the file system or of the page cache."""
     return max(os.fstatvfs(fd).f_bsize, os.sysconf("SC_PAGE_SIZE"))
 
 
 def rotates(fd: int) -> bool:
-    """Whether a descriptor's file lies on a disk that rotates. True where the kernel does not say:
-    for file systems of several devices, or of none."""
+    """Return whether a descriptor's file is on a rotating disk. True if the kernel does not report
+    it: for file systems of several devices, or of none."""
     device = os.fstat(fd).st_dev
     block = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
-    for place in ("queue", "../queue"):  # a partition has that of its disk
+    for place in ("queue", "../queue"):  # a partition has the value of its disk
         with suppress(OSError), open(f"{block}/{place}/rotational") as file:
             return file.read().strip() != "0"
     return True

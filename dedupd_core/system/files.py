@@ -1,4 +1,4 @@
-"""Small tools over descriptors. No state, nothing durable (that is ``disk.py``)."""
+"""Small functions on descriptors, without state or durable effects (see ``disk.py``)."""
 
 import errno
 import fcntl
@@ -14,21 +14,21 @@ from dedupd_core.errors import Busy
 _log = logging.getLogger("dedupd")
 
 _RANGE = struct.Struct("@hhqqi4x")
-"""``struct flock``: type, from where the start counts, start, length, process."""
+"""``struct flock``: type, origin of the start, start, length, process."""
 
 _READ_BYTES_MAX = 0x7FFF_F000
 
 _READ_BYTES = 1 << 20
 
 BLOCK_BYTES = 4096
-"""The least that is lost with a block that the disk cannot read."""
+"""The smallest unit that is lost with an unreadable disk block."""
 
 UNREADABLE = frozenset((errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO, errno.EUCLEAN))
 """Errors for a damaged block, from a disk or from a file system with checksums (btrfs)."""
 
 
 def read_at(fd: int, length: int, offset: int) -> bytes:
-    """Up to ``length`` bytes at ``offset``; shorter only at the end of the file."""
+    """Read up to ``length`` bytes at ``offset``; fewer only at the end of the file."""
     data = os.pread(fd, min(length, _READ_BYTES_MAX), offset)
     if len(data) == length or not data:
         return data
@@ -44,8 +44,8 @@ def read_at(fd: int, length: int, offset: int) -> bytes:
 
 
 def read_readable(fd: int, length: int, offset: int) -> bytes:
-    """As :func:`read_at`, with zeros for each block that cannot be read: for data with a checksum,
-    which zeros fail."""
+    """Like :func:`read_at`, with zeros for unreadable blocks: for data with a checksum, which does
+    not match zeros."""
     try:
         return read_at(fd, length, offset)
     except OSError as error:
@@ -69,7 +69,7 @@ def _readable(fd: int, count: int, offset: int) -> bytes:
 
 
 def is_readable(fd: int, start: int, end: int) -> bool:
-    """Whether the disk can read every block of [start, end)."""
+    """Return whether the disk can read every block of [start, end)."""
     try:
         for offset in range(start, end, _READ_BYTES):
             read_at(fd, min(_READ_BYTES, end - offset), offset)
@@ -81,7 +81,7 @@ def is_readable(fd: int, start: int, end: int) -> bool:
 
 
 def read_into(fd: int, view: memoryview, offset: int) -> int:
-    """Fill ``view`` from ``offset``; returns the bytes read, short only at the end of the file."""
+    """Fill ``view`` from ``offset``; return the bytes read, fewer only at the end of the file."""
     have = 0
     while have < len(view):
         count = os.preadv(fd, [view[have:]], offset + have)
@@ -92,7 +92,7 @@ def read_into(fd: int, view: memoryview, offset: int) -> int:
 
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """(start, end) ranges below ``end`` that have blocks or dirty pages (``SEEK_DATA``)."""
+    """Yield (start, end) ranges below ``end`` that have blocks or dirty pages (``SEEK_DATA``)."""
     position = start
     while position < end:
         try:
@@ -102,38 +102,38 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
             data_end = min(os.lseek(fd, data_start, os.SEEK_HOLE), end)
         except OSError as error:
             if error.errno == errno.ENXIO:
-                return  # no more data, or the file was cut meanwhile
+                return  # no more data, or the file was truncated since then
             raise
         yield data_start, data_end
         position = data_end
 
 
 _BLOCKS_MIN = 16
-"""More than one file takes for itself. XFS makes inodes as long as it has space for them."""
+"""More than one file needs for itself. XFS makes inodes as long as it has space for them."""
 
 
 class FreeSpace(NamedTuple):
-    """What a file system has free for users, and its size."""
+    """The free space for users, and the size of a file system."""
 
     free_bytes: int
     total_bytes: int
 
 
 def free_space(fd: int) -> FreeSpace:
-    """The free space of the file system that a file lies on."""
+    """Return the free space of the file system of a file."""
     status = os.fstatvfs(fd)
     return FreeSpace(status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize)
 
 
 def free_inodes(place: int | str) -> int | None:
-    """How many more files users may create on the file system of an open file or a path; None where
-    the number of files has no bound of its own."""
+    """Return how many more files users may create on the file system of an open file or a path;
+    None if the number of files is unlimited."""
     status = os.statvfs(place)
     return status.f_favail if status.f_files else None
 
 
 def why_full(place: int | str) -> str:
-    """What of the file system of an open file or a path is used up, after ENOSPC from it."""
+    """Return what is used up, space or inodes, after ENOSPC from an open file or a path."""
     with suppress(OSError):
         has_space = os.statvfs(place).f_bavail >= _BLOCKS_MIN
         if has_space and free_inodes(place) == 0:
@@ -142,17 +142,17 @@ def why_full(place: int | str) -> str:
 
 
 def attributes_of(path: bytes, hidden: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The extended attributes of a file, ACLs among them, but the one named ``hidden``, in the
-    order of their names. Raises OSError."""
+    """Yield the extended attributes of a file, including ACLs, except the one named ``hidden``, in
+    the order of their names. Raises OSError."""
     for name in sorted(map(os.fsencode, os.listxattr(path))):
         if name != hidden:
             yield name, os.getxattr(path, name)
 
 
 def takes_no_changes(path: str | bytes, dir_fd: int | None = None) -> bool:
-    """Whether a file cannot be written to now because its file system, or its mount, takes no
-    changes. Opening it tells even of an ext4 that an error has made read-only."""
-    # While the file system is frozen, opening for writing waits unless the kernel knows the name.
+    """Return whether a file cannot be written to now because its file system, or its mount, is
+    read-only. Opening it even detects an ext4 that became read-only after an error."""
+    # On a frozen file system, opening for writing waits unless the kernel knows the name.
     os.access(path, os.F_OK, dir_fd=dir_fd)
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd))
@@ -171,18 +171,18 @@ def opened(fd: int) -> Iterator[int]:
 
 
 def open_to_read(dir_fd: int, name: bytes | str) -> int:
-    """A descriptor of a file in a directory. Raises OSError."""
+    """Open a file in a directory for reading. Raises OSError."""
     return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
 
 
 def read_file(dir_fd: int, name: bytes | str) -> bytes:
-    """All of a small file in a directory. Raises OSError."""
+    """Read a small file in a directory. Raises OSError."""
     with opened(open_to_read(dir_fd, name)) as fd:
         return read_at(fd, os.fstat(fd).st_size, 0)
 
 
 def read_if_there(dir_fd: int, name: bytes | str) -> bytes | None:
-    """As :func:`read_file`; None where there is no such file."""
+    """Like :func:`read_file`; None if there is no such file."""
     try:
         return read_file(dir_fd, name)
     except FileNotFoundError:
@@ -190,7 +190,7 @@ def read_if_there(dir_fd: int, name: bytes | str) -> bytes | None:
 
 
 def is_there(dir_fd: int, name: bytes | str) -> bool:
-    """Whether a directory has a name, whatever it stands for."""
+    """Return whether a directory has a name, for any type of file."""
     try:
         os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -199,9 +199,9 @@ def is_there(dir_fd: int, name: bytes | str) -> bool:
 
 
 def names_in(dir_fd: int) -> list[bytes]:
-    """The names in a directory as it is now.
+    """List the current names in a directory.
 
-    On btrfs a descriptor lists no name that is newer than its own opening, or than the end of its
+    On btrfs a descriptor lists only names that are older than its opening, or than the end of its
     last listing. So the directory is opened again.
     """
     with opened(os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
@@ -210,10 +210,9 @@ def names_in(dir_fd: int) -> list[bytes]:
 
 @contextmanager
 def locked(fd: int, what: str, *, wait: bool = False, alone: bool = True) -> Iterator[None]:
-    """Hold the ``flock`` of ``fd``, ``alone`` or beside others that do not need it alone.
+    """Hold the ``flock`` of ``fd``, ``alone`` or shared with other holders that are not ``alone``.
 
-    Where it is taken, ``what`` is said, and by which process it is held. Then it is waited for, or
-    Busy is raised.
+    If it is taken, ``what`` and the process that holds it are reported: this waits, or raises Busy.
     """
     kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
     try:
@@ -231,8 +230,8 @@ def locked(fd: int, what: str, *, wait: bool = False, alone: bool = True) -> Ite
 
 
 def lock_range(fd: int, start: int, length: int, *, wait: bool) -> bool:
-    """Hold bytes of a file for the open file that ``fd`` is of; says whether it does now. They
-    need not be there. Such a lock has nothing to do with the ``flock`` of the file."""
+    """Lock bytes of a file for the open file of ``fd``; return whether that succeeded. The bytes
+    need not exist. Such a lock is independent of the ``flock`` of the file."""
     command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
     try:
         fcntl.fcntl(fd, command, _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
@@ -242,22 +241,22 @@ def lock_range(fd: int, start: int, length: int, *, wait: bool) -> bool:
 
 
 def unlock_range(fd: int, start: int, length: int) -> None:
-    """Let go of what :func:`lock_range` holds of these bytes."""
+    """Release these bytes from :func:`lock_range`."""
     range_ = _RANGE.pack(fcntl.F_UNLCK, os.SEEK_SET, start, length, 0)
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, range_)
 
 
 def range_of_others(fd: int, at: int) -> tuple[int, int] | None:
-    """Start and length of the range with the byte ``at`` that another open file holds, if one
-    does."""
+    """Return start and length of the range that includes the byte ``at`` and is locked by another
+    open file, or None."""
     asked = _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
     kind, _, start, length, _ = _RANGE.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
     return None if kind == fcntl.F_UNLCK else (start, length)
 
 
 def _holder(fd: int) -> str:
-    """The process that holds the ``flock`` of ``fd``, to be shown; empty where that is not told:
-    a container may see other numbers."""
+    """Describe the process that holds the ``flock`` of ``fd``; empty if it is unknown: a container
+    may see other process ids."""
     inode = os.fstat(fd).st_ino
     with suppress(OSError, ValueError, IndexError):
         with open("/proc/locks", encoding="ascii") as file:

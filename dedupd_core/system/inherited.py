@@ -1,7 +1,7 @@
-"""State that a process inherits from its caller, and that must not reach users or volumes.
+"""State that a process inherits from its caller, and that must not affect users or volumes.
 
-Standard streams may be closed, and limits, the priority and blocked signals of a shell are its
-own, not those of a file server.
+Standard streams may be closed. Limits, the priority and blocked signals of a shell are not suitable
+for a file server.
 """
 
 import errno
@@ -24,8 +24,8 @@ _closed: set[int] = set()
 def open_standard_streams() -> None:
     """Open ``/dev/null`` as each standard stream that the caller has closed.
 
-    Call this before a process opens anything. Else a container or a users' file gets the number of
-    a standard stream, and a message that is printed overwrites it. Raises OSError.
+    Call this before a process opens anything. Otherwise a container or a user's file gets the
+    number of a standard stream, and a printed message overwrites it. Raises OSError.
     """
     for fd in _STREAMS:
         try:
@@ -34,7 +34,7 @@ def open_standard_streams() -> None:
             if error.errno != errno.EBADF:
                 raise
             _closed.add(fd)
-            # The lower numbers are open, so the kernel takes this one.
+            # The lower numbers are open, so the kernel uses this one.
             null = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(null, True)
             assert null == fd
@@ -62,7 +62,7 @@ class _Limit:
     number: int
     name: str
     option: str
-    """Of the shell's command ``ulimit``."""
+    """The option of the shell's command ``ulimit``."""
     unit: str
 
     def shown(self, value: int) -> str:
@@ -75,8 +75,8 @@ _LIMITS = (
     _Limit(resource.RLIMIT_AS, "virtual memory", "-v", "bytes"),
     _Limit(resource.RLIMIT_DATA, "memory for data", "-d", "bytes"),
 )
-"""Limits that a job or the process of a mount must not have: of a file that a user writes, and of
-the process itself, which would end in the middle of its work."""
+"""Limits that a job or a mount process must not have. They would limit the files that users write,
+or end the process itself in the middle of its work."""
 
 
 def lift_limits() -> None:

@@ -1,6 +1,6 @@
-"""Leases: whether other processes have a file open.
+"""Leases: find out whether other processes have a file open.
 
-Native calls take them for many files at once (``native/src/system/leases.rs``).
+Native calls take leases of many files at once (``native/src/system/leases.rs``).
 """
 
 import errno
@@ -9,7 +9,7 @@ import signal
 
 
 def has_writers(fd: int) -> bool:
-    """Whether any process has the file of ``fd`` open or mapped for writing.
+    """Return whether any process has the file of ``fd`` open or mapped for writing.
 
     ``fd`` is open for reading only. Takes a read lease for an instant. False on file systems
     without leases.
@@ -21,7 +21,7 @@ def has_writers(fd: int) -> bool:
 
 
 def lease_exclusively(fd: int) -> bool:
-    """Take the write lease of ``fd``, open for writing; False where another process has it open.
+    """Take the write lease of ``fd``, open for writing; False if another process has it open.
 
     Until ``fd`` is closed, other processes wait when they open the file (at most
     ``/proc/sys/fs/lease-break-time`` seconds). True on file systems without leases.
@@ -31,7 +31,7 @@ def lease_exclusively(fd: int) -> bool:
 
 def _lease(fd: int, kind: int) -> bool:
     try:
-        # When a lease is broken the kernel sends SIGIO by default, which kills; SIGURG is ignored.
+        # When a lease is broken, the kernel sends SIGIO by default, which kills; SIGURG is ignored.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, kind)
     except OSError as error:

@@ -1,9 +1,9 @@
 """A log that can neither block a process nor flood the machine's log.
 
-A socket of a log that nobody reads takes some hundred messages, and then blocks its senders; so
-does a terminal. Here a thread of its own sends them. Messages that it cannot get rid of are lost,
-and counted. A line that repeats within a minute is logged once, and there is a limit to lines of
-one kind: users can cause errors as fast as they can ask.
+A log socket without an active reader accepts some hundred messages, and then blocks its senders; so
+does a terminal. Here a separate thread sends them. Messages that it cannot send are lost, and
+counted. A line that repeats within a minute is logged once, and the number of lines of one kind is
+limited: users can cause errors as fast as they send requests.
 """
 
 import atexit
@@ -16,24 +16,24 @@ import time
 from collections.abc import Callable
 
 WAITING_MAX = 1000
-"""Messages that wait for the thread. They are short: some hundred kilobytes."""
+"""Messages that wait for the thread: some hundred kilobytes in total."""
 
 SEND_WAIT_S = 1.0
-"""A log that reads nothing for so long is taken for dead, until the next message."""
+"""A log that reads nothing for this time counts as dead, until the next message."""
 
 PERIOD_S = 60.0
 
 KIND_LINES_MAX = 60
-"""Lines of one kind (all that come of one statement of the program) in a period."""
+"""Lines of one kind (from one statement of the program) per period."""
 
 END_WAIT_S = 2.0
-"""How long the end of the process waits for the last messages."""
+"""The longest time that the end of the process waits for the last messages."""
 
 
 class RareLines(logging.Filter):
-    """Passes each warning and error once in a period, and no more of one kind than there may be.
+    """Passes each warning and error once per period, up to a limit for each kind.
 
-    Events (records with an ``event``) all pass: their senders see to it that they are few.
+    Events (records with an ``event``) always pass: their senders limit them.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -66,7 +66,7 @@ class RareLines(logging.Filter):
             self._of_kind.clear()
 
     def take_left_out(self) -> int:
-        """How many lines were left out in periods that are over, and were not told yet."""
+        """Return how many lines were dropped in finished periods and not yet reported."""
         with self._lock:
             if self._now() - self._began_s < PERIOD_S:
                 return 0
@@ -75,7 +75,7 @@ class RareLines(logging.Filter):
 
 
 class LogQueue(logging.handlers.QueueHandler):
-    """Hands records to a thread, in which ``handler`` may wait for as long as it likes.
+    """Hands records to a thread, in which ``handler`` may wait for any time.
 
     They wait until :meth:`start`. A thread has the rights that the process has when it starts.
     """
@@ -94,7 +94,7 @@ class LogQueue(logging.handlers.QueueHandler):
         atexit.register(self.close)
 
     def start(self) -> None:
-        """Start the thread, unless it runs."""
+        """Start the thread, unless it is running."""
         if not self._is_started:
             self._is_started = True
             self._thread.start()
@@ -110,7 +110,7 @@ class LogQueue(logging.handlers.QueueHandler):
             self._lost += count
 
     def close(self) -> None:
-        """Send what waits, as far as that is possible soon."""
+        """Send the waiting messages, as far as that is possible in a short time."""
         if not self._is_closed:
             self._is_closed = True
             atexit.unregister(self.close)
@@ -161,10 +161,10 @@ def _note(text: str) -> logging.LogRecord:
 
 
 class Datagrams(logging.Handler):
-    """Sends records as datagrams to a Unix socket; ``encoded`` makes one of a record."""
+    """Sends records as datagrams to a Unix socket; ``encoded`` makes a datagram from a record."""
 
     def __init__(self, path: str, encoded: Callable[[logging.LogRecord], bytes]) -> None:
-        """Raises OSError where nothing listens."""
+        """Raises OSError if no program listens."""
         super().__init__()
         self._path = path
         self._encoded = encoded
@@ -181,12 +181,12 @@ class Datagrams(logging.Handler):
         return connection
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Raises OSError where the message is lost."""
+        """Raises OSError if the message is lost."""
         data = self._encoded(record)
         try:
             self._socket.send(data)
         except (ConnectionError, FileNotFoundError):
-            # The program that listened was started again, with a new socket.
+            # The program that listens was restarted, with a new socket.
             self._socket.close()
             self._socket = self._connected()
             self._socket.send(data)
@@ -200,13 +200,13 @@ _FACILITY_USER = 1
 
 
 def syslog_line(record: logging.LogRecord, text: str) -> bytes:
-    """A record as ``/dev/log`` takes it."""
+    """Format a record for ``/dev/log``."""
     priority = _FACILITY_USER * 8 + syslog_severity(record.levelno)
     return f"<{priority}>{text}\0".encode("utf-8", "backslashreplace")
 
 
 def syslog_severity(level: int) -> int:
-    """The severity that syslog and the journal have for a level of Python's."""
+    """Return the severity in syslog and the journal for a Python log level."""
     for least, severity in _SEVERITIES:
         if level >= least:
             return severity

@@ -10,20 +10,20 @@ from dedupd_core.system.paths import lies_in, unescaped
 FS_TYPE = "fuse.dedupd"
 SOURCE_PREFIX = "dedupd:"
 SNAPSHOT_FS_TYPE = "fuse.dedupd.snapshot"
-"""Of a snapshot beside the volume: no mount of the volume, so that nothing takes it for one."""
+"""The type of snapshot mounts: other programs must not treat them as mounts of the volume."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mounted volume: its uuid and where it is mounted."""
+    """A mounted volume: its uuid and its mount point."""
 
     volume: str
     point: str
 
 
 class Row(NamedTuple):
-    """A mount of any kind. ``shown`` is the directory of the file system that it shows, ``device``
-    ``major:minor`` of that file system, of which ``options`` are, too."""
+    """A mount of any kind. ``shown``: the directory of the file system that it shows; ``device``:
+    ``major:minor`` of the file system; ``options``: those of the file system."""
 
     mount_id: str
     device: str
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 def parse_mountinfo(text: str) -> list[Row]:
-    """Every mount, in the order in which they were made."""
+    """Parse all mounts, in the order of mounting."""
     rows = []
     for line in text.split("\n"):
         left, _, right = line.partition(" - ")
@@ -48,20 +48,20 @@ def parse_mountinfo(text: str) -> list[Row]:
 
 
 def all_mounts(process: str = "self") -> list[Row]:
-    """Every mount that a process sees."""
+    """Return every mount that a process sees."""
     path = f"/proc/{process}/mountinfo"
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return parse_mountinfo(file.read())
 
 
 def _around(path: str) -> Row | None:
-    """The mount that a path lies in: the innermost one, and the last of several at one place."""
+    """Return the mount that contains a path: the innermost, and the last at one place."""
     around = [row for row in all_mounts() if lies_in(path, row.point)]
     return max(reversed(around), key=lambda row: len(row.point), default=None)
 
 
 def inside(directory: str) -> list[str]:
-    """The mount points below a directory (absolute, no links), without the directory itself.
+    """Return the mount points below a directory (absolute, no links), without the directory itself.
 
     A mount hides the files beneath it.
     """
@@ -69,10 +69,11 @@ def inside(directory: str) -> list[str]:
 
 
 def _volume_of(row: Row) -> Mount | None:
-    """The volume that a mount shows; None where it is no mount of a volume, or of a stranger.
+    """Return the volume of a mount; None if it is no mount of a volume, or is not trusted.
 
-    Users choose type and source of their own FUSE mounts, but not ``user_id``, which is theirs. So
-    those of root and of this user count, with a uuid as volumes have it: a socket has its name.
+    Users choose type and source of their own FUSE mounts, but not ``user_id``, their own id. So
+    only mounts of root and of this user count. The uuid must be valid, because it becomes the name
+    of a socket.
     """
     if row.kind != FS_TYPE or not row.source.startswith(SOURCE_PREFIX):
         return None
@@ -83,7 +84,7 @@ def _volume_of(row: Row) -> Mount | None:
 
 
 def is_uuid(text: str) -> bool:
-    """Whether a text is a uuid in its usual form, to the letter."""
+    """Return whether a text is a uuid in exactly its usual form."""
     try:
         return str(uuid.UUID(text)) == text
     except ValueError:
@@ -91,35 +92,35 @@ def is_uuid(text: str) -> bool:
 
 
 def volumes() -> list[Mount]:
-    """Every mounted volume, but those that other users than root serve."""
+    """Return every mounted volume, except those that users other than root serve."""
     return [mount for row in all_mounts() if (mount := _volume_of(row)) is not None]
 
 
 def snapshot_points() -> list[str]:
-    """Where snapshots of volumes are mounted."""
+    """Return the mount points of snapshots of volumes."""
     return [row.point for row in all_mounts() if row.kind == SNAPSHOT_FS_TYPE]
 
 
 def points_of(volume: str) -> list[str]:
-    """Where a volume (a uuid), or a copy of it, is mounted."""
+    """Return the mount points of a volume (a uuid) and of its copies."""
     return [mount.point for mount in volumes() if mount.volume == volume]
 
 
 def find(path: str) -> Mount | None:
-    """The mounted volume that ``path`` (absolute, no links) lies in."""
+    """Return the mounted volume that contains ``path`` (absolute, no links)."""
     row = _around(path)
     return None if row is None else _volume_of(row)
 
 
 def is_automount(path: str) -> bool:
-    """Whether ``path`` (absolute, no links) is a place where something is mounted as soon as
-    somebody looks there: looking from the program that is to mount it would wait for ever."""
+    """Return whether ``path`` (absolute, no links) is an automount. The program that has to mount
+    there must not access it, or it would wait forever."""
     row = _around(path)
     return row is not None and row.kind == "autofs" and row.point == path
 
 
 def place_of(path: str) -> tuple[str, str]:
-    """Device and path, within its file system, of a directory (absolute, no links)."""
+    """Return device and path, within its file system, of a directory (absolute, no links)."""
     row = _around(path)
     if row is None:
         return "", path
@@ -127,7 +128,7 @@ def place_of(path: str) -> tuple[str, str]:
 
 
 def parts_shown(place: tuple[str, str], process: str) -> list[str]:
-    """The points where a process has parts of a directory mounted, but not the whole directory."""
+    """Return the points where a process has parts of a directory mounted, but not all of it."""
     device, directory = place
     return [
         row.point
@@ -140,9 +141,9 @@ def parts_shown(place: tuple[str, str], process: str) -> list[str]:
 
 
 def file_system(mount_id: str, number: str) -> tuple[str, set[str]] | None:
-    """Type and options of the file system of a mount, or else of a device (``major:minor``).
+    """Return type and options of the file system of a mount, or else of a device (``major:minor``).
 
-    None where no mount is either.
+    None if there is no such mount either.
     """
     rows = all_mounts()
     of_mount = [row for row in rows if row.mount_id == mount_id]

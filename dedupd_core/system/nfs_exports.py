@@ -1,4 +1,4 @@
-"""What the NFS server of the kernel exports, as ``exportfs`` made it known."""
+"""The exports of the kernel's NFS server, as published by ``exportfs``."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dedupd_core.system.paths import lies_in, unescaped
 
 TABLES = ("/var/lib/nfs/etab", "/proc/fs/nfsd/exports")
-"""The first is exportfs' own, of all exports; the other has those in use."""
+"""The first table is exportfs' own, of all exports; the other has those in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,12 @@ class Export:
 
     @property
     def has_fsid(self) -> bool:
-        """Whether its handles name it by a number, or a uuid, that the administrator has given."""
+        """True if its handles contain a number, or a uuid, that the administrator has chosen."""
         return any(option.startswith("fsid=") for option in self.options)
 
 
 def exports() -> list[Export]:
-    """All that is exported; empty where no server is installed, or this user may not look."""
+    """Return all exports; empty if no server is installed, or this user has no access."""
     for table in TABLES:
         try:
             with open(table, encoding="utf-8", errors="surrogateescape") as file:
@@ -35,7 +35,7 @@ def exports() -> list[Export]:
 
 
 def parse_exports(text: str) -> list[Export]:
-    """The lines of a table: a path, then clients with options in parentheses."""
+    """Parse the lines of a table: a path, then clients with options in parentheses."""
     found = []
     for line in text.splitlines():
         words = line.split()
@@ -51,7 +51,7 @@ def parse_exports(text: str) -> list[Export]:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A thing about an export that fails users. ``is_bad``: they lose files, or see none."""
+    """A problem of an export for users. ``is_bad``: they lose files, or see none."""
 
     is_bad: bool
     found: str
@@ -59,14 +59,14 @@ class Fault:
 
 
 def line_for(root: str, uuid: str) -> str:
-    """The line of /etc/exports for a volume: its handles are those of its uuid, on any machine."""
+    """Return the line of /etc/exports for a volume: its handles use its uuid, on any machine."""
     path = root.replace("\\", "\\134").replace(" ", "\\040")
     return f"{path} *(rw,sync,no_subtree_check,mp,fsid={uuid})"
 
 
 def faults(root: str, base: str, uuid: str, found: list[Export]) -> list[Fault]:
-    """What is wrong with the exports of a volume that users find at ``root``, and that keeps its
-    files in ``base``; the worst first."""
+    """Return the problems of exports of a volume that users see at ``root``, with files in
+    ``base``; the worst first."""
     line = f"in /etc/exports: `{line_for(root, uuid)}`, then `exportfs -ra`"
     told = []
     for one in found:
@@ -91,6 +91,6 @@ def faults(root: str, base: str, uuid: str, found: list[Export]) -> list[Fault]:
 
 
 def in_the_way(root: str, found: list[Export]) -> list[str]:
-    """The exports whose clients may have handles of a directory that is no volume yet."""
+    """Return the exports whose clients may have handles of a directory that is not yet a volume."""
     paths = {one.path for one in found}
     return sorted(path for path in paths if lies_in(path, root) or lies_in(root, path))

@@ -1,6 +1,6 @@
-"""Reading files once without filling the page cache, into buffers that are used again.
+"""Reads files once into reusable buffers, without filling the page cache.
 
-Native calls have two ways of their own: ``native/src/system/reads.rs`` for files, and ``O_DIRECT``
+Native calls have separate code: ``native/src/system/reads.rs`` for files, and ``O_DIRECT``
 (``native/src/threads/read_ahead.rs``) for containers.
 """
 
@@ -16,38 +16,38 @@ from dedupd_core.system.files import UNREADABLE, read_readable
 from dedupd_core.units import MIB
 
 DONT_CACHE = getattr(os, "RWF_DONTCACHE", 0x80)
-"""Linux 6.14: pages that a read or write brings in are dropped again; other pages stay."""
+"""Linux 6.14: new pages of a read or write are dropped again; other pages stay."""
 
 _WRITES_SINCE = (6, 16)
-"""Earlier releases dropped pages without regard to changes made meanwhile."""
+"""Earlier releases dropped pages even if they were changed in between."""
 
 _READ_BYTES = 1 * MIB
-"""Read by one call: fits into the processor's cache, 5 % faster than all in one call."""
+"""Bytes per call: this fits into the processor's cache, and is 5 % faster than a single call."""
 
 _kernel = {"knows_dont_cache": True}
 
 
 @cache
 def kernel_writes_uncached() -> bool:
-    """Whether writes may be given DONT_CACHE; a file system may still refuse it."""
+    """Return whether writes may use DONT_CACHE; a file system may still refuse it."""
     numbers = re.findall(r"\d+", os.uname().release)[:2]
     return tuple(map(int, numbers)) >= _WRITES_SINCE
 
 
 def new_buffer(length: int) -> mmap.mmap:
-    """Memory that is used again and again, in large pages where the kernel has them."""
+    """Allocate reusable memory, in large pages if the kernel has them."""
     buffer = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         buffer.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel without them
+    except OSError:  # a kernel without large pages
         pass
     return buffer
 
 
 def read_uncached(fd: int, view: memoryview, offset: int) -> int:
-    """Fill ``view``; leaves no new pages in the page cache.
+    """Fill ``view``; leave no new pages in the page cache.
 
-    Returns the bytes read, short only at the end of the file. Raises OSError.
+    Returns the bytes read, fewer only at the end of the file. Raises OSError.
     """
     have = 0
     while have < len(view):
@@ -68,8 +68,8 @@ def read_uncached(fd: int, view: memoryview, offset: int) -> int:
 
 
 def read_uncached_readable(fd: int, view: memoryview, offset: int) -> int:
-    """As :func:`read_uncached`, with zeros for each block that cannot be read: for data with
-    checksums, which zeros fail."""
+    """Like :func:`read_uncached`, with zeros for unreadable blocks: for data with checksums, which
+    do not match zeros."""
     try:
         return read_uncached(fd, view, offset)
     except OSError as error:
@@ -81,9 +81,9 @@ def read_uncached_readable(fd: int, view: memoryview, offset: int) -> int:
 
 
 class BufferPool:
-    """A fixed number of buffers: the bound on a pipeline's memory, and the brake on its reader.
+    """A fixed number of buffers: limits a pipeline's memory, and slows down its reader.
 
-    The buffer that was given back last is taken first: the processor's cache still has it.
+    The buffer that was returned last is reused first: it is still in the processor's cache.
     """
 
     def __init__(self, buffers: Iterable[mmap.mmap]) -> None:
@@ -92,7 +92,7 @@ class BufferPool:
             self._free.put(buffer)
 
     def take(self) -> mmap.mmap | None:
-        """A buffer, waiting for one; None once the pool is closed."""
+        """Wait for a buffer and return it; None when the pool is closed."""
         return self._free.get()
 
     def give(self, buffer: mmap.mmap) -> None:

@@ -1,9 +1,9 @@
 """Processes and mounts that use files of a directory or of a file system.
 
-Those of a directory would go on using the files below a mount over it.
+Users of a directory would continue to use the files below a mount over it.
 
-A process that has a directory in it open, or a mount of it elsewhere, shows the files below the
-mount: stubs as zeros. The links of ``/proc`` name them; those of other users may not be visible.
+A process that has a directory in it open, or another mount of it, sees the files below the mount:
+stubs as zeros. The links in ``/proc`` show such processes; those of other users may not be visible.
 """
 
 import ctypes
@@ -17,14 +17,14 @@ from dedupd_core.system import mount_table
 _LINKS = ("cwd", "root", "exe")
 _REMOVED = " (deleted)"
 _MAPPED_FIELDS = 5
-"""Of a line of ``maps``, before the path, which is as it stands but for newlines."""
+"""The fields of a line of ``maps`` before the path. In the path, only newlines are escaped."""
 
 
 def occupants(directory: str, ignored: str = "") -> Iterator[str]:
-    """Messages about uses of files below ``directory`` (absolute, no links).
+    """Yield messages about uses of files below ``directory`` (absolute, no links).
 
     The directory itself may be open, or mounted elsewhere: ``enable`` moves all entries out of it.
-    So may the path ``ignored`` in it be open.
+    The path ``ignored`` in it may be open, too.
     """
     place = mount_table.place_of(directory)
     namespaces: set[str] = set()
@@ -32,7 +32,7 @@ def occupants(directory: str, ignored: str = "") -> Iterator[str]:
         try:
             os.readlink(f"/proc/{pid}/exe")
         except FileNotFoundError:
-            continue  # a thread of the kernel, or a process that has ended
+            continue  # a kernel thread, or a process that has exited
         except OSError:
             pass  # another user's
         with suppress(OSError):
@@ -55,10 +55,10 @@ def _in_use(pid: str, directory: str, ignored: str) -> Iterator[str]:
 
 
 def users_of_device(device: str) -> Iterator[str]:
-    """Yield the processes, by number and name, that use a file system (``major:minor``), and mounts
-    of it in other mount namespaces.
+    """Yield the processes, by number and name, that use a file system, and other mounts of it.
 
-    A file system that is mounted nowhere is found as well. It is asked nothing: it may not answer.
+    ``device``: ``major:minor``. The mounts are those in other mount namespaces. This also finds
+    users of an unmounted file system. It sends no request to the file system, which may not answer.
     """
     namespaces = {os.readlink("/proc/self/ns/mnt")}
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -93,9 +93,9 @@ _STATX_DEVICE_AT = 136
 
 
 def _device_of(path: str) -> str | None:
-    """The device that a file is on; None if there is no such file.
+    """Return the device of a file; None if there is no such file.
 
-    Its file system is not asked, unlike by ``os.stat``.
+    Unlike ``os.stat``, this sends no request to its file system.
     """
     found = ctypes.create_string_buffer(_STATX_BYTES)
     if ctypes.CDLL(None).statx(_AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, 0, found):
@@ -120,9 +120,9 @@ def _opened(pid: str) -> Iterator[str]:
 
 
 def _mapped(pid: str, below: str) -> Iterator[str]:
-    """What a process has mapped that lies ``below``.
+    """Yield the paths ``below`` a directory that a process has mapped.
 
-    One file names it all. To follow the links of ``map_files``, hundreds of a process, took ten
+    One file lists all of them. Following the links of ``map_files``, hundreds per process, took ten
     times as long.
     """
     shown = os.fsencode(below).replace(b"\n", rb"\012")

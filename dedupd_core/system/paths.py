@@ -1,4 +1,4 @@
-"""Paths below a directory: opened without following links, and shown in messages.
+"""Paths below a directory: opening without following links, and formatting for messages.
 
 Native calls open many files at once with the same rules (``native/src/system/files.rs``).
 """
@@ -18,7 +18,7 @@ _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
 def split_path(path: bytes) -> list[bytes]:
-    """Components of a relative path. Raises ValueError where one is ``..`` or it is absolute."""
+    """Split a relative path. Raises ValueError if a component is ``..`` or it is absolute."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     if path.startswith(b"/") or b".." in parts:
         raise ValueError(f"{path!r}: leaves the directory")
@@ -26,7 +26,7 @@ def split_path(path: bytes) -> list[bytes]:
 
 
 def open_beneath(dir_fd: int, path: bytes, flags: int) -> int:
-    """Open ``path`` below ``dir_fd``, following no symbolic link at any step."""
+    """Open ``path`` below ``dir_fd``, without following any symbolic link."""
     *parents, name = split_path(path) or [b"."]
     current = dir_fd
     try:
@@ -44,7 +44,7 @@ def open_beneath(dir_fd: int, path: bytes, flags: int) -> int:
 
 
 class DirectoryOpener:
-    """Opens directories below one, and keeps the last one open: files come by directory."""
+    """Opens directories below another, and keeps the last one open for the next file in it."""
 
     def __init__(self, dir_fd: int) -> None:
         self._root = dir_fd
@@ -52,7 +52,7 @@ class DirectoryOpener:
         self._fd = dir_fd
 
     def open(self, path: bytes) -> int:
-        """A descriptor of a directory, valid until the next call. Follows no link."""
+        """Open a directory; the descriptor is valid until the next call. Follows no link."""
         if path != self._path:
             self.close()
             self._fd = open_beneath(self._root, path, os.O_PATH | os.O_DIRECTORY)
@@ -74,13 +74,13 @@ class DirectoryOpener:
 
 
 def show_path(path: bytes) -> str:
-    """A path as text for messages. Bytes that are not UTF-8 are escaped, and so are characters that
-    would act on a terminal or break a line of a log."""
+    """Format a path for messages. Escapes bytes that are not UTF-8, and characters that would
+    control a terminal or break a line of a log."""
     return show_text(path.decode("utf-8", "surrogateescape"))
 
 
 def show_text(text: str) -> str:
-    """Text that contains names, escaped as by :func:`show_path`."""
+    """Format a text with names, escaped as by :func:`show_path`."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else _escaped(one) for one in text)
@@ -89,12 +89,12 @@ def show_text(text: str) -> str:
 def _escaped(character: str) -> str:
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:
-        return f"\\x{code - 0xDC00:02x}"  # a byte, as ``surrogateescape`` has it
+        return f"\\x{code - 0xDC00:02x}"  # a byte, encoded by ``surrogateescape``
     return character.encode("unicode_escape").decode()
 
 
 def unescaped(text: str) -> str:
-    """A path of a table of the system, in which blanks and other characters are octal numbers, like
+    """Decode a path of a system table, with blanks and other characters as octal numbers:
     ``\\\\040``."""
     raw = text.encode("utf-8", "surrogateescape")
     raw = _OCTAL.sub(lambda match: bytes([int(match[1], 8) & 0xFF]), raw)
@@ -102,8 +102,8 @@ def unescaped(text: str) -> str:
 
 
 def resolved(path: str) -> str:
-    """An absolute path with links followed, but for a last name that leads to no directory: such a
-    link may itself be a file of a volume."""
+    """Return an absolute path with links resolved, except for a last name that leads to no
+    directory: such a link may itself be a file of a volume."""
     whole = os.path.abspath(path)
     if os.path.isdir(whole):
         return os.path.realpath(whole)
@@ -111,15 +111,15 @@ def resolved(path: str) -> str:
 
 
 def lies_in(path: str, directory: str) -> bool:
-    """Whether a path is a directory, or lies below it. Both are absolute."""
+    """Return whether a path is a directory, or is below it. Both are absolute."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def refuse_part(path: str, places: Iterable[str], to: str) -> None:
-    """Raise UsageError unless ``path`` is one of ``places``: the root and the mount points of a
-    volume. A mistyped path below them must not act on all of it.
+    """Raise UsageError unless ``path`` is one of ``places``.
 
-    ``to`` is what was to be done.
+    These are the root and the mount points of a volume: a mistyped path below them must not act on
+    the entire volume. ``to``: the refused action.
     """
     mine = {os.path.abspath(path), os.path.realpath(path)}
     places = tuple(places)
@@ -134,7 +134,7 @@ def refuse_part(path: str, places: Iterable[str], to: str) -> None:
 
 @contextmanager
 def named(path: str) -> Iterator[None]:
-    """Make errors of the system name ``path`` instead of a name below a descriptor."""
+    """Make system errors name ``path`` instead of a name below a descriptor."""
     try:
         yield
     except OSError as error:
@@ -142,8 +142,8 @@ def named(path: str) -> Iterator[None]:
 
 
 def shown_place(path: AnyStr) -> AnyStr:
-    """A path for a message: one that leads through a descriptor of this process, as the path that
-    the descriptor has now."""
+    """Format a path for a message: a path through a descriptor of this process is shown as the
+    current path of the descriptor."""
     text = os.fsdecode(path)
     match = _BY_DESCRIPTOR.match(text)
     if match is None:
@@ -157,7 +157,7 @@ def shown_place(path: AnyStr) -> AnyStr:
 
 
 def explain(error: BaseException) -> str:
-    """An error for a message; one of the system as file and reason."""
+    """Format an error for a message; a system error as file and reason."""
     if not isinstance(error, OSError):
         return str(error) or type(error).__name__
     where, reason = filename_of(error), error.strerror or str(error)
@@ -167,17 +167,17 @@ def explain(error: BaseException) -> str:
 
 
 def filename_of(error: OSError) -> str:
-    """The file that an error names, for a message.
+    """Return the file that an error names, for a message.
 
-    A call by descriptor has that number in its place. It is empty then: the number says nothing to
-    people, and may be another file's by now.
+    For a call by descriptor, this is empty: the number of the descriptor is useless for people, and
+    may belong to another file now.
     """
     name = error.filename
     return shown_place(os.fsdecode(name)) if isinstance(name, str | bytes | os.PathLike) else ""
 
 
 def parents(path: AnyStr) -> list[AnyStr]:
-    """A relative path and the directories above it, the uppermost first."""
+    """Return a relative path and its parent directories, the uppermost first."""
     found = [path]
     while above := os.path.dirname(found[-1]):
         found.append(above)

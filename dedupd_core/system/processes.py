@@ -1,4 +1,4 @@
-"""Processes of this program: their priority, their cores, and how to start another one."""
+"""Processes of this program: priority, cores, and how to start another one."""
 
 import ctypes
 import fcntl
@@ -11,11 +11,11 @@ from pathlib import Path
 from dedupd_core.system.control_socket import runtime_dir
 
 REGISTER = "programs.lock"
-"""The file that programs of root have locked while they run, in the directory of sockets."""
+"""The file in the directory of sockets that programs of root lock while they run."""
 
 
 class IoPriority(StrEnum):
-    """A job's part of the disk: idle time only, little, or a fair share."""
+    """The I/O priority of a job: idle time only, low, or normal."""
 
     IDLE = "idle"
     LOW = "low"
@@ -23,7 +23,7 @@ class IoPriority(StrEnum):
 
 
 def give_way(io_priority: IoPriority = IoPriority.IDLE) -> None:
-    """Give processor and disk to all other processes first, for the rest of this process."""
+    """Yield processor and disk to all other processes, until this process exits."""
     import psutil
 
     io_class, level = {
@@ -40,11 +40,10 @@ def give_way(io_priority: IoPriority = IoPriority.IDLE) -> None:
 
 
 def give_way_as_group() -> None:
-    """Have the scheduler serve all other sessions first, if this process has a group of its own
-    (:func:`has_group_of_its_own`).
+    """Make the scheduler prefer all other sessions, if :func:`has_group_of_its_own`.
 
-    There the nice value of :func:`give_way` counts among the process's own threads only. On a
-    machine that is busy all the time next to nothing is left then: it is for work that can wait.
+    In such a group, the nice value of :func:`give_way` only matters among the process's own
+    threads. On a busy machine almost no time remains: this is for work that can wait.
     """
     if has_group_of_its_own():
         with suppress(OSError), open("/proc/self/autogroup", "w") as group:
@@ -52,24 +51,24 @@ def give_way_as_group() -> None:
 
 
 _FIRST_CGROUP_NAMESPACE = 0xEFFF_FFFB
-"""Its inode number: in another one, the name of a group does not tell where it is."""
+"""Its inode number: in another namespace, the name of a group does not show its place."""
 
 
 def has_group_of_its_own() -> bool:
-    """Whether the scheduler shares processors out to the session of this process as to one, and it
-    leads that (``sched(7)``, "The autogroup feature").
+    """Return whether the scheduler treats the session of this process as one group.
 
-    It does not where the process is in a control group for processors.
+    This process must lead the session (``sched(7)``, "The autogroup feature"). False if the process
+    is in a control group for processors.
     """
     try:
         if os.stat("/proc/self/ns/cgroup").st_ino != _FIRST_CGROUP_NAMESPACE:
             return False
         if Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() != "1":
             return False
-        if not Path("/proc/self/autogroup").read_text():  # that of the whole machine
+        if not Path("/proc/self/autogroup").read_text():  # it is off for the entire machine
             return False
         groups = Path("/proc/self/cgroup").read_text()
-    except OSError:  # a kernel without
+    except OSError:  # a kernel without the feature
         return False
     return os.getsid(0) == os.getpid() and not any(
         _has_processors(*line.split(":", 2)[1:]) for line in groups.splitlines()
@@ -77,7 +76,7 @@ def has_group_of_its_own() -> bool:
 
 
 def _has_processors(controllers: str, path: str) -> bool:
-    """Whether a control group of this process, or one around it, is for processors."""
+    """Return whether a control group of this process, or a parent of it, is for processors."""
     if controllers:
         return "cpu" in controllers.split(",") and path != "/"
     group = Path("/sys/fs/cgroup", path.lstrip("/"))
@@ -85,21 +84,21 @@ def _has_processors(controllers: str, path: str) -> bool:
 
 
 def leave_callers_in_place() -> bool:
-    """Let programs that wait for an answer of this process stay on the processor that they are on,
-    if that harms nobody; else undo it. Whether it is so now.
+    """Keep programs that wait for an answer of this process on their processor, if possible.
 
-    The scheduler wakes a program on another processor if that is free, and the thread that has just
-    answered is still on this one: on a virtual machine the way there takes 40 µs, six times the
-    request itself. A processor on which there are but threads of the idle class counts as free. So
-    all threads of this process, and those that they start, are put in that class, and have the disk
-    as before. Among themselves nothing changes, nor do others notice, if the process
-    :func:`has_group_of_its_own`. Where it has not, others would come first. That changes while a
-    process runs: it is for the caller to ask again.
+    Otherwise undo it. Returns whether it is in effect. The scheduler wakes a program on another
+    processor if one is free, while the thread that has just answered is still on this one. On a
+    virtual machine the move takes 40 µs, six times the request itself. A processor counts as free
+    if it runs only threads of the idle class. So all threads of this process, and those that they
+    start, are put in that class, with the same disk priority as before. If the process
+    :func:`has_group_of_its_own`, nothing changes among its threads or for other processes;
+    otherwise, other processes would come first. This can change while a process runs, so callers
+    must repeat the call.
     """
     is_alone = has_group_of_its_own()
     wanted = os.SCHED_IDLE if is_alone else os.SCHED_OTHER
     for thread in map(int, os.listdir("/proc/self/task")):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has exited
             if os.sched_getscheduler(thread) != wanted:
                 _keep_disk(thread)
                 os.sched_setscheduler(thread, wanted, os.sched_param(0))
@@ -107,7 +106,7 @@ def leave_callers_in_place() -> bool:
 
 
 def _keep_disk(thread: int) -> None:
-    """Give a thread the disk's default class: by itself it has that of its class for processors."""
+    """Give a thread the disk's default class: otherwise the class follows its processor class."""
     import psutil
 
     with suppress(OSError, psutil.Error):  # a kernel without I/O classes
@@ -122,17 +121,17 @@ _NO_SETUID_FIXUP = 1 << 2
 
 
 def keep_capabilities_of_all_users() -> bool:
-    """Have this thread, and those that it starts, keep their capabilities whatever users they
-    become; whether that is so. It takes ``CAP_SETPCAP``."""
+    """Make this thread, and those that it starts, keep their capabilities when their user changes.
+    Returns whether that succeeded; it needs ``CAP_SETPCAP``."""
     libc = ctypes.CDLL(None)
     bits = libc.prctl(_PR_GET_SECUREBITS, 0, 0, 0, 0)
     return bits >= 0 and not libc.prctl(_PR_SET_SECUREBITS, bits | _NO_SETUID_FIXUP, 0, 0, 0)
 
 
 def sees_trusted_attributes() -> bool:
-    """Whether this process is shown the attributes ``trusted.*``: to others they do not exist.
+    """Return whether this process sees attributes ``trusted.*``, which are hidden from others.
 
-    It takes a capability in the first user namespace; that of a container is not enough.
+    This needs a capability in the first user namespace; that of a container is not enough.
     """
     with open("/proc/self/uid_map", encoding="ascii") as file:
         if file.read().split() != ["0", "0", str(0xFFFF_FFFF)]:
@@ -144,18 +143,18 @@ def sees_trusted_attributes() -> bool:
 
 _PR_SET_NAME = 15
 _ARGUMENTS_FIELD = 48 - 3
-"""Of ``/proc/self/stat``, counted from the field after the name: where the arguments begin."""
+"""The field of ``/proc/self/stat`` with the start of the arguments, counted after the name."""
 
 
 def show_as(name: str, *arguments: str) -> None:
-    """Have ``top`` show this process as ``name`` (15 bytes at most), and ``ps`` with these
-    arguments, in the place of its own and cut to their length."""
+    """Make ``top`` show this process as ``name`` (15 bytes at most), and ``ps`` with these
+    arguments, which replace its own and are cut to the same length."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
     start, end = (int(field) for field in fields[_ARGUMENTS_FIELD : _ARGUMENTS_FIELD + 2])
-    if 0 < start < end:  # 0 where the kernel does not tell
+    if 0 < start < end:  # 0 if the kernel hides it
         text = b"\0".join(map(os.fsencode, (name, *arguments)))[: end - start - 1]
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
@@ -165,7 +164,7 @@ _registered: list[int] = []
 
 
 def register() -> None:
-    """Hold the lock by which a guard (``dedupd/service/guard``) recognizes programs of ours.
+    """Hold the lock that identifies our programs to a guard (``dedupd/service/guard``).
 
     Only root can enter the directory, so no other user can hold it. The lock ends with the process.
     """
@@ -184,19 +183,19 @@ def make_register() -> None:
 
 
 def lock_of_register() -> bytes:
-    """Return the lock of :func:`register` as ``/proc/locks`` shows it. Raises OSError."""
+    """Return the lock of :func:`register` in the form of ``/proc/locks``. Raises OSError."""
     found = os.stat(os.path.join(runtime_dir(), REGISTER))
     device = found.st_dev
     return f"{os.major(device):02x}:{os.minor(device):02x}:{found.st_ino}".encode()
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a child process that runs this program in another directory."""
+    """Return the environment of a child process that runs this program in another directory."""
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path}
 
@@ -212,8 +211,8 @@ _KEPT_PREFIXES = ("LC_", "XDG_", "DEDUPD_", "CEPH_")
 def server_environment() -> dict[str, str]:
     """Return the environment of a child process that works for all users.
 
-    A shell's variables do not reach it: a library of ``LD_PRELOAD`` could ignore syncs, options of
-    Python change how the program runs, and secrets would stay in memory.
+    It has no variables of a shell: a library of ``LD_PRELOAD`` could ignore syncs, options of
+    Python could change how the program runs, and secrets would stay in memory.
     """
     kept = {*_KEPT, "PYTHONPATH"}
     if not sys.flags.ignore_environment:

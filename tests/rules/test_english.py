@@ -31,6 +31,7 @@ DOCSTRINGS = (
     *("tests/support/english.py", "tests/support/texts.py", "tests/rules/test_english.py"),
     *("dedupd/**/*.py", "analysis/**/*.py"),
     *("fuse_stub/*.py", "fuse_stub/[!f]*/**/*.py"),
+    *("dedupd_core/config/**/*.py", "dedupd_core/system/**/*.py"),
 )
 """Modules: all of their docstrings and comments."""
 

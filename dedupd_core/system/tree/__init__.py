@@ -1,1 +1,1 @@
-"""Files in a tree that users change: the paths that they have, and what root takes over of them."""
+"""Files in a tree that users change: their paths, and what root restores of them."""

@@ -1,7 +1,7 @@
-"""What a program of root takes over of files that users can change (docs/design/privileges.md).
+"""Rules of a root program for restoring files that users can change (docs/design/privileges.md).
 
-A file that a user owned says which owner, mode and attributes it had, and a user can change the
-directories in which a program of root restores it. So what comes back, and where, follows rules.
+A user's file determines the owner, mode and attributes to restore, and a user can change the
+directories in which a root program restores it. So rules limit what is restored, and where.
 """
 
 import enum
@@ -30,19 +30,19 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Rights(enum.Enum):
-    """By whose rights a file is restored."""
+    """The rights with which a file is restored."""
 
     USER = "user"
-    """By those of its owner: owner and group stay those of the new file."""
+    """Those of its owner: owner and group stay those of the new file."""
     ROOT = "root"
-    """By those of root: with owner and group, and nothing that the owner could not set."""
+    """Those of root: with owner and group, and nothing that the owner could not set."""
     PRIVILEGED = "privileged"
-    """As root has asked for: with set-user-ID and set-group-ID bits, file capabilities and labels,
-    too."""
+    """As root has requested: including set-user-ID and set-group-ID bits, file capabilities and
+    labels."""
 
 
 def rights_of(uid: int, *, privileges: bool) -> Rights:
-    """By whose rights a user restores a file. Raises UsageError."""
+    """Return the rights with which a user restores a file. Raises UsageError."""
     if uid != 0 and privileges:
         raise UsageError("only root restores set-user-ID bits and capabilities (--privileges)")
     if uid != 0:
@@ -51,19 +51,19 @@ def rights_of(uid: int, *, privileges: bool) -> Rights:
 
 
 def keep_group(disk: Disk, fd: int, gid: int) -> None:
-    """Have a new file of a user other than root belong to a group, if the kernel finds the user in
-    it. If not, the file stays in the group that its directory gives to new files."""
+    """Assign a new file of a user other than root to a group, if the kernel finds the user in it.
+    Otherwise the file stays in the group that its directory gives to new files."""
     if os.geteuid() != 0:
         with suppress(OSError):
             disk.set_owner(fd, -1, gid)
 
 
 def permissions(mode: int, rights: Rights, *, same_group: bool) -> int:
-    """The mode with which a file or directory comes back.
+    """Return the mode of a restored file or directory.
 
     If it gets another group, members of that group get the permissions of others. A directory keeps
     the bits that limit deletion and pass on its group: they give no program any rights, and without
-    the first one users could delete the files of each other.
+    the first one users could delete each other's files.
     """
     if rights is Rights.PRIVILEGED:
         return stat.S_IMODE(mode)
@@ -73,41 +73,41 @@ def permissions(mode: int, rights: Rights, *, same_group: bool) -> int:
 
 
 def loses_rights(mode: int, rights: Rights) -> bool:
-    """Return whether a file or directory comes back without a bit that gives rights."""
+    """Return whether a file or directory is restored without a bit that gives rights."""
     lost = SET_ID & ~_OF_DIRECTORIES if stat.S_ISDIR(mode) else SET_ID
     return rights is not Rights.PRIVILEGED and bool(mode & lost)
 
 
 def takes_device(mode: int, device: int, rights: Rights) -> bool:
-    """Return whether a special file comes back. A device gives its owner what it leads to, and only
-    root can make one, except for the device 0 of an overlay."""
+    """Return whether a special file is restored. A device gives its owner access to hardware, and
+    only root can make one, except for the device 0 of an overlay."""
     is_device = stat.S_ISBLK(mode) or stat.S_ISCHR(mode)
     return rights is Rights.PRIVILEGED or not is_device or (stat.S_ISCHR(mode) and device == 0)
 
 
 def takes_attribute(name: bytes, rights: Rights, *, same_group: bool) -> bool:
-    """Whether an attribute comes back. An ACL names permissions of the group of its file."""
+    """Return whether an attribute is restored. An ACL names rights of the group of its file."""
     if rights is Rights.PRIVILEGED:
         return True
     return name.startswith(_OWNED) and (same_group or name != ACCESS_ACL)
 
 
 def drop_inherited_acls(disk: Disk, fd: int) -> None:
-    """Remove the ACLs that a new file or directory has from the default ACL of its directory, whose
-    owner has chosen the users in it. Call this before the mode is set. Raises OSError."""
+    """Remove the ACLs that a new file or directory has inherited from its directory, whose owner
+    has chosen the users in it. Call this before the mode is set. Raises OSError."""
     for name in map(os.fsencode, os.listxattr(b"/proc/self/fd/%d" % fd)):
         if name in (ACCESS_ACL, DEFAULT_ACL):
             disk.remove_attribute_of(fd, name)
 
 
 def is_privileged(mode: int, names: list[bytes]) -> bool:
-    """Whether a file gives those who run it more rights than they have."""
+    """Return whether a file gives users who run it additional rights."""
     return bool(mode & SET_ID) or CAPABILITIES in names
 
 
 def refuse_others_directory(dir_fd: int, path: bytes, uid: int) -> None:
-    """Raise UsageError unless a directory belongs to root or to ``uid``, to whom a file in it will
-    belong. A file of one user in the home of another may be what that user's programs run."""
+    """Raise UsageError unless a directory belongs to root or to ``uid``, the future owner of a file
+    in it. Programs of a user may execute a file of another user in the first user's home."""
     owner = os.fstat(dir_fd).st_uid
     if owner not in (0, uid):
         raise UsageError(
@@ -121,9 +121,9 @@ def make_directory_of(
 ) -> int:
     """Make a directory that a user owns, and open it.
 
-    A user that can change the parent could exchange a new directory for another one before it gets
-    its owner. So it is made in a directory ``private`` that only this program's user can change,
-    and moved once it has its owner. Raises FileExistsError, UsageError, OSError.
+    A user who can change the parent could exchange a new directory before it gets its owner. So it
+    is made in a directory ``private`` that only this program's user can change, and moved after it
+    has its owner. Raises FileExistsError, UsageError, OSError.
     """
     disk.make_dir(parent_fd, private)
     try:
@@ -142,9 +142,9 @@ def make_directory_of(
 
 
 def remove_private(disk: Disk, parent_fd: int, private: bytes) -> None:
-    """Remove what :func:`make_directory_of` has left of its private directory, also after a crash.
+    """Remove the private directory of :func:`make_directory_of`, even after a crash.
 
-    A directory that others can change is left where it is.
+    A directory that other users can change is not removed.
     """
     with suppress(OSError, UsageError):
         with opened(open_own_directory(parent_fd, private)) as place:
@@ -154,8 +154,8 @@ def remove_private(disk: Disk, parent_fd: int, private: bytes) -> None:
 
 
 def open_own_directory(parent_fd: int, name: bytes) -> int:
-    """Open a directory that only this program's user can change. Raises UsageError for any other
-    one, OSError."""
+    """Open a directory that only this program's user can change. Raises OSError, and UsageError for
+    any other directory."""
     fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
     status = os.fstat(fd)
     if status.st_uid == os.geteuid() and not status.st_mode & 0o077:

@@ -1,7 +1,7 @@
-"""The paths that open files have below a directory, as the kernel knows them.
+"""The paths of open files below a directory, as the kernel knows them.
 
 A path longer than ``PATH_MAX`` is legal: a program reaches it by one directory after the other. The
-kernel tells no path of that length, so the names are looked up in the directories above.
+kernel reports no path of that length, so the names are looked up in the directories above.
 """
 
 import errno
@@ -13,23 +13,24 @@ from dedupd_core.system.files import opened
 from dedupd_core.system.paths import open_beneath, show_path
 
 LEVELS_MAX = 64
-"""Directories beyond the part that the kernel tells; 64 names of 255 bytes are 16 KiB."""
+"""Directories beyond the part that the kernel reports; 64 names of 255 bytes are 16 KiB."""
 
 ENTRIES_MAX = 4096
-"""Names that are read for them, in all: some milliseconds, during which a mount may stand still."""
+"""The names that are read for them in total: some milliseconds, in which a mount may block."""
 
 _REMOVED = b" (deleted)"
-"""What the kernel appends to the path of a name that is gone. A name may end so, too."""
+"""The kernel appends this to the path of a removed name. A real name may also end like this."""
 
 _WALK = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def path_in_tree(tree_fd: int, fd: int) -> bytes | None:
-    """Return the path that ``fd`` has now below the directory ``tree_fd``, ``b""`` for that itself.
+    """Return the current path of ``fd`` below the directory ``tree_fd``, ``b""`` for that itself.
 
-    None if no path is known: the name is gone, the file lies elsewhere, NFS opened the file by its
-    number, or a file lies below a path longer than ``PATH_MAX``. Of a directory, a path of such a
-    length is found within ``LEVELS_MAX`` and ``ENTRIES_MAX``. Raises nothing for any name.
+    None if no path is known: the name was removed, the file is elsewhere, or NFS opened it by its
+    number. The same holds for a file below a path longer than ``PATH_MAX``. For a directory, a path
+    of such a length is found within ``LEVELS_MAX`` and ``ENTRIES_MAX``. Raises nothing for any
+    name.
     """
     path, is_long = _told(tree_fd, fd)
     if path is not None:
@@ -43,9 +44,9 @@ def path_in_tree(tree_fd: int, fd: int) -> bytes | None:
 
 
 def name_in_tree(tree_fd: int, fd: int) -> str:
-    """Return the same path for messages; where none is known, ``#`` and the number of the inode.
+    """Return the same path for messages; if none is known, ``#`` and the number of the inode.
 
-    The path of a name that is gone ends in ``(deleted)``. No program may open the result.
+    The path of a removed name ends in ``(deleted)``. No program may open the result.
     """
     path = _told(tree_fd, fd)[0]
     if path is None:
@@ -54,12 +55,12 @@ def name_in_tree(tree_fd: int, fd: int) -> str:
 
 
 def numbered(fd: int) -> bytes:
-    """Return what stands for a file without a known path where a path is written down."""
+    """Return the name that replaces an unknown path of a file in records."""
     return b"#%d" % os.fstat(fd).st_ino
 
 
 def lies_elsewhere(tree_fd: int, fd: int) -> bool:
-    """Return whether ``fd`` is known to lie outside of the directory ``tree_fd``."""
+    """Return whether ``fd`` is known to be outside of the directory ``tree_fd``."""
     path, is_long = _told(tree_fd, fd)
     if path is not None:
         return False
@@ -74,7 +75,7 @@ def _link(fd: int) -> bytes:
 
 
 def _told(tree_fd: int, fd: int) -> tuple[bytes | None, bool]:
-    """The path that the kernel tells, cut off behind the directory; and whether there is none
+    """Return the path that the kernel reports, below the directory; and whether it is missing
     because it is too long."""
     try:
         top, path = _link(tree_fd).rstrip(b"/"), _link(fd)
@@ -95,7 +96,7 @@ def _leads_to(tree_fd: int, path: bytes, fd: int) -> bool:
 
 
 def _looked_up(tree_fd: int, fd: int) -> bytes | None:
-    """The path of a directory, from its own name upwards. Raises OSError."""
+    """Return the path of a directory, found from its own name upwards. Raises OSError."""
     if not stat.S_ISDIR(os.fstat(fd).st_mode):
         return None
     top, entries, names = os.fstat(tree_fd), ENTRIES_MAX, list[bytes]()
@@ -121,7 +122,7 @@ def _looked_up(tree_fd: int, fd: int) -> bytes | None:
 
 
 def _name_of(ino: int, directory_fd: int, entries: int) -> tuple[bytes | None, int]:
-    """A name of an inode in a directory, and how many of ``entries`` are left to be read."""
+    """Return a name of an inode in a directory, and how many of ``entries`` remain to be read."""
     with os.scandir(directory_fd) as found:
         for entry in found:
             if entries == 0:

@@ -1,6 +1,6 @@
-"""A note of this program on what it has not finished: what a kill leaves is told by it.
+"""Marks on files that this program has not finished, to identify leftovers of a killed process.
 
-A name proves nothing: a user may have chosen it.
+A name is no proof: a user may have chosen it.
 """
 
 import errno
@@ -12,45 +12,45 @@ from enum import Enum
 from dedupd_core.system.disk import Disk
 
 _MARKS = b"trusted.dedupd.unfinished", b"user.dedupd.unfinished"
-"""The first is root's, and no other user can set it. Nothing gets one as its own attribute."""
+"""Only root can set the first one. No file gets one of them as its own attribute."""
 
 _NOT_HERE = (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENODATA)
 
 
 class Mark(Enum):
-    """What is not finished: the value of the attribute."""
+    """The kinds of unfinished work: the value of the attribute."""
 
     WORKSHOP = b"workshop"
-    """A private directory, with what is being made in it."""
+    """A private directory with unfinished files in it."""
     DIRECTORY = b"directory"
-    """A directory that is to get its owner and mode."""
+    """A directory without its final owner and mode."""
     FILE = b"file"
-    """A file that is to get its name."""
+    """A file without its final name."""
 
 
 def is_mark(name: bytes) -> bool:
-    """Return whether an attribute says what is unfinished, and so belongs to no node."""
+    """Return whether an attribute is such a mark, and so belongs to no node."""
     return name in _MARKS
 
 
 def mark(disk: Disk, fd: int, what: Mark) -> None:
-    """Note that this program has made a file or directory, which is not finished.
+    """Mark a file or directory that this program has made as unfinished.
 
-    Does nothing where the file system has no such attributes: then nobody removes what a kill
-    leaves there. Raises OSError, NoSpace.
+    Does nothing if the file system has no such attributes: then leftovers of a killed process stay.
+    Raises OSError, NoSpace.
     """
     with _if_supported():
         disk.set_attribute(fd, _own(), what.value)
 
 
 def unmark(disk: Disk, fd: int) -> None:
-    """Remove the note. Raises OSError."""
+    """Remove the mark. Raises OSError."""
     with _if_supported():
         disk.remove_attribute(fd, _own())
 
 
 def is_marked(fd: int, what: Mark) -> bool:
-    """Whether this program's user has noted that. Raises OSError."""
+    """Return whether this program's user has set this mark. Raises OSError."""
     value = b""
     with _if_supported():
         value = os.getxattr(fd, _own())
