@@ -1,6 +1,6 @@
-"""An alarm that stops garbage collections: many stubs were overwritten with noise at once.
+"""An alarm that stops garbage collection: many stubs were overwritten with incompressible data.
 
-It stands in a file beside the logs until an administrator has accepted what was written.
+It is kept in a file next to the logs until an administrator has accepted the changes.
 """
 
 import json
@@ -20,8 +20,8 @@ ALARM_FILE = b"alarm.json"
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """``files`` were overwritten between two times (ns since 1970); of ``sampled`` of these
-    ``noisy`` had content that compresses, and have noise now."""
+    """``files`` were overwritten between two times (ns since 1970). Of ``sampled`` of these,
+    ``noisy`` had content that compresses, and are incompressible now."""
 
     start_ns: int
     end_ns: int
@@ -43,14 +43,14 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class AlarmState:
-    """The alarm that stands, if any; what was deleted up to ``accepted_ns`` raises none."""
+    """The active alarm, if any; deletions up to ``accepted_ns`` raise none."""
 
     alarm: Alarm | None = None
     accepted_ns: int = 0
 
 
 def read_state(base_fd: int) -> AlarmState:
-    """As it is in the ``.dedupd`` open as ``base_fd``; none where it cannot be read."""
+    """Read the state in the ``.dedupd`` open as ``base_fd``; no alarm if it cannot be read."""
     try:
         path = DIRECTORY + b"/" + ALARM_FILE
         with opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)) as fd:
@@ -64,19 +64,19 @@ def read_state(base_fd: int) -> AlarmState:
 
 
 def keep_state(base_fd: int, state: AlarmState, disk: Disk) -> None:
-    """Durably. Raises NoSpace, OSError."""
+    """Write the state durably. Raises NoSpace, OSError."""
     with opened(made_directory(base_fd, disk)) as fd:
         disk.replace_file(fd, ALARM_FILE, json.dumps(asdict(state)).encode())
 
 
 def remove_unfinished(base_fd: int, disk: Disk) -> None:
-    """Take away what a crash has left of :func:`keep_state`."""
+    """Remove what a crash has left of :func:`keep_state`."""
     with suppress(FileNotFoundError), opened(open_directory(base_fd)) as fd:
         disk.unlink(fd, ALARM_FILE + b".new")
 
 
 def accept(base_fd: int, disk: Disk) -> Alarm | None:
-    """Let collections go on: what was deleted until now is meant. Returns the alarm that stood."""
+    """Accept the deletions until now, and resume collections. Returns the cleared alarm."""
     state = read_state(base_fd)
     keep_state(base_fd, AlarmState(None, time.time_ns()), disk)
     return state.alarm

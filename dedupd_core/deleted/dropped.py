@@ -1,6 +1,6 @@
-"""How many deletions were dropped or not noted because their logs took too much space.
+"""Counts of deletions that were dropped or not recorded because their logs were full.
 
-It stands in a file beside the logs, which the mount writes and ``dedupd deleted`` reads.
+They are in a file next to the logs, which the mount writes and ``dedupd deleted`` reads.
 """
 
 import json
@@ -16,13 +16,13 @@ from dedupd_core.system.files import opened, read_at
 DROPPED_FILE = b"dropped.json"
 
 USERS_MAX = 1000
-"""In the file: those of whom something was dropped last."""
+"""The limit for users in the file: those whose last dropped deletion is the most recent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Deletions of one user's files: ``dropped`` after they were noted, or ``refused``; the last at
-    ``last_ns`` since 1970."""
+    """Deletions of one user's files: ``dropped`` after they were recorded, or ``refused``; the last
+    at ``last_ns`` since 1970."""
 
     dropped: int = 0
     refused: int = 0
@@ -41,7 +41,7 @@ def add(counts: Counts, uid: int, more: Dropped) -> None:
 
 
 def read_counts(base_fd: int) -> Counts:
-    """In the ``.dedupd`` open as ``base_fd``; empty if they cannot be read."""
+    """Read the counts in the ``.dedupd`` open as ``base_fd``; empty if they cannot be read."""
     try:
         path = DIRECTORY + b"/" + DROPPED_FILE
         with opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)) as fd:
@@ -63,7 +63,7 @@ def add_counts(base_fd: int, counts: Counts, disk: Disk) -> None:
 
 
 def remove_unfinished(base_fd: int, disk: Disk) -> None:
-    """Remove what a crash has left of :func:`add_counts`. If one is running it fails, and its
-    counts are added the next time."""
+    """Remove what a crash has left of :func:`add_counts`. If one is running, it fails and adds its
+    counts the next time."""
     with suppress(FileNotFoundError), opened(open_directory(base_fd)) as fd:
         disk.unlink(fd, DROPPED_FILE + b".new")

@@ -1,5 +1,5 @@
-"""Which deletions are kept: for their time, within their users' shares of the disk, and as long as
-nobody needs the space."""
+"""Decides which deletions are kept: until they expire, within users' shares, and while the space is
+not needed."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -18,23 +18,23 @@ from dedupd_core.volume.volume import Volume
 NS = 1_000_000_000
 
 CALM_SHARE = 1.1
-"""Space is short until this much more than a threshold is free: jobs and users move it to and fro,
-and a disk that is used to 95 % is one of which 5 % are free, or a little more."""
+"""Space is low until this factor of a threshold is free. Jobs and users move the free space up and
+down, and a disk that is used to 95 % has 5 % free, or a little more."""
 
 IDLE_NS = int(2 * LOG_S_MAX * NS)
-"""A log that was begun so long ago is appended to no more, even if a clock was set."""
+"""A log of this age gets no more entries, even if a clock was set."""
 
 
 def end_ns(one: Deletion, policy: Policy) -> int:
-    """Until when a deletion is kept, ns since 1970. A policy that was made shorter counts at once;
-    one that was made longer counts for what is deleted from then on."""
+    """Return when a deletion expires, ns since 1970. A shorter time in the policy applies at once;
+    a longer time applies to later deletions."""
     return one.time_ns + int(min(one.keep_s, policy.keep_deleted_s_max) * NS)
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The offset of each log before which everything is dropped, and how many deletions are dropped
-    before their time because the space is needed (``early``)."""
+    """For each log the offset of its first kept deletion, and the number of deletions that are
+    dropped early, because the space is needed (``early``)."""
 
     firsts: Mapping[int, int]
     early: int
@@ -53,7 +53,7 @@ class _Log:
     end: int
 
     def drop(self, logs: DeletionLogs, volume: Volume) -> None:
-        """Drop what is not kept. A log that may still be appended to stays: a collection must not
+        """Drop the other deletions. A log that may still get entries stays: a collection must not
         drop a deletion that it has not read."""
         header, is_empty = self.header, self.first >= self.end
         is_idle = header is None or time.time_ns() > header.created_ns + IDLE_NS
@@ -71,10 +71,10 @@ def expire(
     *,
     dry_run: bool = False,
 ) -> Expired:
-    """Drop deletions whose time has come, and those beyond their users' shares.
+    """Drop expired deletions, and those beyond their users' shares.
 
-    Of each log the beginning is dropped, durably once the file system is synced. All that is left
-    counts as needed, so each deletion that can be read can be restored. ``pause`` is called now and
+    The start of each log is dropped; this is durable after a sync of the file system. All remaining
+    deletions count as needed, so each readable one can be restored. ``pause`` is called now and
     then before anything is dropped; it may raise. Raises OSError.
     """
     logs, sizes = DeletionLogs(volume), RecipeSizes(volume, pause)
@@ -102,7 +102,7 @@ def expire(
 def _read(
     logs: DeletionLogs, number: int, policy: Policy, sizes: RecipeSizes, kept: list[Kept]
 ) -> _Log:
-    """A log without the deletions whose time has come; the others are added to ``kept``."""
+    """Return a log without its expired deletions; the others are added to ``kept``."""
     header, now_ns = logs.header(number), time.time_ns()
     rows = [] if header is None else logs.read(number)
     if header is None or not rows:
@@ -111,7 +111,7 @@ def _read(
     live = [at for at, (_, one) in enumerate(rows) if end_ns(one, policy) > now_ns]
     if not live:
         return _Log(number, header, ends[-1], ends[-1])
-    if header.uid is None:  # it goes as a whole
+    if header.uid is None:  # it is dropped as one
         recipes = tuple(sizes.add(one.stub) for _, one in rows)
         kept.append(Kept(MIXED, rows[-1][1].time_ns, number, ends[-1], recipes))
         return _Log(number, header, header.first, ends[-1])
@@ -121,8 +121,8 @@ def _read(
 
 
 def allowed_bytes(policy: Policy, space: FreeSpace, kept_bytes: int) -> int:
-    """How much may be kept: below ``space_low`` half of what is there, below ``space_critical``, or
-    within the reserve, nothing."""
+    """Return how many bytes may be kept. Below ``space_low``: half of the current bytes; below
+    ``space_critical`` or the reserve: none."""
     total = space.total_bytes
     critical_bytes = int(policy.space_critical.bytes_of(total) * CALM_SHARE)
     if space.free_bytes < max(critical_bytes, policy.reserve.bytes_of(total)):

@@ -1,4 +1,4 @@
-"""Deletions as people see them: what is lost, and whose it was."""
+"""Deletions in the form for people: lost files and their owners."""
 
 import json
 import time
@@ -13,16 +13,16 @@ from dedupd_core.format.deletion import Deletion
 from dedupd_core.volume.volume import Volume
 
 DELETED = b"user.dedupd.deleted"
-"""The attribute of a directory by which a mount tells users what they can have back."""
+"""The attribute of a directory that lists the files that users of a mount can restore."""
 
 ROWS_AT_ONCE = 128
-"""Deletions that native code examines in one call, some ten microseconds each."""
+"""Deletions that native code examines per call, some ten microseconds each."""
 
 U32_MAX, U64_MAX = (1 << 32) - 1, (1 << 64) - 1
 
 
 def length_of(one: Deletion) -> int:
-    """The length that it comes back with. Own blocks that are gone must not come back as zeros."""
+    """Return the restored length. Lost local blocks must not be restored as zeros."""
     return one.stub.covered if one.lost_own_blocks else one.size
 
 
@@ -33,10 +33,10 @@ def lost(
     uid: int = 0,
     logs: DeletionLogs | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """What can be restored of a path and of everything below it, in the order of :func:`lines`.
+    """Yield the restorable deletions at and below a path, in the order of :func:`lines`.
 
-    Users other than root see what was theirs. ``logs`` tell afterwards what is damaged in them.
-    Raises OSError.
+    Users other than root only see their own files. Afterwards, ``logs`` reports damage. Raises
+    OSError.
     """
     cache = LogCache(logs or DeletionLogs(volume))
     for some in lines(volume, policy, below, uid, cache):
@@ -51,10 +51,11 @@ def lines(
     cache: LogCache,
     before: DeletionId | None = None,
 ) -> Iterator[list[bytes]]:
-    """The same for deletions with a lower id than ``before``, a few at a time, each as a line of
-    JSON. A caller can pause in between, also where there is nothing to be restored.
+    """Yield the same for deletions with a lower id than ``before``, as lines of JSON, a few at a
+    time.
 
-    The latest log comes first, and of each log the latest deletion.
+    A caller can pause in between, even if there is nothing to restore. The latest log comes first,
+    and of each log the latest deletion.
     """
     now_ns = time.time_ns()
     keep_ns = int(min(policy.keep_deleted_s_max * NS, U64_MAX))

@@ -1,7 +1,6 @@
-"""The logs of deletions of a volume: appended to by its mount, read by all.
+"""The logs of deletions of a volume: appended to by its mount, and read by all.
 
-A log has the deletions of one user's files. Those before an offset that its header states are
-dropped.
+A log has the deletions of one user's files. Those before an offset in its header are dropped.
 """
 
 import os
@@ -37,7 +36,7 @@ _ID = re.compile(r"([0-9]{1,8})-([0-9]{1,9})")
 
 
 class DeletionId(NamedTuple):
-    """Names a deletion: its log, and where in it the deletion begins."""
+    """The name of a deletion: its log, and its offset in the log."""
 
     log: int
     offset: int
@@ -55,9 +54,9 @@ class DeletionId(NamedTuple):
 
 
 class DeletionLogs:
-    """The logs of a volume, by whatever process.
+    """The logs of a volume, for any process.
 
-    ``lost_bytes``: how much of each log that was read is damaged.
+    ``lost_bytes``: the damaged bytes of each log that was read.
     """
 
     def __init__(self, volume: Volume) -> None:
@@ -66,7 +65,7 @@ class DeletionLogs:
         self.lost_bytes: dict[int, int] = {}
 
     def numbers(self) -> list[int]:
-        """Those of all logs, the oldest first."""
+        """Return the numbers of all logs, the oldest first."""
         try:
             with opened(open_directory(self._base_fd)) as fd:
                 names = map(os.fsencode, os.listdir(fd))
@@ -75,14 +74,14 @@ class DeletionLogs:
             return []
 
     def changed_ns(self) -> int:
-        """When a log was made or removed last, ns since 1970; 0 before the first one."""
+        """Return when a log was last made or removed, ns since 1970; 0 before the first one."""
         try:
             return os.stat(DIRECTORY, dir_fd=self._base_fd).st_mtime_ns
         except FileNotFoundError:
             return 0
 
     def status(self, number: int) -> tuple[int, int, int] | None:
-        """Inode, size and time of change of a log; None if it is missing."""
+        """Return inode, size and time of change of a log; None if it is missing."""
         try:
             status = os.stat(_path(number), dir_fd=self._base_fd)
         except FileNotFoundError:
@@ -90,12 +89,12 @@ class DeletionLogs:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def size_bytes(self, number: int) -> int:
-        """The length of a log, 0 if it is missing."""
+        """Return the length of a log, 0 if it is missing."""
         status = self.status(number)
         return 0 if status is None else status[1]
 
     def header(self, number: int) -> LogHeader | None:
-        """The header of a log; None if the log or its header cannot be read. Raises OSError."""
+        """Return the header of a log; None if log or header cannot be read. Raises OSError."""
         try:
             with opened(self._open(number)) as fd:
                 return self._header(read_at(fd, LOG_HEADER_BYTES, 0), number)
@@ -103,19 +102,19 @@ class DeletionLogs:
             return None
 
     def has(self, wanted: DeletionId) -> bool:
-        """Whether a deletion that was read before is still kept."""
+        """Return whether a deletion that was read before is still kept."""
         header = self.header(wanted.log)
         return header is not None and wanted.offset >= header.first
 
     def read(self, number: int) -> list[tuple[DeletionId, Deletion]]:
-        """The sound deletions of a log, in order; none if it is missing. Raises OSError."""
+        """Return the valid deletions of a log, in order; none if it is missing. Raises OSError."""
         rows, lost_bytes = self._content(number)
         self._note_lost(number, lost_bytes)
         return [(DeletionId(number, at), one) for at, one in rows]
 
     def listed(self, number: int) -> native.deletions.DeletionLog:
-        """The sound deletions of a log without their attributes, decoded by native code. Raises
-        OSError."""
+        """Return the valid deletions of a log without their attributes, decoded by native code.
+        Raises OSError."""
         data, header = self._whole(number)
         if header is None:
             self._note_lost(number, len(data))
@@ -131,10 +130,10 @@ class DeletionLogs:
         return found
 
     def get(self, wanted: DeletionId, *, unproven: bool = False) -> Deletion:
-        """One deletion, which must begin where reading its log in order finds one.
+        """Return one deletion, at an offset where reading the log in order finds one.
 
-        ``unproven``: accept a log that does not prove what it says. Raises UsageError if the
-        deletion does not exist (any more), OSError.
+        ``unproven``: accept a log that does not prove its content. Raises UsageError if the
+        deletion does not exist or was dropped, OSError.
         """
         try:
             with opened(self._open(wanted.log)) as fd:
@@ -159,7 +158,7 @@ class DeletionLogs:
         return one
 
     def newest_first(self) -> Iterator[tuple[DeletionId, Deletion]]:
-        """All deletions; one log at a time is in memory. Raises OSError."""
+        """Yield all deletions; one log at a time is in memory. Raises OSError."""
         for number in reversed(self.numbers()):
             yield from reversed(self.read(number))
 
@@ -170,9 +169,10 @@ class DeletionLogs:
             reach(_DROPPED)
 
     def drop_before(self, number: int, first: int, disk: Disk) -> None:
-        """Drop the deletions of a log before offset ``first``, where one begins or the log ends.
+        """Drop the deletions of a log before offset ``first``.
 
-        The header lies in one sector, so that a crash leaves the one or the other.
+        A deletion starts there, or the log ends. The header is in one sector, so a crash leaves
+        either the old or the new one.
         """
         missing = (FileNotFoundError, Damaged, UnknownFormat)
         with suppress(*missing), opened(open_directory(self._base_fd)) as directory:
@@ -187,11 +187,11 @@ class DeletionLogs:
 
     def _content(self, number: int) -> LogContent:
         data, header = self._whole(number)
-        # Without its header nothing in a log can be checked.
+        # Without its header, nothing in a log can be verified.
         return LogContent([], len(data)) if header is None else read_log(data, header)
 
     def _whole(self, number: int) -> tuple[bytes, LogHeader | None]:
-        """The bytes of a log, and its header, unless that cannot be read."""
+        """Return the bytes of a log, and its header, or None if that cannot be read."""
         try:
             data = read_file(self._base_fd, _path(number))
         except FileNotFoundError:
@@ -213,12 +213,12 @@ class DeletionLogs:
 
 
 def open_directory(base_fd: int) -> int:
-    """A descriptor of the directory of the logs. Raises FileNotFoundError before the first one."""
+    """Open the directory of the logs. Raises FileNotFoundError before the first one."""
     return os.open(DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=base_fd)
 
 
 def made_directory(base_fd: int, disk: Disk) -> int:
-    """The same; it is made where it is not there."""
+    """Open the same directory, or create it if it is missing."""
     with suppress(FileExistsError):
         disk.make_dir(base_fd, DIRECTORY)
     return open_directory(base_fd)

@@ -1,4 +1,4 @@
-"""The logs of a volume as listings read them: each is decoded once, and kept for a while."""
+"""A cache of the logs of a volume for listings: each log is decoded once, and kept for a while."""
 
 import time
 from collections import OrderedDict
@@ -9,14 +9,14 @@ from dedupd_core.deleted.log import DeletionLogs
 from dedupd_core.units import MIB
 
 MEMORY_BYTES_MAX = 64 * MIB
-"""Of the logs that were listed last. A full log of 4 MiB takes 6 to 8 MiB."""
+"""The memory of the logs that were listed last. A full log of 4 MiB needs 6 to 8 MiB."""
 
 SETTLED_NS = 1_000_000_000
-"""Once a directory has not changed for so long, its time tells of each further change."""
+"""If a directory has not changed for this time, its time shows each further change."""
 
 
 class _Key(NamedTuple):
-    """A log as it is: it grows, and its header changes if deletions are dropped."""
+    """The state of a log: it grows, and its header changes if deletions are dropped."""
 
     first: int
     inode: int
@@ -30,7 +30,7 @@ class LogCache:
     def __init__(self, logs: DeletionLogs) -> None:
         self.logs = logs
         self.decoded = 0
-        """How many logs were decoded."""
+        """The number of logs that were decoded."""
         self._users: dict[int, int | None] = {}
         self._newest_first: dict[int | None, list[int]] = {}
         self._names_ns = 0
@@ -38,7 +38,7 @@ class LogCache:
         self._memory_bytes = 0
 
     def numbers(self, uid: int) -> list[int]:
-        """The logs that have deletions of a user, or of all users for root, the newest first.
+        """Return the logs with deletions of a user, or of all users for root, the newest first.
         Raises OSError."""
         self._know_names()
         if uid == 0:
@@ -47,7 +47,7 @@ class LogCache:
         return sorted(own, reverse=True)
 
     def listed(self, number: int) -> native.deletions.DeletionLog:
-        """The deletions of a log. Raises OSError."""
+        """Return the deletions of a log. Raises OSError."""
         key, known = self._key(number), self._logs.get(number)
         if key is not None and known is not None and known[0] == key:
             self._logs.move_to_end(number)
@@ -64,7 +64,7 @@ class LogCache:
         return found
 
     def _key(self, number: int) -> _Key | None:
-        """None if the header cannot be read, as while a collection writes it."""
+        """Return the state; None if the header is unreadable, for example during a collection."""
         status, header = self.logs.status(number), self.logs.header(number)
         return None if status is None or header is None else _Key(header.first, *status)
 
@@ -74,7 +74,7 @@ class LogCache:
             self._memory_bytes -= known[1].memory_bytes
 
     def _know_names(self) -> None:
-        """Find out which logs there are, unless their directory is known not to have changed."""
+        """List the logs again, unless their directory is known to be unchanged."""
         changed_ns = self.logs.changed_ns()
         if changed_ns == self._names_ns:
             return
@@ -94,6 +94,6 @@ class LogCache:
         self._names_ns = changed_ns if is_settled else -1
 
     def _user(self, number: int) -> int | None:
-        """Whose log it is; None of one that has deletions of several users, or none to read."""
+        """Return the user of a log; None if it has deletions of several users, or is unreadable."""
         header = self.logs.header(number)
         return None if header is None else header.uid

@@ -1,7 +1,7 @@
-"""The space that logs of deletions take, shared among users.
+"""The space of logs of deletions, shared among users.
 
-If there is no room for a deletion, the user who takes most loses their oldest log. So no number of
-deletions drops one of a user who takes less.
+If there is no space for a deletion, the user with the largest logs loses their oldest log. So even
+any number of deletions cannot drop one of a user with smaller logs.
 """
 
 import heapq
@@ -14,19 +14,19 @@ from dedupd_core.system.disk import Disk
 from dedupd_core.units import MIB, align_up
 
 LOGS_BYTES_MAX = 256 * MIB
-"""The logs of all users, a million deletions or so."""
+"""The limit for the logs of all users, about a million deletions."""
 
 USER_BYTES_MAX = LOGS_BYTES_MAX // 2
-"""The logs of one user, so that others find room without dropping any."""
+"""The limit for the logs of one user, so that others find space without dropping any."""
 
 SLACK_BYTES = 4 * MIB
-"""That is made free beyond what is needed, so that room is not made for each deletion."""
+"""The extra space that is freed, so that not every deletion has to free some."""
 
 BLOCK_BYTES = 4096
-"""A log counts whole blocks, so that their number is limited, too."""
+"""A log counts in full blocks, so that the number of logs is limited, too."""
 
 MIXED = -1
-"""Stands for the user of a log that has deletions of several users, or no sound header."""
+"""The user of a log with deletions of several users, or without a valid header."""
 
 
 class LogSpace:
@@ -34,7 +34,7 @@ class LogSpace:
     so no size here is too small."""
 
     def __init__(self, logs: DeletionLogs, disk: Disk) -> None:
-        """Logs that cannot be read count nothing: a mount works without them."""
+        """Logs that cannot be read do not count: a mount works without them."""
         self._logs = logs
         self._disk = disk
         self._last = 0
@@ -44,12 +44,12 @@ class LogSpace:
         self._user_bytes: Counter[int] = Counter()
         self._total = 0
         self.counts: Counts = {}
-        """What was dropped."""
+        """The numbers of dropped deletions."""
         with suppress(OSError):
             self.refresh()
 
     def refresh(self) -> None:
-        """Count the logs that there are now. Raises OSError."""
+        """Count the existing logs again. Raises OSError."""
         numbers = self._logs.numbers()
         for number in self._owner.keys() - set(numbers):
             self._forget(number)
@@ -60,7 +60,7 @@ class LogSpace:
                 self.add(number, uid, self._logs.size_bytes(number))
 
     def next_number(self) -> int:
-        """Of a new log."""
+        """Return the number of a new log."""
         return self._last + 1
 
     def add(self, number: int, uid: int, size: int) -> None:
@@ -71,7 +71,7 @@ class LogSpace:
         self.grow(number, size)
 
     def grow(self, number: int, size: int) -> None:
-        """Count that a log has got ``size`` bytes."""
+        """Count that a log has grown by ``size`` bytes."""
         more = align_up(size, BLOCK_BYTES) - self._bytes[number]
         if more:
             self._bytes[number] += more
@@ -79,12 +79,12 @@ class LogSpace:
             self._total += more
 
     def has_room(self, uid: int, size: int) -> bool:
-        """Whether there is room for ``size`` bytes more of a user."""
+        """Return whether there is space for ``size`` more bytes of a user."""
         is_within = self._user_bytes[uid] + size <= USER_BYTES_MAX - BLOCK_BYTES
         return is_within and self._total + size <= LOGS_BYTES_MAX - BLOCK_BYTES
 
     def make_room(self, uid: int, size: int) -> None:
-        """Drop logs until there is. Raises OSError."""
+        """Drop logs until there is space. Raises OSError."""
         self.refresh()
         user_target = USER_BYTES_MAX - SLACK_BYTES - size
         if not self.has_room(uid, size) and self._user_bytes[uid] > user_target:
@@ -100,7 +100,7 @@ class LogSpace:
                 heapq.heappush(heap, (-self._user_bytes[one], one))
 
     def _drop_oldest(self, uid: int, target: int) -> None:
-        """Drop the oldest logs of a user until all take at most ``target`` bytes."""
+        """Drop the oldest logs of a user until all need at most ``target`` bytes."""
         while uid in self._users and self._user_bytes[uid] > target:
             number = self._users[uid][0]
             add(self.counts, uid, Dropped(dropped=len(self._logs.listed(number))))

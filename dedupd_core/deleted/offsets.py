@@ -1,4 +1,4 @@
-"""Where deletions begin in their logs, as reading in order finds them."""
+"""The starts of deletions in their logs, as found by reading in order."""
 
 import os
 from array import array
@@ -18,7 +18,7 @@ LOGS_MAX = 16
 
 @dataclass(slots=True)
 class _Known:
-    """What reading the first ``size`` bytes of a log has found. Deletions end before ``end``."""
+    """The result of reading the first ``size`` bytes of a log. Deletions end before ``end``."""
 
     starts: "array[int]" = field(default_factory=lambda: array("I"))
     lengths: "array[int]" = field(default_factory=lambda: array("I"))
@@ -34,8 +34,8 @@ class LogOffsets:
         self._logs: OrderedDict[tuple[int, int, int], _Known] = OrderedDict()
 
     def length_at(self, fd: int, header: LogHeader, offset: int) -> int:
-        """The length of the deletion at ``offset`` of the log ``fd``. Raises Damaged if no deletion
-        begins there, OSError."""
+        """Return the length of the deletion at ``offset`` of the log ``fd``. Raises Damaged if no
+        deletion starts there, OSError."""
         status = os.fstat(fd)
         with self._lock:
             known = self._of((status.st_dev, status.st_ino, header.seed))
@@ -55,7 +55,7 @@ class LogOffsets:
 
 
 def _extend(known: _Known, fd: int, size: int, header: LogHeader) -> None:
-    """Read what a log has got since it was read."""
+    """Read what was appended to a log since it was read."""
     if size < known.size:  # a failed append was removed
         known.end = min(known.end, size)
         while known.starts and known.starts[-1] >= known.end:
@@ -76,4 +76,4 @@ def _extend(known: _Known, fd: int, size: int, header: LogHeader) -> None:
 
 
 OFFSETS = LogOffsets()
-"""Of this process: each request of a mount opens the logs again."""
+"""Shared by this process: each request of a mount opens the logs again."""

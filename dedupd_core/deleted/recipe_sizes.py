@@ -1,7 +1,7 @@
-"""How many bytes deleted files need in the store, as far as that can be known cheaply.
+"""Estimates how many bytes deleted files need in the store.
 
-A file counts as long as it was, until its recipe is read: then holes, and repeated parts of the
-file, count nothing. Equal recipes count once. What files of the tree need as well is counted, too.
+A file counts with its length until its recipe is read: then holes and repeated parts of the file do
+not count. Equal recipes count once. Data that files of the tree need as well is counted, too.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from dedupd_core.store.recipe.recipe_reader import Leaf
 from dedupd_core.volume.volume import Volume
 
 NODES_MAX = 10_000
-"""Nodes of recipes that one run reads, a millisecond each at most. The rest of the files, which are
-the shorter ones, count as long as they were."""
+"""Recipe nodes that one run reads, at most a millisecond each. The other files, which are shorter,
+count with their length."""
 
 
 class RecipeSizes:
@@ -30,7 +30,7 @@ class RecipeSizes:
         self.total = 0
 
     def add(self, stub: StubAttribute) -> int:
-        """Add what a stub names, if it is new; returns its key in :attr:`by_recipe`."""
+        """Add the recipe of a stub, if it is new; return its key in :attr:`by_recipe`."""
         key = stub.recipe << 1 | bool(stub.flags & Flag.DIRECT)
         if stub.covered > self.by_recipe.get(key, -1):
             self._set(key, stub.covered)
@@ -39,7 +39,7 @@ class RecipeSizes:
 
     def refine(self, is_enough: Callable[[int], bool]) -> None:
         """Read recipes, those of the longest files first, until the total is enough. Raises
-        OSError, and what ``pause`` raises."""
+        OSError, and the errors of ``pause``."""
         longest_first = sorted(self._stubs, key=lambda key: -self.by_recipe[key])
         for key in longest_first:
             if is_enough(self.total) or self._nodes_left <= 0:
@@ -52,7 +52,7 @@ class RecipeSizes:
         self.by_recipe[key] = size
 
     def _data_bytes(self, stub: StubAttribute) -> int:
-        """What a recipe needs; 0 if it cannot be read, as nothing of it can be restored."""
+        """Return the bytes of a recipe; 0 if it is unreadable, and so cannot be restored."""
         size, seen = 0, set[int]()
         try:
             for leaf in self._volume.content(stub, "").recipe.leaves():
@@ -69,7 +69,7 @@ class RecipeSizes:
 
 
 def _needed(leaf: Leaf, end: int) -> int:
-    """The bytes of the chunks in the first ``end`` bytes of a leaf, each once."""
+    """Return the bytes of the chunks in the first ``end`` bytes of a leaf, each once."""
     node = leaf.content
     chunks = {
         chunk: length

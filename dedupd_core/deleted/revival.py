@@ -1,4 +1,4 @@
-"""An empty file becomes what a deletion took: a stub of the same recipe."""
+"""Restores a deletion into an empty file, as a stub of the same recipe."""
 
 import os
 import stat
@@ -17,11 +17,11 @@ from dedupd_core.volume.volume import Volume
 
 
 def revive(volume: Volume, fd: int, one: Deletion, rights: Rights) -> StubAttribute:
-    """Make the empty file ``fd`` the file of a deletion; returns its attribute.
+    """Make the empty file ``fd`` the file of a deletion; return its attribute.
 
     Only the caller may use the file until then, and no program may rely on its name: a crash may
-    leave zeros. Owner, permissions and attributes come back as ``rights`` allow. Raises Damaged if
-    the recipe cannot be read, UsageError, OSError.
+    leave zeros. Owner, permissions and attributes are restored as far as ``rights`` allow. Raises
+    Damaged if the recipe cannot be read, UsageError, OSError.
     """
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_size or status.st_nlink > 1:
@@ -45,11 +45,11 @@ def revive(volume: Volume, fd: int, one: Deletion, rights: Rights) -> StubAttrib
 
 
 def take_back(volume: Volume, fd: int) -> None:
-    """Make a file that has come back empty again: its deletion has expired meanwhile."""
+    """Empty a restored file again, because its deletion has expired in between."""
     volume.disk.truncate(fd, 0)
     volume.disk.remove_attribute(fd, volume.space.name)
 
 
 def clean(stub: StubAttribute) -> StubAttribute:
-    """The attribute of the same recipe for a file without blocks of its own."""
+    """Return the attribute of the same recipe for a file without local blocks."""
     return StubAttribute(stub.recipe, stub.digest, stub.covered, 0, stub.flags & Flag.DIRECT)

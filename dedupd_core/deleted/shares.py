@@ -1,6 +1,6 @@
-"""Shares of what is kept of deletions: which ones are dropped if all of them need too much.
+"""Users' shares of kept deletions: decides which are dropped if all of them need too much space.
 
-The bound is divided among users. The user whose deletions need most drops the oldest of them first,
+The limit is divided among users. The user whose deletions need most drops the oldest of them first,
 until the rest fits. So a user who needs at most an equal share loses nothing because of others.
 """
 
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 MIXED = -1
-"""The account of logs of the format that mixes the deletions of several users."""
+"""The account of logs in the format that mixes the deletions of several users."""
 
 
 class Kept(NamedTuple):
     """Deletions that are dropped together: one, or all of a log of several users.
 
-    ``account`` is the user whose share they count for. They are in log ``log``, and end at offset
-    ``end``. ``recipes`` are what they keep in the store.
+    ``account``: the user whose share they count for. They are in log ``log``, and end at offset
+    ``end``. ``recipes``: the recipes that they keep in the store.
     """
 
     account: int
@@ -59,10 +59,10 @@ class Account:
 
 
 def surplus(kept: Iterable[Kept], sizes: Mapping[int, int], allowed_bytes: int) -> list[Kept]:
-    """The deletions that are dropped so that the rest needs at most ``allowed_bytes``.
+    """Return the deletions to drop, so that the rest needs at most ``allowed_bytes``.
 
-    A recipe counts ``sizes[recipe]`` bytes: once for each user who has it, and once in total. Of
-    each log the result is the beginning, even if a clock was set back while the log was written.
+    A recipe counts ``sizes[recipe]`` bytes: once for each user who has it, and once in total. For
+    each log the result is its start, even if a clock was set back while the log was written.
     """
     accounts: dict[int, Account] = {}
     holds: Counter[int] = Counter()
@@ -87,7 +87,7 @@ def surplus(kept: Iterable[Kept], sizes: Mapping[int, int], allowed_bytes: int) 
 
 
 def _oldest_first(kept: Iterable[Kept]) -> list[Kept]:
-    """In the order of time, and those of one log in the order of the log."""
+    """Sort by time, and those of one log in the order of the log."""
     latest: dict[int, int] = {}
     rows = []
     for one in sorted(kept, key=lambda one: (one.log, one.end)):

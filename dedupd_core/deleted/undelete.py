@@ -1,4 +1,4 @@
-"""Deleted files put back into the tree, where they were or beside what is there now."""
+"""Restores deleted files into the tree, in their old place or next to an existing file."""
 
 import fcntl
 import itertools
@@ -29,25 +29,23 @@ from dedupd_core.volume.enabling.base import is_reserved, refuse_reserved
 from dedupd_core.volume.volume import Volume
 
 UNDELETE = b"user.dedupd.undelete"
-"""The attribute of an empty file that a user of a mount sets to have it become what a deletion
-took."""
+"""The attribute of an empty file that a user of a mount sets to restore a deletion into it."""
 
 UNFINISHED = b".dedupd-undelete"
-"""The name of a file that is coming back, and a number. One that a kill has left, which has a note
-that it is unfinished, is removed by the next run that comes to its directory."""
+"""The name of an unfinished restored file, followed by a number. If a killed run leaves one with an
+unfinished mark, the next run in its directory removes it."""
 
 _UNFINISHED = re.compile(re.escape(UNFINISHED) + rb"-[0-9]+")
 
 FILES_MAX = 256
-"""Made durable at a time: most journals do that in one go."""
+"""The number of files made durable at a time: most journals do that in one step."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
 class Order(NamedTuple):
-    """What a caller asks the mount for, as the value of :data:`UNDELETE`: an id, and the words
-    ``privileges`` and ``force`` of root. ``force`` accepts a log that does not prove what it
-    says."""
+    """A request to the mount, as the value of :data:`UNDELETE`: an id, and the words ``privileges``
+    and ``force`` of root. ``force`` accepts a log that does not prove its content."""
 
     id: DeletionId
     privileges: bool = False
@@ -70,7 +68,7 @@ class Order(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A deletion that is to come back, at ``path`` within the tree."""
+    """A deletion to restore, to ``path`` within the tree."""
 
     id: str
     path: bytes
@@ -80,14 +78,14 @@ class Wanted(NamedTuple):
 
 
 class Back(NamedTuple):
-    """What became of a deletion: the path of the file, or why it is not back."""
+    """The result of a deletion: the path of the restored file, or the error."""
 
     path: bytes
     error: DedupdError | OSError | None = None
 
 
 class _Unfinished(NamedTuple):
-    """A file that is complete but not durable, under a name of its own."""
+    """A file that is complete but not durable, under a temporary name."""
 
     file: int
     directory: int
@@ -95,13 +93,13 @@ class _Unfinished(NamedTuple):
 
 
 Attach = Callable[[int, Wanted], None]
-"""Makes the empty file of a descriptor what a deletion took."""
+"""Restores a deletion into the empty file of a descriptor."""
 
 
 class Undelete:
-    """Puts files into the tree ``tree_fd``: of a mount, or below where there is none.
+    """Restores files into the tree ``tree_fd``: of a mount, or of an unmounted volume.
 
-    Root puts a file only into a directory of root or of the file's owner, unless ``force``.
+    Root only restores a file into a directory of root or of the file's owner, unless ``force``.
     """
 
     def __init__(self, tree_fd: int, disk: Disk, attach: Attach, *, force: bool = False) -> None:
@@ -114,11 +112,10 @@ class Undelete:
         self._numbers = itertools.count()
 
     def take(self, wanted: Sequence[Wanted]) -> Iterator[Back]:
-        """Have files back. Where a name is taken, the file comes back beside that, with the time of
-        its deletion in its name.
+        """Restore files, under their names or next to existing files with these names.
 
-        A file shows under its name once it is durable: a crash must not leave zeros there. One that
-        cannot come back hinders no other.
+        Then the name includes the time of the deletion. A file gets its name when it is durable: a
+        crash must not leave zeros. A file that cannot be restored does not affect others.
         """
         for first in range(0, len(wanted), FILES_MAX):
             group = wanted[first : first + FILES_MAX]
@@ -128,7 +125,7 @@ class Undelete:
                     yield self._finished(one, unfinished)
 
     def _made(self, one: Wanted, files: ExitStack) -> "_Unfinished | DedupdError | OSError":
-        """The file of a deletion, open under a name of its own; or why there is none."""
+        """Return the open file of a deletion, under a temporary name; or the error."""
         try:
             with opened(self._directory(one.path.rpartition(b"/")[0], one)) as fd:
                 self._clean(fd)
@@ -147,7 +144,7 @@ class Undelete:
             return error
 
     def _create(self, fd: int) -> tuple[bytes, int]:
-        """An empty file that no other run takes for one that a kill has left."""
+        """Create an empty file that no other run treats as a leftover of a killed run."""
         for number in self._numbers:
             name = b"%s-%d" % (UNFINISHED, number)
             with suppress(FileExistsError):
@@ -191,7 +188,7 @@ class Undelete:
         raise UsageError(f"{show_path(given)}: a file of this name exists; move it or use --to")
 
     def _give_up(self, made: _Unfinished) -> None:
-        """Close a file, and remove it if it has got no name."""
+        """Close a file, and remove it if it has no final name."""
         with opened(made.directory), opened(made.file), suppress(OSError):
             there = os.stat(made.name, dir_fd=made.directory, follow_symlinks=False)
             if there.st_ino == os.fstat(made.file).st_ino:
@@ -203,7 +200,7 @@ class Undelete:
             disk.unlink(fd, name)
 
     def _clean(self, fd: int) -> None:
-        """Remove what runs that were killed have left in a directory."""
+        """Remove leftovers of killed runs in a directory."""
         status = os.fstat(fd)
         if (status.st_dev, status.st_ino) in self._cleaned:
             return
@@ -213,7 +210,7 @@ class Undelete:
                 self._clean_one(fd, name)
 
     def _clean_one(self, fd: int, name: bytes) -> None:
-        with suppress(OSError):  # what another run still works at, or has finished
+        with suppress(OSError):  # another run still works on it, or has finished it
             kind = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
             if stat.S_ISDIR(kind):
                 remove_private(self._disk, fd, name)
@@ -225,8 +222,8 @@ class Undelete:
                         self._discard(fd, name)
 
     def _directory(self, path: bytes, one: Wanted) -> int:
-        """The directory that a file comes back into. One that has gone is made, and is open to the
-        owner of the file alone."""
+        """Open the target directory. A missing directory is created, with access for the owner of
+        the file only."""
         try:
             fd = open_beneath(self._tree_fd, path, _DIRECTORY)
         except FileNotFoundError:
@@ -259,8 +256,8 @@ class Undelete:
 
 
 def _unmark(disk: Disk, file: int) -> None:
-    """Remove the note from a file that has its name. A user without the permission to write to the
-    file takes it for that long. Raises OSError."""
+    """Remove the mark from a file that has its name. A user without the permission to write to the
+    file gets it for that moment. Raises OSError."""
     mode = stat.S_IMODE(os.fstat(file).st_mode)
     is_closed = os.geteuid() != 0 and not mode & stat.S_IWUSR
     if is_closed:
@@ -273,7 +270,7 @@ def _unmark(disk: Disk, file: int) -> None:
 
 
 def attach_below(volume: Volume, *, privileges: bool = False, force: bool = False) -> Attach:
-    """For a volume that is not mounted. Needs the job lock and the mount lock."""
+    """Return the function for an unmounted volume. Needs the job lock and the mount lock."""
     rights = rights_of(os.geteuid(), privileges=privileges)
     logs = DeletionLogs(volume)
 

@@ -1,7 +1,7 @@
-"""Appending deletions to the logs, in the process that serves the mount.
+"""Appends deletions to the logs, in the process that serves the mount.
 
-Each user has logs of their own, one for each time that deletions are kept. So the deletions that
-expire first are always the beginning of a log, and no user's deletions cost another's.
+Each user has separate logs, one for each time that deletions are kept. So the deletions that expire
+first are always the start of a log, and one user's deletions never displace another's.
 """
 
 import os
@@ -26,16 +26,16 @@ from dedupd_core.units import MIB
 from dedupd_core.volume.volume import Volume
 
 LOG_BYTES_MAX = 4 * MIB
-"""A longer log is not appended to; a log is read in one piece."""
+"""A longer log gets no more entries; a log is read in one piece."""
 
 LOG_S_MAX = 86400.0
-"""Nor is an older one: a damaged header loses at most so much of a user's deletions."""
+"""Nor does an older one: a damaged header loses at most a user's deletions of this time."""
 
 OPEN_MAX = 256
-"""Logs that are open. The next deletion of another user's file opens their log again."""
+"""Open logs. The next deletion of another user's file opens their log again."""
 
 LOGS_MAX = 65_536
-"""Logs that are appended to. If more users delete, those who have not deleted for longest get a new
+"""Logs that get more entries. If more users delete, those with the oldest last deletion get a new
 log."""
 
 _NOTED = define("deleted.noted", "a deletion is in its log, not durable yet, and has not happened")
@@ -43,7 +43,7 @@ _NOTED = define("deleted.noted", "a deletion is in its log, not durable yet, and
 
 @dataclass(slots=True)
 class _Log:
-    """A log that is appended to; ``fd`` is -1 while it is closed."""
+    """A log that gets more entries; ``fd`` is -1 while it is closed."""
 
     fd: int
     inode: int
@@ -55,7 +55,7 @@ class _Log:
     is_finished: bool = False
 
     def is_over(self) -> bool:
-        """Whether the log is finished, full or old, or was removed: a collection may take any."""
+        """Return whether the log is full, old or removed: a collection may remove any log."""
         is_old = time.monotonic() > self.began_s + LOG_S_MAX
         is_full = self.end >= LOG_BYTES_MAX
         return self.is_finished or is_full or is_old or os.fstat(self.fd).st_nlink == 0
@@ -75,15 +75,15 @@ class DeletionWriter:
         self._pending: list[int] = []
 
     def append(self, one: Deletion) -> None:
-        """Note a deletion that is about to happen. It is durable once the files of :meth:`unsynced`
-        are. Raises ValueError for one that is too large, NoSpace if there is no room for it while
-        an alarm stands."""
+        """Record a deletion that is about to happen. It is durable after a sync of the files of
+        :meth:`unsynced`. Raises ValueError if it is too large, NoSpace if there is no space for it
+        during an alarm."""
         key = one.uid, one.keep_s
         log = self._current(key)
         data = encode_deletion(one, log.seed, log.end)
         if not self._space.has_room(one.uid, len(data)):
             self._make_room(one.uid, len(data))
-            log = self._current(key)  # it may have been dropped itself
+            log = self._current(key)  # it may itself have been dropped
             data = encode_deletion(one, log.seed, log.end)
         try:
             self._disk.write_at(log.fd, [data], log.end)
@@ -96,12 +96,12 @@ class DeletionWriter:
         reach(_NOTED)
 
     def finish(self) -> None:
-        """Append nothing more to these logs: an error of the disk may have damaged one."""
+        """Append no more to these logs: a disk error may have damaged one."""
         for log in self._logs.values():
             log.is_finished = True
 
     def unsynced(self) -> list[int]:
-        """Descriptors, the caller's, of all that has to be synced for what was appended to be
+        """Return descriptors, owned by the caller, of all files to sync, so that appended data is
         durable."""
         for log in self._open.values():
             if log.is_dirty:
@@ -114,12 +114,12 @@ class DeletionWriter:
         return pending
 
     def take_counts(self) -> Counts:
-        """How many deletions were dropped or not noted since the last time, for want of room."""
+        """Return and reset the numbers of deletions dropped or refused for lack of space."""
         taken, self._space.counts = self._space.counts, {}
         return taken
 
     def count(self, counts: Counts) -> None:
-        """Have :meth:`take_counts` return these again, too."""
+        """Make :meth:`take_counts` return these again."""
         for uid, one in counts.items():
             add(self._space.counts, uid, one)
 
@@ -133,20 +133,20 @@ class DeletionWriter:
         self._directory_fd = -1
 
     def _make_room(self, uid: int, size: int) -> None:
-        """Drop logs so that ``size`` more bytes of a user fit. While an alarm stands none is
-        dropped: what an attacker deletes must not push out what was there before."""
+        """Drop logs so that ``size`` more bytes of a user fit. During an alarm none is dropped: an
+        attacker's deletions must not displace older ones."""
         if read_state(self._volume.base_fd).alarm is not None:
             self.count({uid: Dropped(refused=1)})
             raise NoSpace("the logs of deletions are full, and an alarm prevents their cleanup")
         self._space.make_room(uid, size)
 
     def _current(self, key: tuple[int, int]) -> _Log:
-        """The log that the next deletion of this kind is appended to."""
+        """Return the log for the next deletion of this kind."""
         log = self._opened(key)
         return self._begin(key) if log is None or log.is_over() else log
 
     def _opened(self, key: tuple[int, int]) -> _Log | None:
-        """The log that deletions of this kind were appended to; None if it is missing."""
+        """Open the last log for deletions of this kind; None if it is missing."""
         log = self._logs.get(key)
         if log is None:
             return None
@@ -169,7 +169,7 @@ class DeletionWriter:
             self._let_go(next(iter(self._open)))
 
     def _let_go(self, key: tuple[int, int]) -> None:
-        """Close a log: what was appended to it is yet to be synced."""
+        """Close a log; its new data is yet to be synced."""
         log = self._open.pop(key)
         if log.is_dirty:
             self._pending.append(log.fd)
@@ -178,15 +178,15 @@ class DeletionWriter:
         log.fd, log.is_dirty = -1, False
 
     def _cut(self, log: _Log) -> None:
-        """Remove what a failed append has left. If that fails, the log is finished: what follows
-        its last deletion must never lie between two of them."""
+        """Remove the remains of a failed append. If that fails, the log is finished: these bytes
+        must never be between two deletions."""
         try:
             self._disk.truncate(log.fd, log.end)
         except OSError:
             log.is_finished = True
 
     def _begin(self, key: tuple[int, int]) -> _Log:
-        """A new log; one that a crash may have torn is not appended to."""
+        """Create a new log; a log that a crash may have torn gets no more entries."""
         if key in self._open:
             self._let_go(key)
         self._logs.pop(key, None)
@@ -216,7 +216,7 @@ class DeletionWriter:
         return log
 
     def _created(self) -> tuple[int, int]:
-        """The number of a new, empty file, and a descriptor."""
+        """Create a new, empty file; return its number, and a descriptor."""
         number = 0
         while True:
             number = max(number + 1, self._space.next_number())

@@ -1,2 +1,1 @@
-"""On-disk formats as pure functions over bytes; the prose is in ``docs/design/format.md``. No
-I/O."""
+"""On-disk formats as pure functions over bytes, described in ``docs/design/format.md``. No I/O."""

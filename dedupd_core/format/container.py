@@ -13,33 +13,33 @@ from dedupd_core.format.sealed_header import seal, unseal
 
 FORMAT = 2
 FORMAT_PUBLIC = 1
-"""Older containers: their seed is computed from numbers that users can know."""
+"""Older containers: their seed is computed from numbers that users can find out."""
 FORMAT_APART = 3
-"""Containers, and their tables, of another domain than the volume's: a program that knows of none
-must not append to them."""
+"""Containers, and their tables, of a domain other than the volume's: a program without support for
+domains must not append to them."""
 
 FILE_MAGIC = b"DEDUPCNT"
 FILE_HEADER_BYTES = 128
 RECORD_MAGIC = 0x4352_4444  # "DDRC" on disk
 RECORD_HEADER_BYTES = 80
 ALIGN_BYTES = 8
-"""Records begin on multiples of this, so a scan can find its footing again after damage."""
+"""Records start on multiples of this, so that a scan can find the next one after damage."""
 
 CONTAINER_BYTES_MAX = 1 << 30
 
 PUNCHES_MAX = 255
-"""Of one generation: a container that was punched so often waits for its compaction."""
+"""The limit per generation: after this, only a compaction frees space in the container."""
 
 ORDINALS_MAX = 2 * CONTAINER_BYTES_MAX // RECORD_HEADER_BYTES
-"""In one container: as many records as fit into it, once before a compaction and once after it."""
+"""The limit per container: all records that fit into it before a compaction, and after it."""
 
 _FILE = struct.Struct("<8sHBBIII16sQQQ16s")
 _PLACE_OF_SEEDS = slice(48, 64)
 COLLECTED_MAX = (1 << 16) - 1
-"""Of :attr:`Record.collected`."""
+"""The largest :attr:`Record.collected`."""
 
 EMPTY_CHECKSUM = xxhash.xxh3_64_intdigest(b"")
-"""Of a record without a payload."""
+"""The checksum of a record without a payload."""
 
 _RECORD = struct.Struct("<IIBBHIII32sQQ")
 _U64 = struct.Struct("<Q")
@@ -61,7 +61,7 @@ class Kind(enum.IntEnum):
 _KINDS = frozenset(Kind)
 
 COPIES_OF = {Kind.CHUNKS: Kind.CHUNK_COPIES, Kind.RECIPES: Kind.RECIPE_COPIES}
-"""The kind that holds the second copies of a kind."""
+"""The kind of the second copies of each kind."""
 
 
 class RecordKind(enum.IntEnum):
@@ -71,24 +71,24 @@ class RecordKind(enum.IntEnum):
     FORWARD = 1
     """No payload: the chunk was merged into ``target``."""
     TOMBSTONE = 2
-    """No payload: the chunk was garbage. Stands for ``target`` ordinals in a row, its own first."""
+    """No payload: the chunk was garbage. Represents ``target`` ordinals in a row, its own first."""
     COPY = 3
     """A second copy of the record ``target``."""
 
 
 class Codec(enum.IntEnum):
-    """How a payload is stored."""
+    """The encoding of a payload."""
 
     RAW = 0
     ZSTD = 1
     DELTA = 2
     """Compressed with the raw bytes of another record, its base, which ``target`` names."""
     DICTIONARY = 3
-    """Compressed with the dictionary that another record holds, which ``target`` names."""
+    """Compressed with the dictionary in another record, which ``target`` names."""
 
 
 LEANING = frozenset((Codec.DELTA, Codec.DICTIONARY))
-"""Codecs of records that can only be decoded with the bytes of another record."""
+"""Codecs of records that depend on the bytes of another record."""
 
 STANDALONE = frozenset(Codec) - LEANING
 """Codecs of records that can be decoded without any other record."""
@@ -98,9 +98,9 @@ STANDALONE = frozenset(Codec) - LEANING
 class FileHeader:
     """The first 128 bytes of a container.
 
-    ``punches``: how often records of this generation were punched. ``seed``: the seed of all
-    checksums of this generation, which users cannot know; 0 if it is :func:`public_seed`.
-    ``domain``: the files that may share its records (:mod:`dedupd_core.format.domain`).
+    ``punches``: the number of punches in this generation. ``seed``: the secret seed of all
+    checksums of this generation; 0 if it is :func:`public_seed`. ``domain``: the files that may
+    share its records (:mod:`dedupd_core.format.domain`).
     """
 
     kind: Kind
@@ -115,24 +115,24 @@ class FileHeader:
 
     @property
     def partition_key(self) -> PartitionKey:
-        """The partition, and the domain that it is of."""
+        """The partition and its domain."""
         return PartitionKey(self.domain, self.partition)
 
     @property
     def is_apart(self) -> bool:
-        """Whether it is of another domain than the volume's."""
+        """True if its domain is not the volume's."""
         return self.domain != domains.VOLUME
 
     @property
     def is_forgeable(self) -> bool:
-        """Whether users can compute the seed, and so forge record headers."""
+        """True if users can compute the seed, and therefore forge record headers."""
         return self.seed == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The header of one record. ``hint`` is the raw length of the chunk that followed, or 0;
-    ``checksum`` that of the payload."""
+    """The header of one record. ``hint``: the raw length of the chunk that followed, or 0;
+    ``checksum``: that of the payload."""
 
     ordinal: int = 0
     kind: int
@@ -144,17 +144,17 @@ class Record:
     target: int = 0
     checksum: int
     collected: int = 0
-    """How many records right before it were collected, and left nothing but this."""
+    """The number of collected records right before it, which left no other trace."""
 
     @property
     def base(self) -> int:
-        """The id of the record that this one leans on; 0 where it leans on none."""
+        """The id of the record that this one depends on; 0 if it depends on none."""
         leans = self.codec in LEANING and self.kind == RecordKind.DATA
         return self.target if leans else 0
 
     @property
     def before(self) -> "Record | None":
-        """The tombstone that it implies, which stands for those that were collected before it."""
+        """The implied tombstone for the records that were collected before it."""
         return tombstone(self.ordinal - self.collected, self.collected) if self.collected else None
 
     @property
@@ -164,7 +164,7 @@ class Record:
 
 
 def tombstone(ordinal: int, count: int, fingerprint: bytes = bytes(32)) -> Record:
-    """The record of ``count`` collected ones, ``ordinal`` the first."""
+    """Return the record of ``count`` collected ones, starting with ``ordinal``."""
     return Record(
         ordinal=ordinal,
         kind=RecordKind.TOMBSTONE,
@@ -176,32 +176,31 @@ def tombstone(ordinal: int, count: int, fingerprint: bytes = bytes(32)) -> Recor
 
 
 def seed_of(header: FileHeader) -> int:
-    """The seed of all checksums in the container with this header."""
+    """Return the seed of all checksums in the container with this header."""
     return header.seed or public_seed(header.volume_id, header.container, header.generation)
 
 
 def belongs_to(header: FileHeader, kind: Kind, number: int, volume_id: bytes) -> bool:
-    """Whether a header is that of a volume's container ``number`` of a kind."""
+    """Return whether a header is that of a volume's container ``number`` of a kind."""
     return (header.kind, header.container, header.volume_id) == (kind, number, volume_id)
 
 
 def public_seed(volume_id: bytes, container: int, generation: int) -> int:
-    """The seed of a container without a seed of its own.
+    """Return the seed of a container without a seed of its own.
 
-    Records of other containers fail it. A user can compute it, and so forge records.
+    Records of other containers do not match it. But a user can compute it, and forge records.
     """
     return xxhash.xxh3_64_intdigest(volume_id + struct.pack("<II", container, generation))
 
 
 def seeds_in(data: bytes) -> tuple[int, ...]:
-    """Both copies of the seed in the first bytes of a container whose header is damaged."""
+    """Return both copies of the seed in the first bytes of a container with a damaged header."""
     stored = data[_PLACE_OF_SEEDS].ljust(2 * _U64.size, b"\0")
     return tuple(seed for (seed,) in _U64.iter_unpack(stored) if seed)
 
 
 def is_public(data: bytes) -> bool:
-    """Whether the first bytes of a container whose header is damaged say that it has no seed of its
-    own."""
+    """Return whether a container has no seed of its own, by the start of its damaged header."""
     return data[8:10] == FORMAT_PUBLIC.to_bytes(2, "little") and not seeds_in(data)
 
 
@@ -246,7 +245,7 @@ def decode_file_header(data: bytes, where: str) -> FileHeader:
 
 
 def record_size(stored_length: int) -> int:
-    """Bytes that a record occupies: header, payload, padding."""
+    """Return the space for a record: header, payload, padding."""
     return (RECORD_HEADER_BYTES + stored_length + ALIGN_BYTES - 1) & -ALIGN_BYTES
 
 
@@ -272,7 +271,7 @@ def pack_record_into(buffer: memoryview, offset: int, record: Record, seed: int)
 
 
 def unpack_record(data: bytes | memoryview, offset: int, seed: int) -> Record | None:
-    """The record header at ``offset`` of ``data``, or None where there is no valid one."""
+    """Decode the record header at ``offset`` of ``data``; None if there is no valid one."""
     if offset + RECORD_HEADER_BYTES > len(data):
         return None
     fields = _RECORD.unpack_from(data, offset)

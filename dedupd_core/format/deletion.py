@@ -1,5 +1,4 @@
-"""Logs of deletions: what removals, cuts and overwrites took (docs/design/format.md,
-"Deletions")."""
+"""Logs of deletions by removal, truncation and overwriting (docs/design/format.md, "Deletions")."""
 
 import enum
 import struct
@@ -22,9 +21,9 @@ MAGIC = b"DDDL"
 HEAD_BYTES = 136
 PATH_BYTES_MAX = 0xFFFF
 ALIGN_BYTES = 8
-"""A deletion begins on a multiple of this, so a reader finds the next one after damage."""
+"""A deletion starts on a multiple of this, so that a reader finds the next one after damage."""
 NO_UID = 0xFFFF_FFFF
-"""That no user has."""
+"""The id of no user."""
 DELETION_BYTES_MAX = 1 << 20
 """The largest deletion, with its path and its attributes."""
 
@@ -35,31 +34,31 @@ _CHECKSUMS = struct.Struct("<QQ")
 _ATTRIBUTE_HEAD_BYTES = 6
 _UNPROVEN_SEED = struct.Struct("<16sI")
 _TAIL_END = _FIELDS.size + _U64.size
-"""Up to here the checksum of a head counts: its fields, and the checksum of what follows it."""
+"""The checksum of a head covers the fields up to here, and the checksum of the data after it."""
 
 assert _LOG.size + 8 == LOG_HEADER_BYTES
 assert _FIELDS.size + _CHECKSUMS.size == HEAD_BYTES
 
 
 class Cause(enum.IntEnum):
-    """What took the content of a stub."""
+    """The operation that removed the content of a stub."""
 
     REMOVED = 1
     """Its last name was removed."""
     REPLACED = 2
     """Another file was renamed over its last name."""
     CUT = 3
-    """It was cut shorter."""
+    """It was truncated."""
     OVERWRITTEN = 4
     """It was written to, for the first time since it was optimized."""
 
 
 class LogHeader(NamedTuple):
-    """``number`` is the one in the name of the log.
+    """The header of a log; ``number`` is that in its name.
 
-    ``seed`` is random and secret: a user who does not know it can make no checksum of the log. A
-    log without ``is_proven`` is of the format whose seed users can compute. All deletions are of
-    files of ``uid``, if any; those before offset ``first`` are dropped.
+    ``seed`` is random and secret: without it, a user can make no checksum of the log. A log without
+    ``is_proven`` has the format whose seed users can compute. If ``uid`` is set, all deletions are
+    of files of this user. Those before offset ``first`` are dropped.
     """
 
     number: int
@@ -72,10 +71,10 @@ class LogHeader(NamedTuple):
 
 
 class Deletion(NamedTuple):
-    """A file as the store has it, with all that belonged to it, just before that was lost.
+    """The state of a file in the store just before it was lost, with all its attributes.
 
-    ``path`` is relative to the tree; ``keep_s`` says how long it is kept, from ``time_ns`` on.
-    ``stub`` has the recipe, and no block of its own.
+    ``path`` is relative to the tree. ``keep_s``: how long it is kept, starting at ``time_ns``.
+    ``stub`` has the recipe, and no local block.
     """
 
     cause: Cause
@@ -95,19 +94,19 @@ class Deletion(NamedTuple):
 
     @property
     def has_path(self) -> bool:
-        """Whether ``path`` is one: it is ``#`` and the inode's number if none was known."""
+        """True if ``path`` is a path: without a known path, it is ``#`` and the inode's number."""
         return self.path != b"#%d" % self.inode
 
     @property
     def lost_own_blocks(self) -> bool:
-        """Whether the file had blocks of its own, newer than the store, which are gone."""
+        """True if the file had local blocks, newer than the store, which are lost."""
         return bool(self.stub.local_bytes or self.stub.flags & Flag.WRITTEN)
 
 
 class LogContent(NamedTuple):
-    """The sound deletions of a log, each with its offset, and the number of damaged bytes.
+    """The valid deletions of a log, each with its offset, and the number of damaged bytes.
 
-    What a crash leaves at the end of a log does not count as damage.
+    An incomplete end of a log after a crash does not count as damage.
     """
 
     rows: list[tuple[int, Deletion]]
@@ -146,7 +145,7 @@ def decode_header(data: bytes, where: str) -> LogHeader:
 
 
 def encode_deletion(one: Deletion, seed: int, offset: int) -> bytes:
-    """A deletion that is valid at ``offset`` of the log with this ``seed``, and nowhere else.
+    """Encode a deletion; it is only valid at ``offset`` of the log with this ``seed``.
 
     Raises ValueError if it is too large, struct.error.
     """
@@ -167,7 +166,7 @@ def encode_deletion(one: Deletion, seed: int, offset: int) -> bytes:
 
 
 def encoded_bytes(one: Deletion) -> int:
-    """The length of :func:`encode_deletion`."""
+    """Return the length of :func:`encode_deletion`."""
     attributes = sum(
         _ATTRIBUTE_HEAD_BYTES + len(name) + len(value) for name, value in one.attributes
     )
@@ -175,8 +174,8 @@ def encoded_bytes(one: Deletion) -> int:
 
 
 def decode_deletion(data: bytes, at: int, header: LogHeader, base: int = 0) -> tuple[Deletion, int]:
-    """The deletion that begins at ``at``, and where it ends, both counted from the start of
-    ``data``, which begins at offset ``base`` of the log. Raises Damaged."""
+    """Decode the deletion at ``at``; also return its end. Both are positions in ``data``, which
+    starts at offset ``base`` of the log. Raises Damaged."""
     try:
         if not header.is_proven:
             return _decoded_unproven(data, at, header.seed)
@@ -189,8 +188,8 @@ def decode_deletion(data: bytes, at: int, header: LogHeader, base: int = 0) -> t
 
 
 def deletion_bytes(head: bytes, header: LogHeader, offset: int) -> int | None:
-    """The length of the deletion of a proven log that begins at ``offset`` with ``head``; None if
-    the log has written no deletion there."""
+    """Return the length of the deletion of a proven log that starts at ``offset`` with ``head``;
+    None if no deletion was written there."""
     if len(head) < HEAD_BYTES or not head.startswith(MAGIC):
         return None
     (checksum,) = _U64.unpack_from(head, _TAIL_END)
@@ -201,12 +200,12 @@ def deletion_bytes(head: bytes, header: LogHeader, offset: int) -> int | None:
 
 
 def spans(data: bytes, header: LogHeader, base: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of each deletion of a log, in their order, as offsets in the log. ``data``
-    begins at offset ``base``, where a deletion begins; the last one may be incomplete.
+    """Yield (start, end) of each deletion of a log, in order, as offsets in the log.
 
-    After damage the next deletion is searched for. Its head has a checksum of its own, which
-    depends on the secret seed and on the offset, so no bytes that users wrote pass for a head. A
-    log that is not proven is read in order only, up to the first damage.
+    ``data`` starts at offset ``base``, where a deletion starts; the last one may be incomplete.
+    After damage, this searches for the next deletion. Its head has a separate checksum, which
+    depends on the secret seed and on the offset, so no bytes of users can be taken for a head. A
+    log that is not proven is only read in order, up to the first damage.
     """
     at = 0
     while 0 <= at < len(data):
@@ -221,7 +220,7 @@ def spans(data: bytes, header: LogHeader, base: int) -> Iterator[tuple[int, int]
 
 
 def read_log(data: bytes, header: LogHeader) -> LogContent:
-    """``data`` is the entire log, with its header."""
+    """Decode a log; ``data`` is the entire log, with its header."""
     rows, lost_bytes, last = list[tuple[int, Deletion]](), 0, header.first
     for start, end in spans(data[header.first :], header, header.first):
         lost_bytes += start - last
@@ -241,7 +240,7 @@ def _seed_at(seed: int, offset: int) -> int:
 
 
 def _end(data: bytes, at: int, header: LogHeader, base: int) -> int | None:
-    """Where the deletion at ``at`` ends; None if none begins there."""
+    """Return the end of the deletion at ``at``; None if no deletion starts there."""
     if header.is_proven:
         length = deletion_bytes(data[at : at + HEAD_BYTES], header, base + at)
         return None if length is None else at + length
@@ -272,7 +271,7 @@ def _decoded_unproven(data: bytes, at: int, seed: int) -> tuple[Deletion, int]:
 
 
 def _tail(data: bytes, head: bytes, start: int) -> bytes:
-    """Path and attributes, which begin at ``start``."""
+    """Return path and attributes, which start at ``start``."""
     fields = _FIELDS.unpack_from(head)
     return data[start : start + fields[3] + fields[6]]
 
@@ -298,7 +297,7 @@ def _made(head: bytes, path: bytes, attributes: tuple[tuple[bytes, bytes], ...])
 
 
 def _next_magic(data: bytes, at: int) -> int:
-    """Where a deletion may begin, at ``at`` or after it; -1 if none does."""
+    """Return the next possible start of a deletion at or after ``at``; -1 if there is none."""
     while (at := data.find(MAGIC, at)) >= 0 and at % ALIGN_BYTES:
         at += 1
     return at

@@ -1,7 +1,7 @@
 """Domains: files share chunks only inside one (docs/design/partitions.md, "Domains").
 
-A domain is 16 bytes in the header of a container. They say by themselves what the domain is, so
-that nothing is mixed where hints are lost.
+A domain is 16 bytes in the header of a container. The bytes themselves identify the domain, so that
+domains stay separate even if hints are lost.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 DOMAIN_BYTES = 16
 VOLUME = bytes(DOMAIN_BYTES)
-"""The domain of all files, where the policy knows no others."""
+"""The domain of all files, if the policy defines no others."""
 
 _OWNER, _FOLDER, _LOST = 1, 2, 3
 """The first byte of any other domain."""
@@ -19,14 +19,14 @@ _NUMBER = struct.Struct("<B3xI8x")
 
 
 class PartitionKey(NamedTuple):
-    """A partition of a domain. Each domain counts its partitions from 0."""
+    """A partition of a domain. Each domain numbers its partitions from 0."""
 
     domain: bytes = VOLUME
     number: int = 0
 
     @property
     def is_of_volume(self) -> bool:
-        """Whether its chunks are shared by all files of the volume."""
+        """True if all files of the volume share its chunks."""
         return self.domain == VOLUME
 
 
@@ -35,20 +35,20 @@ FIRST = PartitionKey()
 
 
 def of_owner(uid: int) -> bytes:
-    """The domain of the files of a user."""
+    """Return the domain of the files of a user."""
     return _NUMBER.pack(_OWNER, uid)
 
 
 def of_folder(volume_id: bytes, name: bytes) -> bytes:
-    """The domain of the files below a folder at the top of a volume; ``name`` is empty for files
-    that lie at the top themselves."""
+    """Return the domain of the files below a top-level folder of a volume; ``name`` is empty for
+    files at the top."""
     digest = hashlib.blake2b(name, digest_size=DOMAIN_BYTES - 1, key=volume_id)
     return bytes([_FOLDER]) + digest.digest()
 
 
 def of_lost(container: int) -> bytes:
-    """The domain of a container of which nothing says any more what its domain was: no file goes
-    there, and no other container has it."""
+    """Return the domain of a container whose domain is lost: it gets no files, and no other
+    container has it."""
     return _NUMBER.pack(_LOST, container)
 
 
@@ -57,12 +57,12 @@ NOWHERE = of_lost(0)
 
 
 def owner_of(domain: bytes) -> int | None:
-    """The user whose files are in a domain; None for a domain of another sort."""
+    """Return the user whose files are in a domain; None for a domain of another sort."""
     return _NUMBER.unpack(domain)[1] if domain[0] == _OWNER else None
 
 
 def show_domain(domain: bytes) -> str:
-    """A domain in messages."""
+    """Format a domain for messages."""
     if domain == VOLUME:
         return "the volume"
     if domain[0] == _OWNER:
@@ -73,7 +73,7 @@ def show_domain(domain: bytes) -> str:
 
 
 def salt_of(domain: bytes) -> int:
-    """64 bits that differ from domain to domain, and are 0 for the volume's."""
+    """Return 64 bits that differ for each domain, and are 0 for the volume's."""
     if domain == VOLUME:
         return 0
     return int.from_bytes(hashlib.blake2b(domain, digest_size=8).digest(), "little")

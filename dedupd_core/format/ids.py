@@ -1,7 +1,7 @@
 """Chunk ids: container number (32 bit) and ordinal (32 bit). An id never changes its meaning.
 
-Native code takes and gives many of them at once, as bytes of little-endian integers one after the
-other; each kind of such a column has a type.
+Native code handles many ids at once, as a sequence of little-endian integers in bytes; each kind of
+such a column has a type.
 """
 
 from array import array
@@ -9,25 +9,25 @@ from collections.abc import Iterable
 from typing import NewType
 
 PackedIds = NewType("PackedIds", bytes)
-"""Ids of records, u64 each; 0 stands for none."""
+"""Ids of records, u64 each; 0 for none."""
 
 PackedOrdinals = NewType("PackedOrdinals", bytes)
-"""u32 each: ordinals of records in their container, or places in what a call was given."""
+"""u32 each: ordinals of records in their container, or positions in the input of a call."""
 
 PackedLengths = NewType("PackedLengths", bytes)
-"""u64 each: how many bytes, from the first one on, of each of some records."""
+"""u64 each: for each record, a number of bytes from its start."""
 
 PackedPairs = NewType("PackedPairs", bytes)
-"""Pairs of ids, two u64 each: a record that is to be merged, and the one that stays."""
+"""Pairs of ids, two u64 each: the record to merge, and the record that stays."""
 
 HOLE = 0
-"""The id that stands for zeros; container numbers begin at 1, so no record has it."""
+"""The id for zeros; container numbers start at 1, so no record has it."""
 
 MAX_ORDINAL = 0xFFFF_FFFF
 
 
 def make_id(container: int, ordinal: int) -> int:
-    """The id of record ``ordinal`` in ``container``."""
+    """Return the id of record ``ordinal`` in ``container``."""
     return container << 32 | ordinal
 
 
@@ -40,7 +40,7 @@ def ordinal_of(chunk_id: int) -> int:
 
 
 def show_id(chunk_id: int) -> str:
-    """An id as it appears in messages."""
+    """Format an id for messages."""
     return f"{container_of(chunk_id):08d}:{ordinal_of(chunk_id)}"
 
 

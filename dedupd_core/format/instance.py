@@ -1,4 +1,5 @@
-"""Where a volume was made: what tells it from every copy (docs/design/format.md, "Instance")."""
+"""The place where a volume was made; distinguishes it from copies (docs/design/format.md,
+"Instance")."""
 
 import struct
 from dataclasses import asdict, dataclass
@@ -13,9 +14,9 @@ _DIRECTORY = struct.Struct("<QI")
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Identity of a volume's place: its file system, and the inode of its directory ``data``.
+    """The identity of a volume's place: its file system, and the inode of its directory ``data``.
 
-    A copy that is made file by file has another one; a copy of the whole file system, block by
+    A copy that is made file by file has another one; a copy of the entire file system, block by
     block, has the same, and so has a snapshot.
     """
 
@@ -24,7 +25,7 @@ class Instance:
     generation: int
 
     def seed(self, volume_id: bytes) -> int:
-        """Seed of what binds the volume's stubs to their inodes."""
+        """Return the seed of the bindings of the volume's stubs to their inodes."""
         place = _DIRECTORY.pack(self.inode, self.generation) + self.file_system.encode()
         return xxhash.xxh3_64_intdigest(volume_id + place)
 

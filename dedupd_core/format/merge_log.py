@@ -1,4 +1,4 @@
-"""Merge logs of reconciliation: which chunks are the same (docs/design/format.md, "Merge log")."""
+"""Merge logs of reconciliation: pairs of equal chunks (docs/design/format.md, "Merge log")."""
 
 import struct
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _HEADER = struct.Struct("<8sH6xQ16sQ")
 
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """The first 64 bytes. After them come the pairs, of which ``pairs_checksum`` is the xxh3."""
+    """The first 64 bytes. The pairs follow, with ``pairs_checksum`` as their xxh3."""
 
     pairs: int
     volume_id: bytes

@@ -1,7 +1,7 @@
 """Recipes: the ordered chunks of a file (docs/design/format.md, "Recipe").
 
-A recipe is a tree of nodes, each a record in a stream container. A leaf lists chunks and holes;
-an inner node lists recipes. Most files have one leaf. Nodes are immutable, and files with equal
+A recipe is a tree of nodes, each a record in a recipe container. A leaf lists chunks and holes; an
+inner node lists recipes. Most files have one leaf. Nodes are immutable, and files with equal
 content share them.
 """
 
@@ -18,7 +18,7 @@ from dedupd_core.format.ids import HOLE
 FORMAT = 1
 MAGIC = 0x5052_4444  # "DDRP" on disk
 FANOUT_MAX = 4096
-"""Entries in a node: a leaf of 80 KiB chunks covers 320 MiB and reads in one small I/O."""
+"""Entries in a node: a leaf of 80 KiB chunks covers 320 MiB, and one small I/O reads it."""
 
 HEADER_BYTES = 40
 ENTRY_BYTES = 16
@@ -38,8 +38,8 @@ DIGEST_BYTES = 16
 class RecipeRef(NamedTuple):
     """A stub's reference to its recipe: the root's id, and half of that record's fingerprint.
 
-    ``direct``: the file is a single chunk, and this is the chunk's id and fingerprint. That spares
-    small files a record of their own and their readers a look-up.
+    ``direct``: the file is a single chunk, and this is the chunk's id and fingerprint. Small files
+    then need no recipe record, and their readers need not look it up.
     """
 
     recipe: int
@@ -49,12 +49,12 @@ class RecipeRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node. ``ids`` and ``lengths`` run in parallel; lengths are raw bytes.
+    """One node. ``ids`` and ``lengths`` are parallel; lengths are raw bytes.
 
-    ``offsets`` are where the entries begin within the node. In a leaf (``level`` 0) an id names a
-    chunk, or is ``HOLE``; above, it names a node one level down. ``fingerprint_checks`` are those
-    of the chunks of a leaf (:func:`fingerprint_check`), and 0 for all else. ``content`` digests the
-    fingerprints below, independent of where chunks are stored.
+    ``offsets``: the starts of the entries in the node. In a leaf (``level`` 0) an id names a chunk,
+    or is ``HOLE``; in other nodes it names a node one level down. ``fingerprint_checks``: for the
+    chunks of a leaf (:func:`fingerprint_check`), otherwise 0. ``content`` digests the fingerprints
+    below, independent of where chunks are stored.
     """
 
     level: int
@@ -67,21 +67,21 @@ class Node:
 
 
 def fingerprint_check(fingerprint: bytes) -> int:
-    """The part of a chunk's fingerprint that a leaf keeps (32 bit).
+    """Return the part of a chunk's fingerprint that a leaf stores (32 bit).
 
-    Ids can come to name other bytes only where a part of the store was lost or brought back from
-    an older copy; this tells, at every read, without another look-up.
+    An id can only name other bytes if a part of the store was lost or restored from an older copy.
+    The check detects this at every read, without reading anything else.
     """
     return int.from_bytes(fingerprint[:4], "little")
 
 
 def content_digest(parts: Sequence[tuple[bytes, int]]) -> bytes:
-    """16-byte digest of (fingerprint or child digest, raw length) pairs."""
+    """Return the 16-byte digest of (fingerprint or child digest, raw length) pairs."""
     return native.hashing.fingerprint(b"".join(fp + struct.pack("<Q", n) for fp, n in parts))[:16]
 
 
 def encode_node(level: int, content: bytes, entries: Sequence[tuple[int, int, bytes]]) -> bytes:
-    """The payload of a node with ``entries`` of (id, raw length, fingerprint)."""
+    """Return the payload of a node with ``entries`` of (id, raw length, fingerprint)."""
     assert 0 < len(entries) <= FANOUT_MAX
     length = sum(n for _, n, _ in entries)
     head = _HEADER.pack(MAGIC, FORMAT, level, 0, len(entries), 0, length, content)
@@ -95,9 +95,9 @@ def encode_node(level: int, content: bytes, entries: Sequence[tuple[int, int, by
 
 
 def named_by(payload: bytes, end: int, where: str) -> tuple[int, list[int], int]:
-    """The ids that the first ``end`` bytes of a node name: far cheaper than :func:`decode_node`.
+    """Return the ids in the first ``end`` bytes of a node: far cheaper than :func:`decode_node`.
 
-    Returns the node's level; the ids, holes included; and how many bytes are meant of the last one.
+    The result is the node's level, the ids including holes, and the needed bytes of the last one.
     Raises DamagedRecipe.
     """
     if len(payload) < HEADER_BYTES:

@@ -1,5 +1,5 @@
-"""Sealed headers, with which the files of a store begin: a magic number first, last the xxh3 of all
-before it (docs/design/format.md)."""
+"""Sealed headers of the files of a store: a magic number first, and the xxh3 of the rest last
+(docs/design/format.md)."""
 
 import struct
 
@@ -9,13 +9,13 @@ _U64 = struct.Struct("<Q")
 
 
 def seal(body: bytes, size: int = 64) -> bytes:
-    """The header of ``size`` bytes with this body."""
+    """Return the header of ``size`` bytes with this body."""
     padded = body.ljust(size - _U64.size, b"\0")
     return padded + _U64.pack(xxhash.xxh3_64_intdigest(padded))
 
 
 def unseal(data: bytes, magic: bytes, size: int = 64) -> bytes | None:
-    """The body of the header in the first bytes of ``data``; None where there is no valid one."""
+    """Return the body of the header in the first bytes of ``data``; None if it is invalid."""
     body, checksum = bytes(data[: size - _U64.size]), data[size - _U64.size : size]
     if len(checksum) < _U64.size or not body.startswith(magic):
         return None

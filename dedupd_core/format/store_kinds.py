@@ -1,8 +1,8 @@
-"""The kinds of store, a row each.
+"""The kinds of store, one row per kind.
 
-Each property of some of them is a column here. Their behaviour is behind ``ChunkStore``
-(``dedupd_core/stores/chunk_store.py``) and the strategies of ``jobs/specs.py``: no other code asks
-for a kind by its name.
+A column describes a property of some kinds. Their behaviour is implemented by ``ChunkStore``
+(``dedupd_core/stores/chunk_store.py``) and the strategies of ``jobs/specs.py``: no other code
+compares a kind by its name.
 """
 
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ BINDING_FILE = b"cluster.json"
 
 @dataclass(frozen=True, slots=True)
 class StoreKind:
-    """``file``: what the ``.dedupd`` of a volume on such a store has, empty for none."""
+    """``file``: the file in the ``.dedupd`` of a volume on such a store; empty for none."""
 
     name: str
     file: bytes
     has_containers: bool
-    """Chunks and recipes lie in containers on a disk of this host, under ids that stay. Their
-    garbage is freed here."""
+    """Chunks and recipes are in containers on a disk of this host, with permanent ids. Their
+    garbage is freed on this disk."""
     has_domains: bool
-    """Files can be kept from sharing chunks, by ``dedup_domain``."""
+    """``dedup_domain`` can prevent files from sharing chunks."""
     shares_recipes: bool
-    """Several files may name one recipe: copies by reflink, and what is kept of deleted files."""
+    """Several files may name one recipe: reflink copies, and deleted files that can be restored."""
     needs_network: bool
 
 

@@ -1,8 +1,7 @@
-"""The secret of a store, from which the seeds of its containers are made (docs/design/format.md,
-"Seeds").
+"""The secret of a store, the source of its containers' seeds (docs/design/format.md, "Seeds").
 
-A user who knew the seed of a container could write bytes into a file that pass for a record there.
-Each container keeps its own seed, so a lost secret costs nothing but its help in a rescue.
+With the seed of a container, a user could write bytes into a file that look like a record there.
+Each container stores its own seed, so the loss of a secret only makes a rescue harder.
 """
 
 import hashlib
@@ -16,8 +15,8 @@ from dedupd_core.format.container import Kind
 
 KEY_BYTES = 32
 KEYS_MAX = 16
-"""Keys that a secret remembers: the newest one makes seeds, the others help to rescue containers
-that were written before a rotation."""
+"""The limit for the keys of a secret: the newest key makes seeds, the others help to rescue
+containers from before a rotation."""
 
 _CONTAINER = struct.Struct("<BII")
 
@@ -29,15 +28,15 @@ class StoreSecret:
     keys: tuple[bytes, ...]
 
     def rotated(self, key: bytes) -> "StoreSecret":
-        """This secret with a new key, which makes the seeds from now on."""
+        """Return this secret with a new key, which makes the seeds from now on."""
         return StoreSecret((*self.keys, key)[-KEYS_MAX:])
 
     def seed(self, kind: Kind, container: int, generation: int) -> int:
-        """The seed of a new generation of a container, never 0."""
+        """Return the seed of a new generation of a container, never 0."""
         return _seed(self.keys[-1], kind, container, generation)
 
     def seeds(self, kind: Kind, container: int, generation: int) -> list[int]:
-        """The seeds that a generation of a container may have, the newest key's first."""
+        """Return the possible seeds of a generation of a container, the newest key's first."""
         return [_seed(key, kind, container, generation) for key in reversed(self.keys)]
 
     def to_json(self) -> bytes:

@@ -16,9 +16,9 @@ FORMAT = 1
 MAGIC = 0x4653_4444  # "DDSF" on the wire
 HEADER_BYTES = 32
 PAYLOAD_BYTES_MAX = 16 << 20
-"""Of one frame: a frame that says it has more is damage, and nobody waits for it."""
+"""The limit for one frame: a larger length counts as damage, and is not read."""
 TREE_BYTES = 256 << 10
-"""Nodes are gathered up to so many bytes."""
+"""The amount of nodes that is collected for one frame."""
 
 _HEADER = struct.Struct("<IBBHIIII")
 _U64 = struct.Struct("<Q")
@@ -26,7 +26,7 @@ _KNOWN = struct.Struct("<32sI")
 _RECIPE = struct.Struct("<IB3x16s")
 _ROW = struct.Struct("<IQ")
 PATH_BYTES_MAX = 0xFFFF
-"""Of a node; a longer path cannot be sent."""
+"""The limit for a node; a longer path cannot be sent."""
 
 _NODE = struct.Struct("<BxHHHIIIIIQQQqq")
 _ATTRIBUTE = struct.Struct("<HI")
@@ -35,7 +35,7 @@ FINGERPRINT_BYTES = 32
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame has."""
+    """The contents of a frame."""
 
     BEGIN = 1
     CHUNK = 2
@@ -65,7 +65,7 @@ _TEXTS: dict[FrameKind, dict[str, type]] = {
     FrameKind.HELLO: {"hello": str, "point": str},
     FrameKind.DONE: {"point": str},
 }
-"""The fields of each frame of text, besides its format."""
+"""The fields of each text frame, besides its format."""
 _UUIDS = ("stream", "hello")
 _NUMBERS_END = 1 << 63
 
@@ -84,12 +84,12 @@ class Frame(NamedTuple):
 
     @property
     def fingerprint(self) -> bytes:
-        """Of a frame with a chunk: that of the chunk."""
+        """The fingerprint of the chunk, in a frame with a chunk."""
         return self.payload[:FINGERPRINT_BYTES]
 
     @property
     def stored(self) -> bytes:
-        """Of a frame with a chunk: the payload of its record."""
+        """The payload of the record, in a frame with a chunk."""
         return self.payload[FINGERPRINT_BYTES:]
 
 
@@ -105,16 +105,16 @@ class FrameHead(NamedTuple):
 
 
 class NodeFlag(enum.IntFlag):
-    """What a node of a tree says of its content."""
+    """Properties of a node's content."""
 
     SAME = 1
-    """All of it is as at the point that the stream builds on."""
+    """All of it is unchanged since the state that the stream builds on."""
     RECIPE = 2
     """It is a file with the content of ``recipe``."""
     LINKED = 4
     """It has several names: all nodes of this inode are one."""
     KEPT = 8
-    """It could not be sent: the receiver keeps the one that it has, if any."""
+    """It could not be sent: the receiver keeps its own, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class StreamNode:
 
 
 def encode_frame(frame: Frame, sequence: int, seed: int) -> bytes:
-    """``seed`` is the xxh3 of the stream's id; 0 for the first frame of each direction."""
+    """Encode a frame. ``seed``: xxh3 of the stream's id; 0 for the first frame each way."""
     head = _HEADER.pack(
         MAGIC, frame.kind, frame.codec, 0, sequence, frame.raw_length, frame.stored_length, 0
     )
@@ -145,12 +145,12 @@ def encode_frame(frame: Frame, sequence: int, seed: int) -> bytes:
 
 
 def checksum_of(head: bytes, payload: bytes, seed: int) -> int:
-    """Of a header and what follows it."""
+    """Return the checksum of a header and its payload."""
     return native.hashing.xxh3_64(head, native.hashing.xxh3_64(payload, seed))
 
 
 def decode_head(data: bytes, where: str) -> FrameHead:
-    """Raises Damaged where no frame begins here."""
+    """Decode the header of a frame. Raises Damaged if no frame starts here."""
     if len(data) != HEADER_BYTES:
         raise Damaged(f"{where}: the stream ends within a frame")
     magic, kind, codec, flags, sequence, raw, stored, reserved = _HEADER.unpack_from(data)
@@ -158,7 +158,7 @@ def decode_head(data: bytes, where: str) -> FrameHead:
         raise Damaged(f"{where}: not a frame of a dedupd stream")
     if flags or reserved or kind not in _KINDS:
         raise UnknownFormat(f"{where}: a frame of the unknown kind {kind}")
-    if codec not in STANDALONE:  # a payload that leans on another record is never sent
+    if codec not in STANDALONE:  # a payload that depends on another record is never sent
         raise UnknownFormat(f"{where}: a frame of the unknown codec {codec}")
     if max(raw, stored) > PAYLOAD_BYTES_MAX:
         raise Damaged(f"{where}: a frame of {max(raw, stored)} bytes, which is too large")
@@ -166,7 +166,7 @@ def decode_head(data: bytes, where: str) -> FrameHead:
 
 
 def decode_frame(head: FrameHead, data: bytes, payload: bytes, seed: int, where: str) -> Frame:
-    """The frame with this header (``data``) and payload. Raises Damaged."""
+    """Decode the frame with this header (``data``) and payload. Raises Damaged."""
     if len(payload) != head.stored_length:
         raise Damaged(f"{where}: the stream ends within a frame")
     if checksum_of(data[:24], payload, seed) != head.checksum:
@@ -175,7 +175,7 @@ def decode_frame(head: FrameHead, data: bytes, payload: bytes, seed: int, where:
 
 
 def told(kind: FrameKind, fields: dict[str, Any]) -> Frame:
-    """A frame of text."""
+    """Return a text frame."""
     data = json.dumps(fields, sort_keys=True).encode()
     return Frame(kind, 0, len(data), data)
 
@@ -184,7 +184,7 @@ _SEND_AGAIN = "send the volume again, by `dedupd send` of this version"
 
 
 def fields_of(frame: Frame, kind: FrameKind, where: str) -> dict[str, Any]:
-    """The fields of a frame of text of this kind: all that there are, each a valid value. Raises
+    """Decode a text frame of this kind, and check that all fields are present and valid. Raises
     Damaged, UnknownFormat."""
     if frame.kind is not kind:
         raise Damaged(f"{where}: a frame of kind {frame.kind.name} instead of {kind.name}")
@@ -206,7 +206,7 @@ def fields_of(frame: Frame, kind: FrameKind, where: str) -> dict[str, Any]:
 
 
 def _require_value(name: str, type_: type, value: object) -> None:
-    """Raises ValueError for what no sender and no receiver writes."""
+    """Raise ValueError for a value that neither a sender nor a receiver writes."""
     is_number = type(value) is int and 0 <= value < _NUMBERS_END
     if type(value) is not type_ or (type_ is int and not is_number):
         raise ValueError(f"{name} is {value!r:.40}")
@@ -215,7 +215,7 @@ def _require_value(name: str, type_: type, value: object) -> None:
 
 
 def encode_known(rows: Sequence[tuple[bytes, int]]) -> bytes:
-    """(fingerprint, raw length) of chunks that the receiver has."""
+    """Encode (fingerprint, raw length) of chunks that the receiver has."""
     return b"".join(_KNOWN.pack(*row) for row in rows)
 
 
@@ -227,8 +227,8 @@ def decode_known(data: bytes, where: str) -> list[tuple[bytes, int]]:
 
 
 class RecipePart(NamedTuple):
-    """Rows of a recipe: (chunk number and 1, or 0 for a hole; length). ``digest`` is that of all
-    rows until here: :func:`chained`."""
+    """Rows of a recipe: (chunk number + 1, or 0 for a hole; length). ``digest`` is that of all rows
+    up to this part: :func:`chained`."""
 
     recipe: int
     is_last: bool
@@ -250,7 +250,7 @@ def decode_recipe(data: bytes, where: str) -> RecipePart:
 
 
 def chained(digest: bytes, rows: Sequence[tuple[bytes, int]]) -> bytes:
-    """The digest of a recipe after more (fingerprint, length) of it; that of none is empty."""
+    """Return the digest of a recipe after more (fingerprint, length) rows; the first is empty."""
     parts = [digest]
     for fingerprint, length in rows:
         parts += (fingerprint, _U64.pack(length))
@@ -291,7 +291,7 @@ def decode_nodes(data: bytes, where: str) -> Iterator[StreamNode]:
 
 
 def _require_names(path: bytes, target: bytes, attributes: Sequence[bytes]) -> None:
-    """Raises ValueError for what no file system has: a stream may come from anybody."""
+    """Raise ValueError for names that no file system has: a stream may come from any source."""
     parts = path.split(b"/") if path else []
     if b"\0" in path or any(part in (b"", b".", b"..") or len(part) > 255 for part in parts):
         raise ValueError("its path is empty, or leaves the tree")
@@ -302,7 +302,7 @@ def _require_names(path: bytes, target: bytes, attributes: Sequence[bytes]) -> N
 
 
 def encode_attributes(attributes: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Extended attributes, as (name, value)."""
+    """Encode extended attributes, as (name, value)."""
     return b"".join(
         _ATTRIBUTE.pack(len(name), len(value)) + name + value for name, value in attributes
     )

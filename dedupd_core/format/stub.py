@@ -11,7 +11,7 @@ from dedupd_core.errors import DamagedStub
 
 FORMAT = 2
 HEAD_BYTES = 64
-"""As much as fits into a 256-byte ext4 inode beside its other fields."""
+"""As much as fits into a 256-byte ext4 inode besides its other fields."""
 
 _HEAD = struct.Struct("<BBHIQ16sQqQQ")
 _BOUND = struct.Struct("<QI")
@@ -27,37 +27,37 @@ class Flag(enum.IntFlag):
     """States of a stub."""
 
     COMMITTING = 1
-    """The commit is under way: blocks may remain, all of them equal to the recipe's bytes, and the
+    """The commit is running. Blocks may remain, all equal to the recipe's bytes, and the
     modification time is the one in the attribute."""
     RESTORING = 2
-    """The stub is being filled: the modification time is the one in the attribute."""
+    """The stub is being expanded: the modification time is the one in the attribute."""
     DIRECT = 4
     """The file is one chunk: ``recipe`` is that chunk's id, and there is no recipe record."""
     WRITTEN = 8
-    """Blocks may have been added to those that ``local_bytes`` counts; else it is exact."""
+    """Blocks may have been added to those in ``local_bytes``; without this flag, it is exact."""
     PARTIAL = 16
-    """The recipe is no version of the file: what lay in blocks of its own then is not in it."""
+    """The recipe is no version of the file: it lacks the content of blocks that were local then."""
 
     @property
     def transient(self) -> "Flag":
-        """The flags of a change that is under way."""
+        """The flags of a running change."""
         return self & (Flag.COMMITTING | Flag.RESTORING)
 
 
 NO_FLAGS = Flag(0)
 STUB_FLAGS = int(~NO_FLAGS)
-"""All flags that there are. An attribute with another one is of a later version, and means what
-this one would do wrong."""
+"""All known flags. An attribute with another one is of a later version, which this one would handle
+wrongly."""
 
 
 @dataclass(frozen=True, slots=True)
 class StubAttribute:
     """The decoded attribute.
 
-    ``digest`` is the first half of the fingerprint of the recipe's record, or of the chunk's if
-    DIRECT; ``covered`` is how many bytes from the start of the file the recipe stands for;
-    ``mtime_ns`` is the time to be restored while COMMITTING or RESTORING. ``local_bytes`` lie in
-    blocks of the file's own, or at least so many if WRITTEN.
+    ``digest``: the first half of the fingerprint of the recipe's record, or of the chunk's if
+    DIRECT. ``covered``: the length of the recipe's content, from the start of the file.
+    ``mtime_ns``: the time to restore while COMMITTING or RESTORING. ``local_bytes``: the bytes in
+    local blocks of the file, or the minimum if WRITTEN.
     """
 
     recipe: int
@@ -69,12 +69,12 @@ class StubAttribute:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the file has no block of its own, and no change is under way."""
+        """True if the file has no local block, and no change is running."""
         return self.flags in (NO_FLAGS, Flag.DIRECT) and not self.local_bytes
 
 
 def encode_stub(stub: StubAttribute, volume_id: bytes, binding: int) -> bytes:
-    """The attribute's value, for the inode that has this :func:`binding`."""
+    """Return the attribute's value, for the inode that has this :func:`binding`."""
     value = _HEAD.pack(
         FORMAT,
         int(stub.flags),
@@ -91,7 +91,7 @@ def encode_stub(stub: StubAttribute, volume_id: bytes, binding: int) -> bytes:
 
 
 def decode_stub(value: bytes, volume_id: bytes, where: str) -> StubAttribute:
-    """The attribute, whichever inode it is bound to: see :func:`binding_in`. Raises DamagedStub."""
+    """Decode the attribute, bound to any inode: see :func:`binding_in`. Raises DamagedStub."""
     if len(value) < HEAD_BYTES:
         raise DamagedStub(f"{where}: the stub attribute is truncated; {_ADVICE}")
     version, flags, reserved, check, recipe, digest, covered, mtime_ns, _, local_bytes = (
@@ -113,13 +113,13 @@ def decode_stub(value: bytes, volume_id: bytes, where: str) -> StubAttribute:
 
 
 def binding_in(value: bytes) -> int:
-    """The binding that a sound attribute has."""
+    """Return the binding of a valid attribute."""
     return int.from_bytes(value[_BINDING_AT : _BINDING_AT + 8], "little")
 
 
 def binding(instance_seed: int, inode: int, generation: int) -> int:
-    """What ties an attribute to one inode of one instance of a volume: anywhere else it is that of
-    a copy."""
+    """Return the binding of an attribute to one inode of one instance of a volume: an attribute in
+    another place is a copy."""
     return xxhash.xxh3_64_intdigest(_BOUND.pack(inode, generation), seed=instance_seed)
 
 
@@ -129,5 +129,5 @@ def _check(value: bytes, volume_id: bytes) -> int:
 
 @lru_cache(maxsize=16)
 def attribute_seed(volume_id: bytes) -> int:
-    """Seed of the attribute's checksum: an attribute of another volume fails it."""
+    """Return the seed of the attribute's checksum: attributes of another volume do not match it."""
     return xxhash.xxh3_64_intdigest(volume_id)

@@ -1,8 +1,8 @@
-"""Redirection tables: one fixed-size entry per chunk ordinal (docs/design/format.md, "Redirection
-table").
+"""Redirection tables: one fixed-size entry per chunk ordinal.
 
-A table is derived from its container: every read checks the entry against the record itself, and a
-scan of the container builds the table from scratch.
+See docs/design/format.md, "Redirection table". A table is derived from its container: every read
+checks the entry against the record itself, and a scan of the container builds the table from
+scratch.
 """
 
 import enum
@@ -31,10 +31,10 @@ MAGIC = b"DEDUPDIR"
 HEADER_BYTES = 64
 ENTRY_BYTES = 64
 MAP_LINE_BYTES = 64
-"""The map of a table is as long as so many of these as its header says."""
+"""The unit of the length of a table's map; the header has the number of units."""
 
 FINGERPRINT_BYTES = 32
-"""With which an entry begins."""
+"""The start of an entry."""
 
 _HEADER = struct.Struct("<8sHBBIIIQQIHHII")
 _HEADER_PUBLIC = struct.Struct("<8sHBBIII16sIHHII")
@@ -46,7 +46,7 @@ assert _ENTRY.size + 2 == ENTRY_BYTES
 
 
 class State(enum.IntEnum):
-    """States of a chunk. Zero is no state, so that a hole in a table shows."""
+    """States of a chunk. Zero is no state, so that a hole in a table is detected."""
 
     LIVE = 1
     ORPHANED = 2
@@ -54,27 +54,27 @@ class State(enum.IntEnum):
     MERGED = 3
     """Its bytes are those of the chunk ``target``."""
     QUARANTINED = 4
-    """Its bytes failed a check; wanted from another source."""
+    """Its bytes failed a check; they are needed from another source."""
     TOMBSTONE = 5
-    """Its bytes are gone, and nothing refers to it."""
+    """Its bytes are deleted, and nothing refers to it."""
 
 
 RANK_MAX = 2
-"""Of :attr:`TableEntry.rank`."""
+"""The largest :attr:`TableEntry.rank`."""
 
 USABLE = frozenset((State.LIVE, State.ORPHANED))
-"""States of chunks whose bytes are there, so that more files may come to refer to them."""
+"""States of chunks that still have their bytes, so that more files may refer to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableHeader:
     """The first 64 bytes. All records below ``synced_bytes`` of the container are durable.
 
-    Those with ordinals below ``reconciled`` are in the reconciled set (docs/design/partitions.md).
-    ``volume_check``: the xxh3 of the volume's uuid. ``seed``: that of all checksums of container
-    and table. ``punches``: of how many punches of the container the table knows. ``map_lines``: how
-    long the map is of the records that have no entry; none where all have one. ``is_apart``:
-    whether the container is of another domain than the volume's.
+    Records with ordinals below ``reconciled`` are in the reconciled set
+    (docs/design/partitions.md). ``volume_check``: the xxh3 of the volume's uuid. ``seed``: that of
+    all checksums of container and table. ``punches``: the punches of the container that the table
+    includes. ``map_lines``: the length of the map of records without an entry; 0 if all have one.
+    ``is_apart``: the container's domain is not the volume's.
     """
 
     kind: Kind
@@ -100,7 +100,7 @@ class TableHeader:
         *,
         map_lines: int = 0,
     ) -> "TableHeader":
-        """That of the table of a container."""
+        """Return the header of the table of a container."""
         return cls(
             *(container.kind, container.container, container.generation, container.partition),
             *(_volume_check(container.volume_id), seed_of(container)),
@@ -112,7 +112,7 @@ class TableHeader:
 
 
 class TableEntry(NamedTuple):
-    """One chunk: where its record begins in the container, and its state."""
+    """One chunk: the start of its record in the container, and its state."""
 
     fingerprint: bytes = bytes(32)
     offset: int = 0
@@ -125,26 +125,26 @@ class TableEntry(NamedTuple):
 
     @property
     def leans(self) -> bool:
-        """Whether its payload can only be decoded with the bytes of another record: its base, or
-        a dictionary."""
+        """True if decoding its payload needs the bytes of another record: its base, or a
+        dictionary."""
         return self.codec in LEANING and self.stored_length > 0
 
     @property
     def rank(self) -> int:
-        """A record leans on such of a lower rank alone: 0 leans on none, 1 on a dictionary, 2 is
-        the difference to another."""
+        """A record only depends on records of lower rank: 0 depends on none, 1 on a dictionary, 2
+        is the difference to another."""
         if not self.leans:
             return 0
         return 2 if self.codec == Codec.DELTA else 1
 
     @property
     def base(self) -> int:
-        """The id of that record, as far as the entry says it; else 0: the record's header does."""
+        """The id of that record, if the entry has it; else 0, and the record's header has it."""
         return self.target if self.leans and self.state == State.LIVE else 0
 
 
 COLLECTED = TableEntry(state=State.TOMBSTONE)
-"""Stands for a record that was collected and has no entry."""
+"""Represents a record that was collected and has no entry."""
 
 
 def encode_header(header: TableHeader) -> bytes:
@@ -196,7 +196,7 @@ def _volume_check(volume_id: bytes) -> int:
 
 
 def decode_map(lines: bytes, table: TableHeader, where: str) -> native.store.TableMap:
-    """Which entries a table with this header has. Raises DamagedTable."""
+    """Decode which entries a table with this header has. Raises DamagedTable."""
     try:
         if len(lines) == table.map_lines * MAP_LINE_BYTES:
             return native.store.TableMap(lines, table.seed)
@@ -206,9 +206,9 @@ def decode_map(lines: bytes, table: TableHeader, where: str) -> native.store.Tab
 
 
 def belongs(table: TableHeader, container: FileHeader) -> bool:
-    """Whether a table is that of a container, of its generation, and knows what was punched.
+    """Return whether a table belongs to a container and its generation, and includes all punches.
 
-    An older copy of a table may call records live whose payloads are gone.
+    In an older copy of a table, records without payloads may be live.
     """
     return table.punches >= container.punches and (
         *(table.kind, table.container, table.generation),
@@ -225,7 +225,7 @@ def encode_entry(entry: TableEntry, seed: int) -> bytes:
 
 
 def decode_entry(data: bytes | memoryview, seed: int) -> TableEntry | None:
-    """The entry in 64 bytes of ``data``, or None where it is damaged or was never written."""
+    """Decode the entry in 64 bytes of ``data``; None if it is damaged or was never written."""
     if len(data) < ENTRY_BYTES:
         return None
     body = bytes(data[: _ENTRY.size])
@@ -236,12 +236,12 @@ def decode_entry(data: bytes | memoryview, seed: int) -> TableEntry | None:
 
 
 def unpack_entry(data: bytes | memoryview, offset: int) -> TableEntry:
-    """The entry at ``offset``, which is known to be a valid one."""
+    """Decode the entry at ``offset``, which is known to be valid."""
     return tuple.__new__(TableEntry, _ENTRY.unpack_from(data, offset))
 
 
 def decode_entries(data: bytes, seed: int) -> list[TableEntry | None]:
-    """As :func:`decode_entry` for each whole entry of ``data``, in a third of the time."""
+    """Like :func:`decode_entry` for each complete entry of ``data``, in a third of the time."""
     digest, unpack, new = xxhash.xxh3_64_intdigest, _WHOLE.unpack_from, tuple.__new__
     body_bytes = _ENTRY.size
     found: list[TableEntry | None] = []

@@ -1,6 +1,6 @@
-"""The entries of a whole redirection table as the table has them, decoded as they are asked for.
+"""The entries of an entire redirection table in encoded form, decoded on access.
 
-A million entries take 65 MB like this, and 0.4 GB as objects; and most readers want few of them.
+A million entries need 65 MB in this form, and 0.4 GB as objects; and most readers need few of them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,13 +21,13 @@ class PackedEntries(Sequence[TableEntry]):
 
     @classmethod
     def checked(cls, data: bytes, seed: int) -> "PackedEntries | None":
-        """The whole entries of ``data``; None where any of them is not valid."""
+        """Check the complete entries of ``data``; None if any of them is invalid."""
         states = native.store.table_states(data, seed)
         return None if 0 in states else cls(data[: len(states) * ENTRY_BYTES], states)
 
     @classmethod
     def of(cls, entries: Iterable[TableEntry], seed: int) -> "PackedEntries":
-        """As the table of a container with this seed has them."""
+        """Encode entries for the table of a container with this seed."""
         known = list(entries)
         data = b"".join(tbl.encode_entry(entry, seed) for entry in known)
         return cls(data, bytes(entry.state for entry in known))
@@ -57,12 +57,12 @@ class PackedEntries(Sequence[TableEntry]):
     __hash__ = None  # type: ignore[assignment]
 
     def fingerprint(self, ordinal: int) -> bytes:
-        """That of one entry, without the rest of it."""
+        """Return the fingerprint of one entry, without decoding the rest."""
         start = ordinal * ENTRY_BYTES
         return self.data[start : start + tbl.FINGERPRINT_BYTES]
 
     def ordinals_in(self, state: int) -> Iterator[int]:
-        """Ordinals of the entries in a state, ascending."""
+        """Yield the ordinals of the entries in a state, ascending."""
         at = self.states.find(state)
         while at >= 0:
             yield at
@@ -70,13 +70,13 @@ class PackedEntries(Sequence[TableEntry]):
 
 
 class UncheckedEntries(Sequence[TableEntry | None]):
-    """Entries by ordinal, each checked and decoded when it is asked for.
+    """Entries by ordinal, each checked and decoded on access.
 
-    None stands for one that is damaged, or was never written.
+    None represents an entry that is damaged, or was never written.
     """
 
     def __init__(self, data: bytes, seed: int) -> None:
-        """``seed`` is the container's; bytes after the last whole entry are left out."""
+        """``seed`` is the container's; bytes after the last complete entry are ignored."""
         self.data = data[: len(data) // ENTRY_BYTES * ENTRY_BYTES]
         self.seed = seed
 
@@ -99,11 +99,11 @@ class UncheckedEntries(Sequence[TableEntry | None]):
         return iter(tbl.decode_entries(self.data, self.seed))
 
     def resized(self, count: int) -> "UncheckedEntries":
-        """The first ``count``, with None for those that are not there."""
+        """Return the first ``count`` entries, with None for missing ones."""
         size = count * ENTRY_BYTES
         return UncheckedEntries(self.data[:size].ljust(size, b"\0"), self.seed)
 
     def damaged(self) -> list[int]:
-        """The ordinals of those that are None."""
+        """Return the ordinals of entries that are None."""
         states = native.store.table_states(self.data, self.seed)
         return [at for at, state in enumerate(states) if state == 0] if 0 in states else []

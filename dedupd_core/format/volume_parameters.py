@@ -12,17 +12,17 @@ from dedupd_core.units import KIB
 FORMAT = 3
 
 POLYNOMIAL = 0x1_6D43
-"""Irreducible, of degree 16; how it was chosen is in docs/design/chunking.md."""
+"""Irreducible, of degree 16; docs/design/chunking.md describes the choice."""
 
 PATTERN = 0xCB6B
-"""What the low bits of the fingerprint must equal. Its low bits are not zero, whatever the preset
-and the regression, so that runs of zeros match nowhere and are cut at S_max."""
+"""The value that the low bits of the fingerprint must equal. Its low bits are not zero for any
+preset and regression, so that runs of zeros never match and are cut at S_max."""
 
 FINGERPRINTS = ("blake3", "sha256")
 """The first is the default."""
 
 ATTRIBUTES = ("trusted.dedupd", "user.dedupd")
-"""Where stubs can keep their attribute: closed to users, or on a volume of a user's own."""
+"""Names for the attribute of stubs: hidden from users, or on a volume that a user owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Chunking:
 
     @property
     def average_bytes(self) -> int:
-        """What chunks of most contents have, about."""
+        """The approximate length of chunks of most contents."""
         return (self.min_bytes + self.max_bytes) // 2
 
 
@@ -60,7 +60,7 @@ DEFAULT_PRESET = "64k"
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What is in ``volume.json``. ``attribute`` is the name of the stub attribute."""
+    """The content of ``volume.json``. ``attribute`` is the name of the stub attribute."""
 
     uuid: str
     chunking: Chunking
@@ -73,11 +73,11 @@ class Parameters:
         return uuidlib.UUID(self.uuid).bytes
 
     def like(self, other: "Parameters") -> "Parameters":
-        """With the chunks of another volume or store: what equals one of its is found there."""
+        """Return these with another's chunking, so that equal content is found there."""
         return replace(self, chunking=other.chunking, fingerprint=other.fingerprint)
 
     def chunker(self, path: str | None = None) -> native.chunker.Chunker:
-        """A chunker for this volume, on the fastest code path (or ``path``)."""
+        """Return a chunker for this volume, on the fastest code path (or ``path``)."""
         return native.chunker.Chunker(
             **asdict(self.chunking), fingerprint=self.fingerprint, path=path
         )
@@ -109,8 +109,8 @@ class Parameters:
 
 
 def uuid_of(data: bytes) -> str:
-    """Return the uuid in ``volume.json`` of any version: a mount is found by it. Raises ValueError
-    if there is none."""
+    """Return the uuid in ``volume.json`` of any version, which identifies its mount. Raises
+    ValueError if there is none."""
     try:
         return str(uuidlib.UUID(json.loads(data)["uuid"]))
     except NOT_VALID as error:
@@ -118,7 +118,7 @@ def uuid_of(data: bytes) -> str:
 
 
 def new_parameters(chunk_size: str, fingerprint: str, attribute: str) -> Parameters:
-    """Parameters of a new volume. Raises UsageError."""
+    """Return the parameters of a new volume. Raises UsageError."""
     if chunk_size not in PRESETS:
         raise UsageError(f"chunk size {chunk_size!r}: choose one of {', '.join(PRESETS)}")
     if fingerprint not in FINGERPRINTS:

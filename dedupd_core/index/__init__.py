@@ -1,1 +1,1 @@
-"""Look-up of fingerprints: which chunk, if any, already holds these bytes."""
+"""Look-up of fingerprints: finds the chunk, if any, that already has these bytes."""

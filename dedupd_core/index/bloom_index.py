@@ -1,4 +1,4 @@
-"""The index in one to two bytes of RAM a chunk: Bloom filters and pages in a file of their own.
+"""The index in one to two bytes of RAM per chunk: Bloom filters and pages in a separate file.
 
 BloomStore, seed 002, chapter 4; the design is in docs/design/index.md.
 """
@@ -23,8 +23,8 @@ from dedupd_core.system.files import opened
 class BloomIndex(LoggedIndex[native.index.BloomIndex]):
     """A ``StoreIndex`` over ``native.index.BloomIndex``; borrows ``directory``.
 
-    ``capacity``: entries that are about to be loaded. The file ``saved`` is there, and not valid,
-    for as long as the index is used; ``save`` makes it valid. Raises OSError where a redirection
+    ``capacity``: the entries that are about to be loaded. While the index is used, the file
+    ``saved`` exists but is not valid; ``save`` makes it valid. Raises OSError if a redirection
     table cannot be read.
     """
 
@@ -54,12 +54,12 @@ class BloomIndex(LoggedIndex[native.index.BloomIndex]):
             )
             self.was_restored = self._native.restore(capacity)
             if self.was_restored:
-                # Later writes must not reach the disk before the file has ceased to look valid.
+                # Later writes must not reach the disk while the file still looks valid.
                 saved.disk.sync_data(fd)
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """The file, made if there is none."""
+        """Open the file, or create it."""
         disk, dir_fd, name, _ = self._saved
         try:
             fd = disk.open_write(dir_fd, name)
@@ -76,7 +76,7 @@ class BloomIndex(LoggedIndex[native.index.BloomIndex]):
             self._write()
 
     def _write(self) -> None:
-        """Make the file valid: its header comes last, and only when all else is durable."""
+        """Make the file valid: its header is written last, when the rest is durable."""
         disk = self._saved.disk
         with self._opened() as fd:
             try:
@@ -86,7 +86,7 @@ class BloomIndex(LoggedIndex[native.index.BloomIndex]):
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                # The next job makes it from the redirection tables.
+                # The next job rebuilds it from the redirection tables.
                 self._saved.remove()
                 return
             disk.sync_data(fd)

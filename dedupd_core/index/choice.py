@@ -1,4 +1,4 @@
-"""The index that the policy asks for."""
+"""Opens the index that the policy selects."""
 
 from dedupd_core import native
 from dedupd_core.config.policy import IndexChoice
@@ -11,18 +11,18 @@ from dedupd_core.store.container.directory import ContainerDirectory
 
 
 def saved_name(choice: IndexChoice, partition: PartitionKey = FIRST) -> bytes:
-    """The file of an index, in the directory of the containers that it is of."""
+    """Return the name of an index file, in the directory of its containers."""
     domain = b"" if partition.is_of_volume else b"-" + partition.domain.hex().encode()
     number = b"-%08d" % partition.number if partition.number else b""
     return b"saved" + domain + number + b"." + choice.encode()
 
 
 _PASSING = b"beside.bloom"
-"""Has this name for the moment in which it is made."""
+"""The temporary name of a file while it is created."""
 
 
 class _PassingBloomIndex(BloomIndex):
-    """Of a job whose neighbour keeps the index of the store: its file goes with it."""
+    """An index for a job whose neighbour keeps the index of the store: its file is temporary."""
 
     def __init__(self, directory: ContainerDirectory, *, capacity: int) -> None:
         file = SavedFile(directory.disk, directory.fd, _PASSING, lambda: directory.room)
@@ -43,13 +43,13 @@ def make_index(
     followers: native.chunker.Followers | None = None,
     is_kept: bool = True,
 ) -> StoreIndex:
-    """An empty index of one partition's containers in a directory.
+    """Return an empty index of one partition's containers in a directory.
 
-    Where it is not to be kept, because a neighbour keeps one, it leaves the files of others alone.
+    If it is not to be kept, because a neighbour keeps one, it does not change the files of others.
 
     ``directory`` is borrowed as long as the index is used. ``entries`` are about to be loaded.
-    ``followers`` are filled with what is looked up.
-    Files that other indexes left there are removed. Raises NoSpace.
+    ``followers`` are filled with the results of look-ups. Files that other indexes left there are
+    removed. Raises NoSpace.
     """
     disk, dir_fd = directory.disk, directory.fd
     saved = {

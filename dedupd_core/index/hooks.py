@@ -1,5 +1,4 @@
-"""The index of a partition, and a sample of what all other partitions have
-(docs/design/partitions.md)."""
+"""The index of a partition, and a sample of all other partitions (docs/design/partitions.md)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,19 +13,19 @@ from dedupd_core.store.container.directory import ContainerDirectory
 from dedupd_core.store.container.table_file import Recovered
 
 ENTRIES_MIN = 1 << 10
-"""Fewer chunks of other partitions are left to reconciliation: 80 MiB of data or less."""
+"""With fewer chunks, 80 MiB of data or less, other partitions are left to reconciliation."""
 
 _CACHED_BYTES = 74
-"""For each entry of the cache: itself, and its place."""
+"""For each entry of the cache: the entry itself, and its position."""
 
 
 class HookedIndex:
-    """A ``StoreIndex`` of one partition that finds chunks of others as well; borrows ``directory``.
+    """A ``StoreIndex`` of one partition that also finds chunks of others; borrows ``directory``.
 
-    The others' chunks whose hashes end in some zeros, the *hooks*, are in memory: as many as fit
-    into half of ``share_bytes``, all of them where they do. ``entries``: how many chunks the others
-    have, which :meth:`load_other` is about to load. What is found there counts as found; what is
-    inserted, saved and counted by ``len`` is the partition's alone.
+    The *hooks*, chunks of other partitions whose hashes end in some zeros, are in memory: as many
+    as fit into half of ``share_bytes``, or all. ``entries``: the number of these chunks, which
+    :meth:`load_other` is about to load. Finding a hook counts as found. ``insert``, ``save`` and
+    ``len`` only concern the own partition.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class HookedIndex:
         self._own.load(container)
 
     def load_other(self, container: Recovered) -> None:
-        """Take note of a container of another partition."""
+        """Load a container of another partition."""
         header = container.header
         self._hooks.load(header.container, header.generation, len(container.entries))
 
@@ -83,7 +82,7 @@ class HookedIndex:
 
 
 def zeros_for(entries: int, table_bytes: int) -> int:
-    """In how many zeros the hash of a hook ends, so that the hooks of all entries fit."""
+    """Return the number of zeros at the end of a hook's hash, so that all hooks fit."""
     zeros = 0
     while (entries >> zeros) * INDEX_ENTRY_BYTES[IndexChoice.TABLE] > table_bytes:
         zeros += 1

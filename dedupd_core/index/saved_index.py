@@ -13,21 +13,21 @@ from dedupd_core.store.container.table_file import Recovered
 from dedupd_core.system.disk import Disk
 
 PAGE_ENTRIES = 1000
-"""Neighbouring entries that one read of a redirection table brings into the cache (seed 003)."""
+"""Adjacent entries that one read of a redirection table brings into the cache (seed 003)."""
 
 CACHE_ENTRIES = 100_000
-"""Entries that the cache keeps: 6.4 MB."""
+"""Entries in the cache: 6.4 MB."""
 
 SAVED_ENTRIES_MIN = 1 << 16
-"""A smaller index is made faster than its file is read."""
+"""Building a smaller index is faster than reading its file."""
 
 GHOSTS_MAX = 8
-"""One entry in so many may be of chunks that are no more; else the file is removed, and the next
-job makes a new index."""
+"""One entry out of this number may be of a deleted chunk; with more, the file is removed, and the
+next job makes a new index."""
 
 
 class SavedFile(NamedTuple):
-    """The file that an index is kept in between jobs."""
+    """The file that keeps an index between jobs."""
 
     disk: Disk
     dir_fd: int
@@ -35,7 +35,7 @@ class SavedFile(NamedTuple):
     make_room: MakeRoom
 
     def remove(self) -> None:
-        """Remove it, if it is there."""
+        """Remove it, if it exists."""
         disk = self.disk
         with suppress(FileNotFoundError):
             disk.unlink(self.dir_fd, self.name)
@@ -45,7 +45,7 @@ _Native = TypeVar("_Native", native.index.TableIndex, native.index.BloomIndex)
 
 
 class LoggedIndex(Generic[_Native]):
-    """The part of a ``StoreIndex`` that is the native index's matter."""
+    """The part of a ``StoreIndex`` that the native index implements."""
 
     _native: _Native
     _saved_entries_min: int
@@ -64,7 +64,7 @@ class LoggedIndex(Generic[_Native]):
         self._native.load(header.container, header.generation, len(container.entries))
 
     def use_followers(self, followers: native.chunker.Followers) -> None:
-        """Fill ``followers`` from here on with what is looked up."""
+        """Fill ``followers`` with the results of look-ups from now on."""
         self._native.use_followers(followers)
 
     def take_found_orphans(self) -> set[int]:
@@ -76,6 +76,6 @@ class LoggedIndex(Generic[_Native]):
         return IndexCounters(*counts, of.memory_bytes)
 
     def _is_worth_saving(self, entries: int) -> bool:
-        """Whether there is enough in it, and of that little that is no more."""
+        """Return whether it has enough entries, and few of them are of deleted chunks."""
         ghosts = entries - len(self)
         return entries >= self._saved_entries_min and ghosts * GHOSTS_MAX <= entries

@@ -1,4 +1,4 @@
-"""The index in about 6.4 bytes of RAM a chunk: signatures over the redirection tables.
+"""The index in about 6.4 bytes of RAM per chunk: signatures over the redirection tables.
 
 Seed 003, section 4.4; the design is in docs/design/index.md.
 """
@@ -21,15 +21,15 @@ from dedupd_core.store.container.directory import ContainerDirectory
 from dedupd_core.system.files import opened
 
 _SAVED_NEWS = 16
-"""A table is saved where one entry in so many is not in its file; the tables tell of the rest."""
+"""A table is saved if one entry out of this number is not in its file; the tables have the rest."""
 
 
 class TableIndex(LoggedIndex[native.index.TableIndex]):
     """A ``StoreIndex`` over ``native.index.TableIndex``; borrows ``directory``.
 
-    ``capacity``: entries that are about to be loaded.
-    A container must be recovered before it is loaded, and only this job changes it afterwards.
-    Raises OSError where a redirection table cannot be read.
+    ``capacity``: the entries that are about to be loaded. A container must be recovered before it
+    is loaded, and afterwards only this job changes it. Raises OSError if a redirection table cannot
+    be read.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
         elif not self.was_restored or figures.added * _SAVED_NEWS > figures.entries:
             self._write(self._saved)
         else:
-            # What a crash has left of an earlier save.
+            # A leftover of an earlier save after a crash.
             _temporary(self._saved).remove()
 
     def _write(self, saved: SavedFile) -> None:
-        """Write the file, which need not be durable: a damaged one is noticed, and not used."""
+        """Write the file. It need not be durable: damage is detected, and the file is ignored."""
         self._native.begin_snapshot()
         new = _temporary(saved)
         new.remove()
@@ -89,7 +89,7 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
                     room.require(len(part), saved.name.decode())
                     offset += saved.disk.write_at(fd, [part], offset)
         except NoSpace:
-            # The next job makes the table from the redirection tables.
+            # The next job builds the table from the redirection tables.
             new.remove()
             return
         saved.disk.rename(saved.dir_fd, new.name, saved.dir_fd, saved.name)
@@ -103,5 +103,5 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
 
 
 def _temporary(saved: SavedFile) -> SavedFile:
-    """The file that is about to be renamed over ``saved``."""
+    """Return the file that is about to be renamed to ``saved``."""
     return saved._replace(name=saved.name + NEW)

@@ -1,4 +1,4 @@
-"""Making a shared store."""
+"""Creates a shared store."""
 
 import os
 from contextlib import suppress
@@ -21,7 +21,7 @@ _LEFTOVERS = frozenset((b"store", b"catalog", b"probe", LOCK.encode(), MEMBERS_L
     MEMBERS_FILE,
     *(MEMBERS_FILE + b".new", STORE_FILE + b".new"),
 }
-"""What an interrupted call may have left, before the file that makes it a store."""
+"""The possible leftovers of an interrupted call, before the file that makes it a store."""
 
 _PREPARED = define("shared.prepared", "the directories of a new store exist, its file does not")
 
@@ -31,8 +31,8 @@ def create_store(
 ) -> Parameters:
     """Make the directory ``path`` a store without volumes; it must be empty, or not exist.
 
-    ``force`` accepts a file system that is not known to keep what a store relies on. Goes on where
-    an interrupted call stopped. Raises UsageError, UnsuitableFileSystem, OSError.
+    ``force`` accepts a file system that may lack a property that a store needs. Continues an
+    interrupted call. Raises UsageError, UnsuitableFileSystem, OSError.
     """
     root = os.path.realpath(path)
     refuse_place(root, path)
@@ -74,7 +74,7 @@ def _fill(fd: int, disk: Disk) -> None:
 
 
 def _refuse_store(root: str, path: str) -> None:
-    """Raises UsageError where the store would lie in another one."""
+    """Raise UsageError if the store would be in another one."""
     parent = os.path.dirname(root)
     while parent != "/":
         if os.path.exists(os.path.join(parent, STORE_FILE.decode())):

@@ -1,4 +1,4 @@
-"""All volumes of a shared store, held for one job that looks at what they need."""
+"""Locks all volumes of a shared store for a job that examines their references."""
 
 import os
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from dedupd_core.volume.volume import Volume
 
 @contextmanager
 def all_held(volume: Volume, *, reads_only: bool = False) -> Iterator[None]:
-    """Hold a volume, its store and all other volumes of that, which ``volume.fellows`` are then.
+    """Hold a volume, its store and all other volumes of the store: ``volume.fellows``.
 
-    No volume of the store makes a reference meanwhile: each job that could needs one of these
-    locks. Raises UnseenMember, naming it, where one of the volumes cannot be seen, or is not as the
-    store last knew it; Busy, StoreUnreachable, ReadOnlyVolume.
+    No volume of the store can make a reference during this: each job that could needs one of these
+    locks. Raises UnseenMember, with its name, if a volume is unreachable, or not as the store last
+    recorded it; Busy, StoreUnreachable, ReadOnlyVolume.
     """
     shared, sharing = volume.shared, volume.sharing
     with ExitStack() as held:
@@ -30,7 +30,7 @@ def all_held(volume: Volume, *, reads_only: bool = False) -> Iterator[None]:
             held.enter_context(fellow.tree_lock(reads_only=reads_only))
             fellows.append(fellow)
         held.enter_context(sharing.job_lock(reads_only=reads_only))
-        # From here on no volume comes to the store that has a stub.
+        # From here on no volume with a stub can join the store.
         if others(volume).keys() != members.keys():
             raise Busy(
                 f"{volume.store.where}: volumes were added or removed at the same time; run the job"
@@ -43,7 +43,7 @@ def all_held(volume: Volume, *, reads_only: bool = False) -> Iterator[None]:
 
 
 def require_all(volume: Volume) -> None:
-    """Raises UnseenMember where a volume of the store is not held: nothing may be collected."""
+    """Raise UnseenMember if a volume of the store is not locked: then nothing may be collected."""
     seen = {one.parameters.uuid for one in (volume, *volume.fellows)}
     for member in volume.sharing.members().values():
         if member.uuid not in seen:
@@ -51,8 +51,8 @@ def require_all(volume: Volume) -> None:
 
 
 def unknown_members(volume: Volume) -> Iterator[str]:
-    """Why nothing can be collected in the store of a volume: of each volume on it that cannot be
-    seen, or is not as the store last knew it. Raises StoreUnreachable, Damaged."""
+    """Yield the reasons why nothing can be collected in a volume's store: each volume that is
+    unreachable, or not as the store last recorded it. Raises StoreUnreachable, Damaged."""
     shared = volume.shared
     if shared is None:
         return
@@ -68,15 +68,15 @@ def unknown_members(volume: Volume) -> Iterator[str]:
 
 
 def others(volume: Volume) -> dict[str, Member]:
-    """The other volumes of its store, by uuid."""
+    """Return the other volumes of its store, by uuid."""
     members = volume.sharing.members()
     members.pop(volume.parameters.uuid, None)
     return members
 
 
 def opened_member(shared: SharedDirectory, member: Member) -> Volume:
-    """A volume of the store, to be closed by the caller. Raises UnseenMember where it cannot be
-    seen in its place, or is not the one that the store knows."""
+    """Open a volume of the store; the caller closes it. Raises UnseenMember if it is unreachable in
+    its place, or is not the recorded volume."""
     try:
         volume = Volume.open(member.root, shared.disk)
     except DedupdError as error:

@@ -1,1 +1,1 @@
-"""A store, opened: a volume's own, or one that several volumes share."""
+"""An open store: a volume's own store, or a shared store."""

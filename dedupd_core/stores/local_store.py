@@ -1,4 +1,4 @@
-"""One local store, opened: its containers, and the readers of its records."""
+"""One open local store: its containers, and the readers of its records."""
 
 import os
 from collections.abc import Callable
@@ -31,7 +31,7 @@ MADE_DIRS = (
     *(b"store", b"store/chunks", b"store/recipes", b"store/merge"),
     *(b"store/copies", b"store/copies/chunks", b"store/copies/recipes"),
 )
-"""The directories of an empty store, each after the one that it lies in."""
+"""The directories of an empty store, each after its parent."""
 
 
 def make_store_dirs(base_fd: int, disk: Disk) -> None:
@@ -50,13 +50,13 @@ def make_store_dirs(base_fd: int, disk: Disk) -> None:
 
 
 NoteDamage = Callable[[Kind, int], None]
-"""Takes note of a record that could not be read."""
+"""Records that a record could not be read."""
 
 
 class LocalStore:
-    """The store in the directory ``base``: the ``.dedupd`` of a volume, or a directory of its own.
+    """The store in the directory ``base``: the ``.dedupd`` of a volume, or a separate directory.
 
-    Borrows ``base_fd``, a descriptor of it. ``store_id`` is what all of its files carry.
+    Borrows ``base_fd``, a descriptor of it. ``store_id`` is in all of its files.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LocalStore:
         where: str = "",
         neighbours: Neighbours = ALONE,
     ) -> None:
-        """``where``: as people name it, ``base`` if left out."""
+        """``where``: its name for people, by default ``base``."""
         self.base, self.base_fd, self.store_id = base, base_fd, store_id
         self.kind, self.where = kind, where or base
         self.neighbours = neighbours
@@ -93,16 +93,16 @@ class LocalStore:
         self.neighbours.close()
 
     def directory(self, kind: Kind) -> str:
-        """Path of the containers of one kind."""
+        """Return the path of the containers of one kind."""
         return os.path.join(self.base, STORE_DIRS[kind])
 
     def open_directory(self, kind: Kind) -> int:
-        """A descriptor of that directory, which is made where an older version did not have it."""
+        """Open that directory, or create it if an older version did not have it."""
         return self._open_made(STORE_DIRS[kind])
 
     def containers(self, kind: Kind, make_room: MakeRoom | None = None) -> ContainerDirectory:
-        """The containers of a kind, to be closed by the caller. ``make_room``: of the store's file
-        system; by default all that is free."""
+        """Return the containers of a kind; the caller closes them. ``make_room``: of the store's
+        file system; by default all free space."""
         return ContainerDirectory(
             self.open_directory(kind),
             kind,
@@ -119,7 +119,7 @@ class LocalStore:
         return made_secret(self.base_fd, self._disk)
 
     def open_merge_directory(self) -> int:
-        """A descriptor of the directory of merge logs, which the first reconciliation makes."""
+        """Open the directory of merge logs, which the first reconciliation creates."""
         return self._open_made(MERGE_DIR)
 
     def _open_made(self, directory: str) -> int:
@@ -150,7 +150,7 @@ class LocalStore:
         )
 
     def copies(self, kind: Kind) -> CopyReader:
-        """The second copies of the records of a kind."""
+        """Return the second copies of the records of a kind."""
         of = COPIES_OF[kind]
         return CopyReader(self.directory(of), of, self.store_id)
 

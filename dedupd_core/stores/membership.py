@@ -1,8 +1,8 @@
-"""What ties a volume and a shared store together: a record on each side (docs/design/format.md,
-"Shared stores").
+"""The link between a volume and a shared store: a record on each side.
 
-A job that makes or drops references renews the tokens of both sides before it begins. So a volume,
-or a store, that was restored from an older copy differs from the current one.
+See docs/design/format.md, "Shared stores". A job that makes or drops references renews the tokens
+of both sides before it starts. So a volume, or a store, that was restored from an older copy
+differs from the current one.
 """
 
 import os
@@ -18,7 +18,7 @@ from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import read_file
 
 MOVING_FILE = b"moving"
-"""There while a volume is half moved from one store to another."""
+"""Exists while a volume is half moved from one store to another."""
 
 
 def new_token() -> str:
@@ -27,8 +27,8 @@ def new_token() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The volume's side: the uuid and the name of its ``store``, and the ``token`` that tells the
-    volume of today from an older copy of it."""
+    """The volume's side: uuid and name of its ``store``, and the ``token`` that distinguishes the
+    current volume from an older copy of it."""
 
     store: str
     name: str
@@ -57,10 +57,10 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The store's side: a volume, the directory that it was last known at, and its instance.
+    """The store's side: a volume, its last known directory, and its instance.
 
-    The volume has ``token``; or ``next_token`` where a step from one to the other was interrupted.
-    ``has_stubs``: it may have some; where this is false, the last collection has seen none.
+    The volume has ``token``, or ``next_token`` if a change of tokens was interrupted.
+    ``has_stubs``: it may have some; if false, the last collection has found none.
     """
 
     uuid: str
@@ -77,13 +77,13 @@ class Member:
         return Instance(self.file_system, self.inode, self.generation)
 
     def knows(self, token: str) -> bool:
-        """Whether a volume with this token is in the state that the store last knew."""
+        """Return whether a volume with this token is in the state that the store last recorded."""
         return bool(token) and token in (self.token, self.next_token)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberList:
-    """All volumes of a store. One record, so that no member can be lost alone."""
+    """All volumes of a store. One record, so that no single member can be lost."""
 
     members: list[Member]
 
@@ -103,7 +103,8 @@ class MemberList:
 
 
 class VolumeIdentity(NamedTuple):
-    """What a store tells a volume by. ``base_fd`` is borrowed: its ``.dedupd``."""
+    """The properties that identify a volume to a store. ``base_fd``, its ``.dedupd``, is
+    borrowed."""
 
     uuid: str
     instance: Instance
@@ -115,7 +116,7 @@ class VolumeIdentity(NamedTuple):
         return os.path.dirname(os.readlink(f"/proc/self/fd/{self.base_fd}"))
 
     def membership(self) -> Membership:
-        """As it is on the disk now. Raises Damaged, FileNotFoundError."""
+        """Read the current record on the disk. Raises Damaged, FileNotFoundError."""
         return _membership(self.base_fd)
 
     def as_member(self, token: str, *, has_stubs: bool) -> Member:
@@ -132,7 +133,7 @@ class VolumeIdentity(NamedTuple):
 
 
 def membership_at(base_fd: int) -> Membership | None:
-    """The membership in the ``.dedupd`` open as ``base_fd``; None if it has its own store."""
+    """Return the membership in the ``.dedupd`` open as ``base_fd``; None without a shared store."""
     try:
         return _membership(base_fd)
     except FileNotFoundError:

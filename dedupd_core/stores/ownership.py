@@ -1,4 +1,4 @@
-"""Whose a directory is that dedupd works in."""
+"""Checks the ownership of a directory that dedupd works in."""
 
 import os
 import stat
@@ -7,22 +7,22 @@ from dedupd_core.errors import UsageError
 
 
 def is_own(base_fd: int) -> bool:
-    """Whether this user alone can change the content of a ``.dedupd``, or of a store."""
+    """Return whether only this user can change the content of a ``.dedupd``, or of a store."""
     status = os.stat(base_fd)
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def is_trusted(base_fd: int) -> bool:
-    """Return whether only root and this user can change the content of a ``.dedupd``: another user
-    cannot have forged it."""
+    """Return whether only root and this user can change the content of a ``.dedupd``, so that other
+    users cannot have forged it."""
     status = os.stat(base_fd)
     is_private = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return is_private and status.st_uid in (0, os.geteuid())
 
 
 def refuse_strangers(base_fd: int, where: str) -> None:
-    """Raises UsageError where another user could have a job work, with the rights of the user that
-    runs it, on any files: ``data`` and ``store`` may be links, or be exchanged."""
+    """Raise UsageError if another user could make a job work on any files with the rights of its
+    own user: ``data`` and ``store`` may be links, or be exchanged."""
     if not is_own(base_fd):
         status = os.stat(base_fd)
         raise UsageError(

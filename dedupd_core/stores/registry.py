@@ -1,6 +1,6 @@
-"""Which kind of store a volume is on, and how one is opened by its name.
+"""Finds the kind of store of a volume, and opens stores by name.
 
-The module of stores in a cluster is imported here alone, and for these stores alone.
+Only this module imports the module of cluster stores, and only for these stores.
 """
 
 import os
@@ -14,7 +14,7 @@ from dedupd_core.system.disk import Disk
 
 
 def kind_at(base: str) -> StoreKind:
-    """The kind of the store of the volume whose ``.dedupd`` has this path."""
+    """Return the kind of the store of the volume whose ``.dedupd`` has this path."""
     for kind in KINDS:
         if kind.file and os.path.lexists(os.path.join(base, kind.file.decode())):
             return kind
@@ -28,8 +28,9 @@ def cluster_module() -> StoreModule:
 
 
 def store_to_join(name: str | None, disk: Disk) -> StoreToJoin:
-    """The store that a person names for a new volume: None for one of its own, a directory, or an
-    address. To be closed by the caller. Raises UsageError, NotAVolume, StoreUnreachable."""
+    """Return the store with this name for a new volume; the caller closes it. ``name``: None for
+    the volume's own store, a directory, or an address. Raises UsageError, NotAVolume,
+    StoreUnreachable."""
     if name is None:
         return _StoreOfDisk(OWN, None)
     if is_address(name):
@@ -43,10 +44,10 @@ class _StoreOfDisk:
 
     kind: StoreKind
     shared: SharedDirectory | None
-    fingerprint: None = None  # enabling takes over that of a shared store
+    fingerprint: None = None  # enabling uses that of a shared store
 
     def take_in(self, base_fd: int, root: str, uuid: str, disk: Disk) -> None:
-        """Enabling has done so."""
+        """Does nothing: enabling has done so."""
 
     def close(self) -> None:
         if self.shared is not None:

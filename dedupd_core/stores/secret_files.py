@@ -17,7 +17,7 @@ _FIRST = define("seeds.first-copy", "the first copy of a store's secret is durab
 
 
 def new_secret() -> StoreSecret:
-    """A secret that has never been used."""
+    """Return a secret that has never been used."""
     return StoreSecret((os.urandom(KEY_BYTES),))
 
 
@@ -32,7 +32,7 @@ def rotate_secret(base_fd: int, disk: Disk) -> StoreSecret:
 
 
 def read_secret(base_fd: int) -> StoreSecret | None:
-    """The secret of the store in the directory of a descriptor; None if no copy can be read.
+    """Read the secret of the store in the directory of a descriptor; None if no copy can be read.
 
     Raises OSError.
     """
@@ -42,7 +42,7 @@ def read_secret(base_fd: int) -> StoreSecret | None:
 
 
 def keep_secret(base_fd: int, secret: StoreSecret, disk: Disk) -> None:
-    """Write both copies of a secret, durably, where they differ. Raises NoSpace, OSError."""
+    """Write both copies of a secret, durably, if they differ. Raises NoSpace, OSError."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
     for directory in DIRECTORIES:
         if _read(base_fd, directory) == secret:
@@ -53,7 +53,7 @@ def keep_secret(base_fd: int, secret: StoreSecret, disk: Disk) -> None:
 
 
 def made_secret(base_fd: int, disk: Disk) -> StoreSecret:
-    """The secret of a store, whose copies are repaired; a store without one gets one.
+    """Return the secret of a store, and repair its copies; a store without a secret gets one.
 
     On a full disk the secret may exist in memory only. That is safe: each container keeps the seed
     that was made from it. Raises OSError.

@@ -1,7 +1,7 @@
-"""The directory of a shared store, opened: what it is, its locks, and its volumes.
+"""The open directory of a shared store: its parameters, its locks, and its volumes.
 
-The list of its volumes is truth: what no volume of it needs is garbage (docs/design/format.md,
-"Shared stores").
+The list of its volumes decides: chunks that no volume of it needs are garbage
+(docs/design/format.md, "Shared stores").
 """
 
 import errno
@@ -69,8 +69,8 @@ _LEFT = define("shared.left", "a shared store has removed a volume that is being
 
 
 class Unshared:
-    """What is asked of a shared store, where a volume has a store of its own: it has no other
-    volume, and who holds the volume holds the store."""
+    """The interface of a shared store for a volume's own store, which has no other volume: the lock
+    of the volume also protects the store."""
 
     def members(self) -> dict[str, Member]:
         return {}
@@ -95,7 +95,7 @@ class Unshared:
 
 
 class SharedDirectory:
-    """A shared store's directory. Closes what it has open."""
+    """A shared store's directory. Closes its open files."""
 
     def __init__(self, path: str, disk: Disk) -> None:
         """``path`` is absolute. Raises StoreUnreachable, UsageError, Damaged, UnknownFormat."""
@@ -116,7 +116,7 @@ class SharedDirectory:
 
     @classmethod
     def named(cls, path: str, disk: Disk) -> Self:
-        """The store that a person names. Raises NotAVolume where there is none."""
+        """Open the store with this name. Raises NotAVolume if it does not exist."""
         try:
             return cls(os.path.realpath(path), disk)
         except StoreUnreachable:
@@ -129,18 +129,18 @@ class SharedDirectory:
 
     @property
     def base(self) -> str:
-        """A path that leads to it wherever it is moved."""
+        """A path that stays valid if the directory is moved."""
         return f"/proc/self/fd/{self.fd}"
 
     def new_membership(self) -> Membership:
-        """What says of a volume that it is on this store; with a token of its own."""
+        """Return a record that links a volume to this store, with a new token."""
         return Membership(self.parameters.uuid, self.path, new_token())
 
     # --- locks --------------------------------------------------------------------------------
 
     @contextmanager
     def job_lock(self, *, wait: bool = False, reads_only: bool = False) -> Iterator[None]:
-        """Hold the store for one job, alone. Raises Busy, ReadOnlyVolume."""
+        """Hold the store exclusively for one job. Raises Busy, ReadOnlyVolume."""
         with opened(self._open_lock(LOCK, reads_only)) as fd, ExitStack() as held:
             with self._in_line(fd, wait=wait and not reads_only):
                 held.enter_context(locked(fd, self._held_by, wait=wait))
@@ -148,8 +148,8 @@ class SharedDirectory:
 
     @contextmanager
     def append_lock(self) -> Iterator[None]:
-        """Hold the store for one job that appends to it beside its neighbours; waits for those
-        that hold it alone. Raises ReadOnlyVolume."""
+        """Hold the store for one job that appends to it alongside its neighbours; wait for
+        exclusive holders. Raises ReadOnlyVolume."""
         with opened(self._open_lock(LOCK)) as fd, ExitStack() as held:
             with self._in_line(fd, wait=True):
                 held.enter_context(locked(fd, self._held_by, wait=True, alone=False))
@@ -157,8 +157,8 @@ class SharedDirectory:
 
     @contextmanager
     def _in_line(self, fd: int, *, wait: bool) -> Iterator[None]:
-        """Wait for the lock after those that came before: else a job that needs the store alone
-        might wait for as long as there are others."""
+        """Wait in line for the lock: otherwise a job that needs the store exclusively might wait as
+        long as other jobs keep coming."""
         if wait and not lock_range(fd, GATE, 1, wait=False):
             _log.warning("waiting: %s: an earlier job waits for the store", self.path)
             lock_range(fd, GATE, 1, wait=True)
@@ -173,12 +173,12 @@ class SharedDirectory:
         return f"{self.path}: another job uses the store; wait for it, or cancel it"
 
     def neighbours(self) -> Neighbours:
-        """The jobs that append to the store beside this one; to be closed by the caller."""
+        """Return the jobs that append to the store alongside this one; the caller closes them."""
         return LockedNeighbours(partial(self._open_lock, LOCK, reads_only=True))
 
     @contextmanager
     def _members_locked(self) -> Iterator[None]:
-        """For the moment in which the list changes."""
+        """Hold the lock of the list during a change."""
         with opened(self._open_lock(MEMBERS_LOCK)) as fd, locked(fd, "", wait=True):
             yield
 
@@ -195,7 +195,7 @@ class SharedDirectory:
     # --- members ------------------------------------------------------------------------------
 
     def members(self) -> dict[str, Member]:
-        """Its volumes, by uuid. Raises Damaged."""
+        """Return its volumes, by uuid. Raises Damaged."""
         where = os.path.join(self.path, MEMBERS_FILE.decode())
         try:
             found = MemberList.from_json(read_file(self.fd, MEMBERS_FILE), where)
@@ -207,19 +207,19 @@ class SharedDirectory:
         return {one.uuid: one for one in found.members}
 
     def put(self, member: Member) -> None:
-        """Add a volume, or replace what is known of it. Durable when this returns."""
+        """Add a volume, or replace its entry. Durable when this returns."""
         with self._members_locked():
             self._write({**self.members(), member.uuid: member})
 
     def remove(self, uuid: str) -> None:
-        """Forget a volume: what only that one needs is garbage from here on."""
+        """Remove a volume: chunks that only this volume needs become garbage."""
         with self._members_locked():
             members = self.members()
             if members.pop(uuid, None) is not None:
                 self._write(members)
 
     def note_stubs(self, has_stubs: Mapping[str, bool]) -> None:
-        """Say which volumes may have stubs."""
+        """Record which volumes may have stubs."""
         with self._members_locked():
             before = self.members()
             after = {
@@ -233,7 +233,7 @@ class SharedDirectory:
         return self.member(uuid).has_stubs
 
     def member(self, uuid: str) -> Member:
-        """What is known of a volume. Raises UnseenMember where it is none of this store's."""
+        """Return the entry of a volume. Raises UnseenMember if it is no member of this store."""
         found = self.members().get(uuid)
         if found is None:
             raise UnseenMember(
@@ -243,11 +243,11 @@ class SharedDirectory:
         return found
 
     def sync(self) -> None:
-        """Make everything durable that was written to its file system."""
+        """Make all writes to its file system durable."""
         self.disk.sync_file_system(self.fd)
 
     def require_known(self, volume: VolumeIdentity) -> str:
-        """The token of a volume that is as the store last knew it. Raises UnseenMember, Damaged."""
+        """Return the token of a volume in the last recorded state. Raises UnseenMember, Damaged."""
         member, own = self.member(volume.uuid), volume.membership()
         remedy = f"`dedupd store rejoin {volume.root}` checks it and registers it again"
         if own.store != self.parameters.uuid:
@@ -267,10 +267,10 @@ class SharedDirectory:
         return own.token
 
     def admit(self, volumes: Sequence[VolumeIdentity], *, reads_only: bool = False) -> None:
-        """Let a job begin that works for these volumes. Each is in the state that the store last
-        recorded. From here on it differs from all earlier copies, unless the job ``reads_only``.
+        """Admit a job that works for these volumes, which must be in the last recorded state.
 
-        Durable when this returns. Needs the locks of all. Raises UnseenMember, Damaged.
+        From here on they differ from all earlier copies, unless the job ``reads_only``. Durable
+        when this returns. Needs the locks of all. Raises UnseenMember, Damaged.
 
         On a full disk the tokens may stay unchanged, or half renewed. A current volume works with
         both: otherwise nothing could be collected there.
@@ -286,8 +286,8 @@ class SharedDirectory:
             self.settle_tokens(offered)
 
     def offer_tokens(self, held: Mapping[str, str]) -> dict[str, str]:
-        """New tokens for volumes in place of those that they hold, durable here: each is to take
-        its own, and is believed with either one until :meth:`settle_tokens`."""
+        """Record new tokens for volumes durably, and return them. Until :meth:`settle_tokens`, a
+        volume is accepted with its old or its new token."""
         with self._members_locked():
             members = self.members()
             offered = {uuid: new_token() for uuid in held}
@@ -298,7 +298,7 @@ class SharedDirectory:
         return offered
 
     def settle_tokens(self, taken: Mapping[str, str]) -> None:
-        """The volumes have these tokens, durably: no older one is believed any more."""
+        """Accept only these tokens from now on: the volumes have them, durably."""
         reach(_TAKEN)
         with self._members_locked():
             members = self.members()
@@ -314,8 +314,8 @@ class SharedDirectory:
 
 
 def join(base_fd: int, uuid: str, disk: Disk) -> None:
-    """Have the shared store know the volume of a ``.dedupd``, if it is to be on one: durably,
-    before anything of the volume needs the store. Raises StoreUnreachable, Damaged."""
+    """Add the volume of a ``.dedupd`` to its shared store, if it has one, durably. Call this before
+    anything of the volume needs the store. Raises StoreUnreachable, Damaged."""
     membership = membership_at(base_fd)
     if membership is None:
         return
@@ -330,7 +330,7 @@ def join(base_fd: int, uuid: str, disk: Disk) -> None:
 
 
 def leave(base_fd: int, uuid: str, disk: Disk) -> None:
-    """Remove the volume of a ``.dedupd`` from its shared store. No file of it needs the store.
+    """Remove the volume of a ``.dedupd`` from its shared store. No file of it may need the store.
 
     Raises StoreUnreachable, Damaged.
     """
@@ -342,14 +342,14 @@ def leave(base_fd: int, uuid: str, disk: Disk) -> None:
 
 
 def refuse_overlap(root: str, store: str) -> None:
-    """Raises UsageError if a volume and a store (absolute paths) would be inside each other."""
+    """Raise UsageError if a volume and a store (absolute paths) would be inside each other."""
     for inner, outer in ((root, store), (store, root)):
         if lies_in(inner, outer):
             raise UsageError(f"{inner}: is inside {outer}; the store must be outside its volumes")
 
 
 def refuse_other_store(base_fd: int, shared: SharedDirectory | None, path: str) -> None:
-    """Raises UsageError if an interrupted call was to put a volume on another store."""
+    """Raise UsageError if an interrupted call was to put a volume on another store."""
     begun = membership_at(base_fd)
     if (begun and begun.store) != (shared and shared.parameters.uuid):
         there = f"with `--store {begun.name}`" if begun else "without `--store`"

@@ -1,4 +1,4 @@
-"""What a volume has of its store: its own, or one that it shares; opened when first asked for."""
+"""A volume's access to its store: its own, or a shared one. Opened on first use."""
 
 import os
 from functools import cached_property
@@ -30,14 +30,14 @@ SEE_CLUSTER = "see docs/guide/cluster.md"
 
 
 CACHE_BYTES = 4 * MIB
-"""Of chunks that a job has read: the next part of a file begins in the last one."""
+"""The cache for chunks of a job: the next part of a file often starts in the last chunk."""
 
 
 class StoreSide:
-    """The part of a volume that knows where its chunks lie. ``root`` and ``base`` as in Volume.
+    """The part of a volume that gives access to its chunks. ``root`` and ``base`` as in Volume.
 
-    ``chunk_store`` has them, of whatever kind it is; ``store`` is the directory of containers, for
-    the jobs that work on these: empty where the chunks are in a cluster.
+    ``chunk_store`` is the store, of any kind. ``store`` is the directory of containers, for jobs
+    that work on containers; it is empty if the chunks are in a cluster.
     """
 
     root: str
@@ -57,21 +57,21 @@ class StoreSide:
                 opened_once.close()
 
     def note_damage(self, kind: Kind, record_id: int) -> None:
-        """Take note of a record that a reader found damaged."""
+        """Record that a reader found a record damaged."""
 
     @cached_property
     def membership(self) -> Membership | None:
-        """Which shared store it is on; None where it has one of its own. Raises Damaged."""
+        """The shared store of the volume; None if it has its own store. Raises Damaged."""
         return membership_at(self.base_fd)
 
     @property
     def identity(self) -> VolumeIdentity:
-        """What a shared store tells it by."""
+        """The identity of the volume for a shared store."""
         return VolumeIdentity(self.parameters.uuid, self.instance, self.base_fd)
 
     @cached_property
     def shared(self) -> SharedDirectory | None:
-        """The shared store that it is on, or None. Raises StoreUnreachable, UsageError, Damaged."""
+        """The open shared store, or None. Raises StoreUnreachable, UsageError, Damaged."""
         membership = self.membership
         if membership is None:
             return None
@@ -85,12 +85,12 @@ class StoreSide:
 
     @property
     def sharing(self) -> SharedDirectory | Unshared:
-        """Whom it shares its store with, and what is held with that. Raises as :attr:`shared`."""
+        """The shared store, or a substitute without other volumes. Raises like :attr:`shared`."""
         return self.shared or _UNSHARED
 
     @cached_property
     def store(self) -> LocalStore:
-        """Its containers. Raises what :attr:`shared` raises."""
+        """Its containers. Raises like :attr:`shared`."""
         shared, store_id, note = self.shared, self.space.volume_id, self.note_damage
         if shared is None:
             return LocalStore(self.base, self.base_fd, store_id, self.disk, note, where=self.root)
@@ -106,24 +106,24 @@ class StoreSide:
         )
 
     def directory(self, kind: Kind) -> str:
-        """Path of the containers of one kind."""
+        """Return the path of the containers of one kind."""
         return self.store.directory(kind)
 
     def store_room(self) -> Room:
-        """How much may be written to the store. Raises PolicyError."""
+        """Return the room of the store. Raises PolicyError."""
         return Room(self.store.base_fd, NO_RESERVE, self.root)
 
     def containers(self, kind: Kind) -> ContainerDirectory:
-        """The containers of a kind, to be closed by the caller."""
+        """Return the containers of a kind; the caller closes them."""
         return self.store.containers(kind, self.store_room)
 
     def containers_to_empty(self, kind: Kind) -> ContainerDirectory:
-        """As :meth:`containers`, for jobs that give space back: the tables that they need for that
-        may take of the reserve."""
+        """Like :meth:`containers`, for jobs that free space: the tables that they need may use the
+        reserve."""
         return self.store.containers(kind)
 
     def records(self, kind: Kind) -> RecordReader:
-        """The reader of containers of chunks, or of recipes."""
+        """Return the reader of containers of chunks, or of recipes."""
         return self.store.chunk_records if kind is Kind.CHUNKS else self.store.recipe_records
 
     @cached_property
@@ -131,12 +131,12 @@ class StoreSide:
         return kind_at(self.base)
 
     def require_containers(self, job: str) -> None:
-        """Raises UsageError where a job would find its work in none of the volume's containers."""
+        """Raise UsageError if a job needs containers and the volume has none."""
         if not self.store_kind.has_containers:
             raise self.without_work(job)
 
     def without_work(self, job: str, remedy: str = SEE_CLUSTER) -> UsageError:
-        """Of a job that has nothing to do in the kind of store that the volume is on."""
+        """Return the error for a job without work in the volume's kind of store."""
         where = "no cluster" if self.store_kind.has_containers else self.chunk_store.where
         return UsageError(
             f"{self.root}: its chunks are in {where}, where {job} has nothing to do; {remedy}"
@@ -144,7 +144,7 @@ class StoreSide:
 
     @property
     def chunk_store(self) -> ChunkStore:
-        """Where its chunks are. Raises what :attr:`shared` raises."""
+        """The store of its chunks. Raises like :attr:`shared`."""
         return self.store if self.store_kind.has_containers else self._cluster_store
 
     @cached_property
@@ -166,26 +166,26 @@ class StoreSide:
 
     @cached_property
     def contents(self) -> Contents:
-        """Reads what its stubs are made of, one after the other."""
+        """Reads the contents of its stubs, one after the other."""
         return self.contents_cached(CACHE_BYTES, threads=1)
 
     def contents_cached(self, cache_bytes: int, threads: int) -> Contents:
-        """The same, for readers that share a cache of so many bytes; up to ``threads`` threads
-        decode the chunks of one read."""
+        """Return the same, for readers that share a cache; up to ``threads`` threads decode the
+        chunks of one read."""
         cache = native.store.ChunkCache(cache_bytes)
         stub_bytes = self.chunk_store.stub_bytes(cache, threads)
         return Contents(stub_bytes, cache, self.chunk_records, self.recipes)
 
     def content(self, stub: StubAttribute, where: str) -> StoreContent:
-        """The store's side of a stub. Nothing is read yet."""
+        """Return the content of a stub in the store. This reads nothing yet."""
         return self.contents.of(stub, where)
 
     def note_stubs(self) -> None:
-        """Tell a shared store, durably, that this volume may have stubs from here on."""
+        """Record in a shared store, durably, that this volume may have stubs from now on."""
         self.sharing.note_stubs({self.parameters.uuid: True})
 
     def sync(self) -> None:
-        """Make everything durable that was written to the tree, and to a store that lies apart."""
+        """Make all writes to the tree durable, and those to a separate store."""
         self.sharing.sync()
         self.disk.sync_file_system(self.data_fd)
 
@@ -194,14 +194,14 @@ class StoreSide:
         return os.path.lexists(os.path.join(self.base, MOVING_FILE.decode()))
 
     def refuse_half_moved(self) -> None:
-        """Raises Busy where a move to another store was interrupted: some stubs are on that one."""
+        """Raise Busy after an interrupted move to another store, which has some of the stubs."""
         if self.is_half_moved:
             raise Busy(
                 f"{self.root}: is half moved to another store; run `dedupd store move` again"
             )
 
     def require_same_store(self) -> None:
-        """It may have been moved to another store between its opening and that of the lock."""
+        """Raise Busy if the volume was moved to another store before it was locked."""
         before = self.__dict__.pop("membership")
         self.__dict__.pop("store_kind", None)
         if (before and before.store) != ((now := self.membership) and now.store):

@@ -31,7 +31,9 @@ DOCSTRINGS = (
     *("tests/support/english.py", "tests/support/texts.py", "tests/rules/test_english.py"),
     *("dedupd/**/*.py", "analysis/**/*.py"),
     *("fuse_stub/*.py", "fuse_stub/[!f]*/**/*.py"),
-    *("dedupd_core/config/**/*.py", "dedupd_core/system/**/*.py"),
+    *("dedupd_core/config/**/*.py", "dedupd_core/system/**/*.py", "dedupd_core/format/**/*.py"),
+    *("dedupd_core/deleted/**/*.py", "dedupd_core/stores/**/*.py", "dedupd_core/shared/**/*.py"),
+    "dedupd_core/index/**/*.py",
 )
 """Modules: all of their docstrings and comments."""
 

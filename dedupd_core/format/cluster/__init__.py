@@ -1,1 +1,1 @@
-"""A store in a Ceph cluster: its objects, and what ties a volume to it."""
+"""A store in a Ceph cluster: its objects, and the record that links a volume to it."""

@@ -1,4 +1,4 @@
-"""Where a store is: ``rados:POOL/NAME[?conf=…&user=…&keyring=…&timeout=…]``."""
+"""The address of a store: ``rados:POOL/NAME[?conf=…&user=…&keyring=…&timeout=…]``."""
 
 import re
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ _OPTIONS = {"conf", "user", "keyring", "timeout"}
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """A pool and a namespace in it; by which configuration, as which user they are reached.
+    """A pool, a namespace in it, and the configuration and the user for the connection.
 
-    ``timeout_s``: after so long without an answer an operation fails.
+    ``timeout_s``: an operation without an answer fails after this time.
     """
 
     pool: str
@@ -29,7 +29,7 @@ class StoreAddress:
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     def __str__(self) -> str:
-        """The address as it is written, with the options that are not the default."""
+        """Return the address in its text form, with the options that are not the default."""
         options = {
             "conf": self.conf if self.conf != DEFAULT_CONF else "",
             "user": self.user if self.user != "admin" else "",
@@ -41,7 +41,7 @@ class StoreAddress:
 
 
 def is_address(text: str) -> bool:
-    """Whether a store that is named so lies in a cluster, and not in a directory."""
+    """Return whether a store with this name is in a cluster, and not in a directory."""
     return text.startswith(SCHEME)
 
 

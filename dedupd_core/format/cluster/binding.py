@@ -1,4 +1,4 @@
-"""What ties a volume to a store in a cluster: ``cluster.json`` of its ``.dedupd``."""
+"""The link from a volume to a store in a cluster: ``cluster.json`` in its ``.dedupd``."""
 
 from dataclasses import asdict, dataclass
 
@@ -8,8 +8,8 @@ from dedupd_core.format.checked_json import NOT_VALID, decoded, encoded
 
 @dataclass(frozen=True, slots=True)
 class StoreBinding:
-    """The store that a volume's stubs name versions of: its address, and its uuid, which must be
-    the one that is found there. ``cache_bytes`` is what this host keeps of its chunks."""
+    """The store with the versions that a volume's stubs name: its address, and its uuid, which must
+    match the store there. ``cache_bytes``: the size of this host's cache of its chunks."""
 
     address: str
     store: str

@@ -1,15 +1,14 @@
-"""What a host keeps of a store in a cluster: segments of frames (docs/design/format.md, "Kept
-frames")."""
+"""A host's cache of a cluster store: segments of frames (docs/design/format.md, "Kept frames")."""
 
 ROW_BYTES = 48
-"""Of a frame, in the list beside its segment. Native code knows what it says."""
+"""The size of a row for a frame, in the list of its segment. Native code knows the fields."""
 
 
 def frames_name(number: int) -> bytes:
-    """The file of a segment's frames, one after the other."""
+    """Return the name of the file with a segment's frames in sequence."""
     return b"%08x.frames" % number
 
 
 def rows_name(number: int) -> bytes:
-    """The file of its list."""
+    """Return the name of the file with its list."""
     return b"%08x.rows" % number

@@ -1,7 +1,6 @@
-"""The objects of a store in RADOS: their names, frames and recipes (docs/design/format.md,
-"RADOS").
+"""The objects of a store in RADOS: names, frames and recipes (docs/design/format.md, "RADOS").
 
-The shape is GRATE's (seed 004), with the row of a chunk kept on the chunk's own object.
+The design is that of GRATE (seed 004), with the row of a chunk stored on the chunk's own object.
 """
 
 import enum
@@ -33,7 +32,7 @@ GARBAGE_SHARDS = 256
 
 LEVEL = 3
 SAVING_MIN = 0.05
-"""How a chunk is compressed by default, and what compression must save of it."""
+"""The default compression level of a chunk, and the smallest savings for compression."""
 
 FRAME_MAGIC = 0x4652_4444  # "DDRF" in the object
 FRAME_BYTES = 32
@@ -43,7 +42,8 @@ ENTRY_BYTES = 44
 PART_BYTES_MAX = 4 << 20
 PART_ENTRIES_MAX = (PART_BYTES_MAX - RECIPE_BYTES) // ENTRY_BYTES
 CHUNK_BYTES_MAX = 64 << 20
-"""Of a chunk's content: more than any chunking makes, and below ``osd_max_object_size``."""
+"""The limit for a chunk's content: more than any chunking, and less than
+``osd_max_object_size``."""
 
 _FRAME = struct.Struct("<IBBHIIQ")
 _RECIPE = struct.Struct("<IHHIIQQ16s16sQI")
@@ -60,35 +60,35 @@ class ChunkState(enum.Enum):
     """The flag of a chunk's object, under the key ``S``."""
 
     INVALID = "I"
-    """A reader found other bytes, or no reference was left: the next arrival looks at its content,
-    and stores it again where that is not good."""
+    """A reader found damage, or no reference was left. The next writer of this chunk checks its
+    content, and stores it again if it is damaged."""
     VALID = "V"
-    """Its content is stored: an arrival needs to add its reference only."""
+    """Its content is stored: a writer only needs to add its reference."""
     PINNED = "P"
-    """It has very many references; more are not counted, and it is never collected."""
+    """It has very many references; no more are counted, and it is never collected."""
     PINNED_DAMAGED = "Q"
-    """Both."""
+    """PINNED and INVALID."""
 
 
 class FileId(NamedTuple):
-    """A file of a volume: inode and generation, which no other file of it ever has."""
+    """A file of a volume: inode and generation, which are never used for another file of it."""
 
     inode: int
     generation: int
 
     @classmethod
     def held(cls, ordinal: int) -> "FileId":
-        """Of no file: under this name a version keeps the chunks of a stream that is received."""
+        """Return an id of no file, whose version keeps the chunks of an incoming stream."""
         return cls(0, ordinal)
 
     @property
     def is_held(self) -> bool:
-        """Whether it is none of a file, but one of :meth:`held`."""
+        """True if this is no file, but an id of :meth:`held`."""
         return self.inode == 0
 
     @property
     def key(self) -> str:
-        """Its key in the table of files."""
+        """The key in the table of files."""
         return f"{FILE_PREFIX}{self.text}"
 
     @property
@@ -113,7 +113,7 @@ def chunk_object(fingerprint: bytes) -> str:
 
 
 def recipe_object(version: str, part: int = 0) -> str:
-    """The object of a file version's recipe; ``version`` is 32 hex digits, never used again."""
+    """Return the object of a file version's recipe; ``version`` is 32 hex digits, never reused."""
     return f"m.{version}" if part == 0 else f"m.{version}.{part}"
 
 
@@ -138,7 +138,7 @@ def garbage_shard(fingerprint: bytes) -> int:
 
 
 def file_shard(file: FileId, shards: int) -> int:
-    """In which of a volume's tables of files a file is."""
+    """Return the number of the table of files, of a volume, that has a file."""
     packed = struct.pack("<QI", file.inode, file.generation)
     return xxhash.xxh3_64_intdigest(packed) % shards
 
@@ -147,9 +147,9 @@ def file_shard(file: FileId, shards: int) -> int:
 
 
 class FileVersions(NamedTuple):
-    """What a file's key names: the version that is read, and the one that a commit replaces.
+    """The value of a file's key: the version for readers, and the replaced version.
 
-    Both are live until the commit is finished. ``old`` is ``-`` where the file had none.
+    Both are live until the commit is finished. ``old`` is ``-`` if the file had no version.
     """
 
     new: str
@@ -173,7 +173,7 @@ def parse_versions(value: str) -> FileVersions:
 
 
 class Frame(NamedTuple):
-    """The content of a chunk's object: a header, and the payload as compressed."""
+    """The content of a chunk's object: a header, and the compressed payload."""
 
     codec: int
     stored_length: int
@@ -182,14 +182,14 @@ class Frame(NamedTuple):
 
 
 def encode_frame(payload: bytes, codec: int, raw_length: int, fingerprint: bytes) -> bytes:
-    """``codec`` as in a record: 0 raw, 1 zstd."""
+    """Encode a frame. ``codec`` as in a record: 0 raw, 1 zstd."""
     checksum = native.hashing.xxh3_64(payload)
     head = _FRAME.pack(FRAME_MAGIC, FORMAT, codec, 0, len(payload), raw_length, checksum)
     return head + _U64.pack(_frame_check(head, fingerprint)) + payload
 
 
 def frame_of(raw: bytes, fingerprint: bytes, *, level: int = LEVEL) -> bytes:
-    """The frame of a chunk, compressed where that pays."""
+    """Return the frame of a chunk, compressed if that saves enough."""
     encoded = native.codec.encode(
         raw,
         _U32.pack(0),
@@ -205,15 +205,15 @@ def frame_of(raw: bytes, fingerprint: bytes, *, level: int = LEVEL) -> bytes:
 
 
 def stored_in(data: bytes) -> tuple[int, int, bytes]:
-    """Codec, raw length and payload of a frame that :func:`decode_frame` has found good."""
+    """Return codec, raw length and payload of a frame that :func:`decode_frame` has accepted."""
     _, _, codec, _, _, raw_length, _ = _FRAME.unpack_from(data)
     return codec, raw_length, data[FRAME_BYTES:]
 
 
 def decode_frame(data: bytes, fingerprint: bytes) -> bytes:
-    """The raw bytes of the chunk with this fingerprint. Raises Damaged.
+    """Return the raw bytes of the chunk with this fingerprint. Raises Damaged.
 
-    The header's check is seeded by the fingerprint: the frame of another chunk fails.
+    The header's check is seeded by the fingerprint, so the frame of another chunk is rejected.
     """
     where = f"chunk {fingerprint.hex()}"
     if len(data) < FRAME_BYTES:
@@ -246,7 +246,7 @@ def _frame_check(head: bytes, fingerprint: bytes) -> int:
 
 
 class ChunkEntry(NamedTuple):
-    """A chunk of a file. What lies between two entries is zeros."""
+    """A chunk of a file. The gap between two entries is zeros."""
 
     offset: int
     length: int
@@ -265,7 +265,7 @@ class FileRecipe:
 
     @property
     def fingerprints(self) -> list[bytes]:
-        """Each once, in the order of the file."""
+        """Each fingerprint once, in the order of the file."""
         return list(dict.fromkeys(entry.fingerprint for entry in self.entries))
 
 
@@ -274,7 +274,7 @@ def parts_of(recipe: FileRecipe) -> int:
 
 
 def encode_parts(recipe: FileRecipe) -> Iterator[bytes]:
-    """The contents of the recipe's objects, from part 0 on."""
+    """Yield the contents of the recipe's objects, from part 0 on."""
     parts = parts_of(recipe)
     for part in range(parts):
         entries = recipe.entries[part * PART_ENTRIES_MAX : (part + 1) * PART_ENTRIES_MAX]
@@ -331,7 +331,7 @@ def decode_part(data: bytes, version: str, part: int) -> RecipePart:
 
 
 def join_parts(parts: Sequence[RecipePart]) -> FileRecipe:
-    """The recipe of all its parts, in order. Raises DamagedRecipe where they do not add up."""
+    """Join all parts of a recipe, in order. Raises DamagedRecipe if they do not match."""
     first = parts[0].recipe
     entries = [entry for part in parts for entry in part.recipe.entries]
     end = 0
@@ -349,7 +349,7 @@ def join_parts(parts: Sequence[RecipePart]) -> FileRecipe:
 
 @dataclass(frozen=True, slots=True)
 class StoreParameters:
-    """What the object ``store`` has: written once, when the store is made."""
+    """The content of the object ``store``, written once, when the store is created."""
 
     uuid: str
     fingerprint: str
@@ -370,7 +370,7 @@ class StoreParameters:
 
 @dataclass(frozen=True, slots=True)
 class VolumeEntry:
-    """A volume of the store: in how many tables its files are, and for people, where it is."""
+    """A volume of the store: the number of its tables of files, and its place, for people."""
 
     host: str
     path: str
@@ -401,5 +401,5 @@ def _checked(data: bytes, where: str) -> dict[str, Any]:
 
 
 def tag_key(version: str) -> str:
-    """The key of a file version's reference in a chunk's object."""
+    """Return the key of a file version's reference in a chunk's object."""
     return f"{TAG_PREFIX}{version}"

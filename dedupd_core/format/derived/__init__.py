@@ -1,1 +1,1 @@
-"""Formats of what a job has made out of the store, and can make again."""
+"""Formats of data that a job has derived from the store, and can rebuild."""

@@ -1,5 +1,4 @@
-"""Saved marks: the records that recipes name, kept for the next collection
-(docs/design/format.md)."""
+"""Saved marks: the records that recipes name, for the next collection (docs/design/format.md)."""
 
 import struct
 from dataclasses import astuple, dataclass
@@ -22,8 +21,8 @@ assert _SECTION.size == SECTION_BYTES
 
 @dataclass(frozen=True, slots=True)
 class MarksHeader:
-    """The first 64 bytes. After them come a section for each container of chunks, then one for
-    each of recipes: ``body_bytes``, of which ``body_checksum`` is the xxh3."""
+    """The first 64 bytes. A section for each container of chunks follows, and then one for each
+    container of recipes: ``body_bytes`` in total, with ``body_checksum`` as their xxh3."""
 
     chunk_containers: int
     recipe_containers: int
@@ -33,8 +32,8 @@ class MarksHeader:
 
 
 class SectionHead(NamedTuple):
-    """The beginning of a section: its container, how many records that had, and for recipes a
-    digest of the fingerprints of the needed ones."""
+    """The start of a section: its container, the number of records, and for recipes a digest of the
+    fingerprints of the needed records."""
 
     container: int
     records: int
@@ -61,10 +60,10 @@ def encode_section(head: SectionHead) -> bytes:
 
 
 def decode_section(data: bytes) -> SectionHead:
-    """Of :data:`SECTION_BYTES`."""
+    """Decode the first :data:`SECTION_BYTES` of a section."""
     return SectionHead._make(_SECTION.unpack(data))
 
 
 def bitmap_bytes(count: int) -> int:
-    """The bytes of a bitmap for ``count`` records: whole words."""
+    """Return the bytes of a bitmap for ``count`` records: full words."""
     return -(-count // 64) * 8

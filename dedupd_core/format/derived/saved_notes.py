@@ -1,5 +1,7 @@
-"""Saved notes: the files that would save too little, and what is noted of their chunks, kept for
-the next run (docs/design/format.md). Native code reads and writes the rows."""
+"""Saved notes, kept for the next run: files that save too little, with notes of their chunks.
+
+See docs/design/format.md. Native code reads and writes the rows.
+"""
 
 import struct
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ MAGIC = b"DEDUPNOT"
 FORMAT = 1
 HEADER_BYTES = 64
 ROW_BYTES = 16
-"""Of a judged file, and of a note."""
+"""The size of a row of a judged file or of a note."""
 
 _JOINED = 1
 
@@ -22,10 +24,11 @@ assert _HEADER.size + 8 == HEADER_BYTES
 
 @dataclass(frozen=True, slots=True)
 class NotesHeader:
-    """The first 64 bytes. After them come ``judged`` rows of files, by inode, of which
-    ``judged_checksum`` is the xxh3, and ``notes`` rows of notes, by prefix.
+    """The first 64 bytes of a file of saved notes.
 
-    ``policy`` digests what the judgements depend on. ``is_joined``: no note is new.
+    ``judged`` rows of files by inode follow, with ``judged_checksum`` as their xxh3, and then
+    ``notes`` rows of notes by prefix. ``policy`` digests the parameters of the judgements.
+    ``is_joined``: no note is new.
     """
 
     volume_id: bytes

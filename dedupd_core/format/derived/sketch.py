@@ -13,13 +13,13 @@ MAGIC = b"DEDUPSKT"
 FORMAT = 1
 HEADER_BYTES = 64
 SKETCH_BYTES = 64
-"""Eight features, as they are used: in the file they take less."""
+"""Eight features in memory; in the file they need less."""
 
 _HEADER = struct.Struct("<8sHxxII4x16sQ")
 
 
 def encode_sketches(container: int, volume_id: bytes, sketches: bytes) -> bytes:
-    """The file of the sketches of the ordinals from 0 on."""
+    """Encode the sketches of the ordinals from 0 on as a file."""
     count = len(sketches) // SKETCH_BYTES
     packed = native.upkeep.pack_sketches(sketches)
     checksum = xxhash.xxh3_64_intdigest(packed)
@@ -28,7 +28,7 @@ def encode_sketches(container: int, volume_id: bytes, sketches: bytes) -> bytes:
 
 
 def decode_sketches(data: bytes, container: int, volume_id: bytes) -> bytes:
-    """The sketches in a file. Raises DamagedTable where it is not whole, or another's."""
+    """Decode the sketches of a file. Raises DamagedTable for an incomplete or other file."""
     body, packed = unseal(data, MAGIC), data[HEADER_BYTES:]
     if body is not None:
         _, version, number, count, owner, checksum = _HEADER.unpack_from(body)
@@ -37,7 +37,7 @@ def decode_sketches(data: bytes, container: int, volume_id: bytes) -> bytes:
             try:
                 return native.upkeep.unpack_sketches(packed, count)
             except ValueError:
-                pass  # not as many as it says
+                pass  # the count does not match
     raise DamagedTable(
         f"the sketches of container {container} are damaged, or belong to another container"
     )
