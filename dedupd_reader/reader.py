@@ -68,7 +68,7 @@ READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 RAW_BYTES_MAX = 64 << 20
 PIECE_BYTES = 1 << 20
 CHAIN_MAX = 64
-"""So many records may lead from one to the next: forwards, bases and dictionaries."""
+"""The longest path over forwards, bases and dictionaries, in records."""
 CONTAINERS_OPEN = 64
 RECORDS_KEPT = 128
 RANGES_SHOWN = 20
@@ -80,7 +80,7 @@ DONE, FINDINGS, USAGE, BUSY, DAMAGED = range(5)
 
 
 class Damaged(Exception):
-    """Something cannot be read as it was written, or this program does not know it."""
+    """Some data cannot be read as it was written, or this program does not know it."""
 
 
 class Refused(Exception):
@@ -96,7 +96,7 @@ def unknown(what: str) -> Damaged:
 
 
 def show(text: str) -> str:
-    """A name or a message for a terminal: bytes and characters that would act on it are escaped."""
+    """Format a name or a message: escape bytes and characters that control a terminal."""
     text = os.fsencode(text).decode("utf-8", "backslashreplace")
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
@@ -129,7 +129,7 @@ FIRST_BLOCK, LAST_BLOCK, PARENT, ROOT = 1, 2, 4, 8
 
 
 def side_by_side(words: Iterable[int]) -> int:
-    """Words of 32 bits as one number, 64 bits apart: an operation on it is one on each word."""
+    """Pack words of 32 bits into one number, 64 bits apart, to operate on all at once."""
     words = tuple(words)
     return int.from_bytes(struct.pack(f"<{len(words)}Q", *words), "little")
 
@@ -137,7 +137,7 @@ def side_by_side(words: Iterable[int]) -> int:
 def compressed(
     state: list[int], words: list[int], counter: int, length: int, flags: int, ones: int
 ) -> list[int]:
-    """The compression of BLAKE3, of as many blocks side by side as ``ones`` has ones."""
+    """The compression of BLAKE3 for several parallel blocks: as many as ``ones`` has ones."""
     low = ones * 0xFFFFFFFF
     v = [*state, *(ones * word for word in BLAKE3_START[:4])]
     v += [counter, 0, ones * length, ones * flags]
@@ -156,7 +156,7 @@ def compressed(
 
 
 def plain_blake3(data: bytes) -> bytes:
-    """BLAKE3 without its library: about 15 MB per second."""
+    """Compute BLAKE3 without its library: about 15 MB per second."""
     count = len(data) // 1024 if len(data) > 1024 else 0
     leaves = list[tuple[int, ...]]()
     if count:
@@ -218,7 +218,7 @@ HASHES: dict[str | None, tuple[Callable[[bytes], bytes], ...]] = {
 
 
 def read_at(fd: int, length: int, offset: int) -> bytes:
-    """Bytes of a container, with zeros for blocks that the disk cannot read: checksums tell."""
+    """Read bytes of a container, with zeros for unreadable blocks: checksums detect them."""
     try:
         return os.pread(fd, length, offset)
     except OSError:
@@ -234,7 +234,7 @@ def read_at(fd: int, length: int, offset: int) -> bytes:
 
 
 def is_sealed(data: bytes, length: int) -> bool:
-    """Whether a header ends with the xxh3 of its other bytes."""
+    """Return whether a header ends with the xxh3 of its other bytes."""
     if len(data) < length:
         return False
     return xxh3(data[: length - 8]) == int.from_bytes(data[length - 8 : length], "little")
@@ -256,7 +256,7 @@ class Record(NamedTuple):
 
 
 class Container:
-    """[Container] A file of records, scanned: the places where records of each ordinal begin.
+    """[Container] A scanned file of records: the places where records of each ordinal start.
 
     ``seed`` is None if it is lost. ``is_forgeable``: users can know the seed, or there is none.
     """
@@ -274,7 +274,7 @@ class Container:
         self._scan()
 
     def _stated_seed(self, owner: bytes, keys: list[bytes]) -> tuple[int | None, bool]:
-        """[Seeds] From the header, else from the table, else from the secret of the store."""
+        """[Seeds] Return the seed from the header, the table, or the secret of the store."""
         head = read_at(self.fd, 128, 0)
         if is_sealed(head, 128):
             magic, version, kind, number, generation, volume, seed, _ = HEADER.unpack(head)
@@ -319,9 +319,9 @@ class Container:
     def _scan(self) -> None:
         """Find every valid record header; after damage, search at each multiple of 8.
 
-        Users choose what lies in payloads. If they can know the seed, a record that was found by a
-        search counts only for an ordinal that no other record has. If the seed is lost, headers
-        cannot be checked: then the records up to the first damage count.
+        Users choose the content of payloads. If they can know the seed, a record that was found by
+        a search counts only for an ordinal that no other record has. If the seed is lost, headers
+        cannot be verified: then the records up to the first damage count.
         """
         at, places = 128, self.places
         while at + RECORD.size <= self.size:
@@ -365,7 +365,7 @@ class Container:
         return Record(*fields)
 
     def records(self, ordinal: int) -> Iterator[tuple[int, Record]]:
-        """Where the record of an ordinal may begin, and its header."""
+        """Yield the possible places of the record of an ordinal, and its headers."""
         places = self.places.get(ordinal) or self.searched.get(ordinal, [])
         for at in places:
             record = self.header(at)
@@ -376,7 +376,7 @@ class Container:
         return any(start <= ordinal < end for start, end in self.collected)
 
     def entry(self, ordinal: int) -> tuple[int, int, bytes] | None:
-        """[Table entry] State, target and fingerprint; None if there is no valid entry."""
+        """[Table entry] Return state, target and fingerprint; None if there is no valid entry."""
         if self.seed is None:
             return None
         try:
@@ -392,7 +392,7 @@ class Container:
         return (state, target, fingerprint) if is_valid else None
 
     def _entry_place(self, head: bytes, ordinal: int, fd: int) -> int | None:
-        """[Table map] Where an entry begins; None if the record was collected and has none."""
+        """[Table map] Return the start of an entry; None if there is none after a collection."""
         lines = int.from_bytes(head[46:48], "little")
         left_out = 0
         if lines and self.seed is not None:
@@ -441,7 +441,7 @@ def drop_oldest(kept: dict[tuple[int, int], Kept], count_max: int) -> None:
 
 
 class Store:
-    """Chunks and recipes by id. Each is checked whenever it is read, up to its fingerprint."""
+    """Chunks and recipes by id. Each read verifies all checksums, up to the fingerprint."""
 
     def __init__(self, base: str, owner: bytes, fingerprint: str | None) -> None:
         if fingerprint not in HASHES:
@@ -457,7 +457,7 @@ class Store:
         self.chain = list[tuple[int, int]]()
 
     def _keys(self) -> list[bytes]:
-        """The secret of the store, from the copy that has more keys."""
+        """Return the keys of the secret of the store, from the copy that has more keys."""
         found = list[list[bytes]]()
         for folder in ("store", "store/copies"):
             try:
@@ -497,7 +497,7 @@ class Store:
         raise Damaged(self.lost[path])
 
     def read(self, kind: int, id_: int) -> tuple[bytes, bytes]:
-        """Fingerprint and bytes of a record."""
+        """Return fingerprint and bytes of a record."""
         key = (kind, id_)
         if key not in self.records:
             drop_oldest(self.records, RECORDS_KEPT)
@@ -505,7 +505,7 @@ class Store:
         return self.records[key]
 
     def _read(self, kind: int, id_: int) -> tuple[bytes, bytes]:
-        """As it is stated, or merged, or in a second copy."""
+        """Read a record in its place, or its merge target, or a second copy."""
         if (kind, id_) in self.chain or len(self.chain) > CHAIN_MAX:
             raise Damaged(f"record {show_id(id_)}: it leads in a circle")
         self.chain.append((kind, id_))
@@ -524,7 +524,7 @@ class Store:
         return self.stated(kind, id_, kind)
 
     def stated(self, kind: int, id_: int, folder: int) -> tuple[bytes, bytes]:
-        """A record as a container has it, which is one of copies if ``folder`` is not ``kind``."""
+        """Read a record from its container; it is a second copy if ``folder`` is not ``kind``."""
         container, ordinal = self.container(folder, id_ >> 32), id_ & 0xFFFFFFFF
         what = "record" if kind == folder else "second copy"
         problem = "it was collected" if container.is_collected(ordinal) else "it is missing"
@@ -536,14 +536,14 @@ class Store:
         raise Damaged(f"{what} {show_id(id_)}: {problem}")
 
     def _merged(self, kind: int, id_: int) -> tuple[bytes, bytes]:
-        """[What the states mean] The record that a merged one leads to, by its entry."""
+        """[What the states mean] Read the target of a merged record, by its entry."""
         entry = self.container(kind, id_ >> 32).entry(id_ & 0xFFFFFFFF)
         if entry is None or entry[0] != MERGED:
             raise Damaged(f"record {show_id(id_)}: it was not merged")
         return self._same(kind, entry[1], entry[2])
 
     def _repeated(self, kind: int, id_: int) -> tuple[bytes, bytes]:
-        """[Copies] A second copy, or the record that a scrub has written in its place."""
+        """[Copies] Read a second copy, or the record that a scrub has written as a replacement."""
         if kind not in self.repeated:
             found = self.repeated[kind] = {}
             for folder in (kind, kind + 2):
@@ -595,7 +595,7 @@ class Store:
         return record.fingerprint, data
 
     def extents(self, stub: Stub) -> Iterator[Extent]:
-        """[Recipe] The chunks of a stub in order, without holes."""
+        """[Recipe] Yield the chunks of a stub in order, without holes."""
         if not stub.flags & DIRECT:
             yield from self._node(stub.recipe, 0, stub.covered, None, stub.digest)
             return
@@ -611,7 +611,7 @@ class Store:
     def _node(
         self, id_: int, start: int, end: int, level: int | None, digest: bytes | None
     ) -> Iterator[Extent]:
-        """The chunks below a node. The root has a ``digest``, the others have a ``level``."""
+        """Yield the chunks below a node. The root has a ``digest``, the others have a ``level``."""
         try:
             own_level, entries = self._entries(id_, end - start, level, digest)
         except Damaged as error:
@@ -652,7 +652,7 @@ class Store:
 
 
 def expanded(payload: bytes, record: Record, base: bytes) -> bytes:
-    """[Delta records] [Dictionaries] A zstd frame, made with ``base`` if that is not empty."""
+    """[Delta records] [Dictionaries] Decode a zstd frame, with ``base`` unless it is empty."""
     kind = zstandard.DICT_TYPE_FULLDICT
     if record.codec == DELTA:
         kind = zstandard.DICT_TYPE_RAWCONTENT
@@ -671,7 +671,7 @@ def expanded(payload: bytes, record: Record, base: bytes) -> bytes:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """[The directory] A file of JSON with a checksum."""
+    """[The directory] Read a JSON file with a checksum."""
     with open(path, "rb") as file:
         data = file.read()
     try:
@@ -685,7 +685,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def written_extents(fd: int, size: int) -> list[tuple[int, int]]:
-    """[Stub] The bytes of a stub that lie in blocks of its own (FS_IOC_FIEMAP, synced)."""
+    """[Stub] Return the ranges of a stub in local blocks (FS_IOC_FIEMAP, synced)."""
     found, at = list[tuple[int, int]](), 0
     while at < size:
         buffer = bytearray(struct.pack("<QQIIII", at, (1 << 64) - 1 - at, 1, 0, 512, 0))
@@ -707,7 +707,7 @@ def written_extents(fd: int, size: int) -> list[tuple[int, int]]:
 
 
 def data_ranges(fd: int, size: int) -> list[tuple[int, int]]:
-    """The same by SEEK_DATA: of plain files, and if the file system has no extent map."""
+    """Return the same by SEEK_DATA: for plain files, and for file systems without an extent map."""
     found, at = list[tuple[int, int]](), 0
     while at < size:
         try:
@@ -722,7 +722,7 @@ def data_ranges(fd: int, size: int) -> list[tuple[int, int]]:
 
 
 def generation(fd: int) -> int:
-    """FS_IOC_GETVERSION; 0 if the file system has no generations."""
+    """Return FS_IOC_GETVERSION; 0 if the file system has no generations."""
     try:
         return int(struct.unpack("<I", fcntl.ioctl(fd, 0x80087601, bytes(8))[:4])[0])
     except OSError:
@@ -730,7 +730,7 @@ def generation(fd: int) -> int:
 
 
 def file_system(fd: int) -> str:
-    """[Instance] The name of the file system of a file."""
+    """[Instance] Return the name of the file system of a file."""
     try:  # XFS_IOC_FSGEOMETRY
         return "xfs:" + fcntl.ioctl(fd, 0x8100587E, bytes(256))[64:80].hex()
     except OSError:
@@ -746,7 +746,7 @@ def file_system(fd: int) -> str:
 
 
 def without(present: list[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of [start, end) that are in none of ``present``."""
+    """Yield the parts of [start, end) that are in none of ``present``."""
     for low, high in present:
         if low < end and high > start:
             if start < low:
@@ -757,7 +757,7 @@ def without(present: list[tuple[int, int]], start: int, end: int) -> Iterator[tu
 
 
 class Piece(NamedTuple):
-    """Bytes of a file. ``data`` is None if they cannot be read, for the reason ``problem``."""
+    """Bytes of a file. ``data`` is None if they cannot be read; ``problem`` is the reason."""
 
     start: int
     end: int
@@ -782,11 +782,11 @@ class StoreLock:
                     BUSY,
                 ) from None
             except OSError:
-                continue  # a copy without locks, or a file system that has none
+                continue  # a copy without locks, or a file system without locks
 
 
 class Volume:
-    """[The directory] A volume, or a copy of one. ``notes`` name what is trusted less."""
+    """[The directory] A volume, or a copy of one. ``notes`` list restrictions of its checks."""
 
     def __init__(
         self,
@@ -824,7 +824,7 @@ class Volume:
         self.seed = self._instance_seed()
 
     def _fields_without_file(self, error: Exception) -> dict[str, Any]:
-        """What ``volume.json`` states, from the first container and the owner of ``.dedupd``."""
+        """Return the fields of ``volume.json``, derived from a container and the owner."""
         for folder in FOLDERS.values():
             names = os.path.join(self.base, folder)
             for name in sorted(os.listdir(names)) if os.path.isdir(names) else ():
@@ -843,7 +843,7 @@ class Volume:
         raise Damaged(f"{error}; copy this file from a backup, it never changes")
 
     def _stores(self, store_paths: list[str], locks: bool) -> list[Store]:
-        """The store of the volume; two if it is half moved. A stub names its own."""
+        """Return the store of the volume; two if it is half moved. Each stub names its store."""
         found = list[Store]()
         own = os.path.join(self.base, "store")
         if os.path.exists(os.path.join(self.base, "cluster.json")):
@@ -870,12 +870,12 @@ class Volume:
         return found
 
     def _stated_stores(self) -> list[str]:
-        """[Shared stores] The directories of the stores that the volume names."""
+        """[Shared stores] Return the directories of the stores that the volume names."""
         found = list[str]()
         try:
             found.append(read_json(os.path.join(self.base, "membership.json"))["name"])
         except FileNotFoundError:
-            pass  # a store of its own
+            pass  # it has a store of its own
         try:
             with open(os.path.join(self.base, "moving"), "rb") as file:
                 route = json.load(file)
@@ -887,7 +887,7 @@ class Volume:
         return [path for path in dict.fromkeys(found) if path]
 
     def _instance_seed(self) -> int | None:
-        """[Instance] The seed of bindings; None for a copy that was made file by file."""
+        """[Instance] Return the seed of bindings; None for a copy that was made file by file."""
         try:
             stated = read_json(os.path.join(self.base, "instance.json"))
             fd = os.open(self.data, os.O_RDONLY | os.O_DIRECTORY)
@@ -902,7 +902,7 @@ class Volume:
         return xxh3(self.id + struct.pack("<QI", here[1], here[2]) + here[0].encode())
 
     def stub(self, fd: int) -> Stub | None:
-        """[Stub attribute] None for a plain file."""
+        """[Stub attribute] Return the stub; None for a plain file."""
         try:
             value = os.getxattr(fd, self.attribute)
         except OSError as error:
@@ -945,7 +945,7 @@ class Volume:
             )
 
     def pieces(self, fd: int, stub: Stub | None) -> Iterator[Piece]:
-        """[Stub] All of a file that is no hole, in order. Blocks of its own are the newest."""
+        """[Stub] Yield a file without holes, in order. Its local blocks are the newest data."""
         size = os.fstat(fd).st_size
         own = data_ranges(fd, size) if stub is None else written_extents(fd, size)
         self.content_seen += size
@@ -963,7 +963,7 @@ class Volume:
                 yield stored_piece(stub.store, start, end, extent)
 
     def content(self, name: str) -> bytes:
-        """All bytes of a file. Raises Damaged, Refused, OSError."""
+        """Read all bytes of a file. Raises Damaged, Refused, OSError."""
         fd = os.open(self.node(name), READ_FLAGS)
         try:
             found = bytearray(os.fstat(fd).st_size)
@@ -976,7 +976,7 @@ class Volume:
             os.close(fd)
 
     def node(self, name: str) -> str:
-        """The path of a name below the tree, which no link may lead out of. Raises Refused."""
+        """Return the path of a name below the tree; no link may lead out of it. Raises Refused."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
         path = self.data
         for part in parts:
@@ -989,7 +989,7 @@ class Volume:
 
 
 class StoredPart(NamedTuple):
-    """A part of a chunk that the file does not have in blocks of its own."""
+    """A part of a chunk that the file does not have in local blocks."""
 
     start: int
     end: int
@@ -1007,7 +1007,7 @@ def missing_parts(stub: Stub, own: list[tuple[int, int]], covered: int) -> Itera
 
 
 def own_pieces(fd: int, start: int, end: int) -> Iterator[Piece]:
-    """Blocks of a file's own. If the disk cannot read some, these alone are missing."""
+    """Yield the local blocks of a file. If the disk cannot read some, only these are missing."""
     try:
         data = os.pread(fd, end - start, start)
         if len(data) == end - start:
@@ -1040,7 +1040,7 @@ def stored_piece(store: Store, start: int, end: int, extent: Extent) -> Piece:
 
 
 class Deletion(NamedTuple):
-    """[Deletion] A file as the store has it, just before it was deleted or overwritten."""
+    """[Deletion] The state of a file in the store, just before it was deleted or overwritten."""
 
     id: str
     name: str
@@ -1053,7 +1053,7 @@ class Deletion(NamedTuple):
 
 
 def deletions(volume: Volume, tell: Callable[[str], None]) -> Iterator[Deletion]:
-    """[Deletions] What can be restored, in the order of the logs. ``tell`` gets each damage."""
+    """[Deletions] Yield what can be restored, in order of logs. ``tell`` gets each damage."""
     folder = os.path.join(volume.base, "deleted")
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         if name.endswith(".log") and name[:-4].isdecimal() and name.isascii():
@@ -1106,7 +1106,7 @@ def log_deletions(
 
 
 def one_deletion(volume: Volume, id_: str, head: bytes, tail: bytes) -> Deletion | None:
-    """None if it is damaged."""
+    """Decode a deletion; None if it is damaged."""
     fields = DELETION.unpack(head)
     cause, flags, path_bytes, count = fields[1:5]
     time_ns, _, mode, uid, gid, inode, _, _, size, atime_ns, mtime_ns = fields[7:18]
@@ -1138,11 +1138,11 @@ def one_deletion(volume: Volume, id_: str, head: bytes, tail: bytes) -> Deletion
 # --- extraction -------------------------------------------------------------------------------
 
 ACLS = ("system.posix_acl_access", "system.posix_acl_default")
-"""What each user of a file may set, apart from ``user.*``."""
+"""Attributes that the owner of a file may set, apart from ``user.*``."""
 
 
 class Status(NamedTuple):
-    """What a file gets besides its content."""
+    """The properties of a file apart from its content."""
 
     mode: int
     uid: int
@@ -1165,14 +1165,14 @@ def status_of(path: str, status: os.stat_result, mtime_ns: int | None = None) ->
 
 
 class Report:
-    """What a run has done, as text or as JSON: one object per line."""
+    """The results of a run, as text or as JSON: one object per line."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
         self.files = self.bytes = self.damaged = self.findings = self.left_out = 0
 
     def note(self, text: str) -> None:
-        """Something that is no problem of one file."""
+        """Report something that is no problem of a single file."""
         self.findings += 1
         self.print({"note": text}, text)
 
@@ -1183,7 +1183,7 @@ class Report:
             print(f"dedupd-reader: {show(text)}", file=sys.stderr)
 
     def cannot(self, name: str, problem: str, ranges: list[Piece] | None = None) -> None:
-        """A file is damaged, or parts of it are."""
+        """Report that a file, or parts of it, are damaged."""
         self.damaged += 1
         rows = ranges or []
         fields: dict[str, Any] = {"path": name, "problem": problem}
@@ -1226,7 +1226,7 @@ class Extraction:
         self.made = set[str]()
 
     def run(self, names: list[str]) -> None:
-        """Extract these nodes and all that is below them; everything if there is none."""
+        """Extract these nodes and everything below them; the entire tree without names."""
         above = dict[str, str]()
         for name in names or [""]:
             path = self.volume.node(name)
@@ -1244,13 +1244,13 @@ class Extraction:
                 self.dress(name, above[name], status_of(path, os.lstat(path)))
 
     def place(self, name: str) -> str:
-        """Where a node comes to lie. The target must not look like a volume."""
+        """Return the target path of a node. The target must not look like a volume."""
         if name == ".dedupd" or name.startswith(".dedupd/"):
             name = "dedupd-of-a-user" + name[len(".dedupd") :]
         return os.path.join(self.target or "", name) if name else self.target or ""
 
     def take(self, path: str, name: str, place: str) -> None:
-        """Extract one node, and all below it."""
+        """Extract one node, and everything below it."""
         try:
             status = os.lstat(path)
             if stat.S_ISDIR(status.st_mode):
@@ -1288,7 +1288,7 @@ class Extraction:
             self.dress(name, place, status_of(path, status))
 
     def _folder(self, place: str) -> None:
-        """Make a directory unless there is one. Only one that is made here gets an owner."""
+        """Make a directory if it is missing. Only a new one gets an owner."""
         try:
             os.mkdir(place, 0o700)
             self.made.add(place)
@@ -1369,7 +1369,7 @@ class Extraction:
                 os.unlink(part)
 
     def _make_other(self, path: str, name: str, place: str, status: os.stat_result) -> None:
-        """A link, a pipe, a socket or a device."""
+        """Make a link, a pipe, a socket or a device."""
         is_device = stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)
         if is_device and status.st_rdev and not self.privileges:
             self.report.left_out += 1
@@ -1383,7 +1383,7 @@ class Extraction:
             self.links[status.st_ino] = place
 
     def dress(self, name: str, place: str, status: Status) -> None:
-        """Give a new node its owner, mode, attributes (ACLs are some of them) and times."""
+        """Give a new node its owner, mode, attributes (including ACLs) and times."""
 
         def attempt(what: str, step: Callable[[], None]) -> None:
             try:
@@ -1395,7 +1395,7 @@ class Extraction:
             os.chown(place, status.uid, status.gid, follow_symlinks=False)
 
         def protect() -> None:
-            for one in {*ACLS} & {*os.listxattr(place)}:  # of the directory above
+            for one in {*ACLS} & {*os.listxattr(place)}:  # inherited from the parent directory
                 os.removexattr(place, one)
             os.chmod(place, mode & kept)
 
@@ -1424,7 +1424,7 @@ def setting(place: str, name: str, value: bytes) -> Callable[[], None]:
 
 
 class Shortened:
-    """A directory at any depth, under a path that is short enough for the kernel."""
+    """A directory at any depth, under a path that does not exceed the kernel's limit."""
 
     FOLDER = "/proc/self/fd/"
 
@@ -1443,7 +1443,7 @@ class Shortened:
 
 
 def make_target(target: str) -> None:
-    """Make the target. Raises Refused if other users may reach it: files get owners later."""
+    """Make the target. Raises Refused if other users can access it: files get owners later."""
     os.makedirs(target, mode=0o700, exist_ok=True)
     status = os.lstat(target)
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
@@ -1455,7 +1455,7 @@ def make_target(target: str) -> None:
 
 
 def inside(directory: str, volume: Volume) -> bool:
-    """Whether a target lies in the volume: nothing may be written there."""
+    """Return whether a target is inside the volume: nothing may be written there."""
     base = os.path.realpath(volume.base)
     return os.path.commonpath([base, os.path.realpath(directory)]) == base
 
@@ -1471,7 +1471,7 @@ def opened(given: argparse.Namespace, report: Report) -> Volume:
 
 
 def finish(volume: Volume, report: Report, verb: str) -> int:
-    """Report what is trusted less, and print the summary. Returns the exit status."""
+    """Report restrictions of the checks, and print the summary. Returns the exit status."""
     for store in volume.stores:
         for path in sorted(store.unchecked):
             report.note(
@@ -1492,7 +1492,7 @@ def finish(volume: Volume, report: Report, verb: str) -> int:
 
 
 def require_stubs(volume: Volume, report: Report) -> None:
-    """Without their attributes, all stubs would be read as files of zeros."""
+    """Check for stubs: without their attributes, all stubs would be read as files of zeros."""
     has_chunks = any(store.numbers(CHUNKS) for store in volume.stores)
     if volume.seed is None and has_chunks and volume.content_seen and not volume.stubs_seen:
         report.cannot(
@@ -1595,7 +1595,7 @@ def check_command(given: argparse.Namespace, report: Report) -> int:
 
 
 def check_records(store: Store, report: Report) -> None:
-    """Read every record of a store. Damage that a second copy replaces is a finding."""
+    """Read every record of a store. Damage is a finding even if a second copy replaces it."""
     count = 0
     for kind, folder in FOLDERS.items():
         for number in store.numbers(kind):
@@ -1812,7 +1812,7 @@ def main() -> int:
 
 
 def run(arguments: list[str]) -> int:
-    """Carry out a command. Returns the exit status."""
+    """Execute a command. Returns the exit status."""
     given = parser().parse_args(arguments)
     report = Report(given.json)
     try:

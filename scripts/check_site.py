@@ -1,9 +1,9 @@
-"""Check that a site asks for nothing outside of itself.
+"""Check that a site loads nothing from outside.
 
     python scripts/check_site.py DIRECTORY
 
-reads every page and style sheet. Links that a reader follows may lead anywhere; whatever a browser
-loads by itself has to lie in DIRECTORY. The exit status is 1 if something else is loaded.
+reads every page and style sheet. Links that a reader follows may lead anywhere; files that a
+browser loads automatically must be in DIRECTORY. The exit status is 1 if something else is loaded.
 """
 
 import re
@@ -41,12 +41,12 @@ class Page(HTMLParser):
 
 
 def addresses_in(styles: str) -> list[str]:
-    """The addresses that a style sheet loads."""
+    """Return the addresses that a style sheet loads."""
     return [first or second for first, second in _IN_STYLES.findall(styles)]
 
 
 def problems(site: Path) -> Iterator[str]:
-    """Each address outside of the site that a file loads, and each page without the policy."""
+    """Yield each outside address that a file loads, and each page without the policy."""
     pages = sorted(site.rglob("*.html"))
     if not pages:
         yield f"{site}: no pages; build the site first"

@@ -1,8 +1,8 @@
-"""Completion in the shell: of dedupd as the library of the CLI makes it, of dedupd-reader by words.
+"""Shell completion: for dedupd from the library of the CLI, for dedupd-reader from word lists.
 
     python scripts/completions.py DIRECTORY
 
-writes it for bash, zsh and fish to their places below DIRECTORY, which is /usr/share or its like.
+writes it for bash, zsh and fish to their places below DIRECTORY, for example /usr/share.
 """
 
 import sys
@@ -21,7 +21,7 @@ PLACES = {
 
 
 def completions() -> dict[str, str]:
-    """The place of each shell's file, and its text."""
+    """Return the place of each shell's file, and its text."""
     found = {}
     for shell, place in PLACES.items():
         kind = get_completion_class(shell)

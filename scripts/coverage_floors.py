@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def floors() -> dict[str, float]:
-    """The floors by package, in percent of lines and branches."""
+    """Return the floors by package, in percent of lines and branches."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     return dict(settings["tool"]["dedupd"]["coverage-floors"])
 
 
 def percent(files: dict[str, Any], package: str) -> float:
-    """The share of the lines and branches of a package that ran."""
+    """Return the share of the lines and branches of a package that ran."""
     covered = total = 0
     for path, found in files.items():
         if path.startswith(f"{package}/"):

@@ -1,8 +1,8 @@
-"""What users see of a volume while their machine is rebooted again and again.
+"""Checks what users see of a volume while their machine is rebooted repeatedly.
 
-Runs in the chroot of scripts/test_deb.sh, where the package is installed, and needs nothing but
-Python. A reader without rights reads all files all the time: it may get their content or an error,
-and nothing else. In the end the package is removed and purged with the volume in place.
+Runs in the chroot of scripts/test_deb.sh, where the package is installed, and needs only Python. A
+reader without rights reads all files continuously: it may only get their content or an error. At
+the end the package is removed and purged while the volume stays in place.
 """
 
 import argparse
@@ -34,7 +34,7 @@ WAIT_S = 300.0
 PROGRAM = "/usr/lib/dedupd/bin/python"
 
 Results: TypeAlias = "Queue[tuple[Counter[str], list[str]]]"
-"""How often the reader got what, and all that was wrong."""
+"""Counts of the reader's results, and all errors."""
 
 
 def run(*command: str | Path) -> str:
@@ -45,7 +45,7 @@ def run(*command: str | Path) -> str:
 
 
 def eventually(probe: Callable[[], bool], what: str) -> float:
-    """Wait until ``probe`` says yes; how long that took in seconds."""
+    """Wait until ``probe`` returns True; return the time in seconds."""
     start = time.monotonic()
     while not probe():
         if time.monotonic() - start > WAIT_S:
@@ -58,7 +58,7 @@ def eventually(probe: Callable[[], bool], what: str) -> float:
 
 
 class Machine:
-    """A disk that stays, and everything else that a reboot takes away."""
+    """A disk that survives, and everything else that a reboot removes."""
 
     def __init__(self) -> None:
         with IMAGE.open("wb") as file:
@@ -68,7 +68,7 @@ class Machine:
         self.service: subprocess.Popen[bytes] | None = None
 
     def boot(self) -> float:
-        """What systemd does, in its order; seconds until the service says that it is ready."""
+        """Start everything in the order of systemd; return the seconds until it is ready."""
         run("mount", self.device, SRV)
         run("systemd-tmpfiles", "--create", "dedupd.conf")
         return self.start_service()
@@ -89,7 +89,7 @@ class Machine:
         return time.monotonic() - start
 
     def crash(self) -> None:
-        """Everything of dedupd dies at once, and so do its mounts and what was in memory."""
+        """Kill everything of dedupd at once, with its mounts and its memory."""
         kill(PROGRAM)
         assert self.service is not None
         self.service.wait()
@@ -117,14 +117,14 @@ def processes(program: str) -> Iterator[int]:
 
 
 def kill(program: str) -> None:
-    """Until there is none left: they start one another."""
+    """Kill processes until none is left: they start each other."""
     while found := list(processes(program)):
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        # Those that are dead already, and not yet reaped.
+        # Processes that are already dead, but not yet reaped.
         if all(_is_zombie(pid) for pid in found):
             return
         time.sleep(0.01)
@@ -146,7 +146,7 @@ def mounted_below(directory: Path) -> list[str]:
 
 
 def content_of(number: int) -> bytes:
-    """Text, noise, and copies of what other files have."""
+    """Return text, incompressible data, and copies of other files' content."""
     rng = random.Random(number % 7)
     if number % 3:
         return rng.randbytes(200_000 + 50_000 * (number % 7))
@@ -185,7 +185,7 @@ def is_right(names: list[str]) -> bool:
 
 
 def digest_of(tree: Path) -> str:
-    """Of all that lies below: names, content, length, attributes."""
+    """Digest everything below a directory: names, content, length, attributes."""
     total = hashlib.sha256()
     for path in sorted(tree.rglob("*")):
         total.update(f"{path}\0{path.lstat().st_mode}\0{path.lstat().st_size}\0".encode())
@@ -222,7 +222,7 @@ def main() -> None:
     reader.start()
     ready_s, written = [], []
     for reboot in range(reboots):
-        # A user saves something, and a job is at work on it when the machine goes down.
+        # A user saves a file, and a job works on it when the machine crashes.
         path = SHARE / f"written-{reboot}"
         with path.open("wb") as file:
             file.write(content_of(100 + reboot))
@@ -252,8 +252,8 @@ def main() -> None:
 
 
 def remove_and_return(machine: Machine, names: list[str]) -> None:
-    """Removed and purged with a volume in place, the package leaves it; installed again, it is
-    served as before."""
+    """Remove and purge the package with a volume in place, which must stay. Installed again, the
+    package must serve it as before."""
     package = next(str(path) for path in Path("/root").glob("dedupd_*.deb"))
     before = digest_of(SHARE / ".dedupd")
     for action in ("remove", "purge"):

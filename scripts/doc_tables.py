@@ -1,4 +1,4 @@
-"""Write the tables of docs/ that the code knows best, each between its two markers.
+"""Write the generated tables of docs/, each between its two markers.
 
     python scripts/doc_tables.py [--check]
 
@@ -35,7 +35,7 @@ _MARKED = re.compile(
 
 
 def exit_codes() -> str:
-    """The exit codes of the program, and the errors that have each."""
+    """The exit codes of the program, and the errors for each."""
     text = " ".join((program.help or "").split("Exit status:")[1].split())
     meanings = dict(re.findall(r"(\d) (.*?)(?:, (?=\d )|\.$|$)", text))
     errors: dict[str, list[str]] = {code: [] for code in meanings}
@@ -92,7 +92,7 @@ def metrics() -> str:
 
 
 def file_systems() -> str:
-    """The file systems that a volume can lie on, or that are known below one."""
+    """The file systems that can contain a volume, or that are known below one."""
     rows = [
         (
             one.title,
@@ -139,18 +139,18 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def cell(text: str) -> str:
-    """A text as a cell of a table."""
+    """Format a text as a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").removesuffix(".")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Format a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:
-    """Each page with a marked table: the text that it has, and the text that it should have."""
+    """Yield each page with a marked table, its current text, and its new text."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         wanted = _MARKED.sub(
@@ -161,7 +161,7 @@ def pages() -> Iterator[tuple[Path, str, str]]:
 
 
 def names() -> list[str]:
-    """The tables that the pages have, each as often as it stands in one."""
+    """Return the tables of the pages, repeated if they are on several pages."""
     return [found["name"] for _, text, _ in pages() for found in _MARKED.finditer(text)]
 
 

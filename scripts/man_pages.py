@@ -1,4 +1,4 @@
-"""Man pages from what the commands say of themselves, and from docs/: nothing is said twice.
+"""Make man pages from the help of the commands and from docs/.
 
     python scripts/man_pages.py DIRECTORY
 
@@ -22,7 +22,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def pages() -> dict[str, str]:
-    """The name of each page's file, and its text."""
+    """Return the name of each page's file, and its text."""
     context = click.Context(main, info_name="dedupd", **main.context_settings)
     found = {"dedupd.1": _main_page(context)}
     for name, summary in COMMANDS.items():
@@ -133,7 +133,7 @@ def _command_page(name: str, summary: str, command: click.Command, context: clic
 
 
 def _reader_page() -> str:
-    """Of the one program that is no command of click."""
+    """Return the page of dedupd-reader, the only program without click."""
     main_parser, commands = reader.parser(), reader.command_parsers()
     body = [
         roff.heading("Synopsis"),
@@ -173,7 +173,7 @@ def _usage(context: click.Context) -> str:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """A docstring of a command; what it calls `code` is."""
+    """Format the docstring of a command, with its `code`."""
     lines = []
     for paragraph in re.split(r"\n\s*\n", text.strip().replace("\b\n", "")):
         lines += [".PP", roff.inline(paragraph)]
@@ -190,7 +190,7 @@ def _options(command: click.Command, context: click.Context) -> list[str]:
 
 
 def _exit_statuses(text: str) -> list[str]:
-    """``Exit status: 0 done, 1 …`` as a list."""
+    """Format ``Exit status: 0 done, 1 …`` as a list."""
     lines = []
     for number, meaning in re.findall(r"(\d) ([^,.]+)", " ".join(text.split())):
         lines += roff.tagged(roff.bold(number), roff.escaped(meaning))
@@ -206,7 +206,7 @@ def _document_page(name: str, summary: str, text: str, see: list[str], section: 
 
 
 def _section(text: str, name: str) -> str:
-    """What a document has below one of its headings."""
+    """Return the text below a heading of a document."""
     return text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
 
 

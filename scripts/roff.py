@@ -1,4 +1,4 @@
-"""Text, and the Markdown of docs/, in the language of man pages."""
+"""Converts text, and the Markdown of docs/, into the language of man pages."""
 
 import re
 
@@ -9,7 +9,7 @@ _MARKDOWN = MarkdownIt().enable("table")
 
 
 def escaped(text: str) -> str:
-    """Characters that mean something to roff, as themselves."""
+    """Escape characters that have a meaning in roff."""
     text = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("^", r"\(ha")
     text = text.replace("~", r"\(ti").replace("`", r"\(ga").replace('"', r"\(dq")
     return re.sub(r"^\.", r"\\&.", text, flags=re.MULTILINE)
@@ -24,7 +24,7 @@ def italic(text: str) -> str:
 
 
 def inline(text: str) -> str:
-    """A paragraph of Markdown, in one line."""
+    """Convert a paragraph of Markdown into one line."""
     return _inline(SyntaxTreeNode(_MARKDOWN.parseInline(" ".join(text.split()))))
 
 
@@ -53,7 +53,7 @@ def subheading(text: str) -> str:
 
 
 def tagged(tag: str, *paragraphs: str) -> list[str]:
-    """A term and what it means; all of it is roff already."""
+    """Return a term and its meaning, which are roff already."""
     lines = [".TP", tag]
     for number, paragraph in enumerate(paragraphs):
         lines += [".IP"] * (number > 0) + [paragraph]
@@ -65,7 +65,7 @@ def example(lines: list[str]) -> list[str]:
 
 
 def markdown(text: str) -> list[str]:
-    """Markdown in lines of roff; ``##`` begins a section, ``###`` a part of one."""
+    """Convert Markdown into lines of roff; ``##`` starts a section, ``###`` a subsection."""
     lines: list[str] = []
     for block in SyntaxTreeNode(_MARKDOWN.parse(text)).children:
         match block.type:
@@ -87,7 +87,7 @@ def markdown(text: str) -> list[str]:
 
 
 def _table(table: SyntaxTreeNode) -> list[str]:
-    """Each row as a term, with the columns between it and the last by their names."""
+    """Format each row as a term, with the columns between it and the last by their names."""
     names, *rows = [
         [_inline(cell) for cell in row.children] for part in table.children for row in part.children
     ]

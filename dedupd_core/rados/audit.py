@@ -1,7 +1,7 @@
-"""All of a store, looked at: what files need and is missing, and what nothing needs and is there.
+"""An audit of an entire store: finds missing objects that files need, and unreferenced objects.
 
-It reads every object's keys, beside hosts that write: what looks wrong is looked at again before it
-counts. It holds the names of all chunks in memory, some 200 bytes for each.
+It reads every object's keys while hosts write, so each finding is checked again before it counts.
+It keeps the names of all chunks in memory, some 200 bytes each.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ from dedupd_core.rados.tables import FileTable, Intents
 
 _PINNED = (ChunkState.PINNED.value, ChunkState.PINNED_DAMAGED.value)
 _DAMAGED = (ChunkState.INVALID.value, ChunkState.PINNED_DAMAGED.value)
-"""Of a chunk that a live version needs."""
+"""States of a chunk that is damaged."""
 
 _CHUNKS_AT_ONCE = 4096
 
@@ -41,7 +41,8 @@ class _Chunk:
 
 @dataclass
 class AuditReport:
-    """``dangling`` needs a person, or the next arrival; :meth:`repair` takes what ``leaked``."""
+    """``dangling`` needs an administrator, or the chunk's next writer; :meth:`repair` deletes
+    ``leaked``."""
 
     chunks: int = 0
     recipes: int = 0
@@ -56,11 +57,10 @@ class AuditReport:
 
 
 class Audit:
-    """One look at a store. ``reads_chunks``: the content of each chunk, too. ``safe_point`` is
-    called often.
+    """One audit of a store. ``reads_chunks``: also read the content of each chunk.
 
-    Of a volume whose tables the cluster has lost nothing is taken for leaked: its stubs still name
-    their versions, and are read by them.
+    ``safe_point`` is called often. If the cluster has lost tables of a volume, nothing of it counts
+    as leaked: its stubs still name their versions, which readers use.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Audit:
         self._leaked_chunks: list[bytes] = []
 
     def run(self) -> AuditReport:
-        """References first, then what they may belong to: so one that is made meanwhile is known
-        by its intent, which is older."""
+        """Run the audit. References are read before the files that may own them, so a reference
+        that is made during the audit is recognized by its older intent."""
         self._read_objects()
         self._read_files()
         for version, (table, file) in self._live.items():
@@ -101,7 +101,7 @@ class Audit:
         return self.report
 
     def repair(self) -> None:
-        """Let go of what the last :meth:`run` has found to be leaked. May be repeated."""
+        """Delete what the last :meth:`run` has found to be leaked. May be repeated."""
         chunks = self.store.chunks
         Retirement(self.store.recipes, chunks).retire(self._leaked_versions)
         for fingerprint, version in self._leaked_tags:
@@ -145,7 +145,7 @@ class Audit:
 
     def _read_files(self) -> None:
         for volume, entry in self.store.volumes().items():
-            # From the intent to the file to the end: what moves on is met at least once.
+            # In the order intent, file, end: a version that moves on is found at least once.
             self._known |= Intents(self.cluster, volume).all().keys()
             table = FileTable(self.cluster, volume, entry.shards)
             for oid in lost_objects(self.cluster, volume, entry.shards):
@@ -157,7 +157,7 @@ class Audit:
         self._known |= self._live.keys()
 
     def _leave_alone(self, volume: str, why: str) -> None:
-        """Of this volume nothing is taken for leaked."""
+        """Count nothing of this volume as leaked."""
         self._unclear.add(volume)
         self.report.damaged.append(
             f"volume {volume}: {why}; none of its objects is deleted. Its files are readable: copy"
@@ -168,7 +168,7 @@ class Audit:
 
     def _check_version(self, version: str, table: FileTable, file: FileId) -> None:
         for finding, is_damage in self._findings(version):
-            # The file may have been replaced since.
+            # The file may have been replaced since then.
             now = table.versions(file)
             if now is not None and version in now.live:
                 to = self.report.damaged if is_damage else self.report.dangling
@@ -187,7 +187,7 @@ class Audit:
             self.report.references += 1
             chunk = self._chunks.get(fingerprint)
             if chunk is None or not self._is_held(chunk, version):
-                chunk = self._read_chunk(fingerprint)  # it may have come since
+                chunk = self._read_chunk(fingerprint)  # it may be new
             if chunk is None:
                 yield f"chunk {fingerprint.hex()} is missing", False
             elif not self._is_held(chunk, version):
@@ -221,12 +221,12 @@ class Audit:
                 self.report.leaked.append(f"chunk {oid}: is unreferenced")
 
     def _is_known(self, version: str) -> bool:
-        """Whether a version belongs to a file now. Its recipe, older than its references, says to
-        which one; without a recipe it is nobody's."""
+        """Return whether a version belongs to a file now. Its recipe, older than its references,
+        names the file; without a recipe it belongs to none."""
         try:
             recipe = self.store.recipes.read(version)
         except DamagedRecipe:
-            return True  # a person has to decide
+            return True  # an administrator must decide
         if recipe is None:
             return bool(self._unclear) or any(
                 version in Intents(self.cluster, volume).all() for volume in self.store.volumes()
@@ -246,8 +246,7 @@ class Audit:
         )
 
     def _has_remains(self, volume: str) -> bool:
-        """Whether a volume that is not listed has objects: one that has left, and had no file any
-        more, has none."""
+        """Return whether an unlisted volume has objects; a volume that has left has none."""
         objects = lease_object(volume), intents_object(volume)
         if all(self.cluster.page(oid, count=1) is None for oid in objects):
             return False

@@ -1,9 +1,9 @@
 """The chunks of a store: stored once, referenced by exact tags, repaired when they arrive again.
 
-A chunk's object has its content, its flag and one key for each file version that needs it, so one
-atomic change does what GRATE's row and data do apart (seed 004, 2.3). A chunk is valid as soon as
-it is there. GRATE stores the row first, and flips its flag once the data has followed (2.5): here
-that would be a second replicated write for each chunk, and prove nothing.
+A chunk's object has its content, its flag and one key per file version that needs it. So one atomic
+change does the work of GRATE's separate row and data (seed 004, 2.3). A chunk is valid as soon as
+it exists. GRATE stores the row first, and changes its flag after the data (2.5): here that would be
+a second replicated write per chunk, without a benefit.
 """
 
 import time
@@ -32,22 +32,22 @@ from dedupd_core.rados.cluster.connection import Cluster, required
 from dedupd_core.rados.damage import DamageList
 
 ROUNDS_MAX = 20
-"""Between arrivals, retirements and collections of one chunk; with more something is wrong."""
+"""The limit for conflicts of arrivals, retirements and collections of a chunk; more is an error."""
 
 TAGS_MAX = 100_000
-"""References of one chunk; half of what an OSD warns of (``osd_deep_scrub_large_omap_object_key_
-threshold``)."""
+"""References per chunk: half of the number at which an OSD warns
+(``osd_deep_scrub_large_omap_object_key_ threshold``)."""
 
 PIN_SAMPLE = 1024
-"""One in so many references has the tags of its chunk counted: some microseconds for each."""
+"""For one in this number of references, the tags are counted: some microseconds for each."""
 
 
 TRAINS = 2
-"""Threads that store chunks: more compress at a time, and fewer wait for each other."""
+"""Threads that store chunks: more could compress at a time, but fewer wait for each other."""
 
 
 class Arrival(Enum):
-    """What became of a chunk that arrived."""
+    """The result of an arrival of a chunk."""
 
     CREATED = "created"
     REFERENCED = "referenced"
@@ -58,8 +58,8 @@ class Arrival(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NewChunk:
-    """A chunk that a file has. ``frame`` is called at most once for each time it must be stored;
-    ``is_expected``: it is probably in the store, so that its bytes need not be sent at first."""
+    """A chunk of a file. ``frame`` is called at most once per attempt to store it. ``is_expected``:
+    it is probably in the store, so that its bytes need not be sent at first."""
 
     fingerprint: bytes
     frame: Callable[[], bytes]
@@ -72,7 +72,7 @@ def _creation(chunk: NewChunk, tags: Mapping[str, str]) -> Change:
         chunk_object(chunk.fingerprint),
         exclusive=True,
         data=chunk.frame(),
-        # Not I, to be flipped later: data and flag are stored in one step here.
+        # Not I, with a later change of the flag: data and flag are stored in one step here.
         put={FLAG_KEY: ChunkState.VALID.value, **tags},
     )
 
@@ -84,7 +84,7 @@ def _reference(chunk: NewChunk, tags: Mapping[str, str]) -> Change:
 
 
 class Unreferenced(NamedTuple):
-    """A chunk that had no reference when its object had this version."""
+    """A chunk that had no reference at this version of its object."""
 
     fingerprint: bytes
     version: int
@@ -92,7 +92,7 @@ class Unreferenced(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """What decides about a chunk: its flag, whether any tag is there, at which version."""
+    """The state of a chunk: its flag, whether it has a tag, and the version of its object."""
 
     version: int
     state: str
@@ -112,20 +112,20 @@ _WHOLE = {damaged: whole for whole, damaged in _DAMAGED_STATES.items()}
 
 
 class Chunks:
-    """The chunks of one store, by the volume-independent half of its procedures."""
+    """The chunks of one store: the operations that do not depend on a volume."""
 
     def __init__(self, cluster: Cluster, algorithm: str) -> None:
         self.cluster, self.algorithm = cluster, algorithm
         self.tags_max, self.pin_sample = TAGS_MAX, PIN_SAMPLE
         self._pinned: set[bytes] = set()
-        """Fingerprints of chunks that were pinned when last looked at."""
+        """Fingerprints of chunks that were pinned at the last check."""
 
     # --- arrival ------------------------------------------------------------------------------
 
     def put(self, chunk: NewChunk, versions: Sequence[str]) -> Arrival:
-        """Have the chunk in the store, referenced by these file versions, durably.
+        """Store the chunk, referenced by these file versions, durably.
 
-        Their recipes are written and their intents are set. May be repeated.
+        Their recipes must be written and their intents set. May be repeated.
         """
         tags = {tag_key(version): "" for version in versions}
         steps = [self._refer, self._create] if chunk.is_expected else [self._create, self._refer]
@@ -143,7 +143,7 @@ class Chunks:
         )
 
     def put_all(self, items: Sequence[tuple[NewChunk, Sequence[str]]]) -> list[Arrival]:
-        """As :meth:`put` for each, in their order: what the first step does goes in trains."""
+        """Like :meth:`put` for each item, in order. The first steps are sent in trains."""
         cluster = self.cluster
         if cluster.operations_at_once == 1:
             return [self.put(*item) for item in items]
@@ -162,7 +162,7 @@ class Chunks:
 
         def put(at: int) -> Arrival:
             chunk, versions = items[at]
-            # It is not what it was expected to be.
+            # The expectation was wrong.
             return self.put(replace(chunk, is_expected=not chunk.is_expected), versions)
 
         for at, arrival in zip(left, cluster.each(put, left), strict=True):
@@ -194,10 +194,10 @@ class Chunks:
             self._pin_if_hot(chunk_object(chunk.fingerprint))
 
     def _check(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
-        """Of a chunk whose flag is not V: look at its content, and store it where it is not good.
+        """Check the content of a chunk whose flag is not V, and store it again if it is damaged.
 
-        Content, not existence as in GRATE's check: hosts may compress differently, so the bytes are
-        compared by their fingerprint.
+        The content, not its existence as in GRATE's check: hosts may compress differently, so the
+        bytes are compared by their fingerprint.
         """
         oid = chunk_object(chunk.fingerprint)
         page = self.cluster.page(oid, FLAG_KEY, count=1)
@@ -226,13 +226,13 @@ class Chunks:
         return Arrival.CHECKED if is_good else Arrival.REPAIRED
 
     def is_held(self, fingerprint: bytes) -> bool:
-        """Whether a chunk is there, as far as is known whole, and something refers to it: so it
-        stays for a grace at least."""
+        """Return whether a chunk exists, is not known to be damaged, and is referenced. Then it
+        stays at least for the grace period."""
         row = self._row(chunk_object(fingerprint))
         return row is not None and row.is_kept and row.state in _DAMAGED_STATES
 
     def is_good(self, fingerprint: bytes, data: bytes | None) -> bool:
-        """Whether the content of a chunk's object is the chunk."""
+        """Return whether the content of a chunk's object matches the chunk."""
         try:
             self.decoded(fingerprint, required(data, chunk_object(fingerprint)))
         except Damaged:
@@ -259,14 +259,14 @@ class Chunks:
     # --- reading ------------------------------------------------------------------------------
 
     def stored(self, fingerprint: bytes) -> bytes:
-        """The frame of a chunk. Raises Damaged where it is not there."""
+        """Return the frame of a chunk. Raises Damaged if it is missing."""
         oid = chunk_object(fingerprint)
         return required(self.cluster.read(oid), oid)
 
     def read(self, fingerprint: bytes, keep: Keep | None = None) -> bytes:
-        """The raw bytes of a chunk, proved by its fingerprint; what is good is given to ``keep``.
+        """Return the verified raw bytes of a chunk; pass good frames to ``keep``.
 
-        Raises Damaged, once the chunk is marked so.
+        Raises Damaged, after marking the chunk as damaged.
         """
         frame = self.stored(fingerprint)
         try:
@@ -279,14 +279,14 @@ class Chunks:
         return raw
 
     def decoded(self, fingerprint: bytes, data: bytes) -> bytes:
-        """The raw bytes of a frame, proved by their fingerprint. Raises Damaged."""
+        """Return the raw bytes of a frame, verified by their fingerprint. Raises Damaged."""
         raw = decode_frame(data, fingerprint)
         if native.hashing.fingerprint(raw, self.algorithm) != fingerprint:
             raise Damaged(f"{chunk_object(fingerprint)}: its bytes have a different fingerprint")
         return raw
 
     def mark_damaged(self, fingerprint: bytes) -> None:
-        """Have the next arrival of this chunk store it again, and no arrival trust it before."""
+        """Mark a chunk as damaged: its next arrival stores it again before it is trusted."""
         oid = chunk_object(fingerprint)
         for _ in range(ROUNDS_MAX):
             state = self.cluster.value(oid, FLAG_KEY)
@@ -301,9 +301,9 @@ class Chunks:
                 return
 
     def mend(self, fingerprint: bytes, find: Callable[[], bytes | None]) -> bool:
-        """Have a chunk whole that was marked as damaged; False where it stays so.
+        """Repair a chunk that was marked as damaged; return False if it stays damaged.
 
-        ``find`` is asked for its frame where the content is not good after all.
+        ``find`` returns its frame. It is only called if the content is really damaged.
         """
         oid = chunk_object(fingerprint)
         for _ in range(ROUNDS_MAX):
@@ -329,7 +329,7 @@ class Chunks:
     # --- retirement and collection ------------------------------------------------------------
 
     def _row(self, oid: str) -> _Row | None:
-        # The flag's key sorts before all tags, so two keys say everything.
+        # The flag's key sorts before all tags, so two keys are enough.
         page = self.cluster.page(oid, count=2)
         if page is None:
             return None
@@ -337,7 +337,7 @@ class Chunks:
         return _Row(page.version, page.items.get(FLAG_KEY, ""), has_tags)
 
     def drop_references(self, fingerprint: bytes, versions: Iterable[str]) -> Unreferenced | None:
-        """Take references away; what is returned has none left, and goes to :meth:`condemn`."""
+        """Drop references of a chunk. Return it if it has none left, for :meth:`condemn`."""
         drop = tuple(tag_key(version) for version in versions)
         oid = chunk_object(fingerprint)
         if drop:
@@ -350,9 +350,10 @@ class Chunks:
         return Unreferenced(fingerprint, row.version, row.state)
 
     def condemn(self, chunks: Sequence[Unreferenced]) -> None:
-        """Make candidates of chunks with no references; those that get one meanwhile stay.
+        """Make chunks candidates, except those that get a reference in between.
 
-        Candidate first, flag second: a chunk with neither tag nor candidate would never go.
+        The candidate is added before the flag: a chunk with neither tag nor candidate would stay
+        forever.
         """
         shards: dict[int, list[bytes]] = {}
         for one in chunks:
@@ -362,16 +363,16 @@ class Chunks:
 
     def _add_candidates(self, item: tuple[int, list[bytes]]) -> None:
         shard, fingerprints = item
-        # The value is another one each time: a collection drops only the candidate that it read.
+        # The value is always different, so a collection drops only the candidate that it read.
         value = f"{time.time_ns():020d}.{uuid.uuid4().hex[:8]}"
         put = {fingerprint.hex(): value for fingerprint in fingerprints}
         self.cluster.apply(Change(points.CANDIDATE_ADDED, garbage_object(shard), put=put))
 
     def _invalidate(self, chunk: Unreferenced) -> None:
-        """Where the chunk has changed since it was seen it is somebody else's: an arrival's, or
-        that of a retirement which saw it later."""
+        """Clear the flag. If the chunk has changed since the check, do nothing: an arrival or a
+        later retirement is responsible for it."""
         if chunk.state != ChunkState.VALID.value:
-            return  # it is checked at its next arrival already
+            return  # its next arrival checks it anyway
         change = Change(
             points.CHUNK_INVALIDATED,
             chunk_object(chunk.fingerprint),
@@ -381,10 +382,10 @@ class Chunks:
         self.cluster.apply(change)
 
     def remove_unreferenced(self, fingerprint: bytes) -> bool | None:
-        """Remove a candidate's chunk where nothing refers to it; whether it was removed.
+        """Remove a candidate's chunk if it has no reference; return whether it was removed.
 
-        None: it changed meanwhile, and is looked at again another time. The flag is not asked: a
-        retirement may be between its candidate and its flag, and would leave the chunk for ever.
+        None: it changed, and is checked again another time. The flag is ignored: a retirement may
+        have added its candidate but not yet its flag, and the chunk would stay forever.
         """
         oid = chunk_object(fingerprint)
         row = self._row(oid)

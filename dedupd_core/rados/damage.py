@@ -1,5 +1,4 @@
-"""The chunks of a store that were found damaged: any host may have their bytes, and stores them
-again."""
+"""The damaged chunks of a store. Any host that has their bytes may store them again."""
 
 import time
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from dedupd_core.rados.cluster.connection import Cluster
 
 @dataclass(frozen=True, slots=True)
 class DamagedChunk:
-    """``searched`` are the volumes whose files do not have it."""
+    """A damaged chunk. ``searched``: the volumes whose files do not have it."""
 
     fingerprint: bytes
     since: str
@@ -21,12 +20,12 @@ class DamagedChunk:
 
 @dataclass(frozen=True, slots=True)
 class DamageList:
-    """Of one store. It says where to look, and no more: the flag of a chunk decides."""
+    """The damaged chunks of a store, only as places to check: the flag of a chunk decides."""
 
     cluster: Cluster
 
     def add(self, fingerprint: bytes) -> None:
-        """Before the chunk is marked: if it were not listed, it would wait for an arrival."""
+        """Add a chunk before it is marked: otherwise it would wait until its next arrival."""
         put = {fingerprint.hex(): f"{time.time_ns():020d}"}
         self.cluster.apply(Change(points.DAMAGE_LISTED, DAMAGE_OBJECT, put=put))
 
@@ -45,7 +44,7 @@ class DamageList:
         ]
 
     def note_searched(self, chunk: DamagedChunk, volume: str) -> None:
-        """The files of a volume do not have the chunk: it need not read them for it again."""
+        """Record that the files of a volume lack the chunk, so that they are not read again."""
         name = chunk.fingerprint.hex()
         self.cluster.apply(
             Change(
@@ -57,7 +56,7 @@ class DamageList:
         )
 
     def drop(self, chunk: DamagedChunk) -> None:
-        """Nothing is wrong with the chunk any more, unless it was listed again since."""
+        """Remove a repaired chunk, unless it was listed again since then."""
         name = chunk.fingerprint.hex()
         markers = [key for key, _ in self.cluster.each_key(DAMAGE_OBJECT, f"{name}.")]
         self.cluster.apply(

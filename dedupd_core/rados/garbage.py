@@ -1,9 +1,10 @@
-"""The end of file versions, and of the chunks that no version needs any more.
+"""Removes file versions, and the chunks that no version needs.
 
-A version that is retired leaves nothing: references, recipe, and the note that it is to be retired.
-Each step may be repeated, by the owner or by another host: a reference is a tag that only one
-version has, and a version never comes back. A chunk without references becomes a candidate, and a
-collection removes it: its cost follows what was deleted, not what is stored.
+A retired version leaves nothing: references, recipe, and its entry in the list of versions to
+retire are deleted. Each step may be repeated, by the owner or by another host: a tag belongs to
+only one version, and a version is never used again. A chunk without references becomes a candidate,
+and a collection removes it. The cost depends on the number of deletions, not on the size of the
+store.
 """
 
 import time
@@ -19,27 +20,27 @@ from dedupd_core.rados.cluster.changes import Change
 from dedupd_core.rados.recipes import Recipes, Remnants
 
 VERSIONS_AT_ONCE = 64
-"""Whose recipes are in memory; a chunk that several of them name is changed once."""
+"""Versions whose recipes are in memory; a chunk that several of them name is changed once."""
 
 
 GRACE_S = 24 * 3600.0
-"""A chunk without references stays so long: it may come again, and a reader may still have an
-older recipe. Nothing else depends on it, nor on the clocks of hosts."""
+"""A chunk without references stays for this time: it may arrive again, and a reader may still have
+an older recipe. Nothing else depends on this time, or on the clocks of hosts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """Takes versions out of a store."""
+    """Removes versions from a store."""
 
     recipes: Recipes
     chunks: Chunks
     counted: Counter[str] = field(default_factory=Counter)
-    """For people: what was retired, twice where a session broke off in between."""
+    """For people: the retired versions, counted twice if a session was interrupted in between."""
 
     def retire(self, versions: Sequence[str]) -> list[str]:
-        """Leave nothing of these versions; returns those whose recipe is damaged, which stay.
+        """Remove these versions completely; return those with a damaged recipe, which stay.
 
-        Their references can be found by an audit only.
+        Only an audit can find the references of those.
         """
         damaged: list[str] = []
         for first in range(0, len(versions), VERSIONS_AT_ONCE):
@@ -72,19 +73,19 @@ class Retirement:
 
 @dataclass
 class Collection:
-    """One collection, of all candidates of the store. Several may run at a time."""
+    """One collection of all candidates of the store. Several may run at a time."""
 
     chunks: Chunks
     grace_s: float = GRACE_S
     candidates: int = 0
     removed: int = 0
     kept: int = 0
-    """Those that have references again, or were removed by another collection."""
+    """Candidates that have references again, or that another collection removed."""
     waiting: int = 0
-    """Those that are too young, or changed meanwhile."""
+    """Candidates that are too young, or changed during the collection."""
 
     def run(self, shards: Iterable[int] = range(GARBAGE_SHARDS)) -> None:
-        """``shards`` are first bytes of fingerprints. Raises Damaged."""
+        """Collect the candidates of ``shards``: first bytes of fingerprints. Raises Damaged."""
         for found in self.chunks.cluster.each(self._collect_shard, shards):
             self.candidates += sum(found.values())
             self.removed += found["removed"]
@@ -110,7 +111,7 @@ class Collection:
         removed = self.chunks.remove_unreferenced(bytes.fromhex(name))
         if removed is None:
             return "waiting"
-        # Only the candidate that was read: a retirement may have added it again since.
+        # Only the candidate that was read: a retirement may have added it again since then.
         self.chunks.cluster.apply(
             Change(points.CANDIDATE_DROPPED, oid, equal={name: value}, drop=(name,))
         )

@@ -1,8 +1,8 @@
 """The right to write one volume: a lease by the cluster's clock; earlier holders are fenced.
 
-A process that is stopped past its lease and goes on later can do no harm, for three reasons: its
-client is fenced before its work is taken over; the volume's objects take changes of the newest
-session only; and it looks at its own clock before each change.
+A process may be stopped, and continue after its lease has expired. It can do no harm, for three
+reasons. Its client is fenced before its work is taken over. The volume's objects only accept
+changes of the newest session. And it checks its own clock before each change.
 """
 
 import threading
@@ -31,23 +31,23 @@ from dedupd_core.rados.cluster.wire import (
 )
 
 LEASE_S = 30.0
-"""After so long without a sign of life another host may take over."""
+"""After this time without a renewal, another host may take over."""
 
 FENCE_S = 30 * 86400
-"""How long the cluster refuses a fenced client. (After that the sessions still do.)"""
+"""How long the cluster refuses a fenced client. (After that, the sessions still do.)"""
 
 _FENCE_PREFIX = "fence."
 _COUNTER_PREFIX = "count."
 _ADDRESS_KEY = "address"
 HOST_KEY = "host"
 _TABLES_KEY = "tables"
-"""There once the volume's objects are: what is missing of them later, the cluster has lost."""
+"""Exists when the volume's objects exist: if one is missing later, the cluster has lost it."""
 _ROUNDS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """What the store knows of a volume's writer. ``holder`` is None where the lease is free."""
+    """The state of a volume's writer in the store. ``holder`` is None if the lease is free."""
 
     session: str | None
     host: str
@@ -55,11 +55,11 @@ class LeaseState:
     holder: Holder | None
     unfenced: list[str]
     has_tables: bool = False
-    """Whether the volume's objects were made."""
+    """True if the volume's objects were created."""
 
 
 def lease_state(cluster: Cluster, volume: str) -> LeaseState:
-    """The state of a volume's lease now."""
+    """Return the current state of a volume's lease."""
     oid = lease_object(volume)
     items = cluster.keys(oid)
     answer = cluster.call(oid, "lock", "get_info", info_request())
@@ -74,14 +74,14 @@ def lease_state(cluster: Cluster, volume: str) -> LeaseState:
 
 
 def counters(cluster: Cluster, volume: str) -> dict[str, int]:
-    """What the sessions of a volume have counted that were closed."""
+    """Return the sums of the counters of a volume's closed sessions."""
     items = cluster.keys(lease_object(volume), _COUNTER_PREFIX)
     return {key.removeprefix(_COUNTER_PREFIX): int(value) for key, value in items.items()}
 
 
 @dataclass
 class Lease:
-    """A lease that is held; renewed by a thread of its own until :meth:`close`."""
+    """An active lease, which a thread renews until :meth:`close`."""
 
     cluster: Cluster
     volume: str
@@ -93,7 +93,7 @@ class Lease:
     _thread: threading.Thread | None = None
 
     def check(self) -> None:
-        """Raises WriterFenced where the lease may be over."""
+        """Raise WriterFenced if the lease may have expired."""
         if self._lost.is_set() or now_s() >= self._until_s:
             raise WriterFenced(
                 f"{self.cluster.address}: the lease on volume {self.volume} has expired, because"
@@ -111,13 +111,13 @@ class Lease:
                 if not self.renew():
                     return
             except DedupdError:
-                # The cluster does not answer: tried again as long as the lease lasts.
+                # The cluster does not answer: retry while the lease lasts.
                 if now_s() >= self._until_s:
                     self._lost.set()
                     return
 
     def renew(self) -> bool:
-        """Prolong the lease; False where it is lost."""
+        """Extend the lease; return False if it is lost."""
         begun_s = now_s()
         request = lock_request(self.session, "", self.duration_s, renews=True)
         outcome = self.cluster.apply(
@@ -135,16 +135,16 @@ class Lease:
         return False
 
     def close(self, counted: Mapping[str, int] | None = None) -> None:
-        """Give the lease back, with nothing to be fenced, and add to the volume's counters.
+        """Release the lease, so that nothing must be fenced, and add to the volume's counters.
 
-        Needs that nothing is in flight.
+        No operation may be in flight.
         """
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
         if self._lost.is_set():
             return
-        # An operation that was given up may still be under way: then the next one fences it.
+        # An operation that timed out may still be in flight: then the next holder fences it.
         is_quiet = not self.cluster.gave_up
         before = counters(self.cluster, self.volume)
         sums = {name: before.get(name, 0) + count for name, count in (counted or {}).items()}
@@ -162,7 +162,7 @@ class Lease:
         self.cluster.permit = permitted
 
     def leave(self) -> None:
-        """Stop renewing, as a process does that dies: the lease runs out by itself."""
+        """Stop renewing, like a process that dies: the lease expires on its own."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -178,11 +178,11 @@ def take_lease(
     duration_s: float = LEASE_S,
     is_holder_dead: Callable[[LeaseState], bool] | None = None,
 ) -> Lease:
-    """Become the one that writes a volume, with all earlier clients fenced.
+    """Become the only writer of a volume, and fence all earlier clients.
 
-    ``is_holder_dead``: says of the lease's holder that it is known to have ended, so that its
-    lease need not run out. Raises Busy where another session holds the lease, Damaged where the
-    cluster has lost objects of the volume.
+    ``is_holder_dead``: returns whether the lease's holder is known to be dead, so that its lease
+    need not expire. Raises Busy if another session holds the lease, Damaged if the cluster has lost
+    objects of the volume.
     """
     for _ in range(_ROUNDS_MAX):
         state = lease_state(cluster, volume)
@@ -197,7 +197,7 @@ def take_lease(
                 )
             _break(cluster, volume, state)
             continue
-        # A taking that lost its acknowledgement is told by the session that it has left.
+        # If the acknowledgement was lost, the stored session shows that the lease was taken.
         if outcome is Outcome.DONE or lease_state(cluster, volume).session == session:
             lease = Lease(cluster, volume, session, duration_s, begun_s + duration_s)
             cluster.permit = lease.check
@@ -224,7 +224,7 @@ def _taking(
 
 
 def _break(cluster: Cluster, volume: str, state: LeaseState) -> None:
-    """End a lease whose holder is dead, if it is still that one's."""
+    """End a lease whose holder is dead, if it still has that holder."""
     cluster.apply(
         Change(
             points.LEASE_BROKEN,
@@ -236,7 +236,7 @@ def _break(cluster: Cluster, volume: str, state: LeaseState) -> None:
 
 
 def _fence_earlier(lease: Lease) -> None:
-    """Before anything of theirs is taken over."""
+    """Fence earlier clients before their work is taken over."""
     cluster, volume = lease.cluster, lease.volume
     for address in lease_state(cluster, volume).unfenced:
         cluster.fence(address, FENCE_S)
@@ -251,10 +251,10 @@ def _fence_earlier(lease: Lease) -> None:
 
 
 def _set_session(lease: Lease, shards: int, *, are_there: bool) -> None:
-    """Let the volume's objects take changes of this session only. Sessions only go forward.
+    """Make the volume's objects accept changes of this session only. Sessions only increase.
 
-    The first session makes them. An empty table in the place of one that was lost would say of all
-    its files that nothing needs them.
+    The first session creates them. An empty table instead of a lost one would mean that none of its
+    files needs anything.
     """
     cluster, put = lease.cluster, {SESSION_KEY: lease.session}
 
@@ -287,32 +287,32 @@ def _set_session(lease: Lease, shards: int, *, are_there: bool) -> None:
 
 
 def volume_objects(volume: str, shards: int) -> list[str]:
-    """What takes changes of the volume's session only."""
+    """Return the objects that only accept changes of the volume's session."""
     return [intents_object(volume), *(files_object(volume, shard) for shard in range(shards))]
 
 
 def lost_objects(cluster: Cluster, volume: str, shards: int) -> list[str]:
-    """The objects of a volume that were made, and are not there any more."""
+    """Return the objects of a volume that were created, but are missing."""
     if not lease_state(cluster, volume).has_tables:
         return []
     objects = volume_objects(volume, shards)
     found = cluster.each(lambda oid: cluster.value(oid, SESSION_KEY), objects)
     lost = [oid for oid, session in zip(objects, found, strict=True) if session is None]
-    # A volume that is just leaving says so before it removes them.
+    # A volume that is leaving records this before it removes them.
     return lost if lost and lease_state(cluster, volume).has_tables else []
 
 
 def give_up_tables(cluster: Cluster, volume: str) -> None:
-    """Say of a volume that leaves that its objects are about to be removed."""
+    """Record that the objects of a leaving volume are about to be removed."""
     cluster.apply(Change(points.TABLES_GIVEN_UP, lease_object(volume), drop=(_TABLES_KEY,)))
 
 
 def _next_session(before: str | None) -> str:
-    """A name that is greater than those of all sessions before."""
+    """Return a name that is greater than those of all earlier sessions."""
     number = int(before.partition("-")[0], 16) + 1 if before else 1
     return f"{number:016x}-{uuid.uuid4().hex[:16]}"
 
 
 def now_s() -> float:
-    """A clock that goes on while the machine sleeps."""
+    """Return the time of a clock that runs while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,6 +1,6 @@
-"""The recipes of a store: one for each version of a file, never changed, read as they are.
+"""The recipes of a store: one per version of a file, never changed.
 
-GRATE's manifest object, made for every file (seed 004, 2.7).
+They correspond to GRATE's manifest object, made for every file (seed 004, 2.7).
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from dedupd_core.rados.cluster.connection import Cluster
 
 
 class Remnants(NamedTuple):
-    """The objects that a version still has, and the chunks that they name, each once."""
+    """The remaining objects of a version, and the chunks that they name, each once."""
 
     version: str
     has_head: bool
     later_parts: int
     fingerprints: list[bytes]
     length: int
-    """Of all its chunks together, where it is a file's."""
+    """The total length of its chunks, if it is that of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Recipes:
     cluster: Cluster
 
     def write(self, recipe: FileRecipe) -> None:
-        """Make a recipe durable; its first part last, which stands for the whole.
+        """Make a recipe durable. The first part is written last, and marks the recipe as complete.
 
-        A version's name is never used again, so what is there already is this same recipe.
+        A version's name is never used again, so existing objects are of this same recipe.
         """
         first, *others = encode_parts(recipe)
         for part, data in enumerate(others, 1):
@@ -50,7 +50,7 @@ class Recipes:
         self.cluster.apply(Change(points.RECIPE_WRITTEN, oid, exclusive=True, data=first))
 
     def read(self, version: str) -> FileRecipe | None:
-        """None where there is no such version. Raises DamagedRecipe."""
+        """Read a recipe; None if there is no such version. Raises DamagedRecipe."""
         head = self._part(version, 0)
         if head is None:
             return None
@@ -67,11 +67,11 @@ class Recipes:
         return None if data is None else decode_part(data, version, number)
 
     def remnants(self, version: str) -> Remnants:
-        """What is left of a version that is being retired. Raises DamagedRecipe.
+        """Return the remains of a version that is being retired. Raises DamagedRecipe.
 
-        Parts go from the last to the first, and only once no chunk is referenced any more; the
-        first is written last. So a version without its first part has no reference, and one
-        without its last parts needs none.
+        Parts are removed from the last to the first, and only when no chunk is referenced; the
+        first is written last. So a version without its first part has no reference, and one without
+        its last parts needs none.
         """
         head = self._part(version, 0)
         later: list[RecipePart] = []
@@ -91,7 +91,7 @@ class Recipes:
         return Remnants(version, head is not None, len(later), list(dict.fromkeys(named)), length)
 
     def remove(self, remnants: Remnants) -> None:
-        """Remove a version's objects, once nothing refers to it. May be repeated."""
+        """Remove a version's objects, when nothing refers to it. May be repeated."""
         numbers = [*range(remnants.later_parts, 0, -1), *([0] if remnants.has_head else [])]
         for number in numbers:
             oid = recipe_object(remnants.version, number)

@@ -1,6 +1,6 @@
-"""What an earlier session of a volume has left, brought to an end by the owner or another host.
+"""Finishes or rolls back the work of an earlier session of a volume, by the owner or another host.
 
-Runs in a session of its own: the earlier ones are fenced, and their late changes are refused.
+It runs in a new session: the earlier ones are fenced, and their late changes are refused.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from dedupd_core.rados.garbage import Retirement
 from dedupd_core.rados.tables import FileTable, Intents
 
 Settle = Callable[[FileId], str | None]
-"""Which version a file's stub durably names; None where it is no stub of the store any more."""
+"""Returns the version that a file's stub durably names; None if it is no stub of the store."""
 
 
 @dataclass
 class Recovery:
-    """``settle`` is the owner's, which can look at the stubs. Another host has none, and leaves
-    files between two versions to the owner: both stay live."""
+    """The recovery of a session. ``settle`` is the owner's, which can read the stubs. Another host
+    has none, and leaves files between two versions to the owner: both stay live."""
 
     table: FileTable
     intents: Intents
@@ -30,10 +30,10 @@ class Recovery:
     left: int = 0
     """Files between two versions that wait for their owner."""
     damaged: list[str] = field(default_factory=list)
-    """Versions whose recipe cannot be read: an audit drops their references."""
+    """Versions with an unreadable recipe: an audit drops their references."""
 
     def run(self) -> None:
-        """May be repeated, and may break off anywhere."""
+        """Run the recovery. It may be repeated, and may be interrupted anywhere."""
         done: list[str] = []
         unused: list[str] = []
         for version, file in self.intents.all().items():
@@ -43,7 +43,7 @@ class Recovery:
             elif found.old is not None and not self._settle(file, found):
                 continue
             done.append(version)
-        # Those that were rolled back are noted as old ones by now.
+        # Versions that were rolled back are noted as old versions by now.
         noted = dict(self.table.retiring())
         self._retire([version for version in unused if version not in noted])
         for version in self._retire(list(noted)):
@@ -57,7 +57,7 @@ class Recovery:
         return [version for version in versions if version not in damaged]
 
     def _settle(self, file: FileId, found: FileVersions) -> bool:
-        """End the commit of a file by what its stub names; False where it is left as it is."""
+        """Finish the commit of a file as its stub says; False if it stays open."""
         if self.settle is None:
             self.left += 1
             return False

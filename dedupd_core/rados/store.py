@@ -1,4 +1,4 @@
-"""One store in a cluster: made once, joined by volumes, written by one session a volume."""
+"""One store in a cluster: created once, joined by volumes, written by one session per volume."""
 
 import socket
 import uuid as uuidlib
@@ -33,12 +33,12 @@ from dedupd_core.rados.tables import FileTable, Intents
 from dedupd_core.rados.writer import Writer
 
 SHARDS = 64
-"""Objects of a volume's table of files by default: for 12 million files, with at most 200,000 keys
-each (``osd_deep_scrub_large_omap_object_key_threshold``)."""
+"""The default number of objects in a volume's table of files: for 12 million files, with at most
+200,000 keys each (``osd_deep_scrub_large_omap_object_key_threshold``)."""
 
 
 class RadosStore:
-    """A store, opened. It holds the cluster's connection; a writer has one of its own."""
+    """An open store. It owns the cluster's connection; a writer has a separate one."""
 
     def __init__(self, cluster: Cluster, parameters: StoreParameters) -> None:
         self.cluster, self.parameters = cluster, parameters
@@ -48,7 +48,7 @@ class RadosStore:
 
     @classmethod
     def create(cls, address: StoreAddress, fingerprint: str = FINGERPRINTS[0]) -> Self:
-        """A new store in the address's pool. Raises UsageError where there is one already."""
+        """Create a store in the address's pool. Raises UsageError if one exists already."""
         if fingerprint not in FINGERPRINTS:
             raise UsageError(
                 f"fingerprint {fingerprint!r}: choose one of {', '.join(FINGERPRINTS)}"
@@ -57,7 +57,7 @@ class RadosStore:
         cluster = Cluster(address)
         try:
             data = parameters.to_json()
-            # The key is for nothing but to have a pool refused that has none.
+            # The only purpose of the key: a pool without support for keys is refused.
             put = {"format": str(parameters.format)}
             change = Change(points.STORE_MADE, STORE_OBJECT, exclusive=True, data=data, put=put)
             if cluster.apply(change) is not Outcome.DONE:
@@ -69,7 +69,7 @@ class RadosStore:
 
     @classmethod
     def open(cls, address: StoreAddress, *, operations_at_once: int = OPERATIONS_AT_ONCE) -> Self:
-        """Raises StoreUnreachable, UsageError where there is no store."""
+        """Open a store. Raises StoreUnreachable, UsageError if there is no store."""
         cluster = Cluster(address, operations_at_once=operations_at_once)
         try:
             data = cluster.read(STORE_OBJECT)
@@ -96,14 +96,14 @@ class RadosStore:
     # --- volumes ------------------------------------------------------------------------------
 
     def volumes(self) -> dict[str, VolumeEntry]:
-        """The volumes that have joined, by their uuids in hex."""
+        """Return the volumes that have joined, by their uuids in hex."""
         return {
             volume: VolumeEntry.from_json(value.encode(), f"{self.cluster.address}: {volume}")
             for volume, value in self.cluster.keys(VOLUMES_OBJECT).items()
         }
 
     def entry(self, volume: str) -> VolumeEntry:
-        """Raises NotAVolume where it has not joined."""
+        """Return the entry of a volume. Raises NotAVolume if it has not joined."""
         value = self.cluster.value(VOLUMES_OBJECT, volume)
         if value is None:
             raise NotAVolume(
@@ -114,7 +114,7 @@ class RadosStore:
     def join(
         self, volume: str, path: str, *, host: str | None = None, shards: int = SHARDS
     ) -> VolumeEntry:
-        """Let a volume keep its files here. One that has joined stays as it is."""
+        """Let a volume keep its files here. The entry of a member stays unchanged."""
         entry = VolumeEntry(host or socket.gethostname(), path, shards)
         put = {volume: entry.to_json().decode()}
         exclusive = Change(points.VOLUME_JOINED, VOLUMES_OBJECT, exclusive=True, put=put)
@@ -124,9 +124,9 @@ class RadosStore:
         return self.entry(volume)
 
     def leave(self, volume: str) -> None:
-        """Take a volume out that has no file here any more, nor anything to be retired.
+        """Remove a volume that has no file here, and no version to retire.
 
-        Raises Busy where it has.
+        Raises Busy otherwise.
         """
         entry = self.entry(volume)
         table = FileTable(self.cluster, volume, entry.shards)
@@ -139,7 +139,7 @@ class RadosStore:
         self.cluster.apply(Change(points.VOLUME_LEFT, VOLUMES_OBJECT, drop=(volume,)))
 
     def table(self, volume: str) -> FileTable:
-        """The files of a volume, to be read."""
+        """Return the files of a volume, for reading."""
         return FileTable(self.cluster, volume, self.entry(volume).shards)
 
     # --- sessions -----------------------------------------------------------------------------
@@ -154,10 +154,10 @@ class RadosStore:
         is_holder_dead: Callable[[LeaseState], bool] | None = None,
         cluster: Cluster | None = None,
     ) -> tuple[Writer, Recovery]:
-        """A session on a volume, and what it has recovered. Raises Busy, StoreUnreachable.
+        """Start a session on a volume, with a recovery. Raises Busy, StoreUnreachable.
 
-        Without ``settle`` the session is that of another host, for :meth:`recover`. ``cluster``:
-        a connection of the session's own, if not this store's; it takes one writer at a time.
+        Without ``settle`` the session is that of another host, for :meth:`recover`. ``cluster``: a
+        separate connection for the session, if not this store's; it allows one writer at a time.
         """
         cluster = cluster or self.cluster
         entry = self.entry(volume)
@@ -179,7 +179,7 @@ class RadosStore:
             raise
 
     def recover(self, volume: str) -> Recovery:
-        """Take over from a volume's host that is gone: its lease has run out. Raises Busy."""
+        """Take over from a volume's dead host, after its lease has expired. Raises Busy."""
         writer, recovery = self.writer(volume, None)
         writer.close()
         return recovery

@@ -1,8 +1,7 @@
-"""The tables of a volume: which version of each file is live, which are to be retired, and which
-are being stored.
+"""The tables of a volume: live versions of files, versions to retire, and unfinished versions.
 
-All changes are this session's only: each is made on the condition that the object takes this
-session's changes, so a process that was taken for dead can commit nothing, however late it comes.
+Only the current session makes changes: the condition of each change is that the object accepts this
+session. So a process that was considered dead can commit nothing later.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +33,7 @@ class FileTable:
     volume: str
     shards: int
     session: str = ""
-    """Of the one that writes."""
+    """The session that writes."""
 
     @property
     def objects(self) -> list[str]:
@@ -44,18 +43,18 @@ class FileTable:
         return files_object(self.volume, file_shard(file, self.shards))
 
     def versions(self, file: FileId) -> FileVersions | None:
-        """None where the store does not know the file."""
+        """Return the versions of a file; None if the store does not know the file."""
         value = self.cluster.value(self._object(file), file.key)
         return None if value is None else parse_versions(value)
 
     def files(self) -> Iterator[tuple[FileId, FileVersions]]:
-        """All files, also while some come and go."""
+        """Yield all files, even while files are added or removed."""
         for oid in self.objects:
             for key, value in self.cluster.each_key(oid, FILE_PREFIX):
                 yield FileId.parse(key.removeprefix(FILE_PREFIX)), parse_versions(value)
 
     def retiring(self) -> Iterator[tuple[str, FileId]]:
-        """The versions that are to be retired, each with its file."""
+        """Yield the versions to retire, each with its file."""
         for oid in self.objects:
             for key, value in self.cluster.each_key(oid, OLD_PREFIX):
                 yield key.removeprefix(OLD_PREFIX), FileId.parse(value)
@@ -63,31 +62,31 @@ class FileTable:
     # --- changes ------------------------------------------------------------------------------
 
     def commit(self, file: FileId, new: str, old: str | None) -> None:
-        """Let both versions be live; all references of ``new`` are acknowledged.
+        """Make both versions live; all references of ``new`` must be acknowledged.
 
-        Raises FileChanged where the file's version is not ``old``, WriterFenced.
+        Raises FileChanged if the file's version is not ``old``, WriterFenced.
         """
         before = None if old is None else FileVersions(old)
         self._change(points.COMMITTED, file, before, FileVersions(new, old or NO_VERSION))
 
     def finish(self, file: FileId, both: FileVersions) -> None:
-        """Let the new version be the only one, once the stub durably names it."""
+        """Make the new version the only one, when the stub durably names it."""
         retired = {} if both.old in (None, NO_VERSION) else {f"{OLD_PREFIX}{both.old}": file.text}
         self._change(points.FINISHED, file, both, FileVersions(both.new), retired)
 
     def roll_back(self, file: FileId, both: FileVersions) -> None:
-        """Let the old version be the only one, once the stub durably names that."""
+        """Make the old version the only one, when the stub durably names that."""
         left = None if both.old in (None, NO_VERSION) else FileVersions(both.old or "")
         retired = {f"{OLD_PREFIX}{both.new}": file.text}
         self._change(points.ROLLED_BACK, file, both, left, retired)
 
     def delete(self, file: FileId, version: str) -> None:
-        """Forget a file, once its stub is durably gone."""
+        """Forget a file, when its stub is durably removed."""
         retired = {f"{OLD_PREFIX}{version}": file.text}
         self._change(points.FILE_DELETED, file, FileVersions(version), None, retired)
 
     def retired(self, file: FileId, version: str) -> None:
-        """Nothing is left of a version."""
+        """Record that nothing is left of a version."""
         change = Change(
             points.VERSION_RETIRED,
             self._object(file),
@@ -117,7 +116,7 @@ class FileTable:
         )
         if self.cluster.apply(change) is Outcome.DONE:
             return
-        # Its acknowledgement may have been lost: then it is as it should be.
+        # Its acknowledgement may have been lost: then it is already in its new state.
         if self.cluster.value(change.oid, SESSION_KEY) != self.session:
             raise _fenced(self.volume)
         found = self.versions(file)
@@ -130,8 +129,8 @@ class FileTable:
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """The file versions of one volume that are not finished: noted before they are stored, so that
-    a crash leaves nothing behind that cannot be found."""
+    """The unfinished file versions of one volume. They are recorded before they are stored, so that
+    their remains can be found after a crash."""
 
     cluster: Cluster
     volume: str
@@ -142,7 +141,7 @@ class Intents:
         return intents_object(self.volume)
 
     def all(self) -> dict[str, FileId]:
-        """Version → the file that it is for."""
+        """Return each version with its file."""
         return {
             key: FileId.parse(value)
             for key, value in self.cluster.each_key(self.object)

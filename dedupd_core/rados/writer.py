@@ -1,7 +1,7 @@
-"""One volume's files in the store, as the one session that writes them.
+"""Writes one volume's files to the store, in the volume's only writing session.
 
-The order is a law: intent, recipe, references, commit, stub, end of the commit; unlink before
-unreference. Where it breaks off something is left over, and never missing.
+This order must be kept: intent, recipe, references, commit, stub, end of the commit; unlink before
+unreference. After an interruption, something may be left over, but nothing is missing.
 """
 
 import os
@@ -29,7 +29,7 @@ VERSION_BYTES = 16
 
 
 class FileChunk(NamedTuple):
-    """A chunk in its place in a file."""
+    """A chunk at its place in a file."""
 
     offset: int
     length: int
@@ -38,7 +38,7 @@ class FileChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """The content that a file is to have in the store; what no chunk covers is zeros."""
+    """The new content of a file in the store; ranges without a chunk are zeros."""
 
     file: FileId
     length: int
@@ -56,12 +56,12 @@ class Prepared:
 
     @property
     def both(self) -> FileVersions:
-        """What the file names between commit and end."""
+        """The versions of the file between commit and finish."""
         return FileVersions(self.version, self.old or "-")
 
 
 class Writer:
-    """A session on one volume: recovered when it begins, with a lease as long as it lasts."""
+    """A session on one volume: it starts with a recovery, and has a lease until its end."""
 
     def __init__(self, cluster: Cluster, chunks: Chunks, lease: Lease, shards: int) -> None:
         self.cluster, self.chunks, self.lease = cluster, chunks, lease
@@ -82,7 +82,7 @@ class Writer:
             self.lease.leave()
 
     def recover(self, settle: Settle | None) -> Recovery:
-        """Bring what earlier sessions have left to an end; see :class:`Recovery`."""
+        """Finish or roll back the work of earlier sessions; see :class:`Recovery`."""
         recovery = Recovery(self.table, self.intents, self.retirement, settle)
         recovery.run()
         return recovery
@@ -92,7 +92,7 @@ class Writer:
     def prepare(self, files: Sequence[NewFile]) -> list[Prepared]:
         """Store new versions of files, each file once, with their references.
 
-        Follow with :meth:`commit`. Raises Busy where an earlier commit of a file is not settled.
+        Call :meth:`commit` next. Raises Busy if an earlier commit of a file is not settled.
         Versions that are not committed are left to :meth:`recover`.
         """
         each = self.cluster.each
@@ -118,7 +118,7 @@ class Writer:
         ]
 
     def _count(self, files: Sequence[NewFile], arrivals: dict[bytes, Arrival]) -> None:
-        """For people: what was stored, and how much of it was new to the store."""
+        """Count, for people, the stored bytes, and how many of them were new to the store."""
         met: set[bytes] = set()
         for new in files:
             for chunk in new.chunks:
@@ -142,17 +142,17 @@ class Writer:
         return found.new
 
     def commit(self, prepared: Sequence[Prepared]) -> None:
-        """Let the files name both versions. Then swap the stubs, durably, and :meth:`finish`."""
+        """Make files name both versions. Then change the stubs, durably, and :meth:`finish`."""
         self.cluster.each(lambda one: self.table.commit(one.file, one.version, one.old), prepared)
 
     def finish(self, prepared: Sequence[Prepared]) -> None:
-        """The stubs durably name the new versions; the old ones are retired by :meth:`retire`."""
+        """Finish commits, when the stubs durably name the new versions."""
         self.cluster.each(lambda one: self.table.finish(one.file, one.both), prepared)
         self.intents.drop(one.version for one in prepared)
         self._to_retire += [(one.file, one.old) for one in prepared if one.old is not None]
 
     def roll_back(self, prepared: Sequence[Prepared]) -> None:
-        """After :meth:`commit`, where the stubs durably stay what they were."""
+        """Roll back after :meth:`commit`, if the stubs durably stay unchanged."""
         self.cluster.each(lambda one: self.table.roll_back(one.file, one.both), prepared)
         self._to_retire += [(one.file, one.version) for one in prepared]
         self.retire()
@@ -161,7 +161,7 @@ class Writer:
     # --- the end of versions ------------------------------------------------------------------
 
     def delete(self, files: Iterable[tuple[FileId, str]]) -> None:
-        """Forget files, each with the version that its stub named; the stubs are durably gone."""
+        """Forget files with the versions that their stubs named, after durable unlinks."""
         deleted = list(files)
         self.cluster.each(lambda one: self.table.delete(*one), deleted)
         self._to_retire += deleted
@@ -174,7 +174,7 @@ class Writer:
         self.cluster.each(lambda one: self.table.retired(*one), done)
 
     def close(self) -> None:
-        """Retire what is left, and give the lease back."""
+        """Retire the remaining versions, and release the lease."""
         try:
             self.retire()
         except BaseException:
@@ -198,7 +198,7 @@ def _prepared(
 ) -> Prepared:
     counts: dict[Arrival, int] = {}
     for fingerprint in recipe.fingerprints:
-        # A chunk that several files of a batch have is created for the first of them.
+        # If several files of a batch have a new chunk, it is created for the first of them.
         is_first = needed[fingerprint][1][0] == version
         found = arrivals[fingerprint] if is_first else Arrival.REFERENCED
         counts[found] = counts.get(found, 0) + 1

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs for the site of docs/: anchors, links and the list of decisions."""
+"""MkDocs hooks for the site of docs/: anchors, links and the list of decisions."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ _OUTSIDE = re.compile(r"\[([^]]*)\]\((?:\.\./)+(?:benchmarks|README|SECURITY|CON
 
 
 def on_config(config: Any) -> Any:
-    """Give headings the anchors that they have in a repository, and list all decisions."""
+    """Give headings the same anchors as in a repository, and list all decisions."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
     pages = sorted(Path(config.docs_dir, "decisions").glob("[0-9]*.md"))
     for entry in config.nav:
@@ -22,5 +22,5 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def slug(heading: str, separator: str) -> str:
-    """The anchor of a heading, as a repository shows it."""
+    """Return the anchor of a heading, as a repository shows it."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)

@@ -33,7 +33,8 @@ DOCSTRINGS = (
     *("fuse_stub/*.py", "fuse_stub/[!f]*/**/*.py"),
     *("dedupd_core/config/**/*.py", "dedupd_core/system/**/*.py", "dedupd_core/format/**/*.py"),
     *("dedupd_core/deleted/**/*.py", "dedupd_core/stores/**/*.py", "dedupd_core/shared/**/*.py"),
-    "dedupd_core/index/**/*.py",
+    *("dedupd_core/index/**/*.py", "dedupd_core/rados/**/*.py"),
+    *("dedupd_reader/**/*.py", "scripts/**/*.py"),
 )
 """Modules: all of their docstrings and comments."""
 

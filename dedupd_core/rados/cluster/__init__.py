@@ -1,1 +1,1 @@
-"""Ceph as the store uses it: addresses, the library, atomic changes of one object each."""
+"""Access to Ceph: addresses, the library, atomic changes of one object each."""

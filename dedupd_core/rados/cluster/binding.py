@@ -1,4 +1,4 @@
-"""Debian's ``python3-rados``, found where it is, and only when a store in a cluster is opened."""
+"""Debian's ``python3-rados``, imported only when a store in a cluster is opened."""
 
 import importlib.machinery
 import importlib.util
@@ -10,8 +10,8 @@ from typing import Protocol, cast
 from dedupd_core.errors import UsageError
 
 PLACES = ("/usr/lib/python3/dist-packages",)
-"""Where Debian has it. The program's own environment does not see that directory, and need not:
-this one module is taken from there, and none of the others."""
+"""The directory in Debian. The program's environment does not include it, and only this one module
+is imported from it."""
 
 
 class WriteOp(Protocol):
@@ -31,20 +31,20 @@ class ReadOp(Protocol):
 
 
 class Listed(Protocol):
-    """An object of a listing."""
+    """An object in a listing."""
 
     key: str
 
 
 class Completion(Protocol):
-    """Of an operation that goes on by itself."""
+    """The completion of an asynchronous operation."""
 
     def wait_for_complete(self) -> None: ...
     def get_return_value(self) -> int: ...
 
 
 class Ioctx(Protocol):
-    """A pool and namespace as one thread uses it."""
+    """A pool and namespace, used by one thread."""
 
     def create_write_op(self) -> WriteOp: ...
     def release_write_op(self, op: WriteOp) -> None: ...
@@ -91,7 +91,7 @@ class Binding(Protocol):
 
 @cache
 def binding() -> Binding:
-    """The module, imported at the first call. Raises UsageError where it is not there."""
+    """Import the module at the first call. Raises UsageError if it is not installed."""
     name = "rados"
     found = importlib.machinery.PathFinder.find_spec(name, [*sys.path, *PLACES])
     if found is None or found.loader is None:

@@ -1,4 +1,4 @@
-"""Changes of one object that happen whole or not at all, as the library takes them."""
+"""Atomic changes of one object, in the form for the library."""
 
 import errno
 from collections.abc import Mapping, Sequence
@@ -10,19 +10,19 @@ from dedupd_core.rados.cluster.wire import absent_keys
 
 
 class Outcome(Enum):
-    """What became of a change. All but DONE have changed nothing."""
+    """The result of a change. Only DONE has changed anything."""
 
     DONE = "done"
     EXISTS = "exists"
-    """The object should be new, or the lock is held by this session already."""
+    """The object exists but should be new, or this session already holds the lock."""
     MISSING = "missing"
     """There is no such object."""
     REFUSED = "refused"
-    """A key does not have the value that it should have."""
+    """A key does not have the expected value."""
     STALE = "stale"
-    """The object has another version than the one that was read, or is gone."""
+    """The object has another version than the one read before, or was removed."""
     HELD = "held"
-    """The lock is another session's."""
+    """Another session holds the lock."""
 
 
 OUTCOMES = {
@@ -37,11 +37,11 @@ OUTCOMES = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One atomic change of one object: every condition holds and all is done, or nothing is.
+    """One atomic change of one object: if every condition holds, all steps happen, otherwise none.
 
-    Conditions: ``exclusive``, the object is new; ``equal``, keys have these values, or are not
-    there (None); ``below``, a key is there and is less than its value; ``version``, the object is
-    as it was read. ``point`` is the fail point that follows.
+    Conditions: ``exclusive``: the object is new. ``equal``: keys have these values, or are missing
+    (None). ``below``: a key exists and is less than its value. ``version``: the object is unchanged
+    since it was read. ``point`` is the fail point after the change.
     """
 
     point: str
@@ -59,7 +59,7 @@ class Change:
 
 
 def operation(ioctx: Ioctx, change: Change) -> WriteOp:
-    """The change as an operation of the library, to be released by the caller."""
+    """Return the change as an operation of the library, which the caller releases."""
     op = ioctx.create_write_op()
     try:
         _conditions(op, change)

@@ -1,8 +1,7 @@
-"""Many chunks at a time, by native code over a connection of its own.
+"""Transfers many chunks at a time, in native code with its own connection.
 
-A reader that is woken for each chunk costs as much as the chunk does. So ordinary chunks, which are
-there and are what they should be, are read in trains; :mod:`dedupd_core.rados.chunks` takes the
-others, one by one, and says what is wrong with them.
+Waking a reader for each chunk costs as much as the chunk itself. So ordinary, intact chunks are
+read in trains; :mod:`dedupd_core.rados.chunks` reads the others one by one, and reports the errors.
 """
 
 import threading
@@ -15,19 +14,19 @@ from dedupd_core.format.cluster.objects import chunk_object
 from dedupd_core.rados.cluster.connection import Cluster
 
 READS_AT_ONCE = 64
-"""In flight of a train. The answers are taken in order, so some of these have come already: 16 keep
-OSDs on the same cores busy for two thirds of the time."""
+"""Reads of a train in flight. Answers are processed in order, so some of these have already
+arrived: with 16, OSDs on the same cores are busy for only two thirds of the time."""
 
 
 class WantedChunk(NamedTuple):
-    """A chunk that is read, and how many bytes it has."""
+    """A chunk to read, and its length."""
 
     fingerprint: bytes
     length: int
 
 
 Keep = Callable[[bytes, bytes], None]
-"""Is given the fingerprint of a chunk, and the frame that it was read from."""
+"""Gets the fingerprint of a chunk, and the frame that it was read from."""
 
 
 class ChunkTrains:
@@ -39,17 +38,17 @@ class ChunkTrains:
         self._reader: native.rados.ChunkReader | None = None  # _lock
 
     def close(self) -> None:
-        """Waits for what is in flight."""
+        """Wait until all operations in flight have finished."""
         with self._lock:
             reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
     def read(self, wanted: Sequence[WantedChunk], keep: Keep | None = None) -> list[bytes | None]:
-        """The raw bytes of chunks, proved by their fingerprints; None of one that is missing, or
-        not what it should be. What is good is given to ``keep``.
+        """Return the verified raw bytes of chunks; None for a missing or damaged chunk.
 
-        Raises StoreUnreachable where any has no answer in time, UsageError, WriterFenced.
+        Good frames are passed to ``keep``. Raises StoreUnreachable if any answer is late,
+        UsageError, WriterFenced.
         """
         chunks, frames, errno = self.reader.read(
             [chunk_object(one.fingerprint) for one in wanted],
@@ -68,7 +67,7 @@ class ChunkTrains:
 
     @property
     def reader(self) -> native.rados.ChunkReader:
-        """The connection. Raises as :meth:`read` does."""
+        """The connection. Raises like :meth:`read`."""
         address = self._cluster.address
         with self._lock:
             if self._reader is None:

@@ -1,4 +1,4 @@
-"""A connection to a cluster: atomic changes of one object, reads, and many of them at a time."""
+"""A connection to a cluster: atomic changes of one object, and reads, many of them at a time."""
 
 import errno
 import itertools
@@ -25,14 +25,14 @@ from dedupd_core.rados.cluster.binding import Completion, Ioctx, Rados, WriteOp,
 from dedupd_core.rados.cluster.changes import OUTCOMES, Change, Outcome, operation
 
 OPERATIONS_AT_ONCE = 16
-"""In flight by default. Measured on three OSDs that share two cores: more bring nothing there."""
+"""Operations in flight by default. On three OSDs that share two cores, more are not faster."""
 
 TRAIN_LENGTHS = 2
-"""In flight of a train, in so many times as many: they are ended in their order, so some of them
-have their answer already. With one time the OSDs rest now and then."""
+"""Operations of a train in flight, as a multiple. They finish in order, so some of them already
+have their answer. With a factor of one, the OSDs are sometimes idle."""
 
 PAGE_KEYS = 1024
-"""The OSD answers with no more at a time."""
+"""The limit of the OSD for one answer."""
 _READ_BYTES = 256 << 10
 _PAGING_ROUNDS_MAX = 100
 
@@ -41,14 +41,14 @@ Result = TypeVar("Result")
 
 
 class Page(NamedTuple):
-    """Keys of an object with their values, as they were at ``version``."""
+    """Keys of an object with their values, as of ``version``."""
 
     version: int
     items: dict[str, str]
 
 
 class _Flight(NamedTuple):
-    """A change that the cluster was asked for."""
+    """A change in flight."""
 
     change: Change
     ioctx: Ioctx
@@ -59,9 +59,9 @@ class _Flight(NamedTuple):
 class Cluster:
     """A store's pool and namespace, connected at the first use. Safe to use from several threads.
 
-    Errors of all methods: StoreUnreachable after the address's time, WriterFenced where the cluster
-    refuses this client, UsageError where its user may not do that, NoSpace.
-    ``permit`` is called before each change, ``gate`` (of tests) before each operation.
+    Errors of all methods: StoreUnreachable after the address's timeout, WriterFenced if the cluster
+    refuses this client, UsageError if its user lacks the right, NoSpace. ``permit`` is called
+    before each change, ``gate`` (for tests) before each operation.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Cluster:
         self.permit: Callable[[], None] = permitted
         self.gate: Callable[[str], None] | None = None
         self.gave_up = False  # whether any operation had no answer in time
-        self.acknowledgements_lost = False  # of tests: each change is made twice
+        self.acknowledgements_lost = False  # for tests: each change is made twice
         self._rados: Rados | None = None
         self._connecting = threading.Lock()
         self._local = threading.local()
@@ -90,7 +90,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Waits for what is in flight."""
+        """Wait until all operations in flight have finished."""
         if self._pool is not None:
             self._pool.shutdown()
         with self._connecting:
@@ -103,7 +103,7 @@ class Cluster:
 
     @property
     def connection(self) -> Rados:
-        """Connected where it was not. A cluster that did not answer is asked again each time."""
+        """The connection, made if necessary. Without an answer, the next use asks again."""
         with self._connecting:
             if self._rados is None:
                 with self._errors("connecting"):
@@ -131,18 +131,18 @@ class Cluster:
 
     @property
     def client_address(self) -> str:
-        """This client, as the cluster knows it: what :meth:`fence` takes."""
+        """The name of this client in the cluster, as an argument of :meth:`fence`."""
         return self.connection.get_addrs()
 
     def fence(self, client_address: str, expire_s: int) -> None:
-        """After this no operation of that client is carried out, whenever it was sent."""
+        """Make the cluster refuse all operations of that client, even those already sent."""
         with self._errors(f"fencing {client_address}"):
             self.connection.blocklist_add(client_address, expire_s)
             self.connection.wait_for_latest_osdmap()
 
     @property
     def _ioctx(self) -> Ioctx:
-        """One a thread: the version of the last operation is kept there."""
+        """One per thread: it stores the version of the last operation."""
         ioctx: Ioctx | None = getattr(self._local, "ioctx", None)
         if ioctx is None:
             rados = self.connection
@@ -156,7 +156,7 @@ class Cluster:
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """Errors of the library as those of the program."""
+        """Convert errors of the library into those of the program."""
         try:
             yield
         except DedupdError:
@@ -165,7 +165,7 @@ class Cluster:
             raise self.error(what, error) from error
 
     def error(self, what: str, error: Exception) -> DedupdError:
-        """An error of the library, by its errno, as one of the program."""
+        """Convert an error of the library, by its errno."""
         number, where = getattr(error, "errno", None), f"{self.address}: {what}"
         if number in (errno.ESHUTDOWN, errno.EROFS):
             return WriterFenced(
@@ -191,7 +191,7 @@ class Cluster:
         try:
             self.permit()
         except WriterFenced:
-            # What was under way while this process was stopped has had no answer in time either.
+            # Operations in flight while this process was stopped had no answer in time, either.
             return StoreUnreachable(
                 f"{where}: {error}; the lease of this session has expired, because this process or"
                 " the cluster was stopped for too long; start the job again"
@@ -203,7 +203,7 @@ class Cluster:
     # --- changes ------------------------------------------------------------------------------
 
     def apply(self, change: Change) -> Outcome:
-        """Make a change, and pass its fail point once it is durable."""
+        """Make a change, and reach its fail point when it is durable."""
         if self.acknowledgements_lost:
             self._apply(change)
         outcome = self._apply(change)
@@ -221,24 +221,24 @@ class Cluster:
             ioctx.release_write_op(op)
 
     def _prepared(self, change: Change) -> tuple[Ioctx, WriteOp]:
-        """A change that may be made now, as an operation that the caller releases."""
+        """Check that a change is permitted; return it as an operation that the caller releases."""
         self.permit()
         self._pass_gate(change.point)
         ioctx = self._ioctx
         return ioctx, operation(ioctx, change)
 
     def _refused(self, change: Change, error: Exception) -> Outcome:
-        """Why a change was not made. Raises what is no outcome."""
+        """Return why a change was not made. Raises other errors."""
         outcome = OUTCOMES.get(getattr(error, "errno", 0))
         if outcome is None:
             raise self.error(f"changing {change.oid}", error) from error
         return outcome
 
     def apply_train(self, changes: Iterable[Change]) -> list[Outcome]:
-        """As :meth:`apply` for each, several in flight, begun and ended in their order.
+        """Like :meth:`apply` for each change, several in flight, started and finished in order.
 
-        Takes the next change when there is room for it. Waits for all that were begun, also where
-        one fails.
+        Takes the next change when a place is free. Waits for all started changes, even after an
+        error.
         """
         outcomes: list[Outcome] = []
         begun: deque[_Flight] = deque()
@@ -280,7 +280,7 @@ class Cluster:
     # --- reads --------------------------------------------------------------------------------
 
     def read(self, oid: str) -> bytes | None:
-        """All of an object's data; None where there is no such object."""
+        """Read all data of an object; None if it does not exist."""
         self._pass_gate("read")
         parts: list[bytes] = []
         while True:
@@ -297,7 +297,7 @@ class Cluster:
     def page(
         self, oid: str, prefix: str = "", *, after: str = "", count: int = PAGE_KEYS
     ) -> Page | None:
-        """Up to ``count`` keys that begin with a prefix; None where there is no such object."""
+        """Read up to ``count`` keys with a prefix; None if the object does not exist."""
         self._pass_gate("keys")
         ioctx = self._ioctx
         op = ioctx.create_read_op()
@@ -314,13 +314,13 @@ class Cluster:
             ioctx.release_read_op(op)
 
     def value(self, oid: str, key: str) -> str | None:
-        """The value of a key; None where it is not there, or the object is not."""
+        """Read the value of a key; None if the key or the object does not exist."""
         found = self.page(oid, key, count=1)
         return None if found is None else found.items.get(key)
 
     def keys(self, oid: str, prefix: str = "") -> dict[str, str]:
-        """All keys that begin with a prefix, as they were at one time; none where there is no such
-        object. Raises StoreUnreachable where the object changes all the time."""
+        """Read all keys with a prefix as of one time; none if the object does not exist. Raises
+        StoreUnreachable if the object never stops changing."""
         for _ in range(_PAGING_ROUNDS_MAX):
             found = self._keys_at_once(oid, prefix)
             if found is not None:
@@ -328,7 +328,7 @@ class Cluster:
         raise StoreUnreachable(f"{self.address}: {oid} changes while it is read; run the job again")
 
     def _keys_at_once(self, oid: str, prefix: str) -> dict[str, str] | None:
-        """None where the object changes meanwhile."""
+        """Return None if the object changes during the read."""
         page = self.page(oid, prefix)
         if page is None:
             return {}
@@ -341,14 +341,14 @@ class Cluster:
         return items
 
     def each_key(self, oid: str, prefix: str = "") -> Iterator[tuple[str, str]]:
-        """The keys of an object that may change meanwhile: those that stay are all among them."""
+        """Yield the keys of an object that may change; permanent keys are all included."""
         after = ""
         while (page := self.page(oid, prefix, after=after)) is not None and page.items:
             yield from page.items.items()
             after = max(page.items)
 
     def call(self, oid: str, cls: str, method: str, data: bytes) -> bytes | None:
-        """The answer of an object class; None where there is no such object."""
+        """Return the answer of an object class; None if the object does not exist."""
         try:
             return self._ioctx.execute(oid, cls, method, data)[1]
         except binding().Error as error:
@@ -357,7 +357,7 @@ class Cluster:
             raise self.error(f"asking {cls}.{method} of {oid}", error) from error
 
     def names(self) -> Iterator[str]:
-        """The names of all objects, in no order; those that come or go meanwhile may be missing."""
+        """Yield the names of all objects, in no order; changing ones may be missing."""
         with self._errors("listing objects"):
             for one in self._ioctx.list_objects():
                 yield one.key
@@ -369,10 +369,10 @@ class Cluster:
     # --- many at a time -----------------------------------------------------------------------
 
     def each(self, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """The function's results for all items, in their order; several calls at a time.
+        """Return the function's results for all items, in order; several calls run at a time.
 
-        Waits for all calls that were begun, also where one fails; then raises the first error.
-        The function must not call :meth:`each` itself.
+        Waits for all started calls, even after an error; then raises the first error. The function
+        must not call :meth:`each` itself.
         """
         if self._pool is None:
             return [function(one) for one in items]
@@ -382,7 +382,7 @@ class Cluster:
         turn = itertools.count()
 
         def work() -> None:
-            # A future for each item would cost as much as reading a chunk does.
+            # A future for each item would cost as much as reading a chunk.
             while not errors and (at := next(turn)) < len(todo):
                 try:
                     results[at] = function(todo[at])
@@ -398,11 +398,11 @@ class Cluster:
 
 
 def permitted() -> None:
-    """Every change is: of a client that writes no volume."""
+    """Permit every change, for a client that writes no volume."""
 
 
 def required(data: bytes | None, what: str) -> bytes:
-    """What was read. Raises Damaged where it was not there."""
+    """Return the data. Raises Damaged if it is missing."""
     if data is None:
         raise Damaged(f"{what}: its object is missing; see `dedupd cluster audit STORE`")
     return data

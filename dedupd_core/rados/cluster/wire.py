@@ -1,7 +1,7 @@
-"""Arguments and answers of the object classes ``lock`` and ``cmpomap`` of the OSDs, as they travel.
+"""Arguments and answers of the object classes ``lock`` and ``cmpomap`` of the OSDs, encoded.
 
-Ceph's own encoding: each struct begins with its version, the oldest version that can read it, and
-its length. The methods are used in atomic changes, which the bindings have no calls for.
+This is Ceph's own encoding: each struct starts with its version, the oldest version that can read
+it, and its length. Atomic changes use these methods, and the bindings have no calls for them.
 """
 
 import struct
@@ -36,9 +36,9 @@ def _duration(seconds: float) -> bytes:
 def lock_request(
     cookie: str, description: str, duration_s: float, *, renews: bool = False
 ) -> bytes:
-    """``lock.lock``: the lease for ``duration_s`` by the clock of the OSD.
+    """``lock.lock``: take the lease for ``duration_s`` by the clock of the OSD.
 
-    ``renews``: only where this ``cookie`` holds it still.
+    ``renews``: only if this ``cookie`` still holds it.
     """
     return _struct(
         _string(LOCK_NAME)
@@ -63,14 +63,14 @@ def info_request() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Of a lock: the session, and until when by the OSD's clock (s since 1970)."""
+    """The holder of a lock: the session, and the end by the OSD's clock (s since 1970)."""
 
     cookie: str
     until_s: float
 
 
 def decode_holder(answer: bytes) -> Holder | None:
-    """The answer of ``lock.get_info``: None where nobody holds the lock now."""
+    """Decode the answer of ``lock.get_info``: None if the lock is free now."""
     at = _HEAD.size
     (count,) = _U32.unpack_from(answer, at)
     if not count:
@@ -84,7 +84,7 @@ def decode_holder(answer: bytes) -> Holder | None:
 
 
 def absent_keys(keys: Sequence[str]) -> bytes:
-    """``cmpomap.cmp_vals``: no key has a value. (An absent one counts as empty.)"""
+    """``cmpomap.cmp_vals``: no key has a value. (A missing key counts as empty.)"""
     pairs = b"".join(_string(key) + _U32.pack(0) for key in sorted(keys))
     default = b"\1" + _U32.pack(0)
     return _struct(bytes([_COMPARE_STRINGS, _EQUAL]) + _U32.pack(len(keys)) + pairs + default)

@@ -1,1 +1,1 @@
-"""A store in a cluster as stubs are read from it, with a cache on this host's own disk."""
+"""Reads stubs from a store in a cluster, with a cache on this host's own disk."""

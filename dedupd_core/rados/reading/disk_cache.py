@@ -1,11 +1,10 @@
-"""What was read of a store in a cluster, kept on this host's own disk: bounded, disposable, never
-trusted.
+"""A cache for data of a cluster store on this host's own disk: bounded, disposable, never trusted.
 
-Frames of chunks, and recipes, lie one after the other in segments (docs/design/format.md, "Kept
-frames"), with a list beside each. Native code knows where each is, and reads it. A thread writes
-what comes, in large pieces: whoever has read a chunk never waits for that, and what it does not
-keep up with is not kept. Nothing is synced: what a crash leaves torn fails when it is read, and is
-fetched again.
+Frames of chunks, and recipes, are stored in sequence in segments (docs/design/format.md, "Kept
+frames"), each with a list. Native code knows the place of each frame, and reads it. A thread writes
+new frames, in large pieces. A reader of a chunk never waits for the thread, and frames that exceed
+its speed are not kept. Nothing is synced: data that a crash has torn fails its check when it is
+read, and is fetched again.
 """
 
 import fcntl
@@ -27,20 +26,20 @@ from dedupd_core.units import MIB
 T = TypeVar("T")
 
 GIVEN_BACK = 8
-"""The part of the cache that goes each time when the file system below is nearly full."""
+"""The fraction of the cache that is deleted at a time when the file system below is nearly full."""
 
 SEGMENT_BYTES_MAX = 64 * MIB
 SEGMENTS = 16
-"""The cache is divided into so many, at least: as a whole segment goes when there is no room."""
+"""The smallest number of segments: an entire segment is deleted when space is needed."""
 
 SEGMENTS_MAX = 4 * SEGMENTS
-"""Each has a descriptor open."""
+"""The limit for segments; each has an open descriptor."""
 
 WRITE_BYTES = 4 * MIB
-"""Written at a time, at most."""
+"""The most bytes per write."""
 
 LOOK_S = 1.0
-"""The thread that writes looks so often whether the process has ended."""
+"""How often the writing thread checks whether the process has ended."""
 
 _NAME = re.compile(rb"([0-9a-f]{8})\.(frames|rows)")
 
@@ -54,11 +53,11 @@ class _OpenSegment(NamedTuple):
 
 
 class DiskCache:
-    """A directory of frames up to a number of bytes. Safe to use from several threads.
+    """A directory of frames with a limited size. Safe to use from several threads.
 
-    The oldest go first, unless they were used since they were among the oldest. Several processes
-    may have the same directory open: each adds to segments of its own. ``dir_fd`` is this
-    object's from here on.
+    The oldest frames are deleted first, unless they were used when they already were among the
+    oldest. Several processes may have the same directory open: each adds to its own segments. This
+    object takes ownership of ``dir_fd``.
     """
 
     def __init__(self, dir_fd: int, bytes_max: int, disk: Disk) -> None:
@@ -66,12 +65,12 @@ class DiskCache:
         self.reserve = Reserve()
         self.native = native.rados.FrameCache(max(0, bytes_max - ROW_BYTES))
         self._segment_bytes = min(SEGMENT_BYTES_MAX, bytes_max // SEGMENTS)
-        self._turn = threading.Lock()  # of who writes
+        self._turn = threading.Lock()  # held by the writer
         self._lock = threading.Lock()
-        self._newest = 0  # _lock: the highest number that was seen
+        self._newest = 0  # _lock: the highest known number
         self._sizes: dict[int, int] = {}  # _lock: of segments, with their lists; the oldest first
         self._growing: _OpenSegment | None = None  # _lock
-        # A disk that is to see each effect sees all of them in the order of what is read.
+        # A disk that must see each effect sees all of them in the order of reads.
         self._is_beside = disk.door is None
         self._thread: threading.Thread | None = None
         self._look(alone=True)
@@ -79,13 +78,13 @@ class DiskCache:
         self._make_room(0)
 
     def close(self) -> None:
-        """Waits until what was kept is written."""
+        """Wait until all kept frames are written."""
         self.native.close()
         if self._thread is not None:
             self._thread.join()
         self._end_segment()
         for number in self._sizes:
-            self.native.drop_segment(number)  # which has its file open
+            self.native.drop_segment(number)  # it has its file open
         os.close(self._dir_fd)
 
     @property
@@ -93,11 +92,11 @@ class DiskCache:
         return sum(self._sizes.copy().values())
 
     def get(self, name: bytes) -> bytes | None:
-        """The frame of a chunk, as the disk has it: the caller verifies it, or drops it."""
+        """Return the frame of a chunk from the disk: the caller verifies it, or drops it."""
         return self.native.get(name)
 
     def verified(self, name: bytes, decode: Callable[[bytes], T]) -> T | None:
-        """What ``decode`` makes of it; None, once it is dropped, where that raises Damaged."""
+        """Return the result of ``decode``. If it raises Damaged, drop the frame and return None."""
         frame = self.get(name)
         if frame is None:
             return None
@@ -108,7 +107,7 @@ class DiskCache:
             return None
 
     def put(self, name: bytes, frame: bytes) -> None:
-        """Keep a frame that was verified, soon; not where the disk is full, or does not keep up."""
+        """Keep a verified frame, soon; not if the disk is full or too slow."""
         self.native.keep(name, frame)
         if self._is_beside:
             self.begin()
@@ -118,7 +117,7 @@ class DiskCache:
                     pass
 
     def begin(self) -> None:
-        """Have what is given to ``native`` written."""
+        """Start writing the frames that ``native`` gets."""
         if self._thread is None and self._is_beside:
             with self._lock:
                 if self._thread is None:
@@ -133,7 +132,7 @@ class DiskCache:
             pass
 
     def _write_next(self, wait_s: float) -> bool:
-        """Write the frames that come next; False where none has come for so long."""
+        """Write the next frames; return False if there are none for this time."""
         growing = self._growing
         number = growing.number if growing else self._newest + 1
         at = os.fstat(growing.frames_fd).st_size if growing else 0
@@ -158,17 +157,17 @@ class DiskCache:
         return True
 
     def _write(self, number: int, frames: list[memoryview], rows: bytes, at: int) -> bool:
-        """Whether there was room."""
+        """Write frames; return whether there was space."""
         need_bytes = sum(map(len, frames), len(rows))
         if not self._leaves_reserve(need_bytes):
-            # Users need the space: it goes back bit by bit, as long as there is too little.
+            # Users need the space: delete frames bit by bit while the space is too low.
             self.native.give_up_waiting()
             used = self.used_bytes
             self._make_room(self._bytes_max - used + max(1, used // GIVEN_BACK))
             return False
         self._make_room(need_bytes)
         if self._growing is None and at:
-            return False  # it had to go
+            return False  # it was deleted
         growing = self._growing or self._new_segment(number)
         self._disk.write_at(growing.frames_fd, frames, at)
         # A crash may have left half a row.
@@ -184,8 +183,8 @@ class DiskCache:
     # --- segments -----------------------------------------------------------------------------
 
     def _look(self, *, alone: bool = False) -> None:
-        """What is there, of other processes too. ``alone``: what is no segment goes, as files of an
-        older version."""
+        """Find the existing segments, including those of other processes. ``alone``: also delete
+        other files, for example those of an older version."""
         found: dict[int, set[bytes]] = {}
         for name in map(os.fsencode, os.listdir(self._dir_fd)):
             match = _NAME.fullmatch(name)
@@ -214,7 +213,7 @@ class DiskCache:
             self._sizes[number] = os.fstat(frames_fd).st_size + len(rows)
 
     def _go_on(self) -> None:
-        """With the newest segment, where it has room and no other process adds to it."""
+        """Continue with the newest segment, if it has space and no other process adds to it."""
         number = max(self._sizes, default=0)
         if number and self._sizes[number] < self._segment_bytes:
             with suppress(OSError):
@@ -227,15 +226,15 @@ class DiskCache:
         return growing
 
     def _begin(self, number: int, take: Callable[[int, bytes], int]) -> _OpenSegment:
-        """Grow the segment whose files ``take`` gives. Raises OSError, also where another process
-        adds to it."""
+        """Add to the segment whose files ``take`` returns. Raises OSError, including when another
+        process adds to it."""
         frames_fd = take(self._dir_fd, frames_name(number))
         try:
             rows_fd = take(self._dir_fd, rows_name(number))
         except BaseException:
             os.close(frames_fd)
             raise
-        # Once its files are there the number is taken, whoever locks them.
+        # When its files exist, the number is in use, even if another process locks them.
         self._newest = max(self._newest, number)
         self._growing = _OpenSegment(number, frames_fd, rows_fd)
         try:

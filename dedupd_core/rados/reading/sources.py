@@ -1,8 +1,8 @@
-"""Recipes and chunks of a store in a cluster, in the shapes that stubs are read by.
+"""Recipes and chunks of a store in a cluster, through the interfaces for reading stubs.
 
-A stub names a file version by its digest. Chunks have numbers in the process that reads them, given
-out as recipes are opened and taken back when they are let go, because the caches of the mount know
-chunks by number. They mean nothing elsewhere.
+A stub names a file version by its digest. The caches of the mount identify chunks by number. So a
+process numbers the chunks of the recipes that it opens, and releases the numbers after these are
+closed. The numbers have no meaning outside the process.
 """
 
 import os
@@ -32,32 +32,32 @@ from dedupd_core.rados.store import RadosStore
 from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, Recipe
 
 RECIPE_NUMBER = 1
-"""What a stub has in place of a recipe's id."""
+"""The number in a stub that replaces the id of a recipe."""
 
 
 IDLE_NUMBERS_MAX = 100_000
-"""Of chunks of closed files: so that what the mount's cache has of them is found again."""
+"""Numbers kept for chunks of closed files, so that the mount's cache still finds them."""
 
 
 def reference(version: str) -> RecipeRef:
-    """What a stub keeps of a file version."""
+    """Return the reference of a stub to a file version."""
     return RecipeRef(RECIPE_NUMBER, bytes.fromhex(version))
 
 
 def version_in(number: int, digest: bytes) -> str | None:
-    """The version that a stub names; None where it names a record of a container."""
+    """Return the version that a stub names; None if it names a record of a container."""
     return digest.hex() if number == RECIPE_NUMBER else None
 
 
 class ClusterChunks:
     """Reads chunks by their numbers, from the host's disk or the cluster, each verified.
 
-    ``numbers`` are those of the recipes that are open, and of some that were lately. None is ever
-    given to another chunk: caches outlive the recipes. Native code takes some, too, for the recipes
-    that it opens.
+    ``numbers`` are those of the open recipes, and of some that were open recently. A number is
+    never given to another chunk: caches outlive the recipes. Native code also assigns some, for the
+    recipes that it opens.
 
-    Safe to use from several threads. Stubs are read by native code (``content``), in trains, once
-    the store was opened here.
+    Safe to use from several threads. After the store was opened here, native code reads stubs
+    (``content``) in trains.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class ClusterChunks:
         self._lock = threading.Lock()
 
     def fingerprint(self, number: int) -> bytes:
-        """That of a chunk. Raises DamagedChunk where no open recipe has it."""
+        """Return the fingerprint of a chunk. Raises DamagedChunk if no open recipe has it."""
         found = self.numbers.fingerprint(number)
         if found is None:
             raise DamagedChunk(f"chunk {number:x}: no open recipe refers to it", number)
         return found
 
     def raw(self, fingerprint: bytes) -> bytes:
-        """The raw bytes of a chunk. Raises Damaged, StoreUnreachable, UsageError."""
+        """Return the raw bytes of a chunk. Raises Damaged, StoreUnreachable, UsageError."""
         kept = self._kept(fingerprint)
         if kept is not None:
             return kept
@@ -93,13 +93,13 @@ class ClusterChunks:
         return store.chunks.read(fingerprint, self._keep)
 
     def _kept(self, fingerprint: bytes) -> bytes | None:
-        """A chunk from this host's disk: the store need not answer."""
+        """Return a chunk from this host's disk: the store need not answer."""
         if self._cache is None:
             return None
         return self._cache.verified(fingerprint, lambda frame: decode_frame(frame, fingerprint))
 
     def read(self, record_id: int) -> tuple[Record, bytes]:
-        """As :meth:`dedupd_core.store.reader.RecordReader.read`. Raises DamagedChunk."""
+        """Like :meth:`dedupd_core.store.reader.RecordReader.read`. Raises DamagedChunk."""
         fingerprint = self.fingerprint(record_id)
         try:
             raw = self.raw(fingerprint)
@@ -108,7 +108,7 @@ class ClusterChunks:
         return _record(fingerprint, len(raw)), raw
 
     def read_alone(self, record_id: int) -> tuple[Record, bytes]:
-        """As :meth:`dedupd_core.store.reader.RecordReader.read_alone`, and the stored payload."""
+        """Like :meth:`dedupd_core.store.reader.RecordReader.read_alone`, and the stored payload."""
         fingerprint = self.fingerprint(record_id)
         chunks = self._store().chunks
         try:
@@ -122,11 +122,11 @@ class ClusterChunks:
         ), payload
 
     def describe(self, record_id: int) -> Record:
-        """As :meth:`read`, without the bytes."""
+        """Like :meth:`read`, without the bytes."""
         return self.read(record_id)[0]
 
     def connect(self, store: RadosStore) -> None:
-        """Have native code read what it is asked for by the connection of the trains."""
+        """Make native code use the connection of the trains for its reads."""
         with self._lock:
             if not self._is_connected:
                 if self._cache is not None:
@@ -142,18 +142,19 @@ class ClusterChunks:
         ahead: native.store.BlocksAhead,
         threads: int,
     ) -> tuple[bytes, bytes, int]:
-        """None: each is read by :meth:`read_alone`."""
+        """Return nothing: :meth:`read_alone` reads each chunk."""
         return b"", b"", 0
 
     def close(self) -> None:
-        """Native code reads from the cluster no more."""
+        """Stop reads of native code from the cluster."""
         self.content.connect(None)
 
 
 class ClusterRecipes:
     """Opens the recipes that stubs name. Safe to use from several threads.
 
-    Those of one part are kept on the host's disk, verified at each read: a version never changes.
+    Recipes of one part are kept on the host's disk, and verified at each read: versions never
+    change.
     """
 
     def __init__(
@@ -183,11 +184,11 @@ class ClusterRecipes:
         return recipe
 
     def record(self, node_id: int) -> tuple[Record, bytes]:
-        """None: recipes are no records."""
+        """Return None: recipes are no records."""
         raise DamagedRecipe(f"recipe {node_id:x}: not a record of a store in a cluster")
 
     def child(self, parent: node_format.Node, at: int) -> node_format.Node:
-        """The nodes of a :class:`Recipe`: here its root is a leaf, which has none."""
+        """Return nodes of a :class:`Recipe`: here its root is a leaf, which has none."""
         raise DamagedRecipe(f"recipe {parent.ids[at]:x}: not a node of a recipe in a cluster")
 
     def _kept(self, version: str) -> FileRecipe | None:
@@ -199,7 +200,7 @@ class ClusterRecipes:
 
     def _fetched(self, version: str) -> FileRecipe | None:
         store = self._store()
-        # It is asked for because of a chunk, mostly.
+        # It is usually requested because of a chunk.
         _raise_failure(store, self._chunks.content.recent_failure)
         self._chunks.connect(store)
         found = store.recipes.read(version)
@@ -208,7 +209,7 @@ class ClusterRecipes:
         return found
 
     def _root(self, found: FileRecipe) -> tuple[node_format.Node, list[int]]:
-        """All of a recipe as one leaf, however long, and the numbers that were taken for it."""
+        """Return a recipe as one leaf of any length, and the numbers that were taken for it."""
         taken = self._chunks.numbers.take(b"".join(entry.fingerprint for entry in found.entries))
         rows: list[tuple[int, int, int, bytes]] = []
         end = 0
@@ -233,8 +234,8 @@ class ClusterRecipes:
 
 
 def _raise_failure(store: RadosStore, errno: int) -> None:
-    """Raise StoreUnreachable where native code has waited in vain, and left the request to Python:
-    a user does not wait twice."""
+    """Raise StoreUnreachable if native code has already timed out, so that a user does not wait
+    twice."""
     if errno:
         raise store.cluster.error("reading", OSError(errno, os.strerror(errno)))
 

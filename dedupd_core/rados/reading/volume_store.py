@@ -1,4 +1,4 @@
-"""The store in a cluster that a volume is on, as the volume sees it: opened when first needed."""
+"""The cluster store of a volume, from the view of the volume: opened at the first use."""
 
 import os
 import threading
@@ -20,15 +20,15 @@ from dedupd_core.units import GIB
 
 CACHE_DIR = b"cluster-cache"
 CACHE_BYTES = 1 * GIB
-"""Of a volume by default: chunks that were read lately."""
+"""The default per volume, for recently read chunks."""
 
 
 def bind(
     base_fd: int, root: str, volume_uuid: str, store: RadosStore, cache_bytes: int, disk: Disk
 ) -> None:
-    """Let a volume that has no stub yet keep its chunks in a store. Durable when this returns.
+    """Let a volume without stubs keep its chunks in a store. Durable when this returns.
 
-    ``base_fd`` is open on its ``.dedupd``. The volume's fingerprints are those of the store.
+    ``base_fd`` is its open ``.dedupd``. The volume's fingerprints are those of the store.
     """
     store.join(UUID(volume_uuid).hex, root)
     binding = StoreBinding(str(store.cluster.address), store.parameters.uuid, cache_bytes)
@@ -36,15 +36,15 @@ def bind(
 
 
 def binding_at(base_fd: int, where: str) -> StoreBinding:
-    """What the ``.dedupd`` that ``base_fd`` is open on says; ``where``: its path. Raises Damaged,
-    FileNotFoundError."""
+    """Return the binding in the ``.dedupd`` open as ``base_fd``; ``where``: its path. Raises
+    Damaged, FileNotFoundError."""
     return StoreBinding.from_json(
         read_file(base_fd, BINDING_FILE), f"{where}/{BINDING_FILE.decode()}"
     )
 
 
 def open_of_volume(base_fd: int, where: str, parameters: Parameters, disk: Disk) -> "VolumeStore":
-    """As :class:`StoreModule` says (``dedupd_core/stores/chunk_store.py``), like the next one."""
+    """Open the store of a volume; see ``StoreModule`` in dedupd_core/stores/chunk_store.py."""
     return VolumeStore(binding_at(base_fd, where), base_fd, parameters, disk)
 
 
@@ -53,7 +53,7 @@ def open_to_join(address: str) -> "ClusterToJoin":
 
 
 class ClusterToJoin:
-    """A store that a new volume is to be on."""
+    """A store for a new volume."""
 
     kind, shared = CLUSTER, None
 
@@ -71,7 +71,7 @@ class ClusterToJoin:
 class VolumeStore:
     """A volume's side of its store. Safe to use from several threads.
 
-    Nothing is asked of the cluster, and nothing of Ceph's is loaded, before the first read.
+    Before the first read, it sends no request to the cluster, and loads no module of Ceph.
     """
 
     kind = CLUSTER
@@ -95,7 +95,7 @@ class VolumeStore:
                 disk.make_dir(base_fd, CACHE_DIR)
             dir_fd = os.open(CACHE_DIR, flags, dir_fd=base_fd)
         except OSError:
-            return None  # a volume that is read-only is read without
+            return None  # a read-only volume is read without the cache
         return DiskCache(dir_fd, self.binding.cache_bytes, disk)
 
     @property
@@ -106,11 +106,11 @@ class VolumeStore:
         return self.chunk_records.fingerprint(chunk)
 
     def stub_bytes(self, cache: native.store.ChunkCache, threads: int) -> native.store.StubBytes:
-        """``threads``: the cluster's own library has them."""
+        """``threads`` has no effect: the cluster's own library has them."""
         return native.store.StubBytes.of_cluster(self.chunk_records.content, cache)
 
     def open(self) -> RadosStore:
-        """The store, connected. Raises StoreUnreachable, UsageError."""
+        """Return the store, connected. Raises StoreUnreachable, UsageError."""
         with self._lock:
             if self._store is None:
                 store = RadosStore.open(parse_address(self.binding.address))
@@ -124,7 +124,7 @@ class VolumeStore:
             return self._store
 
     def cached(self, fingerprint: bytes) -> bytes | None:
-        """The frame of a chunk, where this host's disk has it: not verified."""
+        """Return the frame of a chunk from this host's disk, if present; not verified."""
         return None if self._cache is None else self._cache.get(fingerprint)
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Looking after a store that many hosts have: whose turn it is, hosts that are gone, how it is."""
+"""Maintenance of a store that many hosts share: host turns, dead hosts, and the status."""

@@ -1,10 +1,10 @@
-"""What hosts have left that are gone, taken back by the host whose turn it is.
+"""Rolls back the work of dead hosts; the host that has the turn does this.
 
-A host is never taken for dead by its own clock, nor by that of the one that looks. A volume counts
-as left where its lease is free by the clock of the cluster, its last session has not ended what it
-had begun, and no other session has come for a while, by the same clock: its own host would have had
-one. A host that lives all the same, and was only stopped or cut off from the cluster, is fenced
-before anything of its session is taken over; it loses nothing, and begins again.
+Whether a host is dead is decided neither by its own clock nor by that of this host. A volume counts
+as left under three conditions. Its lease is free by the clock of the cluster. Its last session has
+unfinished work. And no other session has started for a while, by the same clock: a living host
+would have started one. A host that is alive, and was only stopped or disconnected from the cluster,
+is fenced before its session is taken over. It loses nothing, and starts again.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,8 +25,8 @@ _LEFT, _TAKEN = "left.", "taken."
 
 
 class _Note(NamedTuple):
-    """Of a volume: the session that was its last one, and since when that is known (s since 1970,
-    the cluster's clock)."""
+    """A note on a volume: its last session, and since when that is known (s since 1970, the
+    cluster's clock)."""
 
     session: str
     since_s: float
@@ -38,8 +38,8 @@ class _Note(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GoneVolume:
-    """A volume whose host has not come back since what it had begun was taken back. ``left`` files
-    between two versions wait for it."""
+    """A volume whose host has not returned since its work was rolled back. ``left`` files between
+    two versions wait for the host."""
 
     volume: str
     host: str
@@ -50,9 +50,9 @@ class GoneVolume:
 
 @dataclass
 class AbsentHosts:
-    """One look at all volumes of a store but ``own``, in a turn.
+    """One check of all volumes of a store except ``own``, in a turn.
 
-    ``patience_s``: how long a volume must have been left. It is looked at twice at least.
+    ``patience_s``: how long a volume must have been left. It is checked at least twice.
     """
 
     store: RadosStore
@@ -63,15 +63,15 @@ class AbsentHosts:
     lease_s: float = LEASE_S
     volumes: int = 0
     waiting: int = 0
-    """Volumes that are left, and not for long enough."""
+    """Volumes that are left, but not for long enough."""
     retired: int = 0
-    """File versions that were taken back."""
+    """File versions that were rolled back."""
     taken_over: list[GoneVolume] = field(default_factory=list)
     gone: list[GoneVolume] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        """Raises Busy where the turn is over, StoreUnreachable."""
+        """Run the check. Raises Busy if the turn has ended, StoreUnreachable."""
         cluster = self.store.cluster
         notes = self._notes(_LEFT), self._notes(_TAKEN)
         listed = self.store.volumes()
@@ -89,7 +89,7 @@ class AbsentHosts:
                 if taken is not None or seen is not None:
                     self._note(volume)
             elif volume == self.own:
-                continue  # the next job ends it
+                continue  # the next job finishes it
             elif seen is None or seen.session != state.session:
                 self._note(volume, left=_Note(state.session, self.turn.now_s))
                 self.waiting += 1
@@ -100,20 +100,20 @@ class AbsentHosts:
 
     @property
     def found(self) -> Mapping[str, Any]:
-        """For the other hosts."""
+        """The result for the other hosts."""
         return {"gone": [asdict(one) for one in self.gone]}
 
     def _has_left(self, volume: str) -> bool:
         try:
             table = self.store.table(volume)
         except NotAVolume:
-            return False  # it has left the store meanwhile
+            return False  # it has left the store since then
         return bool(Intents(self.store.cluster, volume).all()) or any(
             True for _ in table.retiring()
         )
 
     def _take_over(self, volume: str, entry: VolumeEntry, seen: _Note) -> None:
-        """By a client of its own: should the host come at this moment, that one is fenced."""
+        """Take over with a separate client: if the host returns now, only this one is fenced."""
         address = self.store.cluster.address
         try:
             with Cluster(address) as cluster:
@@ -127,7 +127,7 @@ class AbsentHosts:
                 writer.close()
         except Busy:
             self.turn.check()
-            return  # its host has come
+            return  # its host has returned
         except (Damaged, NotAVolume) as error:
             self.problems.append(f"{entry.host}:{entry.path}: {error}")
             return
@@ -156,11 +156,11 @@ class AbsentHosts:
             try:
                 found[key.removeprefix(prefix)] = _Note(session, float(since))
             except ValueError:
-                continue  # it is written anew
+                continue  # it is written again
         return found
 
     def _note(self, volume: str, *, left: _Note | None = None, taken: _Note | None = None) -> None:
-        """Note of a volume this, and nothing else. Raises Busy where the turn is over."""
+        """Replace the notes on a volume by these. Raises Busy if the turn has ended."""
         notes = {f"{_LEFT}{volume}": left, f"{_TAKEN}{volume}": taken}
         change = Change(
             points.ABSENCE_NOTED,

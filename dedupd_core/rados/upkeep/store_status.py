@@ -1,4 +1,4 @@
-"""How a store in a cluster is, for people: hosts, leases, savings, garbage, repairs."""
+"""The status of a store in a cluster, for people: hosts, leases, savings, garbage, repairs."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,12 +16,12 @@ from dedupd_core.units import counted, format_moment, format_size
 
 @dataclass(frozen=True, slots=True)
 class VolumeStatus:
-    """A volume of the store. ``lease_until_s`` is by the cluster's clock, None where it is free.
+    """A volume of the store. ``lease_until_s`` is by the cluster's clock, None if free.
 
-    ``bytes`` is what its closed sessions have stored, ``retired_bytes`` what of it was replaced or
-    deleted since, ``new_bytes`` what the store did not have; ``repaired`` chunks were found
-    damaged, and stored again. ``intents`` and ``retiring`` are file versions that are under way, or
-    were left by a session that broke off.
+    ``bytes``: stored by its closed sessions. ``retired_bytes``: those replaced or deleted since
+    then. ``new_bytes``: the part that was new to the store. ``repaired``: damaged chunks that were
+    stored again. ``intents`` and ``retiring``: file versions in progress, or left by an interrupted
+    session.
     """
 
     volume: str
@@ -39,12 +39,12 @@ class VolumeStatus:
 
     @property
     def is_left(self) -> bool:
-        """Whether a session broke off."""
+        """True if a session was interrupted."""
         return self.lease_until_s is None and bool(self.intents or self.retiring)
 
     @property
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The lines for people."""
         held = "free"
         if self.lease_until_s is not None:
             held = f"held until {datetime.fromtimestamp(self.lease_until_s):%H:%M:%S}"
@@ -61,8 +61,8 @@ class VolumeStatus:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Of some volumes, as :class:`VolumeStatus`. ``saved_bytes`` were in the store already when
-    they came; ``live_bytes`` are of files that are there still."""
+    """The sums of some volumes, as in :class:`VolumeStatus`. ``saved_bytes`` were already in the
+    store when they arrived; ``live_bytes`` are of existing files."""
 
     volumes: int
     leases_held: int
@@ -85,7 +85,7 @@ class Sums:
 
 
 def summed(volumes: Iterable[VolumeStatus]) -> Sums:
-    """All of these volumes together."""
+    """Return the sums of these volumes."""
     listed = list(volumes)
     stored = sum(one.bytes for one in listed)
     new = sum(one.new_bytes for one in listed)
@@ -110,9 +110,9 @@ class StoreStatus:
     fingerprint: str
     candidates: int
     damaged: int
-    """Chunks that were found damaged, and that no host has stored again yet."""
+    """Damaged chunks that no host has stored again yet."""
     upkeep: dict[str, dict[str, Any]]
-    """The last turns of hosts to look after the store, by job: ``host``, ``begun_s``, ``found``."""
+    """The last host turns, by job: ``host``, ``begun_s``, ``found``."""
     volumes: list[VolumeStatus]
 
     @property
@@ -121,7 +121,7 @@ class StoreStatus:
 
     @property
     def hosts(self) -> dict[str, Sums]:
-        """By the name of the host that a volume was joined by."""
+        """The sums by the name of the host that a volume joined from."""
         names = sorted({one.host for one in self.volumes})
         return {name: summed(one for one in self.volumes if one.host == name) for name in names}
 
@@ -131,7 +131,7 @@ class StoreStatus:
 
     @property
     def lines(self) -> list[str]:
-        """For people."""
+        """The lines for people."""
         found = [
             f"{self.address}: {self.total.text}; {counted(self.candidates, 'garbage candidate')}"
         ]
@@ -155,7 +155,7 @@ class StoreStatus:
 
 
 def status_of(store: RadosStore) -> StoreStatus:
-    """The state of a store now. Its cost follows what is under way, and not what is stored."""
+    """Return the status of a store. The cost depends on running work, not on stored data."""
     volumes = store.volumes()
     return StoreStatus(
         address=str(store.cluster.address),

@@ -1,7 +1,7 @@
-"""Whose turn it is to look after a store: work that any host may do, and one does at a time.
+"""Host turns for the maintenance of a store: any host may do the work, and one does at a time.
 
-A turn is a lease, by the clock of the cluster. Nobody is fenced for it: what is done in a turn does
-no harm where it is done twice, or late. So a turn saves work, and nothing else depends on it.
+A turn is a lease, by the clock of the cluster. No host is fenced for it, because repeated or late
+work of a turn does no harm. So a turn only saves work, and nothing else depends on it.
 """
 
 import json
@@ -27,8 +27,8 @@ _LAST_KEY = "last"
 
 @dataclass(frozen=True, slots=True)
 class LastTurn:
-    """The last turn that got through. ``begun_s`` is by the cluster's clock, since 1970; ``found``
-    is what the job tells other hosts."""
+    """The last completed turn. ``begun_s`` is by the cluster's clock, since 1970; ``found`` is the
+    job's result for other hosts."""
 
     host: str
     begun_s: float
@@ -39,12 +39,12 @@ class LastTurn:
 
 
 def turn_name(job: TurnJob) -> str:
-    """In the place of a volume's uuid in the name of a lease."""
+    """Return the name of a lease; it replaces the uuid of a volume."""
     return f"upkeep.{job}"
 
 
 def last_turn(cluster: Cluster, job: TurnJob) -> LastTurn | None:
-    """None where there was none yet, or none that this version can read."""
+    """Return the last turn; None if there is none that this version can read."""
     text = cluster.value(lease_object(turn_name(job)), _LAST_KEY)
     try:
         value = json.loads(text or "")
@@ -55,7 +55,7 @@ def last_turn(cluster: Cluster, job: TurnJob) -> LastTurn | None:
 
 @dataclass(frozen=True, slots=True)
 class HostTurn:
-    """This host's turn, until it is closed. ``now_s``: when it began, by the cluster's clock."""
+    """This host's turn, until it is closed. ``now_s``: its start, by the cluster's clock."""
 
     job: TurnJob
     host: str
@@ -67,12 +67,12 @@ class HostTurn:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(DedupdError):  # then it runs out by itself
+        with suppress(DedupdError):  # then it expires on its own
             self._lease.close()
 
     @property
     def oid(self) -> str:
-        """The object that has the lease, and keys that are changed in turns only."""
+        """The object with the lease, and with keys that only change in turns."""
         return lease_object(turn_name(self.job))
 
     @property
@@ -80,7 +80,7 @@ class HostTurn:
         return self._lease.session
 
     def check(self) -> None:
-        """Raises Busy where the turn is over: this process was stopped for long."""
+        """Raise Busy if the turn has expired, because this process was stopped for long."""
         try:
             self._lease.check()
         except WriterFenced:
@@ -91,7 +91,7 @@ class HostTurn:
         return Busy(f"{where}: another host has taken over {self.job}; run it again later")
 
     def note(self, found: Mapping[str, Any]) -> LastTurn:
-        """Let the other hosts know that the job got through, and what it has found. Raises Busy."""
+        """Publish for the other hosts that the job is complete, and its result. Raises Busy."""
         last = LastTurn(self.host, self.now_s, found)
         change = Change(
             points.TURN_NOTED,
@@ -108,7 +108,7 @@ class HostTurn:
 def take_turn(
     cluster: Cluster, job: TurnJob, host: str, *, duration_s: float = LEASE_S
 ) -> HostTurn | None:
-    """Take the turn to do a job for all hosts; None where it is another host's now."""
+    """Take the turn to do a job for all hosts; None if another host has it now."""
     name, session = turn_name(job), uuid.uuid4().hex
     begun_s = now_s()
     outcome = cluster.apply(
@@ -119,7 +119,7 @@ def take_turn(
             put={SESSION_KEY: session, HOST_KEY: host},
         )
     )
-    # A taking that lost its acknowledgement finds its own lock.
+    # If the acknowledgement was lost, a retry finds its own lock.
     if outcome not in (Outcome.DONE, Outcome.EXISTS):
         return None
     holder = lease_state(cluster, name).holder
