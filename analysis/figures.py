@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 
 CONFIDENCE_95 = 2.2
-"""The standard deviations on both sides of an estimate that contain 95 % of the true values.
+"""In 95 % of samples, the true value is within this many standard deviations of the estimate.
 
-A normal distribution has 1.96, but this contained only 93 % on real files: few chunks with many
-copies make estimates of the deviation itself uncertain.
+A normal distribution has 1.96, but on real files this was enough in only 93 % of samples: few
+chunks with many copies make estimates of the deviation itself uncertain.
 """
 
 _SEEN = 0.0005
@@ -44,7 +44,7 @@ class WholeFileRow:
     @property
     def gap(self) -> float | None:
         """The ratio of the savings of chunks to those of whole files. It is infinite if whole files
-        save 0.0 % in the table, and None if chunks also do."""
+        save 0.0 % in the table, and None if chunks save 0.0 %, too."""
         if self.whole_file > _SEEN:
             return self.chunk / self.whole_file
         return math.inf if self.chunk > _SEEN else None

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Read a volume of dedupd without dedupd: list, check and extract its files.
 
-This is one file, written by docs/design/format.md alone, whose headings are named in brackets. Copy
-it to your backups. It needs Python 3.11 and two libraries, for example python3-zstandard and
+This is one file, written only from docs/design/format.md, whose headings are named in brackets.
+Copy it to your backups. It needs Python 3.11 and two libraries, for example python3-zstandard and
 python3-xxhash of Debian. The library blake3 is optional and makes it faster.
 
     python3 reader.py --help
 
-It needs no table, no index and no mount: it scans containers. It writes nothing into a volume. It
-is also the independent reader with which the tests compare the program.
+It needs no table, no index and no mount: it scans containers. It writes nothing into a volume. The
+tests also use it as an independent reader, to compare the program with it.
 """
 
 import argparse
@@ -211,7 +211,7 @@ HASHES: dict[str | None, tuple[Callable[[bytes], bytes], ...]] = {
     "sha256": (sha256,),
     None: (blake3, sha256),
 }
-"""By the ``fingerprint`` of ``volume.json``; None if that file is lost."""
+"""The hash functions by the ``fingerprint`` of ``volume.json``; None if that file is lost."""
 
 
 # --- the store --------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ class CommitLane:
     def _adopt(self, fd: int, begun: Begun) -> None:
         """Adopt a held file with a started commit as an open file; takes ownership of ``fd``."""
         file = self._files.adopt(begun.identity.inode, fd)
-        self._transitions.begin([])  # it was noted with others
+        self._transitions.begin([])  # the bulk commit has noted its path
         self._pending[file.ino] = _Pending(file, begun)
 
     async def _begin(self, request: CommitRequest) -> Result:

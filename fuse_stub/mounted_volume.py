@@ -111,7 +111,7 @@ class MountedVolume:
 
     @property
     def own_mount_fds(self) -> list[int]:
-        """The ``.dedupd`` in each mount of the file system below that mount and jobs use."""
+        """The ``.dedupd`` in the mounts of the file system below that jobs and this mount use."""
         return [self.base_for_jobs_fd, self.volume.base_fd]
 
     async def in_thread(self, uid: int, function: Callable[..., T], *args: object) -> T:

@@ -120,7 +120,7 @@ def commands(path: str, chosen: Recommendation) -> list[str]:
 def _partitions_and_memory(study: Study, recommended: RecommendedSettings) -> list[Setting]:
     chunks = recommended.forecast.later.distinct_chunks
     policy = Policy()
-    # As a run plans it on a disk that does not rotate.
+    # Like a run on a disk that does not rotate.
     index = planned(policy.index, rotates=False)
     fitting = capacity(index, policy.memory_bytes)
     count = max(1, math.ceil(chunks / fitting))

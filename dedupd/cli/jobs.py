@@ -100,7 +100,7 @@ def _of_id(job_id: str) -> tuple[str, dict[str, Any] | None]:
     else:
         runs = []
         for mount in mount_table.volumes():
-            with suppress(DedupdError, OSError):  # inaccessible or dead mounts do not have the run
+            with suppress(DedupdError, OSError):  # skip dead mounts, and those of other users
                 runs += _history(mount.point)
     for run in runs:
         if run_id(run) == job_id:

@@ -42,7 +42,7 @@ def matching(patterns: Sequence[str], path: str, ignore_case: bool) -> str | Non
 
 
 def takes(patterns: Sequence[str], path: str, ignore_case: bool) -> bool:
-    """Return whether a list of patterns matches a path as a result."""
+    """Return whether a path matches a list; the last matching pattern decides."""
     found = matching(patterns, path, ignore_case)
     return found is not None and not found.startswith("!")
 

@@ -30,7 +30,7 @@ class Dropped:
 
 
 Counts = dict[int, Dropped]
-"""By user."""
+"""Counts by the id of the user."""
 
 
 def add(counts: Counts, uid: int, more: Dropped) -> None:
@@ -52,7 +52,7 @@ def read_counts(base_fd: int) -> Counts:
 
 
 def add_counts(base_fd: int, counts: Counts, disk: Disk) -> None:
-    """Add to the file, durably. Raises NoSpace, OSError."""
+    """Add counts to the file, durably. Raises NoSpace, OSError."""
     known = read_counts(base_fd)
     for uid, one in counts.items():
         add(known, uid, one)

@@ -25,7 +25,7 @@ class _Key(NamedTuple):
 
 
 class LogCache:
-    """Used by one listing at a time."""
+    """The decoded logs of a volume. Used by one listing at a time."""
 
     def __init__(self, logs: DeletionLogs) -> None:
         self.logs = logs

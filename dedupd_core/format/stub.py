@@ -46,8 +46,8 @@ class Flag(enum.IntFlag):
 
 NO_FLAGS = Flag(0)
 STUB_FLAGS = int(~NO_FLAGS)
-"""All known flags. An attribute with another one is of a later version, which this one would handle
-wrongly."""
+"""All known flags. An attribute with another flag is of a later version, and this version would
+handle it wrongly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class TableEntry(NamedTuple):
 
     @property
     def base(self) -> int:
-        """The id of that record, if the entry has it; else 0, and the record's header has it."""
+        """The id of the record that this one depends on; 0 if only the record's header has it."""
         return self.target if self.leans and self.state == State.LIVE else 0
 
 

@@ -52,8 +52,8 @@ LARGE = Chunking(POLYNOMIAL, 16, PATTERN, 4, 64 * KIB, 256 * KIB)
 """A polynomial of degree 16 gives no more than 16 bits: a cut comes 64 KiB after the minimum."""
 
 PRESETS = {"128k": LARGE} | {f"{1 << (bits - 10)}k": _preset(bits) for bits in (16, 15, 14, 13, 12)}
-"""By the average length of a chunk, the largest first. ``128k`` is for large cold files and for
-clusters; those below the default are for the study."""
+"""Chunkings by the average length of a chunk, the largest first. ``128k`` is for large cold files
+and for clusters; those below the default are for the study."""
 
 DEFAULT_PRESET = "64k"
 

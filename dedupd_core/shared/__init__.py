@@ -1,1 +1,1 @@
-"""Stores that several volumes share, and the volumes of one seen together."""
+"""Shared stores: creating a store, and locking all of its volumes."""

@@ -40,7 +40,7 @@ def store_to_join(name: str | None, disk: Disk) -> StoreToJoin:
 
 @dataclass(frozen=True, slots=True)
 class _StoreOfDisk:
-    """A store to join, which enabling itself joins."""
+    """A store on the disks of this host, which enabling itself joins."""
 
     kind: StoreKind
     shared: SharedDirectory | None

@@ -65,7 +65,7 @@ def has_group_of_its_own() -> bool:
             return False
         if Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() != "1":
             return False
-        if not Path("/proc/self/autogroup").read_text():  # it is off for the entire machine
+        if not Path("/proc/self/autogroup").read_text():  # it is in the group of the entire machine
             return False
         groups = Path("/proc/self/cgroup").read_text()
     except OSError:  # a kernel without the feature

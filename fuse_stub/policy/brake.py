@@ -50,7 +50,7 @@ class Brake:
         self._begun_s: list[float] = []  # of the active runs
         self._ended_s = 0.0  # of the last complete run
         self._fruitless_s: deque[float] = deque(maxlen=FRUITLESS_RUNS)
-        self._waiting: dict[object, None] = {}  # writes, in their order
+        self._waiting: dict[object, None] = {}  # waiting writes, in order
         self._working_bytes = self._guard_bytes = 0
 
     @property

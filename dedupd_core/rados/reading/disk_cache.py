@@ -2,9 +2,9 @@
 
 Frames of chunks, and recipes, are stored in sequence in segments (docs/design/format.md, "Kept
 frames"), each with a list. Native code knows the place of each frame, and reads it. A thread writes
-new frames, in large pieces. A reader of a chunk never waits for the thread, and frames that exceed
-its speed are not kept. Nothing is synced: data that a crash has torn fails its check when it is
-read, and is fetched again.
+new frames, in large pieces. A reader of a chunk never waits for the thread; if it is too slow,
+frames are not kept. Nothing is synced: data that a crash has torn fails its check when it is read,
+and is fetched again.
 """
 
 import fcntl
@@ -70,7 +70,7 @@ class DiskCache:
         self._newest = 0  # _lock: the highest known number
         self._sizes: dict[int, int] = {}  # _lock: of segments, with their lists; the oldest first
         self._growing: _OpenSegment | None = None  # _lock
-        # A disk that must see each effect sees all of them in the order of reads.
+        # With a disk of tests, frames are written at once, so that effects have the order of reads.
         self._is_beside = disk.door is None
         self._thread: threading.Thread | None = None
         self._look(alone=True)

@@ -33,12 +33,11 @@ class Rights(enum.Enum):
     """The rights with which a file is restored."""
 
     USER = "user"
-    """Those of its owner: owner and group stay those of the new file."""
+    """The rights of its owner: owner and group stay those of the new file."""
     ROOT = "root"
-    """Those of root: with owner and group, and nothing that the owner could not set."""
+    """The rights of root: with owner and group, and nothing that the owner could not set."""
     PRIVILEGED = "privileged"
-    """As root has requested: including set-user-ID and set-group-ID bits, file capabilities and
-    labels."""
+    """As root requests: with set-user-ID and set-group-ID bits, file capabilities and labels."""
 
 
 def rights_of(uid: int, *, privileges: bool) -> Rights:
