@@ -214,7 +214,8 @@ class BulkCommits:
         """Roll back the commits of a group's files that no user has taken over.
 
         In-place writes can reach the disk before the journal, so the removal of the attributes is
-        made durable first. If that fails, the file is a stub with all its blocks, to be settled.
+        made durable first. If that fails, the file is a stub with all its blocks, to be settled
+        later.
         """
         places = self._held.places(group)
         try:

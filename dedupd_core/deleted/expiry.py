@@ -53,8 +53,8 @@ class _Log:
     end: int
 
     def drop(self, logs: DeletionLogs, volume: Volume) -> None:
-        """Drop the other deletions. A log that may still get entries stays: a collection must not
-        drop a deletion that it has not read."""
+        """Drop the deletions before this range. A log that may still get entries stays: a
+        collection must not drop a deletion that it has not read."""
         header, is_empty = self.header, self.first >= self.end
         is_idle = header is None or time.time_ns() > header.created_ns + IDLE_NS
         if is_empty and (is_idle or header is None or header.uid is None):

@@ -16,8 +16,8 @@ _DIRECTORY = struct.Struct("<QI")
 class Instance:
     """The identity of a volume's place: its file system, and the inode of its directory ``data``.
 
-    A copy that is made file by file has another one; a copy of the entire file system, block by
-    block, has the same, and so has a snapshot.
+    A copy that is made file by file is another instance. A copy of the entire file system, block by
+    block, is the same instance, and so is a snapshot.
     """
 
     file_system: str

@@ -24,8 +24,8 @@ class HookedIndex:
 
     The *hooks*, chunks of other partitions whose hashes end in some zeros, are in memory: as many
     as fit into half of ``share_bytes``, or all. ``entries``: the number of these chunks, which
-    :meth:`load_other` is about to load. Finding a hook counts as found. ``insert``, ``save`` and
-    ``len`` only concern the own partition.
+    :meth:`load_other` is about to load. A look-up of a hook finds it like any other chunk.
+    ``insert``, ``save`` and ``len`` only concern the own partition.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ ROUNDS_MAX = 20
 
 TAGS_MAX = 100_000
 """References per chunk: half of the number at which an OSD warns
-(``osd_deep_scrub_large_omap_object_key_ threshold``)."""
+(``osd_deep_scrub_large_omap_object_key_threshold``)."""
 
 PIN_SAMPLE = 1024
 """For one in this number of references, the tags are counted: some microseconds for each."""
@@ -369,8 +369,8 @@ class Chunks:
         self.cluster.apply(Change(points.CANDIDATE_ADDED, garbage_object(shard), put=put))
 
     def _invalidate(self, chunk: Unreferenced) -> None:
-        """Clear the flag. If the chunk has changed since the check, do nothing: an arrival or a
-        later retirement is responsible for it."""
+        """Set the flag to INVALID. If the chunk has changed since the check, do nothing: an arrival
+        or a later retirement is responsible for it."""
         if chunk.state != ChunkState.VALID.value:
             return  # its next arrival checks it anyway
         change = Change(

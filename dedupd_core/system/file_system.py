@@ -97,9 +97,9 @@ def _ext4_options(number: str) -> set[str]:
 def file_system_id(fd: int) -> str:
     """Return name and number of the file system of ``fd``.
 
-    They are equal with every kernel, for its snapshots, and for block by block copies. XFS and
-    btrfs report their uuid, ext4 a number derived from it. For btrfs it is the uuid in its
-    metadata: the other uuid is random if two copies are mounted at once. Raises OSError.
+    Both are equal with every kernel, and for snapshots and block by block copies. XFS and btrfs
+    report their uuid, ext4 a number derived from it. For btrfs it is the uuid in its metadata: the
+    other uuid is random if two copies are mounted at once. Raises OSError.
     """
     row = native.system.file_system_kind(fd)
     kind = row.name

@@ -71,8 +71,8 @@ def private_mount(below_fd: int, options: MountOptions) -> Iterator[PrivateMount
     """Yield a private mount of the ``.dedupd`` that is open as ``below_fd``.
 
     It has ``ro`` and the access times of ``options``. If a private mount is impossible and not
-    needed, this yields the mount of ``below_fd``, which is closed at the end. Until then the file
-    system below cannot be unmounted. Raises UsageError.
+    needed, this yields the mount of ``below_fd``. At the end ``below_fd`` is closed; until then the
+    file system below cannot be unmounted. Raises UsageError.
     """
     with opened(below_fd), ExitStack() as stack:
         private = PrivateMount(below_fd, below_fd, None)

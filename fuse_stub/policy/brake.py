@@ -74,7 +74,7 @@ class Brake:
 
     async def wait_to_write(self, size_bytes: int) -> None:
         """Wait until there is space to write ``size_bytes``, or the time has expired and the kept
-        space is not touched. Raises OSError (ENOSPC) if runs, or missing runs, made no space."""
+        space is not touched. Raises OSError (ENOSPC) if runs free nothing, or there are no runs."""
         await self._wait(size_bytes)
 
     async def _wait(self, size_bytes: int) -> None:

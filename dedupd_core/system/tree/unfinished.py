@@ -34,7 +34,7 @@ def is_mark(name: bytes) -> bool:
 
 
 def mark(disk: Disk, fd: int, what: Mark) -> None:
-    """Mark a file or directory that this program has made as unfinished.
+    """Mark a new file or directory of this program as unfinished.
 
     Does nothing if the file system has no such attributes: then leftovers of a killed process stay.
     Raises OSError, NoSpace.
