@@ -115,8 +115,7 @@ class MountedVolume:
         return [self.base_for_jobs_fd, self.volume.base_fd]
 
     async def in_thread(self, uid: int, function: Callable[..., T], *args: object) -> T:
-        """Run a function that may block in one of a user's threads, without blocking the event
-        loop."""
+        """Run a function in one of a user's threads: it may block, and the event loop continues."""
         return await self.slow_calls.run(uid, function, *args)
 
     def change(self, caller: Caller, function: Callable[..., T], *args: object) -> T:

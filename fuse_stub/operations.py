@@ -39,8 +39,7 @@ COPY_BYTES_MAX = 0x7FFF_F000
 """The largest result that fits into the 32 bits of an answer to the kernel."""
 
 BUFFER_BYTES = 1 * MIB
-"""The largest read of the kernel (256 pages), with pages of 4 KiB and the default of
-``fs.fuse.max_pages_limit``."""
+"""The largest read of the kernel: 256 pages of 4 KiB, by default (``fs.fuse.max_pages_limit``)."""
 
 
 class StubOperations(NamespaceOperations):

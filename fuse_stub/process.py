@@ -51,8 +51,8 @@ from fuse_stub.session import session
 log = logging.getLogger("dedupd.mount")
 
 SWITCH_INTERVAL_S = 0.0005
-"""The longest time that a thread without system calls keeps the interpreter from the event-loop
-thread. With Python's default, a small write of a user waits 5 ms for another user's listing."""
+"""The longest time that a thread can keep the interpreter from the event-loop thread. With Python's
+default, a small write of a user waits 5 ms for another user's listing."""
 
 _MALLOC_OPTIONS = {
     -8: 1,  # M_ARENA_MAX

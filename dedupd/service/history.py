@@ -41,8 +41,7 @@ class Savings:
     size_bytes: int = 0
     """The size of the file system."""
     waiting_files: int = 0
-    """Plain files, and their bytes, that the next optimize will process
-    (``jobs/usage/backlog.py``)."""
+    """Plain files, and bytes, that the next optimize will process (``jobs/usage/backlog.py``)."""
     waiting_bytes: int = 0
     young_files: int = 0
     young_bytes: int = 0
@@ -110,8 +109,8 @@ RUNS_AT_ONCE = 20
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The bytes per day that became eligible, and that were optimized, between two times of the
-    last week (seconds since 1970)."""
+    """The flow: bytes per day that became eligible, and that were optimized. Times are in the last
+    week (seconds since 1970)."""
 
     since_s: float
     until_s: float

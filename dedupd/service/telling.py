@@ -1,5 +1,8 @@
-"""Sends notifications through the configured channels when a problem starts and when it is
-resolved. A slow channel delays neither the service nor other channels."""
+"""Sends notifications through the configured channels.
+
+It does so when a problem starts and when it is resolved. A slow channel delays neither the service
+nor other channels.
+"""
 
 import asyncio
 import logging

@@ -1,2 +1,1 @@
-"""Recently deleted or overwritten files, which can be restored (docs/design/format.md,
-"Deletions")."""
+"""Restorable deleted or overwritten files (docs/design/format.md, "Deletions")."""

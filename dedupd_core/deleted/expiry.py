@@ -33,8 +33,8 @@ def end_ns(one: Deletion, policy: Policy) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """For each log the offset of its first kept deletion, and the number of deletions that are
-    dropped early, because the space is needed (``early``)."""
+    """The offset of the first kept deletion in each log. ``early``: the number of deletions that
+    are dropped early, because the space is needed."""
 
     firsts: Mapping[int, int]
     early: int

@@ -51,8 +51,7 @@ def lines(
     cache: LogCache,
     before: DeletionId | None = None,
 ) -> Iterator[list[bytes]]:
-    """Yield the same for deletions with a lower id than ``before``, as lines of JSON, a few at a
-    time.
+    """Yield the same as lines of JSON, a few at a time, for ids lower than ``before``.
 
     A caller can pause in between, even if there is nothing to restore. The latest log comes first,
     and of each log the latest deletion.

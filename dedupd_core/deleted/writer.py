@@ -101,8 +101,8 @@ class DeletionWriter:
             log.is_finished = True
 
     def unsynced(self) -> list[int]:
-        """Return descriptors, owned by the caller, of all files to sync, so that appended data is
-        durable."""
+        """Return descriptors of all files to sync, so that appended data is durable. The caller
+        closes them."""
         for log in self._open.values():
             if log.is_dirty:
                 self._pending.append(os.dup(log.fd))

@@ -13,16 +13,16 @@ def is_own(base_fd: int) -> bool:
 
 
 def is_trusted(base_fd: int) -> bool:
-    """Return whether only root and this user can change the content of a ``.dedupd``, so that other
-    users cannot have forged it."""
+    """Return whether only root and this user can change the content of a ``.dedupd``. Then no other
+    user can have forged it."""
     status = os.stat(base_fd)
     is_private = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return is_private and status.st_uid in (0, os.geteuid())
 
 
 def refuse_strangers(base_fd: int, where: str) -> None:
-    """Raise UsageError if another user could make a job work on any files with the rights of its
-    own user: ``data`` and ``store`` may be links, or be exchanged."""
+    """Raise UsageError if another user could make this user's jobs work on any files: ``data`` and
+    ``store`` may be links, or be exchanged."""
     if not is_own(base_fd):
         status = os.stat(base_fd)
         raise UsageError(

@@ -142,16 +142,16 @@ def why_full(place: int | str) -> str:
 
 
 def attributes_of(path: bytes, hidden: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the extended attributes of a file, including ACLs, except the one named ``hidden``, in
-    the order of their names. Raises OSError."""
+    """Yield the extended attributes of a file in the order of their names. Includes ACLs, but not
+    the attribute ``hidden``. Raises OSError."""
     for name in sorted(map(os.fsencode, os.listxattr(path))):
         if name != hidden:
             yield name, os.getxattr(path, name)
 
 
 def takes_no_changes(path: str | bytes, dir_fd: int | None = None) -> bool:
-    """Return whether a file cannot be written to now because its file system, or its mount, is
-    read-only. Opening it even detects an ext4 that became read-only after an error."""
+    """Return whether the file system or the mount of a file is read-only now. Opening the file even
+    detects an ext4 that became read-only after an error."""
     # On a frozen file system, opening for writing waits unless the kernel knows the name.
     os.access(path, os.F_OK, dir_fd=dir_fd)
     try:
@@ -247,8 +247,8 @@ def unlock_range(fd: int, start: int, length: int) -> None:
 
 
 def range_of_others(fd: int, at: int) -> tuple[int, int] | None:
-    """Return start and length of the range that includes the byte ``at`` and is locked by another
-    open file, or None."""
+    """Return start and length of the range at the byte ``at`` that another open file has locked;
+    None if the byte is not locked."""
     asked = _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
     kind, _, start, length, _ = _RANGE.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
     return None if kind == fcntl.F_UNLCK else (start, length)

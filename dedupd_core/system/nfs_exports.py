@@ -65,8 +65,8 @@ def line_for(root: str, uuid: str) -> str:
 
 
 def faults(root: str, base: str, uuid: str, found: list[Export]) -> list[Fault]:
-    """Return the problems of exports of a volume that users see at ``root``, with files in
-    ``base``; the worst first."""
+    """Return the problems of exports of the volume at ``root``, the worst first. ``base``: the
+    directory with its files."""
     line = f"in /etc/exports: `{line_for(root, uuid)}`, then `exportfs -ra`"
     told = []
     for one in found:

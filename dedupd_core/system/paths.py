@@ -102,8 +102,8 @@ def unescaped(text: str) -> str:
 
 
 def resolved(path: str) -> str:
-    """Return an absolute path with links resolved, except for a last name that leads to no
-    directory: such a link may itself be a file of a volume."""
+    """Return an absolute path with links resolved. A last name that leads to no directory is kept:
+    such a link may itself be a file of a volume."""
     whole = os.path.abspath(path)
     if os.path.isdir(whole):
         return os.path.realpath(whole)

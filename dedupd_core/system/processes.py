@@ -147,8 +147,8 @@ _ARGUMENTS_FIELD = 48 - 3
 
 
 def show_as(name: str, *arguments: str) -> None:
-    """Make ``top`` show this process as ``name`` (15 bytes at most), and ``ps`` with these
-    arguments, which replace its own and are cut to the same length."""
+    """Make ``top`` show this process as ``name`` (15 bytes at most), and ``ps`` with arguments.
+    They replace its own arguments, and are cut to the same length."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:

@@ -150,8 +150,8 @@ class PartLane:
             parts.recipe = made.recipe
 
     async def finish(self, ino: int) -> int:
-        """Punch the unchanged parts, piece by piece, after the recipe and the attribute are
-        durable. Returns the bytes of freed blocks. Raises FileChanged, OSError."""
+        """Punch the unchanged parts, piece by piece; return the bytes of freed blocks. The recipe
+        and the attribute must be durable. Raises FileChanged, OSError."""
         offer = self._offers.get(ino)
         if offer is None:
             raise FileChanged(_CHANGED)

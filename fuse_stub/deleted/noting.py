@@ -75,8 +75,8 @@ class Deletions:
             self._note(fd, path, stub, cause)
 
     def changing(self, file: OpenFile, cause: Cause, size: int | None = None) -> None:
-        """Record a stub that is about to be written to, or truncated to ``size``, if it loses
-        content of the store; once per recipe."""
+        """Record a stub that is about to be written to, or truncated to ``size``. Records it once
+        per recipe, and only if it loses content of the store."""
         stub = file.stub
         if stub is None or not self._keeps_any():
             return

@@ -1,5 +1,7 @@
-"""The process that opens files of a mount for the mount process, which must not wait for its own
-mount (``native/src/mount/pages``)."""
+"""The process that opens files of a mount for the mount process (``native/src/mount/pages``).
+
+A mount process must not wait for its own mount.
+"""
 
 import os
 import re

@@ -120,7 +120,7 @@ class Pump:
             os.close(device_fd)
 
     async def finish_notifications(self) -> None:
-        """Stop notifications of refused writes, and wait for the current one while requests are
+        """Stop notifications of refused writes, and wait for the current one. Requests are still
         answered. A process that stops before that cannot exit."""
         with trio.move_on_after(NOTIFICATION_WAIT_S), suppress(OSError):  # it may be unmounted
             while self._wake_fd >= 0 and self._line.finish_notifications():

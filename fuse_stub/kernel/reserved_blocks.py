@@ -110,8 +110,7 @@ def _number(options: frozenset[str], name: str) -> int:
 
 
 def leave_group(data_fd: int) -> None:
-    """Leave the group that may use the reserved blocks of a file system, if this process has the
-    right to leave it."""
+    """Leave the group that may use the reserved blocks of a file system, if permitted."""
     group = _number(file_system_of(data_fd).options, "resgid")
     others = [one for one in os.getgroups() if one != group]
     if group != _ROOT and len(others) < len(os.getgroups()):

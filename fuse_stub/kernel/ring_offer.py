@@ -1,5 +1,4 @@
-"""Whether the kernel offers io_uring for the requests of new mounts (Linux 6.14), and which mounts
-use it."""
+"""The kernel's offer of io_uring for mounts (Linux 6.14), and the mounts that use it."""
 
 import os
 

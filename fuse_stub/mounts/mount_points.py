@@ -80,8 +80,8 @@ def _refusal(point: str, *, lazily: bool) -> str:
 
 
 def covered(point: str) -> str:
-    """Return a message about files next to ``.dedupd`` that a mount would hide, because they were
-    made while the volume was not mounted; an empty string if there are none."""
+    """Return a message about files next to ``.dedupd`` that a mount would hide, or "". Such files
+    were made while the volume was not mounted."""
     try:
         with opened(os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             names = sorted(set(os.listdir(fd)) - set(map(os.fsdecode, left_in_place(fd))))

@@ -73,8 +73,8 @@ class Brake:
         await self._wait(0)
 
     async def wait_to_write(self, size_bytes: int) -> None:
-        """Wait until there is space to write ``size_bytes``, or the time has expired and the kept
-        space is not touched. Raises OSError (ENOSPC) if runs free nothing, or there are no runs."""
+        """Wait until there is space to write ``size_bytes``, or the time has expired. A write never
+        uses the kept space. Raises OSError (ENOSPC) if runs free nothing, or there are none."""
         await self._wait(size_bytes)
 
     async def _wait(self, size_bytes: int) -> None:
@@ -127,8 +127,7 @@ class Brake:
             self._fruitless_s.append(began_s)
 
     def _is_hopeless(self, began_s: float) -> bool:
-        """Return whether all recent runs since ``began_s`` freed nothing, or there was no run for a
-        while."""
+        """Return whether recent runs since ``began_s`` freed nothing, or none ended for long."""
         runs_s = self._fruitless_s
         if len(runs_s) == FRUITLESS_RUNS and runs_s[0] >= began_s:
             return True

@@ -80,8 +80,8 @@ async def deliver(way: Way, notice: Notice, length_s: float = DELIVERY_S_MAX) ->
 
 
 def _outside() -> list[str]:
-    """Return the start of a command that runs outside of the service's unit, whose rights are too
-    few for mail or a network."""
+    """Return the start of a command that runs outside of the service's unit. The rights of the unit
+    are too few for mail or a network."""
     if not is_of_systemd() or shutil.which("systemd-run") is None:
         return []
     return ["systemd-run", "--quiet", "--collect", "--wait", "--pipe", "--"]

@@ -1,5 +1,4 @@
-"""Sketches of the chunks of a container, in a file next to it (docs/design/format.md,
-"Sketches")."""
+"""Sketches of a container's chunks, in a separate file (docs/design/format.md, "Sketches")."""
 
 import struct
 

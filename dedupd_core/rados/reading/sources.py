@@ -234,8 +234,7 @@ class ClusterRecipes:
 
 
 def _raise_failure(store: RadosStore, errno: int) -> None:
-    """Raise StoreUnreachable if native code has already timed out, so that a user does not wait
-    twice."""
+    """Raise StoreUnreachable after a timeout in native code: a user must not wait twice."""
     if errno:
         raise store.cluster.error("reading", OSError(errno, os.strerror(errno)))
 

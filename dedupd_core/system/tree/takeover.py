@@ -92,8 +92,8 @@ def takes_attribute(name: bytes, rights: Rights, *, same_group: bool) -> bool:
 
 
 def drop_inherited_acls(disk: Disk, fd: int) -> None:
-    """Remove the ACLs that a new file or directory has inherited from its directory, whose owner
-    has chosen the users in it. Call this before the mode is set. Raises OSError."""
+    """Remove the ACLs that a new file or directory has inherited from its directory. The owner of
+    the directory has chosen the users in them. Call this before the mode is set. Raises OSError."""
     for name in map(os.fsencode, os.listxattr(b"/proc/self/fd/%d" % fd)):
         if name in (ACCESS_ACL, DEFAULT_ACL):
             disk.remove_attribute_of(fd, name)
@@ -105,8 +105,8 @@ def is_privileged(mode: int, names: list[bytes]) -> bool:
 
 
 def refuse_others_directory(dir_fd: int, path: bytes, uid: int) -> None:
-    """Raise UsageError unless a directory belongs to root or to ``uid``, the future owner of a file
-    in it. Programs of a user may execute a file of another user in the first user's home."""
+    """Raise UsageError unless a directory belongs to root or to ``uid``. A new file in it will
+    belong to ``uid``, and programs of the directory's owner may execute the file."""
     owner = os.fstat(dir_fd).st_uid
     if owner not in (0, uid):
         raise UsageError(
