@@ -18,8 +18,9 @@ from jobs.adopt.proof import VolumeCopy
 def command(path: str, trust_holes: bool, as_json: bool) -> None:
     """Verify the volume PATH, which was copied file by file, and put it into use.
 
-    Check each stub, and report the damaged ones, which stay unreadable. If PATH is the original
-    volume, the command verifies stubs that were copied into it, and puts them into use.
+    Check each stub, and report the damaged ones, which stay unreadable. If PATH is not a copy but
+    the original volume, the command verifies only the stubs that were copied into it, and puts them
+    into use.
     """
     with VolumeCopy.open(path) as volume:
         refuse_mounted(volume.is_mounted, path)

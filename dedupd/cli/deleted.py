@@ -41,8 +41,8 @@ _WORDS = {
 @click.option(
     "--accept",
     is_flag=True,
-    help="Confirm that users deleted or overwrote these files on purpose, and resume garbage"
-    " collection.",
+    help="Resume garbage collection, which stopped because an unusual number of files was deleted"
+    " or overwritten.",
 )
 @json_option
 @exits

@@ -30,9 +30,14 @@ from jobs.usage.what_if import WhatIf, what_if
     "--shares",
     is_flag=True,
     help="Also divide the size of each chunk evenly among its references, and show the resulting"
-    " part.",
+    " share of each row.",
 )
-@click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV, with fair shares.")
+@click.option(
+    "--csv",
+    "as_csv",
+    is_flag=True,
+    help="Print the rows as CSV, including the shares that --shares shows.",
+)
 @click.option(
     "--what-if",
     "changes",

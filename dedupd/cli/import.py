@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Copy the directory SOURCE into the volume PATH, below FOLDER, and deduplicate on the fly.
 
-    Owners, modes, ACLs, attributes, times, links and holes are kept, and privileges only with
+    Owners, modes, ACLs, attributes, times, links and holes are kept. Privileges are kept only with
     --privileges. The import copies and deduplicates in batches, and keeps the reserve of the policy
     free, so SOURCE can be larger than the free space. To continue an interrupted import, run the
     command again.

@@ -60,7 +60,9 @@ OPTIONS: Mapping[str, Callable[..., Any]] = {
         help="For all paths, reduce a larger min_age to this value.",
     ),
     "memory": click.option(
-        "--memory", metavar="SIZE", help="Override the policy's memory, for example 1G."
+        "--memory",
+        metavar="SIZE",
+        help="Use this value instead of the policy key memory, for example 1G.",
     ),
     "cores": click.option("--cores", metavar="N", help="Number of cores to use; 0 means all."),
     "rate": click.option(

@@ -102,7 +102,7 @@ class _Commands(LazyGroup):
 )
 @click.version_option(__version__, prog_name="dedupd")
 def main() -> None:
-    """Deduplicate a primary volume after the data has been written.
+    """Deduplicate the files of a file server after they have been written.
 
     \b
     Exit status: 0 done, 1 finished with findings, or stopped early, 2 wrong

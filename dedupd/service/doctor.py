@@ -298,7 +298,8 @@ def _policy(root: str) -> Result:
 
 
 def _within(root: str) -> Result:
-    """Find subvolumes and mounts in the tree; they can only be made below the mount."""
+    """Find subvolumes and mounts in the tree. The mount refuses to make them, but root can make
+    them in the file system below."""
     try:
         with Volume.open(root) as volume:
             data = f"/proc/self/fd/{volume.data_fd}"

@@ -19,7 +19,7 @@ def schedules(policy: Policy, kind: StoreKind) -> dict[TaskName, Schedule]:
     """Return the schedule of each task, by the policy of a volume on this kind of store.
 
     Some tasks are scheduled for every volume; they are off if this kind of store has no work for
-    them. Tasks for kinds without containers are absent for other kinds.
+    them. Tasks that exist only for kinds without containers are absent for all other kinds.
     """
     wanted: dict[TaskName, Schedule] = {}
     for name, task in TASKS.items():

@@ -28,7 +28,7 @@ class Remnants(NamedTuple):
     later_parts: int
     fingerprints: list[bytes]
     length: int
-    """The total length of its chunks, if it is that of a file."""
+    """The total length of the chunks, if this is the recipe of a file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,8 @@ class RadosStore:
     def join(
         self, volume: str, path: str, *, host: str | None = None, shards: int = SHARDS
     ) -> VolumeEntry:
-        """Let a volume keep its files here. The entry of a member stays unchanged."""
+        """Let a volume keep its files here. If the volume is already a member, its entry stays
+        unchanged."""
         entry = VolumeEntry(host or socket.gethostname(), path, shards)
         put = {volume: entry.to_json().decode()}
         exclusive = Change(points.VOLUME_JOINED, VOLUMES_OBJECT, exclusive=True, put=put)

@@ -227,7 +227,8 @@ class Disk:
         os.chmod(f"/proc/self/fd/{fd}", mode)
 
     def set_attribute_of(self, fd: int, name: bytes, value: bytes) -> None:
-        """Like :meth:`set_attribute`; ``fd`` may be ``O_PATH``, and a symbolic link."""
+        """Like :meth:`set_attribute`; ``fd`` may be opened with ``O_PATH``, and may refer to a
+        symbolic link."""
         os.setxattr(f"/proc/self/fd/{fd}", name, value)
 
     def remove_attribute_of(self, fd: int, name: bytes) -> None:

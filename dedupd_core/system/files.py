@@ -230,8 +230,8 @@ def locked(fd: int, what: str, *, wait: bool = False, alone: bool = True) -> Ite
 
 
 def lock_range(fd: int, start: int, length: int, *, wait: bool) -> bool:
-    """Lock bytes of a file for the open file of ``fd``; return whether that succeeded. The bytes
-    need not exist. Such a lock is independent of the ``flock`` of the file."""
+    """Lock a range of bytes of a file, on behalf of the open file of ``fd``; return whether that
+    succeeded. The bytes need not exist. Such a lock is independent of the ``flock`` of the file."""
     command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
     try:
         fcntl.fcntl(fd, command, _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))

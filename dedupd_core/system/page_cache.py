@@ -102,7 +102,7 @@ class BufferPool:
         self._free.put(None)
 
     def reopen(self) -> None:
-        """Serve the next reader; no thread may be waiting."""
+        """Serve the next reader. The caller makes sure that no thread waits."""
         buffers = [self._free.get() for _ in range(self._free.qsize())]
         for buffer in buffers:
             if buffer is not None:

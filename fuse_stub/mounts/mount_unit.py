@@ -42,8 +42,8 @@ class NoUnit(Exception):
 def served_in_unit(volume: str, path: str, base_fd: int, asked: Serving) -> int:
     """Serve a volume (a uuid) by a process in its unit; return its pid when it is mounted.
 
-    ``base_fd``, its open ``.dedupd``, stays the caller's. Raises NoUnit, the errors of the process,
-    Busy, UsageError, OSError.
+    ``base_fd`` is the open ``.dedupd`` of the volume; the caller still has to close it. Raises
+    NoUnit, the errors of the process, Busy, UsageError, OSError.
     """
     try:
         return _served(volume, path, base_fd, asked)

@@ -19,8 +19,8 @@ from jobs.specs import job_of
 def command(path: str, read: bool, if_due: bool, as_json: bool) -> None:
     """Audit the cluster store of the volume.
 
-    Report missing and damaged objects, and delete unreferenced ones. One host audits for all
-    hosts, which can keep writing.
+    Report missing and damaged objects, and delete unreferenced ones. It is enough that one host
+    audits. All hosts can keep writing.
     """
     with Volume.open(path) as volume, all_held(volume):
         job = job_of("audit", volume)

@@ -27,8 +27,8 @@ from jobs.specs import job_of
     click.option(
         "--all-garbage",
         is_flag=True,
-        help="Collect even if the tree has files but no stubs, so that all chunks are garbage."
-        " Without this option, gc refuses that.",
+        help="Collect even if the tree has files but no stubs, which means that all chunks are"
+        " garbage. Without this option, gc collects nothing in this case.",
     ),
     click.option("--dry-run", is_flag=True, help="Report the garbage; change nothing."),
 )

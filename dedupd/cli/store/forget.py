@@ -20,8 +20,8 @@ from dedupd_core.volume.volume import Volume
 def command(store: str, uuid: str, as_json: bool) -> None:
     """Remove a lost volume, given by its UUID, permanently from STORE.
 
-    Chunks that only this volume references become garbage. If the volume returns, its stubs are
-    lost.
+    Chunks that only this volume references become garbage. If the volume becomes available again
+    later, its stubs are lost.
     """
     with closing(SharedDirectory.named(store, Disk())) as shared, shared.job_lock():
         member = shared.members().get(uuid)

@@ -55,9 +55,9 @@ class _OpenSegment(NamedTuple):
 class DiskCache:
     """A directory of frames with a limited size. Safe to use from several threads.
 
-    The oldest frames are deleted first, unless they were used when they already were among the
-    oldest. Several processes may have the same directory open: each adds to its own segments. This
-    object takes ownership of ``dir_fd``.
+    The oldest frames are deleted first, except frames that were used again after they had become
+    some of the oldest. Several processes may have the same directory open: each adds to its own
+    segments. This object takes ownership of ``dir_fd``.
     """
 
     def __init__(self, dir_fd: int, bytes_max: int, disk: Disk) -> None:
