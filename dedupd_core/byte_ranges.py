@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 def missing_ranges(
     present: Iterable[tuple[int, int]], start: int, end: int
 ) -> Iterator[tuple[int, int]]:
-    """The parts of [start, end) that are in none of ``present``, which ascend by their starts."""
+    """Yield the parts of [start, end) outside of ``present``, which is sorted by start."""
     for present_start, present_end in present:
         if present_end <= start:
             continue
@@ -22,7 +22,7 @@ def missing_ranges(
 def intersections(
     some: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """What two rows of ranges, each ascending and apart, have in common."""
+    """Yield the intersections of two sequences of ranges, each sorted and without overlaps."""
     rest = iter(others)
     other = next(rest, None)
     for start, end in some:
@@ -36,7 +36,7 @@ def intersections(
 
 
 def joined(ranges: Iterable[tuple[int, int]], gap_max: int = 0) -> Iterator[tuple[int, int]]:
-    """Ranges that ascend, as one where no more than a gap of so many bytes is between two."""
+    """Yield sorted ranges, joined if the gap between two is at most ``gap_max`` bytes."""
     start = end = -1
     for low, high in ranges:
         if start >= 0 and low - end <= gap_max:

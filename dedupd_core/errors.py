@@ -10,13 +10,13 @@ EXIT_DAMAGED = 4
 
 
 class DedupdError(Exception):
-    """Base class. The message names the object, what is wrong with it, and what to do."""
+    """Base class. The message names the object, the problem, and what to do."""
 
     exit_status = EXIT_FINDINGS
 
 
 class UsageError(DedupdError):
-    """The caller asked for something that makes no sense."""
+    """The caller requested an invalid operation."""
 
     exit_status = EXIT_USAGE
 
@@ -26,11 +26,11 @@ class NotAVolume(UsageError):
 
 
 class CopiedVolume(UsageError):
-    """The volume was copied file by file, and is not taken over yet: see ``dedupd adopt``."""
+    """The volume was copied file by file, and is not adopted yet: see ``dedupd adopt``."""
 
 
 class UnsuitableFileSystem(UsageError):
-    """The file system below lacks something that stubs need."""
+    """The file system below lacks a feature that stubs need."""
 
 
 class PolicyError(UsageError):
@@ -42,15 +42,15 @@ class ConfigurationError(UsageError):
 
 
 _ANEW = "run `dedupd disable` of the version that wrote it, then `dedupd enable` of this version"
-"""What to do about a volume in an old format."""
+"""Remedy for a volume in an old format."""
 
 
 class UnknownFormat(UsageError):
-    """Another version of the program wrote this, in a format that this version does not read."""
+    """Another version of the program wrote this, in a format that this version cannot read."""
 
     @classmethod
     def of(cls, where: str, name: str, found: object, known: int, remedy: str = _ANEW) -> Self:
-        """``name``: of the format. ``remedy``: for a format that is older than the known one."""
+        """Return the error for the format ``name``. ``remedy``: what to do if it is older."""
         text = f"{where}: {name} {found}; this program reads {known}"
         if isinstance(found, int) and found < known:
             return cls(f"{text} and no longer {found}; {remedy}")
@@ -58,9 +58,9 @@ class UnknownFormat(UsageError):
 
 
 class Busy(DedupdError):
-    """Somebody else holds the volume, or a file of it, right now.
+    """The volume, or a file of it, is in use.
 
-    ``passes``: it may help to wait a little; else something has to be finished first.
+    ``passes``: waiting a little may help; otherwise another operation must finish first.
     """
 
     exit_status = EXIT_BUSY
@@ -71,7 +71,7 @@ class Busy(DedupdError):
 
 
 class WriterFenced(Busy):
-    """Another host has taken over what this process was writing; it can change nothing any more."""
+    """Another host has taken over what this process was writing; now it can change nothing."""
 
 
 class ServiceUnreachable(DedupdError):
@@ -81,46 +81,45 @@ class ServiceUnreachable(DedupdError):
 
 
 class StoreUnreachable(DedupdError):
-    """The store of a volume lies apart from it, and cannot be opened now."""
+    """The separate store of a volume cannot be opened now."""
 
     exit_status = EXIT_BUSY
 
 
 class UnseenMember(DedupdError):
-    """A volume of a shared store cannot be seen, or is not as the store last knew it."""
+    """A volume of a shared store cannot be seen, or differs from the store's last record of it."""
 
     exit_status = EXIT_BUSY
 
 
 class ReadOnlyVolume(DedupdError):
-    """The volume lies on a file system that takes no changes now; it can be read."""
+    """The file system of the volume is read-only now; the volume can be read."""
 
     exit_status = EXIT_BUSY
 
 
 class NoSpace(DedupdError):
-    """The file system is too full to go on; nothing was changed by the step that failed."""
+    """The file system is too full to continue; the failed step has changed nothing."""
 
 
 class OverQuota(NoSpace):
-    """A quota is used up, that of the owner of a file, of its group or of its project: there may be
-    space for other files."""
+    """A quota of the file's owner, group or project is used up; other files may have space."""
 
 
 class FileChanged(DedupdError):
-    """A file is no longer what it was when it was read; it was left alone."""
+    """A file has changed since it was read; it was skipped."""
 
 
 class AttributesFull(DedupdError):
-    """A file has so many extended attributes that none can be added; the disk has space."""
+    """A file cannot get another extended attribute, because it has too many; the disk has space."""
 
 
 class CatalogUnusable(DedupdError):
-    """The catalogue cannot be read or written now; nothing that it holds is needed."""
+    """The catalogue cannot be read or written now; no operation depends on its content."""
 
 
 class Damaged(DedupdError):
-    """Stored data that is missing or does not match its checksum. Never returned as data."""
+    """Stored data that is missing or does not match its checksum. It is never returned as data."""
 
     exit_status = EXIT_DAMAGED
 
@@ -130,7 +129,7 @@ class DamagedContainer(Damaged):
 
 
 class DamagedChunk(DamagedContainer):
-    """One record of a container cannot be read back as what was written.
+    """One record of a container does not have the bytes that were written.
 
     ``chunk_id`` is the id of the record.
     """
@@ -145,7 +144,7 @@ class DamagedTable(Damaged):
 
 
 class DamagedRecipe(Damaged):
-    """A recipe does not decode, or is not the one that the stub names."""
+    """A recipe does not decode, or differs from the recipe that the stub names."""
 
 
 class DamagedStub(Damaged):
@@ -153,19 +152,19 @@ class DamagedStub(Damaged):
 
 
 class CopiedStub(DamagedStub):
-    """A stub's attribute is sound, and of another inode: the stub was copied, or is in a copy."""
+    """A stub's attribute is sound, but of another inode: the stub was copied, or is in a copy."""
 
 
 class TamperedStub(DamagedStub):
-    """A stub has other blocks of its own than those that its attribute counts."""
+    """A stub has other local blocks than its attribute counts."""
 
 
 class NoiseWritten(DedupdError):
-    """Many files were overwritten with what looks encrypted: nothing of theirs is collected."""
+    """Many files were overwritten with bytes that look encrypted: old data is not collected."""
 
 
 def error_named(kind: str, message: str) -> DedupdError:
-    """The error that another process reported, of its own class where that is one of these."""
+    """Return an error that another process reported, of its own class if that is defined here."""
     known = globals().get(kind)
     if isinstance(known, type) and issubclass(known, DedupdError):
         return known(message)

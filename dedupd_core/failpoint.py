@@ -1,4 +1,4 @@
-"""Named places, one between any two durable steps, where tests stop or kill the program.
+"""Named places between two durable steps, at which tests stop or kill the program.
 
 ``DEDUPD_FAIL_POINT=name`` or ``name:n`` in the environment kills the process with SIGKILL at the
 n-th pass (first by default). Tests in the same process set ``hook`` instead.
@@ -11,17 +11,17 @@ from collections.abc import Callable
 VARIABLE = "DEDUPD_FAIL_POINT"
 
 POINTS: dict[str, str] = {}
-"""Every fail point: name → what has just become durable. Filled by :func:`define`."""
+"""Every fail point: name → the data that has just become durable. :func:`define` adds them."""
 
 hook: Callable[[str], None] | None = None
-"""Called with the name at each pass; tests raise from it."""
+"""Called with the name at each pass; tests raise errors in it."""
 
 _name = ""
 _passes_left = 0
 
 
 def arm(point: str) -> None:
-    """Have this process killed at the pass that ``name`` or ``name:n`` says; at none for ""."""
+    """Kill this process at the pass of ``name`` or ``name:n``; at none for ""."""
     global _name, _passes_left
     _name, _, count = point.partition(":")
     _passes_left = int(count or "1")
@@ -39,12 +39,12 @@ def define(name: str, meaning: str) -> str:
 
 
 def is_armed() -> bool:
-    """Whether passing any fail point may have a consequence."""
+    """Return whether passing any fail point may have an effect."""
     return bool(_name) or hook is not None
 
 
 def reach(name: str) -> None:
-    """Pass the fail point ``name``; does not return where it is the armed one."""
+    """Pass the fail point ``name``. This does not return at the armed fail point."""
     global _passes_left
     if name == _name:
         _passes_left -= 1

@@ -1,4 +1,4 @@
-"""Failures of one task, one request or one file, which end nothing else: logged and counted."""
+"""Logs and counts unexpected failures of single tasks, requests or files, which stop no others."""
 
 import logging
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Failures:
-    """What failed unexpectedly in a process, by name. Several threads may use it."""
+    """Counts unexpected failures in a process, by name. Several threads may use it."""
 
     def __init__(self, logger: str) -> None:
         self._log = logging.getLogger(logger)
@@ -17,12 +17,12 @@ class Failures:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each of them failed."""
+        """Return the number of failures by name."""
         with self._lock:
             return dict(self._counts)
 
     def note(self, what: str, error: BaseException) -> None:
-        """Count a failure and log it with its traceback; the log drops lines that repeat
+        """Count a failure and log it with its traceback. The log drops repeated lines
         (``log_queue.py``)."""
         with self._lock:
             self._counts[what] += 1
@@ -30,14 +30,14 @@ class Failures:
 
     @contextmanager
     def noted(self, what: str) -> Iterator[None]:
-        """Note a failure of the block and continue behind it."""
+        """Note a failure of the block, and continue after the block."""
         try:
             yield
         except Exception as error:
             self.note(what, error)
 
     async def contained(self, what: str, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a task that ends alone if it fails."""
+        """Run a task; a failure stops only this task."""
         with self.noted(what):
             await task()
 
@@ -47,8 +47,8 @@ class Failures:
         task: Callable[[], Awaitable[None]],
         again: Callable[[], Awaitable[None]],
     ) -> None:
-        """Run a task that lasts as long as the process; after a failure, and ``again``, it starts
-        from the beginning."""
+        """Run a task that lasts as long as the process. After a failure, run ``again``, then
+        restart it."""
         while True:
             try:
                 await task()

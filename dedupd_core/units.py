@@ -26,7 +26,7 @@ SHOWN_CHARACTERS_MAX = 200
 
 
 def brief(value: object) -> str:
-    """A value for a message, as Python writes it: what people wrote may be of any length."""
+    """Return a value as Python writes it, shortened for a message: input may have any length."""
     try:
         text = repr(value)
     except ValueError:
@@ -35,22 +35,22 @@ def brief(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """The beginning of a text that may be of any length, for a message."""
+    """Shorten a text of any length for a message."""
     return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}…"
 
 
 def counted(count: int, what: str) -> str:
-    """``1 chunk``, ``2 chunks``."""
+    """Return for example ``1 chunk``, ``2 chunks``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def parse_size(text: str) -> int:
-    """Bytes meant by ``32k``, ``1.5 GiB`` or ``4096`` (powers of 1024). Raises UsageError."""
+    """Return the bytes of ``32k``, ``1.5 GiB`` or ``4096`` (powers of 1024). Raises UsageError."""
     match = _SIZE.match(text)
     if match is None:
         raise UsageError(f"{brief(text)} is not a size; write bytes, or a number with k, M, G or T")
     factor = _SIZE_FACTOR[match[2].lower()]
-    # Exact, which a float is for 53 bits only.
+    # A Decimal is exact; a float has only 53 bits.
     size = Decimal(match[1]) * factor
     if size > SIZE_BYTES_MAX:
         raise UsageError(f"{brief(text)} is larger than any file")
@@ -58,7 +58,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds meant by ``3d``, ``12h``, ``0s``; a bare number is days. Raises UsageError."""
+    """Return the seconds of ``3d``, ``12h``, ``0s``; a bare number is days. Raises UsageError."""
     match = _AGE.match(text)
     if match is None:
         raise UsageError(f"{brief(text)} is not a duration; write a number with s, min, h, d or w")
@@ -69,7 +69,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_percentage(text: str) -> float:
-    """The fraction meant by ``5%``. Raises UsageError."""
+    """Return the fraction of ``5%``. Raises UsageError."""
     match = _PERCENTAGE.fullmatch(text)
     if match is None or not 0 < float(match[1]) <= 100:
         raise UsageError(
@@ -79,8 +79,8 @@ def parse_percentage(text: str) -> float:
 
 
 def parse_moment(text: str, now_s: float) -> float:
-    """The time (seconds since 1970) meant by ``2d``, so long ago, or by a date with or without a
-    time of the day, by the local clock. Raises UsageError."""
+    """Return the time (seconds since 1970) of an age such as ``2d``, or of a date. The date may
+    include a time of day, by the local clock. Raises UsageError."""
     try:
         return now_s - parse_duration(text)
     except UsageError:
@@ -95,7 +95,7 @@ def parse_moment(text: str, now_s: float) -> float:
 
 
 def format_size(size_bytes: float) -> str:
-    """A size for people: three digits and a binary unit."""
+    """Format a size for people: three digits and a binary unit."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":
@@ -105,7 +105,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def exact_size(size_bytes: int) -> str:
-    """A size that :func:`parse_size` reads back as the same number."""
+    """Format a size so that :func:`parse_size` returns the same number."""
     for unit, factor in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size_bytes and size_bytes % factor == 0:
             return f"{size_bytes // factor} {unit}"
@@ -113,7 +113,7 @@ def exact_size(size_bytes: int) -> str:
 
 
 def exact_duration(duration_s: float) -> str:
-    """A duration that :func:`parse_duration` reads back as the same number."""
+    """Format a duration so that :func:`parse_duration` returns the same number."""
     for unit, factor in (("d", 86400), ("h", 3600), ("min", 60)):
         if duration_s and duration_s % factor == 0:
             return f"{duration_s // factor:.0f}{unit}"
@@ -121,7 +121,7 @@ def exact_duration(duration_s: float) -> str:
 
 
 def format_duration(duration_s: float) -> str:
-    """A duration for people."""
+    """Format a duration for people."""
     if duration_s < 60:
         return f"{duration_s:.1f} s"
     minutes, seconds = divmod(round(duration_s), 60)
@@ -132,20 +132,20 @@ def format_duration(duration_s: float) -> str:
 
 
 def format_moment(time_s: float) -> str:
-    """A time (seconds since 1970) for people, by the local clock."""
+    """Format a time (seconds since 1970) for people, by the local clock."""
     return f"{datetime.fromtimestamp(time_s):%Y-%m-%d %H:%M}"
 
 
 def align_up(value: int, alignment: int) -> int:
-    """The least multiple of ``alignment`` that is not below ``value``."""
+    """Return the smallest multiple of ``alignment`` that is not below ``value``."""
     return -(-value // alignment) * alignment
 
 
 def align_down(value: int, alignment: int) -> int:
-    """The greatest multiple of ``alignment`` that is not above ``value``."""
+    """Return the greatest multiple of ``alignment`` that is not above ``value``."""
     return value // alignment * alignment
 
 
 def in_64_bits(time_ns: int) -> int:
-    """A time as formats and native code have it: the first or last one if it is beyond these."""
+    """Return a time in the range of formats and native code, or the nearest limit."""
     return min(max(time_ns, -(1 << 63)), (1 << 63) - 1)

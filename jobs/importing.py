@@ -1,5 +1,5 @@
-"""The import job: a tree is copied into a volume and deduplicated as it comes, so that the volume
-takes in more than its disk has room for."""
+"""The import job: copies a tree into a volume and deduplicates it on the fly, so that it can be
+larger than the free space."""
 
 import os
 import stat
@@ -26,16 +26,16 @@ from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.optimize_job import Optimize
 
 BATCH_SHARE = 0.4
-"""Of the room: a batch is there twice before its blocks are given up, plain and as chunks."""
+"""Share of the room for a batch: until its blocks are freed, it exists plain and as chunks."""
 
 BATCH_BYTES_MIN = 4 * MIB
-"""There is no room for smaller batches: what their files and tables take besides is as much."""
+"""Smallest batch: below it, the overhead of files and tables is as large as the data."""
 
 BATCH_BYTES_MAX = 4 * GIB
-"""As much is done again, at most, where the machine stops."""
+"""Largest batch: at most this is repeated if the machine stops."""
 
 ATTEMPTS_MAX = 3
-"""To read a file that is written to meanwhile."""
+"""Number of attempts to read a file while users write to it."""
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK
@@ -43,9 +43,9 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 
 @dataclass(slots=True)
 class ImportReport(FileReport):
-    """The results of a run. ``already`` were there from an earlier run. ``without_privileges`` have
-    come without anything that gives rights. ``written_bytes`` leaves out holes; ``room_bytes_min``
-    is the least that was free beyond the reserve between two files."""
+    """The results of a run. ``already`` counts files from an earlier run; ``without_privileges``
+    counts files without anything that gives rights. ``written_bytes`` excludes holes.
+    ``room_bytes_min`` is the least free space beyond the reserve between two files."""
 
     job: str = "import"
     files: int = 0
@@ -61,8 +61,8 @@ class ImportReport(FileReport):
 
 
 class Import:
-    """One import. Needs the job lock, or the lock of those that append. May be stopped and run
-    again: it goes on."""
+    """One import. Needs the job lock, or the lock of appending jobs. If it is stopped, the next run
+    continues."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Import:
         privileges: bool = False,
         force: bool = False,
     ) -> None:
-        """``folder``: where in the tree; it is made if need be. ``privileges``: root imports what
-        gives rights. ``force``: also into directories of other users. Raises UsageError,
+        """``folder``: target in the tree, created if necessary. ``privileges``: root imports what
+        gives rights. ``force``: accept directories of other users. Raises UsageError,
         PolicyError."""
         self._volume = volume
         self._run = run
@@ -103,8 +103,8 @@ class Import:
     def run(self) -> ImportReport:
         """Copy and optimize, batch by batch.
 
-        What cannot be read, or has no room, is named and left out. Raises UsageError, Busy,
-        Cancelled, and what a run of optimize raises.
+        A file that is unreadable, or does not fit, is reported and skipped. Raises UsageError,
+        Busy, Cancelled, and the errors of optimize.
         """
         run, report, disk = self._run, self._report, self._volume.disk
         report.room_bytes_before = report.room_bytes_min = self._room.left_bytes
@@ -132,7 +132,7 @@ class Import:
         return report
 
     def _writer(self, target_fd: int) -> TreeWriter:
-        """No file of the source becomes a stub by its attributes."""
+        """Return a writer that makes no file of the source a stub by its attributes."""
         volume, findings = self._volume, self._run.findings
         return TreeWriter(
             target_fd,
@@ -144,7 +144,7 @@ class Import:
         )
 
     def _target(self, stack: ExitStack) -> int:
-        """The tree: as users see it where it is mounted, so that they see what comes."""
+        """Return the tree, through the mount if there is one, so that users see new files."""
         if self._points:
             return stack.enter_context(opened(os.open(self._points[0], _FLAGS)))
         return self._volume.data_fd
@@ -152,7 +152,7 @@ class Import:
     # --- batches ------------------------------------------------------------------------------
 
     def _begin_batch(self) -> None:
-        """Without a mount, none must come while the tree is written below it."""
+        """Start a batch. Without a mount, prevent mounting while the tree is written below."""
         if not self._points:
             self._lock.enter_context(self._volume.mount_lock())
         elif mount_table.points_of(self._volume.parameters.uuid) != self._points:
@@ -166,14 +166,14 @@ class Import:
         self._batch_bytes_max = min(BATCH_BYTES_MAX, int(room * BATCH_SHARE))
 
     def _end_batch(self) -> None:
-        """Optimize what has come."""
+        """Optimize the batch."""
         run, report = self._run, self._report
         self._note_room(self._room.left_bytes)
         self._lock.close()
         if not self._batch_bytes:
             return
         if self._points:
-            # The kernel tells of a close behind the closing program's back; this comes after.
+            # The kernel reports a close after the closing program; this request comes later.
             os.statvfs(self._points[0])
         report.batches += 1
         Optimize(self._volume, run, self._folder).run()
@@ -183,11 +183,11 @@ class Import:
         self._report.room_bytes_min = min(self._report.room_bytes_min, room_bytes)
 
     def _make_room(self, need_bytes: int, path: bytes) -> None:
-        """Have room for a file, by an end of the batch if need be. Raises NoSpace."""
+        """Make room for a file, by ending the batch if necessary. Raises NoSpace."""
         if self._batch_bytes and self._batch_bytes + need_bytes > self._batch_bytes_max:
             self._end_batch()
             self._begin_batch()
-        # A file that is alone in its batch may be larger: it stays plain until there is more room.
+        # A file alone in its batch may be larger: it stays plain until there is more room.
         self._room.require(need_bytes + BATCH_BYTES_MIN, show_path(path))
         self._batch_bytes += need_bytes
         self._note_room(self._room.left_bytes - need_bytes)
@@ -206,7 +206,7 @@ class Import:
             elif writer.is_there(path, visited.node):
                 self._report.already += 1
             elif writer.make_link(path, visited.node):
-                pass  # it counts once
+                pass  # counted only once
             elif visited.node.is_file:
                 self._take_file(writer, path, visited)
             else:
@@ -219,11 +219,11 @@ class Import:
 
     def _take_directory(self, writer: TreeWriter, path: bytes, visited: VisitedNode) -> None:
         if not path:
-            return  # the volume's own directory stays as it is
+            return  # keep the volume's own directory
         if visited.is_end:
             if visited.path or writer.is_unfinished(
                 path
-            ):  # a folder that exists was chosen as it is
+            ):  # an existing folder keeps its properties
                 writer.finish_directory(path, visited.node)
         else:
             writer.make_directory(path, visited.node)
@@ -239,13 +239,13 @@ class Import:
                         raise
 
     def _copy(self, writer: TreeWriter, path: bytes, fd: int) -> None:
-        """Copy an open file, with what belongs to that file: a user may have put it in place of the
-        one that the walk met. Raises FileChanged where the file is written to meanwhile."""
+        """Copy an open file and its own properties: a user may have replaced the file that the walk
+        found. Raises FileChanged if a user writes to the file."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise FileChanged("was replaced during the import")
         node = node_of(fd, b"")
-        # A file without blocks is a hole, or its source is a volume and has its data elsewhere.
+        # A file without blocks is a hole, or its source is a volume that has its data elsewhere.
         data = data_ranges(fd, 0, node.size) if not status.st_blocks else ()
         need = min(node.size, status.st_blocks * 512 + sum(end - start for start, end in data))
         self._make_room(need, path)
@@ -262,6 +262,6 @@ class Import:
 
 
 def _require_same(fd: int, before: os.stat_result, _: int) -> None:
-    """Raises FileChanged where a file was written to since."""
+    """Raise FileChanged if a file was written to."""
     if FileIdentity.of(os.fstat(fd)) != FileIdentity.of(before):
         raise FileChanged("keeps changing; run the command again when it is idle")

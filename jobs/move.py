@@ -1,8 +1,8 @@
-"""The move of a volume to another store: from its own to a shared one, or the other way.
+"""The move of a volume between its own store and a shared store.
 
-All that its stubs need is copied first, and is durable in the other store before the first stub is
-changed. Then each stub names its new recipe, by one exchange of its attribute; the record of which
-store the volume is on follows when all of them are durable. Nobody opens the volume between.
+All records of its stubs are copied, and durable in the other store, before the first stub changes.
+Then each stub gets its new recipe, by one exchange of its attribute. When all stubs are durable,
+the record of the volume's store changes. No process can open the volume in between.
 """
 
 import json
@@ -63,7 +63,7 @@ GROUP_BYTES = 64 * MIB
 
 @dataclass(slots=True)
 class MoveReport(FileReport):
-    """The results of a run. ``present`` chunks were in the other store already."""
+    """The results of a run. ``present`` chunks were already in the other store."""
 
     job: str = "move"
     store: str = ""
@@ -75,9 +75,9 @@ class MoveReport(FileReport):
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What is in the file that marks a volume as half moved: the uuid of the store that it moves
-    ``to``, and the directory of the one that it comes ``from``; empty for its own. ``where`` is the
-    former for people."""
+    """The content of the file that marks a volume as half moved. ``to``: uuid of the new store;
+    ``origin``: directory of the former store; both are empty for the volume's own store. ``where``:
+    the new store, for messages."""
 
     to: str
     where: str
@@ -85,18 +85,18 @@ class _Route:
 
 
 class MovingVolume(Volume):
-    """A volume to be moved, also half way."""
+    """A volume to move, even if it is half moved."""
 
     def refuse_half_moved(self) -> None:
-        """That is what this is for."""
+        """Do nothing: the move continues."""
 
 
 class Move(Job[MoveReport]):
-    """Moves one volume. Takes all locks that it needs; the volume must not be mounted. May be
-    stopped and run again at any point."""
+    """Moves one volume. Takes all necessary locks; the volume must not be mounted. May be stopped
+    and run again at any point."""
 
     def __init__(self, volume: MovingVolume, run: JobRun, shared: SharedDirectory | None) -> None:
-        """``shared``: where to; None for a store of its own. It stays the caller's."""
+        """``shared``: the new store; None for a store of its own. The caller closes it."""
         where = "a store of its own" if shared is None else shared.path
         super().__init__(volume, run, MoveReport(store=where))
         self._shared = shared
@@ -105,8 +105,8 @@ class Move(Job[MoveReport]):
         self._route = _Route(self._target_uuid, where, "" if own is None else own.name)
 
     def run(self) -> MoveReport:
-        """Copy, then switch. Raises UsageError, Busy, NoSpace, Cancelled, UnseenMember; Damaged
-        where a stub cannot be read as a whole: then nothing has changed."""
+        """Copy, then switch. Raises UsageError, Busy, NoSpace, Cancelled, UnseenMember, and Damaged
+        if a stub cannot be read completely: then nothing has changed."""
         volume = self._volume
         with (
             ExitStack() as held,
@@ -150,7 +150,7 @@ class Move(Job[MoveReport]):
             )
 
     def _is_begun(self) -> bool:
-        """Whether an earlier run was stopped half way. Raises UsageError where it led elsewhere."""
+        """Return whether an earlier run was stopped. Raises UsageError for another target."""
         volume = self._volume
         found = read_if_there(volume.base_fd, MOVING_FILE)
         if found is None:
@@ -167,8 +167,8 @@ class Move(Job[MoveReport]):
         return "" if self._shared is None else self._shared.parameters.uuid
 
     def _target(self, is_begun: bool) -> Volume:
-        """The volume as it will be. The store knows it from here on: nothing of it is collected,
-        since a volume of it says that it is on another one."""
+        """Return the volume in its new state. The new store knows it from now on, and collects
+        nothing, because this member still records another store."""
         volume, shared = self._volume, self._shared
         membership = None
         if shared is not None:
@@ -216,7 +216,7 @@ class Move(Job[MoveReport]):
         return (now and now.store) == (target.membership and target.membership.store)
 
     def _roll_back(self) -> None:
-        """Nothing has changed but in the other store: what it got is garbage there."""
+        """Undo the copy: only the other store has changed, and what it got becomes garbage."""
         volume = self._volume
         if self._shared is not None:
             self._shared.remove(volume.parameters.uuid)
@@ -224,7 +224,7 @@ class Move(Job[MoveReport]):
             volume.disk.remove_all(volume.base_fd, b"store")
 
     def _copy(self, target: Volume) -> None:
-        """Store what the stubs need that are as before, durably. Raises Damaged, NoSpace."""
+        """Store all records of unchanged stubs, durably. Raises Damaged, NoSpace."""
         volume, run = self._volume, self._run
         run.update(phase="copying")
         policy = volume.policy()
@@ -251,9 +251,9 @@ class Move(Job[MoveReport]):
             raise Damaged(f"{self._volume.root}: a part is not accessible: {unseen[0]}")
 
     def _stub(self, found: TreeFile, target: Volume) -> StubAttribute | None:
-        """The attribute of a stub that is as before, at rest; None where it is changed already.
+        """Return the attribute of an unchanged, settled stub; None if it is already changed.
 
-        Raises Damaged where it is neither.
+        Raises Damaged if it is neither.
         """
         volume, where = self._volume, show_path(found.path)
         try:
@@ -291,8 +291,8 @@ class Move(Job[MoveReport]):
     # --- after it -----------------------------------------------------------------------------
 
     def _drop_derived(self) -> None:
-        """Remove what has ids of the former store: they mean nothing in the other one. Files that
-        were deleted lately cannot be had back any more."""
+        """Remove data with ids of the former store, which are invalid in the other one. Recently
+        deleted files can no longer be restored."""
         volume = self._volume
         saved_marks.remove(volume.base_fd, volume.disk)
         remove_tree(volume.disk, volume.base_fd, SENT_DIR)
@@ -302,7 +302,7 @@ class Move(Job[MoveReport]):
                     volume.disk.remove_all(volume.base_fd, DELETED + b"/" + os.fsencode(log))
 
     def _leave(self) -> None:
-        """The volume needs nothing of the former store any more."""
+        """Leave the former store, which the volume no longer needs."""
         volume, disk, origin = self._volume, self._volume.disk, self._route.origin
         if origin:
             with closing(SharedDirectory(origin, disk)) as former:
@@ -331,7 +331,7 @@ class _Copier:
         self.intake = LocalIntake(target, store)
 
     def copied(self, stub: StubAttribute, where: str) -> RecipeRef:
-        """The recipe of a stub, in the other store. Raises Damaged, NoSpace."""
+        """Copy the recipe of a stub; return it in the other store. Raises Damaged, NoSpace."""
         builder = RecipeBuilder(self._store.recipes)
         recipe = self._volume.content(stub, where).recipe
         batch: list[Span] = []
@@ -349,7 +349,7 @@ class _Copier:
         return ref
 
     def _push(self, builder: RecipeBuilder, spans: list[Span]) -> None:
-        """Add spans to a recipe, and store their chunks that are new."""
+        """Add spans to a recipe, and store their new chunks."""
         fingerprints = [self._fingerprint(span) for span in spans]
         known = self._store.index.lookup(b"".join(fingerprints))
         ids = dict(zip(fingerprints, known, strict=True)) | {HOLE_FINGERPRINT: HOLE}
@@ -372,14 +372,14 @@ class _Copier:
         return described_record(self._volume.chunk_records, span).fingerprint
 
     def _frame(self, span: Span, fingerprint: bytes) -> Frame:
-        """A chunk by a payload that leans on no other, verified by its fingerprint."""
+        """Return a chunk with a payload that depends on no other, verified by its fingerprint."""
         records = self._volume.chunk_records
         try:
             record, payload = records.read_alone(span.chunk)
             if record.fingerprint == fingerprint and record.raw_length == span.length:
                 return Frame(FrameKind.CHUNK, record.codec, span.length, fingerprint + payload)
         except DamagedContainer:
-            pass  # a second copy may be there
+            pass  # a second copy may exist
         _, raw = proved_record(records, span, self._volume.parameters.fingerprint)
         codec, payload, _ = encoded_payload(raw)
         return Frame(FrameKind.CHUNK, codec, span.length, fingerprint + payload)

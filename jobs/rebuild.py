@@ -1,4 +1,4 @@
-"""The rebuild job: all derived data, made again from containers and stubs alone."""
+"""The rebuild job: rebuilds all derived data from containers and stubs alone."""
 
 import os
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ from jobs.scrub.scrub_job import Depth, Scrub
 class RebuildReport(Report):
     """The results of a run.
 
-    ``orphans_released``: records that no table calls garbage any more. ``not_rebuilt`` lists facts
-    that the truth does not tell, and losses of the truth itself.
+    ``orphans_released`` counts records that are no longer garbage in a table. ``not_rebuilt`` lists
+    facts that the source data does not have, and losses of source data.
     """
 
     job: str = "rebuild"
@@ -48,7 +48,7 @@ class Rebuild(Job[RebuildReport]):
         super().__init__(volume, run, RebuildReport())
 
     def run(self) -> RebuildReport:
-        """Make catalogue and tables again where they are not whole. Raises Cancelled, NoSpace."""
+        """Rebuild the catalogue and tables if they are damaged. Raises Cancelled, NoSpace."""
         report = self._report
         self._rebuild_catalogue()
         saved_marks.remove(self._volume.store.base_fd, self._volume.disk)
@@ -69,7 +69,7 @@ class Rebuild(Job[RebuildReport]):
         return self.report()
 
     def _rebuild_catalogue(self) -> None:
-        """A damaged catalogue is replaced by an empty one when it is opened."""
+        """Open the catalogue, which replaces a damaged one by an empty one."""
         self._run.update(phase="catalogue")
         directory = self._volume.catalogue
         existed = os.path.exists(os.path.join(directory, "data.mdb"))
@@ -80,9 +80,8 @@ class Rebuild(Job[RebuildReport]):
             self._report.not_rebuilt.append(str(error))
 
     def _release_orphans(self, kind: Kind) -> None:
-        """Make all orphans live again, durably. A table that was brought back from an older copy
-        may call records garbage that files have come to need since, and a compaction would believe
-        it."""
+        """Make all orphans live again, durably. An older copy of a table may record a record as
+        garbage that files need by now, and a compaction would delete it."""
         self._run.update(phase=f"{kind.name.lower()} that were garbage")
         with self._volume.containers(kind) as directory:
             containers = OpenContainers(directory)
@@ -114,8 +113,8 @@ class Rebuild(Job[RebuildReport]):
 
 
 def _target(containers: OpenContainers, kind: Kind, number: int, ordinal: int) -> int | None:
-    """The record that an orphan repeats, or leans on, which its entry does not say. None where it
-    cannot be told any more, or is gone. Only second copies are found by what they repeat."""
+    """Return the record that an orphan repeats or depends on; None if it is unknown or missing. The
+    entry does not have it. Only second copies are found by the record that they repeat."""
     container = containers.get(number)
     entry = None if container is None else container.entry(ordinal)
     if kind in COPIES_OF and (entry is None or not entry.leans):
@@ -125,7 +124,7 @@ def _target(containers: OpenContainers, kind: Kind, number: int, ordinal: int) -
             return None
         if kind in COPIES_OF:
             base = container.describe_own(ordinal).base
-            # What only an orphan leans on may have been collected.
+            # The base of an orphan may have been collected.
             return base if containers.has_base(base) else None
         return container.describe_own(ordinal).target
     except DamagedChunk:

@@ -1,8 +1,8 @@
-"""A volume that its shared store does not know as it is: proved, then taken in.
+"""Registers a volume again whose state differs from its shared store's record, after checks.
 
-It may have been moved, or it, or the store, may have been brought back from an older copy. Then its
-stubs may name records that were collected since, which is a loss, or that became garbage and are
-still there: those are live again before the store knows the volume, so nothing drops them.
+The volume was moved, or the volume or the store was restored from an older copy. Then its stubs may
+name collected records, which are lost, or garbage that still exists. Such garbage becomes live
+again before the store registers the volume, so that no job deletes it.
 """
 
 from contextlib import ExitStack
@@ -40,7 +40,7 @@ class RejoinReport(FileReport):
 
 
 class Rejoin(Job[RejoinReport]):
-    """Takes all locks that it needs itself; the volume may be mounted."""
+    """Takes all necessary locks; the volume may be mounted."""
 
     def __init__(self, volume: Volume, run: JobRun, *, accepts_losses: bool = False) -> None:
         super().__init__(volume, run, RejoinReport())
@@ -49,8 +49,8 @@ class Rejoin(Job[RejoinReport]):
         self._orphans: dict[Kind, dict[int, list[int]]] = {kind: {} for kind in COPIES_OF}
 
     def run(self) -> RejoinReport:
-        """Look all up that the volume needs, and have the store know it. Raises UsageError where
-        the volume has its own store, or is a copy of one that the store sees; Busy, Cancelled."""
+        """Check all records that the volume needs, and register it. Raises Busy, Cancelled, and
+        UsageError if the volume has its own store, or is a copy of a volume that the store sees."""
         shared, report = self._volume.shared, self._report
         if shared is None:
             raise NotAVolume(f"{self._volume.root}: is not on a shared store")
@@ -89,7 +89,7 @@ class Rejoin(Job[RejoinReport]):
         )
 
     def _take_in(self, kind: Kind, directory: ContainerDirectory) -> None:
-        """Every record of a kind, with its second copies, and which of them are garbage."""
+        """Read all records of a kind, their second copies, and which records are garbage."""
         known = self._known[kind]
         for number in directory.numbers():
             self._run.safe_point()
@@ -122,7 +122,7 @@ class Rejoin(Job[RejoinReport]):
         return found
 
     def _revive(self, files: ExitStack) -> None:
-        """Make garbage live again, durably, that the volume needs."""
+        """Make garbage that the volume needs live again, durably."""
         for kind, by_container in self._orphans.items():
             directory = files.enter_context(self._volume.containers(kind))
             known = self._known[kind]

@@ -1,7 +1,7 @@
-"""The jobs and the tasks of the schedule, each a row.
+"""The jobs and the tasks of the schedule, one row each.
 
-A new job is a row here, a module with the work in this package, and one with the command in
-:mod:`dedupd.cli.run`. A new task is a row here, and a key ``schedule_TASK`` in the policy.
+A new job needs a row here, a module with the work in this package, and a module with the command in
+:mod:`dedupd.cli.run`. A new task needs a row here, and a policy key ``schedule_TASK``.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,10 +17,10 @@ from jobs.frame.job import Job
 
 @dataclass(frozen=True, slots=True)
 class Strategies:
-    """What does something on a volume, by the kind of its store: each a ``MODULE:NAME``, which is
-    imported when it is needed; empty if there is nothing to be done.
+    """Code for an operation, by the volume's kind of store: each a ``MODULE:NAME``, which is
+    imported when it is needed; empty if there is nothing to do.
 
-    ``containers``: of stores on a disk of this host. ``elsewhere``: what helps on other stores.
+    ``containers``: for stores on a disk of this host. ``elsewhere``: help for other stores.
     """
 
     containers: str = ""
@@ -31,7 +31,7 @@ class Strategies:
         return self.containers if kind.has_containers else self.cluster
 
     def of(self, volume: Volume, job: str) -> Any:
-        """The class for a volume's store. Raises UsageError if there is none."""
+        """Return the class for a volume's store. Raises UsageError if there is none."""
         name = self.named(volume.store_kind)
         if not name:
             raise volume.without_work(job, self.elsewhere)
@@ -42,10 +42,10 @@ class Strategies:
 RECEPTION = Strategies(
     "jobs.backup.intake:LocalReception", "jobs.cluster.receiving:ClusterReception"
 )
-"""How a stream is received (``jobs.backup.intake.Reception``)."""
+"""Classes that receive a stream (``jobs.backup.intake.Reception``)."""
 
 LEAVING = Strategies(cluster="jobs.cluster.gc:leave_store")
-"""What a volume that is being disabled has to do first, so that its store forgets it."""
+"""Called before a volume is disabled, so that its store forgets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class JobSpec:
     """A job. ``options`` have a value, ``flags`` have none; every job has ``for`` and ``cores``.
 
     ``classes``: of :class:`jobs.frame.job.Job`. ``of_a_subtree``: it can work on a part of the
-    tree. ``by_service``: users may ask the service for it; else it needs the volume unmounted.
+    tree. ``by_service``: users may ask the service for it; otherwise it needs the volume unmounted.
     """
 
     name: str
@@ -69,7 +69,7 @@ class JobSpec:
         return self.options | self.flags | {"for", "cores"}
 
     def has_work_in(self, kind: StoreKind) -> bool:
-        """Whether there is work for it in a kind of store."""
+        """Return whether the job has work in a kind of store."""
         return bool(self.classes.named(kind))
 
 
@@ -144,17 +144,17 @@ JOBS: Mapping[str, JobSpec] = {name: spec for name, spec in ALL_JOBS.items() if 
 
 
 def job_of(name: str, volume: Volume) -> Callable[..., Job[Any]]:
-    """The class that is this job on a volume. Raises UsageError if it has no work there."""
+    """Return the class of this job for a volume. Raises UsageError if it has no work there."""
     found: Callable[..., Job[Any]] = ALL_JOBS[name].classes.of(volume, name)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job as the schedule runs it.
+    """A job in the schedule.
 
-    ``name``: its schedule in the policy is ``schedule_NAME``. ``about``: what people read of it.
-    ``options``: of the command. ``eager``: it does not give way to users.
+    ``name``: its schedule in the policy is ``schedule_NAME``. ``about``: description for people.
+    ``options``: of the command. ``eager``: it does not yield to users.
     """
 
     name: str
@@ -165,7 +165,7 @@ class Task:
 
     @property
     def label(self) -> str:
-        """What to type after ``dedupd run``."""
+        """Return the arguments of ``dedupd run``."""
         return " ".join((self.job, *self.options))
 
 
@@ -184,4 +184,4 @@ TASKS: Mapping[str, Task] = {
         Task("background", "optimize", "yields to users"),
     )
 }
-"""The tasks by their names. If several are due, the first one here goes first."""
+"""The tasks by their names. If several are due, the first one here runs first."""

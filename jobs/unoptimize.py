@@ -1,4 +1,4 @@
-"""The unoptimize job: stubs become plain files again, one, a subtree or all."""
+"""The unoptimize job: expands one stub, the stubs of a subtree, or all stubs into plain files."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,22 +25,22 @@ class UnoptimizeReport(FileReport):
 
 FILE_S = 0.01
 BYTES_PER_S = 100e6
-"""The time of a file, and the speed of large ones, that were seen on a virtual disk
-(docs/guide/leaving.md): for a first idea of how long a run takes."""
+"""Time per file, and speed for large files, measured on a virtual disk (docs/guide/leaving.md): a
+first estimate of the duration of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run would do, and whether there is room for it."""
+    """The work of a run, and whether there is room for it."""
 
     files: int
     need_bytes: int
     room_bytes: int
-    """Free beyond the reserve of the policy."""
+    """Free bytes beyond the reserve of the policy."""
 
     @property
     def missing_bytes(self) -> int:
-        """What has to be freed first; 0 where the room suffices."""
+        """Return the bytes to free first; 0 if the room suffices."""
         return max(0, self.need_bytes - self.room_bytes)
 
     @property
@@ -49,23 +49,23 @@ class Plan:
 
 
 class Unoptimize(Job[UnoptimizeReport]):
-    """Makes every stub below a path of the tree plain. Needs the job lock; may be repeated."""
+    """Expands every stub below a path of the tree. Needs the job lock; may be repeated."""
 
     needs_containers = False
 
     def __init__(
         self, volume: Volume, run: JobRun, below: bytes = b"", since_s: float | None = None
     ) -> None:
-        """``since_s``, if given (seconds since 1970): only files whose ctime is not before it,
-        among them all that became stubs since."""
+        """``since_s`` (seconds since 1970), if given: only files whose ctime is not earlier. They
+        include all files that became stubs after that time."""
         super().__init__(volume, run, UnoptimizeReport())
         self._below = below
         self._since_ns = None if since_s is None else int(since_s * 1e9)
 
     def run(self) -> UnoptimizeReport:
-        """A stub whose content is damaged stays one, and is reported.
+        """Expand the stubs. A stub with damaged content stays a stub, and is reported.
 
-        Raises NoSpace before anything is done where the space cannot suffice, and Cancelled.
+        Raises Cancelled, and NoSpace before any change if the space cannot suffice.
         """
         volume, run, report = self._volume, self._run, self._report
         run.update(phase="restoring", total=self._require_space())
@@ -75,7 +75,7 @@ class Unoptimize(Job[UnoptimizeReport]):
             try:
                 filled_bytes += restore_file(volume, found.path, run.safe_point).filled_bytes
             except OverQuota as error:
-                # One user's, or one directory's: the others have their way out all the same.
+                # This quota is of one user or directory; continue with the others.
                 run.findings.add(_named(show_path(found.path), str(error)))
                 continue
             except (Cancelled, NoSpace, ServiceUnreachable):
@@ -91,27 +91,27 @@ class Unoptimize(Job[UnoptimizeReport]):
         return self.report()
 
     def _stubs(self, errors: list[str] | None = None) -> Iterator[TreeFile]:
-        """The stubs that are to be plain."""
+        """Yield the stubs to expand."""
         for found in walk(self._volume, self._below, errors, self._run.safe_point):
             is_late = self._since_ns is None or found.identity.ctime_ns >= self._since_ns
             if found.is_stub and is_late:
                 yield found
 
     def plan(self) -> Plan:
-        """What there is to be done. Raises Cancelled."""
+        """Return the necessary work. Raises Cancelled."""
         volume, run = self._volume, self._run
         run.update(phase="counting")
         files, need = self._count(_missing_bytes)
         have = volume.room().left_bytes
         if need > have:
-            # Chunks may hold blocks of zeros, which stay holes. Telling means to read everything,
-            # so it is done only where it may decide.
+            # Chunks may contain blocks of zeros, which stay holes. To find them, everything must be
+            # read, so this is only done if it may decide.
             run.update(phase="counting exactly")
             files, need = self._count(_missing_blocks)
         return Plan(files, need, max(0, have))
 
     def _count(self, missing: Callable[[Volume, JobRun, bytes], int]) -> tuple[int, int]:
-        """How many files are to be plain, and the bytes that they will occupy then."""
+        """Return the number of files to expand, and the bytes that they will occupy then."""
         files = need = 0
         for found in self._stubs():
             self._run.safe_point()
@@ -120,7 +120,7 @@ class Unoptimize(Job[UnoptimizeReport]):
         return files, need
 
     def _require_space(self) -> int:
-        """How many bytes are to be restored. Raises NoSpace, with how many are missing."""
+        """Return the bytes to restore. Raises NoSpace with the number of missing bytes."""
         plan = self.plan()
         if plan.missing_bytes:
             raise NoSpace(
@@ -133,20 +133,20 @@ class Unoptimize(Job[UnoptimizeReport]):
 
 
 def _named(where: str, message: str) -> str:
-    """A message that begins with the file's name, as some do already."""
+    """Return a message that starts with the file's name; add the name if necessary."""
     return message if message.startswith(f"{where}: ") else f"{where}: {message}"
 
 
 def _missing_bytes(volume: Volume, run: JobRun, path: bytes) -> int:
-    """The most that a stub needs beyond its own blocks: all of every chunk; holes stay holes."""
+    """Return a stub's maximum need beyond its own blocks: all chunks; holes stay holes."""
     try:
         return sum(end - start for _, start, end in run.checked(missing_data(volume, path)))
     except (Damaged, OSError):
-        return 0  # for later to report
+        return 0  # reported later
 
 
 def _missing_blocks(volume: Volume, run: JobRun, path: bytes) -> int:
-    """The need of a stub beyond its own blocks, to the block: blocks of zeros stay holes, too."""
+    """Return the exact need of a stub in blocks beyond its own. Blocks of zeros also stay holes."""
     block, need, counted = volume.block_bytes, 0, 0
     try:
         for content, start, end in missing_data(volume, path):
@@ -160,5 +160,5 @@ def _missing_blocks(volume: Volume, run: JobRun, path: bytes) -> int:
                 if not native.hashing.is_zero(memoryview(data)[at : at + block])
             )
     except (Damaged, OSError):
-        pass  # for later to report
+        pass  # reported later
     return need

@@ -1,10 +1,10 @@
-"""Types of the Rust extension ``dedupd_core.native`` (source: ``native/``), a file a submodule.
+"""Types of the Rust extension ``dedupd_core.native`` (source: ``native/``), one file per submodule.
 
-Every function that works on bulk data takes any C-contiguous bytes-like object without
-copying it, releases the GIL while it works, and returns packed little-endian arrays as
-``bytes``; ``memoryview(x).cast("I")`` (or ``"Q"``) gives the typed view.
+Functions for bulk data take any C-contiguous bytes-like object without copying it, and release the
+GIL while they work. They return packed little-endian arrays as ``bytes``;
+``memoryview(x).cast("I")`` (or ``"Q"``) gives the typed view.
 
-The extension is one file, ``dedupd_core/native.abi3.so``: this folder holds types only.
+The extension is one file, ``dedupd_core/native.abi3.so``: this folder contains types only.
 """
 
 from . import admission as admission

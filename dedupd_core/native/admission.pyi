@@ -1,4 +1,4 @@
-"""Files that would save too little: what is remembered of them, and which are read again."""
+"""Files that would save too little: records of them, and the selection of files to read again."""
 
 from collections.abc import Iterator, Set
 from typing import final
@@ -11,12 +11,12 @@ Saved = tuple[int, int, int]
 """A descriptor, and the start and the end of the notes in that file."""
 
 def pays(freed: int, cost: int, saving_min: float) -> bool:
-    """Whether giving up ``freed`` bytes of blocks for ``cost`` bytes in the store saves the
-    fraction ``saving_min`` of them. 0: always."""
+    """Return whether a file saves the fraction ``saving_min``, 0 for always. It frees ``freed``
+    bytes of blocks, and needs ``cost`` bytes in the store."""
 
 def verdict(freed: int, cost: int, unique: int, saving_min: float) -> tuple[float, int]:
-    """The fraction of its blocks that a file saves, and about how many of its ``unique`` chunks
-    would have to be in the store for it to save ``saving_min``."""
+    """Return the fraction of its blocks that a file saves. Also estimate how many of its ``unique``
+    chunks the store must have for the file to save ``saving_min``."""
 
 @final
 class Ledger:
@@ -24,36 +24,35 @@ class Ledger:
 
     def __new__(cls, rows: Buffer, saving_min: float, *, rows_max: int, notes_max: int) -> Ledger:
         """``rows`` are those of judged files (docs/design/format.md). A file that would save
-        ``saving_min`` is judged again. Of more than ``rows_max`` files, and of their chunks,
-        nothing is remembered; see :attr:`is_full` for ``notes_max``. Raises ValueError."""
+        ``saving_min`` is judged again. Files beyond ``rows_max``, and their chunks, are not
+        recorded; see :attr:`is_full` for ``notes_max``. Raises ValueError."""
     def use_salt(self, salt: int) -> None:
-        """Note chunks of the files of another domain from here on: they have nothing in common with
-        those that were noted with another salt (u64)."""
+        """Note the following chunks for files of another domain. They share nothing with chunks
+        noted with another salt (u64)."""
     def saving_of(self, identity: Identity) -> float | None:
-        """The fraction of its blocks that an earlier run has found a file to save, if the file is
-        as it was then."""
+        """Return the share of blocks that a file saves, as earlier found; None if it changed."""
     def note(self, inode: int, prefixes: Buffer) -> None:
         """Note chunks of a file: u64 first bytes of their fingerprints."""
     def leave(self, identity: Identity, saving: float, missing: int) -> None:
-        """Remember a file that is left. What earlier runs have noted of it counts no more."""
+        """Record a skipped file. Notes of earlier runs on it are no longer valid."""
     def leave_full(self, identity: Identity, recalled: bool) -> None:
-        """Remember a file whose attributes leave no room for that of a stub."""
+        """Record a file whose attributes leave no room for that of a stub."""
     def leave_again(self, identity: Identity, saving: float, missing: int) -> None:
-        """Remember a recalled file that is left; its notes stay."""
+        """Record a recalled file that is skipped again; its notes stay valid."""
     @property
     def is_full(self) -> bool:
-        """Whether the notes of this run should be saved, and forgotten, before there are more."""
+        """Whether to save and forget the notes of this run before there are more."""
     @property
     def has_changed(self) -> bool:
-        """Whether this run has remembered anything since :meth:`forget_notes`."""
+        """Whether this run has recorded anything since :meth:`forget_notes`."""
     @property
     def forgotten_files(self) -> int:
-        """How many files there was no memory for."""
+        """Number of files that did not fit into memory."""
     def forget_notes(self) -> None:
-        """All of this run is saved: its notes need no memory any more."""
+        """Drop the notes of this run, which are saved."""
     def snapshot(self, whole: bool, recalled: Set[int] = frozenset()) -> Snapshot:
-        """What there is to be saved. ``whole``: the walk has met every file, so that others are
-        gone. ``recalled`` inodes are judged only as :meth:`leave_again` says."""
+        """Return the data to save. ``whole``: the walk has found every file, so all others are
+        deleted. ``recalled`` inodes are only judged by :meth:`leave_again`."""
 
 @final
 class Snapshot:
@@ -61,40 +60,40 @@ class Snapshot:
 
     @property
     def rows(self) -> bytes:
-        """Of the files, by inode."""
+        """The rows of the files, by inode."""
     @property
     def files(self) -> int: ...
     @property
     def size_bytes(self) -> int:
-        """Of the rows, and of the notes of the run."""
+        """Size of the rows, and of the notes of the run."""
     def join(self, saved: Saved | None, entries_max: int) -> Recall:
-        """Find the files that have chunks in common. Raises OSError where notes cannot be read."""
+        """Find the files that have chunks in common. Raises OSError if notes cannot be read."""
     def notes(self, saved: Saved | None, joined: bool) -> Notes:
-        """All notes that count, in pieces, as they are to be saved; with ``joined`` none is new.
+        """Return all valid notes, in pieces, in the form to save; with ``joined`` none is new.
         Raises OSError."""
 
 @final
 class Notes:
-    """The notes of a run in pieces, as they are to be saved."""
+    """The notes of a run in pieces, in the form to save."""
 
     def __iter__(self) -> Iterator[bytes]: ...
     def __next__(self) -> bytes:
-        """The next piece. Raises StopIteration, OSError."""
+        """Return the next piece. Raises StopIteration, OSError."""
 
 @final
 class Recall:
-    """Files to be read again, and chunks that cost them nothing."""
+    """Files to read again, and the chunks that cost them nothing."""
 
     def __new__(cls, inodes: Set[int] = frozenset()) -> Recall: ...
     def __len__(self) -> int:
-        """How many files."""
+        """The number of files."""
     @property
     def inodes(self) -> set[int]: ...
     @property
     def wanted(self) -> int:
-        """How many chunks."""
+        """The number of chunks."""
     @property
     def is_cut(self) -> bool:
-        """Whether there was no memory for more."""
+        """Whether more did not fit into memory."""
     def including(self, inodes: Set[int]) -> Recall:
-        """The same, with further files."""
+        """Return the same with further files."""

@@ -1,4 +1,4 @@
-"""Payloads of records: compressed where it pays, and decompressed."""
+"""Compresses payloads of records if that saves space, and decompresses them."""
 
 from typing import Final, final
 
@@ -15,7 +15,7 @@ class Encoded:
     """
 
     starts: Final[bytes]
-    """u32 offset of each record's header gap; payload follows the gap directly."""
+    """u32 offset of each record's header gap; the payload follows the gap directly."""
     stored_lengths: Final[bytes]
     """u32 stored payload bytes of each record."""
     codecs: Final[bytes]
@@ -23,9 +23,9 @@ class Encoded:
     checksums: Final[bytes]
     """u64 XXH3-64 of each stored payload."""
     def __len__(self) -> int:
-        """Total bytes of the buffer, padding included."""
+        """Total bytes of the buffer, including padding."""
     def retained(self, kept: Buffer) -> Encoded:
-        """Only the records whose item of ``kept`` is not 0, before any is sealed. Raises
+        """Return only the records whose item of ``kept`` is not 0, before they are sealed. Raises
         ValueError."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -39,14 +39,14 @@ def encode(
     header_bytes: int,
     align_bytes: int,
 ) -> Encoded:
-    """Compress the selected ranges (u32 ``starts``, ``lengths``) of ``data`` where it pays.
+    """Compress the selected ranges (u32 ``starts``, ``lengths``) of ``data`` if that saves space.
 
-    A range is stored raw when samples of it are incompressible, when ``level`` is 0, or when zstd
-    saves less than ``saving_min`` (a fraction) of it. Zeros pad records to ``align_bytes``.
+    A range is stored raw if samples of it are incompressible, if ``level`` is 0, or if zstd saves
+    less than ``saving_min`` (a fraction) of it. Zeros pad records to ``align_bytes``.
     """
 
 def decode(
     stored: Buffer, codec: int, raw_length: int, checksum: int, base: Buffer | None = None
 ) -> bytes:
-    """Verify XXH3-64 of ``stored`` and decompress; codecs 2 and 3 need
-    the raw bytes of their ``base``, or dictionary. Raises CorruptPayload."""
+    """Verify XXH3-64 of ``stored`` and decompress. Codecs 2 and 3 need the raw bytes of their
+    ``base``, or dictionary. Raises CorruptPayload."""

@@ -9,14 +9,14 @@ class DeletionLog:
     """The sound deletions of one log, without the values of their attributes."""
 
     lost_bytes: Final[int]
-    """How much of the log is damaged."""
+    """Bytes of the log that are damaged."""
 
     memory_bytes: Final[int]
 
     def __new__(
         cls, data: Buffer, *, seed: int, is_proven: bool, uid: int | None, first: int
     ) -> DeletionLog:
-        """``data`` is the entire log, the rest is what its header says
+        """``data`` is the entire log. The other values are from its header
         (:class:`dedupd_core.format.deletion.LogHeader`)."""
     def __len__(self) -> int: ...
     def lines(
@@ -33,18 +33,18 @@ class DeletionLog:
         attribute: bytes,
         seed: int,
     ) -> tuple[list[bytes], int]:
-        """What a listing says of the newest deletions: a line of JSON for each whose content is not
-        where it was. (A deletion is noted before it happens, and it may have been had back.)
+        """Return lines of JSON for the newest deletions whose content is not in its old place. (A
+        deletion is recorded before it happens, and can be restored.)
 
-        Of the path ``below`` and below it, of the user ``uid`` if any, at an offset less than
-        ``before``, and whose time, at most ``keep_ns`` after the deletion, ends after ``now_ns``.
-        ``limit`` deletions are examined. The second result is the offset before which the rest
-        lies, 0 if there is none.
+        The deletions are of the path ``below`` and its descendants, and of the user ``uid`` if any.
+        Their offsets are less than ``before``, and their times end after ``now_ns``, at most
+        ``keep_ns`` after the deletion. ``limit`` deletions are examined. The second result is the
+        offset that limits the remainder, 0 if there is none.
 
         ``number``: of the log. ``data_fd``: the tree; ``attribute``: that of its stubs, with the
         ``seed`` of its checksum.
         """
 
 def spans(data: Buffer, *, seed: int, is_proven: bool, base: int) -> tuple[bytes, bytes]:
-    """The offset in the log (u32) and the length (u32) of each deletion with a sound head, the last
-    of which may be incomplete. ``data`` begins at offset ``base``, where a deletion begins."""
+    """Return offset in the log (u32) and length (u32) of each deletion with a sound head. The last
+    deletion may be incomplete. ``data`` starts at offset ``base``, at the start of a deletion."""

@@ -5,10 +5,10 @@ from typing_extensions import Buffer
 HASH_BYTES: int
 
 def fingerprint(data: Buffer, algorithm: str = "blake3") -> bytes:
-    """32-byte fingerprint (``blake3`` or ``sha256``) of one buffer."""
+    """Return the 32-byte fingerprint (``blake3`` or ``sha256``) of one buffer."""
 
 def fingerprints(data: Buffer, ends: Buffer, algorithm: str = "blake3", threads: int = 1) -> bytes:
-    """Fingerprints of the consecutive ranges of ``data`` that end at each of ``ends`` (u32)."""
+    """Return fingerprints of the consecutive ranges of ``data`` that end at ``ends`` (u32)."""
 
 def xxh3_64(data: Buffer, seed: int = 0) -> int: ...
 def is_zero(data: Buffer) -> bool: ...

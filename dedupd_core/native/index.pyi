@@ -1,4 +1,4 @@
-"""Look-up of chunks by fingerprint."""
+"""Looks up chunks by fingerprint."""
 
 from collections.abc import Callable
 from typing import Final, final
@@ -18,19 +18,19 @@ class Figures:
     false_positives: Final[int]
     disk_reads: Final[int]
     entries: Final[int]
-    """In RAM or in chains, including those that cannot be used any more."""
+    """In RAM or in chains, including unusable entries."""
     added: Final[int]
     """Entries that are not from a restored snapshot."""
     memory_bytes: Final[int]
     is_lossy: Final[bool]
-    """Whether entries were left out because the disk is full."""
+    """Whether entries were omitted because the disk is full."""
 
 @final
 class TableIndex:
     """Index of fingerprints in about 6.4 bytes of RAM each, over the redirection tables.
 
-    Every answer is checked against an entry of a table: see docs/design/index.md. Raises OSError
-    where a table cannot be read, or (EOVERFLOW) where there are more than 2^32 records.
+    Every answer is compared with an entry of a table: see docs/design/index.md. Raises OSError if a
+    table cannot be read, or (EOVERFLOW) if there are more than 2^32 records.
     """
 
     def __new__(
@@ -44,41 +44,40 @@ class TableIndex:
         cache_entries: int,
     ) -> TableIndex:
         """``dir_fd``: the directory of the tables, which the caller keeps open. ``capacity``:
-        entries to be loaded; ``page_entries``: adjacent entries read at once; ``cache_entries``:
-        entries kept."""
+        entries to load; ``page_entries``: adjacent entries read together; ``cache_entries``:
+        entries in memory."""
     def __len__(self) -> int:
-        """Entries that can be found."""
+        """Number of entries that can be found."""
     def load(self, container: int, generation: int, count: int) -> None:
-        """Load the first ``count`` entries of the table of a container, which must not be written
-        to meanwhile. Later entries are not there until this index is told of one by
-        :meth:`insert`."""
+        """Load the first ``count`` entries of the table of a container. No process may write to the
+        table during the call. Later entries are only known after :meth:`insert`."""
     def lookup(self, fingerprints: Buffer) -> PackedIds:
-        """An id per fingerprint, 0 where absent."""
+        """Return an id per fingerprint, 0 if absent."""
     def insert(self, fingerprints: Buffer, ids: Buffer) -> int:
-        """Set ids (u64, not 0); an existing entry is kept. Returns how many were new.
+        """Set ids (u64, not 0); existing entries are kept. Returns the number of new entries.
 
-        The ids are of records that are about to be appended; those of containers that were not
-        loaded are of the first generation.
+        The ids are of records that are about to be appended. Containers that were not loaded are of
+        the first generation.
         """
     def use_followers(self, followers: Followers) -> None:
-        """Fill ``followers`` from here on with the entries around those that are looked up."""
+        """Add the entries around each look-up to ``followers`` from now on."""
     def take_found_orphans(self) -> PackedIds:
-        """Ids of orphaned entries that were found since the last call."""
+        """Return ids of orphaned entries that were found since the last call."""
     def figures(self) -> Figures: ...
     def begin_snapshot(self) -> None:
-        """Prepare for :meth:`snapshot_part`; nothing may be inserted until the last part."""
+        """Prepare for :meth:`snapshot_part`; inserts are forbidden until the last part."""
     def snapshot_part(self, part: int) -> bytes | None:
-        """A part of the file, from 0 on; None after the last one."""
+        """Return a part of the file, counted from 0; None after the last part."""
     def restore(self, fd: int, capacity: int) -> bool:
-        """Restore a saved table, before anything is loaded. Where it is not valid: False, and an
+        """Restore a saved table, before anything is loaded. If it is invalid, return False, with an
         empty table with room for ``capacity`` entries."""
 
 @final
 class BloomIndex:
-    """Index of fingerprints in one to two bytes of RAM each, over a file of filters and the
+    """Index of fingerprints in one to two bytes of RAM each. It uses a file of filters and the
     redirection tables.
 
-    Methods that both have are as in :class:`TableIndex`. Damage in the file is detected and
+    Methods of both classes work as in :class:`TableIndex`. Damage in the file is detected and
     repaired.
 
     Durable effect: the file's content and length, by the door. The content is derived.
@@ -97,9 +96,9 @@ class BloomIndex:
         page_entries: int,
         cache_entries: int,
     ) -> BloomIndex:
-        """``fd``: the file, open for reading and writing. It is duplicated, and the caller may
-        close it. ``door``: of the disk (``Disk.door``). Entries for which no more than
-        ``reserve_bytes`` are free are left out. :meth:`restore` has to be called next."""
+        """``fd``: the file, open for reading and writing. It is duplicated, so the caller may close
+        it. ``door``: of the disk (``Disk.door``). Entries are omitted if ``reserve_bytes`` or less
+        are free. The next call must be :meth:`restore`."""
     def __len__(self) -> int: ...
     def load(self, container: int, generation: int, count: int) -> None: ...
     def lookup(self, fingerprints: Buffer) -> PackedIds: ...
@@ -108,20 +107,20 @@ class BloomIndex:
     def take_found_orphans(self) -> PackedIds: ...
     def figures(self) -> Figures: ...
     def restore(self, capacity: int) -> bool:
-        """Restore the chains from the file. The file is not valid from then on, and has to be
-        synced before any other call. False, and an empty file, where it was not valid."""
+        """Restore the chains from the file. The file is invalid afterwards, and must be synced
+        before any other call. If it was invalid before, return False, with an empty file."""
     def write_lists(self) -> None:
-        """Write the lists that the next job needs beside the chains. Then the file has to be
+        """Write the lists that the next job needs in addition to the chains. Then the file must be
         synced."""
     def write_header(self) -> None:
         """Make the file valid again."""
 
 @final
 class HookIndex:
-    """A sample of the chunks of other partitions over their redirection tables: those whose hash
-    ends in ``zeros`` are found, and their neighbours while these are in the cache.
+    """A sample of the chunks of other partitions over their redirection tables. It finds chunks
+    whose hash ends in ``zeros``, and their neighbours while these are in the cache.
 
-    Nothing is inserted; methods that others have are as in :class:`TableIndex`.
+    It has no inserts; other methods work as in :class:`TableIndex`.
     """
 
     def __new__(
@@ -135,9 +134,9 @@ class HookIndex:
         page_entries: int,
         cache_entries: int,
     ) -> HookIndex:
-        """``capacity``: entries to be loaded, of which those that are no hooks take no memory."""
+        """``capacity``: entries to load; entries that are no hooks need no memory."""
     def load(self, container: int, generation: int, count: int) -> None: ...
     def find_absent(self, fingerprints: Buffer, ids: Buffer) -> PackedIds:
-        """``ids``, with those that are 0 looked up here, 0 where absent here too."""
+        """Return ``ids``, with each 0 replaced by a look-up here; still 0 if absent."""
     def take_found_orphans(self) -> PackedIds: ...
     def figures(self) -> Figures: ...

@@ -1,4 +1,4 @@
-"""The mount's native loop: requests of the kernel, answered below the interpreter."""
+"""The mount's native loop: answers requests of the kernel without Python."""
 
 from collections.abc import Sequence
 from typing import Self, final
@@ -6,9 +6,9 @@ from typing import Self, final
 from dedupd_core.native.store import StubBytes, Unreadable
 
 BACKGROUND_MAX: int
-"""Requests for which no program waits that the kernel sends at a time."""
+"""Number of requests that the kernel may send at a time without a waiting program."""
 CONGESTED_FROM: int
-"""With so many of them the kernel ceases to read ahead."""
+"""With this number of requests, the kernel stops reading ahead."""
 
 READ: int
 WRITE: int
@@ -31,13 +31,13 @@ SET_EXTENDED: int
 """Commands of ioctl(2): read or set the flags of an inode; the last two with its project."""
 
 class Inodes:
-    """The inodes that the kernel may ask for by number, and descriptors to reach them by."""
+    """The inodes that the kernel may request by number, and descriptors for them."""
 
     by_handle: bool
-    """Whether inodes can be opened by their handles, so that none has to stay open."""
+    """Whether inodes can be opened by their handles, so that none must stay open."""
     device: int
     descriptors: int
-    """How many descriptors of inodes are held."""
+    """Number of open descriptors of inodes."""
 
     def __new__(
         cls,
@@ -48,64 +48,65 @@ class Inodes:
         descriptors_max: int,
         pins_max: int,
     ) -> Self:
-        """``root_fd`` stays the caller's. ``reserved``: an extended attribute that does not exist
-        to users. ``base_name``: a name that users cannot give to an entry of the root directory.
-        ``secret``: 32 bytes. ``pins_max``: most inodes without a name. Raises OSError."""
+        """``root_fd`` stays the caller's. ``reserved``: an extended attribute that is hidden from
+        users. ``base_name``: a name that users cannot use in the root directory. ``secret``: 32
+        bytes. ``pins_max``: maximum of inodes without a name. Raises OSError."""
 
     def __len__(self) -> int: ...
     def number(self, ino: int) -> int:
-        """The number by which the kernel knows an inode."""
+        """Return the kernel's number of an inode."""
 
     def fd(self, ino: int) -> int:
-        """An ``O_PATH`` descriptor of a known inode, the table's, valid until the next await, or
-        until a few others were asked for. Raises OSError (ESTALE) where it is not known or gone."""
+        """Return an ``O_PATH`` descriptor of a known inode, the table's. It is valid until the next
+        await, or until a few other requests. Raises OSError (ESTALE) for unknown inodes."""
 
     def remember(self, ino: int, fd: int) -> int:
         """Count a lookup of the inode that ``fd`` (``O_PATH``, taken over) is open on. Returns the
-        generation to tell the kernel, which tells it from an earlier inode of the same number.
+        generation for the kernel, which distinguishes it from an earlier inode of the same number.
         Raises OSError."""
 
     def may_keep_open(self, uid: int) -> bool:
-        """Whether a user may remove one more last name of a known inode."""
+        """Return whether a user may remove the last name of another known inode."""
 
     def keep_open(self, ino: int, fd: int, uid: int) -> None:
-        """Hold ``fd`` (taken over) until the inode is forgotten: a user removes its last name."""
+        """Keep ``fd`` (taken over) until the inode is forgotten: a user removes its last name."""
 
     def pinned(self) -> list[int]:
-        """Inodes that are held by a descriptor: among them all known ones without a name."""
+        """Return inodes with a kept descriptor, including all known inodes without a name."""
 
     def knows(self, ino: int) -> bool:
-        """Whether the kernel may still refer to the inode."""
+        """Return whether the kernel may still refer to the inode."""
 
     def forget(self, ino: int, lookups: int) -> None:
-        """The kernel takes so many lookups back."""
+        """Subtract lookups that the kernel has dropped."""
 
     def read_stubs(self, stub_bytes: StubBytes, seeds: tuple[int, int], block_bytes: int) -> None:
-        """From now on stubs are read here. ``seeds``: those of the attribute's checksum and of its
-        binding. ``block_bytes``: of a file's blocks."""
+        """Read stubs in native code from now on. ``seeds``: those of the attribute's checksum and
+        of its binding. ``block_bytes``: of a file's blocks."""
 
     def ask_for_pages(self, command: list[str], environment: list[tuple[str, str]]) -> None:
-        """From now on a process that ``command`` starts tells which pages the kernel has newer."""
+        """Start a process with ``command`` that reports which pages the kernel has newer."""
 
     def first_newer(self, ino: int, start: int, end: int) -> int | None:
-        """The first offset in a range that may lie in a page that the kernel has newer, written
-        through a mapping; None where what the file system below has is as new. Waits until such
-        pages are written back: the caller holds no lock that a write needs. Raises OSError."""
+        """Return the first offset in a range that may be in a page that is newer in the kernel.
+        Such a page was written through a mapping. None if the file system below is up to date.
+        Waits until the pages are written back: the caller must hold no lock that a write needs.
+        Raises OSError."""
 
     def lend(self, ino: int, takes_writes: bool) -> None:
-        """Have a stub, whatever blocks it has of its own, be read here until it is taken back:
-        it was looked at, and is settled. ``takes_writes``: native code writes to it as well."""
+        """Read a settled stub in native code, with or without local blocks, until it is taken back.
+        ``takes_writes``: native code also writes to it."""
 
     def take_back(self, ino: int) -> bool:
-        """End :meth:`lend`, and watch the inode. False where a write has failed so that blocks may
-        be there that are allocated and were never written."""
+        """End :meth:`lend`, and watch the inode. Returns False if a write has failed, so that
+        allocated blocks may exist that were never written."""
 
     def was_used(self, ino: int) -> bool:
-        """Whether a stub that is lent was used since the last call."""
+        """Return whether a lent stub was used since the last call."""
 
     def watch(self, ino: int) -> None:
-        """From now on requests that change an inode, its content or its last name are handed over,
-        and nothing of its content is open here. As often as :meth:`unwatch` is to come."""
+        """Hand over requests that change an inode, its content or its last name, from now on.
+        Nothing of its content stays open here. Each call needs one :meth:`unwatch`."""
 
     def unwatch(self, ino: int) -> None: ...
     def close_idle(self) -> None:
@@ -115,64 +116,64 @@ class Inodes:
         """Close all files that are open for writing."""
 
     def delay_files(self, are_delayed: bool) -> None:
-        """Whether requests are handed over that make regular files."""
+        """Set whether requests that make regular files are handed over."""
 
     def allow_writes(self, size_bytes: int | None) -> None:
-        """From now on writes are handed over after those of so many bytes; None: no bound."""
+        """Hand over writes after ``size_bytes`` were written; None: no limit."""
 
     def keep_reserved_blocks(self, user: int, group: int, other: int) -> bool:
-        """From now on what users ask for takes no block that the file system reserves for root, for
-        ``user`` and for ``group`` (0: none); ``other`` is a user who may not have them. False where
-        threads cannot become that."""
+        """Keep users' requests from using blocks that the file system reserves for root. Exempt are
+        ``user`` and ``group`` (0: none). ``other`` is a user without access to these blocks.
+        Returns False if threads cannot change to this user."""
 
     def may_have_reserved(self, uid: int, pid: int, mapped: int | None = None) -> bool:
-        """Whether a caller may have these blocks: a user's thread. Where ``mapped`` is an inode, it
-        is the kernel, which writes what a mapping of it has changed."""
+        """Return whether a caller may use reserved blocks: a user's thread, or, if ``mapped`` is an
+        inode, the kernel, which writes changes through a mapping of it."""
 
     def note_names(self, are_noted: bool) -> None:
-        """Whether requests are handed over that add or remove names of files."""
+        """Set whether requests that add or remove names of files are handed over."""
 
     def ignore_case(self) -> None:
-        """Keep the kernel from caching names: the file system below may ignore their case."""
+        """Prevent the kernel from caching names: the file system below may ignore their case."""
 
     def note_writes(self, times: WriteTimes) -> None:
-        """Have native code note there what it writes to files."""
+        """Make native code record its writes to files there."""
 
     def close(self) -> None:
-        """Close all that is open below, so that the file system below can be unmounted before this
-        process has ended. Nothing may be asked any more."""
+        """Close everything that is open below. Then the file system below can be unmounted before
+        this process ends. Afterwards, no request is allowed."""
 
 GRAIN_BYTES: int
-"""The parts of files whose writes are told apart."""
+"""Size of the parts of a file whose writes are distinguished."""
 
 def answer_for_pages(
     control_fd: int, mountpoint: str, device: int, closes_write_back: bool
 ) -> None:
-    """Answer the questions of a mount process for newer pages, until it closes its end of
+    """Answer a mount process's questions for newer pages. Ends when that process closes its end of
     ``control_fd``, which stays the caller's. ``device``: the number of the mount's file system.
     ``closes_write_back``: a close of a file in the mount writes its pages back. Raises OSError."""
 
 @final
 class WriteTimes:
-    """When users wrote to which parts of files last, since it was made. Memory is bounded: half of
-    the files are forgotten where it is full. Any thread may use it."""
+    """Times of users' last writes to parts of files, since it was made. Memory is bounded: when it
+    is full, half of the files are forgotten. Any thread may use it."""
 
     def __new__(cls) -> WriteTimes: ...
     def note(self, ino: int, start: int, end: int) -> None:
-        """A write of bytes [start, end)."""
+        """Record a write of bytes [start, end)."""
 
     def quiet(
         self, ino: int, size: int, age_s: float, *, passed_over: bool = False
     ) -> list[tuple[int, int]]:
-        """(start, end) ranges of the first ``size`` bytes, ascending and apart, that have not been
-        written to for so long, and were not passed over. What is not known counts as written when
-        it became so. For 0 seconds all is quiet, with ``passed_over`` also what was."""
+        """Return (start, end) ranges of the first ``size`` bytes without a write for ``age_s``.
+        They are in order and separate. Unknown parts count as written when they became unknown. For
+        0 seconds all parts are quiet; after :meth:`pass_over`, only with ``passed_over``."""
 
     def files(self) -> list[int]:
-        """The inodes that were written to."""
+        """Return the inodes that were written to."""
 
     def pass_over(self, ino: int, start: int, end: int) -> None:
-        """Do not call the parts in [start, end) quiet again before they are written to."""
+        """Exclude the parts in [start, end) from :meth:`quiet` until they are written to."""
 
     def forget(self, ino: int) -> None: ...
 
@@ -184,16 +185,16 @@ class Request:
     that this process cannot see.
 
     ``flags``: of a write, whether it clears set-user-id and set-group-id; of a sync, whether it is
-    of the data alone; of an allocation its mode; of a search what is looked for; of an ioctl its
+    only for the data; of an allocation its mode. For a search it is the kind, for an ioctl the
     command, with room for ``size`` bytes. ``offset`` and ``length``: of a copy those of the source,
-    which goes to ``offset_to`` of ``node_to``; of a write how much of it waits where room is short:
-    nothing of what a mapping has changed (``is_mapping``). ``data``: of a write; of a new file the
-    whole message.
+    which goes to ``offset_to`` of ``node_to``. ``length`` of a write: the bytes that are delayed if
+    space is low, 0 for changes through a mapping (``is_mapping``). ``data``: of a write; of a new
+    file the entire message.
 
-    Of an attribute that is set: ``name`` and ``data``; ``flags`` as of ``os.setxattr``; ``size``,
-    whether it is an ACL that takes the set-group-id bit.
+    For a set attribute: ``name`` and ``data``; ``flags`` as of ``os.setxattr``; ``size``, whether
+    it is an ACL that clears the set-group-id bit.
 
-    ``reasons``: of a read, what native code could not read of the stub, if that is why it is here.
+    ``reasons``: the parts of a stub that native code could not read; empty for other requests.
     """
 
     opcode: int
@@ -214,20 +215,20 @@ class Request:
 
 @final
 class Turn:
-    """The turn of a mount's event loop: what happens with it happens between two awaits.
+    """The turn of a mount's event loop: work with the turn happens between two awaits.
 
-    An instrument of trio, by which the loop's thread gives it while it waits for something to do.
+    An instrument of trio: the event-loop thread passes the turn on while it waits for work.
     """
 
     def __new__(cls, inodes: Inodes) -> Self:
-        """The caller's thread, that of the loop, has it."""
+        """The calling thread, which is the event-loop thread, has the turn."""
 
     def before_io_wait(self, timeout: float) -> None: ...
     def after_io_wait(self, timeout: float) -> None: ...
 
 @final
 class Line:
-    """The line between the kernel, libfuse and the operations of a mount. Used by one thread."""
+    """The connection between the kernel, libfuse and the operations of a mount. For one thread."""
 
     wake_fd: int
     """Readable while :meth:`next` may find something; the line's."""
@@ -236,11 +237,10 @@ class Line:
     """Whether requests come by io_uring."""
 
     ring_failure: int | None
-    """The error number because of which they come by ``/dev/fuse`` although the kernel offers
-    io_uring; None where nothing has failed."""
+    """The error number of io_uring, if requests come by ``/dev/fuse`` because of it, or None."""
 
     says_what_writes_clear: bool
-    """Whether the kernel says which writes clear set-user-id and set-group-id."""
+    """Whether the kernel reports which writes clear set-user-id and set-group-id."""
 
     @staticmethod
     def between(
@@ -252,67 +252,67 @@ class Line:
         ring_at: str | None,
         absent: int,
     ) -> tuple[Line, int]:
-        """The line, and libfuse's end of it, the caller's. ``device_fd`` stays the caller's, which
-        reads nothing from it any more. Raises OSError.
+        """Return the line, and libfuse's end of it, which is the caller's. ``device_fd`` stays the
+        caller's, which must no longer read from it. Raises OSError.
 
-        Up to ``stand_ins`` threads answer what needs no state of Python's beside the caller's
-        thread, while that does not keep up; ``always``: all the time.
+        While the caller's thread is overloaded, up to ``stand_ins`` threads answer requests that
+        need no state of Python's; ``always``: all the time.
 
-        Requests come by io_uring where the kernel offers it and ``ring_at`` says where the mount
-        shows. Their threads answer by themselves whatever native code answers, with the ``turn``
-        where more than the table of inodes is concerned.
+        Requests come by io_uring if the kernel offers it and ``ring_at`` is the path of the mount.
+        Ring threads answer all native requests themselves, and take the ``turn`` if more than the
+        table of inodes is concerned.
 
-        ``absent``: flags of the kernel's offer (``FUSE_INIT``) that count as not offered.
+        ``absent``: flags of the kernel's offer (``FUSE_INIT``) to ignore.
         """
 
     def next(self, count: int, linger_ns: int) -> Request | bool | None:
-        """Answer up to ``count`` requests in a row, until one comes that is for others.
+        """Answer up to ``count`` requests in a row, until a request must be handed over.
 
-        A request is for the caller to be answered; True: libfuse has one at its end. None: there is
-        none, also after waiting for ``linger_ns``, or ``count`` were answered. False: the mount has
-        gone. Raises OSError.
+        A request is for the caller to answer. True: libfuse has one at its end. None: there is
+        none, including after waiting for ``linger_ns``, or ``count`` were answered. False: the
+        mount has ended. Raises OSError.
         """
 
     def pass_answers_on(self) -> None:
-        """Give the kernel the answers that libfuse has given. Raises OSError."""
+        """Pass the answers of libfuse to the kernel. Raises OSError."""
 
     def answer(self, unique: int, data: bytes | bytearray | memoryview) -> None: ...
     def answer_written(self, unique: int, size: int) -> None: ...
     def answer_offset(self, unique: int, offset: int) -> None: ...
     def answer_control(self, unique: int, data: bytes) -> None: ...
     def make_file(self, message: bytes) -> None:
-        """Make the file that a message asks for, and answer it. Raises OSError."""
+        """Make the file that a message requests, and answer it. Raises OSError."""
 
     def refuse(self, unique: int, number: int) -> None:
         """Answer with an error number."""
 
     def close(self) -> None:
-        """Let the kernel's end go, once the threads beside the caller's have ended; methods that do
-        not count requests raise OSError then."""
+        """Close the kernel's end, after the other threads have ended. Then all methods except the
+        counters raise OSError."""
 
     def finish_notifications(self) -> bool:
-        """Send the kernel no further notifications of refused writes. Returns whether one is in
+        """Stop sending notifications of refused writes to the kernel. Returns whether one is in
         progress: it ends only while requests are answered. Raises OSError (ENOTCONN) after
         :meth:`close`."""
 
     def forget_attributes(self, ino: int) -> None:
-        """Have the kernel ask again for an inode's attributes. Raises OSError (ENOENT) where it
-        does not know the inode."""
+        """Make the kernel request an inode's attributes again. Raises OSError (ENOENT) if the
+        kernel does not know the inode."""
 
     def begin_steps(self, inodes: Sequence[int]) -> None:
-        """A job begins a step that changes inodes and nothing that users see of them but the number
-        of blocks: those that the kernel knows keep their time of change for users. No two steps of
-        an inode overlap. Raises OSError (ENOTCONN) after :meth:`close`."""
+        """Start a step of a job. For users, it only changes the number of blocks of the inodes:
+        inodes that the kernel knows keep their time of change for users. Steps of an inode must not
+        overlap. Raises OSError (ENOTCONN) after :meth:`close`."""
 
     def end_steps(self, inodes: Sequence[int]) -> None:
-        """Such a step has ended, also by an error. The kernel asks for the attributes again. Raises
-        as :meth:`begin_steps`."""
+        """End a step, even after an error. The kernel requests the attributes again. Raises
+        like :meth:`begin_steps`."""
 
     def requests(self) -> dict[str, int]:
-        """How many requests of each kind have come, by the kernel's name of the kind."""
+        """Return the number of requests by kind, with the kernel's names."""
 
     def busy_s(self) -> float:
-        """How long the answers of native code took, added up."""
+        """Return the total time of the answers of native code."""
 
     def handed_over(self) -> dict[str, int]:
-        """Of these, those that native code has not answered."""
+        """Return the number of these requests that native code has not answered."""

@@ -1,4 +1,4 @@
-"""Chunks of a store in a Ceph cluster, read by Ceph's own library without Python's part of it."""
+"""Reads chunks of a store in a Ceph cluster through Ceph's library, without its Python part."""
 
 from collections.abc import Sequence
 from typing import Self, final
@@ -7,7 +7,7 @@ from typing_extensions import Buffer
 
 @final
 class ChunkReader:
-    """A connection of its own to a cluster, which only reads. Safe to use from several threads."""
+    """A separate read-only connection to a cluster. Safe to use from several threads."""
 
     def __new__(
         cls,
@@ -20,9 +20,9 @@ class ChunkReader:
         timeout_s: float,
         algorithm: str,
     ) -> Self:
-        """Connects; ``user`` is written ``client.NAME``, ``algorithm`` is that of fingerprints.
+        """Connects. ``user`` has the form ``client.NAME``; ``algorithm`` is that of fingerprints.
 
-        Raises OSError with the library's errno, ImportError where ``librados.so.2`` is not there.
+        Raises OSError with the library's errno, ImportError if ``librados.so.2`` is missing.
         """
     def read(
         self,
@@ -33,88 +33,87 @@ class ChunkReader:
         at_once: int,
         with_frames: bool,
     ) -> tuple[list[bytes | None], list[bytes | None], int]:
-        """The raw bytes of chunks, up to ``at_once`` reads in flight; their frames, where
-        ``with_frames`` says so; and the first errno of a read, or 0.
+        """Return the raw bytes of chunks; their frames, if ``with_frames``; the first errno, or 0.
+        Up to ``at_once`` reads are in progress.
 
         Each chunk is read from its object, and has a fingerprint (32 bytes each, one after the
-        other) and a raw length. None of one that is missing or not what it should be, and of one
-        whose read fails. Raises ValueError where the columns differ in length, or after
-        :meth:`close`.
+        other) and a raw length. A missing or wrong chunk is None, and so is one whose read fails.
+        Raises ValueError if the columns differ in length, or after :meth:`close`.
         """
     def close(self) -> None:
-        """Disconnect, once all reads that were begun have ended."""
+        """Disconnect, after all started reads have ended."""
 
 @final
 class ChunkNumbers:
-    """Numbers of chunks in this process: of those that are taken, and of up to ``idle_max`` that
-    were given back lately. Safe to use from several threads."""
+    """Numbers of chunks in this process: those in use, and up to ``idle_max`` recently released
+    ones. Safe to use from several threads."""
 
     def __new__(cls, idle_max: int) -> Self: ...
     def take(self, fingerprints: Buffer) -> list[int]:
-        """A number for each (32 bytes each, one after the other), the same one for equal ones."""
+        """Return a number for each (32 bytes each, one after the other), equal for equal ones."""
     def give_back(self, numbers: Sequence[int]) -> None: ...
     def fingerprint(self, number: int) -> bytes | None:
-        """None of a number that nobody has."""
+        """Return None for a number that is not in use."""
     def __len__(self) -> int: ...
 
 @final
 class KeptFrame:
-    """A frame on its way to the disk."""
+    """A frame to be written to the disk."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class FrameCache:
-    """Where frames lie on this host's disk, and those that are to be written there: frames of
-    chunks by their fingerprints, and recipes by their versions. Safe to use from several threads.
+    """The places of frames on this host's disk, and frames to be written there: frames of chunks by
+    their fingerprints, and recipes by their versions. Safe to use from several threads.
 
     Frames of more than ``frame_bytes_max`` are not kept.
     """
 
     def __new__(cls, frame_bytes_max: int) -> Self: ...
     def add_segment(self, number: int, fd: int, rows: Buffer) -> None:
-        """The segment that ``fd`` is open on, and the list beside it. Raises OSError."""
+        """Add the segment that ``fd`` is open on, and its list. Raises OSError."""
     def drop_segment(self, number: int) -> None: ...
     def get(self, name: bytes) -> bytes | None:
-        """A frame as it is on the disk: not verified."""
+        """Return a frame from the disk, without verification."""
     def forget(self, name: bytes) -> None: ...
     def keep(self, name: bytes, frame: bytes) -> None:
-        """A frame to be written, unless it is there, or too many wait."""
+        """Queue a frame for writing, unless it exists, or too many are queued."""
     def next(
         self, segment: int, offset: int, room: int, wait_s: float
     ) -> tuple[list[KeptFrame], bytes] | None:
-        """The frames to be written next into a segment at ``offset``, up to ``room`` bytes, and
-        their rows. Both are empty where the next frame does not fit. None where none comes for so
-        long, or after :meth:`close`."""
+        """Return the next frames to write, up to ``room`` bytes, and their rows. They go into a
+        segment at ``offset``. Both are empty if the next frame does not fit. None if no frame comes
+        within ``wait_s``, or after :meth:`close`."""
     def settle(self, segment: int, rows: Buffer, are_written: bool) -> None:
-        """Whether the frames of :meth:`next` are where their rows say."""
+        """Record whether the frames of :meth:`next` are at the places of their rows."""
     def give_up_waiting(self) -> None:
-        """Let go of the frames that are to be written."""
+        """Drop the frames that are queued for writing."""
     def close(self) -> None: ...
     @property
     def is_closed(self) -> bool: ...
     @property
     def expected(self) -> int:
-        """How many frames are to be written."""
+        """Number of frames to be written."""
     def __len__(self) -> int:
-        """How many frames can be read."""
+        """Number of frames that can be read."""
 
 @final
 class ClusterContent:
-    """Reads recipes and chunks for a mount: from ``cache``, and from the cluster once it is
+    """Reads recipes and chunks for a mount: from ``cache``, and from the cluster after it is
     connected. ``algorithm`` is that of fingerprints. Safe to use from several threads."""
 
     def __new__(cls, numbers: ChunkNumbers, cache: FrameCache | None, algorithm: str) -> Self: ...
     def connect(self, reader: ChunkReader | None) -> None:
-        """By which it reads from now on; None: not from the cluster. The connection ends when
-        nobody has it any more. Raises ValueError where the reader is closed."""
+        """Read through this connection from now on; None: do not read from the cluster. The
+        connection ends when no object uses it. Raises ValueError if the reader is closed."""
     @property
     def recent_failure(self) -> int:
-        """The errno by which it could not read anything a moment ago; 0 where it could."""
+        """The errno of a very recent failed read; 0 if there is none."""
     def take_failure(self, names: Sequence[bytes]) -> int:
-        """The errno by which it could not read any of these a moment ago, which is forgotten; 0
-        where it could. Names as in :class:`FrameCache`."""
+        """Return and forget the errno of a very recent failed read of these names, or 0. Names as
+        in :class:`FrameCache`."""
 
 def keep_freed_memory() -> None:
-    """Let the process keep some of the memory that it has let go of: every page of a chunk that is
-    stored or read would be new otherwise. For processes that connect to a cluster."""
+    """Make the process retain some freed memory. Otherwise every page of a stored or read chunk
+    would be new. For processes that connect to a cluster."""

@@ -1,4 +1,4 @@
-"""The files of a tree, as a study takes them in."""
+"""The files of a tree, as input of a study."""
 
 from typing import Final, final
 
@@ -19,37 +19,37 @@ class FileColumns:
 
 @final
 class TreeWalk:
-    """All regular files of a tree: no link is followed, no other file system entered.
+    """All regular files of a tree. It follows no link, and enters no other file system.
 
-    Depth first; the files of a directory mostly in the order of their inodes. Second names of
-    files with hard links are passed over, those of the first ``names_max`` such files at least.
+    Depth first; the files of a directory mostly in the order of their inodes. Further names of
+    files with hard links are skipped, at least for the first ``names_max`` such files.
     """
 
     def __new__(cls, root: bytes, left_out: tuple[int, int], names_max: int) -> TreeWalk:
-        """Of a directory, or of a single file.
+        """Walk a directory, or a single file.
 
-        ``left_out`` is a directory to pass over (device, inode). Raises OSError.
+        ``left_out`` is a directory to skip (device, inode). Raises OSError.
         """
     def state(self) -> bytes:
-        """Where the walk is, for :meth:`resume`. Raises OSError."""
+        """Return the position of the walk, for :meth:`resume`. Raises OSError."""
     def resume(self, state: Buffer) -> None:
-        """Go on where another walk of the same tree was, also in the middle of a directory.
+        """Continue at the position of another walk of the same tree, even within a directory.
 
-        Second names of files that it has found are found again. Raises ValueError where ``state``
-        is not of a walk.
+        Further names of files that it has found are found again. Raises ValueError if ``state`` is
+        not of a walk.
         """
     @property
     def beyond_names(self) -> bool:
         """Whether there were more than ``names_max``: then some files were found again."""
     def next(self, files_min: int) -> FileColumns | None:
-        """At least so many more files, less only before the end; None there."""
+        """Return at least ``files_min`` more files, fewer only at the end, and None after it."""
 
 def read_packed(
     root_fd: int, paths: Buffer, identities: Buffer, out: Buffer, offset: int, threads: int
 ) -> int:
-    """Read whole files into ``out``, one after the other from ``offset`` on, past the page cache.
+    """Read entire files into ``out``, in order, from ``offset`` on, without the page cache.
 
-    ``paths`` are relative, each with a NUL byte after it; ``identities`` u64 inode, size, mtime
-    and ctime in ns of each. Stops at the first file that is another one or cannot be read, and
-    returns the number of those before it. Raises ValueError where ``out`` is short.
+    ``paths`` are relative, each with a NUL byte after it; ``identities`` u64 inode, size, mtime and
+    ctime in ns of each. Stops at the first file that was replaced or cannot be read, and returns
+    the number of files before it. Raises ValueError if ``out`` is too small.
     """

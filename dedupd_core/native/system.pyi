@@ -11,28 +11,27 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
     """Durable effect: frees the blocks of a range."""
 
 def fallocate_keep_size(fd: int, offset: int, length: int) -> None:
-    """Durable effect: gives a range blocks, beyond the file's end as well."""
+    """Durable effect: allocates blocks for a range, even beyond the file's end."""
 
 def present_ranges(fd: int, start: int, end: int) -> list[tuple[int, int]]:
-    """(start, end) ranges in [start, end) whose data is in the stub itself, ascending.
+    """Return (start, end) ranges in [start, end) whose data is in the stub itself, ascending.
 
-    These have blocks or dirty pages, according to ``SEEK_DATA``; on XFS according to the extent map
-    (``FS_IOC_FIEMAP``) as well, because ``SEEK_DATA`` reports blocks that XFS reserved for copies
-    of shared ones as data where the page cache has pages of them. Where the two differ, dirty pages
-    are written first. The file's position is moved.
+    These have blocks or dirty pages, according to ``SEEK_DATA``. On XFS the extent map
+    (``FS_IOC_FIEMAP``) must agree: XFS reserves blocks for copies of shared ones, and ``SEEK_DATA``
+    reports them as data if they have pages in the page cache. If the two differ, dirty pages are
+    written first. The file's position is moved.
     """
 
 def unwritten_ranges(fd: int, end: int, sync: bool) -> list[tuple[int, int]]:
-    """(start, end) of extents below ``end`` that are allocated and were never written, ascending.
+    """Return (start, end) of allocated but never written extents below ``end``, ascending.
 
-    The last one may go on beyond ``end``. Dirty pages count as unwritten; with ``sync`` they are
+    The last one may extend beyond ``end``. Dirty pages count as unwritten; with ``sync`` they are
     written first, by the call that reads the map. Empty on a file system without an extent map
-    (``FS_IOC_FIEMAP``), such as tmpfs, whose files do not survive a crash.
+    (``FS_IOC_FIEMAP``), for example tmpfs, whose files do not survive a crash.
     """
 
 def local_bytes(fd: int, end: int, sync: bool) -> tuple[int, int]:
-    """How many bytes below ``end`` lie in blocks that were written and have their place on the
-    disk, and how many in others.
+    """Return the bytes below ``end`` in blocks that are written and placed on disk, and in others.
 
     The others are allocated ones, and those of dirty pages that have no place yet; with ``sync``
     these are written first. (0, 0) on a file system without an extent map.
@@ -47,81 +46,82 @@ def has_large_units(fd: int) -> bool:
 
 @final
 class FileSystemKind:
-    """What is true of a file system (native/src/system/file_systems.rs has each)."""
+    """Properties of a file system (native/src/system/file_systems.rs has all)."""
 
     name: Final[str]
-    """As the mount table has it; empty of one without a row."""
+    """Name in the mount table; empty if there is no row."""
     title: Final[str]
-    """As people write it."""
+    """Name for people."""
     magic: Final[int]
-    """As ``statfs`` has it."""
+    """Magic number in ``statfs``."""
     is_supported: Final[bool]
     punching_frees: Final[bool]
     opens_any_generation: Final[bool]
-    """An inode is opened by its number alone: any generation in the handle will do."""
+    """An inode is opened by its number alone, with any generation in the handle."""
     has_random_generations: Final[bool]
 
 def file_systems() -> list[FileSystemKind]:
-    """All rows of the table."""
+    """Return all rows of the table."""
 
 def file_system_kind(fd: int) -> FileSystemKind:
-    """The row of the file system of ``fd``. Raises OSError."""
+    """Return the row of the file system of ``fd``. Raises OSError."""
 
 def shared_bytes(fd: int, end: int) -> int:
-    """How many bytes below ``end`` lie in blocks that other files or snapshots have as well.
+    """Return the bytes below ``end`` in blocks that other files or snapshots also have.
 
-    They come back to nobody where this file gives them up. 0 on a file system that shares no
-    blocks (ext4), or cannot tell. Raises OSError.
+    Freeing them in this file frees no space. 0 on a file system that shares no blocks (ext4), or
+    does not report them. Raises OSError.
     """
 
 def syncfs(fd: int) -> None:
-    """Durable effect: makes the file system of ``fd`` durable as it is."""
+    """Durable effect: makes all changes to the file system of ``fd`` durable."""
 
 def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: int) -> None:
     """Durable effect: names."""
 
 def name_to_handle(fd: int) -> bytes:
-    """Opaque handle of an open file (``name_to_handle_at``), its type included."""
+    """Return the opaque handle of an open file (``name_to_handle_at``), with its type."""
 
 def handle_of(sample: bytes, inode: int, generation: int) -> bytes | None:
-    """The handle of an inode, in the form of a ``sample``: that of any other inode of the same file
-    system, or subvolume. None where the form is not known, or has no room for the number."""
+    """Return an inode's handle in the form of ``sample``. Both are of the same file system and
+    subvolume. None if the form is unknown, or has no room for the number."""
 
 def generation(fd: int) -> int:
-    """Generation of the inode that ``fd`` (``O_PATH``, too) is open on: it tells the inode from an
-    earlier one of the same number. 0 where the file system has none."""
+    """Return the generation of the inode of ``fd``, which may be ``O_PATH``. It distinguishes the
+    inode from an earlier one of the same number. 0 if the file system has none."""
 
 def become_file_user(uid: int) -> None:
-    """Has this thread use file systems as a user, with the rights of the process, until it is
-    another one."""
+    """Make this thread use file systems as a user, with the rights of the process. Another call
+    changes the user."""
 
 def give_up_capability(name: str) -> None:
     """Drops a capability, such as ``CAP_FSETID``, in this thread and in those that it starts."""
 
 def bound_capabilities(kept: list[str]) -> bool:
-    """Drops all capabilities except ``kept`` in this thread, in the threads that it starts, and in
-    all programs that these run. Returns whether the bounding set is limited, which takes
-    ``CAP_SETPCAP``. Other threads of the process keep what they have."""
+    """Drops all capabilities except ``kept`` in this thread, and in its later threads and programs.
+    Returns whether the bounding set is limited, which needs ``CAP_SETPCAP``. Other threads of the
+    process keep their capabilities."""
 
 def deny_calls() -> None:
-    """Denies all threads of this process, and the programs that they run, the system calls that a
-    mount process does not make. These fail with EPERM, and calls of later kernels with ENOSYS.
-    Programs that are run get no new rights.
+    """Denies this process and its programs the system calls that a mount process does not make.
+    These fail with EPERM, calls of later kernels with ENOSYS. Programs that are run get no new
+    rights.
 
-    Raises OSError on a kernel or a processor for which there is no such filter."""
+    Raises OSError on a kernel or a processor for which there is no such filter.
+    """
 
 def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int: ...
 def fgetxattr(fd: int, name: bytes) -> bytes | None:
-    """Attribute of an open file; None where it has none (ENODATA)."""
+    """Return an attribute of an open file; None if it has none (ENODATA)."""
 
 def lmdb_is_sound(data: Buffer) -> bool:
-    """Whether LMDB can go through a file with these bytes, and write to it: every page of both
-    trees is what it should be, and is in one place, and none of them is free as well."""
+    """Return whether LMDB can read a file with these bytes completely, and write to it: every page
+    of both trees is valid, is in one place, and is not free."""
 
 @final
 class OpenGuard:
-    """Refuses opens of stubs on a file system, by permission events of fanotify, until it is
-    deleted or the process ends.
+    """Refuses opens of stubs on a file system, by permission events of fanotify. The guard is
+    active until it is deleted or the process ends.
 
     Opens through the mounts that ``exempt_fds`` lie in cause no event. A process that holds the
     ``flock`` of ``register`` may open stubs. Threads answer without the GIL. An event that takes

@@ -1,6 +1,6 @@
-"""Directories of a volume, many at once.
+"""Directories of a volume, many per call.
 
-What these functions call a safe point is called every some entries, by any of the threads; an
+The safe point of these functions is called regularly, after some entries, by any of the threads; an
 exception there ends the call.
 """
 
@@ -13,11 +13,11 @@ from .admission import Ledger, Recall
 from .upkeep import KnownRecords
 
 Identity = tuple[int, int, int, int]
-"""Of a file: inode, size, mtime and ctime in ns. ``stub.transition.FileIdentity`` is one."""
+"""Identity of a file: inode, size, mtime and ctime in ns, as ``stub.transition.FileIdentity``."""
 
 @final
 class FileEntry:
-    """A regular file of a directory, as a scan came upon it."""
+    """A regular file of a directory that a scan found."""
 
     name: Final[bytes]
     identity: Final[Identity]
@@ -25,10 +25,10 @@ class FileEntry:
     owner: Final[int]
     allocated_bytes: Final[int]
     attribute: Final[bytes | None]
-    """Value of the stub attribute; None where there is none, empty where it is unreadable."""
+    """Value of the stub attribute; None if there is none, empty if it is unreadable."""
 
 class Directory:
-    """A directory, and those of its files that are left to the caller."""
+    """A directory, and its files that the caller must handle."""
 
     directories: Final[list[bytes]]
     """Names, in any order."""
@@ -36,23 +36,23 @@ class Directory:
 
 @final
 class Unreadable:
-    """A directory that cannot be read; ``EXDEV`` where it is of another file system."""
+    """A directory that cannot be read; ``EXDEV`` if it is on another file system."""
 
     def __new__(cls, errno: int) -> Unreadable: ...
     errno: Final[int]
 
 @final
 class CountedStubs(Directory):
-    """What was counted in a directory. Nothing of ``files`` is."""
+    """The counts of a directory, without ``files``."""
 
     stubs: Final[int]
     plain_files: Final[int]
     logical_bytes: Final[int]
-    """Of the stubs."""
+    """Length of the stubs."""
 
 @final
 class StubCounter:
-    """Counts what the stubs of a tree refer to, where all of that is there."""
+    """Counts the references of the stubs of a tree, if all of the records exist."""
 
     def __new__(
         cls,
@@ -65,12 +65,12 @@ class StubCounter:
         tables: tuple[int, Sequence[tuple[int, bytes, int]]] | None,
     ) -> StubCounter:
         """``streams`` are containers of recipes: number, descriptors of data and table, seed; the
-        caller keeps them open. ``seeds`` are those of the attribute: of its checksum, and of what
-        binds it to its inode.
+        caller keeps them open. ``seeds`` are those of the attribute: of its checksum, and of its
+        binding to its inode.
 
         ``tables`` are those of the containers of chunks: a directory, which the caller keeps open,
-        and number, name and seed of each. With them, the chunk that a stub names is compared with
-        all that the stub keeps of its fingerprint, without them with what is known of chunks.
+        and number, name and seed of each. With them, a stub's chunk is compared with the stub's
+        entire part of the fingerprint, without them with the known facts about chunks.
         """
     def look_at(
         self,
@@ -79,22 +79,21 @@ class StubCounter:
         threads: int,
         safe_point: Callable[[], None],
     ) -> list[CountedStubs | Unreadable]:
-        """Look at directories: paths below the descriptor ``root``, over no link and into no other
-        file system.
+        """Examine directories: paths below the descriptor ``root``. Follows no link, and enters no
+        other file system.
 
-        Left are files of several names, and stubs of which anything is out of the ordinary: blocks
-        of their own, an attribute that is bound to another inode, a transition, a recipe of
-        several nodes, a record that is not there, or that leads to another one.
+        The caller must handle files with several names, and unusual stubs. These have local blocks,
+        an attribute that is bound to another inode, a transition, a recipe of several nodes, or a
+        missing or redirected record.
         """
 
 Reason = Literal["optimized", "empty", "small", "judged", "full", "young"]
-"""Why a file is passed over: a stub with nothing to do about it, an empty file, a small one, one
-that would save too little, or that is not among the recalled ones, one that was changed too
-recently."""
+"""Why a file is skipped. It is a stub without work, is empty, is small, saves too little (or is not
+recalled), has no room for another attribute, or has changed too recently."""
 
 @final
 class Rules:
-    """What the policy asks of a file."""
+    """The policy's conditions for a file."""
 
     def __new__(
         cls,
@@ -107,15 +106,14 @@ class Rules:
         recall: Recall | None = None,
         by_owner: bool = False,
     ) -> Rules:
-        """At least ``size_min`` bytes, and no change after ``newest_ns``; not judged by ``ledger``;
-        with ``recall`` one of its files. ``seed`` is that of the attribute's checksum,
-        ``chunk_bytes`` the average of a chunk. ``by_owner``: plain files of several owners are
-        packed apart. Raises ValueError.
-        """
+        """Conditions: at least ``size_min`` bytes; no change after ``newest_ns``; not judged by
+        ``ledger``; with ``recall`` one of its files. ``seed`` is that of the attribute's checksum,
+        ``chunk_bytes`` the average of a chunk. ``by_owner``: plain files of different owners are
+        packed separately. Raises ValueError."""
     def is_young(self, identity: Identity) -> bool:
-        """Whether a file was changed too recently."""
+        """Return whether a file was changed too recently."""
     def reason(self, identity: Identity) -> Reason | None:
-        """Why a plain file is passed over, as far as its identity tells."""
+        """Return why a plain file is skipped, as far as its identity determines it."""
 
 @final
 class PackedFiles:
@@ -125,21 +123,21 @@ class PackedFiles:
     count: Final[int]
     size_bytes: Final[int]
     owner: Final[int]
-    """Of all of them; 0 where they are not packed by owner."""
+    """Owner of all files; 0 if they are not packed by owner."""
     chunks: Final[list[tuple[bytes, int]]]
-    """About how many chunks they have, by what follows the last dot of their names."""
+    """Estimated number of their chunks, by the part of the name after the last dot."""
     files: Final[list[tuple[bytes, int]]]
-    """How many they are, likewise."""
+    """Number of the files, by the same part of the name."""
 
 @final
 class DirectoryCandidates(Directory):
-    """What an optimize job has to do with a directory.
+    """The work of an optimize job in a directory.
 
-    ``files`` are those of several names, and stubs of which anything is out of the ordinary.
+    ``files`` are those with several names, and unusual stubs.
     """
 
     passed: Final[dict[Reason, tuple[int, int]]]
-    """Files that are passed over, and their bytes."""
+    """Skipped files, and their bytes."""
     plain: Final[list[PackedFiles]]
     """Plain files for the job."""
     markers: Final[list[bytes]]
@@ -153,15 +151,15 @@ def find_candidates(
     safe_point: Callable[[], None],
     rules: Rules,
 ) -> list[DirectoryCandidates | Unreadable]:
-    """Sort the files of directories out, as in :meth:`StubCounter.look_at`."""
+    """Sort the files of directories, as in :meth:`StubCounter.look_at`."""
 
 @final
 class StubSizes(Directory):
-    """The stubs of a directory. ``files`` are those of several names."""
+    """The stubs of a directory. ``files`` are those with several names."""
 
     bytes_by_suffix: Final[list[tuple[bytes, int]]]
-    """Bytes of all other stubs, by what follows the last dot of their names: empty where
-    nothing follows, where there is no dot, or where it is the first byte."""
+    """Bytes of all other stubs, by the part of the name after the last dot. It is empty if the name
+    ends in a dot, has no dot, or has only a leading dot."""
 
 def stub_sizes(
     root: int,
@@ -174,28 +172,28 @@ def stub_sizes(
 
 @final
 class UsageSums:
-    """Files of a directory that are alike. ``own_bytes`` are in blocks of their own."""
+    """Files of a directory with the same owner or type. ``own_bytes`` are in their own blocks."""
 
     files: Final[int]
     stubs: Final[int]
     logical_bytes: Final[int]
     own_bytes: Final[int]
     stubs_own_bytes: Final[int]
-    """Of the stubs among them."""
+    """``own_bytes`` of the stubs."""
     optimized_bytes: Final[int]
     """Lengths of stubs."""
     direct_bytes: Final[int]
-    """Lengths of stubs that name a chunk, in whole blocks."""
+    """Lengths of stubs that name a chunk, in complete blocks."""
     chunks: Final[PackedIds]
-    """Those that stubs name."""
+    """Chunks that stubs name."""
     recipes: Final[PackedIds]
     covered: Final[PackedLengths]
-    """What is covered of each recipe."""
+    """The covered length of each recipe."""
 
 @final
 class StubUsage(Directory):
-    """The files of a directory. ``files`` are those of several names, and those with an attribute
-    that is not valid."""
+    """The files of a directory. ``files`` are those with several names, and those with an invalid
+    attribute."""
 
     sums: Final[dict[bytes, UsageSums]]
 
@@ -210,13 +208,13 @@ def sum_up(
     by: Literal["", "owner", "type"],
 ) -> list[StubUsage | Unreadable]:
     """Sum up the files of directories, as in :meth:`StubCounter.look_at`: all together, or by owner
-    (u32) or type (what follows the last dot of their names). ``seed`` is that of the attribute's
+    (u32) or type (the part of the name after the last dot). ``seed`` is that of the attribute's
     checksum."""
 
 def scan_directory(
     fd: int, attribute: bytes, safe_point: Callable[[], None] | None = None
 ) -> Directory:
-    """Names of directories, and all regular files on the same file system, in the order of inodes.
+    """Return the subdirectories, and the regular files on this file system in order of inodes.
 
-    No link is followed; files that vanish meanwhile are passed over. Raises OSError.
+    Follows no link; files that vanish during the scan are skipped. Raises OSError.
     """

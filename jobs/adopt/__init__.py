@@ -1,1 +1,1 @@
-"""Taking over a copy of a volume."""
+"""Adoption of a copy of a volume."""

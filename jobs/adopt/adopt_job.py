@@ -1,7 +1,7 @@
-"""The adopt job: a copy of a volume is taken over, after each of its stubs is proved.
+"""The adopt job: adopts a copy of a volume, after it has checked each of its stubs.
 
-A copy has the attributes of its stubs at best, and the holes as far as the program that made it
-kept them. What that proves is said in ``jobs/adopt/proof.py``.
+At best, a copy has the attributes of its stubs, and the holes that the copying program preserved.
+``jobs/adopt/proof.py`` describes what they prove.
 """
 
 import os
@@ -32,8 +32,8 @@ _GOOD_COPIES = "docs/guide/backup.md lists the programs that copy a volume compl
 class AdoptReport(FileReport):
     """The results of a run.
 
-    ``adopted`` stubs belong to the volume since, ``own`` did before. ``untrusted`` have blocks of
-    their own, and are taken with ``trust_holes``; ``spoilt`` were changed in copying.
+    ``adopted`` stubs belong to the volume now, ``own`` stubs did before. ``untrusted`` stubs have
+    local blocks, and are adopted with ``trust_holes``; ``spoilt`` stubs were corrupted in copying.
     """
 
     job: str = "adopt"
@@ -47,19 +47,19 @@ class AdoptReport(FileReport):
 
 
 class Adopt(Job[AdoptReport]):
-    """Takes a copy over. Needs both locks of it; may be stopped and run again at any point."""
+    """Adopts a copy. Needs both of its locks; may be stopped and run again at any point."""
 
     def __init__(self, volume: VolumeCopy, run: JobRun, *, trust_holes: bool = False) -> None:
-        """``trust_holes``: the program that made the copy kept all holes, and no others."""
+        """``trust_holes``: the copying program preserved all holes, and added none."""
         super().__init__(volume, run, AdoptReport(trust_holes=trust_holes))
         self._copy = volume
         self._unproved: list[tuple[bytes, str]] = []
 
     def run(self) -> AdoptReport:
-        """Bind each stub that is proved, then say that the volume belongs here.
+        """Bind each proved stub, then record that the volume belongs here.
 
-        A stub that is not proved is left and named: it cannot be read. Raises Damaged where none
-        is good, and the copy stays one; Cancelled.
+        An unproved stub is reported and stays unreadable. Raises Cancelled, and Damaged if no stub
+        is good: then it stays a copy.
         """
         volume, run, report = self._copy, self._run, self._report
         run.update(phase="checking stubs")
@@ -90,7 +90,7 @@ class Adopt(Job[AdoptReport]):
         return self.report()
 
     def _refuse_ruins(self, has_content: bool) -> None:
-        """Raises Damaged where the copy has nothing that is good."""
+        """Raise Damaged if nothing in the copy is good."""
         volume, report = self._copy, self._report
         name = volume.space.name.decode()
         if not report.stubs and has_content and has_chunks(volume):
@@ -132,8 +132,7 @@ class Adopt(Job[AdoptReport]):
         reach(_BOUND)
 
     def _decide_unproved(self) -> None:
-        """Take the stubs that nothing proves on the user's word; but where one stub shows that the
-        program did not keep holes, none is taken."""
+        """Adopt unproved stubs if the user trusts the holes, and no stub contradicts this."""
         volume, run, report = self._copy, self._run, self._report
         is_believed = report.trust_holes and not report.spoilt
         for path, reason in run.checked(self._unproved):
@@ -144,7 +143,7 @@ class Adopt(Job[AdoptReport]):
                 continue
             try:
                 with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
-                    # Another file may have the name by now, and no word of the user is about that.
+                    # The user's claim is not about another file that may have the name now.
                     value = native.system.fgetxattr(fd, volume.space.name)
                     stub, is_own, verdict = prove(volume, fd, value or b"", where)
                     if not verdict.is_spoilt and not is_own:

@@ -1,10 +1,9 @@
-"""Copies of volumes, and the proof that their stubs are what they were: adopting and restoring
-share it.
+"""Copies of volumes, and the proof that their stubs are unchanged, for adopt and restore.
 
-The attribute says how many bytes lie in a stub's own blocks (docs/design/format.md, "Stub"). A stub
-that has none, and is to have none, is whole: all of it is in the store. If it has blocks of its
-own, it is whole only where the program that made the copy kept the holes between them, which the
-user of the program knows.
+The attribute has the number of bytes in a stub's local blocks (docs/design/format.md, "Stub"). A
+stub without local blocks is complete if the attribute counts none: all of it is in the store. A
+stub with local blocks is only complete if the copying program preserved the holes between them,
+which only the user of that program knows.
 """
 
 import os
@@ -27,14 +26,14 @@ from dedupd_core.volume.volume import Volume
 
 
 class VolumeCopy(Volume):
-    """A volume wherever it lies. Its stubs may be those of a copy, and tell lies."""
+    """A volume, or a copy of one, in any place. Its stubs may be invalid."""
 
     def check_place(self) -> None:
-        """Any place will do."""
+        """Accept any place."""
 
     @cached_property
     def recorded(self) -> Instance | None:
-        """The place where it was a volume before; None where that is not known."""
+        """The place in which it was a volume before; None if unknown."""
         try:
             return recorded_instance(self.base_fd, self.root)
         except Damaged:
@@ -42,14 +41,14 @@ class VolumeCopy(Volume):
 
     @property
     def is_the_volume(self) -> bool:
-        """Whether it is no copy at all."""
+        """Return whether this is the volume itself, not a copy."""
         return self.recorded == self.instance
 
     @property
     def space_before(self) -> AttributeSpace | None:
-        """How stubs are recognised that nobody has copied, only the file system got a new uuid.
+        """The attribute space of stubs that were not copied: only the file system got a new uuid.
 
-        Only where the generations of inodes are random. Those of btrfs are small numbers, which the
+        Only if the generations of inodes are random. Those of btrfs are small numbers, which the
         inodes of a copy may have by chance.
         """
         recorded, here = self.recorded, self.instance
@@ -71,7 +70,7 @@ NOT_TRUSTED = (
 
 
 class Verdict(NamedTuple):
-    """Why a stub is not proved; nothing where it is. ``is_spoilt``: no option makes it good."""
+    """Why a stub is not proved; empty if it is proved. ``is_spoilt``: no option helps."""
 
     reason: str = ""
     is_spoilt: bool = False
@@ -91,8 +90,8 @@ class Proof(NamedTuple):
 def prove(volume: VolumeCopy, fd: int, value: bytes, where: str) -> Proof:
     """Judge the open file ``fd`` that has the attribute ``value``.
 
-    Raises DamagedStub; TamperedStub, which is one, for a stub of this very inode that has other
-    blocks than it counts.
+    Raises DamagedStub, including TamperedStub if the stub is bound to this inode, but its local
+    blocks differ from the counted ones.
     """
     stub = decode_stub(value, volume.space.volume_id, where)
     bound, before = binding_in(value), volume.space_before
@@ -104,7 +103,7 @@ def prove(volume: VolumeCopy, fd: int, value: bytes, where: str) -> Proof:
 
 
 def _judged(fd: int, stub: StubAttribute, files: StubFiles) -> Verdict:
-    """Whether a stub that was copied is what it was."""
+    """Judge whether a copied stub is unchanged."""
     size = os.fstat(fd).st_size
     found, _ = native.system.local_bytes(fd, align_up(size, files.block_bytes), True)
     if found < stub.local_bytes:
@@ -114,7 +113,7 @@ def _judged(fd: int, stub: StubAttribute, files: StubFiles) -> Verdict:
     if found > stub.local_bytes and not is_open:
         return Verdict(f"the copy has {found - stub.local_bytes} bytes instead of holes", True)
     if stub.is_clean and native.system.present_ranges(fd, 0, size):
-        # A file system without an extent map counts no blocks, and shows them as data all the same.
+        # A file system without an extent map counts no blocks, but reports them as data.
         return Verdict("the copy has data instead of holes", True)
     if stub.is_clean and size >= stub.covered:
         return _GOOD
@@ -127,7 +126,7 @@ def _judged(fd: int, stub: StubAttribute, files: StubFiles) -> Verdict:
 
 
 def has_chunks(volume: VolumeCopy) -> bool:
-    """Whether the store of a copy has anything that a stub could need."""
+    """Return whether the store of a copy has records that a stub could need."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     with opened(os.open(volume.directory(Kind.CHUNKS), flags)) as fd:
         return any(

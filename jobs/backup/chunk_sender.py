@@ -1,4 +1,4 @@
-"""The chunks of a stream: each is sent once, or said to be known, and has a number from then on."""
+"""Sends each chunk of a stream once, or only its fingerprint if the receiver has it; numbers it."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,15 +21,15 @@ from jobs.backup.rows import Key, Row
 from jobs.backup.sent_points import CutNumbers, Numbers, Point, decode_rows, encode_row
 
 PORTION_BYTES = 2 * MIB
-"""Of chunks as they are when they are read, framed by one native call."""
+"""Bytes of uncompressed chunks that one native call turns into frames."""
 
 ALONE = 16
-"""Chunks out of the ordinary come in crowds: so many are taken one by one, from the first on."""
+"""Number of chunks to process one by one after an unusual chunk: such chunks occur in groups."""
 
 
 class ChunkSender:
-    """Sends chunks of a volume. ``sent`` and ``known`` count those that were, and those that the
-    receiver has already; ``pool`` compresses what is not in the store as it is to be sent."""
+    """Sends chunks of a volume. ``sent`` counts the sent chunks, ``known`` those that the receiver
+    already has. ``pool`` compresses chunks that the store does not have in the form to be sent."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class ChunkSender:
         since: Point,
         ahead_bytes: int,
     ) -> None:
-        """``since``: what the receiver has. ``back``: where it answers, if it does. ``ahead_bytes``
-        of the store may be read ahead."""
+        """``since``: what the receiver has. ``back``: the receiver's answers, if it negotiates.
+        ``ahead_bytes``: limit for reading ahead in the store."""
         self._volume = volume
         self._out = out
         self._back = back
@@ -60,22 +60,22 @@ class ChunkSender:
         self.known = 0
 
     def take_numbers(self, rows: bytes) -> None:
-        """The receiver has these chunks of an earlier stream, by their numbers."""
+        """Number the chunks of an earlier stream that the receiver has, in the same order."""
         for record_id, fingerprint in decode_rows(rows):
             self._give_number(record_id, fingerprint)
 
     def log_to(self, fd: int, log_bytes: int) -> None:
-        """Log the numbers there, after what is there already."""
+        """Log the numbers to ``fd`` from now on, after its first ``log_bytes``."""
         self._log_fd, self._log_at = fd, log_bytes
 
     def number(self, row: Row) -> int:
-        """That of a chunk, counted from 1; 0 where the receiver knows nothing of it yet."""
+        """Return the number of a chunk, counted from 1; 0 if the receiver does not know it yet."""
         if not row.fingerprint:
             return self._numbers.get(row.chunk)
         return self._cut_numbers.get(row.fingerprint)
 
     def send(self, rows: Iterable[Row]) -> dict[Key, bytes]:
-        """Have the receiver know all chunks of these rows; returns their fingerprints.
+        """Make all chunks of these rows known to the receiver; return their fingerprints.
 
         Raises Damaged, OSError, PipeClosed.
         """
@@ -105,8 +105,8 @@ class ChunkSender:
             self._cut_numbers.put(fingerprint, self.count)
 
     def _note(self, rows: list[Row], found: dict[Key, bytes]) -> None:
-        """Give chunks their numbers, which is logged before anything of them is sent: a receiver
-        can say of none that it has it, unless it is here."""
+        """Number chunks. The numbers are logged before a chunk is sent: a receiver can only report
+        chunks that are in the log."""
         log = bytearray()
         for row in rows:
             record_id = 0 if row.fingerprint else row.chunk
@@ -118,8 +118,8 @@ class ChunkSender:
             self._log_at += len(log)
 
     def _find(self, rows: Iterable[Row], found: dict[Key, bytes]) -> None:
-        """Look up the fingerprints that are missing. Raises DamagedContainer, also where a record
-        is another one than the recipe means."""
+        """Look up the missing fingerprints. Raises DamagedContainer, including for a record that
+        does not match the recipe."""
         records = self._volume.chunk_records
         for row in rows:
             if row.key not in found:
@@ -133,7 +133,7 @@ class ChunkSender:
         return row.fingerprint in self._since_cut
 
     def _offered(self, back: FrameReader, keys: list[Key], found: dict[Key, bytes]) -> set[Key]:
-        """Those of chunks that the receiver says it has."""
+        """Offer chunks to the receiver; return those that it reports to have."""
         data = b"".join(found[key] for key in keys)
         self._out.write(Frame(FrameKind.OFFER, 0, len(data), data))
         self._out.flush()
@@ -152,7 +152,7 @@ class ChunkSender:
     # --- what it lacks ------------------------------------------------------------------------
 
     def _put_ours(self, rows: list[Row], found: dict[Key, bytes]) -> None:
-        """Native code sends the ordinary ones, as they are stored."""
+        """Send missing chunks. Native code sends ordinary chunks in their stored form."""
         self.sent += len(rows)
         while rows:
             portion = list(_portion(rows))
@@ -163,7 +163,7 @@ class ChunkSender:
                 rows = rows[ALONE:]
 
     def _put_framed(self, rows: list[Row], found: dict[Key, bytes]) -> int:
-        """Send the first of these, up to one that is out of the ordinary; how many."""
+        """Send the first rows, up to the first unusual chunk; return their number."""
         wanted = [(row.chunk, row.length, row.check) for row in rows]
         frame_chunks = self._volume.chunk_records.frame_chunks
 
@@ -186,13 +186,13 @@ class ChunkSender:
             self._out.write(frame)
 
     def _frame(self, row: Row) -> Frame:
-        """A chunk as it is stored, or as it would be."""
+        """Return a chunk in its stored form, or in the form in which it would be stored."""
         fingerprint, raw = row.fingerprint, row.raw
         if row.chunk:
             stored = self._stored(row)
             if stored is not None:
                 return stored
-            # It leads elsewhere, or has a second copy.
+            # The record is redirected, or is read from a second copy.
             record, raw = checked_record(self._volume.chunk_records, row.span)
             fingerprint = record.fingerprint
         codec, payload, _ = encoded_payload(raw)
@@ -211,7 +211,7 @@ class ChunkSender:
 
 
 def _portion(rows: list[Row]) -> Iterator[Row]:
-    """The first of these rows that one native call may take: chunks of one container."""
+    """Yield the first rows that one native call can process: chunks of one container."""
     size, number = 0, container_of(rows[0].chunk)
     for row in rows:
         if not row.chunk or container_of(row.chunk) != number or size >= PORTION_BYTES:

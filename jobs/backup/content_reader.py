@@ -1,4 +1,4 @@
-"""The bytes of a file, piece by piece, from its own blocks and from the store; zeros left out."""
+"""Reads the bytes of a file in pieces, from its own blocks and from the store, without zeros."""
 
 import errno
 import os
@@ -18,14 +18,14 @@ from dedupd_core.units import MIB
 from dedupd_core.volume.volume import Volume
 
 PIECE_BYTES = 1 * MIB
-"""Read at a time of a file's own blocks."""
+"""Bytes per read of a file's own blocks."""
 
 _CHUNKS_AT_ONCE = 32
-"""In memory for each file: 4 MiB of the largest ones."""
+"""Chunks in memory per file: 4 MiB of the largest chunks."""
 
 
 class ContentReader:
-    """Reads files of a volume. ``pool`` decompresses."""
+    """Reads files of a volume. ``pool`` decompresses chunks."""
 
     def __init__(self, volume: Volume, pool: ThreadPoolExecutor) -> None:
         self._volume = volume
@@ -34,7 +34,7 @@ class ContentReader:
     def pieces(
         self, fd: int, stub: StubAttribute | None, where: str
     ) -> Iterator[tuple[int, bytes | memoryview]]:
-        """(offset, bytes) of all that is not a hole. Those of a chunk have its fingerprint.
+        """Yield (offset, bytes) of all data. Bytes of chunks match their fingerprints.
 
         Raises Damaged, OSError.
         """
@@ -58,7 +58,7 @@ class ContentReader:
 
 
 def sparse_stub(volume: Volume, fd: int, stub: StubAttribute, where: str) -> SparseStub:
-    """A stub to be read, which may have blocks that were never written."""
+    """Return a stub for reading, which may have blocks that were never written."""
     sparse = SparseStub(fd, stub, volume.stub_files, partial(volume.content, where=where))
     sparse.has_unwritten = sparse.may_be_local and has_unwritten(fd, os.fstat(fd).st_size)
     return sparse
@@ -67,7 +67,7 @@ def sparse_stub(volume: Volume, fd: int, stub: StubAttribute, where: str) -> Spa
 def _local(
     fd: int, missing: list[tuple[int, int]], size: int, covered: int
 ) -> Iterator[tuple[int, int]]:
-    """What a stub has in blocks of its own."""
+    """Yield the ranges that a stub has in its own blocks."""
     for start, end in missing_ranges(missing, 0, size):
         if start < covered:
             yield start, min(end, covered)
@@ -75,7 +75,7 @@ def _local(
 
 
 def own_pieces(fd: int, ranges: Iterator[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of ranges of a file's own. Raises OSError."""
+    """Yield (offset, bytes) of ranges in a file's own blocks. Raises OSError."""
     for start, end in ranges:
         for at in range(start, end, PIECE_BYTES):
             length = min(PIECE_BYTES, end - at)

@@ -1,7 +1,7 @@
-"""The drill: a copy of the store is damaged on purpose, to see what would be lost.
+"""The drill: damages a copy of the store on purpose, to show what would be lost.
 
-The volume itself is only read. Containers that are to be damaged are copied, sharing blocks where
-the file system can; the others are linked to. Then every stub is read through the copy.
+The volume itself is only read. Containers to be damaged are copied, and share blocks if the file
+system can; the copy has links to all others. Then every stub is read through the copy.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ _CLONE = 0x4004_9409
 
 @dataclass(slots=True)
 class DrillReport(FileReport):
-    """The results of a run. ``healed`` files were read in full, by second copies of ``records``."""
+    """The results of a run. ``healed`` files were complete by second copies of ``records``."""
 
     job: str = "drill"
     seed: int = 0
@@ -48,7 +48,7 @@ class DrillReport(FileReport):
 
 
 class DamagedStore(Volume):
-    """A volume that reads the copy of its store, and notes damage nowhere."""
+    """A volume that reads the copy of its store, and does not record damage."""
 
     met: set[tuple[Kind, int]]
 
@@ -67,7 +67,7 @@ class Drill:
     def __init__(
         self, volume: DamagedStore, run: JobRun, *, bits: int, containers: int, seed: int
     ) -> None:
-        """``bits`` are flipped anywhere in the store, and ``containers`` are lost, by ``seed``."""
+        """``bits`` to flip in the store, and ``containers`` to lose, are selected by ``seed``."""
         self._volume = volume
         self._run = run
         self._rng = random.Random(seed)
@@ -76,7 +76,7 @@ class Drill:
         )
 
     def run(self) -> DrillReport:
-        """Raises NoSpace where there is no room for the copy, Cancelled."""
+        """Damage a copy of the store, and read all stubs. Raises Cancelled, NoSpace."""
         volume, run, report = self._volume, self._run, self._report
         volume.met = set()
         try:
@@ -161,7 +161,7 @@ class Drill:
         with opened(os.open(self._own(name), flags)) as fd, opened(copy):
             try:
                 fcntl.ioctl(copy, _CLONE, fd)
-            except OSError:  # a file system that shares no blocks
+            except OSError:  # the file system shares no blocks
                 volume.room().require(size, f"a copy of {name}")
                 for at in range(0, size, MIB):
                     self._run.safe_point()

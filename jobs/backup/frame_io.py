@@ -1,4 +1,4 @@
-"""Frames over pipes: written, and read with every check."""
+"""Writes frames to pipes, and reads them with every check."""
 
 import fcntl
 import os
@@ -19,22 +19,22 @@ from dedupd_core.units import MIB
 
 _BUFFER_BYTES = 1 * MIB
 _BEHIND, _AHEAD = 4, 16
-"""Buffers between the threads of one side, of a MiB each or a little more."""
+"""Number of buffers between the threads of one side; each has 1 MiB or slightly more."""
 
 
 class PipeClosed(DedupdError):
-    """The other side has ended."""
+    """The other side of the stream has ended."""
 
 
 def seed_of(stream_id: str) -> int:
-    """The seed of all frames of a stream but the first of each direction."""
+    """Return the seed of all frames of a stream except the first of each direction."""
     return native.hashing.xxh3_64(uuid.UUID(stream_id).bytes)
 
 
 class FrameWriter:
-    """Writes frames to ``fd``, in a thread of its own: the next ones are made meanwhile.
+    """Writes frames to ``fd`` in a separate thread, while the caller makes the next frames.
 
-    Raises PipeClosed, as soon as that is known.
+    Raises PipeClosed, as soon as the end of the other side is known.
     """
 
     def __init__(self, fd: int) -> None:
@@ -49,7 +49,7 @@ class FrameWriter:
         self.written_bytes = 0
 
     def begin(self, kind: FrameKind, fields: dict[str, object], stream_id: str) -> None:
-        """The first frame."""
+        """Write the first frame."""
         self.write(stream.told(kind, fields))
         self._seed = seed_of(stream_id)
 
@@ -60,8 +60,8 @@ class FrameWriter:
             self._hand_over()
 
     def write_frames(self, make: Callable[[int, int], tuple[bytes, int]]) -> int:
-        """Write frames that ``make`` gives, with how many they are, for the number of the next one
-        and the stream's seed; how many."""
+        """Write the frames that ``make`` returns together with their number; return that number.
+        ``make`` gets the number of the next frame and the stream's seed."""
         data, count = make(self._sequence, self._seed)
         if count:
             self._hand_over()
@@ -70,13 +70,13 @@ class FrameWriter:
         return count
 
     def flush(self) -> None:
-        """Have all of it written."""
+        """Write all frames, and wait until they are written."""
         self._hand_over()
         self._waiting.join()
         self._check()
 
     def close(self) -> None:
-        """Nothing more is written. What was flushed is."""
+        """Stop writing. Only flushed frames are certain to be written."""
         if self._thread is not None:
             self._failure = self._failure or PipeClosed("the stream was abandoned")
             self._waiting.put(None)
@@ -90,7 +90,7 @@ class FrameWriter:
 
     def _put(self, data: bytes | bytearray) -> None:
         if self._thread is None:
-            # It has a descriptor of its own: the caller may close its one at any time.
+            # The thread has a descriptor of its own: the caller may close ``fd`` at any time.
             work = partial(self._work, os.dup(self._fd))
             self._thread = threading.Thread(target=work, name="pipe", daemon=True)
             self._thread.start()
@@ -122,7 +122,7 @@ class FrameWriter:
 
 
 put: Callable[[int, "memoryview[int]"], int] = os.write
-"""To a pipe, whose bytes are on no disk."""
+"""Writes to a pipe. The bytes are not on a disk."""
 
 
 class FrameReader:
@@ -138,11 +138,11 @@ class FrameReader:
         self.read_bytes = 0
 
     def use_stream(self, stream_id: str) -> None:
-        """All frames from here on are of this stream."""
+        """Expect only frames of this stream from now on."""
         self._seed = seed_of(stream_id)
 
     def read(self) -> Frame:
-        """The next frame, whose checks hold."""
+        """Return the next frame after checking it."""
         data = self._bytes(stream.HEADER_BYTES)
         head = stream.decode_head(data, self._where)
         if head.sequence != self._sequence:
@@ -168,12 +168,12 @@ class FrameReader:
         return b"".join(parts)
 
     def _block(self) -> bytes:
-        """The next bytes; none at the end."""
+        """Return the next bytes; none at the end."""
         return os.read(self._fd, _BUFFER_BYTES)
 
 
 class AheadReader(FrameReader):
-    """Reads on in a thread of its own, some MiB ahead of what is worked on."""
+    """Reads ahead by some MiB in a separate thread."""
 
     def __init__(self, fd: int, where: str) -> None:
         super().__init__(os.dup(fd), where)
@@ -183,7 +183,7 @@ class AheadReader(FrameReader):
         self._thread.start()
 
     def close(self) -> None:
-        """Read no more: the thread lets go of the pipe as soon as something comes, or it ends."""
+        """Stop reading. The thread closes the pipe at the next bytes, or at its end."""
         self._is_over = True
         with suppress(Empty):
             while True:
@@ -208,19 +208,19 @@ class AheadReader(FrameReader):
 
 
 def _widen(fd: int) -> None:
-    """Have a pipe hold more: each side wakes the other less often."""
-    with suppress(OSError):  # no pipe, or more than this user may have
+    """Enlarge the buffer of a pipe, so that each side wakes the other less often."""
+    with suppress(OSError):  # not a pipe, or above this user's limit
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _BUFFER_BYTES)
 
 
 def packed(kind: FrameKind, data: bytes) -> Frame:
-    """A frame of ``data``, compressed where that pays."""
+    """Return a frame of ``data``, compressed if that saves space."""
     codec, payload, _ = encoded_payload(data)
     return Frame(kind, codec, len(data), payload)
 
 
 def unpacked(frame: Frame, where: str) -> bytes:
-    """The data of a :func:`packed` frame. Raises Damaged."""
+    """Return the data of a :func:`packed` frame. Raises Damaged."""
     try:
         return native.codec.decode(
             frame.payload, frame.codec, frame.raw_length, native.hashing.xxh3_64(frame.payload)

@@ -1,4 +1,4 @@
-"""How a store takes in what a stream has: its chunks, its recipes, and stubs for its files."""
+"""Stores the content of a stream: its chunks, its recipes, and stubs for its files."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -24,60 +24,60 @@ class RecipeIntake(Protocol):
     """A recipe that is being received."""
 
     def push(self, number: int, chunk: ReceivedChunk) -> None:
-        """The next part: the chunk of a number, from 0 on."""
+        """Add the next part: the chunk with this number, counted from 0."""
 
     def push_hole(self, length: int) -> None: ...
 
     def finish(self) -> ReceivedRecipe:
-        """The recipe, to be noted."""
+        """Return the recipe, for the caller to record."""
 
 
 class Intake(Protocol):
-    """A store that is written to by a stream. ``present`` chunks were there already;
-    ``group_bytes`` were added since the last :meth:`sync`."""
+    """A store that receives a stream. ``present`` counts the chunks that it already had;
+    ``group_bytes`` counts the bytes added since the last :meth:`sync`."""
 
     present: int
     group_bytes: int
 
     def has(self, fingerprints: bytes) -> bytes:
-        """A byte for each fingerprint: 1 where the chunk is here."""
+        """Return a byte per fingerprint: 1 if the store has the chunk."""
 
     def add(self, frames: Sequence[Frame]) -> list[ReceivedChunk]:
-        """Chunks that came, each with the content that its fingerprint says."""
+        """Add received chunks. Their content matches their fingerprints."""
 
     def add_known(self, rows: Sequence[tuple[bytes, int]]) -> list[ReceivedChunk]:
-        """Chunks that the sender takes to be here, by fingerprint and length.
+        """Add chunks that the sender expects in this store, by fingerprint and length.
 
-        Raises UsageError, now or at the next :meth:`sync`, where one is not.
+        Raises UsageError, now or at the next :meth:`sync`, if one is missing.
         """
 
     def begin_recipe(self) -> RecipeIntake: ...
 
     def sync(self) -> None:
-        """Make everything durable that was added."""
+        """Make all additions durable."""
 
 
 class Reception(ABC):
-    """The way of one kind of store."""
+    """The steps of receiving that depend on the kind of store."""
 
     def __init__(self, volume: Volume, run: JobRun) -> None:
         self._volume, self._run = volume, run
 
     @abstractmethod
     def intake(self, received: Received) -> AbstractContextManager[Intake]:
-        """The store, opened for a stream."""
+        """Open the store for a stream."""
 
     @abstractmethod
     def build(self, received: Received) -> None:
-        """Make the tree of a stream that was received as a whole, durably."""
+        """Make the tree of a completely received stream, durably."""
 
     @abstractmethod
     def end(self, held: Sequence[str]) -> None:
-        """The tree is in its place; ``held`` are the versions that kept chunks until then."""
+        """Finish after the switch. Until now, the file versions ``held`` have kept chunks."""
 
 
 class LocalReception(Reception):
-    """Into containers."""
+    """Receives into containers."""
 
     def __init__(self, volume: Volume, run: JobRun) -> None:
         """Raises UsageError for a volume whose chunks are in a cluster."""
@@ -97,11 +97,11 @@ class LocalReception(Reception):
         TreeBuilder(self._volume, self._run, received).build()
 
     def end(self, held: Sequence[str]) -> None:
-        """Containers keep what is in them."""
+        """Do nothing: containers keep their records."""
 
 
 class LocalIntake:
-    """Containers that are written to by a stream."""
+    """Containers that receive a stream."""
 
     def __init__(self, volume: Volume, store: StoreSession) -> None:
         self._volume, self._store = volume, store
@@ -169,7 +169,7 @@ class _LocalRecipe:
 
 
 def lacking(volume: Volume) -> UsageError:
-    """The error of a chunk that should be here."""
+    """Return the error for a chunk that is missing here."""
     return UsageError(
         f"{volume.root}: lacks a chunk of the previous state; send with --negotiate, or without"
         " --since"

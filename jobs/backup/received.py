@@ -1,7 +1,7 @@
-"""What was received of a stream so far: its chunks by their numbers, its recipes, its tree.
+"""The received part of a stream: its chunks by their numbers, its recipes, its tree.
 
-It lies in ``.dedupd/receive`` until the tree is in its place. Chunks that are durable in the store
-are good for the next stream, too, where this one is cut; recipes and tree come again.
+It is in ``.dedupd/receive`` until the switch. If the stream is interrupted, the next stream reuses
+the chunks that are durable in the store; recipes and tree are sent again.
 """
 
 import json
@@ -22,8 +22,8 @@ from dedupd_core.system.files import opened, read_at, read_file
 
 STATE_FILE, CHUNKS_FILE, RECIPES_FILE, PLAN_FILE = b"stream.json", b"chunks", b"recipes", b"plan"
 ROWS_FILE, HELD_FILE = b"rows", b"held"
-"""Of a volume on a store in a cluster: what recipes consist of, and the versions there that keep
-chunks until the tree is in its place."""
+"""For a volume on a cluster store: the rows of recipes, and the file versions in the cluster that
+keep chunks until the switch."""
 _FILES = CHUNKS_FILE, RECIPES_FILE, PLAN_FILE, ROWS_FILE, HELD_FILE
 
 _CHUNK = struct.Struct("<QI32s")
@@ -35,7 +35,7 @@ _ROWS_AT_ONCE = 4096
 
 
 class ReceivedChunk(NamedTuple):
-    """Id here, length and fingerprint."""
+    """Id in this store, length and fingerprint."""
 
     chunk: int
     length: int
@@ -43,17 +43,17 @@ class ReceivedChunk(NamedTuple):
 
 
 class ReceivedRecipe(NamedTuple):
-    """A recipe here, and how many bytes it stands for."""
+    """A recipe in this store, and the length of its content."""
 
     ref: RecipeRef
     length: int
 
 
 class Received:
-    """The directory, opened for one stream. One user at a time, who has the job lock."""
+    """The directory, opened for one stream. Its only user holds the job lock."""
 
     def __init__(self, base_fd: int, disk: Disk, room: Room) -> None:
-        """``base_fd`` is borrowed while this is made; ``room`` is that of its file system."""
+        """``base_fd`` is borrowed only during this call; ``room`` is that of its file system."""
         self._disk = disk
         self._room = room
         with suppress(FileExistsError):
@@ -78,7 +78,7 @@ class Received:
         os.close(self.fd)
 
     def begin(self, replica: Replica, chunks: int) -> None:
-        """Begin the stream of a state, of which the first chunks are here already."""
+        """Start the stream of a state. Its first ``chunks`` were received earlier."""
         held = len(self.held) if chunks else 0
         state = {**asdict(replica), "chunks": chunks, "is_complete": False, "held": held}
         if chunks > self.chunks:
@@ -98,7 +98,7 @@ class Received:
         self._ends[name] = length
 
     def note(self, state: dict[str, Any]) -> None:
-        """Replace the state, durably; the files before it."""
+        """Replace the state, durably. The other files become durable first."""
         for fd in self._files.values():
             self._disk.sync_data(fd)
         self.state = state
@@ -106,17 +106,17 @@ class Received:
 
     @property
     def chunks(self) -> int:
-        """How many chunks are durable in the store."""
+        """Return the number of chunks that are durable in the store."""
         return int(self.state.get("chunks", 0))
 
     @property
     def stream(self) -> str:
-        """The id of the stream that is received."""
+        """Return the id of the stream that is received."""
         return str(self.state.get("point", ""))
 
     @property
     def complete(self) -> Replica | None:
-        """The state that was received as a whole; None before."""
+        """Return the completely received state; None if it is incomplete."""
         state = self.state
         if not state.get("is_complete"):
             return None
@@ -124,7 +124,7 @@ class Received:
 
     @property
     def chunk_count(self) -> int:
-        """How many there are, durable or not."""
+        """Return the number of received chunks, durable or not."""
         return self._ends[CHUNKS_FILE] // _CHUNK.size
 
     def _append(self, name: bytes, data: bytes) -> None:
@@ -136,7 +136,7 @@ class Received:
         self._append(CHUNKS_FILE, b"".join(_CHUNK.pack(*row) for row in rows))
 
     def chunk(self, number: int) -> ReceivedChunk:
-        """The chunk of a number, from 0 on. Raises Damaged."""
+        """Return the chunk with this number, counted from 0. Raises Damaged."""
         data = os.pread(self._files[CHUNKS_FILE], _CHUNK.size, number * _CHUNK.size)
         if len(data) != _CHUNK.size:
             raise Damaged(f"the stream refers to chunk {number}, which it does not contain")
@@ -152,7 +152,7 @@ class Received:
         self._append(RECIPES_FILE, row)
 
     def recipe(self, number: int) -> ReceivedRecipe:
-        """Raises Damaged."""
+        """Return the recipe with this number. Raises Damaged."""
         data = os.pread(self._files[RECIPES_FILE], _RECIPE.size, number * _RECIPE.size)
         if len(data) != _RECIPE.size:
             raise Damaged(f"the stream refers to recipe {number}, which it does not contain")
@@ -166,11 +166,11 @@ class Received:
         return self._ends[ROWS_FILE] // _ROW.size
 
     def add_rows(self, rows: list[tuple[int, int]]) -> None:
-        """Parts of recipes: the number of a chunk, from 1 on, or 0 for a hole; and a length."""
+        """Append parts of recipes: the number of a chunk from 1, or 0 for a hole; and a length."""
         self._append(ROWS_FILE, b"".join(_ROW.pack(*row) for row in rows))
 
     def rows(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Those of some ordinals. Raises Damaged."""
+        """Yield the rows with these ordinals. Raises Damaged."""
         for at in range(first, end, _ROWS_AT_ONCE):
             count = min(_ROWS_AT_ONCE, end - at)
             data = read_at(self._files[ROWS_FILE], count * _ROW.size, at * _ROW.size)
@@ -180,11 +180,11 @@ class Received:
 
     @property
     def held(self) -> list[str]:
-        """The versions that keep chunks, durably noted."""
+        """Return the durably recorded file versions that keep chunks."""
         return _held(self._files[HELD_FILE], int(self.state.get("held", 0)))
 
     def add_held(self, version: str) -> None:
-        """Take note of one more, which :meth:`note` makes durable."""
+        """Record another file version; :meth:`note` makes it durable."""
         self._append(HELD_FILE, bytes.fromhex(version))
         self.state["held"] = self._ends[HELD_FILE] // _HELD_BYTES
 
@@ -192,7 +192,7 @@ class Received:
         self._append(PLAN_FILE, _LENGTH.pack(len(data)) + data)
 
     def nodes(self) -> Iterator[StreamNode]:
-        """The tree, in the order of the stream. Raises Damaged."""
+        """Yield the tree, in the order of the stream. Raises Damaged."""
         at, fd = 0, self._files[PLAN_FILE]
         while at < self._ends[PLAN_FILE]:
             (length,) = _LENGTH.unpack(read_at(fd, _LENGTH.size, at))
@@ -202,8 +202,7 @@ class Received:
 
 
 def held_version(base_fd: int, ordinal: int) -> str | None:
-    """The version of this ordinal that keeps chunks of a stream; None where there is none (any
-    more)."""
+    """Return the file version of an ordinal that keeps chunks of a stream, if there is one."""
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         with opened(os.open(RECEIVE_DIR, flags | os.O_DIRECTORY, dir_fd=base_fd)) as fd:
@@ -230,6 +229,6 @@ def _state_at(fd: int) -> dict[str, Any]:
 
 
 def remove_tree(disk: Disk, dir_fd: int, name: bytes) -> None:
-    """Remove a directory, if it is there, and all below it."""
+    """Remove a directory, if it exists, and everything below it."""
     with suppress(FileNotFoundError):
         disk.remove_all(dir_fd, name)

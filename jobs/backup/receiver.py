@@ -1,4 +1,4 @@
-"""The receive job: a stream becomes the state of a replica, as a whole or not at all."""
+"""The receive job: a replica gets the state in a stream completely, or not at all."""
 
 import os
 import stat
@@ -39,9 +39,9 @@ from jobs.frame.job import FileReport
 from jobs.frame.run import JobRun
 
 GROUP_BYTES = 64 * MIB
-"""Received between two syncs: what is lost where the stream is cut."""
+"""Bytes received between two syncs: at most these are lost if the stream is interrupted."""
 BATCH_BYTES = 8 * MIB
-"""Of chunks that are checked at once."""
+"""Bytes of chunks that are checked together."""
 
 _GROUP = define("receive.group-durable", "chunks are durable, and recorded as received")
 _COMPLETE = define("receive.complete", "the complete stream is present, the volume is unchanged")
@@ -49,7 +49,7 @@ _COMPLETE = define("receive.complete", "the complete stream is present, the volu
 
 @dataclass(slots=True)
 class ReceiveReport(FileReport):
-    """The results of a run. ``present`` chunks were in the store already."""
+    """The results of a run. ``present`` chunks were already in the store."""
 
     job: str = "receive"
     point: str = ""
@@ -61,7 +61,7 @@ class ReceiveReport(FileReport):
 
 
 class ReplicaVolume(Volume):
-    """A volume to be received into, also in the middle of a switch."""
+    """A volume to receive into, even during an incomplete switch."""
 
     def _require_enabled(self) -> None:
         os.stat(VOLUME_FILE, dir_fd=self.base_fd)
@@ -78,8 +78,8 @@ class Receiver:
         back_fd: int | None = None,
         reception: Reception | None = None,
     ) -> None:
-        """``back_fd``: where a sender that negotiates hears what is here. ``reception``: the way of
-        the volume's store, if that does not have containers."""
+        """``back_fd``: for answers to a sender that negotiates. ``reception``: the steps for the
+        volume's kind of store, if it does not have containers."""
         self._reception = reception or LocalReception(volume, run)
         self._volume = volume
         self._run = run
@@ -92,10 +92,10 @@ class Receiver:
         self._digest = b""
 
     def run(self) -> ReceiveReport:
-        """Receive a stream to its end, and put its tree into its place.
+        """Receive a complete stream, and switch to its tree.
 
-        Raises Damaged, UsageError, Busy (all is received, and the volume is mounted), NoSpace,
-        PipeClosed, Cancelled: then the volume is what it was.
+        Raises Damaged, UsageError, NoSpace, PipeClosed, Cancelled, and Busy if the received stream
+        is complete but the volume is mounted. Then the volume is unchanged.
         """
         volume = self._volume
         finish(volume, self._run, self._reception, is_asked=False)
@@ -152,7 +152,7 @@ class Receiver:
             self._back.flush()
 
     def _refuse(self, fields: dict[str, str], own: Replica | None) -> None:
-        """Raises UsageError where the stream does not fit the volume."""
+        """Raise UsageError if the stream does not fit the volume."""
         volume = self._volume
         require_no_domains(volume, "dedupd receive")
         if fields["volume"] == volume.parameters.uuid:
@@ -223,7 +223,7 @@ class Receiver:
             run.update(done=self._in.read_bytes, files=report.nodes)
 
     def _take_chunks(self) -> None:
-        """Check the chunks that have come, and store those that are new."""
+        """Check the received chunks, and store the new ones."""
         frames, self._pending, self._pending_bytes = self._pending, [], 0
         if not frames:
             return
@@ -236,7 +236,7 @@ class Receiver:
         self._received.add_chunks(rows)
 
     def _problem(self, frame: Frame) -> str:
-        """Why a chunk is not what it says; empty where it is."""
+        """Return why a chunk does not match its frame; empty if it does."""
         stored = frame.stored
         try:
             checksum = native.hashing.xxh3_64(stored)
@@ -283,7 +283,7 @@ class Receiver:
             self._received.add_recipe(recipe.finish())
 
     def _give_up_recipe(self) -> None:
-        """The sender could not read the rest of the file: no node names its recipe."""
+        """Close a recipe whose file the sender could not read to the end. No node names it."""
         self._recipe = None
         self._received.add_recipe(ReceivedRecipe(RecipeRef(0, bytes(DIGEST_BYTES)), 0))
 
@@ -302,8 +302,8 @@ class Receiver:
         self._sync(is_complete=True)
 
     def _nodes_checked(self) -> int:
-        """How many nodes came. Raises Damaged, UsageError for one that could not be put into place:
-        a stream that is complete would fail again and again."""
+        """Return the number of received nodes. Raises Damaged, and UsageError for a node that the
+        switch could not use: a complete stream with it would fail repeatedly."""
         count, reserved = 0, self._volume.space.name
         for node in self._received.nodes():
             is_root = not node.path
@@ -321,7 +321,7 @@ class Receiver:
         return count
 
     def _sync(self, *, is_complete: bool = False) -> None:
-        """Make everything durable that was received, and note it."""
+        """Make everything received durable, and record that."""
         self._store.sync()
         state = {"chunks": self._received.chunk_count, "is_complete": is_complete}
         self._received.note(self._received.state | state)
@@ -334,7 +334,7 @@ def _put_in_place(
     try:
         reception.build(received)
     except Damaged:
-        # It would fail again: the next stream is received in its place.
+        # Another attempt would fail again: receive the next stream instead.
         received.note(received.state | {"is_complete": False})
         raise
     held = received.held
@@ -350,9 +350,9 @@ def finish(
     *,
     is_asked: bool = True,
 ) -> bool:
-    """Go on with a switch that was interrupted, or with a tree that was received as a whole.
+    """Complete an interrupted switch, or switch to a completely received tree.
 
-    Says whether there was one. Raises UsageError where ``is_asked`` and there is none; Busy.
+    Returns whether there was one. Raises Busy, and UsageError if ``is_asked`` and there is none.
     """
     if is_switching(volume.base_fd):
         with _opened(volume) as received, _unmounted(volume):
@@ -364,7 +364,7 @@ def finish(
             if replica is not None and replica != replica_of(volume.base_fd, volume.root):
                 _put_in_place(volume, reception or LocalReception(volume, run), received, replica)
                 return True
-        if replica is not None:  # all that was left to do is to tidy up
+        if replica is not None:  # only cleaning up remains
             remove_tree(volume.disk, volume.base_fd, RECEIVE_DIR)
             return True
     if is_asked:
@@ -373,7 +373,7 @@ def finish(
 
 
 def drop(volume: ReplicaVolume) -> None:
-    """Give up what was received in part. Raises Busy in the middle of a switch."""
+    """Discard a partly received stream. Raises Busy during an incomplete switch."""
     if is_switching(volume.base_fd):
         raise Busy(
             f"{volume.root}: the switch is incomplete; run `dedupd receive --finish {volume.root}`"
@@ -382,8 +382,8 @@ def drop(volume: ReplicaVolume) -> None:
 
 
 def end(volume: ReplicaVolume) -> None:
-    """Have a replica be a volume like others. Raises UsageError where it is none, Busy where a
-    stream was received in part, or while it is mounted."""
+    """Turn a replica into a normal volume. Raises UsageError if it is not a replica, and Busy while
+    it is mounted or has a partly received stream."""
     if not is_replica(volume.base_fd):
         raise UsageError(f"{volume.root}: not a replica; it is already writable")
     refuse_unfinished(volume.base_fd, volume.root)
@@ -392,7 +392,7 @@ def end(volume: ReplicaVolume) -> None:
 
 
 def token(volume: ReplicaVolume) -> str:
-    """What `dedupd send --resume` takes; empty where no stream was cut."""
+    """Return the argument of `dedupd send --resume`; empty if no stream was interrupted."""
     if not _has_received(volume):
         return ""
     with _opened(volume) as received:
@@ -402,7 +402,7 @@ def token(volume: ReplicaVolume) -> str:
 
 
 def _opened(volume: Volume) -> "closing[Received]":
-    """What was received of a stream so far."""
+    """Open the received part of a stream."""
     return closing(Received(volume.base_fd, volume.disk, volume.room()))
 
 
@@ -412,7 +412,7 @@ def _has_received(volume: ReplicaVolume) -> bool:
 
 @contextmanager
 def _unmounted(volume: Volume) -> Iterator[None]:
-    """Nobody may look while the tree changes. Raises Busy."""
+    """Keep the volume unmounted while the tree changes. Raises Busy."""
     try:
         with volume.mount_lock():
             yield

@@ -1,4 +1,4 @@
-"""The restore job: files and folders out of a copy of a volume, into any directory."""
+"""The restore job: copies files and folders from a copy of a volume into any directory."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +23,9 @@ from jobs.frame.run import JobRun
 
 @dataclass(slots=True)
 class RestoreReport(FileReport):
-    """The results of a run. ``damaged`` files were left out; ``already`` were there from an earlier
-    run. ``without_privileges`` have come without anything that gives rights. ``written_bytes``
-    leaves out holes."""
+    """The results of a run. ``damaged`` files were skipped; ``already`` counts files from an
+    earlier run, ``without_privileges`` files that lack anything that gives rights.
+    ``written_bytes`` excludes holes."""
 
     job: str = "restore"
     trust_holes: bool = False
@@ -39,7 +39,7 @@ class RestoreReport(FileReport):
 
 
 class Restore:
-    """Takes paths out of a source. May be stopped and run again: it goes on."""
+    """Copies paths of a source. If it is stopped, the next run continues."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Restore:
         privileges: bool = False,
         force: bool = False,
     ) -> None:
-        """``privileges``: root restores what gives rights. ``force``: also into directories of
-        other users. Raises UsageError."""
+        """``privileges``: root restores what gives rights. ``force``: accept directories of other
+        users. Raises UsageError."""
         inside = os.path.realpath(target) + "/"
         if inside.startswith(os.path.realpath(source.base) + "/"):
             raise UsageError(f"{target}: is inside the copy that is read; choose another directory")
@@ -67,8 +67,8 @@ class Restore:
     def run(self, paths: list[bytes]) -> RestoreReport:
         """Restore each of ``paths``, under its path within the tree.
 
-        A file that is damaged is named and left out. Raises Damaged where the copy as a whole is no
-        good, UsageError, NoSpace, Cancelled.
+        A damaged file is reported and skipped. Raises Damaged if the entire copy is unusable,
+        UsageError, NoSpace, Cancelled.
         """
         source, run, report = self._source, self._run, self._report
         wanted = distinct([b"/".join(split_path(path)) for path in paths])
@@ -104,7 +104,7 @@ class Restore:
         return TreeWriter(target_fd, self._disk, findings, self._rights, force=force)
 
     def _require(self, wanted: list[bytes]) -> None:
-        """Raises UsageError, before anything is made, where one of the paths is not there."""
+        """Raise UsageError if a path does not exist, before anything is made."""
         for path in wanted:
             try:
                 os.close(open_beneath(self._source.data_fd, path, os.O_PATH))
@@ -166,7 +166,7 @@ class Restore:
     def _finish_parents(
         self, writer: TreeWriter, above: list[tuple[bytes, Node]], path: bytes
     ) -> None:
-        """Finish those of the directories above that are not above the next path, too."""
+        """Finish the directories of ``above`` that are not parents of the next path."""
         while above and not path.startswith(above[-1][0] + b"/"):
             parent, node = above.pop()
             writer.finish_directory(placed(parent), node)
@@ -183,8 +183,8 @@ def _is_damage(error: DedupdError | OSError) -> bool:
 def placed(path: bytes) -> bytes:
     """Return the path below the target for a path within the tree.
 
-    It is the same, but for an entry ``.dedupd`` at the top: the target would look like a volume, or
-    is one.
+    It is the same, except for an entry ``.dedupd`` at the top: with it, the target would look like
+    a volume, or is a volume.
     """
     if not is_reserved(path):
         return path
@@ -192,7 +192,7 @@ def placed(path: bytes) -> bytes:
 
 
 def distinct(paths: list[bytes]) -> list[bytes]:
-    """Paths without those that lie in others."""
+    """Return the paths that are not inside other paths of the list."""
     kept: list[bytes] = []
     for path in sorted(set(paths)):
         if not any(path.startswith(parent + b"/") or not parent for parent in kept):

@@ -1,5 +1,5 @@
-"""What the content of a file consists of, for a stream: chunks of the store as they are, holes, and
-chunks that are cut for the stream, where the file's own blocks are."""
+"""Divides the content of a file into rows for a stream: chunks of the store, holes, and new chunks
+of the file's own blocks."""
 
 import os
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ from dedupd_core.volume.volume import Volume
 from jobs.backup.content_reader import sparse_stub
 
 CUT_BYTES = 4 * MIB
-"""Read at a time of what is to be cut."""
+"""Bytes per read of data that is split into chunks."""
 
 
 Key = int | bytes
-"""Of a chunk: its id, or the fingerprint of one that is not in the store."""
+"""Key of a chunk: its id, or its fingerprint if it is not in the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A part of a file: the chunk ``chunk`` of the store, or a hole, or a chunk that was cut, whose
-    bytes are ``raw``. ``fingerprint`` is empty where it takes a look at the store; ``check`` is
-    that of the recipe then (``recipe.fingerprint_check``). A chunk that has number and fingerprint
-    is of a store in a cluster, whose numbers mean nothing after this run."""
+    """A part of a file: a chunk of the store, a hole, or a new chunk with the bytes ``raw``. If
+    ``fingerprint`` is empty, the store has it, and ``check`` is the recipe's
+    (``recipe.fingerprint_check``). A chunk with number and fingerprint is in a cluster store, whose
+    numbers are only valid in this run."""
 
     length: int
     chunk: int = HOLE
@@ -43,24 +43,24 @@ class Row:
 
     @property
     def span(self) -> Span:
-        """A chunk of the store as a recipe names it."""
+        """Return a chunk of the store as a recipe names it."""
         return Span(0, self.length, self.chunk, self.check)
 
     @property
     def key(self) -> "Key":
-        """What tells the chunk from all others."""
+        """Return the key that distinguishes the chunk from all others."""
         return self.fingerprint or self.chunk
 
 
 class Rows:
-    """Takes files of a volume apart."""
+    """Divides files of a volume into rows."""
 
     def __init__(self, volume: Volume) -> None:
         self._volume, self._store = volume, volume.chunk_store
         self._chunker = volume.parameters.chunker()
 
     def of(self, fd: int, stub: StubAttribute | None, where: str) -> Iterator[Row]:
-        """The rows of an open file, in order; their lengths add up to its size. Raises Damaged."""
+        """Yield the rows of an open file. Their lengths add up to its size. Raises Damaged."""
         size = os.fstat(fd).st_size
         if stub is None:
             yield from self._own(fd, 0, size)
@@ -79,7 +79,7 @@ class Rows:
         return b"" if chunk == HOLE else self._store.lasting_fingerprint(chunk)
 
     def _own(self, fd: int, start: int, end: int) -> Iterator[Row]:
-        """A range that has nothing of the store."""
+        """Yield the rows of a range without data of the store."""
         at = start
         for low, high in data_ranges(fd, start, end):
             if at < low:
@@ -117,9 +117,9 @@ _Part = tuple[int, int, int | None, int]
 
 
 def _parts(sparse: SparseStub, covered: int) -> Iterator[_Part]:
-    """(start, end, chunk, check of its fingerprint) of what the recipe covers: ``HOLE`` for zeros,
-    None for what has to be cut because the file's own blocks, or its end, are in it. Neighbours to
-    be cut are one."""
+    """Yield (start, end, chunk, check of its fingerprint) for the covered range. ``HOLE`` means
+    zeros; None means bytes to split into chunks, because they include own blocks or the end of the
+    file. Adjacent parts of this kind are joined."""
     missing = sparse.missing(0, covered)
     pending: tuple[int, int] | None = None
     at = 0
@@ -147,7 +147,7 @@ def _parts(sparse: SparseStub, covered: int) -> Iterator[_Part]:
 
 
 def _hole_parts(missing: list[tuple[int, int]], first: int, low: int, high: int) -> list[_Part]:
-    """A hole of the recipe in which the file has blocks of its own."""
+    """Divide a hole of the recipe in which the file has its own blocks."""
     holes = []
     for start, end in missing[first:]:
         if start >= high:

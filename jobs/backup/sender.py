@@ -1,4 +1,4 @@
-"""The send job: a volume as it is, or what is new in it, as a stream."""
+"""The send job: writes a volume, or the changes to it, as a stream."""
 
 import errno
 import os
@@ -36,19 +36,19 @@ from jobs.frame.job import FileReport
 from jobs.frame.run import JobRun
 
 ROWS_AT_ONCE = 256
-"""Of a file, in memory: 32 MiB of the largest chunks that are cut."""
+"""Rows of a file in memory: 32 MiB of the largest new chunks."""
 RECIPES_KNOWN_MAX = 1 << 18
-"""Of recipes that several files have; one that was forgotten is sent again."""
+"""Number of remembered recipes that several files may share; a forgotten recipe is sent again."""
 ATTEMPTS = 3
-"""To read a file that users write to."""
+"""Number of attempts to read a file while users write to it."""
 
 
 @dataclass(slots=True)
 class SendReport(FileReport):
     """The results of a run. ``point`` is the id of the state that was sent.
 
-    ``known`` chunks were there already; ``kept`` files could not be read, and stay at the receiver
-    as they are there.
+    ``known`` counts the chunks that the receiver already had. ``kept`` files could not be read; the
+    receiver keeps its versions of them.
     """
 
     job: str = "send"
@@ -65,9 +65,9 @@ class SendReport(FileReport):
 
 @dataclass(slots=True)
 class _NeededChunks:
-    """What a file needs: chunks of the store by their ids, and others by their fingerprints. Those
-    of a store in a cluster have no ids, and are too many to be remembered: what has changed of such
-    a volume is sent as a whole, unless the receiver says what it has."""
+    """Chunks that a file needs: by id in the store, others by fingerprint. Those in a cluster store
+    have no ids, and are too many to remember. A changed file of such a volume is sent completely,
+    unless the receiver reports its chunks."""
 
     ids: "array[int]" = field(default_factory=lambda: array("Q"))
     cut: list[bytes] = field(default_factory=list)
@@ -81,14 +81,14 @@ class _NeededChunks:
 
 
 class Resume(NamedTuple):
-    """A stream that was cut, and how many chunks of it were received."""
+    """An interrupted stream, and the number of its chunks that were received."""
 
     stream: str
     chunks: int
 
     @classmethod
     def parse(cls, token: str) -> "Resume":
-        """Raises UsageError."""
+        """Parse a token. Raises UsageError."""
         name, _, count = token.partition(":")
         try:
             return cls(str(uuid.UUID(name)), int(count))
@@ -111,7 +111,7 @@ class Sender:
         since: str = "",
         resume: Resume | None = None,
     ) -> None:
-        """``back_fd``: where the receiver answers; then it says itself what it has."""
+        """``back_fd``: for answers of the receiver, which then reports the chunks that it has."""
         self._volume = volume
         self._run = run
         self._out = FrameWriter(out_fd)
@@ -150,7 +150,7 @@ class Sender:
                     self._send(visited)
                     run.update(files=report.files, done=self._out.written_bytes)
             if memory is not None:
-                # Before the end is sent: a receiver has no state that is not known here.
+                # Save before the end is sent: the sender must know each state that a receiver has.
                 memory.save(report.point, self._point)
             self._end()
         report.chunks, report.known = self._chunks.sent, self._chunks.known
@@ -238,8 +238,8 @@ class Sender:
         )
 
     def _send_file(self, visited: VisitedNode) -> tuple[NodeFlag, int, Node]:
-        """Send the content of a file, whole as it is at some moment of this call. Returns the node
-        of that file: a user may have put another one in place of the one that the walk met."""
+        """Send the consistent content of a file. Returns the node of the file that was read: a user
+        may have replaced the file that the walk found."""
         where = show_path(visited.path)
         for _ in range(ATTEMPTS):
             with opened(visited.open(os.O_RDONLY | os.O_NONBLOCK)) as fd:
@@ -276,7 +276,7 @@ class Sender:
     def _note_same(
         self, inode: int, stub: StubAttribute | None, where: str, used: _NeededChunks
     ) -> int:
-        """Note what a file needs that the receiver has as it is."""
+        """Record what an unchanged file needs, which the receiver already has."""
         joined = self._since.cut.get(inode, b"")
         if joined:
             used.cut.append(joined)
@@ -288,7 +288,7 @@ class Sender:
     def _send_content(
         self, fd: int, stub: StubAttribute | None, size: int, where: str, used: _NeededChunks
     ) -> int:
-        """Send what is new of a file, and its recipe; returns the number of that."""
+        """Send the new chunks of a file, and its recipe; return the number of the recipe."""
         if size == 0:
             return 0
         key = None
@@ -350,7 +350,7 @@ class Sender:
 
 
 def _sized(node: Node, identity: FileIdentity, stub: StubAttribute | None) -> Node:
-    """The node as the file was when it was read."""
+    """Return the node with the size and time that the file had when it was read."""
     return replace(node, size=identity.size, mtime_ns=identity.mtime_ns).settled(stub)
 
 
@@ -362,6 +362,6 @@ def _no_directory(path: bytes, error: OSError) -> None:
 
 
 def _store_bytes(volume: Volume) -> int:
-    """The length of all containers of chunks: what a full stream takes, about."""
+    """Return the length of all containers of chunks: roughly the length of a full stream."""
     with os.scandir(volume.directory(Kind.CHUNKS)) as entries:
         return sum(entry.stat().st_size for entry in entries if entry.name.endswith(".dat"))

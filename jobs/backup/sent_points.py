@@ -1,7 +1,6 @@
-"""What a sender remembers of the states that it has sent: to send what is new since, and to go on
-with a stream that was cut.
+"""Remembers sent states, to send only changes later and to continue interrupted streams.
 
-All of it is derived: where it is lost, the next stream is a full one.
+All of it is derived: if it is lost, the next stream is a full stream.
 """
 
 import io
@@ -26,12 +25,12 @@ from dedupd_core.volume.volume import Volume
 
 SENT_DIR = b"sent"
 KEPT_MAX = 8
-"""Points; older ones go."""
+"""Number of states to keep; older states are deleted."""
 LOGS_KEPT_MAX = 2
-"""Of streams that may have been cut: the receiver knows only of the last."""
+"""Number of logs of possibly interrupted streams. The receiver only knows the last stream."""
 
 NUMBERS_MAX = 1 << 20
-"""Of chunks that are known by their fingerprints, some 150 bytes each."""
+"""Number of chunks without ids to remember, by their fingerprints; about 150 bytes per chunk."""
 
 _U64_MAX = (1 << 64) - 1
 _ROW = struct.Struct("<Q32s")
@@ -39,7 +38,7 @@ _POINT, _LOG = b".point", b".log"
 
 
 class Numbers:
-    """u32 by record id; 0 for those that have none. 4 bytes for each record of a container."""
+    """A u32 per record id; 0 if it has no number. Uses 4 bytes per record of a container."""
 
     def __init__(self) -> None:
         self._tables: dict[int, npt.NDArray[np.uint32]] = {}
@@ -61,13 +60,13 @@ class Numbers:
 
 
 class CutNumbers:
-    """u32 by fingerprint, of chunks that have no id that lasts: those that were used lately."""
+    """A u32 per fingerprint, for recently used chunks that have no lasting id."""
 
     def __init__(self) -> None:
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
 
     def get(self, fingerprint: bytes) -> int:
-        """0 where there is none, or not any more: then the chunk is sent again."""
+        """Return 0 if there is no number, or it was forgotten: then the chunk is sent again."""
         number = self._numbers.get(fingerprint, 0)
         if number:
             self._numbers.move_to_end(fingerprint)
@@ -80,7 +79,7 @@ class CutNumbers:
 
 
 class IdSet:
-    """Record ids, a bit for each."""
+    """Record ids, one bit per id."""
 
     def __init__(self) -> None:
         self._bits: dict[int, bytearray] = {}
@@ -107,7 +106,7 @@ class IdSet:
 
 
 class FileTable:
-    """Change time (ns) and length of files by inode: 24 bytes each."""
+    """Change time (ns) and length of files by inode; 24 bytes per file."""
 
     def __init__(self, rows: npt.NDArray[np.uint64] | None = None) -> None:
         self._new = array("Q")
@@ -117,7 +116,7 @@ class FileTable:
         self._new.extend((inode, ctime_ns & _U64_MAX, size))
 
     def has(self, inode: int, ctime_ns: int, size: int) -> bool:
-        """Whether a file is in it as it is now."""
+        """Return whether the table contains this state of a file."""
         at = int(np.searchsorted(self._sorted[:, 0], np.uint64(inode)))
         return at < len(self._sorted) and (
             self._sorted[at].tolist() == [inode, ctime_ns & _U64_MAX, size]
@@ -129,10 +128,10 @@ class FileTable:
 
 @dataclass(slots=True)
 class Point:
-    """A state that was sent: the files in it, by inode, and the chunks that these need.
+    """A sent state: its files, by inode, and the chunks that they need.
 
-    ``cut`` are the fingerprints of chunks that a file has
-    besides those of the store, because they were cut for the stream.
+    ``cut``: fingerprints of the chunks of a file that were made for the stream, and are not in the
+    store.
     """
 
     files: FileTable = field(default_factory=FileTable)
@@ -162,7 +161,7 @@ class Point:
 
     @classmethod
     def decode(cls, data: bytes) -> "Point":
-        """Raises ValueError."""
+        """Decode a state. Raises ValueError."""
         if len(data) < 8 or xxhash.xxh3_64_digest(data[:-8]) != data[-8:]:
             raise ValueError("its checksum is wrong")
         with np.load(io.BytesIO(data[:-8]), allow_pickle=False) as columns:
@@ -186,7 +185,7 @@ def _parts(data: bytes, lengths: Iterable[int]) -> Iterator[bytes]:
 
 
 class SentPoints:
-    """The directory of what was sent of a volume."""
+    """The directory for the sent states of a volume."""
 
     def __init__(self, volume: Volume) -> None:
         self._disk = volume.disk
@@ -201,7 +200,7 @@ class SentPoints:
         os.close(self._fd)
 
     def load(self, point: str) -> Point:
-        """Raises UsageError where it is not known any more."""
+        """Load a state. Raises UsageError if it is no longer known."""
         try:
             return Point.decode(read_file(self._fd, _name(point, _POINT)))
         except (FileNotFoundError, ValueError) as error:
@@ -213,11 +212,11 @@ class SentPoints:
             ) from None
 
     def points(self) -> list[str]:
-        """Those that can be built upon, the latest first."""
+        """Return the states that a stream can build on, the latest first."""
         return [os.fsdecode(name[: -len(_POINT)]) for name in self._names(_POINT)]
 
     def save(self, point: str, value: Point) -> None:
-        """Remember a state, durably; older ones go. Raises NoSpace."""
+        """Save a state durably, and delete old states. Raises NoSpace."""
         data = value.encode()
         self._room.require(len(data), "the record of sent states")
         self._disk.replace_file(self._fd, _name(point, _POINT), data)
@@ -226,7 +225,7 @@ class SentPoints:
             disk.unlink(self._fd, name)
 
     def new_log(self, point: str, rows: bytes = b"") -> int:
-        """A descriptor of the log of chunks of a new stream, with rows of an earlier one. Raises
+        """Return a descriptor of a new stream's log of chunks, which starts with ``rows``. Raises
         NoSpace."""
         disk = self._disk
         self._room.require(len(rows), "the log of sent chunks")
@@ -237,7 +236,7 @@ class SentPoints:
         return fd
 
     def log_rows(self, point: str, count: int) -> bytes:
-        """The first rows of the log of a stream that was cut. Raises UsageError."""
+        """Return the first rows of the log of an interrupted stream. Raises UsageError."""
         try:
             fd = os.open(_name(point, _LOG), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
         except FileNotFoundError:
@@ -259,7 +258,7 @@ class SentPoints:
 
 
 def encode_row(record_id: int, fingerprint: bytes) -> bytes:
-    """Of a log: the id of a chunk, or 0 for one that was cut, and its fingerprint."""
+    """Return a row of a log: id of a chunk, or 0 if it is not in the store; fingerprint."""
     return _ROW.pack(record_id, fingerprint)
 
 

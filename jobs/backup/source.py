@@ -1,4 +1,4 @@
-"""A volume, or a copy of one, that files are taken out of: nothing in it is ever changed."""
+"""A volume or a copy of a volume, to restore files from. Nothing in it is ever changed."""
 
 import os
 from contextlib import ExitStack
@@ -23,9 +23,9 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class BackupSource(VolumeCopy):
-    """The volume whose ``.dedupd``, under whatever name, is ``base``; any user's that may be read.
+    """The volume with the ``.dedupd``, under any name, at ``base``. Needs no rights except reading.
 
-    No lock is taken, and damage that is met is noted nowhere.
+    It takes no lock, and records no damage.
     """
 
     def __init__(self, base: str) -> None:
@@ -38,7 +38,7 @@ class BackupSource(VolumeCopy):
             self.parameters = Parameters.from_json(
                 read_file(self.base_fd, VOLUME_FILE), os.path.join(base, VOLUME_FILE.decode())
             )
-            # Not a link: it could lead anywhere, in a directory that another user made.
+            # Do not follow a link: it could lead anywhere, in a directory that another user made.
             self.data_fd = os.open(b"data", _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.base_fd)
             on_failure.callback(os.close, self.data_fd)
             self._require_attributes()
@@ -53,8 +53,8 @@ class BackupSource(VolumeCopy):
 
     @classmethod
     def found(cls, path: str) -> "BackupSource":
-        """The volume of which ``path`` is the directory, or the ``.dedupd``. Raises as the class
-        does."""
+        """Open the volume of this directory, or of this ``.dedupd``. Raises the errors of the
+        class."""
         path = os.path.abspath(path)
         for base in (path, os.path.join(path, BASE_NAME)):
             if os.path.isfile(os.path.join(base, VOLUME_FILE.decode())):
@@ -70,7 +70,7 @@ class BackupSource(VolumeCopy):
         )
 
     def _require_attributes(self) -> None:
-        """Without them, each stub would look like a plain file of zeros."""
+        """Raise UsageError if stubs would look like plain files of zeros."""
         name = self.parameters.attribute
         if name.startswith("trusted.") and not sees_trusted_attributes():
             raise UsageError(
@@ -79,11 +79,11 @@ class BackupSource(VolumeCopy):
             )
 
     def note_damage(self, kind: Kind, record_id: int) -> None:
-        """Nothing is changed."""
+        """Do nothing: the source is not changed."""
 
     def refuse_ruins(self, run: JobRun) -> None:
-        """Raises Damaged where a copy has no stub at all, though its store has chunks: what was a
-        stub looks like a file of zeros then."""
+        """Raise Damaged if a copy has no stub but its store has chunks: stubs then look like files
+        of zeros."""
         if self.is_the_volume or not has_chunks(self):
             return
         has_content = False
@@ -100,9 +100,8 @@ class BackupSource(VolumeCopy):
             )
 
     def refuse_spoilt(self, run: JobRun) -> None:
-        """Raises Damaged where the user's word for the holes of a copy is refuted: any stub shows
-        that it has not the holes that the volume had, and nothing proves those that were written
-        to."""
+        """Raise Damaged if a stub disproves the user's claim about the copy's holes. Then nothing
+        can prove a stub that was written to."""
         if self.is_the_volume:
             return
         for found in walk(self, b"", [], run.safe_point):
@@ -121,10 +120,10 @@ class BackupSource(VolumeCopy):
             return True
 
     def proved(self, fd: int, path: bytes, trusts_holes: bool) -> StubAttribute | None:
-        """The attribute of an open file whose content is to be read; None where it is plain.
+        """Return the attribute of an open file whose content is to be read; None if it is plain.
 
-        ``trusts_holes``: the user says that the copy has the holes that the volume had. Raises
-        DamagedStub where nothing proves that the content is what it was.
+        ``trusts_holes``: the user claims that the copy has the volume's holes. Raises DamagedStub
+        if nothing proves that the content is unchanged.
         """
         value = native.system.fgetxattr(fd, self.space.name)
         if value is None:

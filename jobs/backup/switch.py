@@ -1,8 +1,7 @@
-"""The tree that was received, put together beside the volume's own, and then in its place.
+"""Builds the received tree next to the volume's own, and replaces the old tree by it.
 
-Until the switch the volume is what it was; while it is under way nobody can open it; from then on
-it is what was received. A crash at any point leaves one of the three, and the next `receive` goes
-on.
+Until the switch the volume is unchanged, during it the volume cannot be opened, after it the volume
+has the received state. After a crash it is in one of the three, and the next `receive` continues.
 """
 
 import json
@@ -30,9 +29,9 @@ from jobs.frame.run import Findings, JobRun
 
 _TREE, _OLD, _SWITCHING, _PATHS, _ROOT = b"tree", b"old", b"switching", b"paths", b"root"
 PATHS_FILE = b"replica.paths"
-"""Beside ``replica.json``: where each file of the sender's is here, by its inode there."""
+"""Next to ``replica.json``: path of each file in this volume by its inode in the sent volume."""
 PATHS_BYTES_MAX = 64 << 30
-"""Address space for that, not memory or disk."""
+"""Address space for these paths, not memory or disk."""
 
 _BUILT = define("receive.built", "the received tree is durable, next to the volume's own")
 _BEGUN = define("receive.begun", "the switch is recorded: the volume cannot be opened")
@@ -47,7 +46,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextmanager
 def _paths(path: bytes, *, write: bool) -> Iterator[lmdb.Environment]:
-    """Inode of the sender (8 bytes) → path here."""
+    """Open the table from an inode of the sender (8 bytes) to a path in this volume."""
     found = lmdb.open(
         os.fsdecode(path),
         subdir=False,
@@ -65,7 +64,7 @@ def _paths(path: bytes, *, write: bool) -> Iterator[lmdb.Environment]:
 
 
 class TreeBuilder:
-    """Builds the tree of a stream that was received as a whole."""
+    """Builds the tree of a completely received stream."""
 
     def __init__(self, volume: Volume, run: JobRun, received: Received) -> None:
         self._volume = volume
@@ -73,7 +72,7 @@ class TreeBuilder:
         self._received = received
 
     def build(self) -> None:
-        """Everything that ``finish`` needs. Raises Damaged, NoSpace, Cancelled."""
+        """Make everything that ``finish`` needs. Raises Damaged, NoSpace, Cancelled."""
         volume, disk, receive_fd = self._volume, self._volume.disk, self._received.fd
         remove_tree(disk, receive_fd, _TREE)
         with suppress(FileNotFoundError):
@@ -127,7 +126,7 @@ class TreeBuilder:
     def _make(
         self, writer: TreeWriter, node: StreamNode, found: Node, known: lmdb.Transaction | None
     ) -> bool:
-        """Make anything but a directory; says whether it is there."""
+        """Make a node that is no directory; return whether it exists."""
         if writer.make_link(node.path, found):
             return True
         if node.flags & (NodeFlag.SAME | NodeFlag.KEPT):
@@ -149,22 +148,22 @@ class TreeBuilder:
         return True
 
     def attach(self, fd: int, recipe: ReceivedRecipe) -> None:
-        """Let an open file of holes, as long as its recipe, be a stub; at the latest when
-        :meth:`flush` returns."""
+        """Make an open file of holes a stub, at the latest in :meth:`flush`. It has the length of
+        its recipe."""
         flags = Flag.DIRECT if recipe.ref.direct else NO_FLAGS
         stub = StubAttribute(recipe.ref.recipe, recipe.ref.digest, recipe.length, 0, flags)
         self._volume.stub_files.write(fd, stub)
 
     def flush(self) -> None:
-        """Every file is made."""
+        """Do nothing here: every file is complete."""
 
     def _keep(
         self, writer: TreeWriter, node: StreamNode, found: Node, known: lmdb.Transaction | None
     ) -> bool:
-        """A file that is here already."""
+        """Link a file that this volume already has; return whether it exists."""
         where, is_same = show_path(node.path), NodeFlag.SAME in node.flags
         old = known.get(node.inode.to_bytes(8, "little")) if known is not None else None
-        # A file that was replaced since, and cannot be read, is better old than not there.
+        # If a replaced file cannot be read, its old version is better than none.
         for path in (old, None if is_same else node.path):
             size = None if path is None else _size(self._volume.data_fd, bytes(path))
             if path is not None and size is not None and (not is_same or size == node.size):
@@ -190,7 +189,7 @@ def _unplaced(path: bytes) -> Damaged:
 
 
 def _size(data_fd: int, path: bytes) -> int | None:
-    """The length of a regular file; None where there is none."""
+    """Return the length of a regular file; None if there is none."""
     try:
         with opened(open_beneath(data_fd, path, os.O_PATH)) as fd:
             status = os.stat(fd)
@@ -217,7 +216,7 @@ def _node(node: StreamNode) -> Node:
 
 
 def switch(volume: Volume, received: Received, replica: Replica) -> None:
-    """Put the tree that was built into its place. Needs both locks."""
+    """Replace the old tree by the built tree. Needs both locks."""
     state = json.dumps(asdict(replica) | {"is_cleared": False}).encode()
     remove_tree(volume.disk, received.fd, _OLD)
     volume.disk.replace_file(received.fd, _SWITCHING, state)
@@ -226,12 +225,12 @@ def switch(volume: Volume, received: Received, replica: Replica) -> None:
 
 
 def is_switching(base_fd: int) -> bool:
-    """Whether a switch was begun and not finished."""
+    """Return whether a switch was started and is incomplete."""
     return os.path.exists(b"/proc/self/fd/%d/%s/%s" % (base_fd, RECEIVE_DIR, _SWITCHING))
 
 
 def finish_switch(volume: Volume, receive_fd: int) -> None:
-    """From wherever it was interrupted to the end. Needs both locks."""
+    """Complete the switch from the point of its interruption. Needs both locks."""
     disk, base_fd, data_fd = volume.disk, volume.base_fd, volume.data_fd
     with opened(os.open(_SWITCHING, os.O_RDONLY | os.O_CLOEXEC, dir_fd=receive_fd)) as fd:
         state = json.loads(os.read(fd, 1 << 16))
@@ -271,7 +270,7 @@ def _dress_root(volume: Volume, receive_fd: int) -> None:
 
 
 def _writer(tree_fd: int, volume: Volume, findings: Findings) -> TreeWriter:
-    """A replica is the tree that root has sent, with all rights that its files give. No user
+    """Return a writer for a tree that root has sent, with all rights that its files give. No user
     reaches the tree while it is made."""
     rights = Rights.PRIVILEGED if os.geteuid() == 0 else Rights.USER
     reserved = volume.space.name

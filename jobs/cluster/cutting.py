@@ -1,7 +1,7 @@
-"""A file of a volume, cut into chunks for a store in a cluster.
+"""Splits a file of a volume into chunks for a store in a cluster.
 
-The bytes of a chunk are read again when they have to be sent: a file of any length takes some 200
-bytes of memory for each of its chunks, and what a cluster has already is read once.
+A chunk is read again when it has to be sent, so a file needs only about 200 bytes of memory per
+chunk. Chunks that the cluster already has are read once.
 """
 
 import os
@@ -26,7 +26,7 @@ ReadRange = Callable[[int, int], bytes | bytearray]
 
 
 def reader_of(volume: Volume, fd: int, where: str) -> tuple[ReadRange, list[tuple[int, int]]]:
-    """How an open file is read, plain or stub, and its ranges that are not holes.
+    """Return a function that reads an open file, plain or stub, and its ranges without holes.
 
     ``fd`` stays the caller's. Raises Damaged, OSError.
     """
@@ -42,7 +42,7 @@ def reader_of(volume: Volume, fd: int, where: str) -> tuple[ReadRange, list[tupl
     def read(start: int, end: int) -> bytes:
         return content.read_file(fd, local, covered, start, end)
 
-    # A chunk may lie across a block of the stub's own.
+    # A chunk may extend across a local block of the stub.
     return read, list(joined(sorted(ranges)))
 
 
@@ -56,7 +56,7 @@ def cut_file(
     level: int,
     safe_point: Callable[[], None],
 ) -> NewFile:
-    """The chunks of a file; zeros are none. Raises FileChanged where it is shorter by now."""
+    """Return the chunks of a file, without zeros. Raises FileChanged if it was truncated."""
     chunks = [
         FileChunk(offset, length, _chunk(volume, read, offset, length, fingerprint, level))
         for start, end in ranges
@@ -68,7 +68,7 @@ def cut_file(
 def cut_ranges(
     volume: Volume, read: ReadRange, start: int, end: int, safe_point: Callable[[], None]
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Offset, length and fingerprint of the chunks of a range."""
+    """Yield offset, length and fingerprint of the chunks of a range."""
     chunker = volume.parameters.chunker()
     while start < end:
         safe_point()

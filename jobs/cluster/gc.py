@@ -1,5 +1,5 @@
-"""The gc job of a volume whose chunks are in a cluster: files that are gone are forgotten there,
-and what nothing needs is collected. Also how a volume without stubs leaves its store."""
+"""The gc job of a volume whose chunks are in a cluster: forgets deleted files in the store, and
+collects garbage. Also removes a volume without stubs from its store."""
 
 from dedupd_core.errors import Busy, NotAVolume, UsageError
 from dedupd_core.format.cluster.objects import FileId
@@ -28,8 +28,8 @@ class ClusterGc(Job[ClusterGcReport]):
         dry_run: bool = False,
         all_garbage: bool = False,
     ) -> None:
-        """``full``: each run looks at all files. ``all_garbage``: what is collected need not have
-        been garbage for long. Raises UsageError for a ``dry_run``."""
+        """``full`` changes nothing: each run checks all files. ``all_garbage``: collect garbage of
+        any age. Raises UsageError for a ``dry_run``."""
         super().__init__(volume, run, ClusterGcReport())
         if dry_run:
             raise UsageError(
@@ -39,7 +39,7 @@ class ClusterGc(Job[ClusterGcReport]):
         self._stubs = StubVersions(volume)
 
     def run(self) -> ClusterGcReport:
-        """Raises Busy, StoreUnreachable, Cancelled."""
+        """Forget deleted files, and collect. Raises Busy, StoreUnreachable, Cancelled."""
         with writing(self._volume, self._stubs) as (writer, recovery):
             self._report.recovery = recovery
             self._run.update(phase="checking for deleted files")
@@ -53,7 +53,7 @@ class ClusterGc(Job[ClusterGcReport]):
         return self.report()
 
     def forget(self, writer: Writer) -> None:
-        """Forget the files whose stubs are gone, durably: unlink before unreference."""
+        """Forget the files whose stubs are deleted, durably: unlink before unreference."""
         gone: list[tuple[FileId, str]] = []
         for file, versions in writer.table.files():
             self._run.safe_point()
@@ -61,7 +61,7 @@ class ClusterGc(Job[ClusterGcReport]):
             try:
                 named = self._stubs.settle(file)
             except Busy:
-                continue  # it is there, which is all that matters here
+                continue  # the file exists; its state does not matter here
             if named is None:
                 gone.append((file, versions.new))
             elif named not in versions.live:
@@ -83,7 +83,7 @@ class ClusterGc(Job[ClusterGcReport]):
 
 
 def leave_store(volume: Volume, run: JobRun) -> None:
-    """Have the store forget a volume that has no stub any more. May be repeated.
+    """Make the store forget a volume that has no stubs left. May be repeated.
 
     Needs the volume's job lock. Raises Busy, StoreUnreachable.
     """

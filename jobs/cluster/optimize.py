@@ -1,6 +1,6 @@
 """The optimize job of a volume whose chunks are in a cluster: files of the policy become stubs.
 
-Everything that the policy takes pays here: its blocks become free, whatever the cluster has of it.
+Every selected file saves space: its blocks become free, even if the cluster has none of its chunks.
 """
 
 import os
@@ -33,13 +33,13 @@ from jobs.frame.run import Cancelled, JobRun
 from jobs.tree.candidates import Candidate, SkippedFiles, candidates
 
 BATCH_FILES_MAX = 256
-"""A descriptor each while they are stored; so many share the notes in the cluster."""
+"""Number of files stored together; each needs a descriptor, and they share notes in the cluster."""
 
 BATCH_BYTES = 256 * MIB
 
 
 class _CutFile(NamedTuple):
-    """A candidate, open and cut into chunks."""
+    """A candidate, open and split into chunks."""
 
     candidate: Candidate
     new: NewFile
@@ -60,7 +60,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
         self._stubs = StubVersions(volume)
 
     def run(self) -> ClusterOptimizeReport:
-        """Optimize everything the policy asks for. Raises Busy, StoreUnreachable, Cancelled."""
+        """Optimize every file that the policy selects. Raises Busy, StoreUnreachable, Cancelled."""
         skipped, errors = SkippedFiles(), list[str]()
         found = candidates(
             self._volume, self._policy, self._below, skipped, errors, self._run.safe_point
@@ -99,7 +99,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
             try:
                 prepared = writer.prepare([one.new for one in taken])
             except FileChanged:
-                # One of them; alone each is taken, or left, by itself.
+                # One file has changed; process each file alone, to skip only the changed one.
                 if len(batch) > 1:
                     files.close()
                     for candidate in batch:
@@ -107,12 +107,12 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
                 else:
                     self._leave("changed while it was stored")
                 return
-        # Closed by now: a commit needs that nothing has the file open.
+        # The files are closed now: a commit needs that no program has the file open.
         writer.commit(prepared)
         self._commit(writer, taken, prepared)
 
     def _cut(self, files: ExitStack, candidate: Candidate) -> _CutFile | None:
-        """Open a file and cut it; None where it is left."""
+        """Open a file and split it into chunks; return None if it is skipped."""
         volume, level = self._volume, self._policy.compression_level
         try:
             fd = open_beneath(volume.data_fd, candidate.path, os.O_RDONLY | os.O_NONBLOCK)
@@ -144,7 +144,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
         self._report.files_left[reason] = self._report.files_left.get(reason, 0) + 1
 
     def _commit(self, writer: Writer, taken: list[_CutFile], prepared: list[Prepared]) -> None:
-        """Let the stubs name the versions, and the store keep those that they name."""
+        """Make the stubs name the versions, and make the store keep the named versions."""
         requests = CommitRequests.of(
             CommitRequest(
                 one.candidate.path,
@@ -176,8 +176,8 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
         self._run.update(done=self._report.logical_bytes, files=self._report.files_optimized)
 
     def _names(self, version: Prepared) -> bool:
-        """Whether the stub of a file durably names its new version: what the commit reports may be
-        of a step after that one. Raises Damaged where it names neither."""
+        """Return whether the stub of a file durably names its new version. The result of the commit
+        may be about a later step. Raises Damaged if the stub names neither version."""
         named = self._stubs.settle(version.file)
         if named == version.version:
             return True

@@ -1,8 +1,8 @@
-"""A stream is received by a volume whose chunks are in a cluster.
+"""Receives a stream into a volume whose chunks are in a cluster.
 
-A chunk there is kept by the file versions that have it, and the files of a stream are made at its
-end. Until then the chunks of each group are those of a version of its own, which belongs to no
-file: it is noted in ``.dedupd/receive``, and forgotten with that.
+File versions keep chunks in a cluster, and the files of a stream are made at its end. Until then
+the chunks of each group belong to a version without a file: it is recorded in ``.dedupd/receive``,
+and is forgotten with that directory.
 """
 
 import os
@@ -27,15 +27,15 @@ from jobs.cluster.session import StubVersions, writing
 from jobs.frame.run import JobRun
 
 FILES_AT_ONCE = 256
-"""Made together: a descriptor each, and one sync of the file system."""
+"""Files made together: a descriptor per file, and one sync of the file system for all."""
 CHUNKS_AT_ONCE = 32_768
-"""In memory for that, some 300 bytes each."""
+"""Number of chunks in memory for these files, about 300 bytes per chunk."""
 _ROWS_AT_ONCE = 4096
 _COUNT_BYTES = 16
 
 
 class ClusterReception(Reception):
-    """Into a store in a cluster."""
+    """Receives into a store in a cluster."""
 
     @contextmanager
     def intake(self, received: Received) -> Iterator[Intake]:
@@ -51,14 +51,14 @@ class ClusterReception(Reception):
             _ClusterTreeBuilder(self._volume, self._run, received, writer, stubs).build()
 
     def end(self, held: Sequence[str]) -> None:
-        """The versions of groups go; those of files that the tree does not have any more are
-        forgotten by the next gc, as these would be where this is interrupted."""
+        """Drop the versions of groups. The next gc forgets versions of files that the tree no
+        longer has, including those that remain after an interruption of this step."""
         with writing(self._volume, StubVersions(self._volume)) as (writer, _):
             writer.delete((FileId.held(at), version) for at, version in enumerate(held))
 
 
 class _ClusterIntake:
-    """A store in a cluster that is written to by a stream."""
+    """A store in a cluster that receives a stream."""
 
     def __init__(self, volume: Volume, writer: Writer, received: Received) -> None:
         self._volume, self._writer, self._received = volume, writer, received
@@ -104,8 +104,8 @@ class _ClusterIntake:
         return _ClusterRecipe(self._received)
 
     def sync(self) -> None:
-        """The version of the group is noted here; where that gets lost before it is durable, the
-        next session gives the version up."""
+        """Store the group, and record its version. If this record is lost before it is durable, the
+        next session drops the version."""
         self.settle()
         if not self._group:
             return
@@ -121,7 +121,7 @@ class _ClusterIntake:
         self._group_length = self.group_bytes = 0
 
     def settle(self) -> None:
-        """What was noted at the last :meth:`sync` is durable."""
+        """Finish the versions that were recorded at the last :meth:`sync`, which are durable."""
         self._writer.finish(self._begun)
         self._begun = []
 
@@ -131,7 +131,7 @@ def _encoded(frame: Frame) -> bytes:
 
 
 class _ClusterRecipe:
-    """A recipe as rows of ``.dedupd/receive``: files that share it have a version each."""
+    """A recipe as rows of ``.dedupd/receive``: each file that shares it gets its own version."""
 
     def __init__(self, received: Received) -> None:
         self._received = received
@@ -162,8 +162,8 @@ class _ClusterRecipe:
 
 
 class _ClusterTreeBuilder(TreeBuilder):
-    """Makes the tree with a version for each file. Where it is interrupted, the next one begins
-    anew, and gc forgets the files of this one."""
+    """Makes the tree with a version per file. After an interruption, the next attempt starts from
+    scratch, and gc forgets the files of this one."""
 
     def __init__(
         self, volume: Volume, run: JobRun, received: Received, writer: Writer, stubs: StubVersions
@@ -199,7 +199,7 @@ class _ClusterTreeBuilder(TreeBuilder):
             offset += length
 
     def flush(self) -> None:
-        """Store the versions of the files that wait, then let the stubs name them, durably."""
+        """Store the versions of the pending files, then make the stubs name them, durably."""
         if not self._waiting:
             return
         self._run.safe_point()

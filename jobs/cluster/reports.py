@@ -6,12 +6,12 @@ from typing import Any
 from jobs.frame.job import FileReport
 
 ELSEWHERE = "done by another host"
-"""The outcome of a turn that is not this host's."""
+"""The outcome of a turn that another host has."""
 
 
 @dataclass(slots=True)
 class ClusterOptimizeReport(FileReport):
-    """What a run did. ``arrivals`` counts chunks by what became of them in the store."""
+    """The results of a run. ``arrivals`` counts chunks by how the store handled them."""
 
     job: str = "optimize"
     files_optimized: int = 0
@@ -25,7 +25,7 @@ class ClusterOptimizeReport(FileReport):
 
 @dataclass(slots=True)
 class ClusterGcReport(FileReport):
-    """What a run did. ``candidates`` and the next ones are of the whole store."""
+    """The results of a run. ``candidates`` and the following fields count for the entire store."""
 
     job: str = "gc"
     files: int = 0
@@ -38,7 +38,7 @@ class ClusterGcReport(FileReport):
 
 @dataclass(slots=True)
 class ClusterScrubReport(FileReport):
-    """What a run did. ``damaged`` chunks are of the whole store, as are those that are ``left``."""
+    """The results of a run. ``damaged`` and ``left`` count chunks of the entire store."""
 
     job: str = "scrub"
     chunks: int = 0
@@ -51,8 +51,7 @@ class ClusterScrubReport(FileReport):
 
 @dataclass(slots=True)
 class TurnReport(FileReport):
-    """``done_by`` and ``done_s`` are of the last turn that got through, this one or another
-    host's; ``done_s`` is by the cluster's clock."""
+    """The last completed turn of any host; ``done_s`` is by the cluster's clock."""
 
     done_by: str = ""
     done_s: float = 0.0
@@ -60,8 +59,8 @@ class TurnReport(FileReport):
 
 @dataclass(slots=True)
 class RecoverReport(TurnReport):
-    """What a run did. ``gone`` and ``audit`` are as the cluster knows them, whoever has looked:
-    volumes whose hosts have not come back since, and what the last audit has found."""
+    """The results of a run. ``gone`` and ``audit`` come from the cluster: volumes of hosts that
+    have not returned, and the findings of the last audit, of any host."""
 
     job: str = "recover"
     volumes: int = 0
@@ -74,7 +73,7 @@ class RecoverReport(TurnReport):
 
 @dataclass(slots=True)
 class ClusterAuditReport(TurnReport):
-    """What a run found in the whole store. ``let_go`` are those of ``leaked`` that are gone now."""
+    """The findings in the entire store. ``let_go`` counts the deleted ``leaked`` objects."""
 
     job: str = "audit"
     files: int = 0

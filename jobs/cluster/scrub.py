@@ -1,7 +1,7 @@
-"""The scrub job of a volume whose chunks are in a cluster: fingerprints are checked, and chunks
-that any host has found damaged are stored again from what this one has.
+"""The scrub job of a volume whose chunks are in a cluster: checks fingerprints, and repairs chunks
+that any host has found damaged, with data of this host.
 
-Ceph's own scrub compares replicas; this one asks whether they are what was stored.
+Ceph's own scrub compares replicas; this one checks whether they are the stored bytes.
 """
 
 import os
@@ -26,7 +26,7 @@ from jobs.tree.walk import walk
 
 CHUNKS_AT_ONCE = 1024
 SEEN_MAX = 1 << 20
-"""Fingerprints that are known to be checked, some 100 bytes each; one more is checked again."""
+"""Number of remembered checked fingerprints, about 100 bytes each."""
 
 FROM_CACHE, FROM_FILES, GOOD = "from the cache", "from plain files", "right after all"
 
@@ -45,9 +45,9 @@ class ClusterScrub(Job[ClusterScrubReport]):
         *,
         share: float | None = None,
     ) -> None:
-        """``share``: the part of the chunks of the volume's files that are read, by their
-        fingerprints, another one each time; without it all or none, by the ``depth``. ``rate`` is
-        kept by the run."""
+        """``share``: part of the chunks of the volume's files to read, selected by fingerprint and
+        different in each run; without it, ``depth`` selects all or none. The run keeps to
+        ``rate``."""
         super().__init__(volume, run, ClusterScrubReport())
         self._share = share or 0.0
         if depth is Depth.FULL and share is None:
@@ -56,7 +56,7 @@ class ClusterScrub(Job[ClusterScrubReport]):
         self._repaired: Counter[str] = Counter()
 
     def run(self) -> ClusterScrubReport:
-        """Raises Busy, StoreUnreachable, Cancelled."""
+        """Check chunks, and repair them. Raises Busy, StoreUnreachable, Cancelled."""
         with writing(self._volume, StubVersions(self._volume)) as (writer, recovery):
             self._report.recovery = recovery
             if self._share > 0:
@@ -68,7 +68,7 @@ class ClusterScrub(Job[ClusterScrubReport]):
         self._report.repaired = dict(self._repaired)
         return self.report()
 
-    # --- looking for damage -------------------------------------------------------------------
+    # --- find damage --------------------------------------------------------------------------
 
     def _check(self, writer: Writer) -> None:
         batch: list[bytes] = []
@@ -111,10 +111,10 @@ class ClusterScrub(Job[ClusterScrubReport]):
         place = (int.from_bytes(fingerprint[:2], "big") - self._first) % (1 << 16)
         return place < self._share * (1 << 16)
 
-    # --- storing it again ---------------------------------------------------------------------
+    # --- repair -------------------------------------------------------------------------------
 
     def _mend(self, writer: Writer) -> None:
-        """From what this host's disk has of the cluster, then from files that are in no store."""
+        """Repair chunks, first from this host's cache of the cluster, then from plain files."""
         listed = DamageList(writer.cluster)
         damaged = listed.all()
         self._report.damaged = len(damaged)
@@ -149,9 +149,9 @@ class ClusterScrub(Job[ClusterScrubReport]):
         return is_whole
 
     def _in_files(self, wanted: set[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Frames of wanted chunks that plain files have, which are read until all are found.
+        """Yield frames of wanted chunks that plain files have. Reads until all are found.
 
-        (What a stub has in blocks of its own comes with the next optimize.)
+        The next optimize stores the local blocks of stubs.
         """
         missing, volume = set(wanted), self._volume
         if not missing:
@@ -167,7 +167,7 @@ class ClusterScrub(Job[ClusterScrubReport]):
                 return
 
     def _in_file(self, path: bytes, missing: set[bytes]) -> list[tuple[bytes, bytes]]:
-        """The chunks of a plain file that are missing; what cannot be read has none."""
+        """Return the missing chunks that a plain file has; none if it cannot be read."""
         volume, met = self._volume, dict[bytes, bytes]()
         try:
             with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
@@ -180,5 +180,5 @@ class ClusterScrub(Job[ClusterScrubReport]):
         except Cancelled:
             raise
         except (DedupdError, OSError):
-            pass  # users change it, or have removed it
+            pass  # a user has changed or removed the file
         return list(met.items())

@@ -23,9 +23,9 @@ from jobs.backup.received import held_version
 
 
 class StubVersions:
-    """Which version the stub of a file names, found by inode and generation. Needs root.
+    """Finds the version that the stub of a file names, by inode and generation. Needs root.
 
-    Not by its path: a file may be renamed at any time, and must never be taken for gone.
+    It does not use paths: a file may be renamed at any time, and must never be taken for deleted.
     """
 
     def __init__(self, volume: Volume) -> None:
@@ -33,24 +33,24 @@ class StubVersions:
         self._sample = native.system.name_to_handle(volume.data_fd)
 
     def handle(self, file: FileId) -> bytes:
-        """The handle of a file, in the form that the file system has. Raises Damaged."""
+        """Return the handle of a file, in the form of the file system. Raises Damaged."""
         handle = native.system.handle_of(self._sample, file.inode, file.generation)
         if handle is None:
             raise Damaged(f"{self._volume.root}: the file system cannot find files by their inodes")
         return handle
 
     def file_of(self, fd: int) -> FileId:
-        """The open file, found again by this alone. Raises Damaged if it is not found."""
+        """Return the id of an open file. Raises Damaged if the id does not find the file again."""
         file = FileId(os.fstat(fd).st_ino, native.system.generation(fd))
         if self.handle(file) != native.system.name_to_handle(fd):
             raise Damaged(f"inode {file.inode}: not found by its number and generation")
         return file
 
     def settle(self, file: FileId) -> str | None:
-        """The version that the stub of a file names; None where the file is gone, or is no stub.
+        """Return the version that the stub of a file names; None if it is deleted or no stub.
 
-        A file that was removed and is still open is there. Raises Busy where a commit of it is
-        under way, DamagedStub, OSError.
+        A removed file that is still open exists. Raises Busy during a commit of the file,
+        DamagedStub, OSError.
         """
         volume = self._volume
         if file.is_held:
@@ -73,7 +73,7 @@ class StubVersions:
 
 
 def store_of(volume: Volume) -> VolumeStore:
-    """The store of a volume whose chunks are in a cluster. Raises UsageError for another one."""
+    """Return the cluster store of a volume. Raises UsageError for another kind of store."""
     store = volume.chunk_store
     if not isinstance(store, VolumeStore):
         raise UsageError(f"{volume.root}: its store is not in a cluster")
@@ -82,10 +82,10 @@ def store_of(volume: Volume) -> VolumeStore:
 
 @contextmanager
 def writing(volume: Volume, stubs: StubVersions) -> Iterator[tuple[Writer, dict[str, Any]]]:
-    """The session, and what it has recovered. Needs the volume's job lock.
+    """Open the session; yields its writer and what it has recovered. Needs the volume's job lock.
 
-    That lock says that no other process of this host writes the volume, so a lease that this host
-    has left need not run out. Raises Busy, StoreUnreachable.
+    With that lock, no other process of this host writes the volume. So the session need not wait
+    until a lease of this host expires. Raises Busy, StoreUnreachable.
     """
     side = store_of(volume)
     host = socket.gethostname()
@@ -93,7 +93,7 @@ def writing(volume: Volume, stubs: StubVersions) -> Iterator[tuple[Writer, dict[
     def is_dead(state: LeaseState) -> bool:
         return state.host == host
 
-    # What stubs say has to be what a power cut leaves of them.
+    # The stubs must be read in the state that survives a power failure.
     volume.disk.sync_file_system(volume.data_fd)
     with Cluster(parse_address(side.binding.address)) as cluster:
         writer, recovery = side.open().writer(

@@ -1,7 +1,7 @@
-"""Jobs of a volume whose chunks are in a cluster that one host does for all hosts of the store: the
-recovery of hosts that are gone, and the audit.
+"""Jobs that one host does for all hosts of a cluster store: the recovery of dead hosts, and the
+audit.
 
-The cluster knows whose turn it is, when the last one began, and what came of it.
+The cluster knows which host has the turn, when the last turn started, and its results.
 """
 
 import socket
@@ -25,7 +25,7 @@ from jobs.frame.job import Job
 from jobs.frame.run import JobRun
 
 PATIENCE_S = 1800.0
-"""How long a volume must have been left where no schedule says how often that is looked at."""
+"""Time until a left volume is recovered if no schedule determines it."""
 
 TurnReportT = TypeVar("TurnReportT", bound=TurnReport)
 
@@ -33,8 +33,8 @@ TurnReportT = TypeVar("TurnReportT", bound=TurnReport)
 class StoreWideJob(Job[TurnReportT]):
     """The frame of both jobs. Needs the volume's job lock.
 
-    ``if_due``: not where another host has begun one within half of the time between two of this
-    volume's own, or is at it.
+    ``if_due``: do nothing if another host is running the job, or started it within half of this
+    volume's interval.
     """
 
     needs_containers = False
@@ -55,7 +55,7 @@ class StoreWideJob(Job[TurnReportT]):
 
     @contextmanager
     def _turn(self) -> Iterator[HostTurn | None]:
-        """None where it is not to be done now. Raises Busy, StoreUnreachable."""
+        """Yield the turn; None if the job is not due. Raises Busy, StoreUnreachable."""
         cluster = self.store.cluster
         turn = take_turn(cluster, self.turn_job, socket.gethostname())
         if turn is None:
@@ -75,16 +75,16 @@ class StoreWideJob(Job[TurnReportT]):
         return 0 <= turn.now_s - turn.last.begun_s < self._between_s / 2
 
     def _tell(self, last: LastTurn | None) -> None:
-        """Have the report say who has done it."""
+        """Put the host and time of the last turn into the report."""
         if last is not None:
             self._report.done_by, self._report.done_s = last.host, last.begun_s
 
 
-# --- hosts that are gone ------------------------------------------------------------------------
+# --- dead hosts ---------------------------------------------------------------------------------
 
 
 class ClusterRecover(StoreWideJob[RecoverReport]):
-    """What other hosts have left that are gone is taken back."""
+    """Rolls back the unfinished work of dead hosts."""
 
     turn_job: TurnJob = "recover"
 
@@ -92,7 +92,7 @@ class ClusterRecover(StoreWideJob[RecoverReport]):
         super().__init__(volume, run, RecoverReport(), if_due=if_due)
 
     def run(self) -> RecoverReport:
-        """Raises Busy, StoreUnreachable, Cancelled."""
+        """Recover dead hosts. Raises Busy, StoreUnreachable, Cancelled."""
         self._run.update(phase="looking for dead hosts")
         with self._turn() as turn:
             last = self._recover(turn) if turn is not None else None
@@ -124,7 +124,7 @@ class ClusterRecover(StoreWideJob[RecoverReport]):
 
 
 class ClusterAudit(StoreWideJob[ClusterAuditReport]):
-    """All of the store is looked at, and what nothing needs is let go of."""
+    """Checks all objects of the store, and deletes unreferenced objects."""
 
     turn_job: TurnJob = "audit"
 
@@ -135,7 +135,7 @@ class ClusterAudit(StoreWideJob[ClusterAuditReport]):
         self._reads_chunks = reads_chunks
 
     def run(self) -> ClusterAuditReport:
-        """Raises Busy, StoreUnreachable, Cancelled."""
+        """Audit the store. Raises Busy, StoreUnreachable, Cancelled."""
         with self._turn() as turn:
             last = self._audit(turn) if turn is not None else None
         if last is None:

@@ -1,4 +1,4 @@
-"""The compact job: containers give the space of their garbage back (docs/design/collection.md)."""
+"""The compact job: frees the space of garbage in containers (docs/design/collection.md)."""
 
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ from jobs.frame.run import JobRun
 
 @dataclass(slots=True)
 class CompactReport(FileReport):
-    """What a run did. Bytes are those of the blocks of container files.
+    """The results of a run. Bytes are those of the blocks of container files.
 
-    ``punched`` counts records that gave their blocks back inside their container.
+    ``punched`` counts records whose blocks were freed inside their container.
     """
 
     job: str = "compact"
@@ -46,7 +46,7 @@ class CompactReport(FileReport):
 
 
 class CompactionCandidate(NamedTuple):
-    """A container worth a rewrite."""
+    """A container that is worth a rewrite."""
 
     kind: Kind
     number: int
@@ -54,7 +54,7 @@ class CompactionCandidate(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """Bytes copied for each that is freed."""
+        """Return the bytes to copy per freed byte."""
         weight = self.weight
         return 0.0 if weight.is_dead else weight.needed_bytes / max(1, weight.gain_bytes)
 
@@ -66,7 +66,7 @@ class Compact(Job[CompactReport]):
         self, volume: Volume, run: JobRun, *, dry_run: bool = False, rekey: bool = False
     ) -> None:
         """``rekey``: give the store's secret a new key, and rewrite all containers, so that their
-        seeds are made from it."""
+        seeds use the new key."""
         super().__init__(volume, run, CompactReport())
         self._dry_run = dry_run
         self._rekey = rekey
@@ -76,9 +76,9 @@ class Compact(Job[CompactReport]):
         self._room = volume.store_room()
 
     def run(self) -> CompactReport:
-        """Rewrite the containers over the policy's threshold, the cheapest first. Raises Cancelled.
+        """Rewrite the containers above the policy's limit, the cheapest first. Raises Cancelled.
 
-        Where space is short, containers that there is room for go first; each makes more room.
+        If space is low, containers that fit go first; each frees more room.
         """
         if not self._dry_run:
             if self._rekey:
@@ -117,23 +117,23 @@ class Compact(Job[CompactReport]):
         return found
 
     def _reclaim(self) -> None:
-        """Bring every container into a known state, and take back what needs no copy."""
+        """Bring every container into a known state, and free what needs no copy."""
         for kind in Kind:
             with self._volume.containers_to_empty(kind) as directory:
                 remove_remains(directory)
                 for number in self._run.each(f"{kind.name.lower()} tables", directory.numbers()):
-                    with suppress(DamagedContainer):  # told when it is weighed
+                    with suppress(DamagedContainer):  # reported when it is weighed
                         recover_or_discard(directory, number)
         SpaceReclaimer(self._volume, self._run, self._report).reclaim()
 
     @staticmethod
     def _weight(directory: ContainerDirectory, state: Recovered) -> Weight:
-        """That of a container by the blocks that it has: what was punched is not garbage now."""
+        """Weigh a container by its allocated blocks: punched blocks are no longer garbage."""
         taken_bytes = allocated_bytes(directory.stat(state.header.container))
         return weigh(state.entries.data, seed_of(state.header), taken_bytes)
 
     def _recovered(self, directory: ContainerDirectory, number: int) -> Recovered | None:
-        """None where scrub must look at the container first, or where it was never begun."""
+        """Return None if scrub must check the container first, or it was never started."""
         try:
             return recover_or_discard(directory, number)
         except DamagedContainer as error:
@@ -155,9 +155,9 @@ class Compact(Job[CompactReport]):
         return True
 
     def _is_left(self, directory: ContainerDirectory, state: Recovered, weight: Weight) -> bool:
-        """Whether a rewrite would free nothing now, and the policy leaves it until then.
+        """Return whether a rewrite would free nothing now, and the policy postpones it.
 
-        Snapshots below keep the old blocks, so that the new ones come on top of them.
+        Snapshots of the file system below keep the old blocks, so the new ones need extra space.
         """
         if not self._leaves_shared or self._rekey:
             return False
@@ -199,7 +199,7 @@ class Compact(Job[CompactReport]):
                 report.copied_bytes += size
             except (DamagedChunk, NoSpace) as error:
                 if isinstance(error, DamagedChunk):
-                    # Else a quick scrub would not look at it.
+                    # A quick scrub would not check it otherwise.
                     volume.repairs.add(kind, error.chunk_id)
                 run.findings.add(f"{kind.name.lower()}: {error}")
                 return

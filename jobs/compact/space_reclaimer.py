@@ -1,7 +1,7 @@
-"""What containers can give back without a copy: dead ones go, dead payloads are punched.
+"""Frees space in containers without a copy: deletes dead containers, and punches dead payloads.
 
-It needs no free space, and writes next to nothing. gc does it at its end, and compact before it
-copies what is left. Both, and refine, keep a container that goes open until it is gone.
+It needs no free space, and writes very little. gc does it at its end, and compact before it copies
+the remainder. Both, and refine, keep a container open until it is deleted.
 """
 
 import os
@@ -37,8 +37,8 @@ from jobs.reconcile.forwarded_records import MergedBytes
 
 
 class FreedSpace(Protocol):
-    """Where it is counted: ``removed`` containers, ``punched`` records, and the bytes of the blocks
-    that came back."""
+    """Counts the result: ``removed`` containers, ``punched`` records, and the bytes of freed
+    blocks."""
 
     removed: int
     punched: int
@@ -46,9 +46,9 @@ class FreedSpace(Protocol):
 
 
 class SpaceReclaimer:
-    """One pass over the containers of a volume. Needs the job lock; the volume may be mounted.
+    """Processes the containers of a volume once. Needs the job lock; the volume may be mounted.
 
-    Every container must have been brought into a known state by this job.
+    This job must have brought every container into a known state before.
     """
 
     def __init__(self, volume: Volume, run: JobRun, report: FreedSpace) -> None:
@@ -59,7 +59,7 @@ class SpaceReclaimer:
         self._seen = HeadersSeen(volume)
 
     def reclaim(self) -> None:
-        """Go through all containers. Raises Cancelled."""
+        """Process all containers. Raises Cancelled."""
         for kind in Kind:
             with self._volume.containers_to_empty(kind) as directory:
                 phase = f"freeing space of {kind.name.lower()}"
@@ -76,7 +76,7 @@ class SpaceReclaimer:
         try:
             state = recover_or_discard(directory, number)
         except DamagedContainer:
-            return  # scrub must look at it first
+            return  # scrub must check it first
         if state is None:
             return
         weight = weigh(state.entries.data, seed_of(state.header), state.end)
@@ -92,8 +92,8 @@ class SpaceReclaimer:
     def _are_headers_seen(
         self, directory: ContainerDirectory, state: Recovered, orphaned: int
     ) -> bool:
-        """Whether all records are known to be where the table says. Those that were appended since
-        that was seen are looked at here, if they are fewer than the dead ones."""
+        """Return whether all records are at the places in the table. Records that were appended
+        since the last check are checked here if they are fewer than the dead ones."""
         number = state.header.container
         entries = UncheckedEntries(state.entries.data, seed_of(state.header))
         seen = self._seen.count(directory, number, entries)
@@ -112,15 +112,15 @@ class SpaceReclaimer:
     def _spareable(
         self, directory: ContainerDirectory, state: Recovered, payloads: list[DeadPayload]
     ) -> list[DeadPayload]:
-        """Those payloads that nobody needs as the last ones: the record that a merged one leads to
-        may have been lost since, and readers and scrub use its own bytes."""
+        """Return the payloads that are not the last copy. The record that a merged one was
+        redirected to may be lost; then readers and scrub use the merged record's own bytes."""
         entries = state.entries
         ordinals = [payload.ordinal for payload in payloads]
         merged = [at for at in ordinals if entries[at].state == tbl.State.MERGED]
         if not merged:
             return payloads
         if not self._is_durable:
-            # What they were merged into, and its entry, may be in memory only after a kill.
+            # After a kill, the target of a merge and its entry may exist only in memory.
             self._volume.sync()
             self._is_durable = True
         algorithm = self._volume.parameters.fingerprint
@@ -131,8 +131,8 @@ class SpaceReclaimer:
 
 
 def notify_readers(volume: Volume, kind: Kind, number: int) -> None:
-    """Have the processes of mounts let go of the old files of a container: as long as they hold
-    them, their space is not free. They read on from the new ones without being told."""
+    """Make mount processes close the old files of a container, which keep its space allocated. They
+    continue to read from the new files automatically."""
     if kind not in COPIES_OF:
         return  # copies are opened for each read
     for member in (volume, *volume.fellows):
@@ -142,11 +142,11 @@ def notify_readers(volume: Volume, kind: Kind, number: int) -> None:
             try:
                 client.call("reopen", kind=int(kind), containers=[number])
             except ServiceUnreachable:
-                continue  # it is being unmounted, and lets go of everything
+                continue  # it is unmounting, and closes all files
 
 
 def _mounts(volume: Volume) -> Iterator[ControlClient]:
-    """Connections to the mounts of a volume, and of all others of its store."""
+    """Yield connections to the mounts of a volume, and of all other members of its store."""
     own = volume.mount_client()
     if own is not None:
         yield own
@@ -157,8 +157,8 @@ def _mounts(volume: Volume) -> Iterator[ControlClient]:
 
 @contextmanager
 def kept_open(directory: ContainerDirectory, number: int) -> Iterator[int]:
-    """The old file of a container that goes: the last to close it frees its blocks, which takes
-    long, so that is the job, and not the mount."""
+    """Keep the old file of a container open. The last process to close it frees its blocks, which
+    is slow; so the job should be the last, not the mount."""
     with opened(directory.open_data(number)) as fd:
         yield fd
 
@@ -166,8 +166,8 @@ def kept_open(directory: ContainerDirectory, number: int) -> Iterator[int]:
 def keep_last_bytes(
     volume: Volume, run: JobRun, directory: ContainerDirectory, state: Recovered
 ) -> None:
-    """Raises DamagedChunk where a merged record has the only bytes left: the record that it
-    leads to was lost since, and readers and scrub use its own."""
+    """Raise DamagedChunk if a merged record has the only remaining bytes: its target was lost, so
+    readers and scrub use the merged record's own bytes."""
     number, algorithm = state.header.container, volume.parameters.fingerprint
     merged = MergedBytes(run, OpenContainers(directory), algorithm)
     found = merged.first_needed(state)

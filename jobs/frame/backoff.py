@@ -1,8 +1,8 @@
-"""Giving way: a job slows down, pauses and goes on by the load of the machine and its users.
+"""Back-off: slow down, pause and resume a job according to the load of the machine and its users.
 
-:func:`decide` is the rule, a pure function; docs/guide/service.md states it for users. The load
-of the job itself does not count: its processor time is subtracted, and the pressure of the disk,
-which cannot be told apart while the job works, counts only while it waits.
+:func:`decide` is the rule, a pure function; docs/guide/service.md states it for users. The load of
+the job itself does not count: its CPU time is subtracted. Pressure of the disk, whose cause cannot
+be distinguished, counts only while the job waits.
 """
 
 import os
@@ -25,47 +25,47 @@ from jobs.frame.pace import CRAWL_SHARE, Pace
 _FAILURES = Failures("dedupd.jobs")
 
 TICK_S = 0.5
-"""Between two looks. A job gives way within a second, with the work that it has begun."""
+"""Measurement interval. A job yields within a second, after the work that it has started."""
 
 QUIET_S = 2.0
-"""How long all has to be calm before a job goes on."""
+"""Time for which the machine must be calm before a job continues."""
 
 PATIENCE_S = 600.0
-"""How long a job waits for others. On a machine that is never calm it would never be done."""
+"""Longest pause; without a limit a job would never finish on a busy machine."""
 
 SLOW_SHARE = 0.25
-"""How much of its time a slow job works."""
+"""The share of the time in which a slow job works."""
 
 EASY_SHARE = 0.02
-"""How much of its time a job works that users hardly notice: the slowest hundredth of their calls
-takes a tenth longer than without it. At a twentieth it took a fifth longer."""
+"""The share of the time for a job that users hardly notice: their slowest 1 % of calls take 10 %
+longer than without it. At a share of 5 % these calls took 20 % longer."""
 
 EASY_S = 75.0
-"""How long a job that frees space goes easy on users. What takes longer than that has much to free,
-and would take two and a half hours for three minutes of work."""
+"""Time for which a job that frees space works at ``EASY_SHARE``. A longer job has much to free, and
+would take two and a half hours for three minutes of work."""
 
 USERS_SLOW, USERS_PAUSE = 0.001, 0.002
-"""Requests of users being served at a time, on average: their rate times what each takes. Some 20
-reads a second of 0.1 ms: with a job at a quarter of the time beside 50 a second, the slowest
-hundredth of them took twice as long."""
+"""Average number of user requests in progress: their rate times their duration. The higher limit
+is about 20 reads per second of 0.1 ms. During a slow job, the slowest 1 % of 50 reads per second
+took twice as long."""
 
 CPU_SLOW, CPU_PAUSE = 0.5, 0.8
-"""The share of all cores that others use."""
+"""The share of all cores that other programs use."""
 
 CPU_PRESSURE = 0.25
 IO_PRESSURE = 0.25
 MEMORY_PRESSURE = 0.05
-"""The share of the time in which some process waited for processor, disk, or memory."""
+"""The share of the time in which some process waited for CPU, disk, or memory."""
 
 IO_SUSPECT = 0.5
-"""A pressure of the disk at which the job waits for a tick, to see whether it is its own."""
+"""A pressure of the disk at which the job pauses for a tick, to check its own share."""
 
 PROBE_S = 30.0
-"""Between two such looks."""
+"""Time between two such checks."""
 
 
 class WorkRate(Enum):
-    """How a job goes."""
+    """The speed of a job."""
 
     FULL = "full"
     SLOW = "slow"
@@ -79,7 +79,7 @@ class Readings:
     """The measurements of the last tick. Shares are from 0 to 1."""
 
     users: float = 0.0
-    """Requests of users that were being served at a time."""
+    """Average number of user requests in progress."""
     others_cpu: float = 0.0
     cpu_pressure: float = 0.0
     io_pressure: float = 0.0
@@ -88,8 +88,7 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How the job goes, why, since when all has been calm, and since when the job has waited or
-    gone easy."""
+    """Speed of the job and its reason; start of the calm time, of the pause or reduced speed."""
 
     gait: WorkRate = WorkRate.FULL
     reason: str = ""
@@ -100,7 +99,7 @@ class State:
 
 
 def decide(state: State, seen: Readings, now_s: float) -> State:
-    """How to go on after the measurements of a tick; ``now_s`` is of a monotonic clock."""
+    """Return the state after the measurements of a tick; ``now_s`` is of a monotonic clock."""
     waits = state.gait in (WorkRate.PAUSE, WorkRate.CRAWL)
     gait, reason = _wanted(seen, waits=waits)
     if gait is WorkRate.PAUSE:
@@ -123,7 +122,7 @@ def decide(state: State, seen: Readings, now_s: float) -> State:
 
 
 def _wanted(seen: Readings, *, waits: bool) -> tuple[WorkRate, str]:
-    """How to go by these readings alone. ``waits``: nothing of them is the job's own."""
+    """Return the speed for these readings alone. ``waits``: the load includes none of the job."""
     if seen.memory_pressure >= MEMORY_PRESSURE:
         return WorkRate.PAUSE, f"memory is low ({seen.memory_pressure:.0%} of the time)"
     if seen.users >= USERS_PAUSE:
@@ -156,13 +155,13 @@ _SHARES = {
 
 
 def decide_eager(state: State, seen: Readings, now_s: float) -> State:
-    """The rule of a job that is to be done soon: it waits only where memory is low."""
+    """Like :func:`decide`, for an urgent job: it pauses only if memory is low."""
     return decide(state, Readings(memory_pressure=seen.memory_pressure), now_s)
 
 
 def decide_pressing(state: State, seen: Readings, now_s: float) -> State:
-    """The rule of a job that frees space while it is short: where others would have it wait or be
-    slow, it goes easy for a while, and is slow then. Where memory is low, it waits."""
+    """Like :func:`decide`, for a job that frees urgently needed space. If others would slow down or
+    pause, it works at ``EASY_SHARE`` first, and slowly later. It pauses only if memory is low."""
     if seen.memory_pressure >= MEMORY_PRESSURE or state.gait is WorkRate.PAUSE:
         return decide_eager(state, seen, now_s)
     gait, reason = _wanted(seen, waits=False)
@@ -181,22 +180,22 @@ Decide = Callable[[State, Readings, float], State]
 RESOURCES = "cpu", "io", "memory"
 
 BUSY_SHARE = 0.1
-"""Of the last ten seconds; where some process waited for longer, the machine is busy."""
+"""The machine is busy if some process waited for more than this share of the last ten seconds."""
 
 _SOME = re.compile(r"some avg10=([0-9.]+) .*\btotal=([0-9]+)")
 
 
 class Pressure(NamedTuple):
-    """For how long at least one process has waited for a resource."""
+    """The time for which at least one process has waited for a resource."""
 
     recent_share: float
-    """Of the last ten seconds, from 0 to 1."""
+    """Waiting time as a share of the last ten seconds, from 0 to 1."""
     total_s: float
-    """Since the machine started."""
+    """Waiting time since the machine started."""
 
 
 def pressure_of(resource: str, directory: str = "/proc/pressure") -> Pressure:
-    """The pressure on one of ``RESOURCES``; none where the kernel does not say (CONFIG_PSI)."""
+    """Return the pressure on a resource; 0 if the kernel does not report it (CONFIG_PSI)."""
     try:
         with open(f"{directory}/{resource}", encoding="ascii") as file:
             found = _SOME.search(file.read())
@@ -206,7 +205,7 @@ def pressure_of(resource: str, directory: str = "/proc/pressure") -> Pressure:
 
 
 def busy_with(directory: str = "/proc/pressure") -> str:
-    """The resource that processes wait for now, or nothing."""
+    """Return the resource that processes wait for now; empty if there is none."""
     for resource in RESOURCES:
         share = pressure_of(resource, directory).recent_share
         if share > BUSY_SHARE:
@@ -249,7 +248,7 @@ class Meter:
     def _counters(self) -> "_Counters":
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
-        # guest time is in user already
+        # guest time is already part of user time
         everything = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         own = self._process.cpu_times()
         return _Counters(
@@ -261,7 +260,7 @@ class Meter:
         )
 
     def _users_s(self) -> float:
-        """The time that users' requests have taken so far; 0 where nothing is mounted."""
+        """Return the time that users' requests have taken so far; 0 if nothing is mounted."""
         try:
             if self._client is None:
                 self._client = ControlClient(socket_path(self._uuid))
@@ -288,8 +287,8 @@ def _between(part_s: float, whole_s: float) -> float:
 def backing_off(
     volume_uuid: str, pace: Pace, rule: Decide, on_change: Callable[[], None]
 ) -> Iterator[None]:
-    """Keep a job at the pace that ``rule`` gives, while the block runs. One that goes easy on users
-    does so until it is known whether there are any."""
+    """Keep a job at the speed of ``rule`` while the block runs. A job that frees urgently needed
+    space works slowly until it is known whether users are active."""
     if rule is decide_pressing:
         pace.slow(EASY_SHARE, "checking whether users are active")
     end = threading.Event()
@@ -322,4 +321,4 @@ def _watch(
                 on_change()
         except Exception as error:
             _FAILURES.note("measuring the load", error)
-            pace.release("back-off")  # a job that is held would wait for ever
+            pace.release("back-off")  # a paused job would wait forever

@@ -1,8 +1,8 @@
-"""The line between a job's process and the service that started it.
+"""The connection between a job's process and the service that started it.
 
-A socket whose descriptor is named in the environment; lines of JSON. The job sends its progress
-and its report; the service sends pause, resume and stop. If the service goes away, the job saves
-its progress and ends.
+It is a socket that carries lines of JSON; an environment variable has its descriptor. The job sends
+its progress and its report; the service sends pause, resume and stop. If the service ends, the job
+saves its progress and stops.
 """
 
 import json
@@ -25,7 +25,7 @@ _FAILURES = Failures("dedupd.jobs")
 
 
 class Channel:
-    """The job's end."""
+    """The job's end of the connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -33,7 +33,7 @@ class Channel:
 
     @classmethod
     def from_environment(cls) -> "Channel | None":
-        """The line to the service; None where the job was started by hand."""
+        """Return the connection to the service; None if the job was started manually."""
         number = os.environ.pop(CHANNEL_VARIABLE, "")
         if not number:
             return None
@@ -42,8 +42,8 @@ class Channel:
 
     @contextmanager
     def serving(self, run: JobRun) -> Iterator[None]:
-        """Obey the service while the block runs; at its end, hand over the report, and say
-        whether the job got through."""
+        """Obey the service while the block runs. Then send the report, and whether the job has
+        finished."""
         thread = threading.Thread(target=self._obey, args=(run,), name="channel", daemon=True)
         thread.start()
         self.tell(run)
@@ -56,7 +56,7 @@ class Channel:
             self._send({"report": run.report, "finished": finished})
 
     def tell(self, run: JobRun) -> None:
-        """Say how far the job is, and why it waits."""
+        """Send the progress of the job, and the reason of a pause."""
         self._send(
             {
                 "progress": asdict(run.progress),
@@ -71,7 +71,7 @@ class Channel:
             with self._lock:
                 self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            pass  # the service is gone; the other thread notices too
+            pass  # the service has ended; the other thread notices that
 
     def _obey(self, run: JobRun) -> None:
         with self._socket.makefile("rb") as lines:
@@ -80,7 +80,7 @@ class Channel:
                     with _FAILURES.noted("a request of the service"):
                         self._obey_one(run, json.loads(line)["order"])
             except OSError:
-                pass  # the same as the end of the lines
+                pass  # same as the end of the input
         run.cancel()
 
     def _obey_one(self, run: JobRun, order: str) -> None:

@@ -11,7 +11,7 @@ from jobs.frame.run import Cancelled, JobRun, record_run
 
 @dataclass(slots=True)
 class Report:
-    """The results of a run. Each job adds fields of its own."""
+    """The results of a run. Each job adds its own fields."""
 
     job: str = ""
     outcome: str = "done"
@@ -19,11 +19,11 @@ class Report:
     started_s: float = 0.0
 
     def complete(self, run: JobRun) -> None:
-        """Take over the counters of the run itself."""
+        """Copy the counters of the run itself."""
         self.resources = run.resources()
 
     def to_json(self) -> dict[str, Any]:
-        """Job and outcome first, then the fields of the job, and the last ones of all reports."""
+        """Return job and outcome first, then the job's own fields, then the common ones."""
         values = asdict(self)
         return values | {name: values.pop(name) for name in _LAST if name in values}
 
@@ -33,7 +33,7 @@ _LAST = "errors", "messages", "resources", "started_s"
 
 @dataclass(slots=True)
 class FileReport(Report):
-    """The report of a job that goes on where something is wrong with a single file."""
+    """The report of a job that continues after an error of a single file."""
 
     errors: int = 0
     messages: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ ReportT = TypeVar("ReportT", bound=Report)
 class Job(ABC, Generic[ReportT]):
     """One run of a job over one volume. Needs the volume's job lock.
 
-    One that ``needs_containers`` raises UsageError for a volume whose store has none.
+    If it ``needs_containers``, it raises UsageError for a volume whose store has no containers.
     """
 
     needs_containers = True
@@ -67,13 +67,12 @@ class Job(ABC, Generic[ReportT]):
         """Do the work. Raises Cancelled."""
 
     def report(self) -> ReportT:
-        """The report, as far as the run got: also valid when ``run`` has raised an error."""
+        """Return the report of the work so far. It is valid even if ``run`` has raised an error."""
         self._report.complete(self._run)
         return self._report
 
     def recorded(self) -> ReportT:
-        """Run, and keep the report in the history of the volume, also where the job stops half
-        way."""
+        """Run, and keep the report in the volume's history, even if the job is stopped."""
         try:
             report = self.run()
         except DedupdError as error:

@@ -1,4 +1,4 @@
-"""How fast a job may go: in shares of the time, kept at its safe points, and in bytes a second."""
+"""The speed of a job: its share of the time, kept at safe points, and its bytes per second."""
 
 import os
 import threading
@@ -6,20 +6,20 @@ import time
 from collections.abc import Callable
 
 POLL_S = 0.1
-"""How soon a job that is held notices that it may go on, or is to stop."""
+"""Time until a paused job notices that it may continue, or must stop."""
 
 REST_S_MAX = 60.0
-"""The longest rest in one piece."""
+"""The longest single rest."""
 
 BURST_S = 0.25
-"""A delay up to this long may be caught up with, because a window is read at once."""
+"""A delay up to this length can be made up, because a window is read at once."""
 
 CRAWL_SHARE = 0.01
-"""The share of the time in which a job that never has the machine for itself works."""
+"""The share of the time in which a job works on a machine that is never idle."""
 
 
 class Pace:
-    """Any thread may hold or slow the job; each holder has a name, and a reason to be shown."""
+    """Any thread may pause or slow the job; each holder has a name, and a reason to display."""
 
     def __init__(self) -> None:
         self._holds: dict[str, str] = {}
@@ -30,31 +30,31 @@ class Pace:
         self._cores = os.cpu_count() or 1
 
     def hold(self, holder: str, reason: str) -> None:
-        """Let the job wait until the same holder lets it go."""
+        """Pause the job until the same holder releases it."""
         self._holds = {**self._holds, holder: reason}
 
     def release(self, holder: str) -> None:
         self._holds = {name: reason for name, reason in self._holds.items() if name != holder}
 
     def slow(self, share: float, reason: str) -> None:
-        """Let it work for this share of the time; 1 is all of it."""
+        """Make the job work for this share of the time; 1 is full speed."""
         self._share, self._slow_reason = share, reason
 
     @property
     def is_held(self) -> bool:
-        """Whether it makes no headway to speak of."""
+        """Whether the job makes almost no progress."""
         return bool(self._holds) or self._share <= CRAWL_SHARE
 
     @property
     def reason(self) -> str:
-        """Why the job waits or is slow; empty where it goes at full speed."""
+        """Return why the job is paused or slow; empty at full speed."""
         holds = self._holds
         return next(iter(holds.values())) if holds else self._slow_reason
 
     def keep(self, stop: threading.Event) -> None:
-        """Wait as long as the job has to, or until it is to stop."""
+        """Wait for the required time, or until the job must stop."""
         began_s = time.monotonic()
-        # Its other threads finish what they have while it rests: that is work, too.
+        # Other threads of the job finish their work while it rests: that time counts as work.
         cpu_s, self._cpu_s = self._cpu_s, time.process_time()
         worked_s = max(began_s - self._worked_since_s, (self._cpu_s - cpu_s) / self._cores)
         self._rest(worked_s, self._share, stop)
@@ -63,7 +63,7 @@ class Pace:
         self._worked_since_s = time.monotonic()
 
     def _rest(self, worked_s: float, share: float, stop: threading.Event) -> None:
-        """Rest after so much work, unless the job is to go at another speed meanwhile."""
+        """Rest for a time that matches the work, unless the speed is changed."""
         end_s = time.monotonic() + min(REST_S_MAX, worked_s * (1 / share - 1))
         while (left_s := end_s - time.monotonic()) > 0:
             if stop.is_set() or self._share != share:
@@ -72,22 +72,22 @@ class Pace:
 
 
 class Throttle:
-    """Spreads reads over time. ``wait`` sleeps, and may raise to stop the reader."""
+    """Spreads reads over time. ``wait`` sleeps, and may raise an error to stop the reader."""
 
     def __init__(self, bytes_per_s: float, wait: Callable[[float], None]) -> None:
-        """``bytes_per_s`` 0 means as fast as it goes."""
+        """``bytes_per_s`` 0 means no limit."""
         self._bytes_per_s = bytes_per_s
         self._wait = wait
         self._free_s = time.monotonic()
 
     def portion(self, bytes_max: int, bytes_min: int) -> int:
-        """How much to read at once, between the two: as much as a burst allows."""
+        """Return the bytes for one read: as many as a burst allows, within the limits."""
         if self._bytes_per_s <= 0:
             return bytes_max
         return max(bytes_min, min(bytes_max, int(self._bytes_per_s * BURST_S)))
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` more bytes may be read; below zero, give so many back."""
+        """Wait until ``count`` more bytes may be read; if negative, return unused bytes."""
         if self._bytes_per_s <= 0:
             self._wait(0.0)
             return

@@ -1,4 +1,4 @@
-"""One run of a job: progress, time to go, errors, a way to stop it, its record in the history."""
+"""One run of a job: progress, remaining time, errors, cancellation, its record in the history."""
 
 import resource
 import signal
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ITEMS_BETWEEN_CHECKS = 1024
-"""Looked at in a few milliseconds."""
+"""These are processed in a few milliseconds."""
 
 ERRORS_KEPT_MAX = 100
-"""Messages in a report; the count goes on."""
+"""Number of messages to keep in a report; all errors are counted."""
 
 
 def checked(items: Iterable[T], safe_point: Callable[[], None] | None) -> Iterator[T]:
-    """Items to look at one by one; ``safe_point``, if any, is called every few milliseconds."""
+    """Yield items to process one by one; call ``safe_point``, if any, every few milliseconds."""
     for number, item in enumerate(items):
         if safe_point is not None and number % ITEMS_BETWEEN_CHECKS == 0:
             safe_point()
@@ -35,12 +35,12 @@ def checked(items: Iterable[T], safe_point: Callable[[], None] | None) -> Iterat
 
 
 class Cancelled(DedupdError):
-    """The job was asked to stop; everything that it has committed stays."""
+    """The job was stopped; everything that it has committed is kept."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a job is. ``done`` and ``total`` are in ``unit``; ``total`` 0 means not known yet."""
+    """The progress of a job. ``done`` and ``total`` are in ``unit``; ``total`` 0 means unknown."""
 
     phase: str = "starting"
     done: int = 0
@@ -61,7 +61,7 @@ class _Changes(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Findings:
-    """Things that went wrong with single files; the job goes on."""
+    """Errors of single files, which do not stop the job."""
 
     count: int = 0
     messages: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Findings:
         self.messages += messages[: max(0, ERRORS_KEPT_MAX - len(self.messages))]
 
     def add_error(self, path: bytes, error: Exception) -> None:
-        """What went wrong with a file of the tree, which an error may name itself."""
+        """Add an error of a file of the tree, whose message may already name the file."""
         where, text = show_path(path) or ".", explain(error)
         self.add(text if text.startswith(where) else f"{where}: {text}")
 
@@ -95,7 +95,7 @@ class JobRun:
         self._rated_done = 0
 
     def update(self, **changes: Unpack[_Changes]) -> None:
-        """Change progress fields, and tell the watcher, a few times a second."""
+        """Change progress fields, and report the progress a few times per second."""
         for name, value in changes.items():
             setattr(self.progress, name, value)
         now = time.monotonic()
@@ -104,7 +104,7 @@ class JobRun:
             self._on_progress(self.progress)
 
     def tell(self) -> None:
-        """Tell the watcher now."""
+        """Report the progress now."""
         if self._on_progress is not None:
             self._on_progress(self.progress)
 
@@ -113,8 +113,8 @@ class JobRun:
 
     @contextmanager
     def limited(self, length_s: float | None, bytes_per_s: float) -> Iterator[None]:
-        """While the block runs: stop at a safe point after so long, None for never; and get on by
-        no more than so many bytes a second on average, 0 for as fast as it goes."""
+        """Limit the run while the block runs: stop it at a safe point after ``length_s``, None for
+        never; limit its average throughput, 0 for no limit."""
         if bytes_per_s > 0:
             self._throttle = Throttle(bytes_per_s, self._rest)
         if length_s is None:
@@ -136,7 +136,7 @@ class JobRun:
         self.cancel()
 
     def _keep_to_rate(self) -> None:
-        """Wait where more was done than the rate allows. A phase begins at 0 again."""
+        """Wait if the job has exceeded its rate. Each phase counts from 0."""
         if self._throttle is not None:
             done, before = self.progress.done, self._rated_done
             self._rated_done = done
@@ -144,8 +144,7 @@ class JobRun:
                 self._throttle.take(done - before)
 
     def safe_point(self) -> None:
-        """A safe point: wait here where the job is to give way. Raises Cancelled where it is to
-        stop."""
+        """Pause here if the job must yield. Raises Cancelled if it must stop."""
         self._keep_to_rate()
         self.pace.keep(self._stop)
         if self._stop.is_set():
@@ -154,17 +153,17 @@ class JobRun:
             )
 
     def step(self, done: int) -> None:
-        """So much of a phase is done: a safe point. Raises Cancelled."""
+        """Record the progress in a phase, at a safe point. Raises Cancelled."""
         self.update(done=done)
         self.safe_point()
 
     def checked(self, items: Iterable[T]) -> Iterator[T]:
-        """Items to be looked at one by one, with a safe point now and then. Raises Cancelled."""
+        """Yield items to process one by one, with regular safe points. Raises Cancelled."""
         return checked(items, self.safe_point)
 
     def each(self, phase: str, items: Iterable[T]) -> Iterator[T]:
-        """A phase of work on items one by one, with a safe point before each: progress counts those
-        that are done, of all if they have a length. Raises Cancelled."""
+        """Yield items of a phase, with a safe point before each. The progress counts the finished
+        items; the total is their number, if they have a length. Raises Cancelled."""
         self.update(phase=phase, done=0, total=len(items) if isinstance(items, Sized) else 0)
         for done, item in enumerate(items):
             self.safe_point()
@@ -172,13 +171,13 @@ class JobRun:
             self.update(done=done + 1)
 
     def wait(self, seconds: float) -> None:
-        """Do nothing for so long, but stop at once. Raises Cancelled."""
+        """Wait, but stop immediately if required. Raises Cancelled."""
         self._stop.wait(seconds)
         self.safe_point()
 
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask the job to stop at the next safe point."""
+        """Make SIGINT and SIGTERM stop the job at the next safe point."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -193,7 +192,7 @@ class JobRun:
                 signal.signal(number, handler)
 
     def resources(self) -> dict[str, float]:
-        """Wall and CPU seconds so far, and the peak memory in bytes."""
+        """Return wall and CPU seconds so far, and the peak memory in bytes."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "wall_s": round(time.time() - self.started_s, 3),
@@ -203,7 +202,7 @@ class JobRun:
 
 
 def _memory_bytes_peak() -> int:
-    """Of this program alone: the peak that ``getrusage`` gives may be that of the process that
+    """Return the peak of this program alone: ``getrusage`` may return the peak of the process that
     started it."""
     with open("/proc/self/status", encoding="ascii") as file:
         for line in file:
@@ -213,30 +212,30 @@ def _memory_bytes_peak() -> int:
 
 
 def record_run(volume: "Volume", run: JobRun, report: dict[str, Any]) -> None:
-    """Keep a run in the volume's history; where that is not possible, say so and go on."""
+    """Keep a run in the volume's history; if that fails, log it and continue."""
     run.report = report
     volume.hints.put(HintKey.RUNS.at(run.started_s), report, "the run is not in the history")
 
 
 TOLD_AFTER_S = 2.0
-"""Of a phase; before that its speed is not known."""
+"""Seconds of a phase before its speed is known."""
 
 
 class TimeToGo:
-    """Is shown a job's progress again and again. The time in which the job waits does not count."""
+    """Estimates the remaining time from the progress of a job. Pauses do not count."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._phase = ""
         self._first = 0
-        """What was done already when the phase began."""
+        """The progress at the start of the phase."""
         self._worked_s = 0.0
         self._seen_s = now()
         self._was_held = False
         self._done = self._total = 0
 
     def see(self, phase: str, done: int, total: int, *, held: bool = False) -> None:
-        """Take in the state of the job as it is now. ``total`` is 0 where it is not known."""
+        """Record the current state of the job. ``total`` is 0 if it is unknown."""
         now_s = self._now()
         if phase != self._phase:
             self._phase, self._first, self._worked_s = phase, done, 0.0
@@ -247,7 +246,7 @@ class TimeToGo:
 
     @property
     def seconds(self) -> float | None:
-        """Of work, as the job was seen last; None where it cannot be told."""
+        """Return the remaining seconds of work at the last call; None if unknown."""
         more = self._done - self._first
         if not self._total or more <= 0 or self._worked_s < TOLD_AFTER_S:
             return None

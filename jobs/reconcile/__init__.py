@@ -1,1 +1,1 @@
-"""The reconcile job: what partitions of the index have in common."""
+"""The reconcile job: merges chunks that several partitions of the index have."""

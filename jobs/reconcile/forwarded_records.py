@@ -1,4 +1,4 @@
-"""Merged records that have the only bytes left: these are no garbage."""
+"""Finds merged records with the only remaining bytes: they are not garbage."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class BytesCheck(NamedTuple):
     algorithm: str
 
     def is_intact(self) -> bool:
-        """Whether the bytes are there, and have the fingerprint that the entry says."""
+        """Return whether the bytes exist, and have the fingerprint of the entry."""
         data = bytearray(fmt.record_size(self.entry.stored_length))
         try:
             read = read_uncached(self.container.fd, memoryview(data), self.entry.offset)
@@ -39,7 +39,7 @@ class BytesCheck(NamedTuple):
             threads=1,
             bases=None if self.container.bases is None else self.container.bases.native,
         )
-        # The last: it may tell of others before it, which were collected.
+        # The last one: earlier ones may be records that were collected.
         return (
             found.statuses[-1:] == bytes([INTACT])
             and unpack_ordinals(found.ordinals)[-1] == ordinal_of(self.record_id)
@@ -48,7 +48,7 @@ class BytesCheck(NamedTuple):
 
 
 class MergedBytes:
-    """Looks for merged records of one kind whose own bytes are the only ones left."""
+    """Finds merged records of one kind whose own bytes are the only remaining ones."""
 
     def __init__(self, run: JobRun, containers: OpenContainers, algorithm: str) -> None:
         self._run = run
@@ -56,16 +56,15 @@ class MergedBytes:
         self._algorithm = algorithm
 
     def first_needed(self, state: Recovered) -> tuple[int, int] | None:
-        """A merged record that still has its bytes, and the record that it leads to and whose bytes
-        are lost; None where a container has no such record. Reads each of the others once. Raises
-        Cancelled."""
+        """Return a merged record that still has its bytes, and its lost target, if there is one.
+        Reads each of the other targets once. Raises Cancelled."""
         number = state.header.container
         merged = [
             (entry.target, make_id(number, ordinal), entry)
             for ordinal in state.entries.ordinals_in(tbl.State.MERGED)
             if (entry := state.entries[ordinal]).stored_length
         ]
-        for target, own, entry in sorted(merged):  # in the order of the disk
+        for target, own, entry in sorted(merged):  # in the order on disk
             self._run.safe_point()
             end = end_in(self._containers, target)
             if not self._is_given(entry, end) and self._is_intact(own, entry):
@@ -73,8 +72,8 @@ class MergedBytes:
         return None
 
     def spareable(self, state: Recovered, ordinals: Iterable[int]) -> set[int]:
-        """Those of some merged records of a container whose own bytes are not needed any more. The
-        records that they lead to are read once each. Raises Cancelled."""
+        """Return those of a container's merged records whose own bytes are no longer needed. Reads
+        each of their targets once. Raises Cancelled."""
         found: set[int] = set()
         targets = sorted((state.entries[ordinal].target, ordinal) for ordinal in ordinals)
         for target, ordinal in targets:
@@ -84,12 +83,12 @@ class MergedBytes:
         return found
 
     def _is_given(self, merged: tbl.TableEntry, end: int) -> bool:
-        """Whether the end of its row has a merged record's bytes, or they are needed no more."""
+        """Return whether the final target has a merged record's bytes, or they are not needed."""
         entry = self._containers.entry(end)
         if entry is None:
             return False
         if entry.state in (tbl.State.ORPHANED, tbl.State.TOMBSTONE):
-            return True  # a sweep that was stopped has not come to the merged one
+            return True  # an interrupted sweep has not reached the merged record
         is_same = (entry.fingerprint, entry.raw_length) == (merged.fingerprint, merged.raw_length)
         return entry.state == tbl.State.LIVE and is_same and self._is_intact(end, entry)
 

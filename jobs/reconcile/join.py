@@ -1,7 +1,7 @@
-"""The join of reconciliation: which chunks that are not in the reconciled set are there already.
+"""The join of reconciliation: finds the new chunks that the reconciled set already has.
 
-Seed 003, 4.5: new chunks are indexed in memory, as many as the budget allows, and the tables of the
-reconciled set stream by. The files are described in docs/design/partitions.md.
+Seed 003, 4.5: as many new chunks as the budget allows are indexed in memory, and the tables of the
+reconciled set are streamed. docs/design/partitions.md describes the files.
 """
 
 import secrets
@@ -21,7 +21,7 @@ from dedupd_core.system.page_cache import read_uncached
 from jobs.frame.run import JobRun
 
 ENTRY_BYTES = 14
-"""Memory for each chunk that is indexed."""
+"""Memory per indexed chunk."""
 
 _STORED_WORD, _RAW_WORD, _ENTRY_WORDS = 12, 13, tbl.ENTRY_BYTES // 4
 
@@ -36,7 +36,7 @@ class Contents:
 
 
 class ChunkTables(TableScan):
-    """The redirection tables of all containers of chunks, read past the page cache."""
+    """The redirection tables of all containers of chunks, read without the page cache."""
 
     def __init__(self, directory: ContainerDirectory, run: JobRun) -> None:
         """Borrows ``directory``, and recovers every container in it. Raises Cancelled."""
@@ -55,7 +55,7 @@ class ChunkTables(TableScan):
         contents.stored_bytes += sum(compress(words[_STORED_WORD::_ENTRY_WORDS], is_live))
 
     def reconciled(self) -> list[RecordRange]:
-        """The reconciled set, container by container."""
+        """Return the reconciled set, container by container."""
         return [
             RecordRange(number, 0, shape.reconciled)
             for number, shape in sorted(self.shapes.items())
@@ -69,7 +69,7 @@ class ChunkTables(TableScan):
 def unreconciled(
     shapes: Mapping[int, TableShape], partitions: Collection[PartitionKey] | None = None
 ) -> list[RecordRange]:
-    """The records outside of the reconciled set, partition by partition; of all, or of some."""
+    """Return the records outside of the reconciled set, by partition; of all, or of some."""
     return [
         RecordRange(number, shape.reconciled, shape.count)
         for number, shape in sorted(
@@ -81,7 +81,7 @@ def unreconciled(
 
 
 def rounds(ranges: list[RecordRange], capacity: int) -> Iterator[list[RecordRange]]:
-    """Ranges in groups of up to ``capacity`` records; a range may be divided."""
+    """Yield ranges in groups of up to ``capacity`` records; a range may be divided."""
     group: list[RecordRange] = []
     room = capacity
     for records in ranges:
@@ -101,17 +101,17 @@ def rounds(ranges: list[RecordRange], capacity: int) -> Iterator[list[RecordRang
 def join(
     tables: ChunkTables, group: list[RecordRange], against: list[RecordRange], sample_bits: int = 0
 ) -> Iterator[PackedPairs]:
-    """Pairs of equal chunks of one domain, as ``native.upkeep.Join`` gives them: those of ``group``
-    that are in ``against``, or more than once in the group. Raises Cancelled, OSError."""
+    """Yield pairs of equal chunks of one domain, in the form of ``native.upkeep.Join``: chunks of
+    ``group`` that are in ``against``, or twice in the group. Raises Cancelled, OSError."""
     count = sum(records.end - records.first for records in group)
     room = (count >> sample_bits) * 2 if sample_bits else count
-    # The seed is a secret, so no user can make chunks that look the same.
+    # The seed is a secret, so users cannot make chunks that appear equal.
     work = native.upkeep.Join(room, sample_bits, seed=secrets.randbits(64))
     for records in group:
         for block in tables.blocks([records]):
             domain = salt_of(block.header.domain)
             if not work.add(block.entries, seed_of(block.header), block.first_id, domain):
-                break  # a sample that is larger than its double share says enough without the rest
+                break  # twice the expected sample is enough for an estimate
     for block in tables.blocks(against):
         domain = salt_of(block.header.domain)
         found = work.probe(block.entries, seed_of(block.header), block.first_id, domain)

@@ -1,8 +1,7 @@
-"""Carrying out a merge log: chunks that are there twice lead to the one that stays.
+"""Processes a merge log: redirects duplicate chunks to the chunk that stays.
 
-The log is a plan, and nothing in it is believed: a chunk is given up only for one whose bytes were
-just read and have its fingerprint. So a log may be carried out again, also when much has happened
-since it was written.
+The log is only a plan: a chunk is only redirected to a chunk whose bytes were just read and match
+its fingerprint. So a log may be processed again, even after many later changes.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -26,15 +25,15 @@ _MERGED = define("reconcile.merged", "some chunks of the merge log lead to the r
 _JOINED = define("reconcile.joined", "a round is merged, and its chunks are in the set")
 
 CHUNKS_AT_ONCE = 64
-"""Read before the job looks whether it is to give way: half a second of a slow disk."""
+"""Number of chunks to read between two safe points: half a second of a slow disk."""
 
 
 @dataclass(slots=True)
 class MergeResults:
     """The results of the pairs of a log.
 
-    ``left`` are chunks that were not merged, because the other one is ``damaged``, or not what the
-    log says.
+    ``left`` counts chunks that were not merged, because the other chunk is ``damaged``, or differs
+    from the log.
     """
 
     chunks: int = 0
@@ -45,7 +44,7 @@ class MergeResults:
 
 
 class Merger:
-    """Carries out merge logs. Needs the job lock; the volume may be mounted."""
+    """Processes merge logs. Needs the job lock; the volume may be mounted."""
 
     def __init__(self, volume: Volume, run: JobRun, threads: int = 0) -> None:
         self._volume = volume
@@ -71,10 +70,10 @@ class Merger:
             self._run.update(done=self._run.progress.done + len(pairs))
 
     def join_set(self, ranges: list[RecordRange]) -> list[RecordRange]:
-        """Let compared records join the reconciled set, once their log was carried out.
+        """Add compared records to the reconciled set, after their log was processed.
 
-        A record that could not be merged stays out, with those after it in its container. Returns
-        the ranges that have joined.
+        A record that could not be merged is not added, nor are those after it in its container.
+        Returns the ranges that were added.
         """
         joined = []
         for records in ranges:
@@ -86,13 +85,13 @@ class Merger:
         return joined
 
     def _merge(self, pairs: list[tuple[int, int]]) -> None:
-        """Let the first of each pair lead to the second, where that is right."""
+        """Redirect the first chunk of each pair to the second, after checks."""
         wanted = [self._turned(own, into) for own, into in pairs if self._are_equal(own, into)]
         intact = self._intact({into for _, into in wanted})
         changes: dict[int, tbl.TableEntry] = {}
         for own, into in wanted:
             entry = self._containers.entry(own)
-            # Asked again: one that stays here may have been merged by a pair before it.
+            # Check again: an earlier pair may have merged the chunk that stays here.
             if into in intact and into not in changes and own not in changes and entry is not None:
                 changes[own] = entry._replace(state=tbl.State.MERGED, target=into)
                 self.merged.chunks += 1
@@ -108,9 +107,9 @@ class Merger:
         reach(_MERGED)
 
     def _turned(self, own: int, into: int) -> tuple[int, int]:
-        """Of two equal chunks the one that is to lead to the other, and that one. Nothing is merged
-        into a chunk of a higher rank, because it may be leaned on itself; then that one leads to
-        it, and leaves the reconciled set to it."""
+        """Return the chunk of a pair to redirect, then its target. A chunk of a higher rank is
+        redirected, because the other chunk may be a base. Then the other chunk replaces it in the
+        reconciled set."""
         first, second = self._containers.entry(own), self._containers.entry(into)
         is_turned = first is not None and second is not None and second.rank > first.rank
         return (into, own) if is_turned else (own, into)
@@ -120,7 +119,7 @@ class Merger:
         return entry is None or entry.state == tbl.State.LIVE
 
     def _are_equal(self, own: int, into: int) -> bool:
-        """Whether both are live, of one domain, and of the same whole fingerprint."""
+        """Return whether both are live, and have equal domains and complete fingerprints."""
         first, second = self._containers.entry(own), self._containers.entry(into)
         return (
             own != into
@@ -136,7 +135,7 @@ class Merger:
         return None if container is None else container.header.domain
 
     def _intact(self, record_ids: set[int]) -> set[int]:
-        """Those whose bytes are there, and have their fingerprint; scrub is told of the others."""
+        """Return the records whose bytes match their fingerprint; report the others to scrub."""
         checks = []
         for record_id in sorted(record_ids):
             container = self._containers.get(container_of(record_id))
@@ -165,4 +164,4 @@ class Merger:
             header = self._directory.header(number)
             return join_set(self._directory, header, first, end)
         except (Damaged, OSError):
-            return False  # it is gone, or scrub's: what is still there is compared again
+            return False  # missing, or quarantined by scrub: the rest is compared again

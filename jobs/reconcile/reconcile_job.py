@@ -1,7 +1,7 @@
-"""The reconcile job: chunks that several partitions have are merged (docs/design/partitions.md).
+"""The reconcile job: merges chunks that several partitions have (docs/design/partitions.md).
 
-Seed 003, 4.5. Round by round, as much as memory holds of what is not in the reconciled set is
-compared with all that is, and joins it.
+Seed 003, 4.5. In each round, as many new records as memory holds are compared with the entire
+reconciled set, and added to it.
 """
 
 import enum
@@ -33,33 +33,33 @@ _LOGGED = define("reconcile.logged", "the merge log is durable, nothing is merge
 _FINISHED = define("reconcile.finished", "the merge log is completed and deleted")
 
 SAMPLES_MAX = 1 << 18
-"""Chunks that the strategy ``selective`` judges by: 4 MiB."""
+"""Number of chunks that the strategy ``selective`` samples: 4 MiB."""
 
 GAIN_MIN = 0.01
-"""The part of a partition that must be expected to be elsewhere as well."""
+"""Minimum expected share of chunks that others also have, for a partition to be selected."""
 
 
 ROWS_MAX = 256
-"""Partitions in a report, the largest ones: there may be thousands of domains."""
+"""Number of partitions in a report, the largest first: there may be thousands of domains."""
 
 
 class Strategy(enum.StrEnum):
-    """The choice of chunks that a run reconciles, and of the time."""
+    """Which chunks a run reconciles, and when."""
 
     ALL = "all"
     SELECTIVE = "selective"
-    """Partitions of which at least a hundredth is elsewhere too, as far as a sample tells."""
+    """Partitions with at least 1 % of chunks that others also have, according to a sample."""
     DELAYED = "delayed"
-    """Everything, in rounds that begin only while the machine is idle."""
+    """All chunks, in rounds that only start while the machine is idle."""
 
 
 @dataclass(slots=True)
 class PartitionReport:
-    """A partition and what of it others have too: a row of table 3 (seed 003).
+    """A partition and its duplicates in others: a row of table 3 (seed 003).
 
-    Bytes are those of chunks that are there; ``logical_bytes`` those of files whose type goes
-    there now. ``domain`` is empty for the volume. ``duplicate`` is what was found elsewhere,
-    and merged unless the run was dry.
+    Bytes are those of existing chunks; ``logical_bytes`` are those of files whose type the
+    partition gets now. ``domain`` is empty for the volume. ``duplicate`` fields count chunks that
+    were found in others, and merged unless the run was dry.
     """
 
     partition: int
@@ -77,10 +77,10 @@ class PartitionReport:
 
 @dataclass(slots=True)
 class ReconcileReport(FileReport):
-    """What a run found and did.
+    """The findings and results of a run.
 
     Savings are fractions of ``logical_bytes``, without compression, as in table 3 of seed 003:
-    ``savings_partitioned`` when the run began, ``savings_global`` with nothing kept twice.
+    ``savings_partitioned`` at the start of the run, ``savings_global`` without any duplicates.
     """
 
     job: str = "reconcile"
@@ -111,7 +111,7 @@ class Reconcile(Job[ReconcileReport]):
         *,
         dry_run: bool = False,
     ) -> None:
-        """``dry_run``: find everything, and merge nothing."""
+        """``dry_run``: find all duplicates, but merge none."""
         super().__init__(volume, run, ReconcileReport(strategy=strategy.value, dry_run=dry_run))
         self._strategy = strategy
         self._dry_run = dry_run
@@ -123,7 +123,7 @@ class Reconcile(Job[ReconcileReport]):
         self._rows: dict[PartitionKey, PartitionReport] = {}
 
     def run(self) -> ReconcileReport:
-        """Reconcile. Raises Cancelled, NoSpace; the next run goes on where this one stopped."""
+        """Reconcile. Raises Cancelled, NoSpace; the next run continues where this one stopped."""
         with ExitStack() as stack:
             self._merging = Merger(self._volume, self._run, self._threads)
             stack.callback(self._merging.close)
@@ -151,8 +151,8 @@ class Reconcile(Job[ReconcileReport]):
     # --- rounds -------------------------------------------------------------------------------
 
     def _finish_log(self) -> None:
-        """Carry out the log of an interrupted run. The chunks that it had compared are compared
-        again: since then, some of them may have come to be in use again."""
+        """Process the log of an interrupted run. Its chunks are compared again, because some may be
+        in use again."""
         merge_log.remove_unfinished(self._log_fd, self._volume.disk)
         try:
             log = MergeLog(self._log_fd, self._volume.space.volume_id)
@@ -168,7 +168,7 @@ class Reconcile(Job[ReconcileReport]):
             self._carry_out(log)
 
     def _bring_in_order(self) -> None:
-        """Recover every container, before anything is put into its table. Raises Cancelled."""
+        """Recover every container, before its table is changed. Raises Cancelled."""
         with self._volume.containers(Kind.CHUNKS) as directory:
             for _ in self._run.each("tables", recover_sound(directory)):
                 pass
@@ -179,7 +179,7 @@ class Reconcile(Job[ReconcileReport]):
         reach(_FINISHED)
 
     def _round(self, group: list[RecordRange]) -> None:
-        """Compare a group with the reconciled set, merge the chunks that both have, let it join."""
+        """Compare a group with the reconciled set, merge the duplicates, and add the group."""
         report, shapes = self._report, self._tables.shapes
         against = self._tables.reconciled()
         report.rounds += 1
@@ -198,7 +198,7 @@ class Reconcile(Job[ReconcileReport]):
             shapes[records.container].reconciled = records.end
 
     def _plan(self, group: list[RecordRange], against: list[RecordRange]) -> MergeLog:
-        """The merge log of a round, durable."""
+        """Return the merge log of a round, durable."""
         volume = self._volume
         volume_id, room = volume.space.volume_id, volume.store_room()
         with closing(MergeLogWriter(self._log_fd, volume_id, volume.disk, room)) as writer:
@@ -220,7 +220,7 @@ class Reconcile(Job[ReconcileReport]):
     # --- choosing partitions ---------------------------------------------------------------------
 
     def _chosen(self) -> set[PartitionKey] | None:
-        """The partitions to reconcile; None is all."""
+        """Return the partitions to reconcile; None means all."""
         if self._strategy is not Strategy.SELECTIVE:
             return None
         self._run.update(phase="sampling", done=0, total=0)
@@ -247,7 +247,7 @@ class Reconcile(Job[ReconcileReport]):
     # --- the report -----------------------------------------------------------------------------
 
     def _describe(self) -> None:
-        """Count the contents of each partition, before anything is merged."""
+        """Count the contents of each partition, before any merge."""
         report = self._report
         report.containers = len(self._tables.shapes)
         for key, contents in sorted(self._tables.contents.items()):
@@ -267,7 +267,7 @@ class Reconcile(Job[ReconcileReport]):
                 row.logical_bytes += size
 
     def _account(self, pairs: PackedPairs) -> None:
-        """Count the chunks that the partitions have in common with others."""
+        """Count the chunks that the partitions share with others."""
         for own, _ in unpack_pairs(pairs):
             entry = self._tables.containers.entry(own)
             if entry is not None:

@@ -1,1 +1,1 @@
-"""The second look: what is stored and cold gets smaller payloads."""
+"""Refinement: cold chunks get smaller payloads."""

@@ -1,7 +1,7 @@
-"""The dictionaries of a store: which there are, and when new ones are trained.
+"""The dictionaries of a store: selects them, and trains new ones.
 
-A dictionary is a record of its own among the chunks, found by its id like any other. It has a
-second copy from the start, is never changed, and stays as long as a record leans on it.
+A dictionary is a separate record among the chunks, found by its id like any other. It gets a second
+copy immediately, is never changed, and exists as long as a record depends on it.
 """
 
 import os
@@ -28,30 +28,30 @@ _COPIED = define("refine.dictionaries-copied", "new dictionaries are durable, an
 _NOTED = define("refine.dictionaries-noted", "new dictionaries are selected")
 
 COUNT_MAX = 8
-"""Of one training: as many types as have anything in common."""
+"""Maximum number of dictionaries per training: about one per type with common content."""
 
 BYTES_MAX = 112 * KIB
-"""Of a dictionary: what zstd itself makes them of."""
+"""Maximum size of a dictionary: the default of zstd."""
 
 STORED_BYTES_MIN = 32 * KIB
-"""Less store is not worth a container of dictionaries."""
+"""A smaller store is not worth a container of dictionaries."""
 
 SAMPLES_SHARE = 0.25
-"""Raw bytes of samples for each byte of the store, as far as memory allows."""
+"""Raw bytes of samples per byte of the store, as far as memory allows."""
 
 SAMPLES_BYTES_MIN = 4 * MIB
 
 GAIN_SHARE = 0.5
-"""Of what has to be saved of a container, dictionaries have to save so much, or are not stored: the
-other half may come of a higher level."""
+"""Share of a container's necessary saving that dictionaries must provide, or they are not stored. A
+higher level may provide the rest."""
 
 TRAIN_AGAIN = 4
-"""New ones are trained once so many times as much has come as the last ones were trained for."""
+"""Train new dictionaries when this multiple of the last trained bytes was added."""
 
 
 @dataclass(frozen=True, slots=True)
 class DictionaryChoice:
-    """Ids of the dictionaries to use, and of those that were made for it."""
+    """Ids of the dictionaries to use, and of the new ones among them."""
 
     ids: list[int]
     made: list[int]
@@ -63,7 +63,7 @@ class Dictionaries:
     def __init__(self, volume: Volume, run: JobRun, tables: TableScan, threads: int) -> None:
         """``tables`` have recovered."""
         policy = volume.policy()
-        # Samples are gone before anything is looked for, and are there twice while they are used.
+        # Samples are freed before the search starts, but exist twice while they are used.
         self._samples_bytes_max = refine_similar_bytes(policy.memory_bytes) // 2
         self._volume = volume
         self._run = run
@@ -71,11 +71,11 @@ class Dictionaries:
         self._directory = tables.directory
         self._threads = threads
         self.in_use: set[int] = set()
-        """Those that records lean on, for the caller to fill."""
+        """Dictionaries that records depend on; the caller fills it."""
         self._wanted: list[int] = []
 
     def holders(self) -> set[int]:
-        """The records that hold dictionaries, and those that these were merged into."""
+        """Return the records with dictionaries, and the records that these were merged into."""
         found: set[int] = set()
         for record_id in {*self.in_use, *self._wanted}:
             at = record_id
@@ -87,9 +87,9 @@ class Dictionaries:
         return found
 
     def choose(self, sizes: Mapping[int, int], level: int, gain_min: float) -> DictionaryChoice:
-        """The dictionaries for some containers, given with their sizes in bytes, trained from them
-        where it is time for that. ``gain_min``: the part of a container that has to be saved for it
-        to be written again. Raises Cancelled, NoSpace."""
+        """Return the dictionaries for containers (with their sizes in bytes). If necessary, train
+        new ones from these containers. ``gain_min``: the share of a container that must be saved to
+        rewrite it. Raises Cancelled, NoSpace."""
         stored_bytes = sum(sizes.values())
         gain_bytes_min = GAIN_SHARE * gain_min * min(sizes.values(), default=0)
         bases = self._directory.bases.native
@@ -109,8 +109,8 @@ class Dictionaries:
         return DictionaryChoice(ids, made)
 
     def _known(self) -> tuple[int, int, list[int]]:
-        """What the hint says: the bytes of store for which dictionaries were trained, those that
-        were looked at since, and their ids."""
+        """Read the hint: the bytes of store that the dictionaries were trained for, the bytes that
+        were processed since then, and their ids."""
         value = self._volume.hints.get(HintKey.DICTIONARIES)
         if isinstance(value, list) and len(value) >= 2 and all(type(n) is int for n in value):
             return value[0], value[1], value[2:]
@@ -121,7 +121,7 @@ class Dictionaries:
     def _trained(
         self, sizes: Mapping[int, int], level: int, gain_bytes_min: float, known: list[bytes]
     ) -> list[bytes]:
-        """New dictionaries that save more than the ``known`` ones do, enough to be worth it."""
+        """Train new dictionaries that save sufficiently more than the ``known`` ones."""
         stored_bytes = sum(sizes.values())
         if stored_bytes < STORED_BYTES_MIN:
             return []
@@ -155,13 +155,13 @@ class Dictionaries:
                 )
 
     def _kept(self, trained: list[bytes]) -> list[int]:
-        """Make dictionaries records of the store, each with a second copy; none where there is no
-        space for the copies. Raises NoSpace."""
+        """Store dictionaries as records, each with a second copy. Returns none if the copies do not
+        fit. Raises NoSpace."""
         algorithm, numbers = self._volume.parameters.fingerprint, Numbers(self._volume)
         records = [
             encoded_alone(raw, native.hashing.fingerprint(raw, algorithm)) for raw in trained
         ]
-        # In a container of their own: the one that grows would be young again.
+        # In a separate container: the last container would become young again.
         with numbers.recovered(Kind.CHUNKS) as writer:
             writer.begin_container()
             first = writer.reserve(len(records), sum(map(len, trained)))

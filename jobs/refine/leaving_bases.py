@@ -1,9 +1,8 @@
-"""Which differences may leave their base: one that nothing but them needs any more.
+"""Finds the deltas that may leave their base, because only deltas need it.
 
-A version of a file is replaced, and what was its content stays, because the next version is stored
-as the difference to it. From then on a base and a difference take more than one whole chunk does.
-What needs a base is known from the last gc (``HintKey.HELD``), which is a hint: at worst a base is
-left that a file has come to need since.
+After a version of a file is replaced, its content remains as the base of the next version, which is
+a delta. Then base and delta need more space than one complete chunk. The last gc has recorded such
+bases (``HintKey.HELD``). This is a hint: at worst a base is left that a file needs by now.
 """
 
 from collections import defaultdict
@@ -19,23 +18,23 @@ from dedupd_core.store.garbage import GAIN_BYTES_MIN
 from jobs.check.deltas import Delta, RetainedBases
 
 MEMBERS_MAX = 32
-"""A base of more serves so many that it costs little, and to leave it costs much: each is tried
-twice. One of eight may cost as much as they do, if these are versions that have grown away from it.
-"""
+"""A base with more members costs little per member, and leaving it costs much: each member is tried
+twice. A base with eight members may cost as much as they do, if they are versions that differ more
+and more from it."""
 
 GROUPS_MAX = 30_000
-"""Of one run, with so many members in all some 20 MiB of memory. What is left over waits for the
-next run."""
+"""Maximum per run; with the members, they need about 20 MiB of memory. The next run handles the
+rest."""
 
 ALL_MEMBERS_MAX = 8 * GROUPS_MAX
 
 GAIN_MIN = 0.005
-"""The part of a container that is to be won for it to be looked at for this alone."""
+"""The share of a container that must be gained to process it for this reason alone."""
 
 
 @dataclass(slots=True)
 class Group:
-    """The differences to one base, in the order of their ids; bytes as they are stored."""
+    """The deltas to one base, in the order of their ids; bytes are stored bytes."""
 
     base: int
     base_entry: TableEntry
@@ -46,7 +45,7 @@ class Group:
 
     @property
     def gain_bytes(self) -> int:
-        """What is won, about: the first one takes as much of its raw bytes as the base does now."""
+        """Estimate the gain: the first delta will compress as well as the base does now."""
         if self.first is None or not self.base_entry.raw_length:
             return 0
         base_bytes = record_size(self.base_entry.stored_length)
@@ -55,7 +54,7 @@ class Group:
 
     @property
     def share_bytes(self) -> int:
-        """That of each member in what is won."""
+        """Return the share of each member in the gain."""
         return self.gain_bytes // len(self.members)
 
     def containers(self) -> set[int]:
@@ -71,15 +70,15 @@ class BaseGroups:
         self._collected: dict[int, Group] = {}
         self._members = 0
         self.groups: list[Group] = []
-        """Those that are planned."""
+        """The planned groups."""
         self.credits: dict[int, int] = {}
-        """Of each member what is won elsewhere: the first one takes the place of the base."""
+        """By member: the bytes freed elsewhere, because the first member replaces the base."""
         self.room_bytes: dict[int, int] = {}
-        """By how much a container may grow, about: what is first in a group takes as much as its
-        base does, which goes later."""
+        """Estimated growth of containers: the first member of a group will need as much as its
+        base, which is deleted later."""
 
     def add(self, delta: Delta) -> None:
-        """Take in a difference, as the tables tell of it, in the order of ids."""
+        """Add a delta from the tables, in the order of ids."""
         if delta.entry.state == State.ORPHANED or delta.base not in self._held:
             return
         found = self._end(delta.base)
@@ -98,7 +97,7 @@ class BaseGroups:
             self._members += 1
 
     def _end(self, record_id: int) -> tuple[int, TableEntry] | None:
-        """What a record was merged into, where that is live."""
+        """Return the record that a record was merged into, if it is live."""
         end = end_in(self._containers, record_id)
         entry = self._containers.entry(end)
         return (end, entry) if entry is not None and entry.state == State.LIVE else None
@@ -110,10 +109,10 @@ class BaseGroups:
         waiting: Iterable[int],
         left_bytes: Callable[[int], int],
     ) -> set[int]:
-        """Plan what is worth it. Returns the containers that are to be looked at for it.
+        """Plan the worthwhile groups. Returns the containers to process for them.
 
-        All of a group leaves, or none: so all of its containers have enough to win, beyond the
-        ``left_bytes`` that an earlier run has tried in vain; a tenth of that if they are
+        A group leaves completely, or not at all. So all of its containers must gain enough, beyond
+        the ``left_bytes`` that an earlier run did not gain; a tenth of that if they are
         ``waiting``.
         """
         for group in self._collected.values():
@@ -144,7 +143,7 @@ class BaseGroups:
         return worth
 
     def in_vain(self, left_bases: set[int]) -> Mapping[int, int]:
-        """What was to be won in each container, and was not: ``left_bases`` are those that were."""
+        """Return the planned but missed gain per container; ``left_bases`` were left."""
         return _gains(group for group in self.groups if group.base not in left_bases)
 
 

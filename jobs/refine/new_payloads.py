@@ -1,4 +1,4 @@
-"""The records of one container on their way into its next generation, some with new payloads."""
+"""The records of one container for its next generation, some with new payloads."""
 
 from array import array
 from collections import Counter
@@ -13,25 +13,25 @@ from dedupd_core.store.container.compaction import Kept
 from dedupd_core.units import MIB
 
 BATCH_BYTES = 8 * MIB
-"""Of payloads that are tried in one native call."""
+"""Bytes of payloads per native call."""
 
 _NONE = bytes(SKETCH_BYTES)
 
 
 @dataclass(slots=True)
 class Savings:
-    """What new payloads have saved, and how many there are of each codec."""
+    """The savings of new payloads, and their number per codec."""
 
     records: Counter[int] = field(default_factory=Counter)
     saved_bytes: int = 0
     credit_bytes: int = 0
-    """Of bases that records have left, and that nothing needs any more."""
+    """Bytes of bases that records have left, and that no record needs now."""
     left: int = 0
-    """How many records have left their bases."""
+    """Number of records that have left their bases."""
 
 
 class NewPayloads:
-    """Gives records other payloads, in batches. ``savings`` is complete at the end."""
+    """Assigns other payloads to records, in batches. ``savings`` is complete at the end."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class NewPayloads:
         parts: Mapping[int, int],
         domain: int,
     ) -> None:
-        """``done``: how many records a run of the same mode has looked at. These stay as they are,
-        but for those that may leave their bases: ``parts`` has what is won by that elsewhere.
-        ``domain``: the number of that of the container."""
+        """``done``: number of records that a run of the same mode has processed. They keep their
+        payloads, except those that may leave their bases: ``parts`` has the bytes freed elsewhere.
+        ``domain``: number of the container's domain."""
         self._number = number
         self._sketches = sketches
         self._refiner = refiner
@@ -56,7 +56,7 @@ class NewPayloads:
         self.savings = Savings()
 
     def given(self, kept: Kept) -> Kept:
-        """The records, in order, each with the payload that it is to have from now on."""
+        """Yield the records, in order, each with its new or old payload."""
         batch: list[fmt.Record] = []
         payloads = bytearray()
         for record, payload in kept:
@@ -117,8 +117,8 @@ class NewPayloads:
         return self._sketches[start : start + SKETCH_BYTES] or _NONE
 
     def _may_change(self, record: fmt.Record) -> bool:
-        """Whether it is a chunk whose header has room for what it leans on: one that was repaired
-        names the record that it repeats."""
+        """Return whether it is a chunk whose header has room for its base. A repaired chunk names
+        the record that it repeats there."""
         return record.kind == fmt.RecordKind.DATA
 
     def _is_settled(self, record: fmt.Record) -> bool:

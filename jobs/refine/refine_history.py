@@ -1,4 +1,4 @@
-"""Which containers a refine run is to look at: those with cold records that none has looked at."""
+"""Selects the containers for a refine run: those with cold records that no run has processed."""
 
 import time
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from dedupd_core.volume.hints import HintKey
 from dedupd_core.volume.volume import Volume
 
 _RANK = {RefineMode.OFF: 0, RefineMode.QUICK: 1, RefineMode.FULL: 2}
-"""What a run of a mode does, one of a lower rank has not done."""
+"""Ranks of the modes: a run of a lower rank does only a part of the work of a higher rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefineProgress:
-    """How far a container was looked at: its first ``count`` records, by a run of a rank. So many
-    bytes were to be won there, by leaving bases that nothing else needs, and were not."""
+    """The progress in a container: its first ``count`` records were processed by a run of a rank.
+    ``left_bytes`` would be gained by leaving bases that only deltas need, but were not."""
 
     count: int
     rank: int
@@ -26,46 +26,46 @@ class RefineProgress:
 
 
 class RefineHistory:
-    """What earlier runs have looked at. A loss costs another look, and nothing else."""
+    """The progress of earlier runs. If it is lost, containers are processed again."""
 
     def __init__(self, volume: Volume, mode: RefineMode) -> None:
         self._hints = volume.store_hints
         self._rank = _RANK[mode]
 
     def of(self, number: int) -> RefineProgress:
-        """What is known of a container."""
+        """Return the known progress of a container."""
         found = self._hints.get(HintKey.REFINED.of(f"{number:08d}"))
         if isinstance(found, list) and len(found) == 3 and all(isinstance(n, int) for n in found):
             return RefineProgress(*found)
         return RefineProgress(0, 0, 0)
 
     def is_done(self, number: int, count: int) -> bool:
-        """Whether a run of this mode has nothing to do in a container of so many records."""
+        """Return whether this mode has nothing to do in a container of ``count`` records."""
         looked = self.of(number)
         return looked.count >= count and looked.rank >= self._rank
 
     def done(self, number: int) -> int:
-        """How many of its records a run of this mode, or of a higher one, has looked at."""
+        """Return the number of records that a run of this or a higher mode has processed."""
         looked = self.of(number)
         return looked.count if looked.rank >= self._rank else 0
 
     def note(self, number: int, count: int, left_bytes: int = 0) -> None:
-        """A container was looked at."""
+        """Record that a container was processed."""
         rank = max(self._rank, self.of(number).rank if self.is_done(number, count) else 0)
         self._hints.put(HintKey.REFINED.of(f"{number:08d}"), [count, rank, left_bytes])
 
     def left_bytes(self, number: int) -> int:
-        """What was to be won in a container in vain."""
+        """Return the bytes in a container that could not be gained."""
         return self.of(number).left_bytes
 
 
 def cold(
     directory: ContainerDirectory, shapes: dict[int, TableShape], age_s: float
 ) -> Iterator[int]:
-    """The containers to which nothing was appended for so long, ascending.
+    """Yield, in ascending order, the containers without appends for ``age_s``.
 
-    A container of a partition grows until the next one is begun. The last one is as old as its
-    file: a compaction makes that young again.
+    A container of a partition grows until the next one is started. The last one is as old as its
+    file, which compaction makes young again.
     """
     begun_ns: dict[PartitionKey, int] = {}
     last_ns: dict[int, int] = {}

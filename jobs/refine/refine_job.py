@@ -1,4 +1,4 @@
-"""The refine job: cold chunks are stored as the difference to others (docs/design/refine.md)."""
+"""The refine job: stores cold chunks as differences to others (docs/design/refine.md)."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -38,13 +38,12 @@ from jobs.refine.sketcher import Sketcher
 _LOOKED = define("refine.looked", "a container is refined, or not worthwhile, and recorded as such")
 
 GAIN_MIN = 0.01
-"""The part of a container that a new generation must save to take the place of the old one."""
+"""The share of a container that a new generation must save to replace the old one."""
 
 MARKED_AT_ONCE = 1 << 16
 
 SLOT_BYTES = 48
-"""Memory for each feature that is looked for: a slot of 16 bytes, in a table that may have
-just doubled."""
+"""Memory per searched feature: a slot of 16 bytes, in a table that may have just doubled."""
 
 
 class SavesTooLittle(Exception):
@@ -55,12 +54,11 @@ class SavesTooLittle(Exception):
 class RefineReport(FileReport):
     """The results of a run. Bytes are those of container files.
 
-    ``new_deltas``, ``new_with_dictionary`` and ``compressed_again`` count records that got a new
-    payload: the difference to another, one with a dictionary, one of its own at a higher level.
-    ``bases_left`` counts those that nothing needs any more, because what leaned on them does not.
-    ``looked_bytes`` is what was looked at, ``saved_bytes`` by how much it got smaller, or is to get
-    once gc has taken back what was left, and ``expected_bytes`` what the rest would save if it were
-    like that.
+    ``new_deltas``, ``new_with_dictionary`` and ``compressed_again`` count records with a new
+    payload: the difference to another record, a payload with a dictionary, a separate payload of a
+    higher level. ``bases_left`` counts bases that no record depends on now, and no file needs.
+    ``looked_bytes`` were processed. ``saved_bytes`` includes the savings after gc has freed these
+    bases. ``expected_bytes`` is an estimate for the remaining containers.
     """
 
     job: str = "refine"
@@ -88,7 +86,7 @@ class Refine(Job[RefineReport]):
     """One run over one volume. Needs the volume's job lock; the volume may be mounted."""
 
     def __init__(self, volume: Volume, run: JobRun, mode: RefineMode | None = None) -> None:
-        """``mode`` takes the place of the policy's ``refine``."""
+        """``mode`` replaces the policy's ``refine``."""
         super().__init__(volume, run, RefineReport())
         self._policy = volume.policy()
         self._mode = self._policy.refine if mode is None else mode
@@ -101,8 +99,8 @@ class Refine(Job[RefineReport]):
         self._records_max = similar_bytes // (SLOT_BYTES * SKETCH_BYTES // 8)
 
     def run(self) -> RefineReport:
-        """Refine what is cold and was not looked at. Raises Cancelled, NoSpace; the next run goes
-        on where this one stopped."""
+        """Refine unprocessed cold chunks. Raises Cancelled, NoSpace; the next run continues where
+        this one stopped."""
         if self._mode is RefineMode.OFF:
             self._report.outcome = "refine is off in the policy"
             return self.report()
@@ -131,7 +129,7 @@ class Refine(Job[RefineReport]):
             self._sketching.drop_unpaid(self._report.saved_bytes, self._rewritten)
         return self.report()
 
-    # --- what there is ------------------------------------------------------------------------
+    # --- preparation --------------------------------------------------------------------------
 
     def _recovered_tables(self) -> TableScan:
         tables = TableScan(self._directory, self._run.safe_point, read_uncached)
@@ -140,16 +138,16 @@ class Refine(Job[RefineReport]):
         return tables
 
     def _number_domains(self) -> None:
-        """Give each domain a number for this run; that of the volume is 0."""
+        """Assign a number to each domain for this run; the volume has 0."""
         found = {shape.header.domain for shape in self._tables.shapes.values()} - {VOLUME}
         self._numbers = {VOLUME: 0} | {domain: at for at, domain in enumerate(sorted(found), 1)}
 
     def _domain(self, number: int) -> int:
-        """The number of the domain of a container: nothing in it leans on what is of another."""
+        """Return the number of a container's domain. Its records depend on no other domain."""
         return self._numbers[self._tables.shapes[number].header.domain]
 
     def _plan(self) -> list[int]:
-        """The containers to be looked at, ascending."""
+        """Return the containers to process, in ascending order."""
         shapes, report = self._tables.shapes, self._report
         remove_stray_sketches(self._directory, set(shapes))
         is_cold = set(cold(self._directory, shapes, self._policy.refine_age_s))
@@ -162,8 +160,8 @@ class Refine(Job[RefineReport]):
         return waiting
 
     def _leaned_on(self) -> Marks:
-        """The records that others lean on, whatever became of these, and what they were merged
-        into: all of these stay as they are."""
+        """Return the bases of other records in any state, and the targets of merged bases. All of
+        these keep their payloads."""
         marks, found = Marks(self._tables.counts()), list[int]()
         for delta in deltas(self._directory, list(self._tables.shapes), self._run.safe_point):
             self._report.deltas += delta.entry.codec == Codec.DELTA
@@ -185,8 +183,8 @@ class Refine(Job[RefineReport]):
         return marks
 
     def _prepared(self, waiting: list[int]) -> native.upkeep.Refiner:
-        """What finds new payloads, with dictionaries where the mode has these. Raises Cancelled,
-        NoSpace."""
+        """Return an object that finds new payloads, with dictionaries if the mode uses them. Raises
+        Cancelled, NoSpace."""
         is_full = self._mode is RefineMode.FULL
         refiner = native.upkeep.Refiner(
             self._leaned,
@@ -197,7 +195,7 @@ class Refine(Job[RefineReport]):
             threads=self._threads,
         )
         if is_full:
-            # A dictionary has strings of the files that it was trained with.
+            # A dictionary contains strings of the files that it was trained with.
             sizes = {number: self._size(number) for number in waiting if not self._domain(number)}
             found = self._dictionaries.choose(sizes, self._policy.refine_level, GAIN_MIN)
             self._report.new_dictionaries = len(found.made)
@@ -207,14 +205,14 @@ class Refine(Job[RefineReport]):
         for record_id in self._dictionaries.holders():
             refiner.keep(record_id)
         if self._base_groups.groups:
-            # Bases become garbage, and no record gets another state by which gc would notice.
+            # Bases become garbage, but no state changes, so gc would not notice.
             self._volume.store_hints.delete([HintKey.LAST_COLLECTION])
         for group in self._base_groups.groups:
             refiner.let_leave(group.base, pack_ids(group.members))
         return refiner
 
     def _note_left(self, waiting: list[int]) -> None:
-        """Note what was to be won in vain, for the next run not to try it again."""
+        """Record the missed gains, so that the next run does not try them again."""
         left_bases = set(unpack_ids(self._refiner.left()))
         self._report.bases_left = len(left_bases)
         in_vain = self._base_groups.in_vain(left_bases)
@@ -229,7 +227,7 @@ class Refine(Job[RefineReport]):
     # --- rounds ---------------------------------------------------------------------------------
 
     def _groups(self, waiting: list[int]) -> Iterator[list[int]]:
-        """Containers in groups whose features fit into memory; one at least."""
+        """Yield groups of containers whose features fit into memory; each has at least one."""
         group: list[int] = []
         count = 0
         for number in waiting:
@@ -243,8 +241,8 @@ class Refine(Job[RefineReport]):
             yield group
 
     def _round(self, group: list[int], waiting: list[int]) -> None:
-        """Refine some containers: their sketches are in memory, those of all that were looked at
-        before stream by."""
+        """Refine some containers. Their sketches are in memory; those of all containers processed
+        before are streamed."""
         self._refiner.forget()
         for number in group:
             self._refiner.want(self._sketching.sketched(number), domain=self._domain(number))
@@ -257,7 +255,7 @@ class Refine(Job[RefineReport]):
             self._refine(number)
 
     def _offer(self, number: int) -> None:
-        """Let the chunks of a container that was looked at before be leaned on."""
+        """Offer the chunks of a container that was processed before as bases."""
         sketches = memoryview(load_sketches(self._directory, number))
         if not sketches:
             return
@@ -297,7 +295,7 @@ class Refine(Job[RefineReport]):
         run.update(done=before + size, detail=expected)
 
     def _rewrite(self, number: int, before: int) -> None:
-        """Put a new generation in the place of a container.
+        """Replace a container by a new generation.
 
         Raises SavesTooLittle, Damaged, NoSpace.
         """
@@ -335,7 +333,7 @@ class Refine(Job[RefineReport]):
                 yield from new.given(kept)
                 saved = new.savings.saved_bytes + new.savings.credit_bytes
                 is_little = saved < max(GAIN_BYTES_MIN, GAIN_MIN * weight.needed_bytes)
-                # Others in other containers may rely on it that these have left.
+                # Records in other containers may rely on the fact that these have left.
                 if is_little and not new.savings.left:
                     raise SavesTooLittle
 

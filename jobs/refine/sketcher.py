@@ -1,4 +1,4 @@
-"""The sketches of containers, as a run makes and keeps them."""
+"""Makes and keeps the sketches of containers during a run."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
 
@@ -20,10 +20,10 @@ from jobs.frame.run import JobRun
 _SKETCHED = define("refine.sketched", "the sketches of a container are in their file")
 
 _STATES = frozenset((State.LIVE, State.ORPHANED, State.QUARANTINED))
-"""Of records that have a sketch."""
+"""States of records that have a sketch."""
 
 RECORDS_AT_ONCE = 1024
-"""Sketched between two safe points."""
+"""Number of records to sketch between two safe points."""
 
 
 class Sketcher:
@@ -32,7 +32,7 @@ class Sketcher:
     def __init__(
         self, run: JobRun, tables: TableScan, threads: int, looked: Callable[[int], int]
     ) -> None:
-        """``looked``: how many records of a container runs before this one have looked at."""
+        """``looked``: number of records of a container that earlier runs have processed."""
         self._run = run
         self._tables = tables
         self._directory = tables.directory
@@ -41,8 +41,8 @@ class Sketcher:
         self._new_bytes: dict[int, int] = {}
 
     def drop_unpaid(self, saved_bytes: int, rewritten: Container[int]) -> None:
-        """Where new sketches take more than a run has saved, remove those of containers that stay
-        as they are: what saves nothing leaves a store as large as it was."""
+        """Remove the sketches of unchanged containers if new ones need more space than was saved.
+        So a run that saves nothing does not enlarge the store."""
         if sum(self._new_bytes.values()) > saved_bytes:
             for number in self._new_bytes:
                 if number not in rewritten:
@@ -51,9 +51,8 @@ class Sketcher:
     def without(
         self, waiting: Sequence[int], others: set[int], sizes: Callable[[int], int]
     ) -> Iterator[int]:
-        """Of ``others``, containers that were looked at and whose sketches were removed: the
-        youngest, as many bytes of them as ``waiting`` ones have. What is new is likely to be like
-        these."""
+        """Yield those of ``others`` that were processed, but whose sketches were removed: the
+        youngest, up to the size of ``waiting`` containers. New data is probably similar to them."""
         remaining = sum(map(sizes, waiting))
         for number in sorted(others - set(waiting), reverse=True):
             if self._looked(number) and not sketches_bytes(self._directory, number):
@@ -63,20 +62,20 @@ class Sketcher:
                 yield number
 
     def sketched(self, number: int) -> bytes:
-        """The sketches of a container, made as far as they were not. Raises Cancelled, NoSpace."""
+        """Return the sketches of a container; make the missing ones. Raises Cancelled, NoSpace."""
         count = self._tables.shapes[number].count
         made = bytearray(load_sketches(self._directory, number)[: count * SKETCH_BYTES])
         have = len(made) // SKETCH_BYTES
         if self._forget_dead(number, made) or have < count:
             self._sketch(number, made, have)
-        # An interrupted run may have made some, and nothing was saved for these yet.
+        # An interrupted run may have made some, which have saved nothing yet.
         new = count - min(have, self._looked(number))
         if new:
             self._new_bytes[number] = sketches_bytes(self._directory, number) * new // count
         return bytes(made)
 
     def _sketch(self, number: int, made: bytearray, have: int) -> None:
-        """Make the sketches of the records from the ordinal ``have`` on, and keep all."""
+        """Make the sketches of the records from the ordinal ``have`` on, and save all."""
         with opened(self._directory.open_data(number)) as fd:
             for block in self._tables.blocks([self._tables.whole(number)]):
                 for first in range(max(have, block.first), block.end, RECORDS_AT_ONCE):
@@ -96,8 +95,7 @@ class Sketcher:
         reach(_SKETCHED)
 
     def _forget_dead(self, number: int, sketches: bytearray) -> bool:
-        """Take out the sketches of records that are not there any more; says whether there were
-        any."""
+        """Remove the sketches of records that no longer exist; return whether there were any."""
         found_any, nothing = False, bytes(SKETCH_BYTES)
         for block in self._tables.blocks([self._tables.whole(number)]):
             for at, state in enumerate(block.states()):

@@ -1,1 +1,1 @@
-"""Damaged records: quarantine, other sources, and their return."""
+"""Damaged records: quarantine, other sources of their bytes, and their return."""

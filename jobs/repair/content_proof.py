@@ -1,8 +1,8 @@
-"""Proof that bytes are those of a record of which nothing is left but that it is named.
+"""Proves that bytes are the content of a record that remains only in references.
 
-Where both the header of a record and its table entry are lost, its fingerprint is not known any
-more. But a stub of a single chunk keeps half of it, and the leaf of a recipe keeps a digest of all
-the fingerprints in it: with one of them missing, only the right one makes up that digest.
+If both the header of a record and its table entry are lost, its fingerprint is unknown. But a stub
+of a single chunk has half of the fingerprint. The leaf of a recipe has a digest of all its
+fingerprints: if one is missing, only the correct fingerprint produces that digest.
 """
 
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ from dedupd_core.volume.volume import Volume
 
 
 class Proofs:
-    """The lost records whose fingerprint is not known, and the proofs of it.
+    """The lost records whose fingerprint is unknown, and the proofs of it.
 
-    ``pending`` are those that something names and of which the bytes have not been met.
+    ``pending`` records have references, and their bytes have not been found.
     """
 
     def __init__(
         self, volume: Volume, records: RecordReader, lost: Mapping[int, tbl.TableEntry]
     ) -> None:
-        """``records`` are the chunks, ``lost`` the entries of those that are lost, by id."""
+        """``records`` are the chunks; ``lost`` are the entries of lost chunks, by id."""
         self._volume = volume
         self._records = records
         self._lost = lost
@@ -37,7 +37,7 @@ class Proofs:
         self.pending: set[int] = set()
 
     def learn(self, stub: StubAttribute, where: str) -> None:
-        """Take in the facts about lost records in a stub and its recipe."""
+        """Collect the facts about lost records in a stub and its recipe."""
         if Flag.DIRECT in stub.flags:
             if self._is_unknown(stub.recipe):
                 self._halves.setdefault(stub.digest, set()).add(stub.recipe)
@@ -59,7 +59,7 @@ class Proofs:
                     self.pending.add(chunk)
 
     def prove(self, length: int, fingerprint: bytes) -> list[int]:
-        """The records that bytes of this length and fingerprint are proven to be; told once."""
+        """Return the records that are proven to have these bytes, each only once."""
         half = fingerprint[:DIGEST_BYTES]
         found = self._halves.pop(half, set()) & self.pending
         for chunk, leaf in self._leaves.get((length, fingerprint_check(fingerprint)), ()):
@@ -74,7 +74,7 @@ class Proofs:
         return entry is not None and entry.fingerprint == LOST.fingerprint
 
     def _makes_up(self, leaf: Node, chunk: int, fingerprint: bytes) -> bool:
-        """Whether a leaf's digest is that of a leaf in which ``chunk`` has this fingerprint."""
+        """Return whether a leaf matches its digest if ``chunk`` has this fingerprint."""
         parts: list[tuple[bytes, int]] = []
         for chunk_id, length in zip(leaf.ids, leaf.lengths, strict=True):
             known = fingerprint if chunk_id == chunk else self._fingerprint(chunk_id)
@@ -84,7 +84,7 @@ class Proofs:
         return content_digest(parts) == leaf.content
 
     def _fingerprint(self, chunk: int) -> bytes | None:
-        """That of any other chunk; None where it is not known either."""
+        """Return the fingerprint of another chunk; None if it is unknown."""
         if chunk == HOLE:
             return HOLE_FINGERPRINT
         if chunk not in self._fingerprints:

@@ -1,4 +1,4 @@
-"""Looking for lost chunks in files: bytes of theirs that never left the files, or came back."""
+"""Searches files for lost chunks: bytes that never left the files, or came back."""
 
 import os
 from collections.abc import Iterator
@@ -24,10 +24,10 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK
 
 
 class FileSearch:
-    """Offers the repair the bytes of lost records that files still hold.
+    """Offers the repair the bytes of lost records that files still have.
 
-    Every byte of every file that is not in the store is read and cut, so this is for when there is
-    damage that nothing else makes up for.
+    It reads and splits every byte of every file that is not in the store. So it is only used for
+    damage that no other source repairs.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class FileSearch:
         self._proofs = Proofs(volume, volume.store.chunk_records, repair.lost)
 
     def search(self, suspects: list[bytes]) -> None:
-        """Look in the stubs that need what is lost, then everywhere. Raises Cancelled, NoSpace."""
+        """Search the stubs that need lost chunks, then all files. Raises Cancelled, NoSpace."""
         for path in suspects:
             self._run.safe_point()
             self._learn(path)
         for path in suspects:
             self._in_place(path)
         self._repair.flush()
-        # A chunk that is met may be the last one missing for the proof of another.
+        # A found chunk may complete the proof of another chunk.
         pending = -1
         while self._is_missing_any() and pending != len(self._proofs.pending):
             pending = len(self._proofs.pending)
@@ -73,7 +73,7 @@ class FileSearch:
         return bool(self._proofs.pending or self._wanted())
 
     def _learn(self, path: bytes) -> None:
-        """Have what a stub says of lost records serve as a proof."""
+        """Use the facts about lost records in a stub as proofs."""
         where = show_path(path)
         try:
             with opened(open_beneath(self._volume.data_fd, path, _FLAGS)) as fd:
@@ -84,7 +84,7 @@ class FileSearch:
             self._proofs.learn(stub, where)
 
     def _wanted(self) -> dict[bytes, list[int]]:
-        """The fingerprints that are still missing, and the records that had them."""
+        """Return the fingerprints that are still missing, with the records that had them."""
         wanted: dict[bytes, list[int]] = {}
         for record_id, entry in self._repair.lost.items():
             if entry.fingerprint != LOST.fingerprint:
@@ -92,8 +92,8 @@ class FileSearch:
         return wanted
 
     def _in_place(self, path: bytes) -> None:
-        """A stub's own blocks where its recipe names a lost chunk: left there by an interrupted
-        commit or restore, they are that chunk."""
+        """Check a stub's local blocks at a lost chunk of its recipe. An interrupted commit or
+        restore may have left the chunk there."""
         try:
             fd = open_beneath(self._volume.data_fd, path, _FLAGS)
         except OSError:
@@ -110,12 +110,12 @@ class FileSearch:
                 self._repair.from_bytes(self._proofs.prove(length, fingerprint), raw, fingerprint)
 
     def _is_lost(self, chunk: int, fingerprint: bytes) -> bool:
-        """Four bytes of a fingerprint, as in a recipe, do not prove enough."""
+        """Check the complete fingerprint: the four bytes in a recipe do not prove enough."""
         entry = self._repair.lost.get(chunk)
         return entry is not None and entry.fingerprint == fingerprint
 
     def _spans(self, fd: int, where: str) -> Iterator[tuple[int, int, int]]:
-        """Lost chunks that a stub names and whose whole range lies in its own blocks."""
+        """Yield lost chunks of a stub whose entire range is in its local blocks."""
         try:
             stub = self._volume.space.read(fd, where)
             if stub is None:
@@ -136,7 +136,7 @@ class FileSearch:
                     yield chunk, start, length
 
     def _in_file(self, found: TreeFile) -> None:
-        """Cut a plain file, or what a stub has of its own, and look at every chunk."""
+        """Split a plain file, or the local blocks of a stub, and check every chunk."""
         try:
             with opened(open_beneath(self._volume.data_fd, found.path, _FLAGS)) as fd:
                 size = os.fstat(fd).st_size
@@ -146,7 +146,7 @@ class FileSearch:
                     self._in_range(fd, start, end)
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         except (OSError, DamagedStub):
-            return  # gone, or not to be read: it is no source
+            return  # deleted, or unreadable: no source
 
     def _in_range(self, fd: int, start: int, end: int) -> None:
         wanted = self._wanted()

@@ -1,8 +1,8 @@
-"""Records that readers found damaged: quarantined before anything more comes to rely on them.
+"""Quarantines the records that readers found damaged, before more files refer to them.
 
-A user restores a damaged file from a backup. Deduplicating the restored file against the damaged
-chunk would lose it again. A quarantined record is stored again instead, and every other file that
-needs it is whole again too (``jobs/repair/returning_records.py``).
+A user restores a damaged file from a backup. If the restored file referred to the damaged chunk, it
+would be lost again. Instead, a quarantined record is stored again, which repairs every other file
+that needs it (``jobs/repair/returning_records.py``).
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ from dedupd_core.volume.volume import Volume
 
 
 def quarantine_noted(volume: Volume, safe_point: Callable[[], None]) -> None:
-    """Look at the records that were noted, and quarantine those that are damaged, durably.
+    """Check the noted records, and quarantine the damaged ones, durably.
 
-    The notes stay, for scrub. ``safe_point`` is called between two records. Needs the job lock.
+    The notes remain for scrub. ``safe_point`` is called between two records. Needs the job lock.
     Raises NoSpace.
     """
     noted: dict[Kind, list[int]] = {}
@@ -32,7 +32,7 @@ def quarantine_noted(volume: Volume, safe_point: Callable[[], None]) -> None:
     for kind, record_ids in noted.items():
         with volume.containers(kind) as directory:
             for number in sorted({container_of(record_id) for record_id in record_ids}):
-                # A recovery that replaces a table would lose the changes made in it.
+                # A recovery that replaces a table would lose the changes to it.
                 with suppress(Damaged, FileNotFoundError), directory.neighbours.turn():
                     if directory.neighbours.theirs(kind, number) is None:
                         recover(directory, number)
@@ -49,7 +49,7 @@ def _quarantine(directory: ContainerDirectory, container: Container, record_id: 
     entry = container.entry(ordinal_of(record_id))
     if entry is None or entry.state not in tbl.USABLE or _is_intact(container, record_id):
         return
-    with suppress(Damaged):  # a table that is rebuilt looks at every payload
+    with suppress(Damaged):  # the rebuild of a table checks every payload
         set_states(directory, {record_id: entry._replace(state=tbl.State.QUARANTINED)})
 
 

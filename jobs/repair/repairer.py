@@ -1,9 +1,9 @@
-"""Giving lost records their bytes back: written again, with the old entry leading to the new one.
+"""Restores lost records: writes their bytes again, and redirects old entries to the new records.
 
 The sources, in this order: another record with the same fingerprint, the second copy, a file that
-still holds the bytes. A record that none of them has is left to the next optimize run that meets it
-(``jobs/repair/returning_records.py``). What is written again goes to the domain of the lost record,
-and no entry leads to another domain.
+still has the bytes. Other records are restored by the next optimize run that finds their bytes
+(``jobs/repair/returning_records.py``). New records are in the domain of the lost record, and no
+entry is redirected to another domain.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ FROM_TWIN, FROM_COPY, FROM_FILE = "from another record", "from the second copy",
 
 @dataclass(slots=True)
 class _Group:
-    """Records to be written at once: what each replaces, and its payload."""
+    """Records to write together: the replaced record and the new payload of each."""
 
     domain: bytes
     ids: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class _Group:
 class Repair:
     """Repairs records of one kind. ``writer`` has recovered; every lost record has an entry.
 
-    ``repaired`` counts the records that got their bytes back, by source.
+    ``repaired`` counts the restored records, by source.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Repair:
         return self._known.lost
 
     def from_twins(self) -> None:
-        """Let lost records lead to others with the same bytes. Raises Cancelled, NoSpace."""
+        """Redirect lost records to others with the same bytes. Raises Cancelled, NoSpace."""
         wanted: dict[bytes, list[int]] = {}
         for record_id, lost in self.lost.items():
             if lost.fingerprint != LOST.fingerprint:
@@ -97,7 +97,7 @@ class Repair:
                 if entry is None or entry.state not in tbl.USABLE:
                     continue
                 is_orphan = entry.state == tbl.State.ORPHANED
-                # A repaired record names what it repeats: so forwards outlive their tables.
+                # A repaired record names the one it repeats, so forwards outlive their tables.
                 named = () if is_orphan or entry.leans else (entry.target,)
                 for old in {*wanted.get(entry.fingerprint, ()), *named}:
                     own = make_id(number, ordinal)
@@ -108,15 +108,15 @@ class Repair:
                         found[old] = self._merged(old, own, entry.fingerprint, entry.raw_length)
                         if is_orphan:
                             revived[own] = entry._replace(state=tbl.State.LIVE, target=0)
-        # Before anything leads there: a compaction may be the next job.
+        # Before entries are redirected there: the next job may be a compaction.
         set_states(self._directory, revived)
         self._merge(found)
         self.repaired[FROM_TWIN] += len(found)
         self._from_leaning({old: own for old, own in leaning.items() if old not in found})
 
     def _from_leaning(self, twins: dict[int, int]) -> None:
-        """Write lost records again, from others that lean on a third one, or are of other domains:
-        what was lost may be leaned on itself, and so leads to none of these."""
+        """Write lost records again, from others with bases of their own, or in other domains. Lost
+        records may be bases, so they are not redirected to these."""
         for old, own in twins.items():
             self._run.safe_point()
             found = self._stored(own)
@@ -136,7 +136,7 @@ class Repair:
             try:
                 yield number, self._directory.entries(number)
             except (Damaged, OSError):
-                continue  # a container that is another one, or gone meanwhile
+                continue  # a replaced or deleted container
 
     def from_copies(self) -> None:
         """Write lost records again, from their second copies. Raises Cancelled, NoSpace."""
@@ -149,8 +149,8 @@ class Repair:
         self.flush()
 
     def from_merged(self) -> None:
-        """Write lost records again, from those that were merged into them: each has its own bytes
-        until it is compacted, and perhaps a second copy. Raises Cancelled, NoSpace."""
+        """Write lost records again, from records that were merged into them. A merged record keeps
+        its bytes until compaction, and perhaps has a second copy. Raises Cancelled, NoSpace."""
         for merged_id in self._run.checked(list(self._known.merged) if self.lost else ()):
             record_id = self._known.end_of(merged_id)
             lost = self.lost.get(record_id)
@@ -162,7 +162,7 @@ class Repair:
         self.repaired[FROM_TWIN] += self.flush()
 
     def _stored(self, record_id: int) -> tuple[fmt.Record, bytes] | None:
-        """A record's own bytes, whatever became of it, or those of its second copy."""
+        """Return a record's own bytes, in any state, or those of its second copy."""
         try:
             return self._reader.read_alone(record_id)
         except (Damaged, OSError):
@@ -176,7 +176,7 @@ class Repair:
             self.repaired[FROM_FILE] += 1
 
     def is_wanted(self, record_id: int, fingerprint: bytes) -> bool:
-        """Whether a fingerprint is that of a lost record, as far as anything says."""
+        """Return whether a lost record has this fingerprint, as far as known."""
         entry, expected = self.lost.get(record_id), self._expected.get(record_id)
         if entry is None:
             return False
@@ -196,16 +196,16 @@ class Repair:
             self.flush()
 
     def _domain(self, record_id: int) -> bytes:
-        """That of the container of a record, which has a header: it was mended, if need be."""
+        """Return the domain of a record's container, whose header exists or was repaired."""
         number = container_of(record_id)
         if number not in self._domains:
             self._domains[number] = self._directory.header(number).domain
         return self._domains[number]
 
     def flush(self) -> int:
-        """Make what was added durable, then let the old entries lead there. Raises NoSpace.
+        """Make added records durable, then redirect the old entries to them. Raises NoSpace.
 
-        Returns how many records that were.
+        Returns the number of these records.
         """
         groups, self._groups = self._groups, {}
         return sum(map(self._flush, groups.values()))

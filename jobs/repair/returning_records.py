@@ -1,8 +1,8 @@
-"""Records that failed a check, and their return when the same bytes come again.
+"""Records that failed a check, and their return when the same bytes are stored again.
 
-A quarantined record is not offered, so an optimize run that meets its fingerprint stores the bytes
-again. As soon as these are durable, and before any file relies on them, the old record's entry
-leads to the new one: the files that had lost it are whole again.
+A quarantined record is not offered, so an optimize run that finds its fingerprint stores the bytes
+again. When these are durable, and before a file relies on them, the old record's entry is
+redirected to the new record. This repairs the files that had lost it.
 """
 
 from dedupd_core.format import container as fmt
@@ -25,7 +25,7 @@ class LostRecords:
         self._entries: dict[bytes, dict[bytes, dict[int, tbl.TableEntry]]] = {}
 
     def load(self, container: Recovered) -> None:
-        """Note the lost records of a container."""
+        """Add the lost records of a container."""
         for ordinal in container.entries.ordinals_in(tbl.State.QUARANTINED):
             entry = container.entries[ordinal]
             if entry.fingerprint != LOST.fingerprint:
@@ -36,10 +36,9 @@ class LostRecords:
     def returned(
         self, domain: bytes, index: ChunkIndex, writer: ContainerWriter
     ) -> dict[int, tbl.TableEntry]:
-        """New entries of the records of a domain whose bytes have been appended again to it; each
-        is given once.
+        """Return new entries for records of a domain whose bytes were appended again, each once.
 
-        For :meth:`settle`, once all that is appended now has been synced.
+        The caller passes them to :meth:`settle` after it has synced all appended data.
         """
         lost = self._entries.get(domain)
         if not lost:
@@ -53,8 +52,8 @@ class LostRecords:
         return changes
 
     def settle(self, changes: dict[int, tbl.TableEntry]) -> None:
-        """Let the entries lead to the new records, durably; where a neighbour has had the bytes
-        return before, they lead to its records. Raises DamagedTable, NoSpace."""
+        """Redirect the entries to the new records, durably. Entries that a neighbour has redirected
+        before are kept. Raises DamagedTable, NoSpace."""
         if not changes:
             return
         with self._volume.containers(self._kind) as directory, directory.neighbours.turn():

@@ -35,6 +35,9 @@ DOCSTRINGS = (
     *("dedupd_core/deleted/**/*.py", "dedupd_core/stores/**/*.py", "dedupd_core/shared/**/*.py"),
     *("dedupd_core/index/**/*.py", "dedupd_core/rados/**/*.py"),
     *("dedupd_reader/**/*.py", "scripts/**/*.py"),
+    *("jobs/backup/**/*.py", "jobs/cluster/**/*.py", "jobs/frame/**/*.py", "jobs/repair/**/*.py"),
+    *("jobs/adopt/**/*.py", "jobs/compact/**/*.py", "jobs/*.py", "jobs/refine/**/*.py"),
+    *("jobs/reconcile/**/*.py", "dedupd_core/*.py", "dedupd_core/native/*.pyi"),
 )
 """Modules: all of their docstrings and comments."""
 

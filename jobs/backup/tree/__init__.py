@@ -1,1 +1,1 @@
-"""A tree as its nodes: read without a race, and written where users can change what is there."""
+"""A tree as nodes: reads it without races, and writes it where users can change entries."""

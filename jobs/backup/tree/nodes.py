@@ -1,4 +1,4 @@
-"""What a tree consists of, file or not: each node with all that belongs to it but its content."""
+"""The nodes of a tree, files or not, with all their properties except content."""
 
 import errno
 import os
@@ -24,8 +24,8 @@ _EXCHANGED = "another directory now has its name"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A file, directory, link, device, pipe or socket. ``attributes`` are its extended ones, in the
-    order of their names: ACLs among them, and not that of a stub."""
+    """A file, directory, link, device, pipe or socket. ``attributes`` are the extended attributes
+    in the order of their names, including ACLs, but not the attribute of a stub."""
 
     mode: int
     uid: int
@@ -53,15 +53,15 @@ class Node:
         return stat.S_ISLNK(self.mode)
 
     def settled(self, stub: StubAttribute | None) -> "Node":
-        """The node with the time that a change under way is to give back."""
+        """Return the node with the time that an unfinished transition will restore."""
         if stub is not None and stub.flags.transient:
             return replace(self, mtime_ns=stub.mtime_ns)
         return self
 
 
 class VisitedNode(NamedTuple):
-    """A node that a walk came upon. ``is_end``: a directory whose entries have all come.
-    ``directory`` is the one that has the node, open until the walk goes on."""
+    """A node that a walk found. ``is_end``: a directory after all its entries. ``directory``: the
+    descriptor of its parent, which is open until the walk continues."""
 
     path: bytes
     node: Node
@@ -69,14 +69,14 @@ class VisitedNode(NamedTuple):
     directory: int = -1
 
     def open(self, flags: int) -> int:
-        """Open what has the name now, in the directory that the walk has read. It may be another
-        file by now: only :func:`node_of` the descriptor says what belongs to it. Raises OSError."""
+        """Open the file that has the name now, in the directory that the walk has read. It may be a
+        new file: only :func:`node_of` the descriptor returns its properties. Raises OSError."""
         name = self.path.rpartition(b"/")[2] or b"."
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.directory)
 
 
 def node_of(fd: int, hidden: bytes) -> Node:
-    """The node that ``fd`` (``O_PATH``, too) is open on. ``hidden`` is the stubs' attribute.
+    """Return the node of ``fd``, which may be ``O_PATH``. ``hidden`` is the stubs' attribute.
 
     Raises OSError.
     """
@@ -88,7 +88,7 @@ def node_of(fd: int, hidden: bytes) -> Node:
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
             raise
-        attributes = ()  # a file system that has none
+        attributes = ()  # a file system without attributes
     return Node(
         mode=status.st_mode,
         uid=status.st_uid,
@@ -111,12 +111,12 @@ OnError = Callable[[bytes, OSError], None]
 def walk_nodes(
     data_fd: int, below: bytes, hidden: bytes, on_error: OnError
 ) -> Iterator[VisitedNode]:
-    """Every node from ``below`` on, each directory before its entries, and once more after them.
+    """Yield every node from ``below`` on, each directory before its entries and after them.
 
-    Entries come in the order of their names. Follows no link, enters no other file system. A
-    directory that is exchanged for another one is not entered: perhaps only its own mode closes its
-    entries to users. ``on_error`` is told of what cannot be looked at; a name that vanishes is
-    passed over. Raises UsageError where ``below`` is not there.
+    Entries come in the order of their names. Follows no link, enters no other file system, and no
+    directory that replaced another: perhaps only the mode of the old one protects its entries.
+    Unreadable nodes are passed to ``on_error``; a name that vanishes is skipped. Raises UsageError
+    if ``below`` does not exist.
     """
     above, _, name = below.rpartition(b"/")
     try:
@@ -134,18 +134,18 @@ def walk_nodes(
 
 
 class _Level(NamedTuple):
-    """A directory that is being read, and the names in it that are left, the last one first."""
+    """A directory that is being read, and its remaining names, the last one first."""
 
     visited: VisitedNode
     names: list[bytes]
 
 
 class _Walk:
-    """A walk with one open directory: that of the next entry. What it opens is compared with the
-    nodes that it has read."""
+    """A walk with one open directory, that of the next entry. It compares each opened directory
+    with the node that it has read."""
 
     def __init__(self, data_fd: int, here: int, hidden: bytes, on_error: OnError) -> None:
-        """``here`` is the walk's from now on."""
+        """Takes ownership of ``here``."""
         self._data_fd = data_fd
         self._here = here
         self._hidden = hidden
@@ -208,7 +208,7 @@ class _Walk:
         stack.append(_Level(end, names))
 
     def _climb(self, to: _Level) -> None:
-        """Go back to the directory above, which has moved if it is not the one that was read."""
+        """Return to the parent directory. Reject a directory that the walk has not read."""
         path, node = to.visited.path, to.visited.node
         for start, way in ((self._here, b""), (self._data_fd, path)):
             try:

@@ -1,4 +1,4 @@
-"""Owner, mode, attributes and times of new nodes, as far as the rights of a restore go."""
+"""Owner, mode, attributes and times of new nodes, as far as the rights of a restore allow."""
 
 import errno
 import os
@@ -23,10 +23,10 @@ from jobs.backup.tree.nodes import Node
 from jobs.frame.run import Findings
 
 _NOT_HERE = (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES)
-"""An attribute that the file system, or this user, cannot have: worth a word, and no failure."""
+"""Errors if the file system, or this user, cannot set an attribute: reported, but no failure."""
 
 _LABEL = b"security.selinux"
-"""The target has its own labels, by its own policy: one that is left out is no finding."""
+"""The target has its own labels, by its own policy: a skipped label is not reported."""
 
 _SET_ID, _CAPABILITY, _DEVICE, _ATTRIBUTE = (
     "set-user-ID or set-group-ID bit",
@@ -38,26 +38,25 @@ _PLURALS = {_CAPABILITY: "capabilities", "directory": "directories"}
 
 
 class Properties:
-    """Gives new nodes what belongs to them, and counts what they could not get."""
+    """Sets the properties of new nodes, and counts those that could not be set."""
 
     def __init__(self, disk: Disk, findings: Findings, rights: Rights, reserved: bytes) -> None:
-        """``findings`` are told of attributes that could not be set. ``reserved`` is an attribute
-        that no node gets."""
+        """``findings`` gets attributes that could not be set. No node gets the attribute
+        ``reserved``."""
         self._disk = disk
         self._findings = findings
         self._rights = rights
         self._reserved = reserved
         self._is_root = os.geteuid() == 0
         self._others_files = 0
-        """How many nodes belong to this user because they could not be given to their own."""
+        """Number of nodes that belong to this user because their owner could not be set."""
         self._kept_directories = 0
         self._left_out: Counter[str] = Counter()
         self.without_privileges = 0
-        """How many nodes have come without anything that gives rights, or not at all."""
+        """Number of nodes that were skipped, or made without anything that gives rights."""
 
     def report(self) -> None:
-        """Once all is made: have the findings say what nodes could not get, and what is left out
-        unless root asks for it."""
+        """Report, at the end, the properties that could not be set or need a request of root."""
         if self._others_files:
             self._findings.add(
                 f"{counted(self._others_files, 'name')} of other owners: created with this user as"
@@ -76,7 +75,7 @@ class Properties:
             )
 
     def takes(self, node: Node) -> bool:
-        """Whether a special file is made; counts a device that is left out."""
+        """Return whether a special file is made; count skipped devices."""
         if takes_device(node.mode, node.device, self._rights):
             return True
         self._left_out[_DEVICE] += 1
@@ -84,8 +83,8 @@ class Properties:
         return False
 
     def give(self, fd: int, path: bytes, node: Node) -> None:
-        """To an open file or directory: the owner first, which takes privileges away; the times
-        last, which all else changes."""
+        """Set the properties of an open file or directory. The owner is first, because setting it
+        removes privileges. The times are last, because all other steps change them."""
         if self._gives_away(node):
             self._disk.set_owner(fd, node.uid, node.gid)
         else:
@@ -96,8 +95,8 @@ class Properties:
         self._disk.set_times(fd, node.atime_ns, node.mtime_ns)
 
     def give_special(self, directory: int, name: bytes, fd: int, path: bytes, node: Node) -> None:
-        """To anything else, which ``fd`` (``O_PATH``) is open on, and which has a name in a
-        directory that no user reaches."""
+        """Set the properties of another node, with ``fd`` (``O_PATH``) open on it. No user may
+        reach its ``directory``."""
         disk = self._disk
         if self._gives_away(node):
             disk.set_owner_of(directory, name, node.uid, node.gid)
@@ -108,8 +107,8 @@ class Properties:
         disk.set_times_of(directory, name, node.atime_ns, node.mtime_ns)
 
     def keep(self, fd: int, node: Node) -> None:
-        """Leave a directory that existed as it is, except for its times; counts one whose owner or
-        mode is another one than that of the node."""
+        """Keep an existing directory unchanged, except for its times. Count it if its owner or mode
+        differs from the node's."""
         there = os.fstat(fd)
         same_group = there.st_gid == node.gid
         is_same = there.st_mode & 0o7777 == permissions(
@@ -122,7 +121,7 @@ class Properties:
             self._disk.set_times(fd, node.atime_ns, node.mtime_ns)
 
     def _gives_away(self, node: Node) -> bool:
-        """Whether a node can be given to its owner; counts those that cannot, and should."""
+        """Return whether this user can set owners; if not, count a node of another owner."""
         is_others = (node.uid, node.gid) != (os.geteuid(), os.getegid())
         self._others_files += is_others and not self._is_root
         return self._is_root
@@ -133,7 +132,7 @@ class Properties:
         return permissions(node.mode, self._rights, same_group=_group(fd) == node.gid)
 
     def _set_attributes(self, fd: int, path: bytes, node: Node) -> None:
-        """Counts the node, too, if anything was left out that gives rights."""
+        """Set the attributes. Count the node if anything that gives rights was skipped."""
         same_group = _group(fd) == node.gid
         lacks = loses_rights(node.mode, self._rights)
         for name, value in node.attributes:
@@ -169,8 +168,8 @@ def _group(fd: int) -> int:
 
 
 def _is_full_of_attributes(fd: int, error: OSError) -> bool:
-    """Whether the file alone has no room for one more attribute: the stub's may be one more than it
-    had where it comes from. A full disk is another matter."""
+    """Return whether only the file lacks room for another attribute, not the disk: a stub may have
+    one attribute more than its original."""
     if error.errno == errno.E2BIG:
         return True
     return error.errno == errno.ENOSPC and free_space(fd).free_bytes > MIB

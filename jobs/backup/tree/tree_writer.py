@@ -1,8 +1,8 @@
-"""Nodes put into a directory, with all that belongs to them, and never over anything that is there.
+"""Writes nodes with all their properties into a directory, and never replaces an existing node.
 
-A node shows under its name once it is whole: until then it lies in a private directory. The
-uppermost directory that a run makes stays private until all below it is made. So users reach
-nothing before it has its owner and mode (docs/design/privileges.md).
+A node gets its name when it is complete: until then it is in a private directory. The uppermost
+directory that a run makes stays private until everything below it is complete. So users cannot
+reach a node before its owner and mode are set (docs/design/privileges.md).
 """
 
 import errno
@@ -29,8 +29,8 @@ Pieces = Iterable[tuple[int, bytes | memoryview]]
 
 
 class _PrivateTree(NamedTuple):
-    """The uppermost directory that this program has made, closed to others until it is finished.
-    All that lies below it is this program's, too."""
+    """The uppermost directory that this program has made, closed to others until it is complete.
+    Everything below it was made by this program."""
 
     path: bytes
     fd: int
@@ -38,7 +38,7 @@ class _PrivateTree(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a node comes: the directory, the name there, and where the node is made."""
+    """The place of a node: the directory, its name there, and the workshop in which it is made."""
 
     directory: int
     name: bytes
@@ -46,7 +46,7 @@ class _Place(NamedTuple):
 
 
 class _FirstName(NamedTuple):
-    """The first name of a file with several ones, and the file that it was then."""
+    """The first name of a file with several names, and the file that had it."""
 
     path: bytes
     device: int
@@ -68,9 +68,9 @@ class TreeWriter:
         reserved: bytes = b"",
         owns_target: bool = False,
     ) -> None:
-        """``findings`` are told of attributes that could not be set. ``force`` accepts directories
-        of other users. ``reserved`` is an attribute that no node gets. ``owns_target``: users reach
-        nothing of the target, and this program has made all that is in it."""
+        """``findings`` gets attributes that could not be set. ``force`` accepts directories of
+        other users. No node gets the attribute ``reserved``. ``owns_target``: users cannot reach
+        the target, and this program has made everything in it."""
         self._target_fd = target_fd
         self._disk = disk
         self.properties = Properties(disk, findings, rights, reserved)
@@ -88,9 +88,9 @@ class TreeWriter:
         self._opener.close()
 
     def is_there(self, path: bytes, node: Node) -> bool:
-        """Whether an earlier run has made the node. Raises FileChanged where its name is another's.
+        """Return whether an earlier run made the node. Raises FileChanged if its name is in use.
 
-        Every file that has its name is whole, and has its time.
+        A file that has its name is complete, and has its time.
         """
         directory, name = self._parent(path)
         try:
@@ -113,9 +113,8 @@ class TreeWriter:
     # --- directories --------------------------------------------------------------------------
 
     def make_directory(self, path: bytes, node: Node | None = None) -> None:
-        """A directory that is closed to others until :meth:`finish_directory`, or
-        :meth:`release_directory`. One that exists keeps its owner and mode. ``node`` is None for
-        one that no tree has: it is this user's."""
+        """Make a directory that is closed to others until it is finished or released. An existing
+        one keeps its owner and mode. A directory without a ``node`` belongs to this user."""
         if self._is_own(path):
             directory, name = self._parent(path)
             try:
@@ -151,12 +150,12 @@ class TreeWriter:
         self._private = _PrivateTree(path, fd, DirectoryOpener(fd))
 
     def is_unfinished(self, path: bytes) -> bool:
-        """Whether a directory was made by this run, or by one that was interrupted."""
+        """Return whether this run, or an interrupted run, made a directory."""
         return self._is_own(path) or (self._private is not None and path == self._private.path)
 
     def finish_directory(self, path: bytes, node: Node) -> None:
-        """Give a directory that a run has made what belongs to it: the times last, once all its
-        entries are made. An existing one gets its times alone."""
+        """Set the properties of a directory that a run has made. The times are last, after all
+        entries exist. An existing directory only gets its times."""
         if self._private is not None and path == self._private.path:
             self._close_workshop()
             with opened(os.dup(self._private.fd)) as fd:
@@ -173,14 +172,14 @@ class TreeWriter:
                 self.properties.keep(fd, node)
 
     def release_directory(self, path: bytes) -> None:
-        """Finish a directory that no tree has: it stays this user's, with mode 0700."""
+        """Finish a directory without a node in the tree: it keeps this user and mode 0700."""
         if self._private is not None and path == self._private.path:
             self._close_workshop()
             unmark(self._disk, self._private.fd)
             self._close_private()
 
     def finish_target(self, node: Node) -> None:
-        """Give the target itself what belongs to it."""
+        """Set the properties of the target itself."""
         self._close_workshop()
         with opened(os.open(b".", _DIRECTORY, dir_fd=self._target_fd)) as fd:
             self.properties.give(fd, b"", node)
@@ -194,9 +193,9 @@ class TreeWriter:
         pieces: Pieces = (),
         attach: Callable[[int], None] = lambda fd: None,
     ) -> int:
-        """A regular file with the bytes of ``pieces``; returns how many these are.
+        """Make a regular file with the bytes of ``pieces``; return their number.
 
-        ``attach`` may add to the open file. Nothing is left of it where anything fails.
+        ``attach`` may add to the open file. If a step fails, nothing of the file remains.
         """
         count = 0
         with (
@@ -214,7 +213,7 @@ class TreeWriter:
         return count
 
     def make_other(self, path: bytes, node: Node) -> bool:
-        """A link, device, pipe or socket; returns False for a device that is left out."""
+        """Make a link, device, pipe or socket; return False for a skipped device."""
         if not self.properties.takes(node):
             return False
         disk = self._disk
@@ -231,7 +230,7 @@ class TreeWriter:
         return True
 
     def make_link(self, path: bytes, node: Node) -> bool:
-        """One more name of a file that was made already; whether it was, and still is there."""
+        """Add a name to a file that was made before; return whether that file exists."""
         first = self._first_names.get(node.inode) if node.links > 1 else None
         if first is None:
             return False
@@ -245,15 +244,15 @@ class TreeWriter:
             status = os.fstat(fd)
             is_first = (status.st_dev, status.st_ino) == (first.device, first.inode)
             is_first &= stat.S_IFMT(status.st_mode) == stat.S_IFMT(node.mode)
-            # A file of another user gets no second name: what that user writes would be there, too.
-            # The number of a file that was deleted may be that of a new one, of the same user.
+            # A file of another user gets no second name, because that user's writes would appear
+            # there. A new file of the same user may have the inode number of a deleted file.
             if not is_first or (self._is_root and status.st_uid != node.uid):
                 return False
             self._link(fd, path, node)
         return True
 
     def link_from(self, from_fd: int, old: bytes, path: bytes, node: Node) -> None:
-        """A name of the file that has the path ``old`` below another directory."""
+        """Add a name to the file that has the path ``old`` below another directory."""
         with opened(open_beneath(from_fd, old, os.O_PATH)) as fd:
             self._link(fd, path, node)
             self._note(path, node, fd)
@@ -266,12 +265,12 @@ class TreeWriter:
     # --- places -------------------------------------------------------------------------------
 
     def _is_own(self, path: bytes) -> bool:
-        """Whether a path lies below a directory that this program has made, where no user comes."""
+        """Return whether a path is below a directory of this program, which users cannot reach."""
         above = self._private
         return self._owns_target or (above is not None and path.startswith(above.path + b"/"))
 
     def _open(self, path: bytes) -> int:
-        """A descriptor of a directory, valid until the next call."""
+        """Return a descriptor of a directory, valid until the next call."""
         above = self._private
         if above is not None and path == above.path:
             return above.fd
@@ -289,7 +288,7 @@ class TreeWriter:
 
     @contextmanager
     def _place(self, path: bytes, uid: int) -> Iterator[_Place]:
-        """Where a node of a user comes. It is made in the workshop, of which nothing is left."""
+        """Provide the place for a node. After a failure, nothing remains in the workshop."""
         directory, name = self._parent(path)
         with opened(os.open(b".", PATH_FLAGS | os.O_DIRECTORY, dir_fd=directory)) as fd:
             self._require_place(fd, path, uid)
@@ -301,7 +300,7 @@ class TreeWriter:
                 raise
 
     def _workshop_in(self, directory: int, path: bytes) -> Workshop:
-        """One on the same file system and in the same project, in which no quota stops a rename."""
+        """Return a workshop in the same project and file system: no quota stops a rename."""
         above = self._private
         if self._owns_target:
             path, directory = b"", self._target_fd
@@ -331,7 +330,7 @@ class TreeWriter:
 
 
 def _require_directory(directory: int, name: bytes) -> None:
-    """Raises FileNotFoundError, FileExistsError for anything but a directory."""
+    """Raise FileNotFoundError, or FileExistsError for anything but a directory."""
     mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
     if not stat.S_ISDIR(mode):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)

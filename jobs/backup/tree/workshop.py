@@ -1,8 +1,8 @@
-"""A private directory in which a node is made, until it has all that belongs to it.
+"""A private directory in which a node is made, until all its properties are set.
 
-Users may be able to change the directory that a node comes into. Until the node has its owner and
-mode, it lies where only this program's user can reach it. Then a rename that replaces nothing moves
-it to its place (docs/design/privileges.md).
+Users may be able to change the directory that will contain the node. Until the node has its owner
+and mode, only this program's user can reach it. Then a rename that replaces nothing moves it to its
+place (docs/design/privileges.md).
 """
 
 import fcntl
@@ -22,8 +22,8 @@ _NODE = b"node"
 
 
 def open_unfinished(parent_fd: int, name: bytes) -> int | None:
-    """Open the directory of a run that was interrupted. None if the directory is another one: only
-    the note proves that this program has made it, and what exists keeps its owner."""
+    """Open the directory of an interrupted run; return None if the directory is another one. Only
+    the mark proves that this program has made it; other directories keep their owner."""
     try:
         fd = open_own_directory(parent_fd, name)
     except (OSError, UsageError):
@@ -37,12 +37,12 @@ def open_unfinished(parent_fd: int, name: bytes) -> int | None:
 class Workshop:
     """A private directory in ``parent_fd``, in which one node is made at a time.
 
-    A lock tells it from one that a kill has left, which the next run in the directory removes. No
-    name alone is a reason to remove anything: a user may have chosen it.
+    A lock distinguishes it from a directory of a killed run, which the next run in ``parent_fd``
+    removes. The name alone is no reason to remove a directory: a user may have chosen it.
     """
 
     name = _NODE
-    """The name of a node that is made in it."""
+    """The name of the node that is made in it."""
 
     def __init__(self, disk: Disk, parent_fd: int) -> None:
         """Borrows ``parent_fd``. Raises OSError, NoSpace."""
@@ -62,7 +62,7 @@ class Workshop:
         mark(disk, self.fd, Mark.WORKSHOP)
 
     def _opened_new(self) -> int:
-        """Raises UsageError if a user has put another directory of root in its place."""
+        """Open the new directory. Raises UsageError if a user has replaced it."""
         fd = open_own_directory(self._parent_fd, self._name)
         if os.listdir(fd):
             os.close(fd)
@@ -82,7 +82,7 @@ class Workshop:
             self._remove(self._name, self.fd)
 
     def _remove(self, name: bytes, fd: int) -> None:
-        """Remove a workshop, unless a user has moved it or has put something else in its place."""
+        """Remove a workshop, unless a user has moved or replaced it."""
         with suppress(OSError):
             _remove_node(self._disk, fd)
             there = os.stat(name, dir_fd=self._parent_fd, follow_symlinks=False)
@@ -102,7 +102,7 @@ class Workshop:
 
 
 def _locked(fd: int) -> bool:
-    """Whether no other run works in a directory."""
+    """Lock a directory; return whether no other run works in it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # or a file system without locks
@@ -112,7 +112,7 @@ def _locked(fd: int) -> bool:
 
 def _remove_node(disk: Disk, fd: int) -> None:
     """Remove a file or an empty directory that was made in a workshop, and nothing else: a user may
-    have put another directory of root in its place."""
+    have replaced the workshop by another directory of root."""
     with suppress(OSError):
         if stat.S_ISDIR(os.stat(_NODE, dir_fd=fd, follow_symlinks=False).st_mode):
             disk.remove_dir(fd, _NODE)
