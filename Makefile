@@ -149,13 +149,10 @@ lock: setup ## choose versions anew, within the bounds of pyproject.toml
 	$(COMPILE) requirements-build.in --output-file requirements-build.lock
 	$(COMPILE) requirements-docs.in --output-file requirements-docs.lock
 
-bench: ## take a data set in, beside the peers: table and plot in build/bench [DIR=where SIZE=6G RUNS=3]
+bench: ## take a data set in, beside the peers: table in build/bench [DIR=where SIZE=6G RUNS=3]
 	@scripts/setup.sh benchmark
 	[ -e "$(DIR)" ] || $(BIN)/python -m analysis.dataset --size $(SIZE) "$(DIR)"
 	$(BENCHMARK_PATH) $(BIN)/python -m benchmarks.ingest --runs $(RUNS) --output build/bench "$(DIR)"
-	$(BIN)/python -m benchmarks.plot build/bench/ingest.json build/bench/ingest.svg
-	$(BENCHMARK_PATH) $(BIN)/python -m benchmarks.mounted --runs $(RUNS) "$(DIR).mounted"
-	$(BENCHMARK_PATH) $(BIN)/python -m benchmarks.mounted --runs $(RUNS) --tree "$(DIR)" "$(DIR).mounted"
 	$(BENCHMARK_PATH) $(BIN)/python -m benchmarks.refine --peers --no-reads --mode full --json build/bench/refine.json "$(DIR)/software" "$(DIR)/documents"
 
 bench-dataset: ## build the data set of the benchmarks: DIR=where [SIZE=6G]

@@ -11,7 +11,7 @@ from analysis.collection.chunkings import DEFAULT, SIZES
 from analysis.figures import AgeRow, DatasetRow, ProfileSums, SavingsRow, TypeRow
 from dedupd_core.config.policy import Policy, apply_values
 from dedupd_core.config.profiles import PROFILES
-from dedupd_core.format.container import RECORD_HEADER_BYTES
+from dedupd_core.format.container import COMPRESSION_SAVING_MIN, RECORD_HEADER_BYTES
 from dedupd_core.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
 from dedupd_core.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
 from dedupd_core.units import KIB, exact_duration, exact_size, format_size
@@ -226,7 +226,7 @@ def _types(study: StudyFigures, total: float) -> tuple[Sequence[TypeRow], Sequen
     raw = [
         row
         for row in known
-        if row not in useless and row.compression_saving < Policy().compression_min_saving
+        if row not in useless and row.compression_saving < COMPRESSION_SAVING_MIN
     ]
     return useless, raw if study.collection.compressed else []
 

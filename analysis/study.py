@@ -34,7 +34,7 @@ from analysis.recommendation import (
 )
 from dedupd_core.config.policy import Policy, apply_values
 from dedupd_core.config.profiles import PROFILES
-from dedupd_core.format.container import ALIGN_BYTES, RECORD_HEADER_BYTES
+from dedupd_core.format.container import ALIGN_BYTES, COMPRESSION_SAVING_MIN, RECORD_HEADER_BYTES
 from dedupd_core.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
 from dedupd_core.format.recipe import HEADER_BYTES as RECIPE_HEADER_BYTES
 from dedupd_core.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
@@ -159,7 +159,7 @@ def run_study(
     ``step`` gets the name of each query before it runs. Raises UsageError for logs that cannot be
     analysed together.
     """
-    database = Database(logs, directory, Policy().compression_min_saving)
+    database = Database(logs, directory, COMPRESSION_SAVING_MIN)
     try:
         return _Queries(database, step).run()
     finally:

@@ -27,10 +27,10 @@ from analysis.database import EVERYTHING, Database
 from analysis.figures import SavingsRow
 from analysis.study import run_study
 from benchmarks.measure import read_through
-from benchmarks.resample import resample
 from dedupd_core import native
 from dedupd_core.format.volume_parameters import PRESETS
 from dedupd_core.units import MIB
+from tests.support.resample import resample
 
 _BATCH = 8 * MIB
 _COMPRESSED_SHARE = 0.55

@@ -2,17 +2,25 @@
 
     python -m benchmarks.cluster [--address rados:POOL/NAME?…] [--chunks N] [--rounds N]
         [--output FILE]
+    sudo python -m benchmarks.cluster --mount [--megabytes N] [--rounds N] [--work DIRECTORY]
+        [--output FILE]
 
 Without an address a small cluster is brought up on this machine, as the tests do: its three OSDs
 share the cores with the client, so the ratios say more than the figures. Store and ``rados bench``
 write and read objects of the same size, with as many operations in flight, in turns: Ceph's own
 benchmark runs before and after each of ours, so what else the machine does meanwhile hits both.
+
+``--mount`` reads a file that does not compress through a mount, from end to end with nothing in any
+memory: from the cluster alone, while the cache on this host's disk stores it, and from there.
+``rados bench`` reads in turns with it.
 """
 
 import argparse
+import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import tempfile
 import time
@@ -24,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.measure import keep, machine
+from benchmarks.measure import drop_caches, keep, machine, read_through
 from dedupd_core import native
 from dedupd_core.format.cluster.address import StoreAddress, parse_address
 from dedupd_core.format.cluster.objects import FRAME_BYTES, FileId, frame_of
@@ -32,9 +40,14 @@ from dedupd_core.rados.chunks import NewChunk
 from dedupd_core.rados.cluster.chunk_trains import WantedChunk
 from dedupd_core.rados.cluster.connection import OPERATIONS_AT_ONCE
 from dedupd_core.rados.garbage import Collection
+from dedupd_core.rados.reading.volume_store import CACHE_BYTES, CACHE_DIR, bind
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.rados.writer import FileChunk, NewFile, Writer
+from dedupd_core.system.disk import Disk
+from jobs.cluster.optimize import ClusterOptimize
+from jobs.frame.run import JobRun
 from tests.support.ceph import mini_ceph
+from tests.support.mounts import MountedLab, mounted_lab
 
 CHUNK_BYTES = 80 << 10
 FILE_CHUNKS = 64
@@ -180,6 +193,64 @@ def delete(writer: Writer, gone: list[tuple[FileId, str]]) -> None:
     writer.retire()
 
 
+def read(path: Path) -> float:
+    """MB/s of a reader from end to end, with no page of it in memory before."""
+    drop_caches()
+    begun_s = time.monotonic()
+    return read_through(path) / 1e6 / (time.monotonic() - begun_s)
+
+
+def make_file(path: Path, megabytes: int) -> None:
+    with Path("/dev/urandom").open("rb") as noise, path.open("wb") as file:
+        for _ in range(megabytes):
+            file.write(noise.read(10**6))
+
+
+def bind_lab(lab: MountedLab, store: RadosStore, cache_bytes: int) -> None:
+    with lab.opened() as volume:
+        uuid = volume.parameters.uuid
+        bind(volume.base_fd, str(lab.root), uuid, store, cache_bytes, Disk())
+
+
+def measure_mount(
+    address: StoreAddress, work: Path, megabytes: int, rounds: int
+) -> dict[str, object]:
+    """MB/s of a reader from end to end through a mount, beside what ``rados bench`` reads."""
+    rows: dict[str, list[float]] = {}
+    with RadosStore.create(address) as store, mounted_lab(work) as lab:
+        lab.unmount()
+        bind_lab(lab, store, 0)
+        make_file(lab.data / "file", megabytes)
+        with lab.opened() as volume, volume.job_lock():
+            report = ClusterOptimize(volume, JobRun("optimize")).run()
+            assert report.files_optimized == 1, report
+        ceph_bench(address, "write", megabytes * 10**6 // CHUNK_BYTES)
+        for _ in range(rounds):
+            bench = ceph_bench(address, "seq", megabytes * 10**6 // CHUNK_BYTES)
+            rows.setdefault("rados bench seq", []).append(bench)
+            for name, cache_bytes in (
+                ("from the cluster", 0),
+                ("first, while the disk takes it up", CACHE_BYTES),
+                ("again, from this host's disk", CACHE_BYTES),
+            ):
+                if name.startswith("first"):
+                    shutil.rmtree(lab.base / CACHE_DIR.decode(), ignore_errors=True)
+                bind_lab(lab, store, cache_bytes)
+                lab.mount()
+                # The store is opened for another reader.
+                (lab.view / "file").open("rb").read(1)
+                rows.setdefault(name, []).append(read(lab.view / "file"))
+                lab.unmount()
+                subprocess.run(["sync"], check=True)
+        kept = sum(one.stat().st_size for one in (lab.base / CACHE_DIR.decode()).iterdir())
+    return {
+        "megabytes": megabytes,
+        "kept_megabytes": kept / 1e6,
+        "medians": {name: median(values) for name, values in rows.items()},
+        "rounds": rows,
+    }
+
+
 def best(name: str, values: list[float]) -> float:
     return max(values) if name.endswith(("mb_s", "ratio")) else min(values)
 
@@ -209,20 +280,27 @@ def main() -> None:
     parser.add_argument("--address", help="of a store that is not there yet")
     parser.add_argument("--chunks", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mount", action="store_true", help="measure a reader of a mount instead")
+    parser.add_argument("--megabytes", type=int, default=400, help="of the file behind the mount")
+    parser.add_argument("--work", help="a directory on the file system of the volume")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.work)))
         if options.address:
             address = parse_address(options.address)
         else:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            address = stack.enter_context(mini_ceph(directory)).address("bench")
-        name = f"{address.name}.{os.getpid()}"
-        found = {
-            "machine": machine(Path.cwd()),
-            **measure(replace(address, name=name), options.chunks, options.rounds),
-        }
-    print("\n".join(lines(found)))
+            cluster = stack.enter_context(mini_ceph(directory / "ceph"))
+            address = cluster.address("bench")
+        address = replace(address, name=f"{address.name}.{os.getpid()}")
+        found: dict[str, Any] = {"machine": machine(directory)}
+        if options.mount:
+            (directory / "volume").mkdir()
+            found |= measure_mount(address, directory / "volume", options.megabytes, options.rounds)
+            print(json.dumps(found, indent=2))
+        else:
+            found |= measure(address, options.chunks, options.rounds)
+            print("\n".join(lines(found)))
     keep(found, options.output)
 
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 from benchmarks.measure import DEDUPD, drop_caches, drop_pages, keep
 from benchmarks.mount import fio, write_mixed
 from benchmarks.volumes import mounted, new_volume, optimize
-from dedupd_core.format.container import Kind
 from dedupd_core.units import KIB, MIB
 from dedupd_core.volume.volume import Volume
 from jobs.compact.compact_job import Compact
@@ -76,8 +75,7 @@ def compact(root: Path) -> dict[str, Any]:
 
 
 def containers(root: Path) -> list[Path]:
-    with Volume.open(str(root)) as volume:
-        return sorted(Path(volume.directory(Kind.CHUNKS)).glob("*.dat"))
+    return sorted((root / ".dedupd/store/chunks").glob("*.dat"))
 
 
 def read_mb_s(paths: list[Path], *, cached: bool) -> float:

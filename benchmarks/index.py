@@ -8,8 +8,10 @@ Fingerprints are BLAKE3 of a counter; the redirection tables are real files with
 containers of 16,384 chunks (1 GiB of 64 KiB chunks). A stream of look-ups is made of runs: with the
 given share duplicates, else new. A run of duplicates begins anywhere in the store and goes on
 through neighbours, as the chunks of a copied file do; its length is exponential.
-With ``--program`` there is also the stream of look-ups of later versions of real trees, each stored
-somewhere else in the store: see ``benchmarks/locality.py``.
+With ``--program`` there is also the stream of look-ups of later versions of real trees. The trees
+of a program are its versions, in their order. Each tree is walked in the order of its names and cut
+as an optimize run cuts it. Programs take turns. The chunks of each version are at a random place in
+the store. A small program is repeated until it has as many look-ups as the largest one.
 
     python -m benchmarks.index DIRECTORY [--index table|bloom] [--chunks N] [--duplicates 0.5]
                                [--program TREE TREE…]…
@@ -24,10 +26,14 @@ import random
 import shutil
 import time
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from random import Random
+from statistics import mean
+from typing import NamedTuple
 
-from benchmarks.locality import Version, replay, versions
 from dedupd_core import native
 from dedupd_core.config.policy import IndexChoice
 from dedupd_core.format import container as fmt
@@ -35,6 +41,7 @@ from dedupd_core.format import table as tbl
 from dedupd_core.format.domain import FIRST
 from dedupd_core.format.ids import make_id
 from dedupd_core.format.table_columns import PackedEntries
+from dedupd_core.format.volume_parameters import new_parameters
 from dedupd_core.index.bloom_index import BloomIndex
 from dedupd_core.index.choice import make_index, saved_name
 from dedupd_core.index.table_index import TableIndex
@@ -44,13 +51,17 @@ from dedupd_core.store.container.directory import ContainerDirectory
 from dedupd_core.store.container.table_file import Recovered
 from dedupd_core.system.disk import Disk
 
+PRESET = "64k"
 VOLUME = bytes(range(16))
 CONTAINER_CHUNKS = 1 << 14
+UNREAD = PackedEntries(bytes(CONTAINER_CHUNKS * tbl.ENTRY_BYTES), bytes(CONTAINER_CHUNKS))
+"""Of a container: the index asks only for their number."""
+
 BATCH = 1 << 12
 STREAM_CHUNKS = 1_000_000
 RUN_MEANS = (16, 64, 256)
 FILE_BYTES_MIN = 32 << 10
-"""Smaller files of the trees are left out, as the default policy does."""
+"""Smaller files of the trees are skipped."""
 
 
 def rss_bytes() -> int:
@@ -67,6 +78,85 @@ def fingerprints(numbers: "array[int]") -> bytes:
     """The fingerprints of chunks by their numbers; new ones have numbers beyond the store."""
     data = numbers.tobytes()
     return native.hashing.fingerprints(data, array("I", range(8, len(data) + 1, 8)))
+
+
+class Version(NamedTuple):
+    """The chunks of one tree in the order in which they are looked up, by their numbers."""
+
+    first_new: int
+    """Numbers from this one on are of chunks that no earlier version has."""
+    numbers: "array[int]"
+
+
+def files(tree: Path) -> Iterator[Path]:
+    """Regular files in the order of their names."""
+    for directory, names, found in os.walk(tree):
+        names.sort()
+        for name in sorted(found):
+            path = Path(directory) / name
+            if not path.is_symlink() and path.stat().st_size >= FILE_BYTES_MIN:
+                yield path
+
+
+def versions(trees: list[Path]) -> list[Version]:
+    """The versions of one program."""
+    chunker = new_parameters(PRESET, "blake3", "user.dedupd").chunker()
+    known: dict[bytes, int] = {}
+    made = []
+    for tree in trees:
+        version = Version(len(known), array("Q"))
+        for path in files(tree):
+            data = path.read_bytes()
+            packed = chunker.process(data, [(0, len(data), True)]).fingerprints
+            for at in range(0, len(packed), native.hashing.HASH_BYTES):
+                fingerprint = packed[at : at + native.hashing.HASH_BYTES]
+                version.numbers.append(known.setdefault(fingerprint, len(known)))
+        made.append(version)
+    return made
+
+
+def replay(programs: list[list[Version]], chunks: int, seed: int) -> Iterator["array[int]"]:
+    """Chunk numbers of a store of ``chunks``, or beyond it where a chunk is new, without an end."""
+    rng = Random(seed)
+    new = chunks
+    lookups = [sum(len(version.numbers) for version in program[1:]) for program in programs]
+    turns = [
+        program
+        for program, count in zip(programs, lookups, strict=True)
+        for _ in range(max(lookups) // count)
+    ]
+    while True:
+        for program in turns:
+            firsts = [version.first_new for version in program]
+            sizes = [b - a for a, b in pairwise([*firsts, max(program[-1].numbers) + 1])]
+            places = [rng.randrange(max(1, chunks - size)) for size in sizes]
+            for version in program[1:]:
+                stream = array("Q")
+                for number in version.numbers:
+                    if number < version.first_new:
+                        origin = bisect_right(firsts, number) - 1
+                        stream.append(places[origin] + number - firsts[origin])
+                    else:
+                        stream.append(new + number - version.first_new)
+                new = max(new, *stream) + 1
+                yield stream
+
+
+def run_lengths(program: list[Version]) -> list[int]:
+    """Lengths of the runs of known chunks of later versions that are neighbours in the log."""
+    lengths: list[int] = []
+    for version in program[1:]:
+        expected = None
+        for number in version.numbers:
+            if number >= version.first_new:
+                expected = None
+                continue
+            if number == expected:
+                lengths[-1] += 1
+            else:
+                lengths.append(1)
+            expected = number + 1
+    return lengths
 
 
 class Tables:
@@ -107,7 +197,7 @@ def id_of(number: int) -> int:
 def recovered(container: int) -> Recovered:
     """What an index wants to know of a container, whose entries it reads itself."""
     header = fmt.FileHeader(fmt.Kind.CHUNKS, container, 1, 0, VOLUME, 0)
-    return Recovered(header, 0, PackedEntries(b"", b""), False, 0)
+    return Recovered(header, 0, UNREAD, False, 0)
 
 
 def runs(chunks: int, duplicates: float, run_mean: int) -> Iterator[range]:
@@ -246,11 +336,15 @@ def main() -> None:
     parser.add_argument("--duplicates", type=float, default=0.5)
     parser.add_argument("--program", type=Path, nargs="+", action="append", default=[])
     options = parser.parse_args()
-    programs = [versions(group, "64k", FILE_BYTES_MIN) for group in options.program]
+    programs = [versions(group) for group in options.program]
     try:
         found = measure(
             options.directory, options.index, options.chunks, options.duplicates, programs
         )
+        found["lengths of runs of known chunks"] = {
+            group[0].name: mean(run_lengths(program))
+            for group, program in zip(options.program, programs, strict=True)
+        }
         print(json.dumps(found, indent=2))
     finally:
         shutil.rmtree(options.directory, ignore_errors=True)

@@ -4,7 +4,8 @@
 
 For each program: the data set is taken in (first ingest), then a second copy of every file that
 lies beside it (all duplicates). Each program sees files of its own names and inodes, so none can
-skip a file because it knows it. dedupd works on a copy, because it punches the files.
+skip a file because it knows it. dedupd works on a copy, because it punches the files. The program
+`mounted` is dedupd with the volume mounted during its runs.
 
 Policy: every file is taken, however young and small, as the others do. What dedupd still leaves
 plain is counted in full beside its store. Needs root, and about six times the data set in space.

@@ -26,10 +26,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.fuse_requests import RequestCounter, request_counter
 from benchmarks.measure import drop_caches, keep, machine, processor_s
 from benchmarks.mount_sides import Below, OwnMount, Peer, Side
 from benchmarks.volumes import new_volume, optimize
+from tests.support.fuse_requests import RequestCounter, request_counter
 
 _SQLITE = """
 import sqlite3

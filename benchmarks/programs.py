@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +61,29 @@ class Setting:
         return measure(command, environment, self.work / f"{which}.log")
 
 
-def dedupd(setting: Setting) -> Ingest:
+def dedupd(setting: Setting, is_mounted: bool = False) -> Ingest:
+    """A run on a volume; with ``is_mounted`` its mount serves the files meanwhile."""
     compiled = {"PYTHONDONTWRITEBYTECODE": ""}  # as it is where it is installed
     volume = setting.work / "volume"
     volume.mkdir()
     for which in (FIRST, SECOND):
         copy(setting.sources / which, volume / which)
     measure(enabling(volume), compiled, setting.work / "enable.log")
+    if not is_mounted:
+        return _optimize(setting, volume, compiled)
+    view = setting.work / "view"
+    view.mkdir()
+    measure([*DEDUPD, "mount", str(volume), str(view)], compiled, setting.work / "mount.log")
+    try:
+        return _optimize(setting, volume, compiled)
+    finally:
+        measure([*DEDUPD, "umount", str(view)], compiled, setting.work / "umount.log")
 
+
+def _optimize(setting: Setting, volume: Path, environment: Mapping[str, str]) -> Ingest:
     def run(which: str) -> tuple[Measured, dict[str, Any]]:
         command = [*DEDUPD, "run", "optimize", str(volume / which), "--json"]
-        measured = setting.take_in(which, command, compiled, volume / ".dedupd/data" / which)
+        measured = setting.take_in(which, command, environment, volume / ".dedupd/data" / which)
         return measured, json.loads((setting.work / f"{which}.log").read_text())
 
     def occupied(which: str) -> tuple[int, int]:
@@ -220,6 +233,7 @@ class Program:
 
 PROGRAMS = {
     "dedupd": Program(dedupd, (*DEDUPD, "--version")),
+    "mounted": Program(partial(dedupd, is_mounted=True), (*DEDUPD, "--version")),
     "borg": Program(borg, ("borg", "--version")),
     "restic": Program(restic, ("restic", "version")),
     "rustic": Program(rustic, ("rustic", "--version")),

@@ -1,7 +1,7 @@
 """What refining gives back, what it takes, and what reading costs afterwards, on sets of files.
 
     python -m benchmarks.refine [--work DIR] [--mode quick] [--json FILE] [--no-reads] [--peers]
-                                SET...
+                                [--users [ROUNDS]] SET...
 
 Makes two volumes below DIR of copies of each SET (a directory), optimizes all of their files, and
 refines one of them. Both are mounted in turns: random reads of 4 KiB, and everything from one end
@@ -9,21 +9,41 @@ to the other, with the store in the page cache and nothing in the mount's; media
 What was refined is compared byte by byte. The store is counted whole: containers with headers,
 tables, sketches, and second copies, as scrub leaves it. ``--peers`` has borg (zstd 3) and restic,
 where they are installed, take in each set, too: what their repositories hold then is beside it.
+
+``--users`` measures instead what users notice of a refine run that yields to them. A user reads
+4 KiB at random from files of a mounted volume, each read from the mount and not from the kernel's
+cache.
+Rounds without and with `dedupd run --gentle refine` take turns. A run ends after each round, and
+the next one continues it. Prints JSON.
 """
 
 import argparse
 import filecmp
+import json
 import os
 import random
 import shutil
+import signal
 import statistics
+import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import copy, files_of, keep, machine, paths_of, read_through, report_of
+from benchmarks.measure import (
+    DEDUPD,
+    copy,
+    files_of,
+    keep,
+    machine,
+    paths_of,
+    processor_s,
+    read_through,
+    report_of,
+)
 from benchmarks.programs import FIRST, PROGRAMS, SECOND, Setting
 from benchmarks.volumes import mounted, new_volume
 
@@ -32,6 +52,16 @@ PEERS = ("borg", "restic")
 READS = 4000
 TURNS = 3
 READ_BYTES = 4096
+
+PAUSE_S = 0.005
+"""Between two reads of a user beside a run."""
+
+ROUND_S = 8.0
+USER_FILES_MAX = 500
+"""That a user reads, and keeps open."""
+
+AT_WORK_CPU_S = 1.5
+"""A run that has used this much processor time is at work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +204,84 @@ def peers(dataset: Path, work: Path) -> dict[str, int]:
     return found
 
 
+class Reader:
+    """A user, who reads at random from some files of one block at least."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._fds = [os.open(path, os.O_RDONLY) for path in paths]
+        self._blocks = [os.fstat(fd).st_size // READ_BYTES for fd in self._fds]
+        self._files = list(zip(self._fds, self._blocks, strict=True))
+        self._rng = random.Random(2)
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+    def read_for(self, seconds: float) -> list[float]:
+        """Latencies in µs."""
+        found = []
+        end = time.perf_counter() + seconds
+        while (began := time.perf_counter()) < end:
+            ((fd, blocks),) = self._rng.choices(self._files, self._blocks)
+            offset = self._rng.randrange(blocks) * READ_BYTES
+            os.posix_fadvise(fd, offset, READ_BYTES, os.POSIX_FADV_DONTNEED)
+            began = time.perf_counter()
+            os.pread(fd, READ_BYTES, offset)
+            found.append((time.perf_counter() - began) * 1e6)
+            time.sleep(PAUSE_S)
+        return found
+
+
+def percentiles(latencies: list[float]) -> dict[str, float]:
+    ordered = sorted(latencies)
+    return {
+        name: round(ordered[min(len(ordered) - 1, int(len(ordered) * part))], 1)
+        for name, part in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999))
+    } | {"reads": len(ordered)}
+
+
+def measure_users(dataset: Path, work: Path, mode: str, rounds: int) -> dict[str, object]:
+    """Latencies of a user without a refine run and beside one, in turns."""
+    with tempfile.TemporaryDirectory(dir=work, prefix="refine-users-") as name:
+        root = Path(name)
+        copy(dataset, root / "set")
+        new_volume(root, refine=mode, refine_age="0s")
+        report_of("run", "--here", "optimize", root)
+        with mounted(root):
+            return _measure_users(root, mode, rounds)
+
+
+def _measure_users(root: Path, mode: str, rounds: int) -> dict[str, object]:
+    files = [path for path in map(Path, files_of(root / "set")) if not path.is_symlink()]
+    paths = sorted(path for path in files if path.stat().st_size >= READ_BYTES)
+    reader = Reader(paths[:: len(paths) // USER_FILES_MAX + 1])
+    command = [*DEDUPD, "run", "--gentle", "refine", "--mode", mode, str(root)]
+    alone: list[float] = []
+    beside: list[float] = []
+    shares: list[float] = []
+    reader.read_for(1.0)
+    for _ in range(rounds):
+        alone += reader.read_for(ROUND_S)
+        job = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while processor_s(job.pid) < AT_WORK_CPU_S:
+            assert job.poll() is None, "the set is too small: nothing is left to be refined"
+            time.sleep(0.05)
+        before_s = processor_s(job.pid)
+        beside += reader.read_for(ROUND_S)
+        assert job.poll() is None, "the set is too small: the run has ended"
+        shares.append(round((processor_s(job.pid) - before_s) / ROUND_S, 3))
+        job.send_signal(signal.SIGTERM)
+        job.wait()
+    reader.close()
+    ratio = percentiles(beside)["p99"] / percentiles(alone)["p99"]
+    return {
+        "alone": percentiles(alone),
+        "beside refine": percentiles(beside),
+        "p99 ratio": round(ratio, 2),
+        "processor share of the run meanwhile": shares,
+    }
+
+
 def show_peers(name: str, one: Figures, held: dict[str, int]) -> None:
     for peer, size in held.items():
         times = size / one.store_bytes_after
@@ -200,9 +308,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-reads", action="store_true")
     parser.add_argument("--peers", action="store_true", help="borg and restic on the same sets")
+    parser.add_argument("--users", type=int, nargs="?", const=3, metavar="ROUNDS")
     parser.add_argument("sets", type=Path, nargs="+", metavar="SET")
     arguments = parser.parse_args()
     print(machine(arguments.work))
+    if arguments.users:
+        for one in arguments.sets:
+            found = measure_users(one, arguments.work, arguments.mode, arguments.users)
+            print(json.dumps({one.name: found}, indent=2))
+        return
     names = ["set", "MB", "store before", "after", "of before", "deltas", "optimize, CPU s"]
     names += ["refine", "s/GB", "random", "sequential"]
     print("|", " | ".join(names), "|")

@@ -4,7 +4,8 @@
 
 Each round makes a volume on a loop device below DIR, of which a folder of stubs takes 40 %, fills
 it up to 95 %, and starts the service. Once it has looked for garbage and optimized, and has
-nothing to do any more, one user makes calls (`benchmarks.waits`) for a while. Then the folder is
+nothing to do any more, one user makes calls for a while: it asks for names that the mount
+has to look up, reads 4 KiB of a stub and writes 4 KiB to a plain file. Then the folder is
 deleted, and from then on the user's calls are timed until 90 % of its space is back, and once more
 when the service has nothing to do: two quiet times differ as well, and tell how much of a ratio is
 chance. Prints JSON: seconds to that, milliseconds of the 99th percentile of each call in each
@@ -14,6 +15,7 @@ root, and DIR twice the size.
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -23,17 +25,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from benchmarks.waits import CALLER, STUB_BYTES, STUBS, Waits, timed
 from dedupd.service.space import LOOK_S
 from dedupd_core.units import KIB
 from tests.support.crash import ext4
 from tests.support.service import ServiceLab, eventually, free_bytes, service_lab
+
+STUBS, STUB_BYTES = 16, 8 << 20
+CALL_BYTES = 4096
+CALLER = 65534
+
+Waits = dict[str, list[float]]
+"""Milliseconds of each call."""
 
 BACK_S_MAX = 120.0
 FOLDER, TAKEN, BACK = 0.4, 0.95, 0.9
@@ -91,6 +100,55 @@ def is_idle(machine: ServiceLab) -> bool:
     return True
 
 
+def call(view: Path, stop: Event, queue: "multiprocessing.Queue[Waits]") -> None:
+    """The user whose calls are timed."""
+    os.setgid(CALLER)
+    os.setuid(CALLER)
+    rng = random.Random(os.getpid())
+    stubs = [os.open(view / f"stubs/{number}", os.O_RDONLY) for number in range(STUBS)]
+    plain = os.open(view / "callers/plain", os.O_RDWR | os.O_CREAT)
+
+    def look_up() -> None:
+        try:
+            os.stat(view / f"callers/none {time.monotonic_ns()}")
+        except FileNotFoundError:
+            pass
+
+    def read() -> None:
+        offset = rng.randrange(STUB_BYTES // CALL_BYTES) * CALL_BYTES
+        os.pread(rng.choice(stubs), CALL_BYTES, offset)
+
+    def write() -> None:
+        offset = rng.randrange(1000) * CALL_BYTES
+        os.pwrite(plain, rng.randbytes(CALL_BYTES), offset)
+
+    calls: dict[str, Callable[[], None]] = {"stat": look_up, "read": read, "write": write}
+    waits: Waits = {name: [] for name in calls}
+    while not stop.is_set():
+        for name, one in calls.items():
+            began = time.perf_counter()
+            one()
+            waits[name].append(1e3 * (time.perf_counter() - began))
+        time.sleep(PAUSE_S)
+    queue.put(waits)
+
+
+@contextmanager
+def timed(view: Path, waits: Waits) -> Iterator[None]:
+    """Adds to ``waits`` the milliseconds of the calls that a user makes during the block."""
+    stop = multiprocessing.Event()
+    queue: multiprocessing.Queue[Waits] = multiprocessing.Queue()
+    caller = multiprocessing.Process(target=call, args=(view, stop, queue))
+    caller.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for name, found in queue.get(timeout=60).items():
+            waits.setdefault(name, []).extend(found)
+        caller.join()
+
+
 def ask_for_space(view: Path, longest_s: float, wanted: int | None = None) -> None:
     """Until so many bytes are free; in the quiet times too, since it is work for the mount."""
     end = time.monotonic() + longest_s
@@ -108,9 +166,9 @@ def measure(base: Path, mib: int, quiet_s: float) -> tuple[float, dict[str, Wait
         view = stack.enter_context(ext4(base, mib, ("-m", "0")))
         machine = stack.enter_context(service_lab(view))
         root = stack.enter_context(volume(view, machine))
-        with timed(root, {}, PAUSE_S):
+        with timed(root, {}):
             time.sleep(WARM_S)  # what a user reads all the time is in memory
-        with timed(root, waits[BEFORE], PAUSE_S):
+        with timed(root, waits[BEFORE]):
             ask_for_space(root, quiet_s)
         free = free_bytes(root)
         folder = sum(len(names) for _, _, names in os.walk(root / "folder")) * FILE_BYTES
@@ -119,11 +177,11 @@ def measure(base: Path, mib: int, quiet_s: float) -> tuple[float, dict[str, Wait
         wanted = free + int(BACK * folder)
         if free_bytes(root) >= wanted:
             raise RuntimeError("the folder was not in the store")
-        with timed(root, waits[MEANWHILE], PAUSE_S):
+        with timed(root, waits[MEANWHILE]):
             ask_for_space(root, GIVE_UP_S, wanted)
             seconds = time.monotonic() - began
         eventually(lambda: is_idle(machine), "an idle service")
-        with timed(root, waits[AFTER], PAUSE_S):
+        with timed(root, waits[AFTER]):
             ask_for_space(root, quiet_s)
     return seconds, waits
 

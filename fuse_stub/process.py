@@ -15,7 +15,7 @@ from functools import partial
 import trio
 
 from dedupd_core import native
-from dedupd_core.errors import Busy, DedupdError
+from dedupd_core.errors import Busy, DedupdError, ServiceUnreachable
 from dedupd_core.system import mount_table
 from dedupd_core.system.files import opened
 from dedupd_core.system.inherited import lift_limits, take_normal_priority
@@ -25,6 +25,7 @@ from dedupd_core.system.processes import (
     cores,
     keep_capabilities_of_all_users,
     leave_callers_in_place,
+    show_as,
 )
 from dedupd_core.units import MIB
 from dedupd_core.volume.commit import settle_noted
@@ -40,10 +41,11 @@ from fuse_stub.kernel.page_worker import ask_for_pages
 from fuse_stub.kernel.request_pump import Pump
 from fuse_stub.kernel.reserved_blocks import leave_group
 from fuse_stub.mounted_volume import MountedVolume
+from fuse_stub.mounts.handover import Line, Outside
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
+from fuse_stub.mounts.mount_points import clear_dead_mount, device_of, read_ahead_more
 from fuse_stub.mounts.mount_process import Mounter, Serving
 from fuse_stub.mounts.private_mount import private_mount
-from fuse_stub.mounts.read_ahead import device_of, read_ahead_more
 from fuse_stub.mounts.tasks import failures, kept_up
 from fuse_stub.operations import StubOperations
 from fuse_stub.session import session
@@ -369,3 +371,31 @@ def _log_to_system() -> Callable[[], None]:
 
 def _log_line(record: logging.LogRecord) -> bytes:
     return syslog_line(record, f"dedupd[{record.process}]: {record.getMessage()}")
+
+
+def serve_in_unit(volume: str) -> None:
+    """Serve the volume (a uuid) for which the service has started the unit.
+
+    Raises ServiceUnreachable if no service waits for it, and the errors that the service reports.
+    """
+    try:
+        line = Line.to_service(volume)
+    except OSError as error:
+        raise ServiceUnreachable(
+            f"{volume}: no service waits for the mount process of this volume ({error.strerror});"
+            " run `dedupd mount PATH`"
+        ) from error
+    outside = Outside(line)
+    show_as("dedupd-mount", outside.mountpoint)
+    serve_for_parent(
+        *(outside.path, outside.base_fd, outside.mountpoint, outside.cache_bytes),
+        os.dup(line.fileno()),
+        options=outside.options,
+        outside=outside,
+    )
+
+
+def clear_after(volume: str) -> None:
+    """Remove the mount of a process of the unit after a normal exit: it could not do so itself."""
+    for point in mount_table.points_of(volume):
+        clear_dead_mount(point)

@@ -63,8 +63,6 @@ def session(
     It replaces a dead mount: users see errors before, and then their files. Raises UsageError.
     """
     mountpoint, options = asked.mountpoint, _options_for(mount, asked.options)
-    if asked.debug:
-        options.add("debug")
     outside = asked.outside
     takes_over = outside is None and is_dead_mount(mountpoint) and os.geteuid() == 0
     try:
@@ -119,7 +117,7 @@ def _owned_by_session(device_fd: int) -> Iterator[None]:
 def _of_the_kernel(options: set[str]) -> dict[str, str]:
     """Return the options that libfuse would pass to the kernel for ``options``."""
     own = {"rootmode": f"{stat.S_IFDIR:o}", "user_id": "0", "group_id": "0"}
-    for option in options - {"suid", "dev", "debug"}:
+    for option in options - {"suid", "dev"}:
         name, _, value = option.partition("=")
         own["source" if name == "fsname" else name] = value
     return own

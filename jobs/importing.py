@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
-from dedupd_core.config.run_limits import RunLimits
+from dedupd_core.config.policy import RunLimits
 from dedupd_core.errors import Busy, DedupdError, FileChanged, UsageError
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system import mount_table

@@ -11,6 +11,7 @@ from jobs.cluster.reports import (
     ClusterScrubReport,
     RecoverReport,
     TurnReport,
+    gone_text,
 )
 
 
@@ -66,14 +67,7 @@ def show_recovered(report: RecoverReport) -> None:
     else:
         click.echo(f"Last checked by {_done_by(report)}.")
     for one in report.gone:
-        click.echo(f"  {gone_text(one['host'], one['path'], one['since_s'], one['left'])}")
-
-
-def gone_text(host: str, path: str, since_s: float, left: int) -> str:
-    """Describe a volume whose host is dead."""
-    since = format_moment(since_s)
-    text = f"{host}:{path}: not seen since {since}; its unfinished work was rolled back"
-    return text + (f", except {counted(left, 'file')} that must wait for the host" if left else "")
+        click.echo(f"  {gone_text(one)}")
 
 
 def show_audited(report: ClusterAuditReport) -> None:

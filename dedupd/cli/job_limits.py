@@ -10,8 +10,7 @@ import click
 
 from dedupd.cli.common import job_run
 from dedupd_core.config.config_values import whole
-from dedupd_core.config.policy import Policy, RestoreMode
-from dedupd_core.config.run_limits import RunLimits
+from dedupd_core.config.policy import Policy, RestoreMode, RunLimits
 from dedupd_core.errors import PolicyError, UsageError
 from dedupd_core.system.processes import give_way, give_way_as_group
 from dedupd_core.units import parse_duration, parse_size

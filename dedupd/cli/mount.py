@@ -38,7 +38,6 @@ from fuse_stub.mounts.mount_options import parse_options
     is_flag=True,
     help="PATH is the directory of the volume in a read-only snapshot of its file system.",
 )
-@click.option("--debug", is_flag=True, help="Log every operation.")
 @force_option
 @json_option
 @exits
@@ -49,7 +48,6 @@ def command(
     foreground: bool,
     cache: str,
     snapshot: bool,
-    debug: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -70,7 +68,6 @@ def command(
             is_snapshot=snapshot or asked.snapshot,
             is_forced=force or asked.force,
             in_foreground=foreground,
-            debug=debug,
         )
     )
     if mounted is None:

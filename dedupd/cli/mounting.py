@@ -37,7 +37,6 @@ class Mounting:
     is_complete: bool = False
     """For a remount: set options that are not listed to their defaults."""
     in_foreground: bool = False
-    debug: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,4 +181,4 @@ def _mount_snapshot(asked: Mounting) -> Mounted | None:
 
 
 def _serving(asked: Mounting, point: str) -> Serving:
-    return Serving(point, asked.cache_bytes, asked.options, debug=asked.debug)
+    return Serving(point, asked.cache_bytes, asked.options)

@@ -10,8 +10,15 @@ import click
 import tomlkit
 
 from dedupd.cli.common import PATH, answer, exits, json_option, print_json
-from dedupd_core.config.advanced import ADVANCED
-from dedupd_core.config.policy import KEYS, RULES, TABLES, Policy, apply_values, parse_policy
+from dedupd_core.config.policy import (
+    ADVANCED,
+    KEYS,
+    RULES,
+    TABLES,
+    Policy,
+    apply_values,
+    parse_policy,
+)
 from dedupd_core.config.policy_file import reset_in_text, set_in_text, wrong_keys
 from dedupd_core.errors import PolicyError, UsageError
 from dedupd_core.system.paths import named, refuse_part, show_text

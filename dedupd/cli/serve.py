@@ -32,8 +32,8 @@ def command(path: str | None, volume: str | None, ended: str | None) -> None:
     SIGHUP reads the configuration again. SIGTERM stops the service at the next safe point.
     """
     if volume or ended:
-        # The command that the systemd unit of a mount runs.
-        from fuse_stub.unit import clear_after, serve_in_unit
+        # What the unit of a mount runs.
+        from fuse_stub.process import clear_after, serve_in_unit
 
         if volume:
             serve_in_unit(volume)

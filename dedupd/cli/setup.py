@@ -16,8 +16,7 @@ from dedupd.cli.enable import Made, chosen_values, chunk_size_option, make_volum
 from dedupd.cli.left_out import Place, outcome_of
 from dedupd.service.client import ServiceClient
 from dedupd.service.doctor import Check, Verdict, check_machine, check_path
-from dedupd_core.config.policy import Policy, apply_values
-from dedupd_core.config.run_limits import RunLimits
+from dedupd_core.config.policy import Policy, RunLimits, apply_values
 from dedupd_core.errors import EXIT_FINDINGS, ServiceUnreachable, UsageError
 from dedupd_core.system import mount_table
 from dedupd_core.system.paths import resolved

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path, load_config
-from dedupd.service.guard.check import guard_text
 from dedupd_core.config.policy import Policy, SharedExtents
 from dedupd_core.config.policy_file import wrong_keys
 from dedupd_core.config.reserve import Reserve
@@ -454,3 +454,15 @@ def _probe(root: str) -> Result:
         shutil.rmtree(directory)
         os.utime(root, ns=(before.st_atime_ns, before.st_mtime_ns))
     return _fine(f"suitable; stubs are marked by {attribute}")
+
+
+def guard_text(guard: dict[str, Any]) -> str:
+    """Describe the state of the guard, as the service sees it."""
+    if not guard["wanted"]:
+        return "guard below mounts: off (guard_below in dedupd.toml)"
+    if guard["problem"]:
+        return f"guard below mounts: inactive, {guard['problem']}"
+    if not guard["guarded"]:
+        return "guard below mounts: on, but no volume is mounted"
+    refused = counted(guard["refused"], "open")
+    return f"guard below mounts: on for {', '.join(guard['guarded'])}, {refused} refused"

@@ -10,6 +10,7 @@ from dedupd.service.scheduler import SpaceLevel
 from dedupd.service.served_volume import ServedVolume
 from dedupd_core.config.schedule import Off
 from dedupd_core.units import counted, format_duration, format_moment, format_size
+from jobs.cluster.reports import gone_text
 
 BACKLOG_S = 3 * 86400.0
 """Without a completed optimize run for this time, the backlog grows."""
@@ -116,18 +117,11 @@ def _of_cluster(volume: ServedVolume) -> Iterator[Problem]:
     """List the problems that the hosts of a cluster store know of each other and of the store."""
     path = volume.config.path
     for one in volume.neighbours.get("gone", ()):
-        waiting = (
-            (f", except {counted(one['left'], 'file')} that must wait for the host")
-            if one["left"]
-            else ""
-        )
         yield Problem(
             "host_gone",
             path,
             Severity.WARNING,
-            f"{path}: no job of {one['host']}:{one['path']} on the same store has run since"
-            f" {format_moment(one['since_s'])}; its unfinished work was rolled back{waiting};"
-            " check that host",
+            f"{path}: {gone_text(one)}; check that host",
             one["volume"],
         )
     audit = volume.neighbours.get("audit", {})

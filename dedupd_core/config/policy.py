@@ -15,7 +15,7 @@ from dedupd_core.config.config_values import (
     Key,
     choice,
     keys_of,
-    parsed_table,
+    parsed,
     read_table,
     strings,
     whole,
@@ -34,6 +34,7 @@ from dedupd_core.config.rules import (
 from dedupd_core.config.schedule import Schedule, parse_schedule, show_schedule
 from dedupd_core.errors import PolicyError, UsageError
 from dedupd_core.system.processes import IoPriority
+from dedupd_core.units import brief
 
 _HOURLY = parse_schedule("every 1h")
 _EARLY = parse_schedule("daily 01:00 for 5h")
@@ -69,7 +70,7 @@ class RefineMode(StrEnum):
     QUICK = "quick"
     """Chunks that are similar to others are stored as the difference, at zstd 3."""
     FULL = "full"
-    """Like QUICK; others are compressed with a dictionary for their type, at ``refine_level``."""
+    """That, or compressed with a dictionary for their type, at zstd 12."""
 
 
 class RestoreMode(StrEnum):
@@ -155,15 +156,6 @@ class Policy:
     compression_level: Annotated[
         int, whole(0, 19), "zstd level; 0 stores all chunks uncompressed"
     ] = 3
-    compression_min_saving: Annotated[
-        Fraction, "store a chunk uncompressed if compression saves less than this share"
-    ] = 0.05
-    partial_files: Annotated[
-        Switch, "optimize files again that were written after they were optimized"
-    ] = True
-    partial_local_max: Annotated[
-        Fraction, "expand a file in use if more than this share of it is in local blocks"
-    ] = 0.5
     busy_files: Annotated[
         BusyFilesMode,
         "large files that are written continuously: skip, or optimize their unchanged ranges",
@@ -179,10 +171,6 @@ class Policy:
     refine_age_s: Annotated[
         Seconds, "minimum time that a chunk has been stored before refine recompresses it"
     ] = 7 * 86400.0
-    refine_level: Annotated[int, whole(1, 19), "zstd level of refine = full"] = 12
-    refine_min_saving: Annotated[
-        Fraction, "minimum saving to replace a chunk by the difference to another chunk"
-    ] = 0.2
     compaction_min_dead: Annotated[
         Fraction, "rewrite a container if at least this share of it is garbage"
     ] = 0.05
@@ -373,11 +361,65 @@ def _overridden(decision: Decision, rule: Rule, number: int) -> Decision:
 
 KEYS = keys_of(Policy)
 
+ADVANCED: Mapping[str, str] = {
+    "min_file_saving": "volumes that must store every file, such as a copy for another site",
+    "ignore_case": "shares of Windows users with patterns of names",
+    "markers": "users who decide by themselves that a folder stays plain",
+    "compression_level": "volumes with much idle CPU time and little space, or the reverse",
+    "busy_files": "virtual machines and databases that never close their files",
+    "shared_extents": "volumes with snapshots or reflinks in the file system below",
+    "dedup_domain": "shares whose users or departments must not share chunks",
+    "refine_age": "volumes with `refine` whose data cools faster or slower than usual",
+    "compaction_min_dead": "volumes that are nearly full, or whose disks rotate",
+    "compaction_shared": "volumes with snapshots in the file system below",
+    "space_low": "volumes that run full before the next scheduled run",
+    "space_critical": "volumes that run full before files are old enough",
+    "space_min_age": "volumes with `space_critical` whose new files must stay plain for longer",
+    "keep_deleted_max": "volumes where kept deletions take too much space",
+    "restore_mode": "a restore of more data than the volume has room for",
+    "redundancy_threshold": "volumes on a single disk, or on disks that are trusted less",
+    "scrub_rate": "volumes whose users notice a scrub",
+    "cores": "machines with other work that must not wait",
+    "index": "stores of more than a terabyte on machines with little memory",
+    "partitions": "measurements of stores with several partitions",
+    "stop_when_busy": "machines without users, whose jobs need not wait",
+    "io_priority": "disks whose scheduler ignores priorities, or machines without users",
+    "schedule_reconcile": "stores with partitions",
+    "schedule_refine": "volumes with `refine` and a night that is too short for all jobs",
+    "schedule_gc": "volumes with much churn",
+    "schedule_compact": "volumes with much churn",
+    "schedule_full_scrub": "volumes whose weekly scrub of every byte takes too long",
+    "schedule_recover": "volumes with a store in a cluster",
+    "schedule_audit": "volumes with a store in a cluster",
+}
+"""``dedupd policy`` shows these with ``--all``, or if they do not have their default."""
+
+
 RULES = "rule"
 """The name of the tables for :class:`Rule`; not a key itself."""
 
 TABLES = {**KEYS, RULES: Key(RULES, "rules", Form(parse_rules, show_rules))}
 """All keys that a policy may have."""
+
+
+REMOVED: Mapping[str, str] = {
+    "compression_min_saving": "0.05",
+    "partial_files": "true",
+    "partial_local_max": "0.5",
+    "refine_level": "12",
+    "refine_min_saving": "0.2",
+}
+"""Keys of earlier versions, and the value that each volume has now."""
+
+
+def parsed_value(name: str, value: object, where: str) -> object:
+    """The value of a key in a file. Raises PolicyError that names file, key, value and reason."""
+    if name in REMOVED:
+        raise PolicyError(
+            f"{where}: {name} = {brief(value)}: dedupd no longer has this key, and uses"
+            f" {REMOVED[name]}; to delete the key, run `dedupd policy PATH --reset {name}`"
+        )
+    return parsed(TABLES, name, value, where, PolicyError)
 
 
 def parse_policy(text: str, where: str) -> Policy:
@@ -386,5 +428,40 @@ def parse_policy(text: str, where: str) -> Policy:
 
 
 def apply_values(policy: Policy, values: dict[str, Any], where: str) -> Policy:
-    """Return ``policy`` with keys replaced by ``values``, as written. Raises PolicyError."""
-    return replace(policy, **parsed_table(TABLES, values, where, PolicyError))
+    """``policy`` with keys replaced by ``values`` as written. Raises PolicyError."""
+    meant: dict[str, Any] = {}
+    for name, value in values.items():
+        found = parsed_value(name, value, where)
+        meant[TABLES[name].attribute] = found
+    return replace(policy, **meant)
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """The limits that a user sets for one run; None keeps the value of the policy."""
+
+    min_age_s: float | None = None
+    """The age for all paths, even those with an age in a rule."""
+    min_age_s_max: float | None = None
+    """A limit for the age of the policy and of each rule."""
+    memory_bytes: int | None = None
+    cores: int | None = None
+
+    def applied(self, policy: Policy) -> Policy:
+        """Return the policy for this run."""
+        if self.min_age_s is not None:
+            rules = tuple(replace(rule, min_age_s=None) for rule in policy.rules)
+            policy = replace(policy, min_age_s=self.min_age_s, rules=rules)
+        if (age_s := self.min_age_s_max) is not None:
+            rules = tuple(
+                rule
+                if rule.min_age_s is None
+                else replace(rule, min_age_s=min(rule.min_age_s, age_s))
+                for rule in policy.rules
+            )
+            policy = replace(policy, min_age_s=min(policy.min_age_s, age_s), rules=rules)
+        if self.memory_bytes is not None:
+            policy = replace(policy, memory_bytes=self.memory_bytes)
+        if self.cores is not None:
+            policy = replace(policy, cores=self.cores)
+        return policy

@@ -6,8 +6,8 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from dedupd_core.config.config_values import parsed, read_table
-from dedupd_core.config.policy import KEYS, RULES, TABLES, Policy, parse_policy
+from dedupd_core.config.config_values import read_table
+from dedupd_core.config.policy import KEYS, RULES, TABLES, Policy, parse_policy, parsed_value
 from dedupd_core.config.profiles import Types
 from dedupd_core.errors import PolicyError
 from dedupd_core.units import brief
@@ -56,16 +56,16 @@ def wrong_keys(text: str, where: str) -> list[str]:
 
 def _is_valid(name: str, value: object, where: str) -> bool:
     try:
-        parsed(TABLES, name, value, where, PolicyError)
+        parsed_value(name, value, where)
     except PolicyError:
         return False
     return True
 
 
 def set_in_text(text: str, name: str, value: str, where: str) -> str:
-    """Set one key in a file's text, even if the old value was invalid. Comments and other keys stay
-    unchanged, valid or not. Raises PolicyError."""
-    meant = parsed(TABLES, name, value, where, PolicyError)
+    """The file's text with one key set, comments kept, however wrong it was. Other keys stay, right
+    or wrong. Raises PolicyError."""
+    meant = parsed_value(name, value, where)
     document = _document(text, where)
     written: object = value
     if isinstance(meant, tuple):

@@ -5,7 +5,6 @@ A log has the deletions of one user's files. Those before an offset in its heade
 
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -156,11 +155,6 @@ class DeletionLogs:
                 " restore the file as root with `dedupd undelete --force`"
             )
         return one
-
-    def newest_first(self) -> Iterator[tuple[DeletionId, Deletion]]:
-        """Yield all deletions; one log at a time is in memory. Raises OSError."""
-        for number in reversed(self.numbers()):
-            yield from reversed(self.read(number))
 
     def remove(self, number: int, disk: Disk) -> None:
         """Drop all deletions of a log."""

@@ -27,6 +27,9 @@ ALIGN_BYTES = 8
 
 CONTAINER_BYTES_MAX = 1 << 30
 
+COMPRESSION_SAVING_MIN = 0.05
+"""A payload that compression shrinks by less than this share is stored uncompressed."""
+
 PUNCHES_MAX = 255
 """The limit per generation: after this, only a compaction frees space in the container."""
 

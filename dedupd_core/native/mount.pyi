@@ -5,11 +5,6 @@ from typing import Self, final
 
 from dedupd_core.native.store import StubBytes, Unreadable
 
-BACKGROUND_MAX: int
-"""Number of requests that the kernel may send at a time without a waiting program."""
-CONGESTED_FROM: int
-"""With this number of requests, the kernel stops reading ahead."""
-
 READ: int
 WRITE: int
 FSYNC: int

@@ -5,6 +5,11 @@ from typing_extensions import Buffer
 from .chunker import Chunker
 from .index import BloomIndex, TableIndex
 
+BACKGROUND_MAX: int
+"""Requests for which no program waits that the kernel sends at a time."""
+CONGESTED_FROM: int
+"""With so many of them the kernel ceases to read ahead."""
+
 def simd_paths() -> list[str]:
     """Return the chunker code paths of this CPU, slowest first: scalar, avx2, avx512, gfni.
 

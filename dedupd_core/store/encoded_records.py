@@ -15,7 +15,7 @@ def encode_records(
         starts,
         lengths,
         level=3,
-        saving_min=0.05,
+        saving_min=fmt.COMPRESSION_SAVING_MIN,
         header_bytes=fmt.RECORD_HEADER_BYTES,
         align_bytes=fmt.ALIGN_BYTES,
     )

@@ -129,14 +129,12 @@ class ControlClient:
         reply, _ = self._call(operation, arguments, safe_point)
         return reply
 
-    def call_for_fd(
-        self, operation: str, safe_point: Callable[[], None] | None = None
-    ) -> tuple[dict[str, Any], int]:
-        """Return the reply to a request, and its one descriptor. For ``safe_point``, see above."""
-        reply, fds = self._call(operation, {}, safe_point)
+    def volume_fd(self, safe_point: Callable[[], None] | None = None) -> int:
+        """A descriptor of the ``.dedupd`` directory below the mount; ``safe_point`` is as above."""
+        _, fds = self._call("volume", {}, safe_point)
         if len(fds) != 1:
             raise ServiceUnreachable(f"{self._path}: no descriptor came with the reply")
-        return reply, fds[0]
+        return fds[0]
 
     def call_for_fds(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], list[int]]:
         """Return the reply to a request, and its descriptors."""
@@ -183,6 +181,6 @@ class ControlClient:
 def fetch_base(volume: str) -> int:
     """Return a descriptor of the ``.dedupd`` directory below a mount. Raises ServiceUnreachable."""
     with ControlClient(socket_path(volume), QUESTION_TIMEOUT_S) as client:
-        _, fd = client.call_for_fd("volume")
+        fd = client.volume_fd()
     os.set_inheritable(fd, False)
     return fd

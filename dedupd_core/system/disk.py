@@ -187,9 +187,9 @@ class Disk:
     def unlink(self, dir_fd: int, name: bytes) -> None:
         os.unlink(name, dir_fd=dir_fd)
 
-    def make_dir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
+    def make_dir(self, dir_fd: int, name: bytes) -> None:
         with _one_more_file(dir_fd):
-            os.mkdir(name, mode, dir_fd=dir_fd)
+            os.mkdir(name, 0o700, dir_fd=dir_fd)
 
     def remove_dir(self, dir_fd: int, name: bytes) -> None:
         os.rmdir(name, dir_fd=dir_fd)

@@ -10,9 +10,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Self
 
-from dedupd_core.config.policy import Policy, parse_policy
+from dedupd_core.config.policy import Policy, RunLimits, parse_policy
 from dedupd_core.config.room import Room
-from dedupd_core.config.run_limits import RunLimits
 from dedupd_core.errors import (
     Busy,
     NotAVolume,
@@ -373,7 +372,7 @@ class Volume(StoreSide):
         with ExitStack() as on_failure:
             on_failure.callback(client.close)
             try:
-                _, base_fd = client.call_for_fd("volume", safe_point)
+                base_fd = client.volume_fd(safe_point)
             except ServiceUnreachable:
                 return None
             with opened(base_fd):

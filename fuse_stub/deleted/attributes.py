@@ -17,8 +17,7 @@ from dedupd_core.deleted.expiry import end_ns
 from dedupd_core.deleted.listing import DELETED, lines
 from dedupd_core.deleted.log import DeletionId, DeletionLogs
 from dedupd_core.deleted.log_cache import LogCache
-from dedupd_core.deleted.revival import revive, take_back
-from dedupd_core.deleted.undelete import Order
+from dedupd_core.deleted.undelete import Order, revive, take_back
 from dedupd_core.errors import UsageError
 from dedupd_core.format.deletion import Deletion
 from dedupd_core.format.stub import StubAttribute

@@ -54,7 +54,6 @@ class Serving:
     options: MountOptions = NO_OPTIONS
     ready: Callable[[], None] | None = None
     bounded: Callable[[], None] | None = None
-    debug: bool = False
     outside: Mounter | None = None
 
     @property

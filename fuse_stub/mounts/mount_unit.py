@@ -19,10 +19,9 @@ from dedupd_core.volume.detached_mount import detached_mount
 from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.handover import Ended, Line, meeting_place, task_of
-from fuse_stub.mounts.mount_points import is_dead_mount
+from fuse_stub.mounts.mount_points import device_of, is_dead_mount, read_ahead_more
 from fuse_stub.mounts.mount_process import Serving
 from fuse_stub.mounts.private_mount import private_mount, show
-from fuse_stub.mounts.read_ahead import device_of, read_ahead_more
 
 UNIT = "dedupd-mount@{}.service"
 

@@ -219,11 +219,11 @@ def packed(kind: FrameKind, data: bytes) -> Frame:
     return Frame(kind, codec, len(data), payload)
 
 
-def unpacked(frame: Frame, where: str) -> bytes:
-    """Return the data of a :func:`packed` frame. Raises Damaged."""
+def unpacked(frame: Frame) -> bytes:
+    """The data of a :func:`packed` frame. Raises Damaged."""
     try:
         return native.codec.decode(
             frame.payload, frame.codec, frame.raw_length, native.hashing.xxh3_64(frame.payload)
         )
     except native.codec.CorruptPayload as error:
-        raise Damaged(f"{where}: a frame that cannot be decoded ({error})") from error
+        raise Damaged(f"the stream: a frame that cannot be decoded ({error})") from error

@@ -209,10 +209,10 @@ class Receiver:
                 known = self._store.add_known(stream.decode_known(frame.payload, "the stream"))
                 self._received.add_chunks(known)
             elif frame.kind is FrameKind.RECIPE:
-                data = unpacked(frame, "the stream")
+                data = unpacked(frame)
                 self._take_recipe(stream.decode_recipe(data, "the stream"))
             elif frame.kind is FrameKind.TREE:
-                self._received.add_nodes(unpacked(frame, "the stream"))
+                self._received.add_nodes(unpacked(frame))
             elif frame.kind is FrameKind.END:
                 self._end(frame)
                 return

@@ -1,8 +1,10 @@
 """The reports of jobs on volumes whose chunks are in a cluster. Imports nothing of clusters."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dedupd_core.units import counted, format_moment
 from jobs.frame.job import FileReport
 
 ELSEWHERE = "done by another host"
@@ -85,3 +87,13 @@ class ClusterAuditReport(TurnReport):
     damaged: int = 0
     leaked: int = 0
     let_go: int = 0
+
+
+def gone_text(gone: Mapping[str, Any]) -> str:
+    """Of a volume whose host has not come back: one of ``RecoverReport.gone``."""
+    left = gone["left"]
+    waiting = f", except {counted(left, 'file')} that must wait for the host" if left else ""
+    return (
+        f"no job of {gone['host']}:{gone['path']} on the same store has run since"
+        f" {format_moment(gone['since_s'])}; its unfinished work was rolled back{waiting}"
+    )

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from dedupd_core.deleted.alarm import Alarm, AlarmState, keep_state, read_state, remove_unfinished
 from dedupd_core.deleted.log import DeletionLogs
-from dedupd_core.deleted.revival import clean
+from dedupd_core.deleted.undelete import clean
 from dedupd_core.errors import Damaged, NoiseWritten
 from dedupd_core.format.deletion import Cause, Deletion
 from dedupd_core.system.files import data_ranges, opened, read_at

@@ -269,7 +269,7 @@ class Ingest:
             starts,
             lengths,
             level=level,
-            saving_min=self._policy.compression_min_saving,
+            saving_min=fmt.COMPRESSION_SAVING_MIN,
             header_bytes=fmt.RECORD_HEADER_BYTES,
             align_bytes=fmt.ALIGN_BYTES,
         )

@@ -46,6 +46,9 @@ SHARED_BELOW = "shared with snapshots or copies below"
 """The blocks of a file stay for the others, whatever becomes of it."""
 SAVES_LITTLE = "would save too little"
 """By the policy's ``min_file_saving``."""
+LOCAL_SHARE_MAX = 0.5
+"""A stub in use with a larger share in local blocks is expanded: it no longer saves enough."""
+
 CAPABLE = "has capabilities"
 """The kernel takes them from a file whose blocks are punched."""
 
@@ -318,11 +321,11 @@ class _Search:
             return OPTIMIZED
         decision = decided(policy, file.path)
         is_young = self._asked(decision).is_young(file.identity)
-        is_mostly_local = file.allocated_bytes > policy.partial_local_max * size
+        is_mostly_local = file.allocated_bytes > LOCAL_SHARE_MAX * size
         if is_young and is_mostly_local and not stub.flags & Flag.PARTIAL:
             self._skipped.mostly_local.append(file.path)
             return "mostly its own blocks again"
-        if is_young or not policy.partial_files:
+        if is_young:
             return "written to since"
         if decision.excluded or self._marked.has(file.path):
             return "written to since"

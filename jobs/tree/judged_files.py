@@ -17,7 +17,6 @@ def policy_digest(policy: Policy) -> int:
     domain = policy.dedup_domain
     keys = (
         policy.compression_level,
-        policy.compression_min_saving,
         sorted(policy.no_compress_types),
         policy.rules,
         *(() if domain is DedupDomain.VOLUME else (domain.value,)),

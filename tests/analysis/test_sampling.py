@@ -8,9 +8,9 @@ from analysis.collection.chunk_log import Log
 from analysis.collection.chunkings import DEFAULT
 from analysis.database import EVERYTHING, Database
 from analysis.figures import CONFIDENCE_95, SavingsRow
-from benchmarks.resample import resample
 from dedupd_core.units import MIB
 from tests.support.dataset import generate
+from tests.support.resample import resample
 from tests.support.study import collected, spec_of, study_of
 
 

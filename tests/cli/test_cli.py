@@ -120,7 +120,7 @@ def test_the_same_for_people(lab: Lab) -> None:
         (("status", lab.root), "6, 6 of them optimized"),
         (("jobs", lab.root), "optimize"),
         (("policy", lab.root), 'min_age = "0s"'),
-        (("policy", lab.root, "--all"), "partial_files = true "),
+        (("policy", lab.root, "--all"), "ignore_case = false "),
         (("policy", lab.root, "cores", "2"), "cores: 0 -> 2"),
         (("file", lab.root / "prose"), "prose: stub, 200.00 KiB"),
         (("expand", lab.root / "prose"), "prose: expanded"),

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dedupd_core.config.policy import Policy
+from dedupd_core.config.policy import Policy, RunLimits
 from dedupd_core.config.rules import Rule
-from dedupd_core.config.run_limits import RunLimits
 from dedupd_core.errors import UsageError
 from dedupd_core.format.container import Kind
 from dedupd_core.units import KIB, MIB, parse_moment, parse_percentage

@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from dedupd_core.config.advanced import ADVANCED
-from dedupd_core.config.policy import KEYS
+from dedupd_core.config.policy import ADVANCED, KEYS
 from tests.support.lab import lab_in, run_cli
 
 

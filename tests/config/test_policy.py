@@ -9,8 +9,8 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd_core.config.policy import KEYS, Policy, apply_values, parse_policy
-from dedupd_core.config.policy_file import policy_text, set_in_text
+from dedupd_core.config.policy import KEYS, REMOVED, Policy, apply_values, parse_policy
+from dedupd_core.config.policy_file import policy_text, reset_in_text, set_in_text, wrong_keys
 from dedupd_core.config.profiles import PROFILES
 from dedupd_core.config.reserve import Reserve
 from dedupd_core.config.schedule import Every, Off
@@ -38,11 +38,8 @@ def test_every_key_can_be_set() -> None:
         exclude_types = [".MP4", "jpg"]
         no_compress_types = ["zip"]
         compression_level = 7
-        compression_min_saving = 0.1
         compaction_min_dead = 0.2
         reserve = "2 GiB"
-        partial_files = false
-        partial_local_max = 0.25
         redundancy_threshold = 20
         scrub_rate = "50 MiB"
         memory = "1 GiB"
@@ -62,11 +59,8 @@ def test_every_key_can_be_set() -> None:
         exclude_types=("mp4", "jpg"),
         no_compress_types=("zip",),
         compression_level=7,
-        compression_min_saving=0.1,
         compaction_min_dead=0.2,
         reserve=Reserve(2 << 30),
-        partial_files=False,
-        partial_local_max=0.25,
         redundancy_threshold=20,
         scrub_rate_bytes_per_s=50 << 20,
         memory_bytes=1 << 30,
@@ -98,16 +92,13 @@ WRONG: list[tuple[str, Any, str]] = [
     ("no_compress_types", {"a": 1}, "write a list of texts"),
     ("compression_level", 20, "write a whole number from 0 to 19"),
     ("compression_level", 1.5, "write a whole number from 0 to 19"),
-    ("refine_level", 0, "write a whole number from 1 to 19"),
     ("compression_level", "--5", "write a whole number from 0 to 19"),
     ("compression_level", "\u00b2", "write a whole number from 0 to 19"),
-    ("compression_min_saving", 1, "write a fraction"),
-    ("compression_min_saving", "nan", "write a fraction"),
-    ("compression_min_saving", 10**400, "write a fraction"),
-    ("compression_min_saving", [], "write a fraction"),
+    ("min_file_saving", "nan", "write a fraction"),
+    ("min_file_saving", 10**400, "write a fraction"),
+    ("min_file_saving", [], "write a fraction"),
     ("refine", "often", 'write "off" or "quick"'),
     ("refine_age", "old", "is not a duration"),
-    ("refine_min_saving", 1, "write a fraction"),
     ("schedule_refine", "nightly", 'write "off", "every 1h"'),
     ("compaction_min_dead", 1, "write a fraction"),
     ("reserve", "some", 'write a size, for example "20 GiB", a percentage, for example "5%"'),
@@ -129,9 +120,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("dedup_domain", "user", 'write "volume" or "owner" or "folder"'),
     ("shared_extents", "maybe", 'write "skip" or "take"'),
     ("compaction_shared", "maybe", 'write "skip" or "take"'),
-    ("partial_files", "yes", "write true or false"),
-    ("partial_files", 1, "write true or false"),
-    ("partial_local_max", 2, "write a fraction"),
     ("redundancy_threshold", 251, "write a whole number from 0 to 250"),
     ("scrub_rate", "fast", "'fast' is not a size"),
     ("memory", "much", "'much' is not a size"),
@@ -169,6 +157,17 @@ def test_every_key_has_a_wrong_value_in_these_tests() -> None:
 def test_an_unknown_key_is_named_with_the_known_ones() -> None:
     with pytest.raises(PolicyError, match="unknown key 'min_aeg'; use one of min_age, min_size"):
         parse_policy('min_aeg = "3d"', WHERE)
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_key_of_an_earlier_version_is_named_with_the_remedy(name: str) -> None:
+    text = f"cores = 2\n{name} = {REMOVED[name]}\n"
+    remedy = f"and uses {REMOVED[name]}; to delete the key, run `dedupd policy PATH --reset {name}`"
+    with pytest.raises(PolicyError, match=re.escape(remedy)):
+        parse_policy(text, WHERE)
+    assert wrong_keys(text, WHERE) == [name]
+    assert parse_policy(reset_in_text(text, name, WHERE), WHERE) == Policy(cores=2)
+    assert name not in KEYS
 
 
 def test_a_file_that_is_no_toml_is_named_with_the_line() -> None:
@@ -258,7 +257,6 @@ policies = st.builds(
     min_size_bytes=st.integers(0, 2**50),
     memory_bytes=st.integers(0, 2**50),
     compression_level=st.integers(0, 19),
-    compression_min_saving=st.floats(0, 0.999),
     min_file_saving=st.floats(0, 0.999),
     cores=st.integers(0, 1024),
     exclude=st.lists(st.text("abc*/.", min_size=1), max_size=3).map(tuple),
@@ -286,8 +284,8 @@ def test_setting_a_key_keeps_comments_and_the_other_keys() -> None:
         ("exclude", '["*.tmp", "scratch/"]', "exclude", ("*.tmp", "scratch/")),
         ("exclude", "[ab]*.txt", "exclude", ("[ab]*.txt",)),
         ("exclude", "", "exclude", ()),
-        ("partial_files", "false", "partial_files", False),
-        ("compression_min_saving", "0.2", "compression_min_saving", 0.2),
+        ("ignore_case", "true", "ignore_case", True),
+        ("min_file_saving", "0.2", "min_file_saving", 0.2),
         ("min_size", "64k", "min_size_bytes", 65536),
     ],
 )

@@ -15,8 +15,7 @@ from dedupd_core.deleted.alarm import accept
 from dedupd_core.deleted.dropped import Dropped, add_counts
 from dedupd_core.deleted.listing import lost
 from dedupd_core.deleted.log import DeletionId, DeletionLogs
-from dedupd_core.deleted.revival import revive, take_back
-from dedupd_core.deleted.undelete import UNFINISHED, Undelete, attach_below
+from dedupd_core.deleted.undelete import UNFINISHED, Undelete, attach_below, revive, take_back
 from dedupd_core.deleted.writer import DeletionWriter
 from dedupd_core.errors import NoSpace
 from dedupd_core.format.deletion import Cause, Deletion

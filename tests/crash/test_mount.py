@@ -16,6 +16,7 @@ from fuse_stub.mounts import mount_process
 from fuse_stub.mounts.mount_points import clear_dead_mount
 from jobs.tree.walk import walk
 from tests.support import crash
+from tests.support.deletions import newest_first
 from tests.support.dying_mounts import dies_at
 from tests.support.mounts import Nursery
 
@@ -164,7 +165,7 @@ def test_a_mount_killed_after_it_noted_a_deletion_has_deleted_nothing(fast: Path
         (view / name).unlink()
     assert crash.see(root) == before
     with Volume.open(str(root)) as volume:
-        assert len(list(DeletionLogs(volume).newest_first())) == 1
+        assert len(list(newest_first(DeletionLogs(volume)))) == 1
         assert list(lost(volume, volume.policy(), b"")) == [], "it is there"
     with mounted(root, view):
         (view / name).unlink()

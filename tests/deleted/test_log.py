@@ -22,7 +22,7 @@ from dedupd_core.format.stub import StubAttribute
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened
 from dedupd_core.volume.volume import Volume
-from tests.support.deletions import unproven_deletion, unproven_header
+from tests.support.deletions import newest_first, unproven_deletion, unproven_header
 from tests.support.lab import new_lab, run_cli
 from tests.support.stores import FullDisk
 
@@ -152,7 +152,7 @@ def test_damage_is_passed_over_and_reported(volume: Volume, writer: DeletionWrit
         os.pwrite(fd, bytes(8), start + 8)
     assert paths(volume) == [b"first", b"third"]
     logs = DeletionLogs(volume)
-    list(logs.newest_first())
+    list(newest_first(logs))
     assert logs.lost_bytes.keys() == {1}
     result = run_cli("deleted", volume.root)
     assert f"{logs.lost_bytes[1]} bytes of deletion log 1 are damaged" in result.stderr

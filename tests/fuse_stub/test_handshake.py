@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd_core.native.mount import BACKGROUND_MAX, CONGESTED_FROM
+from dedupd_core.native.testing import BACKGROUND_MAX, CONGESTED_FROM
 from fuse_stub.kernel.request_pump import TASKS
 from tests.support.lab import noise
 from tests.support.mounts import (

@@ -15,6 +15,7 @@ from dedupd_core.volume.volume import Volume
 from fuse_stub.deleted import noting
 from fuse_stub.deleted.noting import ATTRIBUTES_BYTES_MAX, Deletions, kept_attributes
 from fuse_stub.policy.watched_policy import WatchedPolicy
+from tests.support.deletions import newest_first
 from tests.support.lab import new_lab, noise
 
 pytestmark = pytest.mark.root
@@ -56,7 +57,7 @@ def test_a_log_that_cannot_be_synced_is_appended_to_no_more(
             trio.run(until_it_failed, deletions)
         deletions.removing(volume.data_fd, b"b", Cause.REMOVED)
         deletions.close()
-        rows = [(at.log, one.path) for at, one in DeletionLogs(volume).newest_first()]
+        rows = [(at.log, one.path) for at, one in newest_first(DeletionLogs(volume))]
     assert rows == [(2, b"b"), (1, b"a")]
 
 

@@ -14,6 +14,7 @@ from dedupd_core.system.files import opened
 from dedupd_core.system.paths import open_beneath
 from dedupd_core.units import KIB
 from fuse_stub.files import open_files, sealing, unsealed_stubs
+from tests.support.deletions import newest_first
 from tests.support.lab import noise
 from tests.support.mounts import (
     ALICE,
@@ -55,7 +56,7 @@ def lab(tmp_path: Path) -> Iterator[MountedLab]:
 
 def deletions(lab: MountedLab) -> list[Deletion]:
     with lab.opened() as volume:
-        return [one for _, one in DeletionLogs(volume).newest_first()]
+        return [one for _, one in newest_first(DeletionLogs(volume))]
 
 
 def attribute(lab: MountedLab, path: bytes) -> StubAttribute | None:

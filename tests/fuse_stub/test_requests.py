@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuse_requests import RequestCounter, request_counter
+from tests.support.fuse_requests import RequestCounter, request_counter
 from tests.support.mounts import MountedLab, mounted_lab
 
 pytestmark = pytest.mark.root

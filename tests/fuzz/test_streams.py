@@ -212,7 +212,7 @@ def _without_root(frame: Frame) -> Frame:
 def _raw(frame: Frame) -> bytes:
     if frame.codec != 1 or frame.kind not in TREE_KINDS:
         return frame.payload
-    return bytes(unpacked(frame, ""))
+    return bytes(unpacked(frame))
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,11 @@ from dedupd_core.errors import UsageError
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened
 from dedupd_core.system.paths import open_beneath
-from dedupd_core.volume.enabling.enable import disable, enable
+from dedupd_core.volume.enabling.enable import enable
 from dedupd_core.volume.volume import Volume
 from jobs.optimize.optimize_job import OptimizeReport
 from tests.support import crash
+from tests.support.disabling import disable
 from tests.support.lab import lab_in, let_others_pass
 
 pytestmark = pytest.mark.root

@@ -41,8 +41,8 @@ def test_a_directory_that_was_put_in_place_of_a_new_one_keeps_its_mode(tmp_path:
         os.chown(one, ALICE, ALICE)
 
     class RacingDisk(Disk):
-        def make_dir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
-            super().make_dir(dir_fd, name, mode)
+        def make_dir(self, dir_fd: int, name: bytes) -> None:
+            super().make_dir(dir_fd, name)
             as_user(ALICE, exchange)
 
     def exchange() -> None:

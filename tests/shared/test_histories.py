@@ -8,7 +8,7 @@ import pytest
 from dedupd_core.errors import UnseenMember
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import KIB
-from dedupd_core.volume.enabling.enable import disable
+from tests.support.disabling import disable
 from tests.support.lab import Lab, new_lab, noise
 from tests.support.shared import SharedLab, move, rejoin
 

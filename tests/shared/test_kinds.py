@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dedupd_core.errors import UsageError
-from dedupd_core.format.cluster.binding import StoreBinding
+from dedupd_core.format.cluster.address import StoreBinding
 from dedupd_core.format.store_kinds import BINDING_FILE, CLUSTER, OWN, SHARED
 from dedupd_core.stores.registry import kind_at
 from jobs.check.verify import Verify

@@ -12,7 +12,8 @@ from dedupd_core.errors import NotAVolume, StoreUnreachable, UnseenMember, Usage
 from dedupd_core.format.stub import decode_stub
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import KIB
-from dedupd_core.volume.enabling.enable import disable, enable
+from dedupd_core.volume.enabling.enable import enable
+from tests.support.disabling import disable
 from tests.support.lab import fill, new_lab, noise, run_cli, stop_at
 from tests.support.shared import SharedLab
 

@@ -2,7 +2,6 @@
 complains about."""
 
 import asyncio
-import base64
 import json
 import os
 import re
@@ -174,8 +173,3 @@ class Tab:
         text = {"text": "\r"} if key == "Enter" else {"text": " "} if key == " " else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", **about, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **about)
-
-    def picture(self, path: Path, *, whole: bool = False) -> None:
-        """A screenshot, of what is seen or of the whole page."""
-        told = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(told["data"]))

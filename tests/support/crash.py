@@ -28,7 +28,7 @@ from dedupd_core.stub.transition import local_ranges
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened, read_at
 from dedupd_core.system.paths import open_beneath
-from dedupd_core.volume.enabling.enable import disable, enable
+from dedupd_core.volume.enabling.enable import enable
 from dedupd_core.volume.volume import Volume
 from dedupd_reader import reader
 from jobs.check.verify import Verify, VerifyReport
@@ -44,6 +44,7 @@ from jobs.tree.candidates import SAVES_LITTLE
 from jobs.unoptimize import Unoptimize, UnoptimizeReport
 from tests.support import lab
 from tests.support.copies import belong_here
+from tests.support.disabling import disable
 from tests.support.forks import REPOSITORY
 from tests.support.unmounting import unmount_soon
 

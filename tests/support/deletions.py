@@ -3,9 +3,10 @@
 import os
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dedupd_core.deleted.log import DeletionId, DeletionLogs
 from dedupd_core.deleted.undelete import Wanted
 from dedupd_core.format.deletion import (
     LOG_HEADER_BYTES,
@@ -21,6 +22,12 @@ from dedupd_core.format.stream import checksum_of, encode_attributes
 from dedupd_core.format.stub import Flag, StubAttribute
 
 _FIELDS = struct.Struct("<4sBBHHHIQIIIIQIIQqqQ16sQQ")
+
+
+def newest_first(logs: DeletionLogs) -> Iterator[tuple[DeletionId, Deletion]]:
+    """All deletions of a volume."""
+    for number in reversed(logs.numbers()):
+        yield from reversed(logs.read(number))
 
 
 def log_of(header: LogHeader, deletions: Sequence[Deletion]) -> list[bytes]:

@@ -4,13 +4,11 @@ import os
 from collections.abc import Hashable, Iterator, Mapping
 
 from dedupd_core.format.container import COPIES_OF, Kind
-from dedupd_core.format.domain import of_folder, of_owner
 from dedupd_core.format.ids import container_of
 from dedupd_core.format.recipe import decode_node
 from dedupd_core.format.stub import Flag
 from dedupd_core.format.table import State, TableEntry
 from dedupd_core.system.files import opened
-from dedupd_core.volume.domains import Domains
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.refine.refine_job import Refine, RefineReport
@@ -88,15 +86,6 @@ def expect_apart(lab: Lab, domains: Mapping[str, Hashable]) -> dict[str, set[Id]
 def _domains_of(volume: Volume, kind: Kind) -> dict[int, bytes]:
     with volume.containers(kind) as directory:
         return {number: directory.header(number).domain for number in directory.numbers()}
-
-
-def owner_domain(uid: int) -> bytes:
-    return of_owner(uid)
-
-
-def folder_domain(lab: Lab, top: str) -> bytes:
-    with lab.opened() as volume:
-        return of_folder(Domains.of_volume(volume, volume.policy()).volume_id, top.encode())
 
 
 def refine(lab: Lab) -> RefineReport:

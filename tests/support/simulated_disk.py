@@ -351,9 +351,9 @@ class RecordingDisk(Disk):
             super().remove_dir(dir_fd, name)
             self._add(dir_fd, Unlink(name))
 
-    def make_dir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
+    def make_dir(self, dir_fd: int, name: bytes) -> None:
         with self._lock:
-            super().make_dir(dir_fd, name, mode)
+            super().make_dir(dir_fd, name)
             made = os.stat(name, dir_fd=dir_fd)
             parent, _, last = name.rpartition(b"/")
             directory = self._number(os.stat(parent or b".", dir_fd=dir_fd).st_ino)

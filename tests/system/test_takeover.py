@@ -31,8 +31,8 @@ class RacingDisk(Disk):
         self._after = after
         self._action: Callable[[], None] | None = action
 
-    def make_dir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
-        super().make_dir(dir_fd, name, mode)
+    def make_dir(self, dir_fd: int, name: bytes) -> None:
+        super().make_dir(dir_fd, name)
         if os.fsdecode(name) == self._after and self._action is not None:
             action, self._action = self._action, None
             action()

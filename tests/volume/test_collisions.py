@@ -13,10 +13,11 @@ from dedupd_core.errors import NotAVolume, UsageError
 from dedupd_core.system.disk import Disk
 from dedupd_core.volume.base_directory import DISABLING
 from dedupd_core.volume.enabling.base import left_in_place
-from dedupd_core.volume.enabling.enable import begin_disable, disable, enable
+from dedupd_core.volume.enabling.enable import begin_disable, enable
 from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_points import covered
 from tests.conftest import MakeFileSystem
+from tests.support.disabling import disable
 from tests.support.lab import Lab, new_lab, run_cli, stop_at
 
 NAME = ".dedupd"

@@ -14,9 +14,10 @@ from dedupd_core.errors import Busy, NotAVolume, UnsuitableFileSystem, UsageErro
 from dedupd_core.failpoint import POINTS
 from dedupd_core.format.volume_parameters import PRESETS, Parameters
 from dedupd_core.system.disk import Disk
-from dedupd_core.volume.enabling.enable import disable, enable
+from dedupd_core.volume.enabling.enable import enable
 from dedupd_core.volume.volume import Volume
 from tests.conftest import MakeFileSystem
+from tests.support.disabling import disable
 from tests.support.lab import OLD_NS, fill, new_lab, stop_at
 
 

@@ -13,8 +13,9 @@ from dedupd_core import failpoint
 from dedupd_core.errors import Busy, NotAVolume, UsageError
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import locked, opened
-from dedupd_core.volume.enabling.enable import disable, enable
+from dedupd_core.volume.enabling.enable import enable
 from dedupd_core.volume.volume import Volume
+from tests.support.disabling import disable
 from tests.volume.test_enable import DISABLE_POINTS, ENABLE_POINTS, look, make
 
 CALLS = 6

@@ -12,9 +12,10 @@ import pytest
 from dedupd.service.doctor import Check, Verdict, check_path
 from dedupd_core.errors import DedupdError, UnsuitableFileSystem, UsageError
 from dedupd_core.system.disk import Disk
-from dedupd_core.volume.enabling.enable import CLOSED, disable, enable
+from dedupd_core.volume.enabling.enable import CLOSED, enable
 from dedupd_core.volume.enabling.place import refuse_place
 from tests.conftest import MakeFileSystem
+from tests.support.disabling import disable
 from tests.support.lab import OLD_NS
 from tests.support.mounts import ALICE, as_user, mounted_lab
 

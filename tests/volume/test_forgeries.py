@@ -12,9 +12,10 @@ from dedupd.cli.setup import _looked_at
 from dedupd.service.doctor import Check, Verdict, check_path
 from dedupd_core.errors import DedupdError, NotAVolume, UsageError
 from dedupd_core.system.disk import Disk
-from dedupd_core.volume.enabling.enable import disable, enable
+from dedupd_core.volume.enabling.enable import enable
 from dedupd_core.volume.volume import Volume
 from tests.conftest import MakeFileSystem
+from tests.support.disabling import disable
 from tests.support.lab import new_lab
 from tests.support.mounts import ALICE, mounted_lab
 

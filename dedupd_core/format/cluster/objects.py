@@ -16,6 +16,7 @@ import xxhash
 from dedupd_core import native
 from dedupd_core.errors import Damaged, DamagedRecipe, UnknownFormat
 from dedupd_core.format.checked_json import NOT_VALID, take_check, with_check
+from dedupd_core.format.container import COMPRESSION_SAVING_MIN
 from dedupd_core.format.volume_parameters import FINGERPRINTS
 
 FORMAT = 1
@@ -31,8 +32,7 @@ NO_VERSION = "-"
 GARBAGE_SHARDS = 256
 
 LEVEL = 3
-SAVING_MIN = 0.05
-"""The default compression level of a chunk, and the smallest savings for compression."""
+"""How a chunk is compressed by default."""
 
 FRAME_MAGIC = 0x4652_4444  # "DDRF" in the object
 FRAME_BYTES = 32
@@ -195,7 +195,7 @@ def frame_of(raw: bytes, fingerprint: bytes, *, level: int = LEVEL) -> bytes:
         _U32.pack(0),
         _U32.pack(len(raw)),
         level=level,
-        saving_min=SAVING_MIN,
+        saving_min=COMPRESSION_SAVING_MIN,
         header_bytes=0,
         align_bytes=1,
     )

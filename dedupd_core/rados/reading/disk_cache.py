@@ -18,7 +18,6 @@ from typing import NamedTuple, TypeVar
 from dedupd_core import native
 from dedupd_core.config.reserve import Reserve
 from dedupd_core.errors import Damaged, NoSpace
-from dedupd_core.format.cluster.kept_frames import ROW_BYTES, frames_name, rows_name
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import free_space, opened, read_at
 from dedupd_core.units import MIB
@@ -41,7 +40,20 @@ WRITE_BYTES = 4 * MIB
 LOOK_S = 1.0
 """How often the writing thread checks whether the process has ended."""
 
+ROW_BYTES = 48
+"""The size of a row for a frame, in the list of its segment. Native code knows the fields."""
+
 _NAME = re.compile(rb"([0-9a-f]{8})\.(frames|rows)")
+
+
+def frames_name(number: int) -> bytes:
+    """Return the name of the file with a segment's frames in sequence."""
+    return b"%08x.frames" % number
+
+
+def rows_name(number: int) -> bytes:
+    """Return the name of the file with its list."""
+    return b"%08x.rows" % number
 
 
 class _OpenSegment(NamedTuple):

@@ -7,8 +7,7 @@ from uuid import UUID
 
 from dedupd_core import native
 from dedupd_core.errors import StoreUnreachable
-from dedupd_core.format.cluster.address import parse_address
-from dedupd_core.format.cluster.binding import StoreBinding
+from dedupd_core.format.cluster.address import StoreBinding, parse_address
 from dedupd_core.format.store_kinds import BINDING_FILE, CLUSTER
 from dedupd_core.format.volume_parameters import Parameters
 from dedupd_core.rados.reading.disk_cache import DiskCache

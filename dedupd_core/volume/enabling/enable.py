@@ -41,7 +41,6 @@ from dedupd_core.volume.enabling.base import (
     RESERVED_NAME,
     Held,
     base_lock,
-    held_to_disable,
     left_in_place,
 )
 from dedupd_core.volume.enabling.place import (
@@ -194,7 +193,7 @@ def _prepare(
         with suppress(FileExistsError):
             os.close(disk.create(base_fd, name))
     disk.replace_file(base_fd, POLICY_FILE, policy.encode())
-    with opened(_open_dir(base_fd, b"data")) as data_fd:
+    with opened(_open_data(base_fd)) as data_fd:
         _copy_directory_metadata(root_fd, data_fd, disk)
         disk.sync_file(data_fd)
     times_ns = before.st_atime_ns, before.st_mtime_ns
@@ -211,7 +210,7 @@ def _move_in(root: str, root_fd: int, base_fd: int, disk: Disk) -> Parameters:
     try:
         _close_to_users(root_fd, disk)
         reach(_CLOSED)
-        with opened(_open_dir(base_fd, b"data")) as data_fd:
+        with opened(_open_data(base_fd)) as data_fd:
             _move_all_in(root, root_fd, data_fd, disk)
             is_empty = not names_in(data_fd)
             disk.set_times(data_fd, times.st_atime_ns, times.st_mtime_ns)
@@ -224,7 +223,7 @@ def _move_in(root: str, root_fd: int, base_fd: int, disk: Disk) -> Parameters:
     except (DedupdError, OSError, KeyboardInterrupt) as error:
         _go_back(root, root_fd, base_fd, error, disk)
         raise
-    with opened(_open_dir(base_fd, b"data")) as data_fd:
+    with opened(_open_data(base_fd)) as data_fd:
         record_instance(base_fd, instance_of(data_fd), disk)
     disk.replace_file(base_fd, VOLUME_FILE, parameters.to_json())
     reach(_ENABLED)
@@ -288,17 +287,11 @@ def begin_disable(base_fd: int, disk: Disk) -> None:
     disk.sync_dir(base_fd)
 
 
-def disable(path: str, *, disk: Disk) -> None:
+def disable_held(held: Held, *, disk: Disk) -> None:
     """Give back the plain directory; the caller has made sure that no stub is left.
 
     Goes on where an interrupted call stopped. Raises NotAVolume, UsageError, Busy.
     """
-    with held_to_disable(path) as held:
-        disable_held(held, disk=disk)
-
-
-def disable_held(held: Held, *, disk: Disk) -> None:
-    """As :func:`disable`."""
     root_fd, base_fd = held.root_fd, held.base_fd
     if _is_last_remains(base_fd):
         _remove_base(root_fd, base_fd, os.stat(root_fd), disk)
@@ -324,7 +317,7 @@ def refuse_collisions(held: Held, *, disk: Disk) -> None:
     if not is_there(base_fd, b"data"):
         return
     is_marked = is_there(base_fd, DISABLING)
-    with opened(_open_dir(base_fd, b"data")) as data_fd:
+    with opened(_open_data(base_fd)) as data_fd:
         beside = {*names_in(root_fd)} - left_in_place(root_fd)
         is_whole = is_marked and beside <= {*names_in(data_fd)}
         is_mountable = is_whole or is_there(base_fd, VOLUME_FILE)
@@ -341,7 +334,7 @@ def _move_out(root: str, root_fd: int, base_fd: int, disk: Disk) -> None:
     """From the marker to the plain directory."""
     times = os.stat(DISABLING, dir_fd=base_fd)
     if is_there(base_fd, b"data"):
-        with opened(_open_dir(base_fd, b"data")) as data_fd:
+        with opened(_open_data(base_fd)) as data_fd:
             _move_entries(data_fd, root_fd, frozenset(), _MOVED_BACK, root, disk)
             disk.sync_dir(root_fd)
             disk.sync_dir(data_fd)
@@ -401,13 +394,13 @@ def _is_fresh_base(base_fd: int) -> bool:
         return False
     if not is_there(base_fd, b"data"):
         return True
-    with opened(_open_dir(base_fd, b"data")) as data_fd:
+    with opened(_open_data(base_fd)) as data_fd:
         return not names_in(data_fd)
 
 
-def _open_dir(dir_fd: int, name: bytes) -> int:
+def _open_data(base_fd: int) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.open(name, flags, dir_fd=dir_fd)
+    return os.open(b"data", flags, dir_fd=base_fd)
 
 
 def _move_entries(

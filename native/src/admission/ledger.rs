@@ -54,7 +54,6 @@ struct Run {
     /// Files that were read again because others have their chunks. Their notes remain valid.
     again: Vec<Judged>,
     notes: Vec<Note>,
-    forgotten: u64,
     /// How many of `judged` and `again` are saved.
     saved: (usize, usize),
 }
@@ -131,7 +130,6 @@ impl Ledger {
     pub fn leave(&self, judged: Judged, prefixes: impl Iterator<Item = u64>) {
         let mut run = locked(&self.run);
         if self.earlier.len() + run.judged.len() >= self.rows_max {
-            run.forgotten += 1;
             return;
         }
         run.judged.push(judged);
@@ -167,11 +165,6 @@ impl Ledger {
     pub fn has_changed(&self) -> bool {
         let run = locked(&self.run);
         !run.notes.is_empty() || run.saved != (run.judged.len(), run.again.len())
-    }
-
-    /// Number of files without memory for their rows.
-    pub fn forgotten(&self) -> u64 {
-        locked(&self.run).forgotten
     }
 
     /// The notes of this run, in order.

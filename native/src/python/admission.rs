@@ -95,11 +95,6 @@ impl Ledger {
         self.0.has_changed()
     }
 
-    #[getter]
-    fn forgotten_files(&self) -> u64 {
-        self.0.forgotten()
-    }
-
     fn forget_notes(&self) {
         self.0.forget_notes();
     }

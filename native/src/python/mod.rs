@@ -189,10 +189,6 @@ mod exported {
         const GET_EXTENDED: u32 = crate::mount::protocol::abi::control::GET_EXTENDED;
         #[pymodule_export]
         const SET_EXTENDED: u32 = crate::mount::protocol::abi::control::SET_EXTENDED;
-        #[pymodule_export]
-        const BACKGROUND_MAX: u16 = crate::mount::protocol::handshake::BACKGROUND_MAX;
-        #[pymodule_export]
-        const CONGESTED_FROM: u16 = crate::mount::protocol::handshake::CONGESTED_FROM;
     }
 
     #[pymodule]
@@ -223,6 +219,10 @@ mod exported {
 
     #[pymodule]
     mod testing {
+        #[pymodule_export]
+        const BACKGROUND_MAX: u16 = crate::mount::protocol::handshake::BACKGROUND_MAX;
+        #[pymodule_export]
+        const CONGESTED_FROM: u16 = crate::mount::protocol::handshake::CONGESTED_FROM;
         #[pymodule_export]
         use crate::python::testing::{
             candidates, cut, incompressible, load_factor, rebuild, simd_paths,

@@ -87,7 +87,7 @@ def with_nodes(
     nodes, others = list[StreamNode](), list[Frame]()
     for frame in frames[:-1]:
         if frame.kind is FrameKind.TREE:
-            nodes += stream.decode_nodes(unpacked(frame, ""), "")
+            nodes += stream.decode_nodes(unpacked(frame), "")
         else:
             others.append(frame)
     nodes = change(nodes)

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from dedupd_core.config.run_limits import RunLimits
+from dedupd_core.config.policy import RunLimits
 from dedupd_core.errors import DamagedRecipe, UsageError
 from dedupd_core.format.cluster.objects import FileId
 from dedupd_core.format.store_kinds import BINDING_FILE

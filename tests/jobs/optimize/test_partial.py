@@ -219,16 +219,6 @@ def test_an_unchanged_stub_is_not_taken_again(lab: Lab) -> None:
     assert report.files_skipped == {"already optimized": 1}
 
 
-def test_the_policy_can_leave_partial_files_alone(lab: Lab) -> None:
-    lab.put("file", noise(SIZE))
-    lab.optimize()
-    edit(lab, "file", (0, b"changed"))
-    lab.set_policy('min_age = "0s"\nmin_size = 1\npartial_files = false\n')
-    report = lab.optimize()
-    assert report.files_skipped == {"written to since": 1}
-    assert own_blocks(lab, "file") != []
-
-
 def test_a_stub_in_use_that_is_mostly_its_own_becomes_plain(lab: Lab) -> None:
     content = bytearray(noise(SIZE))
     lab.put("busy", content)
