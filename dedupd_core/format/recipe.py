@@ -7,12 +7,9 @@ content share them.
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 from dedupd_core import native
-from dedupd_core.errors import DamagedRecipe
 from dedupd_core.format.ids import HOLE
 
 FORMAT = 1
@@ -47,25 +44,6 @@ class RecipeRef(NamedTuple):
     direct: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One node. ``ids`` and ``lengths`` are parallel; lengths are raw bytes.
-
-    ``offsets``: the starts of the entries in the node. In a leaf (``level`` 0) an id names a chunk,
-    or is ``HOLE``; in other nodes it names a node one level down. ``fingerprint_checks``: for the
-    chunks of a leaf (:func:`fingerprint_check`), otherwise 0. ``content`` digests the fingerprints
-    below, independent of where chunks are stored.
-    """
-
-    level: int
-    length: int
-    content: bytes
-    ids: Sequence[int]
-    lengths: Sequence[int]
-    fingerprint_checks: Sequence[int]
-    offsets: Sequence[int]
-
-
 def fingerprint_check(fingerprint: bytes) -> int:
     """Return the part of a chunk's fingerprint that a leaf stores (32 bit).
 
@@ -92,54 +70,3 @@ def encode_node(level: int, content: bytes, entries: Sequence[tuple[int, int, by
         _ENTRY.pack(i, n if i == HOLE else n | fingerprint_check(fp) << _CHECK_SHIFT)
         for i, n, fp in entries
     )
-
-
-def named_by(payload: bytes, end: int, where: str) -> tuple[int, list[int], int]:
-    """Return the ids in the first ``end`` bytes of a node: far cheaper than :func:`decode_node`.
-
-    The result is the node's level, the ids including holes, and the needed bytes of the last one.
-    Raises DamagedRecipe.
-    """
-    if len(payload) < HEADER_BYTES:
-        raise DamagedRecipe(f"{where}: the recipe is truncated")
-    magic, version, level, _, count, _, length, _ = _HEADER.unpack_from(payload)
-    if (magic, version, len(payload)) != (MAGIC, FORMAT, HEADER_BYTES + count * ENTRY_BYTES):
-        raise DamagedRecipe(f"{where}: not a recipe of format {FORMAT}")
-    words = memoryview(payload)[HEADER_BYTES:].cast("Q")
-    ids = words[0::2].tolist()
-    if end >= length:
-        return level, ids, end
-    start = 0
-    for at, (one, size) in enumerate(zip(ids, words[1::2], strict=True)):
-        if level == 0 and one != HOLE:
-            size &= _CHUNK_LENGTH_MASK
-        if start + size >= end:
-            return level, ids[: at + 1], end - start
-        start += size
-    raise DamagedRecipe(f"{where}: the lengths in the recipe do not add up")
-
-
-def decode_node(payload: bytes, where: str) -> Node:
-    """Raises DamagedRecipe."""
-    if len(payload) < HEADER_BYTES:
-        raise DamagedRecipe(f"{where}: the recipe is truncated")
-    magic, version, level, _, count, _, length, content = _HEADER.unpack_from(payload)
-    if magic != MAGIC or version != FORMAT:
-        raise DamagedRecipe(f"{where}: not a recipe of format {FORMAT}")
-    if len(payload) != HEADER_BYTES + count * ENTRY_BYTES:
-        raise DamagedRecipe(
-            f"{where}: the recipe states {count} entries, but contains another number"
-        )
-    if not 0 < count <= FANOUT_MAX:
-        raise DamagedRecipe(f"{where}: a node of {count} entries, which is not a valid number")
-    words = memoryview(payload)[HEADER_BYTES:].cast("Q")
-    ids, lengths = words[0::2].tolist(), words[1::2].tolist()
-    checks: Sequence[int] = bytes(count)
-    if level == 0:
-        pairs = list(zip(ids, lengths, strict=True))
-        checks = [0 if i == HOLE else n >> _CHECK_SHIFT for i, n in pairs]
-        lengths = [n if i == HOLE else n & _CHUNK_LENGTH_MASK for i, n in pairs]
-    if sum(lengths) != length or 0 in lengths:
-        raise DamagedRecipe(f"{where}: the lengths in the recipe do not add up")
-    offsets = list(accumulate(lengths[:-1], initial=0))
-    return Node(level, length, content, ids, lengths, checks, offsets)

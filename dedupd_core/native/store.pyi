@@ -59,6 +59,35 @@ _Stub = tuple[int, builtins.bytes, bool, int]
 """Recipe, digest, whether the recipe is a chunk, and the covered length of the file."""
 
 @final
+class RecipeLeaf:
+    """A leaf of a recipe at its place in a file. Columns run in parallel, a row for each chunk or
+    hole."""
+
+    offset: Final[int]
+    length: Final[int]
+    node: Final[int]
+    """Its id; 0 if it has no record."""
+    above: Final[list[int]]
+    """The nodes between it and the root that begin where it does."""
+    content: Final[builtins.bytes]
+    """The digest of its content."""
+    ids: Final[list[int]]
+    lengths: Final[list[int]]
+    fingerprint_checks: Final[list[int]]
+    offsets: Final[list[int]]
+    """Where the rows begin within the leaf."""
+
+@final
+class BrokenPart:
+    """A part of a recipe that cannot be read, at its place in a file."""
+
+    offset: Final[int]
+    length: Final[int]
+    above: Final[list[int]]
+    """The nodes below the root that begin where it does, and are not leaves."""
+    unreadable: Final[Unreadable]
+
+@final
 class StubBytes:
     """The bytes of stubs: of local blocks, and of the store. Safe to use from several threads."""
 
@@ -92,10 +121,24 @@ class StubBytes:
         """Keep the recipe of a stub in memory while the result exists. None if the caches suffice
         for all recipes."""
 
+    def described(self, stub: _Stub) -> tuple[int, int, builtins.bytes] | Unreadable:
+        """The root of a stub's recipe: the length that the recipe stands for, the level, and the
+        digest of the content."""
+
+    def spans(
+        self, stub: _Stub, start: int, end: int
+    ) -> list[tuple[int, int, int, int]] | Unreadable:
+        """The chunks and holes that a range of a stub touches, in order: offset, length, id (0 of a
+        hole), and the start of the fingerprint. The stub covers the range."""
+
+    def leaf(self, stub: _Stub, at: int) -> RecipeLeaf | BrokenPart:
+        """The leaf of a recipe that has a byte of the file, also beyond what the stub covers."""
+
     def keep_node(
         self, record_id: int, payload: builtins.bytes, fingerprint: builtins.bytes
-    ) -> None:
-        """Put the record of a recipe, verified by the caller, into the cache."""
+    ) -> bool:
+        """Put the record of a recipe into the cache, verified by the caller. Returns whether it is
+        a node of a recipe."""
 
     def keep_direct(self, record_id: int, length: int, fingerprint: builtins.bytes) -> None:
         """Put the facts of a chunk's record, verified by the caller, into the cache of recipes."""

@@ -154,23 +154,6 @@ def find_candidates(
     """Sort the files of directories, as in :meth:`StubCounter.look_at`."""
 
 @final
-class StubSizes(Directory):
-    """The stubs of a directory. ``files`` are those with several names."""
-
-    bytes_by_suffix: Final[list[tuple[bytes, int]]]
-    """Bytes of all other stubs, by the part of the name after the last dot. It is empty if the name
-    ends in a dot, has no dot, or has only a leading dot."""
-
-def stub_sizes(
-    root: int,
-    directories: Sequence[bytes],
-    attribute: bytes,
-    threads: int,
-    safe_point: Callable[[], None],
-) -> list[StubSizes | Unreadable]:
-    """Sum up the stubs of directories, as in :meth:`StubCounter.look_at`."""
-
-@final
 class UsageSums:
     """Files of a directory with the same owner or type. ``own_bytes`` are in their own blocks."""
 

@@ -1,13 +1,13 @@
 """The memory of the jobs that maintain a store: marks, needs, references."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Self, final
 
 from typing_extensions import Buffer
 
 from dedupd_core.format.ids import PackedIds, PackedLengths, PackedOrdinals, PackedPairs
 
-from .store import Bases
+from .store import Bases, Unreadable
 from .tree import Directory
 
 FORWARDS_MAX: int
@@ -42,50 +42,39 @@ class Join:
 
 @final
 class Followed:
-    """Result of :meth:`MarkSet.follow`."""
+    """Result of :meth:`Marks.follow`."""
 
     found_any: Final[bool]
     """Whether anything was marked."""
     epoch: Final[int]
     """The highest epoch of an orphan, or 0."""
-    strays: Final[PackedIds]
-    """Targets that are ids of no record."""
 
 @final
 class Leaned:
-    """Result of :meth:`MarkSet.lean`."""
+    """Result of :meth:`Marks.lean`."""
 
     found_any: Final[bool]
     """Whether anything was marked."""
     unknown: Final[PackedOrdinals]
     """Places of entries that do not have the base of their record."""
-    strays: Final[PackedIds]
-    """Ids of no record that marked records depend on."""
 
-@final
-class NamedByLeaves:
-    """Result of :meth:`MarkSet.add_named`."""
-
-    leaves: Final[int]
-    """Number of leaves that were read."""
-    rows: Final[int]
-    """Number of their rows."""
-    left: Final[PackedOrdinals]
-    """Ordinals of nodes that are no sound leaves, so nothing was marked for them."""
-    strays: Final[PackedIds]
-    """Ids in leaves that belong to no record."""
-
-class MarkSet:
-    """One bit per record of some containers: see ``dedupd_core/store/mark_set.py``."""
+class Marks:
+    """Sets of records of one kind: a bit for each record of some containers."""
 
     def __new__(cls, counts: dict[int, int]) -> Self:
         """``counts``: container → number of its records, none of them marked."""
-    def numbers(self) -> list[int]: ...
+    @property
+    def strays(self) -> list[int]:
+        """Some of the ids that were to be marked and belong to no record, ascending."""
     def knows(self, record_id: int) -> bool:
         """Return whether the record exists, marked or not."""
     def __contains__(self, record_id: int, /) -> bool: ...
-    def mark(self, ids: Buffer) -> PackedIds:
-        """Mark records; 0 is ignored. Returns the ids that belong to no record."""
+    def add(self, ids: Iterable[int]) -> None:
+        """Mark records. 0, a hole, is ignored."""
+    def add_packed(self, ids: Buffer) -> None:
+        """As :meth:`add`."""
+    def include(self, other: Marks) -> None:
+        """Mark the records that are marked in another set, which has no other containers."""
     def merge(self, number: int, bits: Buffer) -> bool:
         """Mark the records whose bit is set in ``bits``, in the form of :meth:`bits`. Returns
         False, with nothing marked, if a set bit belongs to no record."""
@@ -93,6 +82,8 @@ class MarkSet:
         """Return the bits of a container, the lowest ordinal in the lowest bit."""
     def count(self) -> int:
         """Return the number of marked records."""
+    def digest(self) -> bytes:
+        """The same for the same marks."""
     def follow(self, first_id: int, table: Buffer) -> Followed:
         """Mark targets of marked merged entries. Mark live entries that repeat a marked or unknown
         record.
@@ -101,53 +92,66 @@ class MarkSet:
         """
     def lean(self, first_id: int, table: Buffer) -> Leaned:
         """Mark the bases of marked records, by a table from the entry of ``first_id`` on."""
-    def add_copies(self, first_id: int, table: Buffer, of: MarkSet) -> int:
+    def add_copies(self, first_id: int, table: Buffer, of: Marks) -> int:
         """Mark second copies, by their entries, of records that ``of`` has marked or does not know.
         Returns the highest epoch of an orphan, or 0."""
-    def add_named(
-        self,
-        data_fd: int,
-        table: Buffer,
-        *,
-        seed: int,
-        first: int,
-        ordinals: Buffer,
-        ends: Buffer,
-    ) -> NamedByLeaves:
-        """Read leaves of recipes, and mark the chunks of the first bytes of each.
-
-        ``table`` has the entries of their container from the ordinal ``first`` on. ``ordinals``
-        (u32, ascending) are those of the nodes, ``ends`` (u64) the needed bytes of each.
-        """
 
 @final
-class NeedSet:
-    """The needed bytes of each recipe node: see ``dedupd_core/store/mark_set.py``."""
+class NodesRead:
+    """Result of :meth:`Needs.read_fresh`."""
 
-    def __new__(cls, counts: dict[int, int]) -> NeedSet:
-        """``counts``: container → number of its nodes, none of them needed."""
-    def need(self, ids: Buffer, lengths: Buffer) -> None:
-        """Note that at least the first ``lengths`` bytes of nodes (u64 each) are needed. Ids of no
-        node are ignored."""
-    def needed(self, record_id: int) -> int: ...
-    def lengths(self, number: int) -> bytes: ...
-    def fresh(self, number: int) -> bytes: ...
-    def put(self, number: int, lengths: Buffer, fresh: Buffer) -> None: ...
-    def take_fresh(self, number: int, first: int, end: int) -> tuple[PackedOrdinals, PackedLengths]:
-        """Return the fresh nodes from ordinal ``first``, a multiple of 8, to ``end``: ordinals and
-        needed bytes. Nodes up to the next multiple of 8 are no longer fresh."""
+    taken: Final[int]
+    """Nodes that are no longer fresh; 0 if none was."""
+    nodes: Final[int]
+    """Those of them that were read."""
+    rows: Final[int]
+    """In the needed parts of these."""
+    unreadable: Final[list[Unreadable]]
+    """The others, of which nothing is marked."""
+
+@final
+class Needs(Marks):
+    """Marks of recipe nodes, each with how many bytes from its beginning are needed.
+
+    A file that was cut needs only the beginning of its recipe. Eight bytes for each node. A node is
+    fresh while more of it is needed than was read.
+    """
+
+    WHOLE: Final[int]
+    """The length that stands for all of a node."""
+
+    def copy(self) -> Needs: ...
+    def digest(self) -> bytes:
+        """The same for the same marks and lengths."""
+    def need(self, record_id: int, length: int) -> None:
+        """Mark a node, of which the first ``length`` bytes, at least, are needed."""
+    def need_packed(self, ids: Buffer, lengths: Buffer) -> None:
+        """As :meth:`need`."""
+    def lengths(self, number: int) -> bytes:
+        """How many bytes of each node of a container are needed (u64)."""
+    def fresh(self, number: int) -> bytes:
+        """The bits of the fresh nodes of a container."""
+    def resume(self, number: int, wanted: Buffer, needed: Buffer, fresh: Buffer) -> bool:
+        """Take over what an earlier run knew of a container: how much of each node stubs
+        ``wanted``, how much was ``needed`` (u64 each), and the bits of the nodes that it had not
+        read. Nodes of which more is needed now are fresh.
+
+        False, and nothing taken over, if more was wanted than is needed now, or if the container
+        has fewer nodes. Items after the end of a column are zeros.
+        """
+    def read_fresh(self, recipes: Bases, chunks: Marks, most: int) -> NodesRead:
+        """Read the next fresh nodes, and mark what their needed part names: chunks, or other nodes.
+
+        All are of one container. The search continues behind the nodes that were read last, and
+        then from the first container on.
+        """
+    def add_node(self, record_id: int, payload: Buffer, chunks: Marks) -> int | None:
+        """Mark what the needed part of a node names, by its payload, which the caller has verified.
+        Returns how many rows that has; None if the payload is not a node."""
 
 def misfits(table: Buffer, needed: Buffer) -> tuple[PackedOrdinals, int]:
     """Return places of entries that are needed and orphaned, or neither, and the number of orphans.
     Tombstones do not count. ``needed`` has a bit for each; the first is the lowest."""
-
-# Columns of u64: the needed bytes of each recipe node. Items after the end are zeros.
-def more_than(now: Buffer, before: Buffer) -> bytes:
-    """Return a bit per item: set if the item of ``now`` is more than that of ``before``. The first
-    item has the lowest bit."""
-
-def longest(one: Buffer, other: Buffer) -> bytes:
-    """Return the larger of the items of ``one`` and ``other``, for each place."""
 
 def digest_needed(entries: Buffer, lengths: Buffer, seed: int) -> int:
     """Return the xxh3 (``seed``) of consecutive fingerprints: those of the entries of a redirection
@@ -239,28 +243,14 @@ class Usage:
     ) -> None:
         """Note the names in stubs of a group: ids (u64), and the bytes (u64) of each recipe.
         ``count`` 0 is for a file that counts elsewhere."""
-    def take(
-        self, group: int, is_sharing: bool
-    ) -> list[tuple[int, PackedOrdinals, PackedLengths, bytes]]:
-        """Process the noted names. Returns the recipe nodes to read: container, ordinals
-        (ascending), needed bytes of each, number of references (u32)."""
-    def refer(self, group: int, ids: Buffer, count: int, is_sharing: bool) -> None:
-        """Add the chunks that a node names."""
-    def read_leaves(
-        self,
-        group: int,
-        data_fd: int,
-        table: Buffer,
-        *,
-        seed: int,
-        first: int,
-        ordinals: Buffer,
-        ends: Buffer,
-        counts: Buffer,
-        is_sharing: bool,
-    ) -> PackedOrdinals:
-        """Read nodes, and add the chunks that leaves name. ``table`` starts with the ordinal
-        ``first``. Returns the places of nodes that are no sound leaves."""
+    def read(
+        self, group: int, recipes: Bases, is_sharing: bool, safe_point: Callable[[], None]
+    ) -> list[Unreadable]:
+        """Take in what was named since, with what recipes name. Returns the nodes that cannot be
+        read: what the next call takes in are those that :meth:`add_node` gives."""
+    def add_node(self, group: int, record_id: int, payload: Buffer, is_sharing: bool) -> bool:
+        """Take in a node that could not be read, by its payload, which the caller has verified.
+        Returns whether that is a node."""
     def again(self, group: int) -> None:
         """Restart, to split the bytes of records among their references, now all known."""
     def taken(self, group: int) -> TakenByGroup: ...
@@ -351,7 +341,7 @@ class Refiner:
 
     def __new__(
         cls,
-        leaned: MarkSet,
+        leaned: Marks,
         bases: Bases,
         *,
         level: int | None,

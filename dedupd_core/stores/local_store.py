@@ -156,4 +156,4 @@ class LocalStore:
 
     @cached_property
     def recipes(self) -> RecipeReader:
-        return RecipeReader(self.recipe_records, self.chunk_records)
+        return RecipeReader(self.recipe_records)

@@ -1,19 +1,32 @@
 """The bytes of a stub, put together from its own blocks and from the store."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TypeVar
 
 from dedupd_core import native
-from dedupd_core.errors import DamagedChunk, DamagedRecipe, DedupdError
+from dedupd_core.errors import Damaged, DamagedChunk, DamagedRecipe, DedupdError
 from dedupd_core.format.container import Record
 from dedupd_core.format.ids import HOLE, show_id
 from dedupd_core.format.recipe import RecipeRef, fingerprint_check
 from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.native.store import BrokenPart, Unreadable
 from dedupd_core.store.reader import ChunkSource
-from dedupd_core.store.recipe.recipe_reader import Recipe, RecipeSource, Span
+from dedupd_core.store.recipe.recipe_reader import Broken, Leaf, RecipeSource, Span
 from dedupd_core.stub.transition import RecipeBytes
+from dedupd_core.units import GIB
+
+SPANS_BYTES = 4 * GIB
+"""The chunks of so many bytes of a file are in memory at once."""
+
+REPAIRS_MAX = 3
+"""Of one part for one read: a node may go from its cache before it is used."""
+
+T = TypeVar("T")
+_Chunk = tuple[int, int, int]
+"""Id, length and fingerprint check of a chunk, as a recipe names it."""
 
 
 def read_chunk(records: ChunkSource, span: Span) -> bytes:
@@ -79,6 +92,137 @@ class Contents:
         return StoreContent(self, stub, where)
 
 
+class _Repairs:
+    """What was repaired for one read of a stub. Each part a few times at most: so a read ends."""
+
+    def __init__(
+        self,
+        contents: Contents,
+        stub: StubAttribute,
+        where: str,
+        require: Callable[[Unreadable], None],
+    ) -> None:
+        """``require`` repairs an entire recipe."""
+        self._contents, self._stub, self._where = contents, stub, where
+        self._require = require
+        self._made: Counter[tuple[str, str, _Chunk]] = Counter()
+        self._chunks: dict[_Chunk, bytes] = {}
+
+    @property
+    def chunks(self) -> list[tuple[_Chunk, bytes]]:
+        return [*self._chunks.items()]
+
+    def make(self, reasons: Sequence[Unreadable]) -> None:
+        """Repair the unreadable parts, so that native code can read them. Raises Damaged,
+        StoreUnreachable, OSError."""
+        for one in reasons:
+            named = one.id, one.length, one.check
+            key = one.part, one.why, named
+            self._made[key] += 1
+            if self._made[key] > REPAIRS_MAX:
+                raise self._error(one)
+            self._make(one, named)
+
+    def _make(self, unreadable: Unreadable, named: _Chunk) -> None:
+        contents, record_id = self._contents, unreadable.id
+        match unreadable.part:
+            case "chunk":
+                _, length, check = named
+                span = Span(0, length, record_id, check)
+                self._chunks[named] = read_chunk(contents.chunks, span)
+            case "direct":
+                record = contents.chunks.describe(record_id)
+                contents.native.keep_direct(record_id, record.raw_length, record.fingerprint)
+            case "node":
+                record, payload = contents.recipes.record(record_id)
+                if not contents.native.keep_node(record_id, payload, record.fingerprint):
+                    raise DamagedRecipe(f"recipe {show_id(record_id)}: not a valid recipe")
+            case _:
+                self._require(unreadable)
+
+    def _error(self, one: Unreadable) -> Exception:
+        """For a part that native code does not read although it was repaired."""
+        what = "chunk" if one.part == "direct" else "recipe"
+        if one.part == "chunk" or one.why != "not meant":
+            name = f"record {show_id(one.id)}" if one.id else "its recipe"
+            return DamagedChunk(f"{self._where}: {name} cannot be read: {one.why}", one.id)
+        if one.id in (0, self._stub.recipe):
+            name = show_id(self._stub.recipe)
+            return DamagedRecipe(
+                f"{self._where}: {what} {name} differs from the {what} in the stub"
+            )
+        return DamagedRecipe(
+            f"{what} {show_id(one.id)}: differs from the part in the parent recipe"
+        )
+
+
+class Recipe:
+    """The recipe of a stub, read as far as it is asked for.
+
+    ``length`` bytes, of a content with the digest ``content``: equal for equal content however it
+    is stored. ``level``: of the root.
+    """
+
+    def __init__(self, contents: Contents, stub: StubAttribute, where: str) -> None:
+        """``where``: the stub, in messages. Raises DamagedRecipe, DamagedContainer."""
+        self._contents, self._stub, self._where = contents, stub, where
+        self._native = contents.native
+        self._ref = RecipeRef(stub.recipe, stub.digest, Flag.DIRECT in stub.flags)
+        # As long as this exists, so does what its chunks are called.
+        self._held = self._native.hold((*self._ref, 0))
+        self.length, self.level, self.content = self._given(
+            lambda: self._native.described((*self._ref, 0))
+        )
+        if isinstance(self._held, list):
+            self._held = self._native.hold((*self._ref, 0))
+
+    def spans(self, start: int, end: int) -> Iterator[Span]:
+        """The chunks and holes that [start, end) touches, in order. Raises DamagedRecipe."""
+        end = min(end, self.length)
+        for low in range(start, end, SPANS_BYTES):
+            high = min(low + SPANS_BYTES, end)
+            read = partial(self._native.spans, (*self._ref, self.length), low, high)
+            for fields in self._given(read):
+                span = Span._make(fields)
+                if span.offset >= low or low == start:
+                    yield span
+
+    def leaves(self) -> Iterator[Leaf | Broken]:
+        """Every leaf, in order; a part that cannot be read comes as ``Broken`` in its place."""
+        at = 0
+        while at < self.length:
+            part = self._leaf(at)
+            yield part
+            at = part.offset + (part.content.length if isinstance(part, Leaf) else part.length)
+
+    def inner_ids(self) -> Iterator[int]:
+        """Ids of the nodes between root and leaves; most recipes have none."""
+        for part in self.leaves() if self.level > 1 else ():
+            yield from part.above
+
+    def _leaf(self, at: int) -> Leaf | Broken:
+        repairs = self._repairs()
+        while isinstance(part := self._native.leaf((*self._ref, self.length), at), BrokenPart):
+            try:
+                repairs.make([part.unreadable])
+            except Damaged as error:
+                node = part.unreadable.id
+                return Broken(part.offset, part.length, node, str(error), part.above)
+        return Leaf(part.offset, part.node, part, part.above)
+
+    def _given(self, read: Callable[[], T | Unreadable]) -> T:
+        repairs = self._repairs()
+        while isinstance(found := read(), Unreadable):
+            repairs.make([found])
+        return found
+
+    def _repairs(self) -> _Repairs:
+        return _Repairs(self._contents, self._stub, self._where, self._require)
+
+    def _require(self, _: Unreadable) -> None:
+        self._contents.recipes.require(self._ref, self._where)
+
+
 class StoreContent(RecipeBytes):
     """The bytes that a recipe stands for, of the stub at ``where``."""
 
@@ -89,9 +233,7 @@ class StoreContent(RecipeBytes):
     @cached_property
     def recipe(self) -> Recipe:
         """Raises DamagedRecipe, DamagedContainer."""
-        stub = self._stub
-        ref = RecipeRef(stub.recipe, stub.digest, Flag.DIRECT in stub.flags)
-        recipe = self._contents.recipes.open(ref, self.where)
+        recipe, stub = Recipe(self._contents, self._stub, self.where), self._stub
         if recipe.length < stub.covered:
             raise DamagedRecipe(
                 f"{self.where}: the recipe covers {recipe.length} bytes, but the stub expects"
@@ -119,14 +261,15 @@ class StoreContent(RecipeBytes):
         covered: int,
         start: int,
         end: int,
-        reasons: Sequence[native.store.Unreadable] = (),
+        reasons: Sequence[Unreadable] = (),
     ) -> bytes:
         """Bytes [start, end) of the file ``fd``, up to its size at most: those of blocks of its
         ``own``, and else those of the recipe below ``covered``, and zeros.
 
         ``reasons``: what could not be read of it a moment ago. Raises Damaged, OSError.
         """
-        stub, repairs = self._named(covered), _Repairs(self._contents, self)
+        stub = self._named(covered)
+        repairs = _Repairs(self._contents, self._stub, self.where, self._require)
         with suppress(DedupdError, OSError):  # it may no longer be needed
             repairs.make(reasons)
         while True:
@@ -163,57 +306,6 @@ class StoreContent(RecipeBytes):
         self.__dict__.pop("recipe", None)
         _ = self.recipe
 
-
-_Chunk = tuple[int, int, int]
-"""Id, length and fingerprint check of a chunk, as a recipe names it."""
-
-
-REPAIRS_MAX = 3
-"""Of one part for one read: a node may go from its cache before it is used."""
-
-
-class _Repairs:
-    """What was repaired for one read of a stub. Each part a few times at most: so a read ends."""
-
-    def __init__(self, contents: Contents, content: StoreContent) -> None:
-        self._contents, self._content = contents, content
-        self._made: Counter[tuple[str, str, _Chunk]] = Counter()
-        self._chunks: dict[_Chunk, bytes] = {}
-
-    @property
-    def chunks(self) -> list[tuple[_Chunk, bytes]]:
-        return [*self._chunks.items()]
-
-    def make(self, reasons: Sequence[native.store.Unreadable]) -> None:
-        """Repair the unreadable parts, so that native code can read them. Raises Damaged,
-        StoreUnreachable, OSError."""
-        for one in reasons:
-            named = one.id, one.length, one.check
-            key = one.part, one.why, named
-            self._made[key] += 1
-            if self._made[key] > REPAIRS_MAX:
-                raise _unreadable(one, self._content)
-            self._make(one, named)
-
-    def _make(self, unreadable: native.store.Unreadable, named: _Chunk) -> None:
-        contents, record_id = self._contents, unreadable.id
-        match unreadable.part:
-            case "chunk":
-                _, length, check = named
-                span = Span(0, length, record_id, check)
-                self._chunks[named] = read_chunk(contents.chunks, span)
-            case "direct":
-                record = contents.chunks.describe(record_id)
-                contents.native.keep_direct(record_id, record.raw_length, record.fingerprint)
-            case "node":
-                record, payload = contents.recipes.record(record_id)
-                contents.native.keep_node(record_id, payload, record.fingerprint)
-            case _:
-                if unreadable.why != "too long" or not self._content.hold():
-                    self._content.require_recipe()
-
-
-def _unreadable(found: native.store.Unreadable, content: StoreContent) -> Exception:
-    """For what native code does not read although it was repaired."""
-    what = f"record {show_id(found.id)}" if found.id else "its recipe"
-    return DamagedChunk(f"{content.where}: {what} cannot be read: {found.why}", found.id)
+    def _require(self, unreadable: Unreadable) -> None:
+        if unreadable.why != "too long" or not self.hold():
+            self.require_recipe()

@@ -12,8 +12,10 @@ from typing import NamedTuple
 from dedupd_core import native
 from dedupd_core.errors import Damaged
 from dedupd_core.format.domain import VOLUME
-from dedupd_core.format.ids import HOLE
-from dedupd_core.store.recipe.recipe_reader import RecipeRow
+from dedupd_core.format.ids import HOLE, show_id
+from dedupd_core.format.recipe import DIGEST_BYTES
+from dedupd_core.format.stub import StubAttribute
+from dedupd_core.store.recipe.recipe_reader import Broken, RecipeRow
 from dedupd_core.store.recipe.recipe_writer import Growth
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.units import GIB
@@ -67,14 +69,22 @@ class Checkpoints:
 
     def _is_whole(self, node: RecipeRow, level: int) -> bool:
         """Whether every chunk below a node is still there: its file has no other copy soon."""
-        part = self._volume.store.recipes.part(node, level)
         chunks, streams = self._volume.store.chunk_records, self._volume.store.recipe_records
-        if not all(streams.is_live(one) for one in (node.chunk, *part.node_ids())):
+        digest = streams.describe(node.chunk).fingerprint[:DIGEST_BYTES]
+        stub = StubAttribute(node.chunk, digest, node.length, 0)
+        part = self._volume.content(stub, f"recipe {show_id(node.chunk)}").recipe
+        if (part.level, part.length, part.content) != (level, node.length, node.fingerprint):
             return False
-        return all(
-            span.chunk == HOLE or chunks.offers(span.chunk, span.length, span.fingerprint_check)
-            for span in part.spans(0, part.length)
-        )
+        for leaf in part.leaves():
+            if isinstance(leaf, Broken):
+                return False
+            content, nodes = leaf.content, {node.chunk, leaf.node, *leaf.above}
+            rows = zip(content.ids, content.lengths, content.fingerprint_checks, strict=True)
+            if not all(streams.is_live(one) for one in nodes) or not all(
+                row[0] == HOLE or chunks.offers(*row) for row in rows
+            ):
+                return False
+        return True
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint in place of the one before."""

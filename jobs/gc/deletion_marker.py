@@ -4,7 +4,7 @@ from dedupd_core.deleted.expiry import Expired, expire
 from dedupd_core.deleted.log import DeletionLogs
 from dedupd_core.errors import PolicyError
 from dedupd_core.format.stub import Flag
-from dedupd_core.store.mark_set import Marks, Needs
+from dedupd_core.native.upkeep import Marks, Needs
 from dedupd_core.system.files import free_space
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun

@@ -14,10 +14,10 @@ from dedupd_core import native
 from dedupd_core.failpoint import define, reach
 from dedupd_core.format.container import Kind
 from dedupd_core.format.table import State
+from dedupd_core.native.upkeep import Marks, Needs
 from dedupd_core.replica.replica import refuse_unfinished
 from dedupd_core.shared.fellows import require_all
 from dedupd_core.store import saved_marks
-from dedupd_core.store.mark_set import Marks, Needs
 from dedupd_core.units import counted
 from dedupd_core.volume.hints import HintKey
 from dedupd_core.volume.unfinished_files import Checkpoints
@@ -174,13 +174,13 @@ class Gc(Job[GcReport]):
 
 
 def _state(tables: Tables, digests: bytes) -> str:
-    """A digest of what the tree names, given as digests of marks, and of which records are
-    live or merged.
+    """A digest of what the tree names, given as digests of marks, and of the records that are live,
+    merged or quarantined.
 
-    If neither has changed since a collection that went through, there is no new garbage. A
-    record shows that has become either since without being needed, because a table was lost or
-    a job died. A wrong hint is only ever a reason to do nothing, and leaves garbage where it
-    is.
+    If neither has changed since a completed collection, there is no new garbage. A record that has
+    reached one of these states since then without being needed changes the digest: a table was
+    lost, or a job died. A wrong hint only ever causes a run to do nothing, which leaves garbage in
+    place.
     """
     kept = [(int(kind), sorted(kept_digests(tables[kind]).items())) for kind in Kind]
     return native.hashing.fingerprint(digests + repr(kept).encode()).hex()

@@ -15,9 +15,9 @@ from dedupd_core.errors import DamagedTable, NoSpace, PolicyError
 from dedupd_core.failpoint import define, reach
 from dedupd_core.format import table as tbl
 from dedupd_core.format.container import Kind
+from dedupd_core.native.upkeep import Marks, Needs
 from dedupd_core.store import saved_marks
 from dedupd_core.store.container.table_scan import TableScan
-from dedupd_core.store.mark_set import Marks, Needs
 from dedupd_core.store.saved_marks import ChunkSection, RecipeSection, SavedMarks, SavedMarksWriter
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
@@ -25,7 +25,10 @@ from jobs.frame.run import JobRun
 Tables = dict[Kind, TableScan]
 """The tables of each kind of container."""
 
-_KEPT = bytes(state if state in (tbl.State.LIVE, tbl.State.MERGED) else 0 for state in range(256))
+_KEPT = bytes(
+    state if state in (tbl.State.LIVE, tbl.State.MERGED, tbl.State.QUARANTINED) else 0
+    for state in range(256)
+)
 """A compaction turns the other states into each other: that is no change."""
 
 _LENGTH_BYTES = 8
@@ -46,7 +49,7 @@ def recovered_tables(volume: Volume, run: JobRun, files: ExitStack) -> Tables:
 
 
 def kept_digests(tables: TableScan) -> dict[int, int]:
-    """Of each container a digest of which of its records are live, and which are merged."""
+    """For each container a digest of the records that are live, merged or quarantined."""
     kept: dict[int, int] = {}
     for number in tables.shapes:
         digest = xxhash.xxh3_128()
@@ -82,11 +85,8 @@ class RecipeMarks:
         self.are_known = False
         """Whether all that is not fresh was known from an earlier run, which has saved it."""
         self.wanted = wanted
-        self.nodes = Needs(tables[Kind.RECIPES].counts())
-        self.nodes.include(wanted)
+        self.nodes = wanted.copy()
         self.chunks = Marks(tables[Kind.CHUNKS].counts())
-        for number in tables[Kind.RECIPES].shapes:
-            self.nodes.put(number, wanted.lengths(number), wanted.fresh(number))
 
     @property
     def are_whole(self) -> bool:
@@ -121,19 +121,12 @@ def _take_nodes(section: RecipeSection, marks: RecipeMarks, tables: Tables) -> b
     number = section.container
     if number not in tables[Kind.RECIPES].shapes:
         return not any(section.needed)
-    now = marks.wanted.lengths(number)
-    if any(native.upkeep.more_than(section.wanted, now)) or any(section.needed[len(now) :]):
-        return False
     # The fingerprint of a recipe stands for its content. An id has another fingerprint only where
     # a part of the store was lost, or brought back from an older copy.
     digest = needed_digest(tables[Kind.RECIPES], number, memoryview(section.needed))
-    if digest != section.fingerprints:
-        return False
-    more = native.upkeep.more_than(now, section.needed)
-    fresh = int.from_bytes(more, "little") | int.from_bytes(section.fresh[: len(more)], "little")
-    needed = native.upkeep.longest(now, section.needed)
-    marks.nodes.put(number, needed, fresh.to_bytes(len(more), "little"))
-    return True
+    return digest == section.fingerprints and marks.nodes.resume(
+        number, section.wanted, section.needed, section.fresh
+    )
 
 
 def save(volume: Volume, tables: Tables, marks: RecipeMarks) -> None:

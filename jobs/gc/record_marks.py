@@ -6,10 +6,10 @@ from dedupd_core.errors import Damaged
 from dedupd_core.format.container import COPIES_OF, Kind
 from dedupd_core.format.ids import show_id, unpack_ordinals
 from dedupd_core.format.table import State
+from dedupd_core.native.upkeep import Marks
 from dedupd_core.store.container.directory import ContainerDirectory
 from dedupd_core.store.container.table_file import LOST
 from dedupd_core.store.container.table_scan import TableBlock
-from dedupd_core.store.mark_set import Marks
 from jobs.frame.run import Findings
 from jobs.gc.recipe_marks import RecipeMarks, Tables
 
@@ -61,7 +61,6 @@ class RecordMarks:
             found_any = False
             for block in self._tables[kind].blocks():
                 followed = marks.follow(block.first_id, block.entries)
-                marks.note_strays(followed.strays)
                 self.epoch = max(self.epoch, followed.epoch + 1)
                 found_any |= followed.found_any
 
@@ -85,7 +84,6 @@ class RecordMarks:
         directory = self._tables[kind].directory
         for block in self._tables[kind].blocks():
             leaned = marks.lean(block.first_id, block.entries)
-            marks.note_strays(leaned.strays)
             found_any |= leaned.found_any
             for at in unpack_ordinals(leaned.unknown):
                 base = self._base_in_header(directory, block, at)

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from dedupd_core import native
 from dedupd_core.errors import Busy, DamagedStub, ServiceUnreachable
-from dedupd_core.format.stub import Flag, attribute_seed, decode_stub
-from dedupd_core.store.mark_set import Marks, Needs
+from dedupd_core.format.stub import attribute_seed, decode_stub
+from dedupd_core.native.upkeep import Marks, Needs
 from dedupd_core.system import mount_table
 from dedupd_core.system.control_socket import ControlClient
 from dedupd_core.system.paths import show_path
@@ -287,16 +287,13 @@ class TreeMarker:
         return here.directories
 
     def _damaged(self, fd: int, name: bytes, value: bytes) -> None:
-        """Report a damaged attribute; mark the record of one that is sound after all."""
+        """Report an attribute that native code does not accept, with the reason."""
+        reason = "its stub attribute is not valid"
         try:
-            stub = decode_stub(value, self._volume.space.volume_id, "")
+            decode_stub(value, self._volume.space.volume_id, "")
         except DamagedStub as error:
-            self._problem(fd, name, str(error).removeprefix(": "))
-            return
-        if stub.flags & Flag.DIRECT:
-            self._chunks.add([stub.recipe])
-        else:
-            self._recipes.need(stub.recipe, stub.covered)
+            reason = str(error).removeprefix(": ")
+        self._problem(fd, name, reason)
 
     def _problem(self, parent: int, name: bytes, reason: str | None) -> None:
         above = path_in_tree(self._volume.data_fd, parent)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dedupd_core.errors import Damaged
 from dedupd_core.format import table as tbl
 from dedupd_core.format.ids import HOLE
-from dedupd_core.format.recipe import DIGEST_BYTES, Node, content_digest, fingerprint_check
+from dedupd_core.format.recipe import DIGEST_BYTES, content_digest, fingerprint_check
 from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.native.store import RecipeLeaf
 from dedupd_core.store.container.table_file import LOST
 from dedupd_core.store.reader import RecordReader
 from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, Broken
@@ -32,7 +33,7 @@ class Proofs:
         self._records = records
         self._lost = lost
         self._halves: dict[bytes, set[int]] = {}
-        self._leaves: dict[tuple[int, int], list[tuple[int, Node]]] = {}
+        self._leaves: dict[tuple[int, int], list[tuple[int, RecipeLeaf]]] = {}
         self._fingerprints: dict[int, bytes | None] = {}
         self.pending: set[int] = set()
 
@@ -73,7 +74,7 @@ class Proofs:
         entry = self._lost.get(chunk)
         return entry is not None and entry.fingerprint == LOST.fingerprint
 
-    def _makes_up(self, leaf: Node, chunk: int, fingerprint: bytes) -> bool:
+    def _makes_up(self, leaf: RecipeLeaf, chunk: int, fingerprint: bytes) -> bool:
         """Return whether a leaf matches its digest if ``chunk`` has this fingerprint."""
         parts: list[tuple[bytes, int]] = []
         for chunk_id, length in zip(leaf.ids, leaf.lengths, strict=True):

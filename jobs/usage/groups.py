@@ -14,8 +14,9 @@ from dedupd_core.units import align_up
 from dedupd_core.volume.partition_map import type_of, type_of_suffix
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun, checked
+from jobs.tree.stub_sizes import summed
 from jobs.tree.walk import each_directory, listed, unreadable
-from jobs.usage.needs import REST, StoreNeeds, name_others, summed
+from jobs.usage.needs import REST, StoreNeeds, name_others
 
 By = Literal["", "owner", "type", "folder"]
 SECTOR_BYTES = 512

@@ -6,51 +6,26 @@ Tables and recipes are read as they are, without the job lock: nothing is change
 """
 
 import os
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
 
 from dedupd_core import native
 from dedupd_core.errors import Damaged, DamagedStub, UnseenMember
 from dedupd_core.format.container import COPIES_OF, Kind, seed_of
-from dedupd_core.format.ids import make_id, show_id, unpack_ordinals
-from dedupd_core.format.recipe import named_by
-from dedupd_core.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
+from dedupd_core.format.ids import show_id
+from dedupd_core.format.stub import Flag, StubAttribute, decode_stub
 from dedupd_core.native.tree import StubUsage, Unreadable
 from dedupd_core.shared.fellows import opened_member, others
-from dedupd_core.store.container.container import table_name
-from dedupd_core.store.container.directory import ContainerDirectory
-from dedupd_core.store.container.table_file import map_of, table_header
 from dedupd_core.store.container.table_scan import LoadedTable, loaded_tables
 from dedupd_core.store.garbage import weigh
-from dedupd_core.store.mark_set import Needs
-from dedupd_core.system.files import opened, read_readable
 from dedupd_core.system.paths import explain
-from dedupd_core.system.processes import cores
 from dedupd_core.units import align_up
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun, checked
+from jobs.tree.stub_sizes import summed
 from jobs.tree.walk import each_directory, unreadable
-
-NODES_AT_ONCE = 1024
-"""Recipes read by one call: a run stops within the time that reading so many takes."""
-
-ENTRIES_AT_ONCE = 1 << 16
-"""Of the table that such a call is given."""
 
 REST = 0
 """The group of all files that were not asked for. It is taken in last."""
-
-
-class _Nodes(NamedTuple):
-    """Nodes of a container: ordinals, how many bytes of each are needed, and how often."""
-
-    ordinals: "array[int]"
-    ends: "array[int]"
-    counts: "array[int]"
-
-    def part(self, first: int, end: int) -> "_Nodes":
-        return _Nodes(*(column[first:end] for column in self))
 
 
 class StoreNeeds:
@@ -122,69 +97,25 @@ class StoreNeeds:
         if not self._volume.store_kind.has_containers:
             return  # recipes and chunks are in no container: they take nothing here
         self._run.update(phase="reading recipes", done=0, total=groups + 1)
-        with self._volume.containers(Kind.RECIPES) as directory:
-            for done, group in enumerate((*range(1, groups + 1), REST)):
-                while wanted := self.native.take(group, self._is_sharing):
-                    for number, *columns in wanted:
-                        ordinals, ends, counts = map(array, "IQI", columns)
-                        self._read_container(
-                            directory, group, number, _Nodes(ordinals, ends, counts)
-                        )
-                self._run.update(done=done + 1)
+        records, check = self._volume.recipe_records.native_reader, self._run.safe_point
+        for done, group in enumerate((*range(1, groups + 1), REST)):
+            while unreadable := self.native.read(group, records, self._is_sharing, check):
+                for node in unreadable:
+                    self._repair(group, node.id)
+            self._run.update(done=done + 1)
 
-    def _read_container(
-        self, directory: ContainerDirectory, group: int, number: int, nodes: _Nodes
-    ) -> None:
-        try:
-            header = directory.header(number)
-            flags = os.O_RDONLY | os.O_CLOEXEC
-            with (
-                opened(directory.open_data(number)) as data_fd,
-                opened(os.open(table_name(number), flags, dir_fd=directory.fd)) as table_fd,
-            ):
-                table_map = map_of(table_fd, table_header(table_fd, table_name(number), header))
-                for part in _parts(nodes):
-                    self._run.safe_point()
-                    first, end = part.ordinals[0], part.ordinals[-1] + 1
-                    start = table_map.offset_below(first)
-                    entries = read_readable(table_fd, table_map.offset_below(end) - start, start)
-                    entries = table_map.expand(entries, first, end)
-                    others = self.native.read_leaves(
-                        group,
-                        data_fd,
-                        entries,
-                        seed=seed_of(header),
-                        first=first,
-                        ordinals=part.ordinals,
-                        ends=part.ends,
-                        counts=part.counts,
-                        is_sharing=self._is_sharing,
-                    )
-                    for at in unpack_ordinals(others):
-                        self._read_node(group, number, part.part(at, at + 1))
-        except (Damaged, OSError) as error:
-            self._unread(f"recipes {number:08d}: {explain(error)}")
-
-    def _read_node(self, group: int, number: int, node: _Nodes) -> None:
-        """A node that names others, was merged, or is damaged."""
-        recipe, end, count = make_id(number, node.ordinals[0]), node.ends[0], node.counts[0]
-        where = f"recipe {show_id(recipe)}"
+    def _repair(self, group: int, recipe: int) -> None:
+        """Take in a node that native code cannot read, by its second copy."""
         try:
             payload = self._volume.recipe_records.read(recipe)[1]
-            level, ids, last_bytes = named_by(payload, end, where)
+            is_node = self.native.add_node(group, recipe, payload, self._is_sharing)
+            reason = "" if is_node else "not a valid recipe"
         except (Damaged, OSError) as error:
-            self._unread(f"{where}: {explain(error)}")
-            return
-        if level == 0:
-            self.native.refer(group, array("Q", ids), count, self._is_sharing)
-        elif not self._is_sharing:
-            ends = array("Q", [Needs.WHOLE] * (len(ids) - 1) + [last_bytes])
-            self.native.name(group, b"", array("Q", ids), ends, count)
-
-    def _unread(self, message: str) -> None:
-        if not self._is_sharing:
+            reason = explain(error)
+        if reason and not self._is_sharing:
             self._run.findings.add(
-                f"{message}; the records that it refers to are not counted; run `dedupd run scrub`"
+                f"recipe {show_id(recipe)}: {reason}; the records that it refers to are not"
+                " counted; run `dedupd run scrub`"
             )
 
     # --- tables -------------------------------------------------------------------------------
@@ -212,35 +143,6 @@ class StoreNeeds:
         for group in self.native.sole_groups(recipes, number, copies):
             self._run.safe_point()
             self.freed[group] = self.freed.get(group, 0) + now - kept_bytes(gone=group)
-
-
-def summed(
-    volume: Volume,
-    directories: Sequence[bytes],
-    safe_point: Callable[[], None],
-    by: Literal["", "owner", "type"] = "",
-) -> list[StubUsage | Unreadable]:
-    """The files of directories, summed up natively: all together, or by owner or type."""
-    return native.tree.sum_up(
-        volume.data_fd,
-        directories,
-        volume.space.name,
-        cores(),
-        safe_point,
-        seed=attribute_seed(volume.space.volume_id),
-        by=by,
-    )
-
-
-def _parts(nodes: _Nodes) -> Iterator[_Nodes]:
-    """A few nodes at a time, that lie near one another."""
-    start, ordinals = 0, nodes.ordinals
-    while start < len(ordinals):
-        end = min(start + NODES_AT_ONCE, len(ordinals))
-        while ordinals[end - 1] - ordinals[start] >= ENTRIES_AT_ONCE:
-            end = start + max(1, (end - start) // 2)
-        yield nodes.part(start, end)
-        start = end
 
 
 def name_others(volume: Volume, run: JobRun, needs: StoreNeeds) -> None:

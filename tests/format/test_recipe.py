@@ -10,6 +10,7 @@ from dedupd_core.errors import DamagedRecipe
 from dedupd_core.format import recipe
 from dedupd_core.format.ids import HOLE, container_of, make_id, ordinal_of, show_id
 from tests.support.formats import HASH, U32
+from tests.support.recipe_nodes import decode_node
 
 IDS = st.integers(1, 2**64 - 1)
 chunk_rows = st.tuples(IDS, st.integers(1, 2**32 - 1), HASH)
@@ -21,7 +22,7 @@ CONTENT = b"0123456789abcdef"
 
 @given(leaves)
 def test_a_leaf_comes_back_as_it_was(rows: list[tuple[int, int, bytes]]) -> None:
-    node = recipe.decode_node(recipe.encode_node(0, CONTENT, rows), "here")
+    node = decode_node(recipe.encode_node(0, CONTENT, rows), "here")
     assert (node.level, node.content) == (0, CONTENT)
     assert list(zip(node.ids, node.lengths, node.fingerprint_checks, strict=True)) == [
         (i, n, 0 if i == HOLE else recipe.fingerprint_check(fp)) for i, n, fp in rows
@@ -32,7 +33,7 @@ def test_a_leaf_comes_back_as_it_was(rows: list[tuple[int, int, bytes]]) -> None
 
 @given(st.integers(1, 5), inner_rows)
 def test_an_inner_node_comes_back_as_it_was(level: int, rows: list[tuple[int, int, bytes]]) -> None:
-    node = recipe.decode_node(recipe.encode_node(level, CONTENT, rows), "here")
+    node = decode_node(recipe.encode_node(level, CONTENT, rows), "here")
     assert node.level == level
     assert list(zip(node.ids, node.lengths, strict=True)) == [(i, n) for i, n, _ in rows]
     assert not any(node.fingerprint_checks)
@@ -45,20 +46,20 @@ def test_a_node_cut_short_or_drawn_out_is_refused(
     payload = recipe.encode_node(0, CONTENT, rows)
     for wrong in (payload[:-amount], payload + bytes(amount)):
         with pytest.raises(DamagedRecipe, match="here"):
-            recipe.decode_node(wrong, "here")
+            decode_node(wrong, "here")
 
 
 def test_lengths_that_do_not_add_up_are_refused() -> None:
     payload = bytearray(recipe.encode_node(0, CONTENT, [(7, 100, bytes(32)), (8, 50, bytes(32))]))
     struct.pack_into("<Q", payload, recipe.HEADER_BYTES + 8, 101)
     with pytest.raises(DamagedRecipe, match="do not add up"):
-        recipe.decode_node(bytes(payload), "here")
+        decode_node(bytes(payload), "here")
 
 
 def test_a_chunk_of_no_length_is_refused() -> None:
     payload = recipe.encode_node(1, CONTENT, [(7, 100, b""), (8, 0, b"")])
     with pytest.raises(DamagedRecipe, match="do not add up"):
-        recipe.decode_node(payload, "here")
+        decode_node(payload, "here")
 
 
 @pytest.mark.parametrize("position", [0, 4], ids=["magic", "format"])
@@ -66,14 +67,14 @@ def test_what_is_no_recipe_of_this_format_is_refused(position: int) -> None:
     payload = bytearray(recipe.encode_node(0, CONTENT, [(7, 100, bytes(32))]))
     payload[position] ^= 0x40
     with pytest.raises(DamagedRecipe, match="not a recipe of format 1"):
-        recipe.decode_node(bytes(payload), "here")
+        decode_node(bytes(payload), "here")
 
 
 def test_a_full_leaf_reads_in_one_small_piece() -> None:
     rows = [(at + 1, 1 << 16, bytes(32)) for at in range(recipe.FANOUT_MAX)]
     payload = recipe.encode_node(0, CONTENT, rows)
     assert len(payload) < 70_000
-    assert len(recipe.decode_node(payload, "here").ids) == recipe.FANOUT_MAX
+    assert len(decode_node(payload, "here").ids) == recipe.FANOUT_MAX
 
 
 @given(st.lists(st.tuples(HASH, U32), max_size=5), st.lists(st.tuples(HASH, U32), max_size=5))

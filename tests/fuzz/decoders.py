@@ -35,7 +35,7 @@ from dedupd_core.errors import (
 from dedupd_core.format import container, merge_log, recipe, stub, table
 from dedupd_core.format.container import Kind
 from dedupd_core.format.derived import saved_marks, saved_notes
-from dedupd_core.format.ids import PackedPairs
+from dedupd_core.format.ids import PackedPairs, make_id
 from dedupd_core.index.bloom_index import BloomIndex
 from dedupd_core.index.saved_index import SavedFile
 from dedupd_core.index.table_index import TableIndex
@@ -53,6 +53,7 @@ from tests.support.formats import U32, U64, UUID
 from tests.support.fuzzing import damaged
 from tests.support.lab import Lab
 from tests.support.malformed import malformed
+from tests.support.recipe_nodes import decode_node
 
 MEMORY_BYTES = 512 << 20
 """That no decoder needs for inputs of some KiB."""
@@ -329,17 +330,17 @@ def _notes_made(volume_id: bytes) -> st.SearchStrategy[bytes]:
 
 
 def _recipe(payload: bytes) -> None:
-    with suppress(DamagedRecipe):
-        recipe.named_by(payload, 1 << 20, "here")
+    nodes, end = native.upkeep.Needs({1: 1}), 1 << 20
+    nodes.need(make_id(1, 0), end)
+    rows = nodes.add_node(make_id(1, 0), payload, native.upkeep.Marks({}))
     try:
-        node = recipe.decode_node(payload, "here")
+        node = decode_node(payload, "here")
     except DamagedRecipe:
         return
     assert 0 < len(node.ids) <= recipe.FANOUT_MAX
     assert sum(node.lengths) == node.length
     assert all(node.lengths)
-    level, ids, end = recipe.named_by(payload, node.length, "here")
-    assert (level, ids, end) == (node.level, list(node.ids), node.length)
+    assert rows == sum(offset < end for offset in node.offsets)
 
 
 def _policy(text: str) -> None:

@@ -10,7 +10,7 @@ from dedupd_core import native
 from dedupd_core.format import table as tbl
 from dedupd_core.format.ids import make_id
 from dedupd_core.format.table import State, TableEntry
-from dedupd_core.store.mark_set import Marks, Needs
+from dedupd_core.native.upkeep import Marks, Needs
 from tests.support.lab import noise
 
 COLUMNS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1)), max_size=70)
@@ -20,18 +20,29 @@ def packed(column: list[int]) -> bytes:
     return array("Q", column).tobytes()
 
 
-@given(COLUMNS, COLUMNS)
-def test_columns_are_compared_item_by_item(one: list[int], other: list[int]) -> None:
-    pairs = list(zip_longest(one, other, fillvalue=0))[: len(one)]
-    bits = native.upkeep.more_than(packed(one), packed(other))
-    assert [byte >> bit & 1 for byte in bits for bit in range(8)][: len(one)] == [
-        now > before for now, before in pairs
-    ]
-    assert len(bits) == -(-len(one) // 8)
-    assert not any(bits) or int.from_bytes(bits, "little").bit_length() <= len(one)
-    assert native.upkeep.longest(packed(one), packed(other)) == packed(
-        [max(pair) for pair in pairs]
-    )
+@given(COLUMNS, COLUMNS, COLUMNS, st.sets(st.integers(0, 79)))
+def test_an_earlier_run_is_resumed_if_its_tree_named_no_more(
+    now: list[int], wanted: list[int], more: list[int], unread: set[int]
+) -> None:
+    """``more`` is what nodes above needed of each node, beyond what stubs wanted."""
+    needs = Needs({1: len(now)})
+    needs.need_packed(packed([make_id(1, at) for at in range(len(now))]), packed(now))
+    needed = [max(pair) for pair in zip_longest(wanted, more, fillvalue=0)]
+    bits = sum(1 << at for at in unread).to_bytes(10, "little")
+    is_resumed = needs.resume(1, packed(wanted), packed(needed), bits)
+    pairs = list(zip_longest(now, wanted, fillvalue=0))
+    no_more = all(then <= length for length, then in pairs) and not any(needed[len(now) :])
+    assert is_resumed == no_more
+    if not is_resumed:
+        assert needs.lengths(1) == packed(now)
+        return
+    known = [then for then, _ in zip_longest(needed, now, fillvalue=0)][: len(now)]
+    assert needs.lengths(1) == packed([max(pair) for pair in zip(now, known, strict=True)])
+    fresh = int.from_bytes(needs.fresh(1), "little")
+    for at, (length, then) in enumerate(zip(now, known, strict=True)):
+        assert fresh >> at & 1 == (length > then or at in unread)
+        assert make_id(1, at) in needs
+    assert fresh.bit_length() <= len(now)
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 2**64 - 1))
@@ -108,7 +119,7 @@ def test_what_marked_records_lead_to_is_marked(
             needed.add(own)
     assert {make_id(1, at) for at in ordinals(marks)} == needed
     assert followed.found_any == (len(needed) > len(some))
-    assert list(memoryview(followed.strays).cast("Q")) == unknown
+    assert marks.strays == sorted(set(unknown))
     assert followed.epoch == max((t for s, t in rows if s == State.ORPHANED), default=0)
 
 
@@ -139,42 +150,3 @@ def test_entries_that_do_not_fit_the_marks_are_found(
         if state != State.TOMBSTONE and (at in some) == (state in unneeded)
     ]
     assert orphans == sum(state == State.ORPHANED for state, _ in rows)
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.integers(0, 45), st.integers(0, 5)),
-            st.tuples(st.integers(0, 4).map(lambda at: at * 8), st.integers(0, 50)),
-        ),
-        max_size=30,
-    ),
-    st.lists(st.booleans(), min_size=30, max_size=30),
-)
-def test_a_node_is_fresh_while_more_of_it_is_needed_than_was_taken(
-    steps: list[tuple[int, int]], takes: list[bool]
-) -> None:
-    needs = Needs({1: 40})
-    lengths, fresh = dict.fromkeys(range(40), 0), set[int]()
-    for (at, more), take in zip(steps, takes, strict=False):
-        if not take:
-            needs.need(make_id(1, at), more)
-            if at < 40 and more > lengths[at]:
-                lengths[at] = more
-                fresh.add(at)
-            assert (make_id(1, at) in needs) == (at < 40)
-            continue
-        first = at // 8 * 8
-        end = first + 8 * (more % 4)
-        found, ends = needs.take_fresh(1, first, end)
-        expected = sorted(one for one in fresh if first <= one < end)
-        assert list(memoryview(found).cast("I")) == expected
-        assert list(memoryview(ends).cast("Q")) == [lengths[one] for one in expected]
-        fresh -= set(expected)
-    assert list(memoryview(needs.lengths(1)).cast("Q")) == list(lengths.values())
-    bits = int.from_bytes(needs.fresh(1), "little")
-    assert {at for at in range(40) if bits >> at & 1} == fresh
-    other = Needs({1: 40})
-    other.put(1, needs.lengths(1), needs.fresh(1))
-    assert (other.lengths(1), other.fresh(1)) == (needs.lengths(1), needs.fresh(1))
-    assert {at for at in range(40) if make_id(1, at) in other} == {a for a in lengths if lengths[a]}

@@ -124,7 +124,10 @@ def test_blocks_of_its_own_go_before_the_recipe_and_zeros_come_behind_it(
 
 
 def test_a_recipe_that_is_not_the_stub_s_is_told_apart(stub: StubOfChunks) -> None:
-    for named in ((NODE, b"\1" * 16, False, SIZE), (NODE, bytes(16), False, len(WHOLE) + 1)):
-        found = stub.native.read(-1, named, (), 0, 10, waits=True)
+    for digest, covered, part in (
+        (b"\1" * 16, SIZE, "node"),
+        (bytes(16), len(WHOLE) + 1, "recipe"),
+    ):
+        found = stub.native.read(-1, (NODE, digest, False, covered), (), 0, 10, waits=True)
         assert isinstance(found, list)
-        assert [(one.part, one.why) for one in found] == [("recipe", "not meant")]
+        assert [(one.part, one.why) for one in found] == [(part, "not meant")]

@@ -1,6 +1,5 @@
 """Stubs' recipes and chunks are read from the cluster, or from this host's disk, and verified."""
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -44,11 +43,11 @@ def opened(site: Site, chunks: ClusterChunks, ref: RecipeRef) -> StoreContent:
 
 
 def content_of(chunks: ClusterChunks, recipes: ClusterRecipes, ref: RecipeRef) -> StoreContent:
-    covered = recipes.open(ref, "here").length
     cache = native.store.ChunkCache(0)
     stub_bytes = native.store.StubBytes.of_cluster(chunks.content, cache)
-    stub = StubAttribute(ref.recipe, ref.digest, covered, 0)
-    return Contents(stub_bytes, cache, chunks, recipes).of(stub, "here")
+    contents = Contents(stub_bytes, cache, chunks, recipes)
+    covered = contents.of(StubAttribute(ref.recipe, ref.digest, 0, 0), "here").recipe.length
+    return contents.of(StubAttribute(ref.recipe, ref.digest, covered, 0), "here")
 
 
 def test_a_stub_reads_what_was_stored(site: Site, cache: DiskCache) -> None:
@@ -89,7 +88,7 @@ def test_what_was_read_is_read_while_the_store_is_gone(site: Site, tmp_path: Pat
     def content_by(store: Callable[[], RadosStore]) -> bytes:
         with closing(cache_in(directory)) as cache:
             chunks = ClusterChunks(store, cache)
-            recipes = ClusterRecipes(store, chunks, cache)
+            recipes = ClusterRecipes(store, chunks)
             return content_of(chunks, recipes, ref).read(0, len(SPARSE))
 
     with pytest.raises(StoreUnreachable):
@@ -140,13 +139,3 @@ def test_numbers_are_never_another_chunk_s(site: Site, monkeypatch: pytest.Monke
     with pytest.raises(DamagedChunk):
         chunks.fingerprint(2)  # the one that has been idle for longest
     assert numbers.take(a + b + c) == [1, 4, 3] and len(numbers) == 3
-
-
-def test_what_a_recipe_took_is_given_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "IDLE_NUMBERS_MAX", 0)
-    chunks = ClusterChunks(lambda: site.store)
-    found = ClusterRecipes(lambda: site.store, chunks).open(put(site, SPARSE), "here")
-    assert len(chunks.numbers) == 2
-    del found
-    gc.collect()
-    assert len(chunks.numbers) == 0

@@ -14,8 +14,11 @@ from dedupd_core.format import table as tbl
 from dedupd_core.format.container import Kind
 from dedupd_core.format.ids import HOLE, make_id
 from dedupd_core.format.recipe import RecipeRef, fingerprint_check
-from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, Recipe, RecipeReader, Span
+from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.store.reader import RecordReader
+from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, Leaf, RecipeReader, Span
 from dedupd_core.store.recipe.recipe_writer import RecipeBuilder, RecipeWriter
+from dedupd_core.stub.content import Contents, Recipe
 from tests.support.lab import flip_bit, noise
 from tests.support.stores import SECRET, DictIndex, FullDisk, LazyDisk, Records
 
@@ -49,7 +52,18 @@ class Streams:
         return ref
 
     def open(self, ref: RecipeRef) -> Recipe:
-        return RecipeReader(self.streams.reader(), self.chunks.reader()).open(ref, "the file")
+        return recipe_of(self.streams.reader(), self.chunks.reader(), ref)
+
+
+def recipe_of(streams: RecordReader, chunks: RecordReader, ref: RecipeRef) -> Recipe:
+    cache = native.store.ChunkCache(0)
+    stub_bytes = native.store.StubBytes(chunks.native_reader, streams.native_reader, cache, 1)
+    contents = Contents(stub_bytes, cache, chunks, RecipeReader(streams))
+    return contents.of(stub_of(ref), "the file").recipe
+
+
+def stub_of(ref: RecipeRef) -> StubAttribute:
+    return StubAttribute(ref.recipe, ref.digest, 0, 0, Flag.DIRECT if ref.direct else Flag(0))
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +103,7 @@ def test_a_tree_of_any_height_equals_the_list(
         return
     found = streams.open(ref)
     oracle = expected(chunks)
+    assert_leaves_are(found, oracle)
     length = sum(n for _, n in chunks)
     assert found.length == length
     assert list(found.spans(0, length)) == oracle
@@ -101,11 +116,22 @@ def test_a_tree_of_any_height_equals_the_list(
     ]
 
 
+def assert_leaves_are(found: Recipe, oracle: list[Span]) -> None:
+    spans: list[Span] = []
+    for leaf in found.leaves():
+        assert isinstance(leaf, Leaf)
+        rows = leaf.content
+        columns = (rows.offsets, rows.lengths, rows.ids, rows.fingerprint_checks)
+        spans += [Span(leaf.offset + at, *row) for at, *row in zip(*columns, strict=True)]
+    assert spans == oracle
+
+
 def test_a_recipe_of_millions_of_bytes_has_levels(streams: Streams) -> None:
     chunks = [(1 + at % 9, 100 + at % 7) for at in range(3 * recipe.FANOUT_MAX + 5)]
     ref = streams.store(chunks)
     found = streams.open(ref)
-    assert len(list(found.node_ids())) == 4
+    assert len(list(found.leaves())) == 4
+    assert list(found.inner_ids()) == []
     assert list(found.spans(0, found.length)) == expected(chunks)
 
 
@@ -130,9 +156,10 @@ def test_a_full_disk_loses_no_node_wherever_it_strikes(tmp_path: Path) -> None:
             continue
     else:
         pytest.fail("it never got through")
-    reader = RecipeReader(records.reader(), records.reader())
+    reader = records.reader()
     for at, ref in enumerate(refs, 1):
-        assert [span.chunk for span in reader.open(ref, "").spans(0, 300)] == [at] * 3
+        spans = recipe_of(reader, reader, ref).spans(0, 300)
+        assert [span.chunk for span in spans] == [at] * 3
 
 
 def test_equal_content_shares_one_recipe(streams: Streams) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Hashable, Iterator, Mapping
 
 from dedupd_core.format.container import COPIES_OF, Kind
 from dedupd_core.format.ids import container_of
-from dedupd_core.format.recipe import decode_node
 from dedupd_core.format.stub import Flag
 from dedupd_core.format.table import State, TableEntry
 from dedupd_core.system.files import opened
@@ -14,6 +13,7 @@ from jobs.frame.run import JobRun
 from jobs.refine.refine_job import Refine, RefineReport
 from tests.support.gc_oracle import entries
 from tests.support.lab import Lab
+from tests.support.recipe_nodes import decode_node
 
 Id = tuple[Kind, int]
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from dedupd_core.format.container import COPIES_OF, Kind
 from dedupd_core.format.ids import container_of, make_id, ordinal_of
-from dedupd_core.format.recipe import decode_node
 from dedupd_core.format.stub import Flag
 from dedupd_core.format.table import State, TableEntry
 from dedupd_core.store.container.recovery import recover
 from dedupd_core.system.files import opened
 from dedupd_core.volume.volume import Volume
 from tests.support.lab import Lab
+from tests.support.recipe_nodes import decode_node
 
 COLLECTED = frozenset((State.ORPHANED, State.TOMBSTONE))
 

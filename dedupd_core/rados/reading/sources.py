@@ -7,29 +7,20 @@ closed. The numbers have no meaning outside the process.
 
 import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dedupd_core import native
 from dedupd_core.errors import Damaged, DamagedChunk, DamagedRecipe
-from dedupd_core.format import recipe as node_format
 from dedupd_core.format.cluster.objects import (
-    FileRecipe,
     decode_frame,
-    decode_part,
-    encode_parts,
-    join_parts,
-    parts_of,
     stored_in,
 )
 from dedupd_core.format.container import Codec, Record, RecordKind
-from dedupd_core.format.ids import HOLE
-from dedupd_core.format.recipe import RecipeRef, fingerprint_check
+from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.volume_parameters import FINGERPRINTS
 from dedupd_core.rados.reading.disk_cache import DiskCache
 from dedupd_core.rados.store import RadosStore
-from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, Recipe
 
 RECIPE_NUMBER = 1
 """The number in a stub that replaces the id of a recipe."""
@@ -125,14 +116,17 @@ class ClusterChunks:
         """Like :meth:`read`, without the bytes."""
         return self.read(record_id)[0]
 
-    def connect(self, store: RadosStore) -> None:
-        """Make native code use the connection of the trains for its reads."""
+    def connect(self, store: RadosStore) -> bool:
+        """Have native code read what it is asked for by the connection of the trains. Returns
+        whether it did not do so before."""
         with self._lock:
-            if not self._is_connected:
-                if self._cache is not None:
-                    self._cache.begin()
-                self.content.connect(store.trains.reader)
-                self._is_connected = True
+            if self._is_connected:
+                return False
+            if self._cache is not None:
+                self._cache.begin()
+            self.content.connect(store.trains.reader)
+            self._is_connected = True
+            return True
 
     def frame_chunks(
         self,
@@ -151,86 +145,32 @@ class ClusterChunks:
 
 
 class ClusterRecipes:
-    """Opens the recipes that stubs name. Safe to use from several threads.
+    """Finds out why native code cannot read a recipe that a stub names. Safe to use from several
+    threads."""
 
-    Recipes of one part are kept on the host's disk, and verified at each read: versions never
-    change.
-    """
+    def __init__(self, store: Callable[[], RadosStore], chunks: ClusterChunks) -> None:
+        self._store, self._chunks = store, chunks
 
-    def __init__(
-        self,
-        store: Callable[[], RadosStore],
-        chunks: ClusterChunks,
-        cache: DiskCache | None = None,
-    ) -> None:
-        self._store, self._chunks, self._cache = store, chunks, cache
-
-    def open(self, ref: RecipeRef, where: str) -> Recipe:
-        """Raises DamagedRecipe, StoreUnreachable."""
+    def require(self, ref: RecipeRef, where: str) -> None:
+        """Connect the store, so that native code can read a recipe. Raises DamagedRecipe,
+        StoreUnreachable."""
         version = version_in(ref.recipe, ref.digest)
         if version is None or ref.direct:
             raise DamagedRecipe(
                 f"{where}: the stub refers to no file version of a store in a cluster"
             )
-        found = self._kept(version) or self._fetched(version)
-        if found is None:
+        store = self._store()
+        # It is usually requested because of a chunk.
+        _raise_failure(store, self._chunks.content.recent_failure)
+        if not self._chunks.connect(store) and store.recipes.read(version) is None:
             raise DamagedRecipe(
                 f"{where}: the store does not have file version {version}; the stub is older than"
                 " the file in the store, probably because an old copy was restored"
             )
-        root, numbers = self._root(found)
-        recipe = Recipe(self, root)
-        weakref.finalize(recipe, self._chunks.numbers.give_back, numbers)
-        return recipe
 
     def record(self, node_id: int) -> tuple[Record, bytes]:
         """Return None: recipes are no records."""
         raise DamagedRecipe(f"recipe {node_id:x}: not a record of a store in a cluster")
-
-    def child(self, parent: node_format.Node, at: int) -> node_format.Node:
-        """Return nodes of a :class:`Recipe`: here its root is a leaf, which has none."""
-        raise DamagedRecipe(f"recipe {parent.ids[at]:x}: not a node of a recipe in a cluster")
-
-    def _kept(self, version: str) -> FileRecipe | None:
-        if self._cache is None:
-            return None
-        return self._cache.verified(
-            bytes.fromhex(version), lambda data: join_parts([decode_part(data, version, 0)])
-        )
-
-    def _fetched(self, version: str) -> FileRecipe | None:
-        store = self._store()
-        # It is usually requested because of a chunk.
-        _raise_failure(store, self._chunks.content.recent_failure)
-        self._chunks.connect(store)
-        found = store.recipes.read(version)
-        if found is not None and self._cache is not None and parts_of(found) == 1:
-            self._cache.put(bytes.fromhex(version), b"".join(encode_parts(found)))
-        return found
-
-    def _root(self, found: FileRecipe) -> tuple[node_format.Node, list[int]]:
-        """Return a recipe as one leaf of any length, and the numbers that were taken for it."""
-        taken = self._chunks.numbers.take(b"".join(entry.fingerprint for entry in found.entries))
-        rows: list[tuple[int, int, int, bytes]] = []
-        end = 0
-        for number, entry in zip(taken, found.entries, strict=True):
-            if entry.offset > end:
-                rows.append((end, HOLE, entry.offset - end, HOLE_FINGERPRINT))
-            rows.append((entry.offset, number, entry.length, entry.fingerprint))
-            end = entry.offset + entry.length
-        if found.length > end:
-            rows.append((end, HOLE, found.length - end, HOLE_FINGERPRINT))
-        content = node_format.content_digest([(row[3], row[2]) for row in rows])
-        root = node_format.Node(
-            0,
-            found.length,
-            content,
-            [row[1] for row in rows],
-            [row[2] for row in rows],
-            [0 if row[1] == HOLE else fingerprint_check(row[3]) for row in rows],
-            [row[0] for row in rows],
-        )
-        return root, taken
 
 
 def _raise_failure(store: RadosStore, errno: int) -> None:

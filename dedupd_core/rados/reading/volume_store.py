@@ -83,7 +83,7 @@ class VolumeStore:
         self._store: RadosStore | None = None
         self._cache = self._cache_in(base_fd, disk)
         self.chunk_records = ClusterChunks(self.open, self._cache, algorithm=parameters.fingerprint)
-        self.recipes = ClusterRecipes(self.open, self.chunk_records, self._cache)
+        self.recipes = ClusterRecipes(self.open, self.chunk_records)
 
     def _cache_in(self, base_fd: int, disk: Disk) -> DiskCache | None:
         if not self.binding.cache_bytes:

@@ -28,8 +28,8 @@ use native::mount::session::line::{Line, Next};
 use native::mount::session::stand_ins::Beside;
 use native::mount::session::turn::Turn;
 use native::store::chunk_cache::{ChunkCache, ChunkSource};
-use native::store::content::Content;
-use native::store::recipes::Span;
+use native::store::content::{Content, RecipeHead};
+use native::store::recipes::{Broken, LeafAt, Span};
 use native::store::record_reader::Reads;
 use native::store::why::{Unreadable, Why};
 use native::system::calls::generation_of;
@@ -111,6 +111,16 @@ impl Content for Made {
             Span { start, end: start + CHUNK_BYTES, chunk }
         };
         Ok((range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES)).map(span).collect())
+    }
+
+    // No request asks for more of a recipe than its spans.
+    fn described(&self, _: &StubHead) -> Result<RecipeHead, Unreadable> {
+        Err(Unreadable::recipe(Why::NotOpen))
+    }
+
+    fn leaf(&self, stub: &StubHead, _: u64) -> Result<LeafAt, Broken> {
+        let unreadable = Unreadable::recipe(Why::NotOpen);
+        Err(Broken { range: 0..stub.covered, above: Vec::new(), unreadable })
     }
 
     fn ahead_bytes(&self, length: u64) -> u64 {

@@ -11,7 +11,7 @@ use native::fingerprint::Algorithm;
 use native::format::codec::Codec;
 use native::format::deletion;
 use native::format::ids::{Checksum, ContainerNumber, RecordId};
-use native::format::recipe::Leaf;
+use native::format::recipe::rows_of;
 use native::format::record_header::{RECORD_HEADER_BYTES, RecordHeader, RecordKind};
 use native::format::saved_index::{Header, Owner, SAVED_CHAINS, SAVED_TABLE, checked, seal};
 use native::format::stub::stub_head;
@@ -262,11 +262,10 @@ fn table(data: &[u8]) {
 }
 
 fn recipe(data: &[u8]) {
-    let Some(leaf) = Leaf::of(data) else { return };
-    let rows = leaf.rows();
+    let Some((level, _, rows)) = rows_of(data) else { return };
     assert_eq!(rows.len() * 16 + 40, data.len());
     for row in rows {
-        assert!(row.id.is_hole() || row.length <= u64::from(u32::MAX));
+        assert!(level > 0 || row.id.is_hole() || row.length <= u64::from(u32::MAX));
     }
 }
 
@@ -295,8 +294,7 @@ fn codec(data: &[u8]) {
 fn marks(data: &[u8]) {
     let mut input = Input(data);
     let (count, number) = (usize::from(input.u8()) * 3, ContainerNumber(1));
-    let mut marks = Marks::default();
-    marks.add_container(number, count);
+    let mut marks = Marks::of([(number, count)]);
     let bits = input.rest();
     let is_taken = marks.merge(number, bits);
     let beyond = (count..bits.len() * 8).any(|at| bits[at / 8] >> (at % 8) & 1 == 1);

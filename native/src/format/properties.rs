@@ -14,7 +14,7 @@ use super::cluster::kept_frame::{self, Row as KeptRow};
 use super::codec::{CODECS, Codec};
 use super::deletion::{self, Log};
 use super::ids::{Checksum, ContainerNumber, Fingerprint, FingerprintCheck, RecordId};
-use super::recipe::{self, Leaf, Node};
+use super::recipe::{self, Node};
 use super::record_header::{self, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
 use super::saved_index::{self, Header, Owner, SAVED_CHAINS, SAVED_TABLE};
 use super::saved_notes::{self, Judged, Note};
@@ -313,9 +313,9 @@ proptest! {
         let payload = node(0, length - missing, &words);
         let found = Node::of(&payload);
         prop_assert_eq!(found.is_some(), missing == 0);
-        let leaf = Leaf::of(&payload).unwrap();
-        prop_assert_eq!(leaf.length, length - missing);
-        for (row, &(id, length, check)) in leaf.rows().zip(&rows) {
+        let (level, stated, decoded) = recipe::rows_of(&payload).unwrap();
+        prop_assert_eq!((level, stated), (0, length - missing));
+        for (row, &(id, length, check)) in decoded.zip(&rows) {
             prop_assert_eq!((row.id.0, row.length), (id, u64::from(length)));
             prop_assert!(id == 0 || row.fingerprint_check == FingerprintCheck(check));
         }
@@ -365,7 +365,7 @@ proptest! {
             let names: Vec<_> = found.rows_in(&(0..u64::MAX)).map(|(_, row)| row.id.0).collect();
             prop_assert_eq!(names, rows.iter().map(|row| row.0).collect::<Vec<_>>());
         }
-        prop_assert_eq!(Leaf::of(&payload).is_some(), is_whole && level == 0);
+        prop_assert_eq!(recipe::rows_of(&payload).is_some(), is_whole);
     }
 
     // --- saved indexes and notes ---

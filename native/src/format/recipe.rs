@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::bytes::layout;
-use super::ids::{FingerprintCheck, RecordId};
+use super::ids::{DIGEST_BYTES, FingerprintCheck, RecordId};
 
 layout! {
     pub mod header: 40 bytes {
@@ -28,15 +28,10 @@ layout! {
 const MAGIC: [u8; 4] = *b"DDRP";
 const FORMAT: u8 = 1;
 const LEVEL_LEAF: u8 = 0;
+/// No file has a node of a higher level.
+pub const LEVELS_MAX: u8 = 5;
 /// Maximum per node.
 const ROWS_MAX: usize = 4096;
-
-/// A node that names only chunks.
-pub struct Leaf<'a> {
-    /// Bytes of the file below it, according to its header.
-    pub length: u64,
-    rows: &'a [u8],
-}
 
 /// A chunk or a hole. In a node that is no leaf: another node.
 pub struct Row {
@@ -54,17 +49,13 @@ fn divided(payload: &[u8]) -> Option<(&[u8], &[u8])> {
     (is_node && is_whole).then_some((head, rows))
 }
 
-impl<'a> Leaf<'a> {
-    /// None if the payload is not a leaf, or if its number of rows differs from its header.
-    pub fn of(payload: &'a [u8]) -> Option<Leaf<'a>> {
-        let (head, rows) = divided(payload)?;
-        let is_leaf = header::LEVEL.u8(head) == LEVEL_LEAF;
-        is_leaf.then(|| Leaf { length: header::LENGTH.u64(head), rows })
-    }
-
-    pub fn rows(&self) -> impl ExactSizeIterator<Item = Row> {
-        self.rows.chunks_exact(fields::BYTES).map(Row::of_chunk)
-    }
+/// The level of a node, the bytes of file below it, and its rows. None where a payload is none, or has
+/// another number of rows than it says.
+pub fn rows_of(payload: &[u8]) -> Option<(u8, u64, impl ExactSizeIterator<Item = Row>)> {
+    let (head, rows) = divided(payload)?;
+    let level = header::LEVEL.u8(head);
+    let row = if level == LEVEL_LEAF { Row::of_chunk } else { Row::of_node };
+    Some((level, header::LENGTH.u64(head), rows.chunks_exact(fields::BYTES).map(row)))
 }
 
 impl Row {
@@ -89,6 +80,8 @@ pub struct Node {
     pub level: u8,
     /// Bytes of the file below it.
     pub length: u64,
+    /// The same for the same content, wherever its chunks are.
+    pub content: [u8; DIGEST_BYTES],
     rows: Vec<Row>,
     /// The starts of the rows.
     starts: Vec<u64>,
@@ -97,25 +90,32 @@ pub struct Node {
 impl Node {
     /// None if no recipe can have this payload as a node.
     pub fn of(payload: &[u8]) -> Option<Node> {
-        let (head, rows) = divided(payload)?;
-        let level = header::LEVEL.u8(head);
-        let rows: Vec<Row> = match level {
-            LEVEL_LEAF => Leaf::of(payload)?.rows().collect(),
-            _ => rows.chunks_exact(fields::BYTES).map(Row::of_node).collect(),
-        };
+        let (level, stated, rows) = rows_of(payload)?;
+        let rows: Vec<Row> = rows.collect();
         let is_one = !rows.is_empty() && rows.len() <= ROWS_MAX;
         let (mut starts, mut length) = (Vec::with_capacity(rows.len()), 0_u64);
         for row in &rows {
             starts.push(length);
             length = length.checked_add(row.length).filter(|_| row.length > 0)?;
         }
-        let is_one = is_one && length == header::LENGTH.u64(head);
-        is_one.then_some(Node { level, length, rows, starts })
+        let is_one = is_one && length == stated;
+        let content = *header::CONTENT.of(payload);
+        is_one.then_some(Node { level, length, content, rows, starts })
     }
 
-    /// The leaf of a file with one chunk.
-    pub fn of_chunk(row: Row) -> Node {
-        Node { level: LEVEL_LEAF, length: row.length, rows: vec![row], starts: vec![0] }
+    /// A leaf without a record.
+    pub fn of_rows(rows: Vec<Row>, content: [u8; DIGEST_BYTES]) -> Node {
+        let (mut starts, mut length) = (Vec::with_capacity(rows.len()), 0);
+        for row in &rows {
+            starts.push(length);
+            length += row.length;
+        }
+        Node { level: LEVEL_LEAF, length, content, rows, starts }
+    }
+
+    /// All rows, each with its place in the node.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = (u64, &Row)> {
+        self.starts.iter().copied().zip(&self.rows)
     }
 
     pub fn is_leaf(&self) -> bool {

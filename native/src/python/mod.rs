@@ -84,6 +84,8 @@ mod exported {
     #[pymodule]
     mod store {
         #[pymodule_export]
+        use crate::python::store::bases::Bases;
+        #[pymodule_export]
         use crate::python::store::chunk_cache::ChunkCache;
         #[pymodule_export]
         use crate::python::store::records::{
@@ -91,11 +93,11 @@ mod exported {
             pass_records, places_digest, seal, table_states, weigh_table,
         };
         #[pymodule_export]
-        use crate::python::store::stub_bytes::{Held, StubBytes, Unreadable};
+        use crate::python::store::stub_bytes::{
+            BrokenPart, Held, RecipeLeaf, StubBytes, Unreadable,
+        };
         #[pymodule_export]
         use crate::python::store::table_map::TableMap;
-        #[pymodule_export]
-        use crate::python::upkeep::refine::Bases;
         #[pymodule_export]
         use crate::store::table_check::PassedRecords;
         #[pymodule_export]
@@ -106,12 +108,10 @@ mod exported {
     mod upkeep {
         #[pymodule_export]
         use crate::python::upkeep::marks::{
-            Followed, Leaned, MarkSet, NamedByLeaves, NamedByStubs, misfits, scan_stubs,
+            Followed, Leaned, Marks, NamedByStubs, Needs, NodesRead, misfits, scan_stubs,
         };
         #[pymodule_export]
-        use crate::python::upkeep::needs::{
-            Join, KnownRecords, NeedSet, digest_needed, longest, more_than,
-        };
+        use crate::python::upkeep::needs::{Join, KnownRecords, digest_needed};
         #[pymodule_export]
         use crate::python::upkeep::refine::{
             Refined, Refiner, Samples, deltas, pack_sketches, sketch_records, unpack_sketches,
@@ -128,8 +128,8 @@ mod exported {
         use crate::python::support::entries::{Directory, FileEntry, Unreadable};
         #[pymodule_export]
         use crate::python::tree::{
-            CountedStubs, DirectoryCandidates, PackedFiles, Rules, StubCounter, StubSizes,
-            find_candidates, scan_directory, stub_sizes,
+            CountedStubs, DirectoryCandidates, PackedFiles, Rules, StubCounter, find_candidates,
+            scan_directory,
         };
         #[pymodule_export]
         use crate::python::upkeep::usage::{StubUsage, UsageSums, sum_up};

@@ -1,4 +1,4 @@
-//! `scan_directory`, `find_candidates` with its `Rules`, `stub_sizes`, `StubCounter`.
+//! `scan_directory`, `find_candidates` with its `Rules`, `StubCounter`.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -19,9 +19,8 @@ use crate::format::stub::Seeds;
 use crate::store::record_reader::{Files, Reads};
 use crate::system::files::Entry;
 use crate::threads::lock::{locked, unlocked};
-use crate::tree::candidates::{self, Candidates, Passed, Reason};
+use crate::tree::candidates::{self, BySuffix, Candidates, Passed, Reason};
 use crate::tree::stub_references::{Listed, Scratch, Store, Tables};
-use crate::tree::stub_sizes::{BySuffix, Sizes};
 use crate::tree::walk::look_at;
 
 #[pyfunction]
@@ -135,31 +134,6 @@ pub fn find_candidates<'py>(
         let markers = PyList::new(py, markers)?.unbind();
         let found = DirectoryCandidates { passed, plain: plain.unbind(), markers };
         Ok(Directory::of(py, here.left, None)?.with(found))
-    })
-}
-
-/// The stubs of a directory.
-#[pyclass(frozen, extends = Directory, get_all, module = "dedupd_core.native.tree")]
-pub struct StubSizes {
-    bytes_by_suffix: Py<PyList>,
-}
-
-#[pyfunction]
-#[pyo3(signature = (root, directories, attribute, threads, safe_point))]
-pub fn stub_sizes<'py>(
-    py: Python<'py>,
-    root: i32,
-    directories: Vec<Vec<u8>>,
-    attribute: &[u8],
-    threads: usize,
-    safe_point: Py<PyAny>,
-) -> PyResult<Bound<'py, PyList>> {
-    let attribute = c_string("attribute", attribute)?;
-    let count = |entries: &mut Vec<Entry>, sizes: &mut Sizes, (): &mut ()| sizes.sort_out(entries);
-    let walk = Walk { root, directories: &directories, threads, safe_point: &safe_point };
-    walk.look(py, (&attribute, false), count, |sizes| {
-        let found = StubSizes { bytes_by_suffix: summed(py, sizes.bytes)? };
-        Ok(Directory::of(py, sizes.left, None)?.with(found))
     })
 }
 

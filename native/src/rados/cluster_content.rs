@@ -14,11 +14,11 @@ use crate::rados::chunk_numbers::ChunkNumbers;
 use crate::rados::chunk_reads::{Found, Wanted, decode, read_all, read_object};
 use crate::rados::connection::Connection;
 use crate::rados::failures::Failures;
-use crate::rados::file_recipes::{FetchPart, FileRecipes};
+use crate::rados::file_recipes::{FetchPart, FileRecipe, FileRecipes};
 use crate::rados::frame_cache::FrameCache;
 use crate::store::chunk_cache::ChunkSource;
-use crate::store::content::{Content, Held};
-use crate::store::recipes::Span;
+use crate::store::content::{Content, Held, RecipeHead};
+use crate::store::recipes::{Broken, LeafAt, Span};
 use crate::store::record_reader::Reads;
 use crate::store::why::{Unreadable, Why};
 use crate::threads::lock::{read, write};
@@ -120,6 +120,11 @@ impl ClusterContent {
         });
     }
 
+    /// The recipe of a stub, however long.
+    fn recipe(&self, stub: &StubHead) -> Result<Arc<FileRecipe>, Why> {
+        self.recipes.hold(stub, &|version, part| self.recipe_part(version, part))
+    }
+
     /// A part of a recipe, from this host's disk or from the cluster.
     fn recipe_part(&self, version: &Version, part: u32) -> Result<RecipePart, Why> {
         let name = name_of(version);
@@ -181,13 +186,26 @@ impl Content for ClusterContent {
         self.recipes.spans(stub, range, fetch).map_err(Unreadable::recipe)
     }
 
+    fn described(&self, stub: &StubHead) -> Result<RecipeHead, Unreadable> {
+        Ok(RecipeHead::of(&self.recipe(stub).map_err(Unreadable::recipe)?.leaf()))
+    }
+
+    fn leaf(&self, stub: &StubHead, _: u64) -> Result<LeafAt, Broken> {
+        let (id, above) = (RecordId::HOLE, Vec::new());
+        match self.recipe(stub) {
+            Ok(recipe) => Ok(LeafAt { start: 0, id, node: Arc::new(recipe.leaf()), above }),
+            Err(why) => {
+                Err(Broken { range: 0..stub.covered, above, unreadable: Unreadable::recipe(why) })
+            }
+        }
+    }
+
     fn ahead_bytes(&self, length: u64) -> u64 {
         length.max(AHEAD_BYTES)
     }
 
     fn hold(&self, stub: &StubHead) -> Result<Option<Held>, Unreadable> {
-        let fetch = |version: &Version, part: u32| self.recipe_part(version, part);
-        match self.recipes.hold(stub, &fetch) {
+        match self.recipe(stub) {
             Ok(recipe) => Ok(Some(recipe)),
             Err(why) => Err(Unreadable::recipe(why)),
         }

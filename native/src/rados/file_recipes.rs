@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::format::cluster::file_recipe::{Entry, RecipePart, Version};
 use crate::format::ids::{ChunkKey, FingerprintCheck, RecordId};
+use crate::format::recipe::{Node, Row};
 use crate::format::stub::{DIRECT, StubHead};
 use crate::rados::chunk_numbers::ChunkNumbers;
 use crate::store::bounded::Bounded;
-use crate::store::recipes::Span;
+use crate::store::recipes::{Span, content_digest};
 use crate::store::why::Why;
 use crate::threads::lock::locked;
 
@@ -25,7 +26,7 @@ const ROW_BYTES: usize = 160;
 /// Replaces the id of a recipe in a stub.
 const RECIPE_NUMBER: RecordId = RecordId(1);
 
-struct Row {
+struct Chunk {
     start: u64,
     key: ChunkKey,
 }
@@ -33,7 +34,7 @@ struct Row {
 /// The recipe of a file version, with numbers for its chunks.
 pub struct FileRecipe {
     length: u64,
-    rows: Vec<Row>,
+    rows: Vec<Chunk>,
     numbers: Arc<ChunkNumbers>,
 }
 
@@ -57,7 +58,7 @@ impl FileRecipe {
             return None;
         }
         let taken = numbers.take(entries.iter().map(|entry| &entry.fingerprint));
-        let rows = entries.iter().zip(taken).map(|(entry, number)| Row {
+        let rows = entries.iter().zip(taken).map(|(entry, number)| Chunk {
             start: entry.offset,
             key: ChunkKey {
                 id: RecordId(number),
@@ -66,6 +67,24 @@ impl FileRecipe {
             },
         });
         Some(FileRecipe { length, rows: rows.collect(), numbers: Arc::clone(numbers) })
+    }
+
+    /// All of it, as one leaf.
+    pub fn leaf(&self) -> Node {
+        let spans = self.spans(&(0..self.length));
+        let fingerprint = |span: &Span| {
+            let number = span.chunk.map(|key| key.id.0);
+            number.and_then(|number| self.numbers.fingerprint(number)).unwrap_or_default()
+        };
+        let fingerprints: Vec<_> = spans.iter().map(fingerprint).collect();
+        let length = |span: &Span| span.end - span.start;
+        let content = content_digest(fingerprints.iter().zip(spans.iter().map(length)));
+        let row = |span: &Span| Row {
+            id: span.chunk.map_or(RecordId::HOLE, |key| key.id),
+            length: length(span),
+            fingerprint_check: span.chunk.map_or(FingerprintCheck(0), |key| key.check),
+        };
+        Node::of_rows(spans.iter().map(row).collect(), content)
     }
 
     /// The chunks and holes in a range.
@@ -90,7 +109,7 @@ impl FileRecipe {
     }
 }
 
-impl Row {
+impl Chunk {
     fn end(&self) -> u64 {
         self.start + u64::from(self.key.length)
     }

@@ -16,10 +16,12 @@ use crate::format::ids::{ContainerNumber, Fingerprint, FingerprintCheck, RecordI
 use crate::format::table_entry::{
     FORWARDS_MAX, State, TableEntry, data_name, header, seed_in, table_name,
 };
+use crate::format::table_map::{TableMap, entries_start};
 use crate::store::bounded::Bounded;
 use crate::store::record_reader::{BaseBytes, Files, Reads, Wanted, require_live, with_scratch};
 use crate::store::why::Why;
 use crate::system::files::{duplicate, open_in};
+use crate::system::reads::read_all;
 use crate::threads::lock::locked;
 
 /// Containers that are kept open, two descriptors each.
@@ -29,10 +31,10 @@ const CONTAINERS_MAX: usize = 128;
 const DICTIONARIES_MAX: usize = 64;
 
 /// A container of the directory, open.
-struct Opened {
-    data: File,
+pub struct Opened {
+    pub data: File,
     table: File,
-    seed: u64,
+    pub seed: u64,
 }
 
 struct Kept {
@@ -97,13 +99,32 @@ impl Bases {
     pub fn of_any(&self, id: RecordId, reads: Reads) -> Result<(Vec<u8>, Fingerprint), Why> {
         let (entry, opened) = self.entry(id, reads)?;
         require_live(&entry)?;
+        Ok((self.bytes(id, &entry, &opened, reads)?, entry.fingerprint))
+    }
+
+    /// The raw bytes of a record, live or orphaned, or of the one that it was merged into.
+    pub fn of_end(&self, id: RecordId, reads: Reads) -> Result<Vec<u8>, Why> {
+        let (id, entry, opened) = self.unmerged(id, reads)?;
+        if !entry.state.has_bytes() {
+            require_live(&entry)?;
+        }
+        self.bytes(id, &entry, &opened, reads)
+    }
+
+    fn bytes(
+        &self,
+        id: RecordId,
+        entry: &TableEntry,
+        opened: &Opened,
+        reads: Reads,
+    ) -> Result<Vec<u8>, Why> {
         if entry.raw_length as usize > RAW_BYTES_MAX {
             return Err(Why::Damaged);
         }
         let mut raw = vec![0; entry.raw_length as usize];
         let files = Files { bases: Some(self), ..opened.files(reads) };
-        files.read_entry(&entry, id.ordinal(), &mut raw, &mut Vec::new())?;
-        Ok((raw, entry.fingerprint))
+        files.read_entry(entry, id.ordinal(), &mut raw, &mut Vec::new())?;
+        Ok(raw)
     }
 
     /// Fills `out`, of its raw length, with a live record, whether it leans on another one or not.
@@ -200,11 +221,7 @@ impl Bases {
 
     fn try_read(&self, id: RecordId, reads: Reads) -> Result<Vec<u8>, Why> {
         let (end, entry, opened) = self.end_of(id, reads)?;
-        let mut raw = vec![0; entry.raw_length as usize];
-        let mut stored = Vec::new();
-        let files = Files { bases: Some(self), ..opened.files(reads) };
-        files.read_entry(&entry, end.ordinal(), &mut raw, &mut stored)?;
-        Ok(raw)
+        self.bytes(end, &entry, &opened, reads)
     }
 
     /// The record at the end of a row of merged ones, where it has bytes of its own.
@@ -269,7 +286,8 @@ impl Bases {
         Ok((entry, opened))
     }
 
-    fn open(&self, number: ContainerNumber) -> io::Result<Opened> {
+    /// A container as it is now.
+    pub fn open(&self, number: ContainerNumber) -> io::Result<Opened> {
         let table = self.open_file(&table_name(number))?;
         let mut bytes = [0; header::BYTES];
         table.read_exact_at(&mut bytes, 0)?;
@@ -319,6 +337,25 @@ impl BaseBytes for Bases {
 }
 
 impl Opened {
+    /// The entries of the records from `first` to `end`, as far as the table goes.
+    pub fn entries(&self, first: u32, end: u32) -> Result<Vec<u8>, Why> {
+        let mut lines = [0; 2];
+        self.fill_table(header::MAP_LINES.start as u64, &mut lines)?;
+        let start = entries_start(u16::from_le_bytes(lines));
+        let mut map = vec![0; usize::try_from(start).unwrap_or(0).saturating_sub(header::BYTES)];
+        self.fill_table(header::BYTES as u64, &mut map)?;
+        let map = TableMap::of(&map, self.seed).ok_or(Why::Damaged)?;
+        let start = map.offset(map.places_below(first));
+        let length = map.offset(map.places_below(end)) - start;
+        let mut packed = vec![0; usize::try_from(length).map_err(|_| Why::Damaged)?];
+        let read = self.fill_table(start, &mut packed)?;
+        Ok(map.expand(&packed[..read], first, end))
+    }
+
+    fn fill_table(&self, offset: u64, out: &mut [u8]) -> Result<usize, Why> {
+        read_all(&self.table, offset, out).map_err(|error| Why::Io(error.raw_os_error()))
+    }
+
     fn files<'a>(&self, reads: Reads) -> Files<'a> {
         let (data, table) = (self.data.as_raw_fd(), self.table.as_raw_fd());
         Files { data, table, seed: self.seed, reads, bases: None }

@@ -65,11 +65,27 @@ impl<K: Copy + Eq + Hash, V: Clone> Bounded<K, V> {
         self.bytes += bytes;
         gone
     }
+
+    /// As [`Bounded::keep`], in place of what has this key.
+    pub fn replace(&mut self, key: K, value: V, bytes: usize) -> Vec<V> {
+        let Some(kept) = self.kept.get_mut(&key) else { return self.keep(key, value, bytes) };
+        self.bytes = self.bytes - kept.bytes + bytes;
+        kept.bytes = bytes;
+        vec![std::mem::replace(&mut kept.value, value)]
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_there_is_replaced_with_its_bytes() {
+        let mut kept = Bounded::new(10);
+        assert!(kept.replace(1, 'a', 3).is_empty());
+        assert_eq!(kept.replace(1, 'b', 7), ['a']);
+        assert_eq!((kept.get(&1), kept.bytes()), (Some('b'), 7));
+    }
 
     #[test]
     fn the_longest_unused_goes() {

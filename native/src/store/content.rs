@@ -4,11 +4,12 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use crate::format::ids::{ChunkKey, Fingerprint, FingerprintCheck, RecordId};
+use crate::format::ids::{ChunkKey, DIGEST_BYTES, Fingerprint, FingerprintCheck, RecordId};
+use crate::format::recipe::Node;
 use crate::format::stub::StubHead;
 use crate::store::bases::Bases;
 use crate::store::chunk_cache::ChunkSource;
-use crate::store::recipes::{Recipes, Span};
+use crate::store::recipes::{Broken, LeafAt, Recipes, Span};
 use crate::store::record_reader::Reads;
 use crate::store::why::{Unreadable, Why};
 use crate::threads::lock::{locked, unlocked};
@@ -16,6 +17,21 @@ use crate::threads::pool;
 
 /// Keeps a recipe in memory.
 pub type Held = Arc<dyn Any + Send + Sync>;
+
+/// The root of a recipe.
+pub struct RecipeHead {
+    pub level: u8,
+    /// Of what the recipe stands for.
+    pub length: u64,
+    /// The digest of that.
+    pub content: [u8; DIGEST_BYTES],
+}
+
+impl RecipeHead {
+    pub fn of(root: &Node) -> RecipeHead {
+        RecipeHead { level: root.level, length: root.length, content: root.content }
+    }
+}
 
 /// The content of stubs. If anything is not exactly as expected, the answer is the reason.
 pub trait Content: ChunkSource + Send + Sync {
@@ -35,6 +51,11 @@ pub trait Content: ChunkSource + Send + Sync {
         reads: Reads,
     ) -> Result<Vec<Span>, Unreadable>;
 
+    fn described(&self, stub: &StubHead) -> Result<RecipeHead, Unreadable>;
+
+    /// The leaf of a recipe that has the byte `at`. It may be beyond what the stub covers.
+    fn leaf(&self, stub: &StubHead, at: u64) -> Result<LeafAt, Broken>;
+
     /// How far to load ahead of a reader in sequence whose requests have `length` bytes.
     fn ahead_bytes(&self, length: u64) -> u64;
 
@@ -43,9 +64,11 @@ pub trait Content: ChunkSource + Send + Sync {
         Ok(None)
     }
 
-    /// Keeps the record of a node of a recipe, which the caller has verified; nothing where recipes are
-    /// no records.
-    fn keep_node(&self, _: RecordId, _: &[u8], _: &Fingerprint) {}
+    /// Keeps the record of a node of a recipe, which the caller has verified. Returns whether it is a
+    /// node, which it is not where recipes are no records.
+    fn keep_node(&self, _: RecordId, _: &[u8], _: &Fingerprint) -> bool {
+        false
+    }
 
     /// Keeps what the record of a chunk says that a stub names, which the caller has verified.
     fn keep_direct(&self, _: RecordId, _: u32, _: &Fingerprint) {}
@@ -89,12 +112,20 @@ impl Content for Containers {
         self.recipes.spans(stub, range, reads)
     }
 
+    fn described(&self, stub: &StubHead) -> Result<RecipeHead, Unreadable> {
+        self.recipes.root(stub, Reads::Any).map(|root| RecipeHead::of(&root))
+    }
+
+    fn leaf(&self, stub: &StubHead, at: u64) -> Result<LeafAt, Broken> {
+        self.recipes.leaf(stub, at)
+    }
+
     fn ahead_bytes(&self, length: u64) -> u64 {
         length
     }
 
-    fn keep_node(&self, id: RecordId, payload: &[u8], fingerprint: &Fingerprint) {
-        self.recipes.keep_node(id, payload, fingerprint);
+    fn keep_node(&self, id: RecordId, payload: &[u8], fingerprint: &Fingerprint) -> bool {
+        self.recipes.keep_node(id, payload, fingerprint)
     }
 
     fn keep_direct(&self, id: RecordId, length: u32, fingerprint: &Fingerprint) {

@@ -5,8 +5,9 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use crate::fingerprint::Algorithm;
 use crate::format::ids::{ChunkKey, DIGEST_BYTES, Fingerprint, FingerprintCheck, RecordId};
-use crate::format::recipe::{Node, Row};
+use crate::format::recipe::{LEVELS_MAX, Node, Row};
 use crate::format::stub::{DIRECT, StubHead};
 use crate::store::bases::Bases;
 use crate::store::bounded::Bounded;
@@ -17,15 +18,30 @@ use crate::threads::lock::locked;
 /// Of decoded nodes: those of 160 files of 320 MiB.
 const NODES_BYTES: usize = 16 << 20;
 
-/// More levels have no file.
-const LEVELS_MAX: u8 = 5;
-
 /// A chunk or a hole at its place in a file.
 pub struct Span {
     pub start: u64,
     pub end: u64,
     /// None of a hole.
     pub chunk: Option<ChunkKey>,
+}
+
+/// A leaf at its place in a file.
+pub struct LeafAt {
+    pub start: u64,
+    /// A hole if the leaf has no record.
+    pub id: RecordId,
+    pub node: Arc<Node>,
+    /// The nodes between it and the root that begin where it does.
+    pub above: Vec<RecordId>,
+}
+
+/// A part of a file whose recipe cannot be read.
+pub struct Broken {
+    pub range: Range<u64>,
+    /// The nodes below the root that begin where it does, and are not leaves.
+    pub above: Vec<RecordId>,
+    pub unreadable: Unreadable,
 }
 
 /// What a node says, and half of the fingerprint of its record.
@@ -52,16 +68,61 @@ impl Recipes {
         range: &Range<u64>,
         reads: Reads,
     ) -> Result<Vec<Span>, Unreadable> {
-        let key = (stub.recipe, stub.flags & DIRECT != 0);
-        let (root, digest) = self.node(key, reads)?;
-        let is_meant =
-            digest == stub.digest && root.length >= stub.covered && root.level <= LEVELS_MAX;
-        if !is_meant || range.end > stub.covered {
+        let root = self.root(stub, reads)?;
+        if root.length < stub.covered || range.end > stub.covered {
             return Err(Unreadable::recipe(Why::NotMeant));
         }
         let mut spans = Vec::new();
         self.add(&root, 0, range, reads, &mut spans)?;
         Ok(spans)
+    }
+
+    /// The root of a stub's recipe.
+    pub fn root(&self, stub: &StubHead, reads: Reads) -> Result<Arc<Node>, Unreadable> {
+        let is_direct = stub.flags & DIRECT != 0;
+        let (root, digest) = self.node((stub.recipe, is_direct), reads)?;
+        if digest == stub.digest && root.level <= LEVELS_MAX {
+            return Ok(root);
+        }
+        let part = if is_direct { StorePart::Direct } else { StorePart::Node };
+        Err(Unreadable { part: part(stub.recipe), why: Why::NotMeant })
+    }
+
+    fn child(&self, node: &Node, row: &Row, reads: Reads) -> Result<Arc<Node>, Unreadable> {
+        let (child, _) = self.node((row.id, false), reads)?;
+        if child.level + 1 == node.level && child.length == row.length {
+            return Ok(child);
+        }
+        Err(Unreadable { part: StorePart::Node(row.id), why: Why::NotMeant })
+    }
+
+    /// The leaf that has the byte `at` of a stub. It may be beyond what the stub covers.
+    pub fn leaf(&self, stub: &StubHead, at: u64) -> Result<LeafAt, Broken> {
+        let (mut above, mut range) = (Vec::new(), 0..stub.covered);
+        let broken = |range: &Range<u64>, above: &[RecordId], unreadable| Broken {
+            range: range.clone(),
+            above: above.to_vec(),
+            unreadable,
+        };
+        let mut id = if stub.flags & DIRECT == 0 { stub.recipe } else { RecordId::HOLE };
+        let root = self.root(stub, Reads::Any).map_err(|why| broken(&range, &above, why))?;
+        let mut node = root;
+        while !node.is_leaf() {
+            let within = at.saturating_sub(range.start)..u64::MAX;
+            let Some((start, row)) = node.rows_in(&within).next() else {
+                let unreadable = Unreadable { part: StorePart::Node(id), why: Why::Damaged };
+                return Err(broken(&range, &above, unreadable));
+            };
+            let start = range.start + start;
+            range = start..start.saturating_add(row.length);
+            id = row.id;
+            if node.level > 1 && start == at {
+                above.push(id);
+            }
+            let child = self.child(&node, row, Reads::Any);
+            node = child.map_err(|unreadable| broken(&range, &above, unreadable))?;
+        }
+        Ok(LeafAt { start: range.start, id, node, above })
     }
 
     fn add(
@@ -79,10 +140,7 @@ impl Recipes {
                 spans.push(Span { start, end: start + row.length, chunk: chunk_of(row)? });
                 continue;
             }
-            let (child, _) = self.node((row.id, false), reads)?;
-            if child.level + 1 != node.level || child.length != row.length {
-                return Err(Unreadable::recipe(Why::NotMeant));
-            }
+            let child = self.child(node, row, reads)?;
             self.add(&child, start, range, reads, spans)?;
         }
         Ok(())
@@ -105,11 +163,10 @@ impl Recipes {
         Ok(self.keep(key, node, &fingerprint))
     }
 
-    /// Keeps a record, which the caller has verified. Ignores a record that is not a node.
-    pub fn keep_node(&self, id: RecordId, payload: &[u8], fingerprint: &Fingerprint) {
-        if let Some(node) = Node::of(payload) {
-            self.keep((id, false), node, fingerprint);
-        }
+    /// Keeps a record, which the caller has verified. Returns whether it is a node.
+    pub fn keep_node(&self, id: RecordId, payload: &[u8], fingerprint: &Fingerprint) -> bool {
+        let node = Node::of(payload);
+        node.map(|node| self.keep((id, false), node, fingerprint)).is_some()
     }
 
     /// Keeps what a chunk's record says, which the caller has verified.
@@ -122,7 +179,7 @@ impl Recipes {
         digest.copy_from_slice(&fingerprint[..DIGEST_BYTES]);
         let known = (Arc::new(node), digest);
         let bytes = known.0.bytes();
-        let gone = locked(&self.nodes).keep(key, known.clone(), bytes);
+        let gone = locked(&self.nodes).replace(key, known.clone(), bytes);
         drop(gone);
         known
     }
@@ -130,8 +187,24 @@ impl Recipes {
 
 /// What stands for a recipe where a stub names a chunk.
 fn chunk_node(id: RecordId, length: u32, fingerprint: &Fingerprint) -> Node {
-    let fingerprint_check = FingerprintCheck::of(fingerprint);
-    Node::of_chunk(Row { id, length: u64::from(length), fingerprint_check })
+    let (length, fingerprint_check) = (u64::from(length), FingerprintCheck::of(fingerprint));
+    let content = content_digest([(fingerprint, length)]);
+    Node::of_rows(vec![Row { id, length, fingerprint_check }], content)
+}
+
+/// The digest of the content of a file, by the fingerprints and lengths of its chunks and holes. The
+/// fingerprint of a hole is zeros.
+pub fn content_digest<'a>(
+    parts: impl IntoIterator<Item = (&'a Fingerprint, u64)>,
+) -> [u8; DIGEST_BYTES] {
+    let mut data = Vec::new();
+    for (fingerprint, length) in parts {
+        data.extend_from_slice(fingerprint);
+        data.extend(length.to_le_bytes());
+    }
+    let mut digest = [0; DIGEST_BYTES];
+    digest.copy_from_slice(&Algorithm::Blake3.digest(&data)[..DIGEST_BYTES]);
+    digest
 }
 
 /// None of a hole. Fails of a chunk that no recipe can name.

@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use crate::format::ids::{ChunkKey, FingerprintCheck, RecordId};
 use crate::format::stub::StubHead;
 use crate::store::chunk_cache::{Chunk, ChunkCache, ChunkSource};
-use crate::store::content::Content;
-use crate::store::recipes::Span;
+use crate::store::content::{Content, RecipeHead};
+use crate::store::recipes::{Broken, LeafAt, Span};
 use crate::store::record_reader::Reads;
 use crate::store::why::{Unreadable, Why};
 
@@ -216,6 +216,14 @@ impl Content for Repaired<'_> {
         reads: Reads,
     ) -> Result<Vec<Span>, Unreadable> {
         self.content.spans(stub, range, reads)
+    }
+
+    fn described(&self, stub: &StubHead) -> Result<RecipeHead, Unreadable> {
+        self.content.described(stub)
+    }
+
+    fn leaf(&self, stub: &StubHead, at: u64) -> Result<LeafAt, Broken> {
+        self.content.leaf(stub, at)
     }
 
     fn ahead_bytes(&self, length: u64) -> u64 {

@@ -1,13 +1,27 @@
 //! What an optimize job has to do with a directory, sorted out where it is read.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
 
 use crate::admission::ledger::Ledger;
 use crate::format::stub::{LENGTH_BYTES_MAX, is_settled_stub};
+use crate::format::suffix::suffix;
 use crate::system::files::{Entry, Identity};
-use crate::tree::stub_sizes::BySuffix;
+
+/// Sums, by what follows the last dot of names.
+#[derive(Default)]
+pub struct BySuffix(pub HashMap<Box<[u8]>, i64>);
+
+impl BySuffix {
+    pub fn add(&mut self, name: &[u8], amount: i64) {
+        let suffix = suffix(name);
+        match self.0.get_mut(suffix) {
+            Some(sum) => *sum += amount,
+            None => drop(self.0.insert(suffix.into(), amount)),
+        }
+    }
+}
 
 /// What the policy asks of a file, and what a chunk is.
 pub struct Rules {

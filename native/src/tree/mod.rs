@@ -4,6 +4,5 @@ pub mod candidates;
 pub mod deleted;
 pub mod listing;
 pub mod stub_references;
-pub mod stub_sizes;
 pub mod stub_usage;
 pub mod walk;

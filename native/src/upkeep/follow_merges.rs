@@ -12,8 +12,6 @@ pub struct Followed {
     pub any: bool,
     /// The highest epoch of an orphan; 0 where there is none.
     pub epoch: u64,
-    /// Targets of marked records that are ids of no record.
-    pub strays: Vec<RecordId>,
 }
 
 /// The result of [`Marks::lean`].
@@ -23,8 +21,6 @@ pub struct Leaned {
     pub any: bool,
     /// The places of entries that do not say what their record leans on: its header does.
     pub unknown: Vec<u32>,
-    /// Ids of no record, on which marked records lean.
-    pub strays: Vec<RecordId>,
 }
 
 /// The records of a part of a table that lean on others: their places, and the ids of these, holes
@@ -54,11 +50,7 @@ impl Marks {
                 _ if target.is_hole() => {}
                 State::ORPHANED => found.epoch = found.epoch.max(target.0),
                 State::MERGED if self.contains(own) && !self.contains(target) => {
-                    if self.set(target) {
-                        found.any = true;
-                    } else {
-                        found.strays.push(target);
-                    }
+                    found.any |= self.mark(target);
                 }
                 State::LIVE if entry.leans() => {} // the target is its base
                 State::LIVE if !self.contains(own) && self.is_repeated(target) => {
@@ -82,11 +74,7 @@ impl Marks {
             if entry.state != State::LIVE || entry.target.is_hole() {
                 found.unknown.push(place);
             } else if !self.contains(entry.target) {
-                if self.set(entry.target) {
-                    found.any = true;
-                } else {
-                    found.strays.push(entry.target);
-                }
+                found.any |= self.mark(entry.target);
             }
         }
         found

@@ -7,6 +7,7 @@ pub mod join;
 mod leaving;
 pub mod mark_set;
 mod new_payloads;
+pub mod recipe_nodes;
 pub mod record_census;
 pub mod refining;
 pub mod similar;

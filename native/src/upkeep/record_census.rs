@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::format::ids::{ContainerNumber, FingerprintCheck, RecordId};
-use crate::format::recipe::Leaf;
+use crate::format::recipe::rows_of;
 use crate::format::table_entry::{EntryBytes, FORWARDS_MAX, State, TableEntry};
 use crate::threads::lock::locked;
 
@@ -177,11 +177,10 @@ impl Known {
 /// The ids of the chunks in a leaf. None where the payload is no leaf, covers less than `covered`
 /// bytes, or names a chunk whose bytes are not there.
 pub fn sound_leaf(payload: &[u8], covered: u64, chunks: &Known) -> Option<Vec<RecordId>> {
-    let leaf = Leaf::of(payload)?;
-    if leaf.length < covered {
+    let (level, length, rows) = rows_of(payload)?;
+    if level > 0 || length < covered {
         return None;
     }
-    let rows = leaf.rows();
     let mut ids = Vec::with_capacity(rows.len());
     let mut sum = 0u64;
     for row in rows {
@@ -200,5 +199,5 @@ pub fn sound_leaf(payload: &[u8], covered: u64, chunks: &Known) -> Option<Vec<Re
             ids.push(row.id);
         }
     }
-    (sum == leaf.length).then_some(ids)
+    (sum == length).then_some(ids)
 }

@@ -6,9 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::format::ids::{ContainerNumber, RecordId};
+use crate::format::recipe::LEVELS_MAX;
 use crate::format::record_header::record_bytes;
 use crate::format::table_entry::{EntryBytes, FORWARDS_MAX, State, TableEntry, entries, set_state};
-use crate::upkeep::mark_set::{Needed, Recipes, each_leaf};
+use crate::store::bases::Bases;
+use crate::store::why::{StorePart, Unreadable};
+use crate::upkeep::recipe_nodes::{Named, each_node};
 
 /// A group of files, by the order in which groups are taken in.
 pub type Group = u32;
@@ -259,14 +262,16 @@ pub struct NodeNeed {
     pub id: RecordId,
     pub end: u64,
     pub count: u32,
+    /// Nodes between it and the stub.
+    pub depth: u8,
 }
 
 /// A chunk that stubs of a group name themselves, and how often.
 pub type ChunkNeed = (RecordId, u32);
 
-/// What a group names, as it was found.
+/// What stubs of a group name, and the nodes of recipes.
 #[derive(Default)]
-pub struct Named {
+pub struct References {
     pub chunks: Vec<ChunkNeed>,
     pub nodes: Vec<NodeNeed>,
     /// So many of each were taken.
@@ -274,9 +279,9 @@ pub struct Named {
     nodes_taken: usize,
 }
 
-impl Named {
+impl References {
     /// What was not taken yet, nodes by their container, with equal ones counted together.
-    pub fn take(&mut self) -> (Vec<ChunkNeed>, BTreeMap<ContainerNumber, Vec<NodeNeed>>) {
+    fn take(&mut self) -> (Vec<ChunkNeed>, BTreeMap<ContainerNumber, Vec<NodeNeed>>) {
         let mut fresh = self.nodes.split_off(self.nodes_taken);
         fresh.sort_unstable();
         for one in fresh {
@@ -302,23 +307,99 @@ impl Named {
     }
 }
 
-/// Reads nodes, in the order of their ordinals, and gives the ids that leaves name to `found`, with
-/// how often the node is needed. Returns the places of the nodes that are no sound leaves, and the
-/// bytes that leaves stand for without their holes, in whole blocks, as often as they are needed.
-pub fn each_needed(
-    recipes: &Recipes<'_>,
-    nodes: &[NodeNeed],
-    mut found: impl FnMut(u32, RecordId),
-) -> (Vec<u32>, u64) {
-    let needed: Vec<Needed> =
-        nodes.iter().map(|node| Needed { ordinal: node.id.ordinal(), end: node.end }).collect();
-    let (mut left, mut plain) = (Vec::new(), 0);
-    each_leaf(recipes, &needed, |at, rows| match rows {
-        None => left.push(at as u32),
-        Some((rows, present)) => {
-            plain += present.next_multiple_of(BLOCK_BYTES) * u64::from(nodes[at].count);
-            rows.into_iter().for_each(|id| found(nodes[at].count, id));
+/// A group of files, and what it needs.
+#[derive(Default)]
+pub struct GroupUsage {
+    pub references: References,
+    pub chunks: Taken,
+    pub recipes: Taken,
+    /// Nodes that could not be read in the last round.
+    unread: Vec<NodeNeed>,
+}
+
+/// The records of a store.
+#[derive(Default)]
+pub struct Store {
+    pub chunks: Records,
+    pub recipes: Records,
+}
+
+impl Store {
+    pub fn of(&self, are_recipes: bool) -> &Records {
+        if are_recipes { &self.recipes } else { &self.chunks }
+    }
+
+    pub fn of_mut(&mut self, are_recipes: bool) -> &mut Records {
+        if are_recipes { &mut self.recipes } else { &mut self.chunks }
+    }
+}
+
+/// One of the groups, while it is taken in.
+pub struct Taking<'a> {
+    pub store: &'a mut Store,
+    pub group: Group,
+    pub own: &'a mut GroupUsage,
+    /// Whether the shares are added, once all references of all groups are noted.
+    pub is_sharing: bool,
+}
+
+impl Taking<'_> {
+    /// Takes in what was named since the last call, without reading recipes. Returns the nodes to
+    /// read, by their container.
+    pub fn take(&mut self) -> BTreeMap<ContainerNumber, Vec<NodeNeed>> {
+        let (own, store) = (&mut *self.own, &mut *self.store);
+        own.unread.clear();
+        let (chunks, wanted) = own.references.take();
+        for (id, count) in chunks {
+            store.chunks.meet(id, self.group, count, self.is_sharing, &mut own.chunks);
         }
-    });
-    (left, plain)
+        for node in wanted.values().flatten() {
+            store.recipes.meet(node.id, self.group, node.count, self.is_sharing, &mut own.recipes);
+        }
+        wanted
+    }
+
+    /// Reads nodes of a container, ascending, and takes in the chunks that leaves name. Nodes that
+    /// other nodes name are to be taken. Returns the nodes that cannot be read.
+    pub fn read(
+        &mut self,
+        recipes: &Bases,
+        number: ContainerNumber,
+        nodes: &[NodeNeed],
+    ) -> Vec<Unreadable> {
+        let needed: Vec<_> = nodes.iter().map(|node| (node.id.ordinal(), node.end)).collect();
+        let mut unreadable = Vec::new();
+        each_node(recipes, number, &needed, |at, named| match named {
+            Ok(named) => self.add(&nodes[at], &named),
+            Err(why) => {
+                unreadable.push(Unreadable { part: StorePart::Node(nodes[at].id), why });
+                self.own.unread.push(nodes[at]);
+            }
+        });
+        unreadable
+    }
+
+    /// Takes in a node that could not be read, by its payload. Returns whether that is a node.
+    pub fn add_node(&mut self, id: RecordId, payload: &[u8]) -> bool {
+        let all = std::mem::take(&mut self.own.unread);
+        let (same, others): (Vec<_>, _) = all.into_iter().partition(|node| node.id == id);
+        self.own.unread = others;
+        same.iter()
+            .all(|node| Named::by(payload, node.end).map(|named| self.add(node, &named)).is_some())
+    }
+
+    fn add(&mut self, node: &NodeNeed, named: &Named) {
+        let own = &mut *self.own;
+        for id in named.chunks() {
+            self.store.chunks.meet(id, self.group, node.count, self.is_sharing, &mut own.chunks);
+        }
+        if !self.is_sharing {
+            let present = named.present.next_multiple_of(BLOCK_BYTES);
+            own.recipes.plain_bytes += present * u64::from(node.count);
+            let depth = node.depth + 1;
+            let below = named.nodes().filter(|_| depth <= LEVELS_MAX);
+            let needs = below.map(|(id, end)| NodeNeed { id, end, count: node.count, depth });
+            own.references.nodes.extend(needs);
+        }
+    }
 }

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from array import array
 from functools import partial
 from pathlib import Path
 
@@ -11,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedupd_core.format.container import FILE_HEADER_BYTES as START
-from dedupd_core.format.container import Kind, seed_of
+from dedupd_core.format.container import Kind
 from dedupd_core.format.ids import make_id
-from dedupd_core.format.recipe import encode_node, named_by
+from dedupd_core.format.recipe import encode_node
 from dedupd_core.format.table import State
+from dedupd_core.native.upkeep import Marks, Needs, NodesRead
+from dedupd_core.store.container.record_states import set_states
 from dedupd_core.store.container.recovery import recover
-from dedupd_core.store.mark_set import Marks
 from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.system.files import opened
 from dedupd_core.units import KIB
@@ -35,6 +35,7 @@ from tests.support.lab import (
     prose,
     stop_at,
 )
+from tests.support.recipe_nodes import decode_node
 from tests.support.stores import LazyDisk, Records
 from tests.support.upkeep import chunks_of, damage_record, scrub
 
@@ -340,60 +341,79 @@ def test_an_interrupted_sweep_is_finished_by_the_next_run(tmp_path: Path, point:
         assert lab.read("kept") == noise(200 * KIB)
 
 
+def read_nodes(
+    store: Records, nodes: Needs, chunks: Marks
+) -> tuple[NodesRead, list[tuple[int, str]]]:
+    """Read all fresh nodes once: the result, and which could not be read, and why."""
+    store.writer.sync()
+    store.recover_one()
+    with store.opened() as directory:
+        read = nodes.read_fresh(directory.bases.native, chunks, 10)
+    return read, [(one.id, one.why) for one in read.unreadable]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=30),
     st.integers(1, 300),
+    st.integers(0, 2),
 )
 @settings(max_examples=40)
-def test_leaves_are_marked_as_far_as_they_are_needed(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int]], end: int
+def test_a_node_marks_what_its_needed_part_names(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int]], end: int, level: int
 ) -> None:
-    """The native side marks what ``named_by`` says, row by row."""
     pieces = [(make_id(1, at - 1) if at else 0, length, bytes(32)) for at, length in rows]
-    payload = encode_node(0, bytes(16), pieces)
+    payload = encode_node(level, bytes(16), pieces)
     directory = tmp_path_factory.mktemp("streams") / "store"
     store = Records(directory, kind=Kind.RECIPES, disk=LazyDisk())
     store.append(noise(100), payload, prose(500))
-    store.writer.sync()
-    state = store.recover_one()
-    marks = Marks({1: 30})
-    with opened(os.open(store.data(), os.O_RDONLY)) as fd:
-        marked = marks.add_named(
-            fd,
-            state.entries.data,
-            seed=seed_of(state.header),
-            first=0,
-            ordinals=array("I", [0, 1, 2]),
-            ends=array("Q", [end] * 3),
-        )
+    chunks, nodes = Marks({1: 30}), Needs({1: 3})
+    for ordinal in range(3):
+        nodes.need(make_id(1, ordinal), end)
+    before = nodes.copy()
+    read, unreadable = read_nodes(store, nodes, chunks)
     store.writer.close()
-    _, named, _ = named_by(payload, end, "")
-    assert (marked.leaves, marked.rows) == (1, len(named))
-    assert list(memoryview(marked.left).cast("I")) == [0, 2]
-    there = {one for one in named if one and marks.knows(one)}
+    decoded = decode_node(payload, "")
+    named = [one for one, at in zip(decoded.ids, decoded.offsets, strict=True) if at < end]
+    assert (read.taken, read.nodes, read.rows) == (3, 1, len(named))
+    assert unreadable == [(make_id(1, 0), "damaged"), (make_id(1, 2), "damaged")]
+    marks, others = (nodes, chunks) if level else (chunks, before)
+    there = {one for one in named if one and marks.knows(one)} | {
+        make_id(1, at) for at in range(3) if level
+    }
     assert {i for i in (make_id(1, at) for at in range(30)) if i in marks} == there
-    assert set(memoryview(marked.strays).cast("Q")) == {i for i in named if i} - there
+    assert set(marks.strays) == {i for i in named if i} - there
+    assert others.strays == []
 
 
 def test_a_recipe_with_any_bit_flipped_is_not_marked_by(tmp_path: Path) -> None:
     store = Records(tmp_path / "store", kind=Kind.RECIPES)
     store.append(encode_node(0, bytes(16), [(make_id(1, 3), 100, noise(32))]))
-    store.writer.sync()
-    state = store.recover_one()
     size = store.data().stat().st_size
     for bit in range(START * 8, size * 8, 3):
         flip_bit(store.data(), bit // 8, bit % 8)
-        marks = Marks({1: 30})
-        with opened(os.open(store.data(), os.O_RDONLY)) as fd:
-            named = marks.add_named(
-                fd,
-                state.entries.data,
-                seed=seed_of(state.header),
-                first=0,
-                ordinals=array("I", [0]),
-                ends=array("Q", [1]),
-            )
+        chunks, nodes = Marks({1: 30}), Needs({1: 1})
+        nodes.need(make_id(1, 0), 1)
+        with store.opened() as directory:
+            read = nodes.read_fresh(directory.bases.native, chunks, 10)
         flip_bit(store.data(), bit // 8, bit % 8)
-        assert marks.count() == (0 if named.left else 1)
-        assert named.left or bit // 8 >= size - 8, bit  # only padding may be anything
+        assert chunks.count() == (0 if read.unreadable else 1)
+        assert read.unreadable or bit // 8 >= size - 8, bit  # only padding may be anything
+    store.writer.close()
+
+
+def test_a_merged_node_marks_what_the_node_that_it_leads_to_names(tmp_path: Path) -> None:
+    store = Records(tmp_path / "store", kind=Kind.RECIPES)
+    rows = [(make_id(1, at), 100, noise(32)) for at in (3, 5)]
+    own, into = store.append(noise(200), encode_node(0, bytes(16), rows))
+    store.writer.sync()
+    for target, why in ((into, None), (own, "merged"), (make_id(7, 0), "not open")):
+        with store.opened() as directory:
+            entry = directory.entry(own)
+            assert entry is not None
+            set_states(directory, {own: entry._replace(state=State.MERGED, target=target)})
+            chunks, nodes = Marks({1: 30}), Needs({1: 2})
+            nodes.need(own, 150)
+            read = nodes.read_fresh(directory.bases.native, chunks, 10)
+        assert [one.why for one in read.unreadable] == ([] if why is None else [why])
+        assert chunks.count() == (2 if why is None else 0)
     store.writer.close()

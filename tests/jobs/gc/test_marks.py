@@ -28,6 +28,7 @@ from jobs.gc.gc_job import Gc
 from jobs.gc.sweep import GcReport
 from jobs.rebuild import Rebuild
 from jobs.reconcile.reconcile_job import Reconcile
+from jobs.usage.usage import Usage, usage
 from tests.support.gc_oracle import entries, expect_collected
 from tests.support.lab import Lab, StoppedAt, flip_bit, lab_in, new_lab, noise, stop_at
 from tests.support.stores import LazyDisk
@@ -282,6 +283,32 @@ def test_what_could_not_be_read_is_not_taken_for_known(tmp_path: Path) -> None:
         damage_record(lab, kind, stub.recipe if kind is Kind.RECIPES else make_id(1, 1))
     assert numbers(lab.collect()) == (False, 3)
     expect_collected(lab)
+
+
+@pytest.mark.usefixtures("small_nodes")
+def test_a_damaged_node_is_read_from_its_second_copy(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume", chunk_size="4k")
+    lab.put("large", noise(200 * KIB))
+    lab.put("gone", noise(60 * KIB, 1))
+    lab.optimize()
+    stub = lab.stub("large")
+    assert stub is not None
+    whole = du_of(lab)
+    assert whole.messages == []
+    damage_record(lab, Kind.RECIPES, stub.recipe)  # a root of several levels
+    assert du_of(lab) == whole
+    (lab.data / "gone").unlink()
+    report = lab.collect()
+    assert report.messages == [] and report.orphaned_chunks > 0
+    expect_collected(lab)
+    damage_record(lab, Kind.RECIPES, stub.recipe)
+    lab.verify_clean()
+    assert lab.read("large") == noise(200 * KIB)
+
+
+def du_of(lab: Lab) -> Usage:
+    with lab.opened() as volume:
+        return usage(volume, JobRun("du"), [(b"", ".")])
 
 
 def test_chunks_that_no_table_knows_are_not_taken_for_marked(tmp_path: Path) -> None:
@@ -634,10 +661,15 @@ class History:
 
 ACTIONS = [name for name in vars(History) if name not in ("__init__", "put", "some_name")]
 ACTIONS = [name for name in ACTIONS if not name.startswith("_")]
+LOST_GARBAGE = ["copy", "create", "remove", "cut", "lose_a_table_and_scrub"]
+"""With the seed of the example: a table is lost after the payload of an orphan in it was punched.
+The rebuilt table has the orphan as a live record, and scrub quarantines it. Otherwise nothing has
+changed since the last collection."""
 
 
 @given(st.integers(0, 10**6), st.lists(st.sampled_from(ACTIONS), min_size=4, max_size=14))
 @example(0, ["create", "remove", "remove", "optimize_and_die"])  # files, chunks, and no stub
+@example(200527, LOST_GARBAGE)
 @settings(max_examples=20)
 def test_whatever_happened_just_what_is_needed_is_kept(
     tmp_path_factory: pytest.TempPathFactory, seed: int, actions: list[str]

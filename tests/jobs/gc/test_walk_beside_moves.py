@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dedupd_core.format.ids import make_id
 from dedupd_core.format.stub import Flag, StubAttribute
-from dedupd_core.store.mark_set import Marks, Needs
+from dedupd_core.native.upkeep import Marks, Needs
 from dedupd_core.system.files import opened
 from fuse_stub import gc_names
 from fuse_stub.gc_names import MarkLog

@@ -1,5 +1,6 @@
 //! The parts of the module `dedupd_core.native.store`.
 
+pub mod bases;
 pub mod chunk_cache;
 pub mod records;
 pub mod stub_bytes;

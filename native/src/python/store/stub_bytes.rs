@@ -1,4 +1,4 @@
-//! `StubBytes`, `Unreadable`, `Held`.
+//! `StubBytes`, `Unreadable`, `Held`, `RecipeLeaf`, `BrokenPart`.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,14 +11,16 @@ use pyo3::types::PyBytes;
 
 use super::chunk_cache::{ChunkCache, Key, key};
 use crate::format::ids::{DIGEST_BYTES, Fingerprint, RecordId};
+use crate::format::recipe::Row;
 use crate::format::stub::{DIRECT, StubHead};
 use crate::python::rados::ClusterContent;
+use crate::python::store::bases::Bases;
 use crate::python::support::calls::os_error;
 use crate::python::support::input::{Input, require};
-use crate::python::support::output::NewBytes;
-use crate::python::upkeep::refine::Bases;
+use crate::python::support::output::{NewBytes, column};
 use crate::store::chunk_cache::Chunk;
 use crate::store::content::{self, Containers, Content};
+use crate::store::recipes::{Broken, LeafAt, Span};
 use crate::store::record_reader::Reads;
 use crate::store::stub_bytes::{self, AT_ONCE_BYTES, Failure, Repaired, filled, pieces_of};
 use crate::store::why::{self, StorePart, Why};
@@ -58,6 +60,56 @@ impl From<why::Unreadable> for Unreadable {
     }
 }
 
+/// A span as Python has it: offset, length, id, start of the fingerprint.
+type SpanFields = (u64, u64, u64, u32);
+
+fn span_fields(span: &Span) -> SpanFields {
+    let (id, check) = span.chunk.map_or((0, 0), |key| (key.id.0, key.check.0));
+    (span.start, span.end - span.start, id, check)
+}
+
+/// A leaf of a recipe at its place in a file.
+#[pyclass(frozen, get_all, module = "dedupd_core.native.store")]
+pub struct RecipeLeaf {
+    offset: u64,
+    length: u64,
+    node: u64,
+    above: Vec<u64>,
+    content: Py<PyBytes>,
+    ids: Vec<u64>,
+    lengths: Vec<u64>,
+    fingerprint_checks: Vec<u32>,
+    offsets: Vec<u64>,
+}
+
+impl RecipeLeaf {
+    fn of(py: Python<'_>, leaf: &LeafAt) -> RecipeLeaf {
+        let node = &leaf.node;
+        let is_hole = |row: &Row| row.id.is_hole();
+        let check = |row: &Row| if is_hole(row) { 0 } else { row.fingerprint_check.0 };
+        RecipeLeaf {
+            offset: leaf.start,
+            length: node.length,
+            node: leaf.id.0,
+            above: leaf.above.iter().map(|id| id.0).collect(),
+            content: column(py, node.content),
+            ids: node.rows().map(|(_, row)| row.id.0).collect(),
+            lengths: node.rows().map(|(_, row)| row.length).collect(),
+            fingerprint_checks: node.rows().map(|(_, row)| check(row)).collect(),
+            offsets: node.rows().map(|(start, _)| start).collect(),
+        }
+    }
+}
+
+/// A part of a recipe that cannot be read.
+#[pyclass(frozen, get_all, module = "dedupd_core.native.store")]
+pub struct BrokenPart {
+    offset: u64,
+    length: u64,
+    above: Vec<u64>,
+    unreadable: Py<Unreadable>,
+}
+
 /// Keeps a recipe in memory while a stub is read.
 #[pyclass(frozen, module = "dedupd_core.native.store")]
 pub struct Held(#[expect(dead_code, reason = "it is kept as long as this")] content::Held);
@@ -67,6 +119,22 @@ pub struct Held(#[expect(dead_code, reason = "it is kept as long as this")] cont
 pub enum Answer<T> {
     Given(T),
     Unreadable(Vec<Unreadable>),
+}
+
+/// What was asked for, or the part of it that cannot be read.
+#[derive(IntoPyObject)]
+pub enum Found<T> {
+    Given(T),
+    Unreadable(Unreadable),
+}
+
+impl<T> Found<T> {
+    fn of(found: Result<T, why::Unreadable>) -> Found<T> {
+        match found {
+            Ok(given) => Found::Given(given),
+            Err(unreadable) => Found::Unreadable(unreadable.into()),
+        }
+    }
 }
 
 /// The name of a stub in Python: its recipe, the recipe's digest, whether it is a chunk, and the
@@ -163,8 +231,36 @@ impl StubBytes {
         }
     }
 
-    fn keep_node(&self, record_id: u64, payload: Input, fingerprint: Fingerprint) {
-        self.content.keep_node(RecordId(record_id), payload.bytes(), &fingerprint);
+    fn described(&self, py: Python<'_>, stub: Stub) -> Found<(u64, u8, Py<PyBytes>)> {
+        let stub = head(stub);
+        let found = py.detach(|| self.content.described(&stub));
+        Found::of(found.map(|root| (root.length, root.level, column(py, root.content))))
+    }
+
+    fn spans(&self, py: Python<'_>, stub: Stub, start: u64, end: u64) -> Found<Vec<SpanFields>> {
+        let stub = head(stub);
+        let found = py.detach(|| self.content.spans(&stub, &(start..end), Reads::Any));
+        Found::of(found.map(|spans| spans.iter().map(span_fields).collect()))
+    }
+
+    fn leaf(&self, py: Python<'_>, stub: Stub, at: u64) -> PyResult<Py<PyAny>> {
+        let stub = head(stub);
+        Ok(match py.detach(|| self.content.leaf(&stub, at)) {
+            Ok(leaf) => Py::new(py, RecipeLeaf::of(py, &leaf))?.into_any(),
+            Err(Broken { range, above, unreadable }) => {
+                let part = BrokenPart {
+                    offset: range.start,
+                    length: range.end - range.start,
+                    above: above.iter().map(|id| id.0).collect(),
+                    unreadable: Py::new(py, Unreadable::from(unreadable))?,
+                };
+                Py::new(py, part)?.into_any()
+            }
+        })
+    }
+
+    fn keep_node(&self, record_id: u64, payload: Input, fingerprint: Fingerprint) -> bool {
+        self.content.keep_node(RecordId(record_id), payload.bytes(), &fingerprint)
     }
 
     fn keep_direct(&self, record_id: u64, length: u32, fingerprint: Fingerprint) {

@@ -1,114 +1,127 @@
-//! `MarkSet`, `misfits`, `scan_stubs`.
+//! `Marks`, `Needs`, `misfits`, `scan_stubs`.
 
 use std::collections::HashMap;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyList};
 
-use crate::format::ids::{ContainerNumber, RecordId};
+use crate::format::ids::{ContainerNumber, Fingerprint, RecordId};
 use crate::format::stub::{DIRECT, stub_head};
+use crate::python::store::bases::Bases;
+use crate::python::store::stub_bytes::Unreadable;
 use crate::python::support::calls::c_string;
 use crate::python::support::entries::{Directory, scan};
 use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64, require};
 use crate::python::support::output::column;
 use crate::system::files::Entry;
 use crate::threads::lock::{read, write};
-use crate::upkeep::mark_set::{Marks, Needed, Recipes, mark_named};
+use crate::upkeep::file_needs::{self, Needed};
+use crate::upkeep::mark_set;
 
 /// No thread waits for the GIL with this lock.
 #[pyclass(frozen, subclass, module = "dedupd_core.native.upkeep")]
-pub struct MarkSet(RwLock<Marks>);
+pub struct Marks(RwLock<mark_set::Marks>);
 
 #[pyclass(frozen, get_all, module = "dedupd_core.native.upkeep")]
 pub struct Followed {
     found_any: bool,
     epoch: u64,
-    strays: Py<PyBytes>,
 }
 
 #[pyclass(frozen, get_all, module = "dedupd_core.native.upkeep")]
 pub struct Leaned {
     found_any: bool,
     unknown: Py<PyBytes>,
-    strays: Py<PyBytes>,
 }
 
-impl MarkSet {
-    pub fn read(&self) -> RwLockReadGuard<'_, Marks> {
+/// Container → how many records it has.
+type Counts = HashMap<u32, usize>;
+
+fn numbered(counts: Counts) -> impl Iterator<Item = (ContainerNumber, usize)> {
+    counts.into_iter().map(|(number, count)| (ContainerNumber(number), count))
+}
+
+impl Marks {
+    pub fn read(&self) -> RwLockReadGuard<'_, mark_set::Marks> {
         read(&self.0)
     }
 
-    pub fn write(&self) -> RwLockWriteGuard<'_, Marks> {
+    pub fn write(&self) -> RwLockWriteGuard<'_, mark_set::Marks> {
         write(&self.0)
     }
 }
 
-#[pyclass(frozen, get_all, module = "dedupd_core.native.upkeep")]
-pub struct NamedByLeaves {
-    leaves: u64,
-    rows: u64,
-    left: Py<PyBytes>,
-    strays: Py<PyBytes>,
-}
-
 #[pymethods]
-impl MarkSet {
+impl Marks {
     #[new]
-    fn new(counts: HashMap<u32, usize>) -> MarkSet {
-        let mut marks = Marks::default();
-        for (number, count) in counts {
-            marks.add_container(ContainerNumber(number), count);
-        }
-        MarkSet(RwLock::new(marks))
+    fn new(counts: Counts) -> Marks {
+        Marks(RwLock::new(mark_set::Marks::of(numbered(counts))))
     }
 
-    fn numbers(&self) -> Vec<u32> {
-        read(&self.0).numbers().into_iter().map(|number| number.0).collect()
+    #[getter]
+    fn strays(&self) -> Vec<u64> {
+        self.read().strays().map(|id| id.0).collect()
     }
 
     fn knows(&self, record_id: u64) -> bool {
-        read(&self.0).knows(RecordId(record_id))
+        self.read().knows(RecordId(record_id))
     }
 
     fn __contains__(&self, record_id: u64) -> bool {
-        read(&self.0).contains(RecordId(record_id))
+        self.read().contains(RecordId(record_id))
     }
 
-    fn mark(&self, py: Python<'_>, ids: Input) -> PyResult<Vec<u8>> {
+    fn add(&self, ids: &Bound<'_, PyAny>) -> PyResult<()> {
+        for id in ids.try_iter()? {
+            self.write().mark(RecordId(id?.extract()?));
+        }
+        Ok(())
+    }
+
+    fn add_packed(&self, py: Python<'_>, ids: Input) -> PyResult<()> {
         let ids = ids.ids("ids")?;
-        let strays: Vec<RecordId> = py.detach(|| {
-            let mut marks = write(&self.0);
-            ids.into_iter().filter(|&id| !id.is_hole() && !marks.set(id)).collect()
+        py.detach(|| {
+            let mut marks = self.write();
+            for id in ids {
+                marks.mark(id);
+            }
         });
-        Ok(pack_ids(strays))
+        Ok(())
+    }
+
+    fn include(&self, other: &Bound<'_, Marks>) -> PyResult<()> {
+        require(!std::ptr::eq(self, other.get()), "a set includes itself")?;
+        self.write().include(&other.get().read());
+        Ok(())
     }
 
     fn merge(&self, number: u32, bits: Input) -> bool {
-        write(&self.0).merge(ContainerNumber(number), bits.bytes())
+        self.write().merge(ContainerNumber(number), bits.bytes())
     }
 
     fn bits<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, read(&self.0).bits(ContainerNumber(number)))
+        PyBytes::new(py, self.read().bits(ContainerNumber(number)))
     }
 
     fn count(&self, py: Python<'_>) -> u64 {
-        py.detach(|| read(&self.0).count())
+        py.detach(|| self.read().count())
+    }
+
+    fn digest(&self, py: Python<'_>) -> Fingerprint {
+        py.detach(|| self.read().digest())
     }
 
     fn follow(&self, py: Python<'_>, first_id: u64, table: Input) -> PyResult<Followed> {
         let entries = table.entries("table")?;
-        let found = py.detach(|| write(&self.0).follow(RecordId(first_id), &entries));
-        let strays = column(py, pack_ids(found.strays));
-        Ok(Followed { found_any: found.any, epoch: found.epoch, strays })
+        let found = py.detach(|| self.write().follow(RecordId(first_id), &entries));
+        Ok(Followed { found_any: found.any, epoch: found.epoch })
     }
 
     fn lean(&self, py: Python<'_>, first_id: u64, table: Input) -> PyResult<Leaned> {
         let entries = table.entries("table")?;
-        let found = py.detach(|| write(&self.0).lean(RecordId(first_id), &entries));
-        let unknown = column(py, pack_u32(found.unknown));
-        let strays = column(py, pack_ids(found.strays));
-        Ok(Leaned { found_any: found.any, unknown, strays })
+        let found = py.detach(|| self.write().lean(RecordId(first_id), &entries));
+        Ok(Leaned { found_any: found.any, unknown: column(py, pack_u32(found.unknown)) })
     }
 
     fn add_copies(
@@ -116,40 +129,131 @@ impl MarkSet {
         py: Python<'_>,
         first_id: u64,
         table: Input,
-        of: &Bound<'_, MarkSet>,
+        of: &Bound<'_, Marks>,
     ) -> PyResult<u64> {
         let (entries, of) = (table.entries("table")?, of.get());
         require(!std::ptr::eq(self, of), "records are no copies of one another")?;
-        Ok(py.detach(|| write(&self.0).add_copies(RecordId(first_id), &entries, &read(&of.0))))
+        Ok(py.detach(|| self.write().add_copies(RecordId(first_id), &entries, &of.read())))
+    }
+}
+
+/// The marks are those of the base class.
+#[pyclass(frozen, extends = Marks, module = "dedupd_core.native.upkeep")]
+pub struct Needs(RwLock<file_needs::Needs>);
+
+#[pyclass(frozen, get_all, module = "dedupd_core.native.upkeep")]
+pub struct NodesRead {
+    taken: usize,
+    nodes: usize,
+    rows: usize,
+    unreadable: Py<PyList>,
+}
+
+impl Needs {
+    fn of(marks: mark_set::Marks, needs: file_needs::Needs) -> PyClassInitializer<Needs> {
+        let base = PyClassInitializer::from(Marks(RwLock::new(marks)));
+        base.add_subclass(Needs(RwLock::new(needs)))
     }
 
-    #[pyo3(signature = (data_fd, table, *, seed, first, ordinals, ends))]
-    #[expect(clippy::too_many_arguments, reason = "all but two by name")]
-    fn add_named(
-        &self,
-        py: Python<'_>,
-        data_fd: i32,
-        table: Input,
-        seed: u64,
-        first: u32,
-        ordinals: Input,
-        ends: Input,
-    ) -> PyResult<NamedByLeaves> {
-        let (ordinals, ends) = (ordinals.u32s("ordinals")?, ends.u64s("ends")?);
-        let are_even = ordinals.len() == ends.len();
-        let are_right = are_even && ordinals.iter().all(|&ordinal| ordinal >= first);
-        require(are_right, "ordinals begin with first, and have an end each")?;
-        let needed: Vec<Needed> =
-            ordinals.into_iter().zip(ends).map(|(ordinal, end)| Needed { ordinal, end }).collect();
-        let entries = table.entries("table")?;
-        let recipes = Recipes { data: data_fd, entries: &entries, first, seed };
-        let marked = py.detach(|| mark_named(&recipes, &needed, &mut write(&self.0)));
-        Ok(NamedByLeaves {
-            leaves: marked.recipes,
-            rows: marked.rows,
-            left: column(py, pack_u32(marked.left)),
-            strays: column(py, pack_ids(marked.strays)),
-        })
+    /// Work on all that is needed, without the GIL.
+    fn work<T: Send>(
+        slf: &Bound<'_, Needs>,
+        chunks: &Bound<'_, Marks>,
+        step: impl FnOnce(&mut Needed<'_>) -> T + Send,
+    ) -> PyResult<T> {
+        let (own, marks, chunks) = (slf.get(), slf.as_super().get(), chunks.get());
+        require(!std::ptr::eq(marks, chunks), "nodes are no chunks")?;
+        Ok(slf.py().detach(|| {
+            let (nodes, chunks) = (&mut *marks.write(), &mut *chunks.write());
+            step(&mut Needed { nodes, needs: &mut write(&own.0), chunks })
+        }))
+    }
+}
+
+#[pymethods]
+impl Needs {
+    #[classattr]
+    const WHOLE: u64 = u64::MAX;
+
+    #[new]
+    fn new(counts: Counts) -> PyClassInitializer<Needs> {
+        let counts: Vec<_> = numbered(counts).collect();
+        let marks = mark_set::Marks::of(counts.iter().copied());
+        Needs::of(marks, file_needs::Needs::of(counts))
+    }
+
+    fn copy(slf: &Bound<'_, Needs>) -> PyResult<Py<Needs>> {
+        let marks = slf.as_super().get().read().clone();
+        Py::new(slf.py(), Needs::of(marks, read(&slf.get().0).clone()))
+    }
+
+    fn need(slf: &Bound<'_, Needs>, record_id: u64, length: u64) {
+        slf.as_super().get().write().mark(RecordId(record_id));
+        write(&slf.get().0).need(RecordId(record_id), length);
+    }
+
+    fn need_packed(slf: &Bound<'_, Needs>, ids: Input, lengths: Input) -> PyResult<()> {
+        let (ids, lengths) = (ids.ids("ids")?, lengths.u64s("lengths")?);
+        require(ids.len() == lengths.len(), "each id has a length")?;
+        let (mut marks, mut needs) = (slf.as_super().get().write(), write(&slf.get().0));
+        for (id, length) in ids.into_iter().zip(lengths) {
+            marks.mark(id);
+            needs.need(id, length);
+        }
+        Ok(())
+    }
+
+    fn lengths(&self, number: u32) -> Vec<u8> {
+        pack_u64(read(&self.0).lengths(ContainerNumber(number)).iter().copied())
+    }
+
+    fn fresh<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, read(&self.0).fresh(ContainerNumber(number)))
+    }
+
+    fn digest(slf: &Bound<'_, Needs>) -> Vec<u8> {
+        let mut parts = slf.as_super().get().read().digest().to_vec();
+        parts.extend(read(&slf.get().0).digest());
+        parts
+    }
+
+    fn resume(
+        slf: &Bound<'_, Needs>,
+        number: u32,
+        wanted: Input,
+        needed: Input,
+        fresh: Input,
+    ) -> bool {
+        let (number, mut needs) = (ContainerNumber(number), write(&slf.get().0));
+        let is_taken = needs.resume(number, wanted.bytes(), needed.bytes(), fresh.bytes());
+        let mut marks = slf.as_super().get().write();
+        for (ordinal, _) in (0..).zip(needs.lengths(number)).filter(|(_, length)| **length > 0) {
+            marks.set(RecordId::new(number, ordinal));
+        }
+        is_taken
+    }
+
+    fn read_fresh(
+        slf: &Bound<'_, Needs>,
+        recipes: &Bound<'_, Bases>,
+        chunks: &Bound<'_, Marks>,
+        most: usize,
+    ) -> PyResult<NodesRead> {
+        let recipes = &recipes.get().0;
+        let read = Needs::work(slf, chunks, |needed| needed.read_fresh(recipes, most))?;
+        let unreadable = read.unreadable.into_iter().map(Unreadable::from);
+        let unreadable = PyList::new(slf.py(), unreadable.collect::<Vec<_>>())?.unbind();
+        Ok(NodesRead { taken: read.taken, nodes: read.nodes, rows: read.rows, unreadable })
+    }
+
+    fn add_node(
+        slf: &Bound<'_, Needs>,
+        record_id: u64,
+        payload: Input,
+        chunks: &Bound<'_, Marks>,
+    ) -> PyResult<Option<usize>> {
+        let payload = payload.bytes();
+        Needs::work(slf, chunks, |needed| needed.add_node(RecordId(record_id), payload))
     }
 }
 

@@ -1,74 +1,16 @@
-//! `NeedSet`, `more_than`, `longest`, `digest_needed`, `Join`, `KnownRecords`.
+//! `digest_needed`, `Join`, `KnownRecords`.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, RwLock, RwLockReadGuard};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use crate::format::ids::{ContainerNumber, FingerprintCheck, RecordId};
-use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64, require};
+use crate::python::support::input::{Input, pack_ids, pack_u32};
 use crate::threads::lock::{locked, read, write};
-use crate::upkeep::file_needs::{self, Needs};
+use crate::upkeep::file_needs;
 use crate::upkeep::join;
 use crate::upkeep::record_census::{Known, KnownBytes};
-
-/// No thread waits for the GIL with this lock.
-#[pyclass(frozen, module = "dedupd_core.native.upkeep")]
-pub struct NeedSet(RwLock<Needs>);
-
-#[pymethods]
-impl NeedSet {
-    #[new]
-    fn new(counts: HashMap<u32, usize>) -> NeedSet {
-        let counts = counts.into_iter().map(|(number, count)| (ContainerNumber(number), count));
-        NeedSet(RwLock::new(Needs::of(counts)))
-    }
-
-    fn need(&self, ids: Input, lengths: Input) -> PyResult<()> {
-        let (ids, lengths) = (ids.ids("ids")?, lengths.u64s("lengths")?);
-        require(ids.len() == lengths.len(), "each id has a length")?;
-        let mut needs = write(&self.0);
-        ids.into_iter().zip(lengths).for_each(|(id, length)| needs.need(id, length));
-        Ok(())
-    }
-
-    fn needed(&self, record_id: u64) -> u64 {
-        read(&self.0).needed(RecordId(record_id))
-    }
-
-    fn lengths(&self, number: u32) -> Vec<u8> {
-        pack_u64(read(&self.0).lengths(ContainerNumber(number)).iter().copied())
-    }
-
-    fn fresh<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, read(&self.0).fresh(ContainerNumber(number)))
-    }
-
-    fn put(&self, number: u32, lengths: Input, fresh: Input) {
-        write(&self.0).put(ContainerNumber(number), lengths.bytes(), fresh.bytes());
-    }
-
-    fn take_fresh(&self, number: u32, first: usize, end: usize) -> PyResult<(Vec<u8>, Vec<u8>)> {
-        require(first % 8 == 0, "first is a multiple of 8")?;
-        let taken = write(&self.0).take_fresh(ContainerNumber(number), first, end);
-        let ordinals = pack_u32(taken.iter().map(|&(ordinal, _)| ordinal));
-        Ok((ordinals, pack_u64(taken.iter().map(|&(_, length)| length))))
-    }
-}
-
-#[pyfunction]
-pub fn more_than(py: Python<'_>, now: Input, before: Input) -> Vec<u8> {
-    let (now, before) = (now.bytes(), before.bytes());
-    py.detach(|| file_needs::more_than(now, before))
-}
-
-#[pyfunction]
-pub fn longest(py: Python<'_>, one: Input, other: Input) -> Vec<u8> {
-    let (one, other) = (one.bytes(), other.bytes());
-    py.detach(|| file_needs::longest(one, other))
-}
 
 #[pyfunction]
 pub fn digest_needed(py: Python<'_>, entries: Input, lengths: Input, seed: u64) -> u64 {

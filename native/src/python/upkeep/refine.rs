@@ -1,4 +1,4 @@
-//! `Bases`, `Refiner`, `Refined`, `Samples`, `sketch_records`, `deltas`.
+//! `Refiner`, `Refined`, `Samples`, `sketch_records`, `deltas`.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -8,13 +8,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::format::codec::Codec;
-use crate::format::ids::{Checksum, ContainerNumber, RecordId};
+use crate::format::ids::{Checksum, RecordId};
 use crate::python::hashing::algorithm_named;
+use crate::python::store::bases::Bases;
 use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64, require};
 use crate::python::support::output::column;
-use crate::python::upkeep::marks::MarkSet;
+use crate::python::upkeep::marks::Marks;
 use crate::store::bases;
-use crate::store::record_reader::{BaseBytes, Reads};
+use crate::store::record_reader::Reads;
 use crate::threads::lock::locked;
 use crate::upkeep::follow_merges;
 use crate::upkeep::groups::Groups;
@@ -23,35 +24,6 @@ use crate::upkeep::similar::Similar;
 use crate::upkeep::sketch::{self, DOMAINS_MAX, FEATURES, SKETCH_BYTES, Sketch, in_domain};
 use crate::upkeep::sketching::{Looked, Payload};
 use crate::upkeep::training::{self, Wanted};
-
-#[pyclass(frozen, module = "dedupd_core.native.store")]
-pub struct Bases(pub Arc<bases::Bases>);
-
-#[pymethods]
-impl Bases {
-    #[new]
-    fn new(dir_fd: i32, volume_id: [u8; 16], bytes_max: usize) -> PyResult<Bases> {
-        Ok(Bases(Arc::new(bases::Bases::new(dir_fd, volume_id, bytes_max)?)))
-    }
-
-    fn raw<'py>(&self, py: Python<'py>, record_id: u64) -> Option<Bound<'py, PyBytes>> {
-        let raw = py.detach(|| self.0.raw(RecordId(record_id), Reads::Any)).ok()?;
-        Some(PyBytes::new(py, &raw))
-    }
-
-    fn is_live(&self, py: Python<'_>, record_id: u64) -> bool {
-        py.detach(|| self.0.is_live(RecordId(record_id)))
-    }
-
-    fn drop(&self, numbers: Vec<u32>) {
-        let numbers: Vec<_> = numbers.into_iter().map(ContainerNumber).collect();
-        self.0.drop_containers(&numbers);
-    }
-
-    fn close(&self) {
-        self.0.close();
-    }
-}
 
 fn sketches(data: &Input) -> PyResult<Vec<Sketch>> {
     let are_whole = data.bytes().len() % SKETCH_BYTES == 0;
@@ -176,7 +148,7 @@ pub struct Refined {
 pub struct Refiner {
     similar: Mutex<Similar>,
     groups: Mutex<Groups>,
-    leaned: Py<MarkSet>,
+    leaned: Py<Marks>,
     bases: Arc<bases::Bases>,
     dictionaries: Mutex<Vec<Usable>>,
     kept: Mutex<HashSet<RecordId>>,
@@ -188,7 +160,7 @@ impl Refiner {
     #[new]
     #[pyo3(signature = (leaned, bases, *, level, saving_min, algorithm, threads))]
     fn new(
-        leaned: Py<MarkSet>,
+        leaned: Py<Marks>,
         bases: &Bound<'_, Bases>,
         level: Option<i32>,
         saving_min: f64,

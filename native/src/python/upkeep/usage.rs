@@ -7,16 +7,17 @@ use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyAny, PyBytes, PyDict, PyList};
 
 use crate::format::ids::{ContainerNumber, RecordId};
+use crate::python::store::bases::Bases;
+use crate::python::store::stub_bytes::Unreadable;
 use crate::python::support::calls::c_string;
 use crate::python::support::entries::Directory;
-use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64, require};
+use crate::python::support::input::{Input, pack_ids, pack_u64, require};
 use crate::python::support::output::column;
 use crate::python::tree::Walk;
 use crate::system::files::Entry;
 use crate::threads::lock::{read, write};
 use crate::tree::stub_usage::{self, By, Sums};
-use crate::upkeep::mark_set::Recipes;
-use crate::upkeep::usage::{GROUPS_MAX, Gone, Group, Named, NodeNeed, Records, Taken, each_needed};
+use crate::upkeep::usage::{GROUPS_MAX, Gone, Group, GroupUsage, NodeNeed, Store, Taking};
 
 /// The files of a directory.
 #[pyclass(frozen, extends = Directory, get_all, module = "dedupd_core.native.tree")]
@@ -90,29 +91,6 @@ pub fn sum_up<'py>(
 }
 
 #[derive(Default)]
-struct GroupUsage {
-    named: Named,
-    chunks: Taken,
-    recipes: Taken,
-}
-
-#[derive(Default)]
-struct Store {
-    chunks: Records,
-    recipes: Records,
-}
-
-impl Store {
-    fn of(&self, are_recipes: bool) -> &Records {
-        if are_recipes { &self.recipes } else { &self.chunks }
-    }
-
-    fn of_mut(&mut self, are_recipes: bool) -> &mut Records {
-        if are_recipes { &mut self.recipes } else { &mut self.chunks }
-    }
-}
-
-#[derive(Default)]
 struct State {
     store: Store,
     groups: Vec<GroupUsage>,
@@ -129,8 +107,8 @@ pub struct TakenByGroup {
     plain_bytes: u64,
 }
 
-/// The nodes of a container that a group needs: number, ordinals, how much of each, how often.
-type Wanted = (u32, Vec<u8>, Vec<u8>, Vec<u8>);
+/// Recipes that are read by one call: a run stops within the time that this takes.
+const NODES_AT_ONCE: usize = 1024;
 
 /// No thread waits for the GIL with this lock.
 #[pyclass(frozen, module = "dedupd_core.native.upkeep")]
@@ -141,7 +119,8 @@ impl Usage {
         &self,
         py: Python<'_>,
         group: Group,
-        step: impl FnOnce(&mut Store, &mut GroupUsage) -> T + Send,
+        is_sharing: bool,
+        step: impl FnOnce(&mut Taking<'_>) -> T + Send,
     ) -> PyResult<T> {
         require(group < GROUPS_MAX, "there are too many groups")?;
         let at = group as usize;
@@ -150,7 +129,7 @@ impl Usage {
             if at >= groups.len() {
                 groups.resize_with(at + 1, GroupUsage::default);
             }
-            step(store, &mut groups[at])
+            step(&mut Taking { store, group, own: &mut groups[at], is_sharing })
         }))
     }
 }
@@ -188,111 +167,70 @@ impl Usage {
         let (chunks, nodes) = (chunks.ids("chunks")?, recipes.ids("recipes")?);
         let ends = covered.u64s("covered")?;
         require(nodes.len() == ends.len(), "each recipe has an end")?;
-        self.work(py, group, |_, own| {
-            own.named.chunks.extend(chunks.into_iter().map(|id| (id, count)));
-            let nodes = nodes.into_iter().zip(ends).map(|(id, end)| NodeNeed { id, end, count });
-            own.named.nodes.extend(nodes);
+        self.work(py, group, false, |taking| {
+            let own = &mut taking.own.references;
+            own.chunks.extend(chunks.into_iter().map(|id| (id, count)));
+            let nodes = nodes.into_iter().zip(ends);
+            own.nodes.extend(nodes.map(|(id, end)| NodeNeed { id, end, count, depth: 0 }));
         })
     }
 
-    /// Counts the records that a group names; returns the recipe nodes to read.
-    fn take(&self, py: Python<'_>, group: u32, is_sharing: bool) -> PyResult<Vec<Wanted>> {
-        let wanted = self.work(py, group, |store, own| {
-            let (chunks, wanted) = own.named.take();
-            for (id, count) in chunks {
-                store.chunks.meet(id, group, count, is_sharing, &mut own.chunks);
-            }
-            for node in wanted.values().flatten() {
-                store.recipes.meet(node.id, group, node.count, is_sharing, &mut own.recipes);
-            }
-            wanted
-        })?;
-        Ok(wanted
-            .into_iter()
-            .map(|(number, nodes)| {
-                (
-                    number.0,
-                    pack_u32(nodes.iter().map(|node| node.id.ordinal())),
-                    pack_u64(nodes.iter().map(|node| node.end)),
-                    pack_u32(nodes.iter().map(|node| node.count)),
-                )
-            })
-            .collect())
-    }
-
-    /// Counts the chunks of a node that Python has read.
-    fn refer(
+    /// Takes what a group names into account, with what its recipes name. Returns the nodes that
+    /// cannot be read.
+    fn read(
         &self,
         py: Python<'_>,
         group: u32,
-        ids: Input,
-        count: u32,
+        recipes: &Bound<'_, Bases>,
         is_sharing: bool,
-    ) -> PyResult<()> {
-        let ids = ids.ids("ids")?;
-        self.work(py, group, |store, own| {
-            for id in ids {
-                store.chunks.meet(id, group, count, is_sharing, &mut own.chunks);
+        safe_point: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<Unreadable>> {
+        let recipes = &recipes.get().0;
+        loop {
+            let wanted = self.work(py, group, is_sharing, |taking| taking.take())?;
+            let mut unreadable = Vec::new();
+            for (&number, nodes) in &wanted {
+                for part in nodes.chunks(NODES_AT_ONCE) {
+                    safe_point.call0()?;
+                    let read = |taking: &mut Taking<'_>| taking.read(recipes, number, part);
+                    unreadable.extend(self.work(py, group, is_sharing, read)?);
+                }
             }
-        })
+            if wanted.is_empty() || !unreadable.is_empty() {
+                return Ok(unreadable.into_iter().map(Unreadable::from).collect());
+            }
+        }
     }
 
-    #[pyo3(signature = (group, data_fd, table, *, seed, first, ordinals, ends, counts, is_sharing))]
-    #[expect(clippy::too_many_arguments, reason = "all but three by name")]
-    fn read_leaves(
+    /// Takes in a node that could not be read.
+    fn add_node(
         &self,
         py: Python<'_>,
         group: u32,
-        data_fd: i32,
-        table: Input,
-        seed: u64,
-        first: u32,
-        ordinals: Input,
-        ends: Input,
-        counts: Input,
+        record_id: u64,
+        payload: Input,
         is_sharing: bool,
-    ) -> PyResult<Vec<u8>> {
-        let (ordinals, ends) = (ordinals.u32s("ordinals")?, ends.u64s("ends")?);
-        let counts = counts.u32s("counts")?;
-        let are_even = ordinals.len() == ends.len() && ends.len() == counts.len();
-        let are_right = are_even && ordinals.iter().all(|&ordinal| ordinal >= first);
-        require(are_right, "ordinals begin with first, and have an end each")?;
-        let nodes: Vec<NodeNeed> = ordinals
-            .into_iter()
-            .zip(ends)
-            .zip(counts)
-            .map(|((ordinal, end), count)| {
-                let id = RecordId::new(ContainerNumber(0), ordinal);
-                NodeNeed { id, end, count }
-            })
-            .collect();
-        let entries = table.entries("table")?;
-        let recipes = Recipes { data: data_fd, entries: &entries, first, seed };
-        let left = self.work(py, group, |store, own| {
-            let (left, plain_bytes) = each_needed(&recipes, &nodes, |count, id| {
-                store.chunks.meet(id, group, count, is_sharing, &mut own.chunks);
-            });
-            if !is_sharing {
-                own.recipes.plain_bytes += plain_bytes;
-            }
-            left
-        })?;
-        Ok(pack_u32(left))
+    ) -> PyResult<bool> {
+        let payload = payload.bytes();
+        self.work(py, group, is_sharing, |taking| taking.add_node(RecordId(record_id), payload))
     }
 
     /// Restarts the iteration over the records of a group, for the shares.
     fn again(&self, py: Python<'_>, group: u32) -> PyResult<()> {
-        self.work(py, group, |_, own| own.named.again())
+        self.work(py, group, false, |taking| taking.own.references.again())
     }
 
     fn taken(&self, py: Python<'_>, group: u32) -> PyResult<TakenByGroup> {
-        self.work(py, group, |_, GroupUsage { chunks, recipes, .. }| TakenByGroup {
-            chunks: chunks.records,
-            bytes: chunks.bytes + recipes.bytes,
-            first_bytes: chunks.first_bytes + recipes.first_bytes,
-            share_bytes: chunks.share_bytes + recipes.share_bytes,
-            strays: chunks.strays + recipes.strays,
-            plain_bytes: recipes.plain_bytes,
+        self.work(py, group, false, |taking| {
+            let GroupUsage { chunks, recipes, .. } = &*taking.own;
+            TakenByGroup {
+                chunks: chunks.records,
+                bytes: chunks.bytes + recipes.bytes,
+                first_bytes: chunks.first_bytes + recipes.first_bytes,
+                share_bytes: chunks.share_bytes + recipes.share_bytes,
+                strays: chunks.strays + recipes.strays,
+                plain_bytes: recipes.plain_bytes,
+            }
         })
     }
 
