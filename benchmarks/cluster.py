@@ -37,9 +37,9 @@ from dedupd_core import native
 from dedupd_core.format.cluster.address import StoreAddress, parse_address
 from dedupd_core.format.cluster.objects import FRAME_BYTES, FileId, frame_of
 from dedupd_core.rados.chunks import NewChunk
-from dedupd_core.rados.cluster.chunk_trains import WantedChunk
 from dedupd_core.rados.cluster.connection import OPERATIONS_AT_ONCE
 from dedupd_core.rados.garbage import Collection
+from dedupd_core.rados.reading.sources import RECIPE_NUMBER, ClusterChunks
 from dedupd_core.rados.reading.volume_store import CACHE_BYTES, CACHE_DIR, bind
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.rados.writer import FileChunk, NewFile, Writer
@@ -105,18 +105,22 @@ def read_all(store: RadosStore, versions: list[str]) -> int:
 
     Every chunk is proved by its fingerprint; none is kept.
     """
-    recipes = store.cluster.each(store.recipes.read, versions)
-    entries = [entry for one in recipes if one is not None for entry in one.entries]
-    wanted = [WantedChunk(entry.fingerprint, entry.length) for entry in entries]
-    trains = [wanted[at : at + TRAIN_CHUNKS] for at in range(0, len(wanted), TRAIN_CHUNKS)]
+    chunks = ClusterChunks(lambda: store)
+    chunks.connect(store)
+    stub_bytes = native.store.StubBytes.of_cluster(chunks.content, native.store.ChunkCache(0))
+    file_bytes, train_bytes = FILE_CHUNKS * CHUNK_BYTES, TRAIN_CHUNKS * CHUNK_BYTES
 
-    def length_of(train: list[WantedChunk]) -> int:
-        found = store.trains.read(train)
-        return sum(len(raw) for raw in found if raw is not None)
+    def read_train(train: tuple[str, int]) -> int:
+        version, start = train
+        stub = RECIPE_NUMBER, bytes.fromhex(version), False, file_bytes
+        found = stub_bytes.read(-1, stub, (), start, start + train_bytes, waits=True)
+        assert isinstance(found, bytes)
+        return len(found)
 
+    trains = [(version, at) for version in versions for at in range(0, file_bytes, train_bytes)]
     with ThreadPoolExecutor(READERS) as pool:
-        read_bytes = sum(pool.map(length_of, trains))
-    assert read_bytes == sum(entry.length for entry in entries)
+        read_bytes = sum(pool.map(read_train, trains))
+    assert read_bytes == len(versions) * file_bytes
     return read_bytes
 
 

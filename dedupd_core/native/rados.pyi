@@ -18,28 +18,9 @@ class ChunkReader:
         pool: str,
         namespace: str,
         timeout_s: float,
-        algorithm: str,
     ) -> Self:
-        """Connects. ``user`` has the form ``client.NAME``; ``algorithm`` is that of fingerprints.
-
-        Raises OSError with the library's errno, ImportError if ``librados.so.2`` is missing.
-        """
-    def read(
-        self,
-        objects: Sequence[str],
-        fingerprints: Buffer,
-        lengths: Sequence[int],
-        *,
-        at_once: int,
-        with_frames: bool,
-    ) -> tuple[list[bytes | None], list[bytes | None], int]:
-        """Return the raw bytes of chunks; their frames, if ``with_frames``; the first errno, or 0.
-        Up to ``at_once`` reads are in progress.
-
-        Each chunk is read from its object, and has a fingerprint (32 bytes each, one after the
-        other) and a raw length. A missing or wrong chunk is None, and so is one whose read fails.
-        Raises ValueError if the columns differ in length, or after :meth:`close`.
-        """
+        """Connect; ``user`` is written ``client.NAME``. Raises OSError with the library's errno,
+        ImportError if ``librados.so.2`` is missing."""
     def close(self) -> None:
         """Disconnect, after all started reads have ended."""
 

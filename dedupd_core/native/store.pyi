@@ -6,8 +6,6 @@ from typing import Final, Literal, Self, final
 
 from typing_extensions import Buffer
 
-from dedupd_core.format.ids import PackedOrdinals
-
 from .codec import Encoded
 from .rados import ClusterContent
 
@@ -176,24 +174,6 @@ class BlocksAhead:
 
     def __new__(cls, bytes_max: int) -> Self: ...
 
-def frame_chunks(
-    number: int,
-    data_fd: int,
-    table_fd: int,
-    seed: int,
-    wanted: Sequence[tuple[int, int, int]],
-    sequence: int,
-    stream_seed: int,
-    ahead: BlocksAhead,
-    threads: int,
-) -> tuple[bytes, bytes, int]:
-    """Return frames of a stream for chunks of a container, their fingerprints, and their number.
-
-    They are the first of ``wanted``, given as in :func:`read_chunks`, up to an unexpected chunk or
-    a chunk that depends on another. Payloads are checked, but not decoded. ``sequence`` is that of
-    the first frame; ``ahead`` always serves the same store. Raises MemoryError only.
-    """
-
 def seal(
     encoded: Encoded,
     fingerprints: Buffer,
@@ -265,78 +245,125 @@ def weigh_table(entries: Buffer, seed: int) -> Weight:
 def table_states(entries: Buffer, seed: int) -> bytes:
     """Return the u8 state of each complete entry of a redirection table; 0 if it is invalid."""
 
-@final
-class CheckedRecords:
-    """Result of :func:`check_records`: parallel arrays, one element per record."""
-
-    consumed: Final[int]
-    """Bytes of complete records, from the start of the data."""
-    is_lost: Final[bool]
-    """Whether an invalid record header follows these bytes. False if too few bytes follow."""
-    ordinals: Final[PackedOrdinals]
-    """The ordinal of each record."""
-    next_ordinals: Final[PackedOrdinals]
-    """The ordinal after each record: one more, except after a run of tombstones."""
-    kinds: Final[bytes]
-    """u8 kind of each record."""
-    statuses: Final[bytes]
-    """u8: 0 intact, 1 its payload is damaged, 2 its bytes have another fingerprint, 3 its base
-    cannot be read."""
-    entries: Final[bytes]
-    """64 bytes each: the entries for the redirection table that the records imply."""
-    raw_bytes: Final[int]
-    """Sum of the raw lengths."""
-
-def check_records(
-    data: Buffer,
-    *,
+def frame_chunks(
+    bases: Bases,
+    wanted: Sequence[tuple[int, int, int]],
+    sequence: int,
     seed: int,
-    offset: int,
-    algorithm: str,
+    ahead: BlocksAhead,
     threads: int,
-    bases: Bases | None = None,
-) -> CheckedRecords:
-    """Check the first records of ``data``: headers, checksums, payloads, fingerprints.
+) -> tuple[bytes, bytes, Unreadable | None]:
+    """Chunks, by id, length and start of the fingerprint of each, as frames of a stream; the first
+    one has the number ``sequence``, ``seed`` is that of the stream.
 
-    ``offset`` is the place of the data in the container, ``seed`` the container's. Every payload is
-    decompressed and its fingerprint computed. Ends at the first invalid header, or the first
-    incomplete record.
+    Returns the frames, the fingerprints, and the chunk after them if it cannot be read. Payloads
+    are verified. They are those of the records; one that leans on another record is compressed
+    alone.
     """
 
-@final
-class PassedRecords:
-    """Result of :func:`pass_records`."""
+def frame_cluster_chunks(
+    content: ClusterContent, wanted: Sequence[tuple[int, int, int]], sequence: int, seed: int
+) -> tuple[bytes, bytes, Unreadable | None]:
+    """As :func:`frame_chunks`, of chunks in a cluster by their numbers."""
 
-    ordinal: Final[int]
+@final
+class HeaderScan:
+    """The parts of a container in the order of their offsets: start, end, and the header of the
+    record, which is empty for a range without a valid record.
+
+    The last item of a record says whether it was found by a search after damage. Unreadable blocks
+    count as zeros. Raises OSError.
+    """
+
+    def __new__(cls, fd: int, seed: int, start: int, end: int) -> Self:
+        """The caller keeps ``fd`` open."""
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> tuple[int, int, builtins.bytes, bool]: ...
+
+def valid_seed(fd: int, seeds: Sequence[int], start: int, end: int) -> int | None:
+    """The first of ``seeds`` that any record header between two offsets is valid with. Raises
+    OSError."""
+
+@final
+class Difference:
+    """A difference between a container and its table.
+
+    ``order``: a record at ``start`` does not follow the one before it, ``end`` is the expected
+    ordinal. ``entry``: the entry is not that of the record. ``payload``: the stored bytes of the
+    record are damaged. ``fingerprint``: its raw bytes have another fingerprint. ``missing``: there
+    is an entry and no record. ``unknown``: there is neither. ``gap``: no record lies between
+    ``start`` and ``end``.
+    """
+
+    what: Literal["order", "entry", "payload", "fingerprint", "unknown", "missing", "gap"]
+    ordinal: int
+    start: int
+    end: int
+    entry: builtins.bytes | None
+    """The entry that the record implies, if there is a record."""
+
+@final
+class Reached:
+    """The part of a container that a check has passed."""
+
     offset: Final[int]
-    """After the last portion that passed, without a gap from the first one."""
+    ordinal: Final[int]
+    """The ordinal that comes next."""
+    is_disordered: Final[bool]
+    """Whether a record did not come in order, so that a later check cannot start here."""
     records: Final[int]
     raw_bytes: Final[int]
-    """Up to there."""
     read_bytes: Final[int]
-    """Including portions that did not pass."""
+    released: Final[list[int]]
+    """Ordinals of records in quarantine that are intact."""
+    without_base: Final[list[int]]
+    """Ordinals of live records whose own bytes are intact, and that lean on an unreadable one."""
 
-def pass_records(
+@final
+class ContainerCheck:
+    """Checks all records of a container, and compares them with its table.
+
+    Headers, checksums, payloads and fingerprints are checked. Payloads of merged records and
+    tombstones are never used, and need not be intact.
+    """
+
+    def __new__(
+        cls,
+        fd: int,
+        table: builtins.bytes,
+        *,
+        seed: int,
+        start: int,
+        end: int,
+        ordinal: int = 0,
+        is_forgeable: bool,
+        algorithm: str,
+        threads: int,
+        bases: Bases | None = None,
+    ) -> Self:
+        """From the record ``ordinal``, which begins at ``start``. The caller keeps ``fd`` open.
+        ``is_forgeable``: users can compute the seed. Raises ValueError."""
+    def step(self, bytes_max: int) -> list[Difference]:
+        """Check about ``bytes_max`` more bytes, or as many as a quarter of a second allows, past
+        the page cache. Raises OSError."""
+    def finish(self) -> list[Difference]:
+        """The differences of the entire container, after the last step. Raises OSError."""
+    def take_implied(self) -> list[tuple[int, int, builtins.bytes]]:
+        """If the table is empty: of each new record the first ordinal, the one after the last, and
+        the entry that it implies."""
+    @property
+    def reached(self) -> Reached: ...
+
+def is_intact(
     fd: int,
-    table: Buffer,
+    ordinal: int,
+    entry: builtins.bytes,
     *,
     seed: int,
-    ordinal: int,
-    offset: int,
-    end: int,
-    bytes_max: int,
     algorithm: str,
-    threads: int,
     bases: Bases | None = None,
-) -> PassedRecords:
-    """Return the end of the intact records of a container that match the entries of ``table``.
-
-    Reads about ``bytes_max`` bytes from ``offset`` on, below ``end``; the record ``ordinal`` should
-    start there. Portions are read without the page cache, and headers, checksums, payloads and
-    fingerprints are checked as by :func:`check_records`. Payloads of merged records and tombstones
-    are never used, and need not be intact. If the first portion does not pass, the position is
-    ``ordinal`` and ``offset``.
-    """
+) -> bool:
+    """Whether the bytes of a record are where its entry says, with the fingerprint of the entry."""
 
 def headers_agree(fd: int, table: Buffer, *, seed: int, first: int = 0, threads: int = 1) -> bool:
     """Return whether all live and orphaned records have the headers that their entries imply. The

@@ -10,6 +10,7 @@ from typing import Final, Literal, final
 from dedupd_core.format.ids import PackedIds, PackedLengths
 
 from .admission import Ledger, Recall
+from .store import Bases
 from .upkeep import KnownRecords
 
 Identity = tuple[int, int, int, int]
@@ -58,19 +59,17 @@ class StubCounter:
         cls,
         chunks: KnownRecords,
         nodes: KnownRecords,
-        streams: Sequence[tuple[int, int, int, int]],
+        chunk_records: Bases,
+        recipes: Bases,
         *,
         attribute: bytes,
         seeds: tuple[int, int],
-        tables: tuple[int, Sequence[tuple[int, bytes, int]]] | None,
+        is_exact: bool,
     ) -> StubCounter:
-        """``streams`` are containers of recipes: number, descriptors of data and table, seed; the
-        caller keeps them open. ``seeds`` are those of the attribute: of its checksum, and of its
-        binding to its inode.
+        """``seeds`` are those of the attribute: of its checksum, and of what binds it to its inode.
 
-        ``tables`` are those of the containers of chunks: a directory, which the caller keeps open,
-        and number, name and seed of each. With them, a stub's chunk is compared with the stub's
-        entire part of the fingerprint, without them with the known facts about chunks.
+        ``is_exact``: the chunk that a stub names is compared with all that the stub keeps of its
+        fingerprint, which takes a look at its entry; otherwise with what is known of chunks.
         """
     def look_at(
         self,

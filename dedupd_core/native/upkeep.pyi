@@ -165,8 +165,8 @@ class KnownRecords:
     """
 
     def add_table(self, number: int, table: Buffer, seed: int) -> PackedOrdinals:
-        """Add the entries of a container. Returns the ordinals of damaged, merged or quarantined
-        entries, for the caller to :meth:`set`."""
+        """Add the entries of a container. Returns the ordinals of the records that are merged or
+        quarantined."""
     def set(
         self, record_id: int, raw_length: int, fingerprint_check: int, target: int | None = None
     ) -> None:
@@ -180,6 +180,8 @@ class KnownRecords:
     def known(self, record_id: int) -> tuple[int, int]:
         """Return raw length and fingerprint check of an id's final record, or of its second copy.
         Returns (0, 0) if neither exists."""
+    def end_of(self, record_id: int) -> int:
+        """Where a row of merged records ends; the record itself if it was not merged."""
     def is_primary(self, record_id: int) -> bool: ...
     def relied_on(self) -> list[int]: ...
     def refer(self, record_id: int) -> None: ...

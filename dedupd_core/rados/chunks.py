@@ -27,9 +27,11 @@ from dedupd_core.format.cluster.objects import (
 )
 from dedupd_core.rados.cluster import points
 from dedupd_core.rados.cluster.changes import Change, Outcome
-from dedupd_core.rados.cluster.chunk_trains import Keep
 from dedupd_core.rados.cluster.connection import Cluster, required
 from dedupd_core.rados.damage import DamageList
+
+Keep = Callable[[bytes, bytes], None]
+"""Gets the fingerprint of a chunk, and the frame that it was read from."""
 
 ROUNDS_MAX = 20
 """The limit for conflicts of arrivals, retirements and collections of a chunk; more is an error."""

@@ -18,8 +18,8 @@ from dedupd_core.format.volume_parameters import FINGERPRINTS
 from dedupd_core.rados.chunks import Chunks
 from dedupd_core.rados.cluster import points
 from dedupd_core.rados.cluster.changes import Change, Outcome
-from dedupd_core.rados.cluster.chunk_trains import ChunkTrains
 from dedupd_core.rados.cluster.connection import OPERATIONS_AT_ONCE, Cluster
+from dedupd_core.rados.cluster.native_reads import NativeReads
 from dedupd_core.rados.lease import (
     LEASE_S,
     LeaseState,
@@ -44,7 +44,7 @@ class RadosStore:
         self.cluster, self.parameters = cluster, parameters
         self.chunks = Chunks(cluster, parameters.fingerprint)
         self.recipes = Recipes(cluster)
-        self.trains = ChunkTrains(cluster, parameters.fingerprint)
+        self.reads = NativeReads(cluster)
 
     @classmethod
     def create(cls, address: StoreAddress, fingerprint: str = FINGERPRINTS[0]) -> Self:
@@ -90,7 +90,7 @@ class RadosStore:
         self.close()
 
     def close(self) -> None:
-        self.trains.close()
+        self.reads.close()
         self.cluster.close()
 
     # --- volumes ------------------------------------------------------------------------------

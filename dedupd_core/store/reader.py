@@ -5,7 +5,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from dedupd_core import native
@@ -62,7 +61,7 @@ class ChunkSource(Protocol):
         stream_seed: int,
         ahead: native.store.BlocksAhead,
         threads: int,
-    ) -> tuple[bytes, bytes, int]: ...
+    ) -> tuple[bytes, bytes, native.store.Unreadable | None]: ...
     def describe(self, record_id: int) -> Record: ...
 
 
@@ -118,23 +117,14 @@ class RecordReader:
         stream_seed: int,
         ahead: native.store.BlocksAhead,
         threads: int,
-    ) -> tuple[bytes, bytes, int]:
-        """Chunks, by id, length and check of the fingerprint of each, as frames of a stream, with
-        payloads that are checked: the frames, the fingerprints, and how many of the first ones they
-        are.
+    ) -> tuple[bytes, bytes, native.store.Unreadable | None]:
+        """Chunks, by id, length and check of the fingerprint of each, as frames of a stream.
 
-        None of what is out of the ordinary, or lies in another container than the first one.
+        Returns the frames, the fingerprints, and the chunk after them if it cannot be read. All
+        chunks should be in one container.
         """
-        number = container_of(wanted[0][0])
-        container = self._try_acquire(number)
-        if container is None or container.table_fd is None:
-            return b"", b"", 0
-        mine = takewhile(lambda one: container_of(one[0]) == number, wanted)
-        parts = [(ordinal_of(one), length, check) for one, length, check in mine]
-        fds = container.fd, container.table_fd
-        return native.store.frame_chunks(
-            number, *fds, container.seed, parts, sequence, stream_seed, ahead, threads
-        )
+        options = sequence, stream_seed, ahead, threads
+        return native.store.frame_chunks(self.native_reader, wanted, *options)
 
     def describe(self, record_id: int) -> Record:
         """The record's header, forwarded, without its bytes. Raises DamagedContainer."""
@@ -295,12 +285,6 @@ class RecordReader:
         self._bases.native.drop(numbers)
         # Closing a file of a gigabyte that has no name any more takes a while: not under the lock.
         dropped.clear()
-
-    def _try_acquire(self, number: int) -> Container | None:
-        try:
-            return self._acquire(number)
-        except (DamagedContainer, OSError):
-            return None
 
     def _acquire(self, number: int) -> Container:
         with self._lock:

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
+from itertools import groupby, islice, takewhile
 
 from dedupd_core import native
-from dedupd_core.errors import Damaged, DamagedContainer
+from dedupd_core.errors import Damaged
 from dedupd_core.format import stream
-from dedupd_core.format.container import STANDALONE, RecordKind
 from dedupd_core.format.ids import container_of
-from dedupd_core.format.recipe import fingerprint_check
 from dedupd_core.format.stream import FINGERPRINT_BYTES, Frame, FrameKind
 from dedupd_core.store.encoded_records import encoded_payload
 from dedupd_core.stub.content import checked_record, described_record
@@ -23,8 +21,8 @@ from jobs.backup.sent_points import CutNumbers, Numbers, Point, decode_rows, enc
 PORTION_BYTES = 2 * MIB
 """Bytes of uncompressed chunks that one native call turns into frames."""
 
-ALONE = 16
-"""Number of chunks to process one by one after an unusual chunk: such chunks occur in groups."""
+MADE_AT_ONCE = 16
+"""Chunks that the store does not have, compressed at once."""
 
 
 class ChunkSender:
@@ -152,23 +150,28 @@ class ChunkSender:
     # --- what it lacks ------------------------------------------------------------------------
 
     def _put_ours(self, rows: list[Row], found: dict[Key, bytes]) -> None:
-        """Send missing chunks. Native code sends ordinary chunks in their stored form."""
+        """Send chunks with the payloads that the store has; native code makes their frames."""
         self.sent += len(rows)
         while rows:
             portion = list(_portion(rows))
-            count = self._put_framed(portion, found) if portion else 0
+            count = self._put_stored(portion, found) if portion else 0
             rows = rows[count:]
-            if not portion or count < len(portion):
-                self._put_alone(rows[:ALONE], found)
-                rows = rows[ALONE:]
+            if count < len(portion):
+                made = rows[:1]  # it cannot be read
+            else:
+                made = list(islice(takewhile(lambda row: not row.chunk, rows), MADE_AT_ONCE))
+            if made:
+                self._put_made(made, found)
+                rows = rows[len(made) :]
 
-    def _put_framed(self, rows: list[Row], found: dict[Key, bytes]) -> int:
-        """Send the first rows, up to the first unusual chunk; return their number."""
+    def _put_stored(self, rows: list[Row], found: dict[Key, bytes]) -> int:
+        """Send the first of these, up to one that native code cannot read; how many."""
         wanted = [(row.chunk, row.length, row.check) for row in rows]
         frame_chunks = self._volume.chunk_records.frame_chunks
 
         def make(sequence: int, seed: int) -> tuple[bytes, int]:
-            frames, joined, count = frame_chunks(wanted, sequence, seed, self._ahead, self._threads)
+            frames, joined, _ = frame_chunks(wanted, sequence, seed, self._ahead, self._threads)
+            count = len(joined) // FINGERPRINT_BYTES
             for at, row in enumerate(rows[:count]):
                 found[row.key] = joined[at * FINGERPRINT_BYTES : (at + 1) * FINGERPRINT_BYTES]
             if count:
@@ -177,7 +180,8 @@ class ChunkSender:
 
         return self._out.write_frames(make)
 
-    def _put_alone(self, rows: list[Row], found: dict[Key, bytes]) -> None:
+    def _put_made(self, rows: list[Row], found: dict[Key, bytes]) -> None:
+        """Send chunks that the store does not have, or that only a repair can read."""
         frames = list(self._pool.map(self._frame, rows))
         for row, frame in zip(rows, frames, strict=True):
             found[row.key] = frame.fingerprint
@@ -186,28 +190,12 @@ class ChunkSender:
             self._out.write(frame)
 
     def _frame(self, row: Row) -> Frame:
-        """Return a chunk in its stored form, or in the form in which it would be stored."""
         fingerprint, raw = row.fingerprint, row.raw
         if row.chunk:
-            stored = self._stored(row)
-            if stored is not None:
-                return stored
-            # The record is redirected, or is read from a second copy.
             record, raw = checked_record(self._volume.chunk_records, row.span)
             fingerprint = record.fingerprint
         codec, payload, _ = encoded_payload(raw)
         return Frame(FrameKind.CHUNK, codec, len(raw), fingerprint + payload)
-
-    def _stored(self, row: Row) -> Frame | None:
-        try:
-            record, payload = self._volume.chunk_records.read_alone(row.chunk)
-        except (DamagedContainer, OSError):
-            return None
-        is_whole = record.codec in STANDALONE and record.kind != RecordKind.FORWARD
-        check = fingerprint_check(record.fingerprint)
-        if not is_whole or (record.raw_length, check) != (row.length, row.check):
-            return None
-        return Frame(FrameKind.CHUNK, record.codec, row.length, record.fingerprint + payload)
 
 
 def _portion(rows: list[Row]) -> Iterator[Row]:

@@ -7,7 +7,6 @@ from dedupd_core.format import table as tbl
 from dedupd_core.format.ids import container_of, make_id, ordinal_of, unpack_ids, unpack_ordinals
 from dedupd_core.format.recipe import fingerprint_check
 from dedupd_core.format.table_columns import PackedEntries, UncheckedEntries
-from dedupd_core.store.forwards import end_of
 
 REFERENCES_MAX = 255
 """Where the counting of references stops."""
@@ -28,11 +27,11 @@ class RecordCensus(native.upkeep.KnownRecords):
         self, number: int, entries: PackedEntries | UncheckedEntries, seed: int
     ) -> None:
         """Take in a table. ``seed`` is the container's."""
-        others = self.add_table(number, entries.data, seed)
-        for ordinal in unpack_ordinals(others):
+        for ordinal in unpack_ordinals(self.add_table(number, entries.data, seed)):
             entry = entries[ordinal]
-            if entry is not None:
-                self.add(make_id(number, ordinal), entry)
+            assert entry is not None
+            kept = self.merged if entry.state == tbl.State.MERGED else self.lost
+            kept[make_id(number, ordinal)] = entry
 
     def forget(self, record_id: int) -> None:
         """Count a record as missing, whatever its table says."""
@@ -75,14 +74,6 @@ class RecordCensus(native.upkeep.KnownRecords):
             found = self.known(record_id)
             if found[0] and found != (entry.raw_length, fingerprint_check(entry.fingerprint)):
                 yield record_id
-
-    def end_of(self, record_id: int) -> int:
-        """Where a row of merged records ends; the record itself where it was not merged."""
-        return end_of(record_id, self._target)
-
-    def _target(self, record_id: int) -> int | None:
-        entry = self.merged.get(record_id)
-        return None if entry is None else entry.target
 
     def is_lost(self, record_id: int) -> bool:
         """Whether a record is quarantined, or no table knows what became of it."""

@@ -16,7 +16,7 @@ from dedupd_core.format.container import COPIES_OF, Kind
 from dedupd_core.format.ids import HOLE, container_of
 from dedupd_core.format.stub import Flag, StubAttribute, decode_stub
 from dedupd_core.native.tree import CountedStubs, Unreadable
-from dedupd_core.store.container.container import has_hole, table_name
+from dedupd_core.store.container.container import has_hole
 from dedupd_core.store.container.table_file import LOST
 from dedupd_core.store.recipe.recipe_reader import Broken, Leaf
 from dedupd_core.stub.local_blocks import refuse_tampered
@@ -28,10 +28,6 @@ from jobs.check.invariants import Finding, Invariant
 from jobs.check.record_census import RecordCensus
 from jobs.frame.run import JobRun
 from jobs.tree.walk import FirstNames, TreeFile, WalkedDirectory, each_directory, unreadable_reason
-
-RECIPES_OPEN_MAX = 128
-"""Containers of recipes that are read without a detour, two descriptors each: 128 GiB."""
-
 
 _INVARIANTS: dict[type[Exception], Invariant] = {
     CopiedStub: Invariant.STUB_PLACE,
@@ -122,48 +118,25 @@ class _Walk:
     def walk(self) -> None:
         """Go through the whole tree. Raises Cancelled."""
         with ExitStack() as stack:
+            kinds = fmt.Kind.CHUNKS, fmt.Kind.RECIPES
+            directories = [stack.enter_context(self._volume.containers(kind)) for kind in kinds]
             counter = native.tree.StubCounter(
                 self._chunks,
                 self._nodes,
-                self._recipe_files(stack),
+                *(directory.bases.native for directory in directories),
                 attribute=self._volume.space.name,
                 seeds=self._volume.space.seeds,
-                tables=self._tables(stack) if self._is_exact else None,
+                is_exact=self._is_exact,
             )
 
             def look(paths: Sequence[bytes]) -> list[CountedStubs | Unreadable]:
                 safe_point = self._run.safe_point
                 return counter.look_at(self._volume.data_fd, paths, self._threads, safe_point)
 
-            # Closed before the tables are: the next directories are being looked at.
+            # Closed before the containers are: the next directories are being looked at.
             for visited in stack.enter_context(closing(each_directory(look, self._run.safe_point))):
                 self._directory(visited)
                 self._run.update(files=self._found.stubs + self._found.plain_files)
-
-    def _recipe_files(self, stack: ExitStack) -> list[tuple[int, int, int, int]]:
-        """The containers of recipes that can be read as they are: number, descriptors, seed."""
-        found: list[tuple[int, int, int, int]] = []
-        with self._volume.containers(fmt.Kind.RECIPES) as directory:
-            for number in self._nodes.numbers()[:RECIPES_OPEN_MAX]:
-                try:
-                    container = stack.enter_context(closing(directory.open(number)))
-                except (Damaged, OSError):
-                    continue
-                if container.table_fd is not None:
-                    found.append((number, container.fd, container.table_fd, container.seed))
-        return found
-
-    def _tables(self, stack: ExitStack) -> tuple[int, list[tuple[int, bytes, int]]]:
-        """The tables of the containers of chunks: their directory; number, name and seed."""
-        directory = stack.enter_context(self._volume.containers(fmt.Kind.CHUNKS))
-        tables: list[tuple[int, bytes, int]] = []
-        for number in self._chunks.numbers():
-            try:
-                with closing(directory.open(number)) as container:
-                    tables.append((number, table_name(number), container.seed))
-            except (Damaged, OSError):
-                continue
-        return directory.fd, tables
 
     def _directory(self, visited: WalkedDirectory[CountedStubs]) -> None:
         found, here = self._found, visited.here

@@ -2,9 +2,9 @@
 
 import os
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass, field
 
+from dedupd_core import native
 from dedupd_core.errors import Damaged, DamagedTable
 from dedupd_core.format import container as fmt
 from dedupd_core.format import table as tbl
@@ -34,11 +34,9 @@ from jobs.check.record_check import (
     PORTION_BYTES,
     CheckedTable,
     Problem,
-    RecordCheck,
     check_all,
-    rows,
+    problems,
 )
-from jobs.check.record_windows import RecordWindow, WindowReader
 from jobs.check.references import count_collected, references
 from jobs.frame.job import Job, Report
 from jobs.frame.pace import Throttle
@@ -96,15 +94,13 @@ class Verify(Job[VerifyReport]):
         held."""
         require_all(self._volume)
         report = self._report
-        algorithm = self._volume.parameters.fingerprint
-        with closing(WindowReader(algorithm, cores(), self._throttle.take)) as windows:
-            for of, kind in fmt.COPIES_OF.items():
-                # The copies first: each is compared when what it repeats comes along.
-                self._check_containers(kind, of, windows)
-                self._check_containers(of, of, windows)
-                for record_id in self._known[of].wrong_merges():
-                    detail = "leads to a record with another fingerprint"
-                    self._find(Invariant.MERGED_TARGET, show_id(record_id), detail)
+        for of, kind in fmt.COPIES_OF.items():
+            # The copies first: each is compared when what it repeats comes along.
+            self._check_containers(kind, of)
+            self._check_containers(of, of)
+            for record_id in self._known[of].wrong_merges():
+                detail = "leads to a record with another fingerprint"
+                self._find(Invariant.MERGED_TARGET, show_id(record_id), detail)
         for kind, known in self._known.items():
             report.findings += check_partitions(self._volume, self._run, kind)
             report.findings += check_domains(self._volume, self._run, kind, known)
@@ -129,7 +125,7 @@ class Verify(Job[VerifyReport]):
     def _find(self, invariant: Invariant, where: str, detail: str) -> None:
         self._report.findings.append(Finding(invariant, where, detail))
 
-    def _check_containers(self, kind: fmt.Kind, of: fmt.Kind, windows: WindowReader) -> None:
+    def _check_containers(self, kind: fmt.Kind, of: fmt.Kind) -> None:
         try:
             fd = os.open(self._volume.directory(kind), os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
@@ -142,7 +138,7 @@ class Verify(Job[VerifyReport]):
                 self._find(Invariant.CONTAINER_HEADER, directory.where(number), detail)
             for number in self._run.each(f"{kind.name.lower()} containers", numbers):
                 try:
-                    checked = self._check_container(directory, number, windows)
+                    checked = self._check_container(directory, number)
                     if checked is not None:
                         self._take_in(kind, of, number, checked)
                 except OSError as error:
@@ -192,9 +188,7 @@ class Verify(Job[VerifyReport]):
             detail = "its base cannot be read"
             self._find(Invariant.DELTA_BASE, show_id(record_id), detail)
 
-    def _check_container(
-        self, directory: ContainerDirectory, number: int, windows: WindowReader
-    ) -> CheckedTable | None:
+    def _check_container(self, directory: ContainerDirectory, number: int) -> CheckedTable | None:
         """Check one container; None where it was never finished, or is another one."""
         where = directory.where(number)
         if is_unfinished(directory.fd, number):
@@ -220,7 +214,7 @@ class Verify(Job[VerifyReport]):
             except DamagedTable as error:
                 self._find(Invariant.TABLE_AGREES, where, str(error))
             found = CheckedTable(directory, number, entries)
-            self._check_records(fd, found, end, windows, is_forgeable=header.is_forgeable)
+            self._check_records(fd, found, end, is_forgeable=header.is_forgeable)
             return found
 
     def _check_end(
@@ -237,29 +231,31 @@ class Verify(Job[VerifyReport]):
             end = item.end
         self._report.unsynced_bytes += max(0, size - end)
 
-    def _check_records(
-        self,
-        fd: int,
-        found: CheckedTable,
-        end: int,
-        windows: WindowReader,
-        *,
-        is_forgeable: bool,
-    ) -> None:
+    def _check_records(self, fd: int, found: CheckedTable, end: int, *, is_forgeable: bool) -> None:
         """Check the records. Where there is no table, its entries are those that records imply."""
         entries, start = found.entries, fmt.FILE_HEADER_BYTES
-        bases = found.directory.bases.native
-        check = RecordCheck(entries, bases=bases, is_forgeable=is_forgeable)
-        for _, item, problems in check_all(windows, fd, check, start, end, PORTION_BYTES):
-            if not entries and isinstance(item, RecordWindow):
-                for row in rows(item.records, entries.seed):
-                    found.changed.update(dict.fromkeys(row.ordinals, row.entry))
-            for problem in problems:
+        check = native.store.ContainerCheck(
+            fd,
+            entries.data,
+            seed=entries.seed,
+            start=start,
+            end=end,
+            is_forgeable=is_forgeable,
+            algorithm=self._volume.parameters.fingerprint,
+            threads=cores(),
+            bases=found.directory.bases.native,
+        )
+        for step in check_all(check, entries.seed, end, PORTION_BYTES, self._throttle.take):
+            for first, after, data in check.take_implied():
+                entry = tbl.decode_entry(data, entries.seed)
+                found.changed.update(dict.fromkeys(range(first, after), entry))
+            for problem in step:
                 self._problem(problem, found)
-        for problem in check.finish():
+        for problem in problems(check.finish(), entries.seed):
             self._problem(problem, found)
-        self._without_base += [make_id(found.number, ordinal) for ordinal in check.without_base]
-        self._report.records += check.records
+        reached = check.reached
+        self._without_base += [make_id(found.number, ordinal) for ordinal in reached.without_base]
+        self._report.records += reached.records
         self._report.stored_bytes += end - start
 
     def _problem(self, problem: Problem, found: CheckedTable) -> None:

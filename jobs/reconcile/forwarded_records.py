@@ -4,15 +4,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dedupd_core import native
-from dedupd_core.format import container as fmt
 from dedupd_core.format import table as tbl
-from dedupd_core.format.ids import container_of, make_id, ordinal_of, unpack_ordinals
+from dedupd_core.format.ids import container_of, make_id, ordinal_of
 from dedupd_core.store.container.container import Container
 from dedupd_core.store.container.directory import OpenContainers
 from dedupd_core.store.container.table_file import Recovered
 from dedupd_core.store.forwards import end_in
-from dedupd_core.system.page_cache import read_uncached
-from jobs.check.record_check import INTACT
 from jobs.frame.run import JobRun
 
 
@@ -26,24 +23,14 @@ class BytesCheck(NamedTuple):
 
     def is_intact(self) -> bool:
         """Return whether the bytes exist, and have the fingerprint of the entry."""
-        data = bytearray(fmt.record_size(self.entry.stored_length))
-        try:
-            read = read_uncached(self.container.fd, memoryview(data), self.entry.offset)
-        except OSError:
-            return False
-        found = native.store.check_records(
-            memoryview(data)[:read],
+        bases = self.container.bases
+        return native.store.is_intact(
+            self.container.fd,
+            ordinal_of(self.record_id),
+            tbl.encode_entry(self.entry, self.container.seed),
             seed=self.container.seed,
-            offset=self.entry.offset,
             algorithm=self.algorithm,
-            threads=1,
-            bases=None if self.container.bases is None else self.container.bases.native,
-        )
-        # The last one: earlier ones may be records that were collected.
-        return (
-            found.statuses[-1:] == bytes([INTACT])
-            and unpack_ordinals(found.ordinals)[-1] == ordinal_of(self.record_id)
-            and found.entries[-tbl.ENTRY_BYTES :].startswith(self.entry.fingerprint)
+            bases=None if bases is None else bases.native,
         )
 
 

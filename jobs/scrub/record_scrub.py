@@ -27,11 +27,9 @@ from jobs.check.record_check import (
     PORTION_BYTES,
     CheckedTable,
     Problem,
-    RecordCheck,
     check_all,
-    is_of_another,
+    problems,
 )
-from jobs.check.record_windows import WindowReader
 from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun
 from jobs.scrub.progress import ScrubProgress
@@ -66,8 +64,7 @@ class RecordScrub:
         self._directories = directories
         self._known = known
         self._find = find
-        algorithm = volume.parameters.fingerprint
-        self._windows = WindowReader(algorithm, threads, self._pace)
+        self._algorithm, self._threads = volume.parameters.fingerprint, threads
         self.progress = ScrubProgress(volume, is_full)
         self._seen = HeadersSeen(volume)
         self.containers = 0
@@ -79,9 +76,6 @@ class RecordScrub:
         self.resumed = False
         self.left_bytes = 0
         """Of containers that were not looked at, once the share was reached."""
-
-    def close(self) -> None:
-        self._windows.close()
 
     def run(self, share: float | None = None) -> None:
         """Go through all containers that were not done before an interruption, or before the share
@@ -171,30 +165,42 @@ class RecordScrub:
     ) -> bool:
         """Whether every record was where its entry says, from the first to the last."""
         number = header.container
-        bases = directory.bases.native
         start, end = fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size
-        begun, expected = self.progress.within(directory.kind, header), 0
+        begun, ordinal = self.progress.within(directory.kind, header), 0
         if begun is not None:
-            start, expected = begun
+            start, ordinal = begun
             self.resumed = True
-        check = RecordCheck(entries, expected, bases, is_forgeable=header.is_forgeable)
+        check = native.store.ContainerCheck(
+            fd,
+            entries.data,
+            seed=entries.seed,
+            start=start,
+            end=end,
+            ordinal=ordinal,
+            is_forgeable=header.is_forgeable,
+            algorithm=self._algorithm,
+            threads=self._threads,
+            bases=directory.bases.native,
+        )
         portion = self._throttle.portion(PORTION_BYTES, MIB)
         said = CheckedTable(directory, number, entries)
         is_right = begun is None
-        for offset, _, problems in check_all(self._windows, fd, check, start, end, portion):
-            is_right &= not problems
-            self._settle(said, problems)
-            if check.is_in_order:
-                self.progress.note(directory.kind, header, offset, check.expected)
-        problems = list(check.finish())
-        self._settle(said, problems)
-        if any(problem.ordinal < 0 for problem in problems):
+        for found in check_all(check, entries.seed, end, portion, self._pace):
+            is_right &= not found
+            self._settle(said, found)
+            reached = check.reached
+            if not reached.is_disordered:
+                self.progress.note(directory.kind, header, reached.offset, reached.ordinal)
+        found = problems(check.finish(), entries.seed)
+        self._settle(said, found)
+        if any(problem.ordinal < 0 for problem in found):
             self._account_for_gap(directory, number, len(entries))
-        self._release(said, check.quarantined_intact)
-        self.without_base += [make_id(number, ordinal) for ordinal in check.without_base]
-        self.records += check.records
-        self.raw_bytes += check.raw_bytes
-        return is_right and not problems
+        reached = check.reached
+        self._release(said, reached.released)
+        self.without_base += [make_id(number, ordinal) for ordinal in reached.without_base]
+        self.records += reached.records
+        self.raw_bytes += reached.raw_bytes
+        return is_right and not found
 
     def _account_for_gap(self, directory: ContainerDirectory, number: int, count: int) -> None:
         """Add an entry for bytes that are no record and that no entry accounts for: they were a
@@ -249,8 +255,9 @@ class RecordScrub:
 
 def _agreeing(found: tbl.TableEntry, said: tbl.TableEntry | None) -> tbl.TableEntry:
     """The entry that a record implies, with the state and the target that only the table knows."""
-    if said is None or is_of_another(said, found):
-        return found
+    is_gone = said is not None and said.state in (tbl.State.MERGED, tbl.State.TOMBSTONE)
+    if said is None or (is_gone and said.fingerprint != found.fingerprint):
+        return found  # the entry of another record, which a disk has put there
     is_own = said.state in (tbl.State.LIVE, tbl.State.QUARANTINED)
     target = found.target if is_own else said.target
     return found._replace(state=said.state, target=target)

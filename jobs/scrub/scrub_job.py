@@ -233,9 +233,8 @@ class Scrub(Job[ScrubReport]):
             is_full=self._depth is Depth.FULL,
             threads=self._threads,
         )
-        with closing(check):
-            check.run(self._share)
-            check.look_at(noted)
+        check.run(self._share)
+        check.look_at(noted)
         self._checked = check
         self._noted = noted
         report = self._report

@@ -8,8 +8,9 @@ use crate::threads::pool;
 /// Ranges that a thread takes at once: about 1 MiB of chunks at the default size.
 const BATCH: usize = 16;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Algorithm {
+    #[default]
     Blake3,
     Sha256,
 }

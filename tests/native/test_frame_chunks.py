@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from dedupd_core import native
 from dedupd_core.format import container as fmt
 from dedupd_core.format import stream
-from dedupd_core.format.ids import make_id
+from dedupd_core.format.ids import make_id, ordinal_of
 from dedupd_core.format.recipe import fingerprint_check
 from dedupd_core.format.stream import FINGERPRINT_BYTES, HEADER_BYTES
+from dedupd_core.format.table import State
+from dedupd_core.store.container.record_states import set_entries
 from dedupd_core.store.reader import RecordReader
 from dedupd_core.units import KIB, MIB
 from tests.support.lab import cached_pages, flip_bit, noise
@@ -54,11 +56,14 @@ def reader(store: Records) -> Iterator[RecordReader]:
     reader.close()
 
 
-def payloads(framed: tuple[bytes, bytes, int], sequence: int) -> list[bytes]:
+Framed = tuple[bytes, bytes, native.store.Unreadable | None]
+
+
+def payloads(framed: Framed, sequence: int) -> list[bytes]:
     """What is in frames, each of which is whole."""
-    data, fingerprints, count = framed
+    data, fingerprints, _ = framed
     found = []
-    for at in range(count):
+    for at in range(len(fingerprints) // FINGERPRINT_BYTES):
         head = stream.decode_head(data[:HEADER_BYTES], "here")
         assert head.sequence == sequence + at
         end = HEADER_BYTES + head.stored_length
@@ -134,10 +139,12 @@ def test_damage_ends_the_frames_where_it_is(tmp_path: Path, rows: list[Row]) -> 
     while len(found) < COUNT:
         framed = reader.frame_chunks(rows[len(found) :][:30], 0, SEED, ahead, 2)
         found += payloads(framed, 0)
-        if framed[2] < 30:
+        if framed[2] is not None:
             break
     assert COUNT // 3 < len(found) < COUNT * 2 // 3
     assert found == PAYLOADS[: len(found)]
+    assert framed[2] is not None
+    assert (framed[2].id, framed[2].why) == (make_id(1, len(found)), "damaged")
     following = rows[len(found) + 1 :]
     framed = reader.frame_chunks(following, 0, SEED, ahead, 2)
     assert payloads(framed, 0) == PAYLOADS[-len(following) :]
@@ -154,6 +161,33 @@ def test_a_container_that_is_shorter_than_its_table_says_has_fewer_frames(
     reader = store.reader()
     ahead = native.store.BlocksAhead(16 * MIB)
     framed = reader.frame_chunks(rows, 0, SEED, ahead, 2)
-    assert payloads(framed, 0) == PAYLOADS[: framed[2]]
-    assert sum(map(len, PAYLOADS[: framed[2]])) > 4 * MIB
+    assert framed[2] is not None
+    count = ordinal_of(framed[2].id)
+    assert payloads(framed, 0) == PAYLOADS[:count]
+    assert sum(map(len, PAYLOADS[:count])) > 4 * MIB
+    reader.close()
+
+
+def test_a_merged_chunk_has_the_payload_of_the_record_that_it_leads_to(tmp_path: Path) -> None:
+    store = Records(tmp_path / "s")
+    store.append(PAYLOADS[0], PAYLOADS[0], PAYLOADS[1])
+    store.writer.sync()
+    store.writer.close()
+    state = store.recover_one()
+    merged = state.entries[0]._replace(state=State.MERGED, target=make_id(1, 1))
+    with store.opened() as directory:
+        set_entries(directory, state.header, {0: merged})
+    flip_bit(store.data(), merged.offset + fmt.RECORD_HEADER_BYTES)
+    keys = [
+        (make_id(1, at), entry.raw_length, fingerprint_check(entry.fingerprint))
+        for at, entry in enumerate(state.entries)
+    ]
+    reader = store.reader()
+    ahead = native.store.BlocksAhead(0)
+    framed = reader.frame_chunks(keys, 0, SEED, ahead, 2)
+    assert (payloads(framed, 0), framed[2]) == ([PAYLOADS[0], PAYLOADS[0], PAYLOADS[1]], None)
+    other = [(keys[0][0], keys[2][1], keys[2][2])]
+    framed = reader.frame_chunks(other, 0, SEED, ahead, 2)
+    assert framed[2] is not None
+    assert (framed[1], framed[2].why) == (b"", "not meant")
     reader.close()

@@ -1,4 +1,4 @@
-"""What the native side passes in large pieces is what a close look finds nothing wrong with."""
+"""The native check of a container reports damaged records and wrong entries, and nothing else."""
 
 import os
 import resource
@@ -20,12 +20,10 @@ from dedupd_core.store.container.recovery import recover
 from dedupd_core.store.container.table_file import Recovered
 from dedupd_core.system.files import opened
 from jobs.check.record_census import RecordCensus
-from jobs.check.record_check import RecordCheck, check_all
-from jobs.check.record_windows import WindowReader
 from jobs.check.references import references
 from jobs.frame.run import JobRun
 from tests.support.lab import as_user, fill, flip_bit, lab_in, noise, prose
-from tests.support.stores import Records
+from tests.support.stores import SECRET, Records
 
 START = fmt.FILE_HEADER_BYTES
 ALL = 1 << 40
@@ -53,18 +51,34 @@ def packed(store: Records) -> UncheckedEntries:
         return directory.entries(1)
 
 
-def passed(
-    store: Records, bytes_max: int = ALL, ordinal: int = 0, offset: int = START
-) -> native.store.PassedRecords:
-    reader = WindowReader("blake3", 2, lambda _: None)
-    try:
-        with opened(os.open(store.data(), os.O_RDONLY)) as fd:
-            end = os.fstat(fd).st_size
-            found = reader.pass_on(fd, packed(store), ordinal, offset, end, bytes_max)
-            assert found is not None
-            return found
-    finally:
-        reader.close()
+def checking(store: Records, fd: int, *, is_forgeable: bool = False) -> native.store.ContainerCheck:
+    table = packed(store)
+    return native.store.ContainerCheck(
+        fd,
+        table.data,
+        seed=table.seed,
+        start=START,
+        end=os.fstat(fd).st_size,
+        is_forgeable=is_forgeable,
+        algorithm="blake3",
+        threads=2,
+    )
+
+
+def checked(
+    store: Records, bytes_max: int = ALL, *, is_forgeable: bool = False
+) -> tuple[native.store.Reached, list[tuple[str, int]]]:
+    """The result of a check of the whole container, and the kind and ordinal of each difference."""
+    with opened(os.open(store.data(), os.O_RDONLY)) as fd:
+        check, found = checking(store, fd, is_forgeable=is_forgeable), []
+        while check.reached.offset < os.fstat(fd).st_size:
+            found += check.step(bytes_max)
+        found += check.finish()
+    return check.reached, [(one.what, one.ordinal) for one in found]
+
+
+def differences(store: Records) -> list[tuple[str, int]]:
+    return checked(store)[1]
 
 
 def change(store: Records, changes: dict[int, tuple[State, int]]) -> Recovered:
@@ -80,46 +94,32 @@ def change(store: Records, changes: dict[int, tuple[State, int]]) -> Recovered:
 
 
 @pytest.mark.root
-def test_a_container_is_passed_without_threads_where_there_are_no_more(store: Records) -> None:
-    entries = store.table().read_bytes()[tbl.HEADER_BYTES :]
-    seed = seed_of(store.recovered_header())
-
-    def check(fd: int) -> None:
+def test_a_container_is_checked_without_threads_where_there_are_no_more(store: Records) -> None:
+    def check(one: native.store.ContainerCheck) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-        passed = native.store.pass_records(
-            fd,
-            entries,
-            seed=seed,
-            ordinal=0,
-            offset=START,
-            end=os.fstat(fd).st_size,
-            bytes_max=ALL,
-            algorithm="blake3",
-            threads=2,
-        )
-        assert passed.ordinal == passed.records > 0  # as far as there was time
+        assert one.step(ALL) == []
+        assert one.reached.offset > START  # as far as there was time
 
     with opened(os.open(store.data(), os.O_RDONLY)) as fd:
-        as_user(lambda: check(fd))
+        one = checking(store, fd)
+        as_user(lambda: check(one))
 
 
-def test_a_sound_container_is_passed_to_its_end(store: Records) -> None:
-    found = passed(store)
-    assert (found.ordinal, found.offset) == (COUNT, store.data().stat().st_size)
-    assert found.records == COUNT
-    assert found.raw_bytes == sum(map(len, store.contents.values()))
+def test_a_sound_container_has_no_difference(store: Records) -> None:
+    check, found = checked(store)
+    assert found == []
+    assert (check.ordinal, check.offset) == (COUNT, store.data().stat().st_size)
+    assert check.records == COUNT
+    assert check.raw_bytes == sum(map(len, store.contents.values()))
+    assert not check.is_disordered
 
 
-def test_it_is_passed_in_any_portions(store: Records) -> None:
-    ordinal, offset, records = 0, START, 0
-    while ordinal < COUNT:
-        found = passed(store, 1 << 20, ordinal, offset)
-        assert found.offset > offset
-        ordinal, offset, records = found.ordinal, found.offset, records + found.records
-    assert (offset, records) == (store.data().stat().st_size, COUNT)
+def test_it_is_checked_in_any_portions(store: Records) -> None:
+    check, found = checked(store, 1 << 20)
+    assert (found, check.ordinal, check.records) == ([], COUNT, COUNT)
 
 
-def test_no_record_with_a_flipped_bit_is_passed(store: Records) -> None:
+def test_a_flipped_bit_of_a_record_is_reported(store: Records) -> None:
     entries = store.recover_one().entries
 
     @given(st.integers(0, COUNT - 1), st.data())
@@ -129,75 +129,101 @@ def test_no_record_with_a_flipped_bit_is_passed(store: Records) -> None:
         at = entry.offset + data.draw(st.integers(0, size - 1))
         flip_bit(store.data(), at)
         try:
-            assert passed(store).ordinal <= ordinal
+            assert {number for _, number in differences(store)} == {ordinal}
         finally:
             flip_bit(store.data(), at)
 
     flip()
 
 
-def test_no_record_whose_entry_has_a_flipped_bit_is_passed(store: Records) -> None:
+def test_a_flipped_bit_of_an_entry_is_reported(store: Records) -> None:
     @given(st.integers(0, COUNT * tbl.ENTRY_BYTES - 1), st.integers(0, 7))
     def flip(at: int, bit: int) -> None:
         flip_bit(store.table(), tbl.HEADER_BYTES + at, bit)
         try:
             ordinal = at // tbl.ENTRY_BYTES
             # The check of an entry has 16 bits: rarely, a damaged one passes for another state.
-            assert passed(store).ordinal <= ordinal or packed(store)[ordinal] is not None
+            expected = [] if packed(store)[ordinal] is not None else [("entry", ordinal)]
+            assert differences(store) == expected or not expected
         finally:
             flip_bit(store.table(), tbl.HEADER_BYTES + at, bit)
 
     flip()
 
 
-def test_what_was_collected_merged_and_compacted_is_passed(store: Records) -> None:
+def test_what_was_collected_merged_and_compacted_has_no_difference(store: Records) -> None:
     merged = {at: (State.MERGED, make_id(1, 0)) for at in (7, 30)}
     dead = dict.fromkeys((*range(10, 25), 59), (State.ORPHANED, 3))
     state = change(store, {**merged, **dead})
-    assert passed(store).ordinal == COUNT
+    assert differences(store) == []
     with store.opened() as directory:
         compact(directory, state)
-    found = passed(store)
-    assert (found.ordinal, found.offset) == (COUNT, store.data().stat().st_size)
-    assert found.records == COUNT - 14
+    check, found = checked(store)
+    assert (found, check.ordinal) == ([], COUNT)
+    assert check.records == COUNT - 14
 
 
 def test_bytes_that_no_reader_gets_may_be_damaged(store: Records) -> None:
     state = change(store, {5: (State.MERGED, make_id(1, 0)), 9: (State.TOMBSTONE, 0)})
     for ordinal in (5, 9):
         flip_bit(store.data(), state.entries[ordinal].offset + fmt.RECORD_HEADER_BYTES)
-    assert passed(store).ordinal == COUNT
+    assert differences(store) == []
 
 
-def test_a_quarantined_record_is_looked_at_closely(store: Records) -> None:
-    change(store, {40: (State.QUARANTINED, 0)})
-    assert passed(store).ordinal <= 40
+def test_an_intact_record_in_quarantine_is_released(store: Records) -> None:
+    state = change(store, {40: (State.QUARANTINED, 0), 41: (State.QUARANTINED, 0)})
+    flip_bit(store.data(), state.entries[41].offset + fmt.RECORD_HEADER_BYTES)
+    check, found = checked(store)
+    assert (found, check.released) == ([], [40])
 
 
 @pytest.mark.parametrize("cut", [1, 1000, 200_000])
-def test_a_container_that_is_cut_is_not_passed_to_its_end(store: Records, cut: int) -> None:
-    os.truncate(store.data(), store.data().stat().st_size - cut)
-    assert passed(store).ordinal < COUNT
+def test_records_of_a_lost_end_are_missing(store: Records, cut: int) -> None:
+    size = store.data().stat().st_size - cut
+    ends = [entry.offset + fmt.record_size(entry.stored_length) for entry in packed(store) if entry]
+    os.truncate(store.data(), size)
+    lost = [("missing", at) for at, end in enumerate(ends) if end > size]
+    assert [one for one in differences(store) if one[0] != "gap"] == lost
 
 
-def test_what_is_not_passed_is_found_and_nothing_else(store: Records) -> None:
-    """Both ways of looking, one after the other, as the jobs do it."""
+def test_damaged_records_are_reported_and_nothing_else(store: Records) -> None:
     entries = store.recover_one().entries
     hurt = [3, 17, 18, 44]
     for ordinal in hurt:
         flip_bit(store.data(), entries[ordinal].offset + fmt.RECORD_HEADER_BYTES + 50)
-    reader = WindowReader("blake3", 2, lambda _: None)
-    with opened(os.open(store.data(), os.O_RDONLY)) as fd:
-        check = RecordCheck(packed(store))
-        end = os.fstat(fd).st_size
-        found = [
-            problem.ordinal
-            for _, _, problems in check_all(reader, fd, check, START, end, 1 << 20)
-            for problem in problems
-        ]
-        found += [problem.ordinal for problem in check.finish()]
-    reader.close()
-    assert (found, check.records) == (hurt, COUNT)
+    check, found = checked(store, 1 << 20)
+    assert (found, check.records) == ([("payload", ordinal) for ordinal in hurt], COUNT)
+
+
+def test_a_forged_record_after_a_gap_counts_only_if_nobody_knows_the_seed(tmp_path: Path) -> None:
+    """A user's chunk contains a record of another ordinal, and both records lose their headers."""
+    seed = SECRET.seed(fmt.Kind.CHUNKS, 1, 1)
+    payload = noise(400, 9)
+    forged = fmt.Record(
+        ordinal=3,
+        kind=fmt.RecordKind.DATA,
+        codec=fmt.Codec.RAW,
+        raw_length=len(payload),
+        stored_length=len(payload),
+        fingerprint=native.hashing.fingerprint(payload, "blake3"),
+        checksum=native.hashing.xxh3_64(payload),
+    )
+    chunk = bytearray(fmt.record_size(len(payload)))
+    fmt.pack_record_into(memoryview(chunk), 0, forged, seed)
+    chunk[fmt.RECORD_HEADER_BYTES :] = payload
+    store = Records(tmp_path / "store")
+    chunks = noise(900, 1), noise(800) + chunk + noise(800, 2), noise(700, 3), noise(600, 4)
+    store.append(*chunks, noise(500, 5), level=0)
+    store.writer.sync()
+    store.writer.close()
+    for ordinal in (1, 3):
+        entry = packed(store)[ordinal]
+        assert entry is not None
+        flip_bit(store.data(), entry.offset + 9)
+    lost = {("missing", 1), ("missing", 3)}
+    assert set(checked(store, is_forgeable=True)[1]) >= lost
+    assert ("entry", 3) not in checked(store, is_forgeable=True)[1]
+    assert ("entry", 3) in checked(store)[1]
 
 
 def test_headers_are_compared_with_the_table(store: Records) -> None:

@@ -420,21 +420,20 @@ def test_a_scan_finds_every_record(tmp_path: Path) -> None:
     assert not any(isinstance(item, Gap) for item in items)
 
 
-@pytest.mark.parametrize("window", [128, 1000, 4 << 20])
-def test_a_scan_goes_on_after_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
-) -> None:
-    """Whatever the size of the window, and though payloads hold the magic number."""
-    monkeypatch.setattr("dedupd_core.store.container.scan._SCAN_BYTES", window)
+@pytest.mark.parametrize("before", [0, (4 << 20) - 1500, (4 << 20) - 700, (4 << 20) - 160])
+def test_a_scan_goes_on_after_damage(tmp_path: Path, before: int) -> None:
+    """Although payloads hold the magic number, and if a window of the scan ends anywhere."""
     store = Records(tmp_path / "s")
     magic = fmt.RECORD_MAGIC.to_bytes(4, "little")
-    store.append(noise(500), magic * 100, noise(500, 1), magic * 77, noise(90, 2), level=0)
+    payloads = [noise(500), magic * 100, noise(500, 1), magic * 77, noise(90, 2)]
+    store.append(*([noise(before)] if before else []), *payloads, level=0)
     whole = [item for item in items_of(store) if isinstance(item, ScannedRecord)]
-    for lost in range(5):
+    first, count = len(whole) - len(payloads), len(whole)
+    for lost in range(first, count):
         begin = whole[lost].offset
         flip_bit(store.data(), begin + 9)
         items = items_of(store)
-        end = whole[lost + 1].offset if lost < 4 else store.data().stat().st_size
+        end = whole[lost + 1].offset if lost < count - 1 else store.data().stat().st_size
         assert Gap(begin, end) in items
         assert [item for item in items if isinstance(item, ScannedRecord)] == [
             replace(item, is_searched=at > lost) for at, item in enumerate(whole) if at != lost

@@ -117,14 +117,13 @@ class ClusterChunks:
         return self.read(record_id)[0]
 
     def connect(self, store: RadosStore) -> bool:
-        """Have native code read what it is asked for by the connection of the trains. Returns
-        whether it did not do so before."""
+        """Have native code read by its own connection. Return whether it did not do so before."""
         with self._lock:
             if self._is_connected:
                 return False
             if self._cache is not None:
                 self._cache.begin()
-            self.content.connect(store.trains.reader)
+            self.content.connect(store.reads.reader)
             self._is_connected = True
             return True
 
@@ -135,9 +134,10 @@ class ClusterChunks:
         stream_seed: int,
         ahead: native.store.BlocksAhead,
         threads: int,
-    ) -> tuple[bytes, bytes, int]:
-        """Return nothing: :meth:`read_alone` reads each chunk."""
-        return b"", b"", 0
+    ) -> tuple[bytes, bytes, native.store.Unreadable | None]:
+        """As :meth:`dedupd_core.store.reader.RecordReader.frame_chunks`."""
+        self.connect(self._store())
+        return native.store.frame_cluster_chunks(self.content, wanted, sequence, stream_seed)
 
     def close(self) -> None:
         """Stop reads of native code from the cluster."""

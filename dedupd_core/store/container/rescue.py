@@ -9,6 +9,7 @@ import os
 import time
 from dataclasses import replace
 
+from dedupd_core import native
 from dedupd_core.errors import DamagedContainer, DamagedTable
 from dedupd_core.failpoint import define, reach
 from dedupd_core.format import container as fmt
@@ -17,7 +18,6 @@ from dedupd_core.format import table as tbl
 from dedupd_core.store.container.container import data_name, header_of, table_name
 from dedupd_core.store.container.directory import ContainerDirectory
 from dedupd_core.store.container.recovery import completed, is_unfinished
-from dedupd_core.store.container.scan import valid_seed
 from dedupd_core.store.container.table_file import LOST, load_table, table_header_at
 from dedupd_core.store.container.table_totals import census
 from dedupd_core.system.disk import Disk
@@ -159,7 +159,7 @@ def _generation(fd: int, directory: ContainerDirectory, number: int) -> tuple[in
     if fmt.is_public(head):
         tried |= {fmt.public_seed(volume_id, number, one): one for one in generations}
     size = os.fstat(fd).st_size
-    valid = valid_seed(fd, tried.keys(), fmt.FILE_HEADER_BYTES, size)
+    valid = native.store.valid_seed(fd, list(tried), fmt.FILE_HEADER_BYTES, size)
     if valid is not None:
         return tried[valid], valid
     if mark is not None:

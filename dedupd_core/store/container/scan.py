@@ -1,7 +1,7 @@
 """The records of a container, read in the order of their offsets: found by their headers, or led to
 by the entries of its table."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -14,10 +14,6 @@ from dedupd_core.store.container.bases import Bases, raw_bytes
 from dedupd_core.system.files import read_readable
 from dedupd_core.system.page_cache import new_buffer, read_uncached_readable
 from dedupd_core.units import MIB
-
-_MAGIC = fmt.RECORD_MAGIC.to_bytes(4, "little")
-_SCAN_BYTES = 4 << 20
-"""Window of a scan: large enough to be sequential I/O, small enough to forget."""
 
 WINDOW_BYTES = 8 * MIB
 """Read at once: long sequential runs, and little memory."""
@@ -66,30 +62,14 @@ def scan(fd: int, seed: int, start: int, end: int) -> Iterator[ScannedRecord | G
     After damage it searches for the next valid header at every aligned offset. If users cannot know
     the seed, a false one is as good as impossible; else see :func:`believed`.
     """
-    window, base = b"", start
-    position, is_searched = start, False
-    gap_start: int | None = None
-    while position + fmt.RECORD_HEADER_BYTES <= end:
-        if position < base or position + fmt.RECORD_HEADER_BYTES > base + len(window):
-            base = position
-            window = read_readable(fd, min(_SCAN_BYTES, end - base), base)
-        record = fmt.unpack_record(window, position - base, seed)
-        if record is None or position + fmt.record_size(record.stored_length) > end:
-            if gap_start is None:
-                gap_start, is_searched = position, True
-            position = base + _next_magic(window, position - base + fmt.ALIGN_BYTES)
+    for offset, stop, header, is_searched in native.store.HeaderScan(fd, seed, start, end):
+        record = fmt.unpack_record(header, 0, seed)
+        if record is None:
+            yield Gap(offset, stop)
             continue
-        if gap_start is not None:
-            yield Gap(gap_start, position)
-            gap_start = None
         if (before := record.before) is not None:
-            yield ScannedRecord(position, before, is_implied=True, is_searched=is_searched)
-        yield ScannedRecord(position, record, is_searched=is_searched)
-        position += fmt.record_size(record.stored_length)
-    if gap_start is None and position < end:
-        gap_start = position
-    if gap_start is not None:
-        yield Gap(gap_start, end)
+            yield ScannedRecord(offset, before, is_implied=True, is_searched=is_searched)
+        yield ScannedRecord(offset, record, is_searched=is_searched)
 
 
 def believed(
@@ -134,35 +114,6 @@ def scan_inside(fd: int, seed: int, start: int, stop: int, end: int) -> Iterator
             return
         if isinstance(item, ScannedRecord) and not item.is_implied:
             yield replace(item, is_inside=True)
-
-
-def valid_seed(fd: int, seeds: Collection[int], start: int, end: int) -> int | None:
-    """The first of ``seeds`` by which any record header between two offsets is valid."""
-    position, base, window = start, start, b""
-    while position + fmt.RECORD_HEADER_BYTES <= end:
-        if position + fmt.RECORD_HEADER_BYTES > base + len(window):
-            base = position
-            window = read_readable(fd, min(_SCAN_BYTES, end - base), base)
-        for seed in seeds:
-            if fmt.unpack_record(window, position - base, seed) is not None:
-                return seed
-        position = base + _next_magic(window, position - base + fmt.ALIGN_BYTES)
-    return None
-
-
-def _next_magic(window: bytes, start: int) -> int:
-    """Offset of the next aligned record magic in ``window``, or where a next window must begin."""
-    last = max(start, len(window) - fmt.RECORD_HEADER_BYTES + 1)
-    at = start
-    while at < len(window):
-        at = window.find(_MAGIC, at)
-        if at < 0:
-            break
-        # Windows begin at aligned offsets, so alignment within the window is alignment in the file.
-        if at % fmt.ALIGN_BYTES == 0:
-            return at
-        at += 1
-    return -(-last // fmt.ALIGN_BYTES) * fmt.ALIGN_BYTES
 
 
 def payload_is_intact(fd: int, found: ScannedRecord) -> bool:

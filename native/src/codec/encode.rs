@@ -138,6 +138,15 @@ pub fn encode(data: &[u8], ranges: &[(usize, usize)], options: Options) -> Resul
     Ok(records)
 }
 
+/// Codec and payload of one record that leans on no other, compressed where that saves space.
+pub fn alone(raw: &[u8]) -> Result<(Codec, Vec<u8>), String> {
+    let options = Options { level: 3, saving_min: 0.05, header_bytes: 0, align_bytes: 1 };
+    let mut payload = vec![0; raw.len()];
+    let (codec, stored) = store(raw, &mut payload, options)?;
+    payload.truncate(stored);
+    Ok((codec, payload))
+}
+
 /// Writes the payload of `raw` into `out`, of the same length; returns codec and stored length.
 fn store(raw: &[u8], out: &mut [u8], options: Options) -> Result<(Codec, usize), String> {
     let stored_max = options.stored_max(raw.len());

@@ -27,7 +27,10 @@ layout! {
 pub const RECORD_HEADER_BYTES: usize = fields::BYTES;
 /// The offset of each record is a multiple of this.
 pub const RECORD_ALIGN_BYTES: usize = 8;
-const MAGIC: [u8; 4] = *b"DDRC";
+pub const MAGIC: [u8; 4] = *b"DDRC";
+
+/// Of a container.
+pub const CONTAINER_BYTES_MAX: u32 = 1 << 30;
 
 /// The kind of a record. A header may hold an unknown value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -116,6 +116,15 @@ impl TableEntry {
         self.codec.leans() && self.stored_length > 0
     }
 
+    /// Whether two entries are of the same record at the same place, whatever its state is.
+    pub fn describes(&self, other: &TableEntry) -> bool {
+        self.fingerprint == other.fingerprint
+            && self.offset == other.offset
+            && self.stored_length == other.stored_length
+            && self.raw_length == other.raw_length
+            && self.codec == other.codec
+    }
+
     pub fn to_bytes(&self, seed: u64) -> EntryBytes {
         let mut bytes = [0; ENTRY_BYTES];
         fields::FINGERPRINT.put(&mut bytes, &self.fingerprint);

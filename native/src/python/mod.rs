@@ -89,8 +89,12 @@ mod exported {
         use crate::python::store::chunk_cache::ChunkCache;
         #[pymodule_export]
         use crate::python::store::records::{
-            BlocksAhead, CheckedRecords, check_records, dead_payloads, frame_chunks, headers_agree,
-            pass_records, places_digest, seal, table_states, weigh_table,
+            ContainerCheck, Difference, HeaderScan, dead_payloads, headers_agree, is_intact,
+            places_digest, seal, table_states, valid_seed, weigh_table,
+        };
+        #[pymodule_export]
+        use crate::python::store::stream_frames::{
+            BlocksAhead, frame_chunks, frame_cluster_chunks,
         };
         #[pymodule_export]
         use crate::python::store::stub_bytes::{
@@ -99,7 +103,7 @@ mod exported {
         #[pymodule_export]
         use crate::python::store::table_map::TableMap;
         #[pymodule_export]
-        use crate::store::table_check::PassedRecords;
+        use crate::store::container_check::Reached;
         #[pymodule_export]
         use crate::store::table_states::Weight;
     }

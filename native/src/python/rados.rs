@@ -9,32 +9,26 @@ use std::time::Duration;
 use pyo3::exceptions::{PyImportError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use super::hashing::algorithm_named;
 use super::support::calls::os_error;
-use super::support::input::{Input, require};
-use super::support::output::{NewBytes, export};
+use super::support::input::Input;
+use super::support::output::export;
 use crate::format::cluster::kept_frame::Name;
 use crate::format::ids::{FINGERPRINT_BYTES, Fingerprint};
-use crate::rados::chunk_reads::{Found, Wanted, read_all};
-use crate::rados::cluster_content::{self, Reader};
+use crate::rados::cluster_content;
 use crate::rados::connection::{Address, Connection, Refusal};
 use crate::rados::{chunk_numbers, frame_cache, memory};
 use crate::system::files;
 use crate::threads::lock::locked;
 
 #[pyclass(frozen, module = "dedupd_core.native.rados")]
-pub struct ChunkReader(Mutex<Option<Arc<Reader>>>);
-
-/// For each chunk its bytes, and its frame if frames were requested; the first errno, or 0.
-type Read = (Vec<Option<Py<PyBytes>>>, Vec<Option<Vec<u8>>>, i32);
+pub struct ChunkReader(Mutex<Option<Arc<Connection>>>);
 
 #[pymethods]
 impl ChunkReader {
     #[new]
-    #[pyo3(signature = (*, conf, user, keyring, pool, namespace, timeout_s, algorithm))]
-    #[expect(clippy::too_many_arguments, reason = "an address, in its parts")]
+    #[pyo3(signature = (*, conf, user, keyring, pool, namespace, timeout_s))]
     fn new(
         py: Python<'_>,
         conf: CString,
@@ -43,9 +37,7 @@ impl ChunkReader {
         pool: CString,
         namespace: CString,
         timeout_s: f64,
-        algorithm: &str,
     ) -> PyResult<ChunkReader> {
-        let algorithm = algorithm_named("algorithm", algorithm)?;
         let timeout_s = CString::new(timeout_s.to_string())?;
         let address = Address { conf, user, keyring, pool, namespace, timeout_s };
         let connection =
@@ -53,56 +45,7 @@ impl ChunkReader {
                 Refusal::Library(reason) => PyImportError::new_err(reason),
                 Refusal::Errno(errno) => os_error(py, &Error::from_raw_os_error(errno)),
             })?;
-        Ok(ChunkReader(Mutex::new(Some(Arc::new(Reader { connection, algorithm })))))
-    }
-
-    #[pyo3(signature = (objects, fingerprints, lengths, *, at_once, with_frames))]
-    fn read(
-        &self,
-        py: Python<'_>,
-        objects: Vec<CString>,
-        fingerprints: Input,
-        lengths: Vec<usize>,
-        at_once: usize,
-        with_frames: bool,
-    ) -> PyResult<Read> {
-        let fingerprints = fingerprints.fingerprints("fingerprints")?;
-        let are_even = [fingerprints.len(), lengths.len()] == [objects.len(); 2];
-        require(are_even, "each object has one fingerprint and one length")?;
-        let reader = self.open()?;
-        let mut results: Vec<NewBytes> =
-            lengths.iter().map(|&length| NewBytes::of(py, length)).collect::<PyResult<_>>()?;
-        let rooms: Vec<&mut [u8]> = results.iter_mut().map(NewBytes::bytes_mut).collect();
-        let mut rooms = rooms.into_iter();
-        let wanted = objects
-            .into_iter()
-            .zip(fingerprints)
-            .zip(&lengths)
-            .map(|((object, &fingerprint), &length)| Wanted { object, fingerprint, length });
-        let mut kept: Vec<Option<Vec<u8>>> = vec![None; lengths.len()];
-        let mut found = Vec::with_capacity(lengths.len());
-        py.detach(|| {
-            let room = |_| rooms.next().unwrap_or_default();
-            read_all(&reader.connection, wanted, reader.algorithm, at_once, room, |landed| {
-                if with_frames && landed.found == Found::Good {
-                    kept[landed.at] = Some(landed.object().to_vec());
-                }
-                found.push(landed.found);
-                Some(landed.memory)
-            });
-            // If the reader was closed during the call, the connection ends here.
-            drop(reader);
-        });
-        let errno = found.iter().find_map(|one| match one {
-            Found::Failed(errno) => Some(*errno),
-            _ => None,
-        });
-        let chunks = results
-            .into_iter()
-            .zip(&found)
-            .map(|(bytes, found)| matches!(found, Found::Good).then(|| bytes.finish()))
-            .collect();
-        Ok((chunks, kept, errno.unwrap_or(0)))
+        Ok(ChunkReader(Mutex::new(Some(Arc::new(connection)))))
     }
 
     fn close(&self, py: Python<'_>) {
@@ -112,7 +55,7 @@ impl ChunkReader {
 }
 
 impl ChunkReader {
-    fn open(&self) -> PyResult<Arc<Reader>> {
+    fn open(&self) -> PyResult<Arc<Connection>> {
         let reader = locked(&self.0).clone();
         reader.ok_or_else(|| PyValueError::new_err("the reader is closed"))
     }

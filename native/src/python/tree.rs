@@ -1,6 +1,5 @@
 //! `scan_directory`, `find_candidates` with its `Rules`, `StubCounter`.
 
-use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::sync::{Arc, Mutex};
 
@@ -10,17 +9,16 @@ use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyAny, PyBytes, PyDict, PyList};
 
 use super::admission::{Ledger, Recall};
+use super::store::bases::Bases;
 use super::support::calls::c_string;
 use super::support::entries::{Directory, Fields, Unreadable, identity_of, scan, seeds_of};
 use super::support::output::column;
 use super::upkeep::needs::KnownRecords;
-use crate::format::ids::ContainerNumber;
 use crate::format::stub::Seeds;
-use crate::store::record_reader::{Files, Reads};
 use crate::system::files::Entry;
 use crate::threads::lock::{locked, unlocked};
 use crate::tree::candidates::{self, BySuffix, Candidates, Passed, Reason};
-use crate::tree::stub_references::{Listed, Scratch, Store, Tables};
+use crate::tree::stub_references::{Listed, Store};
 use crate::tree::walk::look_at;
 
 #[pyfunction]
@@ -199,45 +197,28 @@ pub struct CountedStubs {
 pub struct StubCounter {
     chunks: Py<KnownRecords>,
     nodes: Py<KnownRecords>,
-    streams: HashMap<ContainerNumber, Files<'static>>,
+    chunk_records: Py<Bases>,
+    recipes: Py<Bases>,
     attribute: CString,
     seeds: Seeds,
-    tables: Option<Tables>,
+    is_exact: bool,
 }
-
-type NamedTables = (i32, Vec<(u32, Vec<u8>, u64)>);
 
 #[pymethods]
 impl StubCounter {
     #[new]
-    #[pyo3(signature = (chunks, nodes, streams, *, attribute, seeds, tables))]
+    #[pyo3(signature = (chunks, nodes, chunk_records, recipes, *, attribute, seeds, is_exact))]
     fn new(
         chunks: Py<KnownRecords>,
         nodes: Py<KnownRecords>,
-        streams: Vec<(u32, i32, i32, u64)>,
+        chunk_records: Py<Bases>,
+        recipes: Py<Bases>,
         attribute: &[u8],
         seeds: (u64, u64),
-        tables: Option<NamedTables>,
+        is_exact: bool,
     ) -> PyResult<StubCounter> {
-        let streams = streams
-            .into_iter()
-            .map(|(number, data, table, seed)| {
-                let (reads, bases) = (Reads::Any, None);
-                (ContainerNumber(number), Files { data, table, seed, reads, bases })
-            })
-            .collect();
-        let attribute = c_string("attribute", attribute)?;
-        let tables = tables
-            .map(|(directory, names)| {
-                let named = |(number, name, seed): (u32, Vec<u8>, u64)| {
-                    Ok((ContainerNumber(number), (c_string("table", &name)?, seed)))
-                };
-                let names = names.into_iter().map(named).collect::<PyResult<_>>()?;
-                PyResult::Ok(Tables { directory, names })
-            })
-            .transpose()?;
-        let seeds = seeds_of(seeds);
-        Ok(StubCounter { chunks, nodes, streams, attribute, seeds, tables })
+        let (attribute, seeds) = (c_string("attribute", attribute)?, seeds_of(seeds));
+        Ok(StubCounter { chunks, nodes, chunk_records, recipes, attribute, seeds, is_exact })
     }
 
     #[pyo3(signature = (root, directories, threads, safe_point))]
@@ -249,17 +230,18 @@ impl StubCounter {
         threads: usize,
         safe_point: Py<PyAny>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let count = |entries: &mut Vec<Entry>, listed: &mut Listed, scratch: &mut Scratch| {
+        let count = |entries: &mut Vec<Entry>, listed: &mut Listed, (): &mut ()| {
             // Released before any thread waits for the GIL.
             let (chunks, nodes) = (self.chunks.get().census(), self.nodes.get().census());
             let store = Store {
                 chunks: &chunks,
                 nodes: &nodes,
-                streams: &self.streams,
+                chunk_records: &self.chunk_records.get().0,
+                recipes: &self.recipes.get().0,
                 seeds: self.seeds,
-                tables: self.tables.as_ref(),
+                is_exact: self.is_exact,
             };
-            store.sort_out(entries, listed, scratch);
+            store.sort_out(entries, listed);
         };
         let attribute = (self.attribute.as_c_str(), true);
         let walk = Walk { root, directories: &directories, threads, safe_point: &safe_point };

@@ -41,43 +41,36 @@ pub enum Found {
 }
 
 /// A completed read.
-pub struct Landed<R> {
+pub struct Landed {
     /// The index of the chunk in the input.
     pub at: usize,
     pub found: Found,
-    /// The memory for the raw bytes, filled if they are good.
-    pub raw: R,
+    /// The raw bytes, where they are good.
+    pub raw: Vec<u8>,
     /// This memory starts with the content of the object; empty if it was not read.
     pub memory: Vec<u8>,
     pub object_bytes: usize,
 }
 
-impl<R> Landed<R> {
-    pub fn object(&self) -> &[u8] {
-        &self.memory[..self.object_bytes]
-    }
-}
-
-/// Reads chunks, up to `at_once` at a time, into memory from `room`, and verifies them by their
-/// fingerprints. Passes each to `tell`, in order, and keeps the memory that `tell` returns. Starts
-/// no read after a failed one, so it takes at most one time-out.
-pub fn read_all<R: AsMut<[u8]>>(
+/// Reads chunks, up to `at_once` at a time, each proved by its fingerprint. Tells of
+/// each, in their order, and takes memory back that is not kept. Begins none after one that has
+/// failed, so it takes one time-out at most.
+pub fn read_all(
     connection: &Connection,
     wanted: impl Iterator<Item = Wanted>,
     algorithm: Algorithm,
     at_once: usize,
-    mut room: impl FnMut(usize) -> R,
-    mut tell: impl FnMut(Landed<R>) -> Option<Vec<u8>>,
+    mut tell: impl FnMut(Landed) -> Option<Vec<u8>>,
 ) {
     let failure = Cell::new(None);
     let mut begun: VecDeque<(Wanted, Result<Flight<'_>, i32>)> = VecDeque::new();
     let mut at = 0;
     let mut take = |(chunk, flight): (Wanted, Result<Flight<'_>, i32>)| {
-        let mut raw = room(chunk.length);
+        let mut raw = vec![0; chunk.length];
         match flight.and_then(Flight::land) {
             Ok((memory, length)) => {
                 let object = &memory[..length];
-                let found = decode(object, &chunk.fingerprint, algorithm, raw.as_mut());
+                let found = decode(object, &chunk.fingerprint, algorithm, &mut raw);
                 let landed = Landed { at, found, raw, memory, object_bytes: length };
                 if let Some(memory) = tell(landed) {
                     connection.idle.give_back(memory);

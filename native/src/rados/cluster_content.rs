@@ -3,9 +3,10 @@
 
 use std::ffi::CString;
 use std::ops::Range;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use crate::fingerprint::Algorithm;
+use crate::format::cluster::chunk_frame::ChunkFrame;
 use crate::format::cluster::file_recipe::{RecipePart, Version, chunk_object, recipe_object};
 use crate::format::cluster::kept_frame::Name;
 use crate::format::ids::{ChunkKey, DIGEST_BYTES, Fingerprint, FingerprintCheck, RecordId};
@@ -20,18 +21,18 @@ use crate::store::chunk_cache::ChunkSource;
 use crate::store::content::{Content, Held, RecipeHead};
 use crate::store::recipes::{Broken, LeafAt, Span};
 use crate::store::record_reader::Reads;
+use crate::store::stream_frames::{Chunk, Payload};
 use crate::store::why::{Unreadable, Why};
-use crate::threads::lock::{read, write};
+use crate::threads::lock::{locked, read, unlocked, write};
 
 /// Read-ahead of a sequential reader, limited by the cache in memory.
 const AHEAD_BYTES: u64 = 8 << 20;
 const READS_AT_ONCE: usize = 64;
 
-/// An open connection for reads.
-pub struct Reader {
-    pub connection: Connection,
-    pub algorithm: Algorithm,
-}
+/// Makes something of a chunk's raw bytes, its frame and its fingerprint.
+type Make<'a, T> = dyn Fn(Vec<u8>, &[u8], &Fingerprint) -> T + 'a;
+/// Takes what was made of a chunk, by its place among those that were asked for.
+type Give<'a, T> = dyn Fn(usize, Result<T, Why>) + Sync + 'a;
 
 pub struct ClusterContent {
     numbers: Arc<ChunkNumbers>,
@@ -40,7 +41,7 @@ pub struct ClusterContent {
     /// None for a volume that keeps no frames on this host.
     kept: Option<Arc<FrameCache>>,
     /// None before Python opens the store, and after it is closed.
-    reader: RwLock<Option<Arc<Reader>>>,
+    reader: RwLock<Option<Arc<Connection>>>,
     pub failures: Failures,
 }
 
@@ -61,12 +62,12 @@ impl ClusterContent {
     }
 
     /// Sets the reader for chunks that are not on this host.
-    pub fn connect(&self, reader: Option<Arc<Reader>>) {
+    pub fn connect(&self, reader: Option<Arc<Connection>>) {
         let before = std::mem::replace(&mut *write(&self.reader), reader);
         drop(before);
     }
 
-    fn reader(&self) -> Option<Arc<Reader>> {
+    fn reader(&self) -> Option<Arc<Connection>> {
         read(&self.reader).clone()
     }
 
@@ -76,39 +77,83 @@ impl ClusterContent {
         (FingerprintCheck::of(&fingerprint) == key.check).then_some(fingerprint)
     }
 
+    /// Chunks as they are stored, and verified.
+    pub fn stored(&self, keys: &[ChunkKey]) -> Vec<Result<Chunk, Why>> {
+        let found: Vec<_> = keys.iter().map(|_| Mutex::new(Err(Why::NotOpen))).collect();
+        let make = |raw: Vec<u8>, frame: &[u8], fingerprint: &Fingerprint| {
+            let frame = ChunkFrame::of(frame, fingerprint).ok_or(Why::Damaged)?;
+            let (codec, payload) = (frame.codec, Payload::Made(frame.payload.to_vec()));
+            Ok(Chunk { fingerprint: *fingerprint, raw_length: raw.len() as u32, codec, payload })
+        };
+        let give = |at: usize, one: Result<_, Why>| *locked(&found[at]) = one.and_then(|made| made);
+        self.load(keys, &make, &give);
+        found.into_iter().map(unlocked).collect()
+    }
+
+    /// Gives what `make` makes of each chunk: of its raw bytes and its frame.
+    fn load<T>(&self, keys: &[ChunkKey], make: &Make<'_, T>, give: &Give<'_, T>) {
+        let mut absent = Vec::new();
+        for (at, key) in keys.iter().enumerate() {
+            let Some(fingerprint) = self.named(key) else {
+                give(at, Err(Why::NotMeant));
+                continue;
+            };
+            if let Some(made) = self.kept_here(key, &fingerprint, make) {
+                give(at, Ok(made));
+            } else if let Some(errno) = self.failures.of(&fingerprint) {
+                give(at, Err(Why::Io(errno)));
+            } else {
+                absent.push((at, *key, fingerprint));
+            }
+        }
+        if absent.is_empty() {
+            return;
+        }
+        match self.reader() {
+            Some(reader) => self.fetch(&reader, &absent, make, give),
+            None => absent.iter().for_each(|(at, ..)| give(*at, Err(Why::NotOpen))),
+        }
+    }
+
     /// A chunk from this host's disk.
-    fn kept_here(&self, key: &ChunkKey, fingerprint: &Fingerprint) -> Option<Vec<u8>> {
+    fn kept_here<T>(
+        &self,
+        key: &ChunkKey,
+        fingerprint: &Fingerprint,
+        make: &Make<'_, T>,
+    ) -> Option<T> {
         self.kept.as_ref()?.decoded(fingerprint, |frame| {
             let mut raw = vec![0; key.length as usize];
             match decode(frame, fingerprint, self.algorithm, &mut raw) {
-                Found::Good => Some(raw),
+                Found::Good => Some(make(raw, frame, fingerprint)),
                 _ => None,
             }
         })
     }
 
-    fn fetch(
+    fn fetch<T>(
         &self,
-        reader: &Reader,
+        connection: &Connection,
         absent: &[(usize, ChunkKey, Fingerprint)],
-        give: &(dyn Fn(usize, Result<Vec<u8>, Why>) + Sync),
+        make: &Make<'_, T>,
+        give: &Give<'_, T>,
     ) {
         let wanted = absent.iter().filter_map(|(_, key, fingerprint)| {
             let object = CString::new(chunk_object(fingerprint)).ok()?;
             Some(Wanted { object, fingerprint: *fingerprint, length: key.length as usize })
         });
-        let room = |length| vec![0; length];
-        read_all(&reader.connection, wanted, self.algorithm, READS_AT_ONCE, room, |landed| {
+        read_all(connection, wanted, self.algorithm, READS_AT_ONCE, |landed| {
             let (at, _, fingerprint) = absent[landed.at];
             match landed.found {
                 Found::Good => {
-                    give(at, Ok(landed.raw));
+                    let mut frame = landed.memory;
+                    give(at, Ok(make(landed.raw, &frame[..landed.object_bytes], &fingerprint)));
                     if let Some(kept) = self.kept.as_ref().filter(|kept| kept.wants(&fingerprint)) {
-                        let mut frame = landed.memory;
                         frame.truncate(landed.object_bytes);
                         kept.keep(fingerprint, frame);
                         return None;
                     }
+                    return Some(frame);
                 }
                 Found::Other => give(at, Err(Why::Damaged)),
                 Found::Failed(errno) => {
@@ -140,7 +185,7 @@ impl ClusterContent {
             return Err(Why::Io(errno));
         }
         let object = CString::new(recipe_object(version, part)).map_err(|_| Why::Damaged)?;
-        match read_object(&reader.connection, &object) {
+        match read_object(&reader, &object) {
             Ok(data) => {
                 let found = RecipePart::of(&data, version, part).ok_or(Why::Damaged)?;
                 if let (1, Some(kept)) = (found.parts, &self.kept) {
@@ -214,26 +259,6 @@ impl Content for ClusterContent {
 
 impl ChunkSource for ClusterContent {
     fn read(&self, keys: &[ChunkKey], give: &(dyn Fn(usize, Result<Vec<u8>, Why>) + Sync)) {
-        let mut absent = Vec::new();
-        for (at, key) in keys.iter().enumerate() {
-            let Some(fingerprint) = self.named(key) else {
-                give(at, Err(Why::NotMeant));
-                continue;
-            };
-            if let Some(raw) = self.kept_here(key, &fingerprint) {
-                give(at, Ok(raw));
-            } else if let Some(errno) = self.failures.of(&fingerprint) {
-                give(at, Err(Why::Io(errno)));
-            } else {
-                absent.push((at, *key, fingerprint));
-            }
-        }
-        if absent.is_empty() {
-            return;
-        }
-        match self.reader() {
-            Some(reader) => self.fetch(&reader, &absent, give),
-            None => absent.iter().for_each(|(at, ..)| give(*at, Err(Why::NotOpen))),
-        }
+        self.load(keys, &|raw, _, _| raw, give);
     }
 }

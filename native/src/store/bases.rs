@@ -12,13 +12,14 @@ use std::sync::{Arc, Mutex};
 
 use crate::codec::delta::RAW_BYTES_MAX;
 use crate::codec::dictionary::Dictionary;
-use crate::format::ids::{ContainerNumber, Fingerprint, FingerprintCheck, RecordId};
+use crate::format::ids::{ChunkKey, ContainerNumber, Fingerprint, FingerprintCheck, RecordId};
 use crate::format::table_entry::{
     FORWARDS_MAX, State, TableEntry, data_name, header, seed_in, table_name,
 };
 use crate::format::table_map::{TableMap, entries_start};
+use crate::store::blocks_ahead::Blocks;
 use crate::store::bounded::Bounded;
-use crate::store::record_reader::{BaseBytes, Files, Reads, Wanted, require_live, with_scratch};
+use crate::store::record_reader::{BaseBytes, Files, Reads, require_live, with_scratch};
 use crate::store::why::Why;
 use crate::system::files::{duplicate, open_in};
 use crate::system::reads::read_all;
@@ -35,6 +36,44 @@ pub struct Opened {
     pub data: File,
     table: File,
     pub seed: u64,
+}
+
+/// A live record, and the container that it is in.
+pub struct Located {
+    pub id: RecordId,
+    pub entry: TableEntry,
+    opened: Arc<Opened>,
+}
+
+impl Located {
+    pub fn number(&self) -> u32 {
+        self.id.container().0
+    }
+
+    pub fn data(&self) -> RawFd {
+        self.opened.data.as_raw_fd()
+    }
+
+    /// Fails unless it has the length and the start of the fingerprint.
+    fn meant(&self, key: &ChunkKey) -> Result<(), Why> {
+        let is_same = self.entry.raw_length == key.length;
+        let is_meant = is_same && self.entry.fingerprint_check() == key.check;
+        if is_meant { Ok(()) } else { Err(Why::NotMeant) }
+    }
+
+    /// Fills `out`, of its raw length, whether it leans on another record or not.
+    pub fn read(&self, bases: &Bases, reads: Reads, out: &mut [u8]) -> Result<(), Why> {
+        let files = Files { bases: Some(bases), ..self.opened.files(reads) };
+        with_scratch(|scratch| files.read_entry(&self.entry, self.id.ordinal(), out, scratch))
+    }
+
+    /// Fills `out`, of its stored length, past the page cache. The file is read by `blocks`, if they
+    /// are of its container.
+    pub fn read_stored(&self, blocks: Option<&Blocks>, out: &mut [u8]) -> Result<(), Why> {
+        let blocks = blocks.filter(|blocks| blocks.number() == self.number());
+        let files = self.opened.files(Reads::Uncached);
+        files.read_stored(&self.entry, self.id.ordinal(), blocks, out)
+    }
 }
 
 struct Kept {
@@ -156,9 +195,11 @@ impl Bases {
     ) -> Result<(), Why> {
         let opened = locked(&self.kept).containers.get(&id.container()).map(Arc::clone);
         let opened = opened.ok_or(Why::NotInMemory)?;
-        let files = Files { bases: Some(self), ..opened.files(Reads::CachedOnly) };
-        let mut wanted = Wanted { ordinal: id.ordinal(), fingerprint_check, out };
-        with_scratch(|scratch| files.read(&mut wanted, scratch))
+        let entry = opened.files(Reads::CachedOnly).entry(id.ordinal())?;
+        let length = u32::try_from(out.len()).map_err(|_| Why::NotMeant)?;
+        let located = Located { id, entry, opened };
+        located.meant(&ChunkKey { id, length, check: fingerprint_check })?;
+        located.read(self, Reads::CachedOnly, out)
     }
 
     /// Fills `out`, of its raw length, with a live record, or the one that it was merged into, whether
@@ -182,14 +223,26 @@ impl Bases {
         fingerprint_check: FingerprintCheck,
         out: &mut [u8],
     ) -> Result<(), Why> {
-        let (id, entry, opened) = self.unmerged(id, Reads::Any)?;
+        let length = u32::try_from(out.len()).map_err(|_| Why::NotMeant)?;
+        let located = self.try_locate(&ChunkKey { id, length, check: fingerprint_check })?;
+        located.read(self, Reads::Any, out)
+    }
+
+    /// Finds a live record, or the one that it was merged into.
+    pub fn locate(&self, key: &ChunkKey) -> Result<Located, Why> {
+        self.try_locate(key).or_else(|_| {
+            // Its container may have been replaced since it was opened.
+            self.drop_containers(&[key.id.container()]);
+            self.try_locate(key)
+        })
+    }
+
+    fn try_locate(&self, key: &ChunkKey) -> Result<Located, Why> {
+        let (id, entry, opened) = self.unmerged(key.id, Reads::Any)?;
         require_live(&entry)?;
-        if entry.raw_length as usize != out.len() || entry.fingerprint_check() != fingerprint_check
-        {
-            return Err(Why::NotMeant);
-        }
-        let files = Files { bases: Some(self), ..opened.files(Reads::Any) };
-        with_scratch(|scratch| files.read_entry(&entry, id.ordinal(), out, scratch))
+        let located = Located { id, entry, opened };
+        located.meant(key)?;
+        Ok(located)
     }
 
     /// The raw length and the fingerprint of a live record.

@@ -262,6 +262,11 @@ thread_local! {
 }
 
 impl Blocks {
+    /// The container that they are of.
+    pub fn number(&self) -> u32 {
+        self.container.number
+    }
+
     /// Fills two buffers with what lies at `offset`, one after the other, from the blocks or from
     /// the container; false where it cannot be read.
     pub fn read(&self, offset: u64, first: &mut [u8], second: &mut [u8]) -> bool {

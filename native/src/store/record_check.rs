@@ -1,14 +1,19 @@
 //! Checks all checksums and fingerprints of records of a container in one pass.
-//!
-//! `dedupd_core/format` does the same record by record in Python; a test compares the two.
+
+use std::ops::Range;
+use std::os::fd::RawFd;
 
 use crate::codec::encode;
 use crate::fingerprint::Algorithm;
 use crate::format::codec::Codec;
 use crate::format::ids::RecordId;
-use crate::format::record_header::{RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES, RecordHeader};
+use crate::format::record_header::{
+    RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES, RecordHeader, RecordKind, record_bytes,
+};
+use crate::format::table_entry::TableEntry;
 use crate::store::bases::Bases;
 use crate::store::record_reader::{BaseBytes, Reads, Undecoded, decode_with, with_scratch};
+use crate::system::reads::fill_at;
 use crate::threads::pool;
 
 /// Records that a thread takes at once: about a MiB at the default chunk size.
@@ -16,40 +21,57 @@ const BATCH: usize = 16;
 
 /// The result of the check of a record's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub enum Status {
-    Intact = 0,
+    Intact,
     /// The stored bytes fail their checksum, or do not decode to the stated length.
-    Payload = 1,
+    Payload,
     /// The fingerprint of the raw bytes is not the one in the header.
-    Fingerprint = 2,
+    Fingerprint,
     /// The record that it leans on cannot be read.
-    Base = 3,
+    Base,
+}
+
+/// A record, and the result of its check.
+#[derive(Clone, Debug)]
+pub struct CheckedRecord {
+    pub ordinal: u32,
+    /// The ordinal after it: one more, except after a run of tombstones.
+    pub next_ordinal: u32,
+    pub kind: RecordKind,
+    pub status: Status,
+    /// The entry of the redirection table that the record implies.
+    pub entry: TableEntry,
+}
+
+impl CheckedRecord {
+    /// A record with this header at `offset`, whose payload is not checked.
+    pub fn of(header: &RecordHeader, offset: u64) -> CheckedRecord {
+        CheckedRecord {
+            ordinal: header.ordinal,
+            next_ordinal: header.next_ordinal(),
+            kind: header.kind,
+            status: Status::Intact,
+            entry: header.table_entry(offset),
+        }
+    }
+
+    /// The bytes of the record. An implied one takes none, and is said to be at the start.
+    pub fn place(&self) -> Range<u64> {
+        let start = self.entry.offset;
+        start..start + record_bytes(self.entry.stored_length.into())
+    }
 }
 
 #[derive(Default)]
 pub struct Checked {
     /// Bytes of whole records from the start of the data.
     pub consumed: usize,
-    /// Whether the bytes after them are no valid header. False at the end of the data.
-    pub is_lost: bool,
-    pub ordinals: Vec<u32>,
-    /// The ordinal after each record: one more, except after a run of tombstones.
-    pub next_ordinals: Vec<u32>,
-    pub kinds: Vec<u8>,
-    pub statuses: Vec<u8>,
-    /// The entries of the redirection table that the records imply, 64 bytes each.
-    pub entries: Vec<u8>,
-    pub raw_bytes: u64,
+    pub records: Vec<CheckedRecord>,
 }
 
 impl Checked {
-    fn enter(&mut self, header: &RecordHeader, offset: u64, seed: u64) {
-        self.ordinals.push(header.ordinal);
-        self.next_ordinals.push(header.next_ordinal());
-        self.kinds.push(header.kind.0);
-        self.entries.extend_from_slice(&header.table_entry(offset).to_bytes(seed));
-        self.raw_bytes += u64::from(header.raw_length);
+    pub fn raw_bytes(&self) -> u64 {
+        self.records.iter().map(|record| u64::from(record.entry.raw_length)).sum()
     }
 }
 
@@ -63,47 +85,55 @@ pub struct Place<'a> {
     pub bases: Option<&'a Bases>,
 }
 
-struct Found<'a> {
-    header: RecordHeader,
-    payload: &'a [u8],
-}
-
-/// Checks the consecutive records that `data` begins with.
+/// Checks the consecutive records that `data` begins with, up to the first header that is not valid.
 pub fn check(data: &[u8], place: &Place<'_>) -> Checked {
     let mut out = Checked::default();
-    let mut found = Vec::new();
+    let mut payloads = Vec::new();
     while let Some(bytes) = data.get(out.consumed..).and_then(<[u8]>::first_chunk) {
-        let Some(header) = RecordHeader::sound(bytes, place.seed) else {
-            out.is_lost = true;
-            break;
-        };
+        let Some(header) = RecordHeader::sound(bytes, place.seed) else { break };
         let start = out.consumed + RECORD_HEADER_BYTES;
         let stored = header.stored_length as usize;
         let end = (start + stored).next_multiple_of(RECORD_ALIGN_BYTES);
         if end > data.len() {
             break;
         }
-        let offset = place.offset + out.consumed as u64;
-        if let Some(header) = header.before() {
-            out.enter(&header, 0, place.seed);
-            found.push(Found { header, payload: &[] });
+        if let Some(before) = header.before() {
+            out.records.push(CheckedRecord::of(&before, 0));
+            payloads.push((before, &[][..]));
         }
-        out.enter(&header, offset, place.seed);
-        found.push(Found { header, payload: &data[start..start + stored] });
+        out.records.push(CheckedRecord::of(&header, place.offset + out.consumed as u64));
+        payloads.push((header, &data[start..start + stored]));
         out.consumed = end;
     }
-    out.statuses = vec![Status::Intact as u8; found.len()];
-    let batches = found.chunks(BATCH).zip(out.statuses.chunks_mut(BATCH));
-    pool::for_each_of(batches, place.threads, |(found, statuses)| {
-        for (record, status) in found.iter().zip(statuses) {
-            *status = judge(record, place.algorithm, place.bases) as u8;
+    let batches = payloads.chunks(BATCH).zip(out.records.chunks_mut(BATCH));
+    pool::for_each_of(batches, place.threads, |(payloads, records)| {
+        for ((header, payload), record) in payloads.iter().zip(records) {
+            record.status = judge(header, payload, place.algorithm, place.bases);
         }
     });
     out
 }
 
-fn judge(record: &Found<'_>, algorithm: Algorithm, bases: Option<&Bases>) -> Status {
-    let Found { header, payload } = record;
+/// Whether a container has the record of an entry where the entry says, with all of its bytes.
+pub fn is_intact(data: RawFd, ordinal: u32, entry: &TableEntry, place: &Place<'_>) -> bool {
+    let mut bytes = vec![0; record_bytes(entry.stored_length.into()) as usize];
+    if !fill_at(data, entry.offset, &mut bytes) {
+        return false;
+    }
+    // The last: it may tell of others before it, which were collected.
+    check(&bytes, place).records.last().is_some_and(|record| {
+        record.status == Status::Intact
+            && record.ordinal == ordinal
+            && record.entry.fingerprint == entry.fingerprint
+    })
+}
+
+fn judge(
+    header: &RecordHeader,
+    payload: &[u8],
+    algorithm: Algorithm,
+    bases: Option<&Bases>,
+) -> Status {
     if !header.kind.has_bytes() {
         return Status::Intact;
     }

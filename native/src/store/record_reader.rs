@@ -12,7 +12,7 @@ use crate::codec::delta;
 use crate::codec::dictionary::{self, Dictionary};
 use crate::codec::encode::{check, decode};
 use crate::format::codec::Codec;
-use crate::format::ids::{FingerprintCheck, RecordId};
+use crate::format::ids::RecordId;
 use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader};
 use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry};
 use crate::format::table_map;
@@ -103,28 +103,7 @@ pub struct Files<'a> {
     pub bases: Option<&'a dyn BaseBytes>,
 }
 
-/// A chunk to read: its ordinal, its raw length, and the start of its fingerprint.
-pub type Row = (u32, usize, u32);
-
-/// A chunk to read: its ordinal, the start of its fingerprint, and a buffer of its raw length.
-pub struct Wanted<'a> {
-    pub ordinal: u32,
-    pub fingerprint_check: FingerprintCheck,
-    pub out: &'a mut [u8],
-}
-
 impl Files<'_> {
-    /// Fills `wanted.out`; with undefined bytes where that fails. `scratch` is reused by the next call.
-    pub fn read(&self, wanted: &mut Wanted<'_>, scratch: &mut Vec<u8>) -> Result<(), Why> {
-        let entry = self.entry(wanted.ordinal)?;
-        if entry.raw_length as usize != wanted.out.len()
-            || entry.fingerprint_check() != wanted.fingerprint_check
-        {
-            return Err(Why::NotMeant);
-        }
-        self.read_entry(&entry, wanted.ordinal, wanted.out, scratch)
-    }
-
     /// The table entry of a live record.
     pub fn entry(&self, ordinal: u32) -> Result<TableEntry, Why> {
         let entry = self.any_entry(ordinal)?;

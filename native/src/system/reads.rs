@@ -1,10 +1,11 @@
 //! Reads from the page cache alone, through it, and without it.
 
 use std::ffi::c_int;
-use std::io::{Error, IoSliceMut};
-use std::os::fd::{AsFd, RawFd};
+use std::io::{Error, IoSliceMut, Result as IoResult};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::fstat;
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
 
 /// False after the first kernel or file system that does not know `RWF_DONTCACHE`.
@@ -41,11 +42,55 @@ pub fn fill_at(fd: RawFd, offset: u64, out: &mut [u8]) -> bool {
         }
     }
     if !DONT_CACHE.load(Ordering::Relaxed) {
-        let length = have as libc::off_t;
-        // SAFETY: takes no pointers.
-        unsafe { libc::posix_fadvise(fd, offset, length, libc::POSIX_FADV_DONTNEED) };
+        forget_pages(fd, offset as u64, have);
     }
     true
+}
+
+/// The least that is lost with a block that the disk cannot read.
+const BLOCK_BYTES: u64 = 4096;
+
+/// Whether an error is that of a damaged block, from a disk or from a file system with checksums.
+fn is_damage(error: Errno) -> bool {
+    matches!(error, Errno::IO | Errno::NODATA | Errno::ILSEQ | Errno::REMOTEIO | Errno::UCLEAN)
+}
+
+/// Fills the start of `out` as far as the file goes, from the disk: the page cache may have the bytes
+/// from before their damage. Blocks that cannot be read are zeros, which fail any checksum.
+pub fn read_readable(fd: RawFd, offset: u64, out: &mut [u8]) -> IoResult<usize> {
+    forget_pages(fd, offset, out.len());
+    if fill_at(fd, offset, out) {
+        return Ok(out.len());
+    }
+    // SAFETY: the descriptor is open as long as the call.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    match read_all(file, offset, out) {
+        Err(error) if is_damage(error) => {}
+        result => return Ok(result?),
+    }
+    let size = u64::try_from(fstat(file)?.st_size).unwrap_or_default();
+    let count = size.saturating_sub(offset).min(out.len() as u64) as usize;
+    let mut done = 0;
+    while done < count {
+        let position = offset + done as u64;
+        let block = (BLOCK_BYTES - position % BLOCK_BYTES) as usize;
+        let part = &mut out[done..count.min(done + block)];
+        match read_all(file, position, part) {
+            Ok(length) => part[length..].fill(0),
+            Err(error) if is_damage(error) => part.fill(0),
+            Err(error) => return Err(error.into()),
+        }
+        done += part.len();
+    }
+    Ok(count)
+}
+
+/// Drops the pages of a range from the page cache, if they are not to be written.
+fn forget_pages(fd: RawFd, offset: u64, length: usize) {
+    let start = offset & !(BLOCK_BYTES - 1);
+    let length = (offset - start) as libc::off_t + length as libc::off_t;
+    // SAFETY: takes no pointers.
+    unsafe { libc::posix_fadvise(fd, start as libc::off_t, length, libc::POSIX_FADV_DONTNEED) };
 }
 
 /// Fills the start of `room` up to the end of the file, and waits for the disk.

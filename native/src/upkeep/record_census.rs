@@ -54,8 +54,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// Adds a table. Returns the ordinals of the entries that are not valid, merged or quarantined,
-    /// for the caller to add.
+    /// Adds a table. Returns the ordinals of the records that are merged or quarantined.
     pub fn add_table(
         &mut self,
         number: ContainerNumber,
@@ -70,8 +69,12 @@ impl Known {
                 Some(entry) if entry.state.has_bytes() => {
                     container.known[ordinal] = KnownBytes::of(&entry);
                 }
-                Some(entry) if entry.state == State::TOMBSTONE => {}
-                _ => others.push(ordinal as u32),
+                Some(entry) if entry.state == State::MERGED => {
+                    self.merged.insert(RecordId::new(number, ordinal as u32), entry.target);
+                    others.push(ordinal as u32);
+                }
+                Some(entry) if entry.state == State::QUARANTINED => others.push(ordinal as u32),
+                _ => {}
             }
         }
         others

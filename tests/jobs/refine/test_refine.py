@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from dedupd_core import native
 from dedupd_core.config.policy import RefineMode
 from dedupd_core.errors import Damaged
 from dedupd_core.format import container as fmt
+from dedupd_core.format import stream
 from dedupd_core.format.container import Kind
 from dedupd_core.format.ids import container_of
+from dedupd_core.format.recipe import fingerprint_check
 from dedupd_core.format.table import State, TableEntry
 from dedupd_core.units import KIB
 from jobs.frame.run import JobRun
@@ -349,14 +352,37 @@ def test_other_bytes_in_the_place_of_a_base_are_never_taken_for_it(lab: Lab) -> 
         raw = directory.bases.native.raw(base)
         assert raw is not None
         found = directory.open(container_of(delta)).read_stored(delta & 0xFFFF_FFFF)
-    from dedupd_core import native
-
     record, payload = found
     wrong = raw[:-1] + bytes([raw[-1] ^ 1])
     arguments = payload, fmt.Codec.DELTA, record.raw_length, record.checksum
     assert len(native.codec.decode(*arguments, raw)) == record.raw_length
     with pytest.raises(native.codec.CorruptPayload):
         native.codec.decode(*arguments, wrong)
+
+
+def test_a_stream_has_what_leans_on_others_by_payloads_that_stand_alone(lab: Lab) -> None:
+    before = contents(lab)
+    refine(lab)
+    known, leaning = entries(lab), deltas(lab)
+    keys = [
+        (chunk, known[chunk].raw_length, fingerprint_check(known[chunk].fingerprint))
+        for chunk in leaning
+    ]
+    with lab.opened() as volume:
+        records = volume.store.chunk_records
+        for key in keys:
+            ahead = native.store.BlocksAhead(0)
+            frames, fingerprint, unreadable = records.frame_chunks([key], 0, 7, ahead, 1)
+            assert unreadable is None and fingerprint == known[key[0]].fingerprint
+            head = stream.decode_head(frames[: stream.HEADER_BYTES], "here")
+            assert head.codec in fmt.STANDALONE
+            payload = frames[stream.HEADER_BYTES :]
+            frame = stream.decode_frame(head, frames[: stream.HEADER_BYTES], payload, 7, "here")
+            stored = frame.payload[stream.FINGERPRINT_BYTES :]
+            checksum = native.hashing.xxh3_64(stored)
+            raw = native.codec.decode(stored, head.codec, key[1], checksum, None)
+            assert native.hashing.fingerprint(raw, "blake3") == fingerprint
+    assert contents(lab) == before
 
 
 def test_native_reads_decode_what_leans_on_others(lab: Lab) -> None:

@@ -3,5 +3,6 @@
 pub mod bases;
 pub mod chunk_cache;
 pub mod records;
+pub mod stream_frames;
 pub mod stub_bytes;
 pub mod table_map;

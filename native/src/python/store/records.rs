@@ -1,77 +1,27 @@
 //! Records of containers: sealing, reading and checking them, and their tables.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::format::ids::Checksum;
+use crate::format::record_header::{RECORD_HEADER_BYTES, record_bytes};
+use crate::format::table_entry::{EntryBytes, TableEntry};
 use crate::python::codec::Encoded;
 use crate::python::hashing::algorithm_named;
 use crate::python::store::bases::Bases;
-use crate::python::support::input::{Input, pack_u32, require};
-use crate::python::support::output::{NewBytes, Output, column};
-use crate::store::blocks_ahead;
+use crate::python::support::input::{Input, require};
+use crate::python::support::output::{Output, column};
+use crate::store::container_check::{self, Reached};
 use crate::store::dead_payloads::Container as PunchedContainer;
-use crate::store::record_check::Place as CheckPlace;
-use crate::store::record_reader::{Files, Reads, Row};
+use crate::store::header_check;
+use crate::store::header_scan::{self, Found};
+use crate::store::record_check::{self, Place as CheckPlace};
 use crate::store::record_writer::{Columns, Place};
-use crate::store::stream_frames;
-use crate::store::table_check::{Container, PassedRecords, Position};
 use crate::store::table_states::{self as of_tables, Weight, states, weigh};
-
-/// Frames, the fingerprints of their chunks, and the number of chunks.
-type Framed = (Py<PyBytes>, Vec<u8>, usize);
-
-#[pyclass(frozen, module = "dedupd_core.native.store")]
-pub struct BlocksAhead(blocks_ahead::BlocksAhead);
-
-#[pymethods]
-impl BlocksAhead {
-    #[new]
-    fn new(bytes_max: usize) -> BlocksAhead {
-        BlocksAhead(blocks_ahead::BlocksAhead::new(bytes_max))
-    }
-}
-
-#[pyfunction]
-#[pyo3(signature = (number, data_fd, table_fd, seed, wanted, sequence, stream_seed, ahead, threads))]
-#[expect(clippy::too_many_arguments, reason = "a container, and the place in a stream")]
-pub fn frame_chunks(
-    py: Python<'_>,
-    number: u32,
-    data_fd: i32,
-    table_fd: i32,
-    seed: u64,
-    wanted: Vec<Row>,
-    sequence: u32,
-    stream_seed: u64,
-    ahead: &Bound<'_, BlocksAhead>,
-    threads: usize,
-) -> PyResult<Framed> {
-    let reads = Reads::Uncached;
-    let files = Files { data: data_fd, table: table_fd, seed, reads, bases: None };
-    let ahead = &ahead.get().0;
-    let (entries, blocks) = py.detach(|| {
-        let entries = stream_frames::entries(&files, &wanted);
-        let blocks = stream_frames::blocks(&files, number, &entries, ahead);
-        (entries, blocks)
-    });
-    let length = entries.iter().map(stream_frames::frame_bytes).sum();
-    let mut frames = NewBytes::of(py, length)?;
-    let out = frames.bytes_mut();
-    let place = stream_frames::Place { sequence, seed: stream_seed };
-    let blocks = blocks.as_ref();
-    let count =
-        py.detach(|| stream_frames::write(&files, &wanted, &entries, blocks, place, out, threads));
-    let good = &entries[..count];
-    let fingerprints = good.iter().flat_map(|entry| entry.fingerprint).collect();
-    let frames = frames.finish();
-    if count == entries.len() {
-        return Ok((frames, fingerprints, count));
-    }
-    let length = good.iter().map(stream_frames::frame_bytes).sum();
-    Ok((column(py, &frames.as_bytes(py)[..length]), fingerprints, count))
-}
 
 #[pyfunction]
 #[pyo3(signature = (encoded, fingerprints, raw_lengths, hints, *, seed, ordinal, offset))]
@@ -108,69 +58,138 @@ pub fn seal(
         .map_err(PyValueError::new_err)
 }
 
-#[pyclass(frozen, get_all, module = "dedupd_core.native.store")]
-pub struct CheckedRecords {
-    consumed: usize,
-    is_lost: bool,
-    ordinals: Py<PyBytes>,
-    next_ordinals: Py<PyBytes>,
-    kinds: Py<PyBytes>,
-    statuses: Py<PyBytes>,
-    entries: Py<PyBytes>,
-    raw_bytes: u64,
-}
-
 #[pyfunction]
-#[pyo3(signature = (data, *, seed, offset, algorithm, threads, bases = None))]
-pub fn check_records(
-    py: Python<'_>,
-    data: Input,
-    seed: u64,
-    offset: u64,
-    algorithm: &str,
-    threads: usize,
-    bases: Option<&Bound<'_, Bases>>,
-) -> PyResult<CheckedRecords> {
-    let algorithm = algorithm_named("algorithm", algorithm)?;
-    let data = data.bytes();
-    let bases = bases.map(|bases| &*bases.get().0);
-    let place = CheckPlace { seed, offset, algorithm, threads, bases };
-    let found = py.detach(|| crate::store::record_check::check(data, &place));
-    Ok(CheckedRecords {
-        consumed: found.consumed,
-        is_lost: found.is_lost,
-        ordinals: column(py, pack_u32(found.ordinals)),
-        next_ordinals: column(py, pack_u32(found.next_ordinals)),
-        kinds: column(py, found.kinds),
-        statuses: column(py, found.statuses),
-        entries: column(py, found.entries),
-        raw_bytes: found.raw_bytes,
-    })
-}
-
-#[pyfunction]
-#[pyo3(signature = (
-    fd, table, *, seed, ordinal, offset, end, bytes_max, algorithm, threads, bases = None
-))]
-#[expect(clippy::too_many_arguments, reason = "all but two by name")]
-pub fn pass_records(
+#[pyo3(signature = (fd, ordinal, entry, *, seed, algorithm, bases = None))]
+pub fn is_intact(
     py: Python<'_>,
     fd: i32,
-    table: Input,
+    ordinal: u32,
+    entry: EntryBytes,
     seed: u64,
-    ordinal: usize,
-    offset: u64,
-    end: u64,
-    bytes_max: u64,
     algorithm: &str,
-    threads: usize,
     bases: Option<&Bound<'_, Bases>>,
-) -> PyResult<PassedRecords> {
+) -> PyResult<bool> {
     let algorithm = algorithm_named("algorithm", algorithm)?;
     let bases = bases.map(|bases| &*bases.get().0);
-    let container = Container { data: fd, entries: &table.entries("table")?, seed, bases };
-    let from = Position { ordinal, offset };
-    Ok(py.detach(|| container.pass(from, end, bytes_max, algorithm, threads)))
+    let Some(entry) = TableEntry::sound(&entry, seed) else { return Ok(false) };
+    let place = CheckPlace { seed, offset: entry.offset, algorithm, threads: 1, bases };
+    Ok(py.detach(|| record_check::is_intact(fd, ordinal, &entry, &place)))
+}
+
+/// Start, end, the header of a record, and whether it was searched.
+type Part = (u64, u64, Py<PyBytes>, bool);
+
+#[pyclass(module = "dedupd_core.native.store")]
+pub struct HeaderScan(header_scan::HeaderScan, u64);
+
+#[pymethods]
+impl HeaderScan {
+    #[new]
+    fn new(fd: i32, seed: u64, start: u64, end: u64) -> HeaderScan {
+        HeaderScan(header_scan::HeaderScan::new(fd, seed, start, end), seed)
+    }
+
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<Part>> {
+        Ok(py.detach(|| self.0.next_part())?.map(|found| match found {
+            Found::Gap(gap) => (gap.start, gap.end, column(py, []), true),
+            Found::Record { offset, header, is_searched } => {
+                let mut bytes = [0; RECORD_HEADER_BYTES];
+                header.write(&mut bytes, self.1);
+                let end = offset + record_bytes(header.stored_length.into());
+                (offset, end, column(py, bytes), is_searched)
+            }
+        }))
+    }
+}
+
+#[pyfunction]
+pub fn valid_seed(
+    py: Python<'_>,
+    fd: i32,
+    seeds: Vec<u64>,
+    start: u64,
+    end: u64,
+) -> PyResult<Option<u64>> {
+    let mut scan = header_scan::HeaderScan::new(fd, 0, start, end);
+    Ok(py.detach(|| scan.valid_seed(&seeds))?)
+}
+
+#[pyclass(frozen, get_all, module = "dedupd_core.native.store")]
+pub struct Difference {
+    what: &'static str,
+    ordinal: u32,
+    start: u64,
+    end: u64,
+    entry: Option<Py<PyBytes>>,
+}
+
+#[pyclass(module = "dedupd_core.native.store")]
+pub struct ContainerCheck(container_check::ContainerCheck);
+
+#[pymethods]
+impl ContainerCheck {
+    #[new]
+    #[pyo3(signature = (
+        fd, table, *, seed, start, end, ordinal = 0, is_forgeable, algorithm, threads, bases = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "all but two by name")]
+    fn new(
+        fd: i32,
+        table: Vec<u8>,
+        seed: u64,
+        start: u64,
+        end: u64,
+        ordinal: u32,
+        is_forgeable: bool,
+        algorithm: &str,
+        threads: usize,
+        bases: Option<&Bound<'_, Bases>>,
+    ) -> PyResult<ContainerCheck> {
+        let at = (ordinal, start);
+        let mut check = container_check::ContainerCheck::new(fd, table, seed, at, end);
+        check.is_forgeable = is_forgeable;
+        check.bases = bases.map(|bases| Arc::clone(&bases.get().0));
+        check.algorithm = algorithm_named("algorithm", algorithm)?;
+        check.threads = threads;
+        Ok(ContainerCheck(check))
+    }
+
+    fn step(&mut self, py: Python<'_>, bytes_max: u64) -> PyResult<Vec<Difference>> {
+        py.detach(|| self.0.step(bytes_max))?;
+        Ok(self.taken(py))
+    }
+
+    fn finish(&mut self, py: Python<'_>) -> PyResult<Vec<Difference>> {
+        py.detach(|| self.0.finish())?;
+        Ok(self.taken(py))
+    }
+
+    fn take_implied(&mut self, py: Python<'_>) -> Vec<(u32, u32, Py<PyBytes>)> {
+        let row = |(ordinals, entry): (Range<u32>, TableEntry)| {
+            (ordinals.start, ordinals.end, column(py, entry.to_bytes(self.0.seed)))
+        };
+        std::mem::take(&mut self.0.implied).into_iter().map(row).collect()
+    }
+
+    #[getter]
+    fn reached(&self) -> Reached {
+        self.0.reached.clone()
+    }
+}
+
+impl ContainerCheck {
+    fn taken(&mut self, py: Python<'_>) -> Vec<Difference> {
+        let shown = |one: container_check::Difference| {
+            let entry = one.entry.map(|entry| column(py, entry.to_bytes(self.0.seed)));
+            let (start, end) = (one.range.start, one.range.end);
+            Difference { what: one.what, ordinal: one.ordinal, start, end, entry }
+        };
+        std::mem::take(&mut self.0.differences).into_iter().map(shown).collect()
+    }
 }
 
 #[pyfunction]
@@ -183,8 +202,8 @@ pub fn headers_agree(
     first: usize,
     threads: usize,
 ) -> PyResult<bool> {
-    let container = Container { data: fd, entries: &table.entries("table")?, seed, bases: None };
-    Ok(py.detach(|| container.headers_agree(first, threads)))
+    let table = table.bytes();
+    Ok(py.detach(|| header_check::headers_agree(fd, table, seed, first, threads)))
 }
 
 #[pyfunction]

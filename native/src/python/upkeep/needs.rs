@@ -126,6 +126,10 @@ impl KnownRecords {
         (found.raw_length, found.fingerprint_check.0)
     }
 
+    fn end_of(&self, record_id: u64) -> u64 {
+        read(&self.0).resolve(RecordId(record_id)).0
+    }
+
     fn is_primary(&self, record_id: u64) -> bool {
         read(&self.0).own(RecordId(record_id)).is_there()
     }
