@@ -81,7 +81,9 @@ class MountedVolume:
         self.reserved_blocks = ReservedBlocks(self.inodes)
         self.contents = volume.contents_cached(cache_bytes, threads)
         self.cache = self.contents.cache
-        self.inodes.read_stubs(self.contents.native, volume.space.seeds, volume.block_bytes)
+        self.inodes.read_stubs(
+            self.contents.native, volume.space.seeds, volume.block_bytes, volume.disk.door
+        )
         self.files = OpenFiles(volume, transitions, self.inodes, self.contents, self._closes)
         policy = WatchedPolicy(volume, is_read_only=transitions.is_read_only)
         self.policy = policy
@@ -128,13 +130,13 @@ class MountedVolume:
         """Like :meth:`change`, in a thread as by :meth:`in_thread`."""
         return await self.in_thread(caller.uid, self.change, caller, function, *args)
 
-    async def write(self, caller: Caller, function: Callable[..., int], *arguments: object) -> int:
+    async def write(self, caller: Caller, function: Callable[..., T], *arguments: object) -> T:
         """Write to the page cache: at once, or in a thread while writes are expected to wait."""
         if time.monotonic() < self._writes_wait_until_s:
             return await self.in_thread(caller.uid, self._timed_write, caller, function, *arguments)
         return self._timed_write(caller, function, *arguments)
 
-    def _timed_write(self, caller: Caller, function: Callable[..., int], *arguments: object) -> int:
+    def _timed_write(self, caller: Caller, function: Callable[..., T], *arguments: object) -> T:
         began = time.monotonic()
         try:
             return self.change(caller, function, *arguments)

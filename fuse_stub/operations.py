@@ -262,9 +262,10 @@ class StubOperations(NamespaceOperations):
             # It was expanded, or emptied, while this write waited for the lock.
             return self._mount.change(caller, os.pwrite, file.fd, data, start)
         self._mount.deletions.changing(file, Cause.OVERWRITTEN)
-        if stub.needs_chunks(start, start + len(data)):
-            return await self._mount.change_in_thread(caller, stub.write, start, data)
-        return await self._mount.write(caller, stub.write, start, data)
+        written = await self._mount.write(caller, stub.write_at_once, start, data)
+        if written is None:
+            written = await self._mount.change_in_thread(caller, stub.write, start, data)
+        return written
 
     @answers
     async def sync_file(self, ino: int, uid: int, data_only: bool) -> None:

@@ -14,8 +14,7 @@ from dedupd_core.format.deletion import Cause
 from dedupd_core.format.stub import Flag
 from dedupd_core.stub import ranges
 from dedupd_core.stub.copying import can_share, goes_on, share
-from dedupd_core.stub.ranges import Step
-from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.stub.stub_file import SparseStub, Step
 from dedupd_core.units import MIB
 from dedupd_core.volume.domains import Domains
 from fuse_stub.commit_lane import CommitLane
@@ -180,14 +179,14 @@ class FileRanges:
 
 def _zero(file: OpenFile, start: int, end: int, mode: int) -> Step:
     if file.stub is not None:
-        return ranges.zero(file.stub, start, end)
+        return file.stub.zero(start, end)
     _fallocate(file.fd, mode, start, end - start)
     return Step(end)
 
 
 def _allocate(file: OpenFile, start: int, end: int, mode: int) -> Step:
     if file.stub is not None:
-        return ranges.allocate(file.stub, start, end, keep_size=bool(mode))
+        return file.stub.allocate(start, end, keep_size=bool(mode))
     _fallocate(file.fd, mode, start, end - start)
     return Step(end)
 

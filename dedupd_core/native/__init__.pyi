@@ -18,6 +18,7 @@ from . import ingest as ingest
 from . import mount as mount
 from . import rados as rados
 from . import store as store
+from . import stub as stub
 from . import study as study
 from . import system as system
 from . import testing as testing

@@ -1,6 +1,6 @@
 """The mount's native loop: answers requests of the kernel without Python."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self, final
 
 from dedupd_core.native.store import StubBytes, Unreadable
@@ -26,7 +26,10 @@ SET_EXTENDED: int
 """Commands of ioctl(2): read or set the flags of an inode; the last two with its project."""
 
 class Inodes:
-    """The inodes that the kernel may request by number, and descriptors for them."""
+    """The inodes that the kernel may ask for by number, and descriptors to reach them by.
+
+    Durable effect: what users write to stubs, by the door.
+    """
 
     by_handle: bool
     """Whether inodes can be opened by their handles, so that none must stay open."""
@@ -75,9 +78,15 @@ class Inodes:
     def forget(self, ino: int, lookups: int) -> None:
         """Subtract lookups that the kernel has dropped."""
 
-    def read_stubs(self, stub_bytes: StubBytes, seeds: tuple[int, int], block_bytes: int) -> None:
-        """Read stubs in native code from now on. ``seeds``: those of the attribute's checksum and
-        of its binding. ``block_bytes``: of a file's blocks."""
+    def read_stubs(
+        self,
+        stub_bytes: StubBytes,
+        seeds: tuple[int, int],
+        block_bytes: int,
+        door: Callable[..., int] | None,
+    ) -> None:
+        """From now on native code reads stubs, and writes to those that are lent. ``seeds``: those
+        of the attribute's checksum and of its binding. ``block_bytes``: of a file's blocks."""
 
     def ask_for_pages(self, command: list[str], environment: list[tuple[str, str]]) -> None:
         """Start a process with ``command`` that reports which pages the kernel has newer."""
@@ -88,9 +97,9 @@ class Inodes:
         Waits until the pages are written back: the caller must hold no lock that a write needs.
         Raises OSError."""
 
-    def lend(self, ino: int, takes_writes: bool) -> None:
-        """Read a settled stub in native code, with or without local blocks, until it is taken back.
-        ``takes_writes``: native code also writes to it."""
+    def lend(self, ino: int) -> None:
+        """Have a stub, whatever blocks it has of its own, be read and written here until it is
+        taken back: it was looked at, and is settled."""
 
     def take_back(self, ino: int) -> bool:
         """End :meth:`lend`, and watch the inode. Returns False if a write has failed, so that

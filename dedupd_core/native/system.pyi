@@ -30,6 +30,10 @@ def unwritten_ranges(fd: int, end: int, sync: bool) -> list[tuple[int, int]]:
     (``FS_IOC_FIEMAP``), for example tmpfs, whose files do not survive a crash.
     """
 
+def written_ranges(fd: int, end: int) -> list[tuple[int, int]]:
+    """(start, end) ranges below ``end`` that were written, and not just allocated, ascending. For
+    readers; a caller that may change the file punches the others."""
+
 def local_bytes(fd: int, end: int, sync: bool) -> tuple[int, int]:
     """Return the bytes below ``end`` in blocks that are written and placed on disk, and in others.
 

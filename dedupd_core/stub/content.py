@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from dedupd_core import native
 from dedupd_core.errors import Damaged, DamagedChunk, DamagedRecipe, DedupdError
@@ -15,7 +15,6 @@ from dedupd_core.format.stub import Flag, StubAttribute
 from dedupd_core.native.store import BrokenPart, Unreadable
 from dedupd_core.store.reader import ChunkSource
 from dedupd_core.store.recipe.recipe_reader import Broken, Leaf, RecipeSource, Span
-from dedupd_core.stub.transition import RecipeBytes
 from dedupd_core.units import GIB
 
 SPANS_BYTES = 4 * GIB
@@ -25,8 +24,19 @@ REPAIRS_MAX = 3
 """Of one part for one read: a node may go from its cache before it is used."""
 
 T = TypeVar("T")
+
 _Chunk = tuple[int, int, int]
 """Id, length and fingerprint check of a chunk, as a recipe names it."""
+
+
+class Source(NamedTuple):
+    """Where native code gets bytes of the store from for one call."""
+
+    stub_bytes: native.store.StubBytes
+    waits: bool
+    """Whether it may wait for the disk."""
+    repaired: list[tuple[_Chunk, bytes]]
+    """Chunks that cannot be read in their places."""
 
 
 def read_chunk(records: ChunkSource, span: Span) -> bytes:
@@ -223,7 +233,7 @@ class Recipe:
         self._contents.recipes.require(self._ref, self._where)
 
 
-class StoreContent(RecipeBytes):
+class StoreContent:
     """The bytes that a recipe stands for, of the stub at ``where``."""
 
     def __init__(self, contents: Contents, stub: StubAttribute, where: str) -> None:
@@ -269,24 +279,31 @@ class StoreContent(RecipeBytes):
         ``reasons``: what could not be read of it a moment ago. Raises Damaged, OSError.
         """
         stub = self._named(covered)
+
+        def read(source: Source) -> bytes | list[Unreadable]:
+            stub_bytes, waits, repaired = source
+            return stub_bytes.read(fd, stub, own, start, end, waits=waits, repaired=repaired)
+
+        return self.repairing(read, reasons)
+
+    def repairing(
+        self, ask: Callable[["Source"], T | list[Unreadable]], reasons: Sequence[Unreadable] = ()
+    ) -> T:
+        """Ask native code until it can read all that it needs of this content.
+
+        ``reasons``: what it could not read a moment ago. Raises Damaged, OSError.
+        """
         repairs = _Repairs(self._contents, self._stub, self.where, self._require)
         with suppress(DedupdError, OSError):  # it may no longer be needed
             repairs.make(reasons)
-        while True:
-            found = self._contents.native.read(
-                fd, stub, own, start, end, waits=True, repaired=repairs.chunks
-            )
-            if isinstance(found, bytes):
-                return found
+        while isinstance(found := ask(Source(self._contents.native, True, repairs.chunks)), list):
             repairs.make(found)
+        return found
 
-    def read_at_once(
-        self, fd: int, own: Sequence[tuple[int, int]], covered: int, start: int, end: int
-    ) -> bytes | None:
-        """As :meth:`read_file`, from memory; None where that has not all, or anything is wrong."""
-        stub = self._named(covered)
-        found = self._contents.native.read(fd, stub, own, start, end, waits=False)
-        return found if isinstance(found, bytes) else None
+    @property
+    def at_hand(self) -> "Source":
+        """What memory has."""
+        return Source(self._contents.native, False, [])
 
     def hold(self) -> bool:
         """Keep a recipe that is too long for the caches in memory as long as this exists; False if

@@ -11,20 +11,17 @@ What waits for the store or for the disk for long is done without that.
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import suppress
 
-from dedupd_core import native
 from dedupd_core.byte_ranges import missing_ranges
 from dedupd_core.errors import Damaged, NoSpace, OverQuota
 from dedupd_core.failpoint import define, reach
-from dedupd_core.format.stub import Flag
-from dedupd_core.stub.content import StoreContent
 from dedupd_core.stub.stub_file import LoadContent, SparseStub
-from dedupd_core.stub.transition import TIMES_NS, StubFiles, keeping_capability, punch_equal
+from dedupd_core.stub.transition import StubFiles
 from dedupd_core.units import MIB, align_down, align_up
 
-_RESTORING = define("stub.restoring", "the attribute says restoring, nothing of a piece is filled")
+# Native code passes this one (native/src/stub/whole.rs).
+define("stub.restoring", "the attribute says restoring, nothing of a piece is filled")
 _PIECE_FILLED = define("stub.piece-filled", "a piece is filled, and the stub is settled again")
 _FILLED = define("stub.filled", "all blocks are present and synced, and so are the times")
 _PLAIN = define("stub.plain", "the attribute is removed")
@@ -67,11 +64,10 @@ class Filling:
         """Takes the file alone. ``require_room`` is asked before each piece, with its bytes, and
         raises NoSpace where they may not be written."""
         self._stub = stub
-        self._load = load
+        self._content = load(stub.attribute)
         self._files = files
         self._disk = files.disk
         self._require_room = require_room
-        self._content: StoreContent | None = None
         self._position = 0  # below it, all that is missing is zeros
         self._wanted: list[tuple[int, int]] = []  # missing, from there on
         self._loaded: list[tuple[int, bytes]] = []
@@ -99,7 +95,7 @@ class Filling:
         self._loaded_end = self._wanted[-1][1] if self._wanted else self._position
         for low, high in self._wanted_data():
             end = min(high, low + left)
-            self._loaded.append((low, self._content_now().read(low, end)))
+            self._loaded.append((low, self._content.read(low, end)))
             left -= end - low
             if left == 0:
                 self._loaded_end = end
@@ -109,7 +105,7 @@ class Filling:
         """The blocks that are wanted, but for holes of the recipe; parts do not overlap."""
         block, done = self._files.block_bytes, 0
         for start, end in self._wanted:
-            for low, high in self._content_now().data_ranges(start, end):
+            for low, high in self._content.data_ranges(start, end):
                 # Two chunks may share a block.
                 low, high = max(align_down(low, block), done), min(align_up(high, block), end)
                 if low < high:
@@ -123,9 +119,20 @@ class Filling:
         """
         self._require_watch()
         end = min(self._loaded_end, self._covered())
-        pieces = list(self._missing_pieces(end))
-        if pieces:
-            self._write_pieces(pieces, end)
+        stub, loaded, filled_bytes = self._stub, self._loaded, 0
+        try:
+            filled_bytes = self._content.repairing(
+                lambda source: stub.fill_by(source, loaded, end, self._about_to_fill)
+            )
+        except OSError as error:
+            if error.errno == errno.EDQUOT:
+                raise self._over_quota() from error
+            if error.errno != errno.ENOSPC:
+                raise
+            raise NoSpace(_NO_SPACE) from error
+        self.filled_bytes += filled_bytes
+        self._unsynced_bytes += filled_bytes
+        if filled_bytes:
             reach(_PIECE_FILLED)
         self._loaded = []
         # A write of a user that failed has left a hole, where there was a block to be seen before.
@@ -133,48 +140,15 @@ class Filling:
         if late:
             self._wanted = late
             return
-        if pieces:
+        if filled_bytes:
             self._position = end
         else:
             self._pass_to(end)
         self._look_ahead()
 
-    def _write_pieces(self, pieces: list[tuple[int, bytes]], end: int) -> None:
-        self._require_room(sum(len(data) for _, data in pieces))
-        self._note_cells(self._position, end)
-        with self._at_work():
-            for start, data in pieces:
-                self._write(start, data)
-
-    def _missing_pieces(self, end: int) -> Iterator[tuple[int, bytes]]:
-        """Of what was loaded: runs of whole blocks that are missing, and not all zeros."""
-        block, size = self._files.block_bytes, os.fstat(self._stub.fd).st_size
-        for start, data in self._loaded:
-            for low, high in self._stub.missing(start, min(start + len(data), end)):
-                part = data[low - start : high - start]
-                # Behind what the recipe covers, the last block is zeros, up to the file's end.
-                whole = min(align_up(high, block), size) - low
-                for at, stop in _not_zero(part.ljust(whole, b"\0"), block):
-                    yield low + at, part[at:stop].ljust(stop - at, b"\0")
-
-    def _write(self, start: int, data: bytes) -> None:
-        view = memoryview(data)
-        try:
-            while view:
-                count = self._stub.write(start, view)
-                start, view = start + count, view[count:]
-                self.filled_bytes += count
-                self._unsynced_bytes += count
-        except OverQuota as error:
-            raise self._over_quota() from error
-        except NoSpace as error:
-            raise NoSpace(_NO_SPACE) from error
-        except OSError as error:
-            if error.errno == errno.EDQUOT:
-                raise self._over_quota() from error
-            if error.errno != errno.ENOSPC:
-                raise
-            raise NoSpace(_NO_SPACE) from error
+    def _about_to_fill(self, need_bytes: int) -> None:
+        self._require_room(need_bytes)
+        self._note_cells(self._position, min(self._loaded_end, self._covered()))
 
     def _over_quota(self) -> OverQuota:
         status = os.fstat(self._stub.fd)
@@ -211,34 +185,6 @@ class Filling:
 
     def _covered(self) -> int:
         return min(self._stub.attribute.covered, os.fstat(self._stub.fd).st_size)
-
-    def _content_now(self) -> StoreContent:
-        if self._content is None:
-            self._content = self._load(self._stub.attribute)
-        return self._content
-
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Around a change of blocks that leaves the content: so do the times, and capabilities.
-
-        A crash in between leaves a stub that says restoring, which gives the time back.
-        """
-        stub, files, disk = self._stub, self._files, self._disk
-        stub.uncount()
-        status = os.fstat(stub.fd)
-        mtime_ns = min(max(status.st_mtime_ns, TIMES_NS[0]), TIMES_NS[-1])
-        at_rest, watch = stub.attribute, stub.watch
-        flags = at_rest.flags | Flag.RESTORING
-        files.write(stub.fd, replace(at_rest, flags=flags, mtime_ns=mtime_ns))
-        reach(_RESTORING)
-        stub.watch = None
-        try:
-            with keeping_capability(stub.fd, disk):
-                yield
-        finally:
-            stub.watch = watch
-            disk.set_times(stub.fd, status.st_atime_ns, status.st_mtime_ns)
-            files.write(stub.fd, at_rest)
 
     # --- ending ---------------------------------------------------------------------------------
 
@@ -304,22 +250,15 @@ class Filling:
         # A cell is known as far as it was gone through.
         end = min(end, limit, self._position)
         if start < end:
-            with self._at_work():
-                self._free(start, end, is_whole)
+            stub = self._stub
+            with suppress(Damaged):  # what the store does not give back stays
+                self._content.repairing(
+                    lambda source: stub.take_back_by(source, start, end, is_whole)
+                )
         first = start // PIECE_BYTES
         self._cells[first:] = b""
         self._position = min(self._position, start)
         return True
-
-    def _free(self, start: int, end: int, is_whole: bool) -> None:
-        if is_whole:
-            self._stub.punch([(start, align_up(end, self._files.block_bytes))])
-            return
-        try:
-            # As a settled commit does: what the store gives back byte for byte is punched.
-            punch_equal(self._stub.fd, start, end, self._content_now(), self._files)
-        except Damaged:
-            pass
 
     def _last_filled(self) -> tuple[int, int, bool] | None:
         """The last cells of one kind: (start, end, whether they were filled whole)."""
@@ -373,18 +312,3 @@ def make_plain(filling: Filling, safe_point: Callable[[], None]) -> None:
         filling.seal()
         raise
     filling.finish()
-
-
-def _not_zero(data: bytes, block_bytes: int) -> Iterator[tuple[int, int]]:
-    """Runs of blocks that are not all zeros: a sparse file's islands need no more than they did."""
-    view = memoryview(data)
-    start: int | None = None
-    for at in range(0, len(data), block_bytes):
-        if native.hashing.is_zero(view[at : at + block_bytes]):
-            if start is not None:
-                yield start, at
-            start = None
-        elif start is None:
-            start = at
-    if start is not None:
-        yield start, len(data)

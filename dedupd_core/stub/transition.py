@@ -15,10 +15,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from dedupd_core import native
-from dedupd_core.byte_ranges import joined
 from dedupd_core.errors import AttributesFull, CopiedStub, Damaged, FileChanged
 from dedupd_core.failpoint import define
 from dedupd_core.format.recipe import RecipeRef
@@ -31,9 +31,9 @@ from dedupd_core.format.stub import (
     decode_stub,
     encode_stub,
 )
+from dedupd_core.stub.content import StoreContent
 from dedupd_core.system.disk import Disk
-from dedupd_core.system.extents import drop_unwritten, has_unwritten, written_ranges
-from dedupd_core.system.files import read_at
+from dedupd_core.system.extents import drop_unwritten, has_unwritten
 from dedupd_core.units import align_down, align_up, in_64_bits
 
 # Native code passes these four.
@@ -42,9 +42,6 @@ define("stub.punched", "the blocks are punched, the times not yet restored")
 define("stub.trimmed", "the blocks behind the end are freed, the times not yet restored")
 define("stub.times-set", "the times are restored, the attribute still says committing")
 
-TIMES_NS = range(-1 << 63, 1 << 63)
-"""What native code and the attribute have room for: up to the year 2262. Files may have later
-ones."""
 CAPABILITY = b"security.capability"
 """Lets a program do what is else root's alone. The kernel takes it from a file whose blocks change,
 whether they are punched or filled up, with the same content."""
@@ -54,8 +51,6 @@ LENGTH_BYTES_MAX = (1 << 63) - (64 << 10)
 """Of a stub: the end of its last block has to be an offset too, whatever the size of a block."""
 
 _COMMITTING_DIRECT = Flag.COMMITTING | Flag.DIRECT
-_COMPARE_BYTES = 128 << 10
-"""One large chunk: what differs is kept in pieces of this size."""
 
 
 class FileIdentity(NamedTuple):
@@ -174,6 +169,13 @@ class StubFiles:
         self.disk.set_attribute(fd, self.space.name, self.space.encode(stub, fd))
 
 
+def open_stub(fd: int, stub: StubAttribute, files: StubFiles) -> native.stub.OpenStub:
+    """What changes the blocks of an open stub."""
+    name, seed = files.space.name, files.space.seeds[0]
+    value = files.space.encode(stub, fd)
+    return native.stub.OpenStub(fd, value, name, seed, files.block_bytes, files.disk.door)
+
+
 def committing(identity: FileIdentity, ref: RecipeRef) -> StubAttribute:
     """The stub of a whole file while it is being committed."""
     flags = _COMMITTING_DIRECT if ref.direct else Flag.COMMITTING
@@ -267,7 +269,7 @@ def needs_settling(fd: int, stub: StubAttribute) -> bool:
 def settle(
     fd: int,
     stub: StubAttribute,
-    content: Callable[[], "RecipeBytes"],
+    content: Callable[[], StoreContent],
     files: StubFiles,
 ) -> StubAttribute:
     """Finish what a crash interrupted; returns the attribute as it is now. Idempotent.
@@ -289,7 +291,8 @@ def settle(
             disk.sync_file(fd)
             try:
                 end = _whole_blocks(stub, status.st_size, files.block_bytes)
-                if not punch_equal(fd, 0, end, content(), files):
+                found = open_stub(fd, stub, files)
+                if not content().repairing(partial(found.punch_equal_by, end=end)):
                     mtime_ns = status.st_mtime_ns
             except Damaged:
                 pass
@@ -328,34 +331,6 @@ def _whole_blocks(stub: StubAttribute, size: int, block_bytes: int) -> int:
     return covered if covered == size else align_down(covered, block_bytes)
 
 
-def punch_equal(fd: int, start: int, end: int, content: "RecipeBytes", files: StubFiles) -> bool:
-    """Punch the blocks of [start, end) that equal the recipe's bytes; False where one did not.
-
-    ``start`` and ``end`` are of whole blocks, or ``end`` is the file's. Raises Damaged, OSError.
-    """
-    all_equal = True
-    for present_start, present_end in native.system.present_ranges(fd, start, end):
-        for low in range(present_start, present_end, _COMPARE_BYTES):
-            high = min(low + _COMPARE_BYTES, present_end)
-            if read_at(fd, high - low, low) == content.read(low, high):
-                files.disk.punch(fd, low, align_up(high - low, files.block_bytes))
-            else:
-                all_equal = False
-    return all_equal
-
-
 def local_ranges(fd: int, size: int) -> list[tuple[int, int]]:
     """(start, end) ranges of a stub that lie in the file itself."""
-    return list(joined(sorted(written_ranges(fd, size))))
-
-
-class RecipeBytes:
-    """What a transition needs of a recipe's content; implemented by ``content.StoreContent``."""
-
-    def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The parts of a range that are not recipe holes, in order."""
-        raise NotImplementedError
-
-    def read(self, start: int, end: int) -> bytes:
-        """The bytes of a range."""
-        raise NotImplementedError
+    return native.system.written_ranges(fd, size)

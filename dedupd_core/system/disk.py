@@ -74,7 +74,8 @@ class Disk:
         A test may need to see each effect, or a fail point may be armed. Then native code calls
         this function with the name of one of these methods and its arguments, or with "reach" and a
         fail point. It does so from one thread, one effect after the other, always in the same
-        order. The answer is 0 or the number of an error; any other exception ends the native call.
+        order. The answer is what the method returns if that is a number of bytes, and otherwise 0,
+        or the negative number of an error. Any other exception ends the native call.
         """
         return None if type(self) is Disk and not is_armed() else self._native_step
 
@@ -83,14 +84,13 @@ class Disk:
             reach(*arguments)
             return 0
         try:
-            getattr(self, name)(*arguments)
+            return getattr(self, name)(*arguments) or 0
         except OverQuota:
-            return errno.EDQUOT
+            return -errno.EDQUOT
         except NoSpace:
-            return errno.ENOSPC
+            return -errno.ENOSPC
         except OSError as error:
-            return error.errno or errno.EIO
-        return 0
+            return -(error.errno or errno.EIO)
 
     def create(self, dir_fd: int, name: bytes, mode: int = 0o600) -> int:
         """Create a new file, which must not exist yet, for reading and writing. Raises NoSpace."""

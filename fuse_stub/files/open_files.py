@@ -144,10 +144,10 @@ class OpenFiles:
         del self._files[file.ino]
         self._inodes.unwatch(file.ino)
 
-    def _lend(self, file: OpenFile, stub: SparseStub) -> None:
+    def _lend(self, file: OpenFile) -> None:
         """Have native code use a stub that has no users here, until one comes."""
         file.is_lent = True
-        self._inodes.lend(file.ino, takes_writes=stub.grows_by_blocks)
+        self._inodes.lend(file.ino)
         self._inodes.unwatch(file.ino)
 
     def _take_back(self, file: OpenFile) -> None:
@@ -174,7 +174,7 @@ class OpenFiles:
             return
         stub = file.stub
         if file.losses == file.losses_told and stub is not None and stub.is_at_rest:
-            self._lend(file, stub)
+            self._lend(file)
         if len(self._idle) > self._idle_max:
             self._close(next(iter(self._idle.values())))
 

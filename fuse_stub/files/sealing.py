@@ -3,11 +3,13 @@
 import logging
 import os
 import time
+from functools import partial
 
 import trio
 
 from dedupd_core.errors import DedupdError
-from dedupd_core.stub.local_blocks import checked_stub, seal
+from dedupd_core.stub.local_blocks import checked_stub
+from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.system.files import opened
 from dedupd_core.system.paths import open_beneath
 from dedupd_core.volume.volume import Volume
@@ -67,12 +69,13 @@ def _open(volume: Volume, ino: int, path: bytes | None) -> int:
 
 def seal_at_the_end(volume: Volume, files: OpenFiles) -> None:
     """Seal all that is left, after the last write and a sync of the file system."""
+    load = partial(volume.content, where="")
     for ino, path in files.unsealed.take_all():
         try:
             with opened(_open(volume, ino, path)) as fd:
                 stub = checked_stub(fd, volume.stub_files, "") if is_still(fd, ino) else None
                 if stub is not None:
-                    seal(fd, stub, volume.stub_files)
+                    SparseStub(fd, stub, volume.stub_files, load).seal()
         except (DedupdError, OSError) as error:
             log.debug("inode %d is not sealed: %s", ino, error)
         except Exception as error:

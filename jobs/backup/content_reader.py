@@ -60,7 +60,8 @@ class ContentReader:
 def sparse_stub(volume: Volume, fd: int, stub: StubAttribute, where: str) -> SparseStub:
     """Return a stub for reading, which may have blocks that were never written."""
     sparse = SparseStub(fd, stub, volume.stub_files, partial(volume.content, where=where))
-    sparse.has_unwritten = sparse.may_be_local and has_unwritten(fd, os.fstat(fd).st_size)
+    status = os.fstat(fd)
+    sparse.has_unwritten = status.st_blocks > 0 and has_unwritten(fd, status.st_size)
     return sparse
 
 

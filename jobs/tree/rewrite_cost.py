@@ -6,7 +6,6 @@ has the chunk, which is not known. So it counts as freed only if all of the chun
 then the stub holds a chunk of which it needs nothing.
 """
 
-from dedupd_core.byte_ranges import joined
 from dedupd_core.format.ids import HOLE
 from dedupd_core.format.stub import StubAttribute
 from dedupd_core.stub.transition import local_ranges
@@ -22,7 +21,7 @@ def costs_more(volume: Volume, fd: int, size: int, stub: StubAttribute, where: s
     recipe = volume.content(stub, where).recipe
     saved_bytes = 0
     seen_end = 0
-    for start, end in joined(local_ranges(fd, size)):
+    for start, end in local_ranges(fd, size):
         written = end - start
         saved_bytes += written
         if end > covered:

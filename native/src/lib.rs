@@ -26,6 +26,8 @@ pub mod store;
 
 pub mod rados;
 
+pub mod stub;
+
 pub mod upkeep;
 
 pub mod commit;

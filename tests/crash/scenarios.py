@@ -16,7 +16,6 @@ from dedupd_core.errors import FileChanged, NoSpace
 from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stub import Flag, StubAttribute
 from dedupd_core.store.writer import ContainerWriter
-from dedupd_core.stub import ranges
 from dedupd_core.stub.content import StoreContent
 from dedupd_core.stub.copying import can_share, share
 from dedupd_core.stub.stub_file import SparseStub
@@ -351,7 +350,7 @@ def punch_what_was_written(scene: Scene) -> None:
                 zeros = changed[:start].ljust(end, b"\0")
                 scene.begin_write(path, zeros)
                 while at < end:
-                    at, is_plain = ranges.zero(stub, at, end)
+                    at, is_plain = stub.zero(at, end)
                 assert bytes(os.pread(fd, end, 0) if is_plain else stub.read(0, end)) == zeros
                 scene.disk.sync_file(fd)
                 scene.synced(path, zeros)
@@ -402,7 +401,7 @@ def _change_stub(
             content = overwritten(content, at, bytes(max(0, end - at)))
             scene.begin_write(path, content)
             while at < end:
-                at, is_plain = ranges.zero(stub, at, end)
+                at, is_plain = stub.zero(at, end)
                 assert not is_plain
             is_punched = True
         elif kind == "allocate":
@@ -410,7 +409,7 @@ def _change_stub(
             content = content.ljust(end, b"\0")
             scene.begin_write(path, content)
             while at < end:
-                at, _ = ranges.allocate(stub, at, end, keep_size=False)
+                at, _ = stub.allocate(at, end, keep_size=False)
         elif kind == "fdatasync" and not is_punched:
             scene.disk.sync_data(fd)
             scene.synced(path, content)

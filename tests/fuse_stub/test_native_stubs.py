@@ -378,8 +378,15 @@ def test_small_writes_and_what_is_appended_go_to_a_stub_without_python(lab: Moun
                 write(len(expected), length)
             assert read_anew(path) == expected
 
+        def write_beyond() -> None:
+            for gap in (10, 6000):
+                expected.extend(bytes(gap))
+                write(len(expected), 100)
+            assert read_anew(path) == expected
+
         write(0, 100)
         wait_for(lambda: read_anew(path) == expected and handed_over(lab, write_around) == 0)
+        wait_for(lambda: read_anew(path) == expected and handed_over(lab, write_beyond) == 0)
         write(len(expected), 100)  # fills the block that the file ends in
         wait_for(lambda: read_anew(path) == expected and handed_over(lab, append) == 0)
         os.ftruncate(fd, len(expected) + 6000)

@@ -38,9 +38,9 @@ class Door:
         if len(self.steps) - 1 == self._fails_at:
             if isinstance(self._error, BaseException):
                 raise self._error
-            return self._error
+            return -self._error
         if name != "reach":
-            getattr(Disk(), name)(*arguments)
+            return getattr(Disk(), name)(*arguments) or 0
         return 0
 
     @property
@@ -123,8 +123,8 @@ def test_the_errors_of_a_disk_reach_native_code_by_their_numbers() -> None:
 
     door = Failing().door
     assert door is not None
-    assert door("punch", 0, 0, 0) == errno.EROFS
-    assert door("truncate", 0, 0) == errno.ENOSPC
+    assert door("punch", 0, 0, 0) == -errno.EROFS
+    assert door("truncate", 0, 0) == -errno.ENOSPC
 
 
 def test_production_has_no_door(monkeypatch: pytest.MonkeyPatch) -> None:

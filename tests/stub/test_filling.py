@@ -253,7 +253,7 @@ def test_a_block_that_a_write_left_missing_after_all_is_filled(
                 one.stub, lambda _: one.stub.content, one.volume.stub_files, one.require
             )
             one.filling.load()
-            one.stub.punch([(BLOCK, 2 * BLOCK)])
+            one.volume.disk.punch(one.fd, BLOCK, BLOCK)
             one.filling.fill()
             one.finish()
         assert (lab.data / "f").read_bytes() == data

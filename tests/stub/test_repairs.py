@@ -1,6 +1,8 @@
 """What native code cannot read of a stub is repaired, and read again; and that ends."""
 
+import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from dedupd_core import native
 from dedupd_core.errors import Damaged, DamagedChunk
 from dedupd_core.format.container import FILE_HEADER_BYTES, Kind
 from dedupd_core.stub.content import REPAIRS_MAX, StoreContent
+from dedupd_core.stub.stub_file import SparseStub
+from dedupd_core.system.files import opened
 from dedupd_core.volume.volume import Volume
 from tests.support.lab import Lab, new_lab, noise
 
@@ -121,3 +125,27 @@ def test_a_repair_that_does_not_help_ends(
         with pytest.raises(DamagedChunk, match="cannot be read"):
             contents.of(stub, "file").read(0, 10)
     assert never.reads == REPAIRS_MAX + 1
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_write_to_a_part_of_a_block_gets_the_rest_from_another_source(
+    lab: Lab, volume: Volume, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    spans = content_of(lab, volume).recipe.spans(0, len(CONTENT))
+    known = {span.chunk: volume.store.chunk_records.read(span.chunk) for span in spans}
+    destroy(lab, Kind.CHUNKS)
+    with lab.opened() as fresh, opened(os.open(lab.data / "file", os.O_RDWR)) as fd:
+        stub = lab.stub("file")
+        assert stub is not None
+        load = partial(fresh.content, where="file")
+        sparse = SparseStub(fd, stub, fresh.stub_files, load)
+        with pytest.raises(Damaged):
+            sparse.write(5000, b"new")
+        assert os.fstat(fd).st_blocks == 0, "nothing was written"
+        monkeypatch.setattr(fresh.store.chunk_records, "read", known.__getitem__)
+        if at_once:
+            assert sparse.write_at_once(5000, b"new") is None
+        assert sparse.write(5000, b"new") == 3
+        assert os.fstat(fd).st_blocks == 8
+        expected = CONTENT[:5000] + b"new" + CONTENT[5003:]
+        assert sparse.read(0, len(CONTENT)) == expected

@@ -81,9 +81,9 @@ class Sparse:
         """``allocate``, also beyond the end of the file, or ``punch``."""
         while start < end and not self.is_plain:
             if kind == "allocate":
-                start, self.is_plain = ranges.allocate(self.stub, start, end, keep_size=False)
+                start, self.is_plain = self.stub.allocate(start, end, keep_size=False)
             else:
-                step = ranges.zero(self.stub, start, end)
+                step = self.stub.zero(start, end)
                 if step.end == start:
                     return  # behind the end of the file
                 start, self.is_plain = step
@@ -568,3 +568,20 @@ def test_a_write_that_is_cut_short_leaves_whole_blocks(
             model[offset : offset + written] = piece[:written]
         assert one.read(0, len(model) + 1)[: len(model)] == model
         assert os.fstat(one.fd).st_size == len(model)
+
+
+@pytest.mark.parametrize("kind", ["allocate", "punch"])
+def test_a_range_is_done_as_a_whole_or_the_change_fails(tmp_path: Path, kind: str) -> None:
+    lab = new_lab(tmp_path / "volume", "4k")
+    make_stub(lab)
+    disk, end = ShortDisk(), 10 * BLOCK
+    with sparse(lab, disk=disk) as one:
+        disk.allowed = BLOCK  # of each write
+        one.change_range(kind, 5 * BLOCK, end)
+        disk.allowed = 0
+        with pytest.raises(OSError) as caught:
+            one.change_range(kind, end, end + BLOCK)
+        assert caught.value.errno == errno.ENOSPC
+        assert present(one.fd) == [(5 * BLOCK, end)]
+        zeros = bytes(5 * BLOCK) if kind == "punch" else content()[5 * BLOCK : end]
+        assert one.read(0, SIZE) == content()[: 5 * BLOCK] + zeros + content()[end:]

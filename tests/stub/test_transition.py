@@ -3,9 +3,7 @@
 import os
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -23,7 +21,6 @@ from dedupd_core.stub.transition import (
     StubFiles,
     begin_commit,
     finish_commit,
-    local_ranges,
     revert_commit,
     settle,
 )
@@ -316,17 +313,6 @@ def test_missing_ranges_are_what_no_local_range_holds(
     assert [at for begin, stop in missing for at in range(begin, stop)] == [
         at for at in range(start, end) if at not in held
     ]
-
-
-@given(ranges)
-def test_local_ranges_are_those_written_put_together(pairs: list[tuple[int, int]]) -> None:
-    written = [(offset, offset + length) for offset, length in pairs]
-    with patch("dedupd_core.stub.transition.written_ranges", lambda *_: written):
-        found = local_ranges(-1, 230)
-    assert {at for begin, stop in found for at in range(begin, stop)} == {
-        at for offset, length in pairs for at in range(offset, offset + length)
-    }
-    assert all(a[1] < b[0] for a, b in pairwise(found))
 
 
 def test_holes_stay_holes(tmp_path: Path) -> None:

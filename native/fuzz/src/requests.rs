@@ -32,7 +32,9 @@ use native::store::content::{Content, RecipeHead};
 use native::store::recipes::{Broken, LeafAt, Span};
 use native::store::record_reader::Reads;
 use native::store::why::{Unreadable, Why};
+use native::stub::open_stub::StubFiles;
 use native::system::calls::generation_of;
+use native::system::effects::SystemCalls;
 
 use super::Input;
 
@@ -364,7 +366,9 @@ fn tree_of(lower: &Lower, input: &mut Input<'_>) -> Arc<Tree> {
     let name = |text: &str| CString::new(text).unwrap();
     let tree = Tree::new(inodes, name(RESERVED), name(".dedupd"));
     let cache = Arc::new(ChunkCache::new(1 << 20));
-    let _ = tree.store.set(Arc::new(Store::new(Arc::new(Made), cache, SEEDS, 4096)));
+    let files = StubFiles { attribute: name(RESERVED), seed: SEEDS.attribute, block_bytes: 4096 };
+    let (content, effects) = (Arc::new(Made), Arc::new(SystemCalls));
+    let _ = tree.store.set(Arc::new(Store { content, cache, seeds: SEEDS, files, effects }));
     let bits = input.u8();
     tree.files_are_delayed.store(bits & 3 == 3, Ordering::Relaxed);
     tree.names_are_noted.store(bits & 12 == 12, Ordering::Relaxed);

@@ -2,10 +2,8 @@
 //! is in `dedupd_core/stub/transition.py`; what they have on the disk, they have through `Effects`.
 
 use std::ffi::CStr;
-use std::fs::File;
 use std::io::Result;
-use std::mem::ManuallyDrop;
-use std::os::fd::{FromRawFd, RawFd};
+use std::os::fd::RawFd;
 
 use crate::system::calls;
 use crate::system::effects::Effects;
@@ -65,13 +63,11 @@ pub fn punch_and_settle(
     let mut after = status_of(fd)?;
     if after.st_blocks > 0 {
         // ext4 punches nothing behind the end. To cut a file to its own length gives that up.
-        // SAFETY: the descriptor is open, and stays its owner's.
-        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
-        effects.truncate(&file, after.st_size as u64)?;
+        effects.truncate(fd, after.st_size as u64)?;
         effects.reach(TRIMMED)?;
         after = status_of(fd)?;
     }
-    effects.set_times(fd, atime_ns, mtime_ns)?;
+    effects.set_times(fd, atime_ns, mtime_ns.into())?;
     effects.reach(TIMES_SET)?;
     effects.set_attribute(fd, name, value)?;
     Ok((before.st_blocks - after.st_blocks).max(0) * BLOCK_COUNTED)

@@ -12,6 +12,7 @@ mod ingest;
 mod mount;
 mod rados;
 mod store;
+mod stub;
 mod study;
 mod support;
 mod system;
@@ -106,6 +107,12 @@ mod exported {
         use crate::store::container_check::Reached;
         #[pymodule_export]
         use crate::store::table_states::Weight;
+    }
+
+    #[pymodule]
+    mod stub {
+        #[pymodule_export]
+        use crate::python::stub::{OpenStub, uncounted_bytes};
     }
 
     #[pymodule]
@@ -217,7 +224,7 @@ mod exported {
             fallocate_keep_size, fgetxattr, file_system_kind, file_systems, generation,
             give_up_capability, handle_of, has_large_units, lmdb_is_sound, local_bytes,
             name_to_handle, open_by_handle, present_ranges, punch_hole, renameat2, shared_bytes,
-            syncfs, unwritten_ranges,
+            syncfs, unwritten_ranges, written_ranges,
         };
     }
 

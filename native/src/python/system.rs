@@ -31,6 +31,11 @@ pub fn present_ranges(py: Python<'_>, fd: i32, start: i64, end: i64) -> PyResult
 }
 
 #[pyfunction]
+pub fn written_ranges(py: Python<'_>, fd: i32, end: i64) -> PyResult<Vec<Range>> {
+    call(py, || extents::written(fd, 0, end))
+}
+
+#[pyfunction]
 pub fn unwritten_ranges(py: Python<'_>, fd: i32, end: i64, sync: bool) -> PyResult<Vec<Range>> {
     call(py, || extents::unwritten(fd, end, sync))
 }

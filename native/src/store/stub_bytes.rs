@@ -1,7 +1,9 @@
 //! The bytes of stubs, put together from blocks of their own and from what their recipes stand for.
 
 use std::collections::HashMap;
+use std::io::Error;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -13,6 +15,7 @@ use crate::store::content::{Content, RecipeHead};
 use crate::store::recipes::{Broken, LeafAt, Span};
 use crate::store::record_reader::Reads;
 use crate::store::why::{Unreadable, Why};
+use crate::system::reads::{read_all, read_cached};
 
 /// Content of up to this length is decoded in place where memory has it, and an answer of this length
 /// copied: to wake another thread takes longer.
@@ -101,6 +104,32 @@ impl StubBytes<'_> {
         Ok(parts)
     }
 
+    /// Fills `out` with the bytes of a range of the file of a stub, up to its size at most. `own` has
+    /// the ranges in blocks of the stub's own, in order.
+    pub fn fill(
+        &self,
+        file: impl AsFd,
+        stub: &StubHead,
+        own: impl IntoIterator<Item = (u64, u64)>,
+        range: Range<u64>,
+        reads: Reads,
+        out: &mut [u8],
+    ) -> Result<(), Failure> {
+        // If the file was truncated at the same time, zeros follow its end.
+        let pieces = pieces_of(stub, own, range, |at, bytes| match reads {
+            Reads::CachedOnly => match read_cached(&file, at, bytes) {
+                Some(_) => Ok(()),
+                None => Err(vec![Unreadable::NOT_IN_MEMORY].into()),
+            },
+            _ => read_all(&file, at, bytes).map(drop).map_err(Failure::from),
+        })?;
+        let parts = self.parts(stub, &pieces, reads, out.len() as u64 <= AT_ONCE_BYTES)?;
+        match filled(&parts, out) {
+            Some(done) if done == out.len() => Ok(()),
+            _ => Err(vec![Unreadable::recipe(Why::NotMeant)].into()),
+        }
+    }
+
     fn add_parts(
         &self,
         stub: &StubHead,
@@ -152,11 +181,23 @@ fn part_of(span: &Span, range: &Range<u64>) -> Range<usize> {
     (low - span.start) as usize..(high - span.start) as usize
 }
 
-/// Why a read of a stub's bytes has failed.
+/// Why a read of a stub's bytes, or a change of them, has failed.
 pub enum Failure {
     OfStore(Vec<Unreadable>),
-    /// What the system says of the stub's own blocks.
-    OfFile(Errno),
+    /// What the system says of the file.
+    OfFile(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::OfFile(error)
+    }
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Failure {
+        Failure::OfFile(errno.into())
+    }
 }
 
 impl From<Vec<Unreadable>> for Failure {

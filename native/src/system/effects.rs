@@ -6,7 +6,7 @@
 
 use std::ffi::{CStr, c_int, c_long};
 use std::fs::File;
-use std::io::{Error, Result};
+use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 
@@ -15,9 +15,13 @@ pub trait Effects: Send + Sync {
     fn set_attribute(&self, fd: RawFd, name: &CStr, value: &[u8]) -> Result<()>;
     fn remove_attribute(&self, fd: RawFd, name: &CStr) -> Result<()>;
     fn punch(&self, fd: RawFd, offset: i64, length: i64) -> Result<()>;
-    fn set_times(&self, fd: RawFd, atime_ns: i128, mtime_ns: i64) -> Result<()>;
+    fn set_times(&self, fd: RawFd, atime_ns: i128, mtime_ns: i128) -> Result<()>;
     fn write_at(&self, file: &File, data: &[u8], offset: u64) -> Result<()>;
-    fn truncate(&self, file: &File, length: u64) -> Result<()>;
+    /// One attempt, for all parts in a row; returns the number of bytes written.
+    fn write_some(&self, fd: RawFd, parts: &[&[u8]], offset: u64) -> Result<usize>;
+    fn allocate(&self, fd: RawFd, offset: i64, length: i64) -> Result<()>;
+    fn truncate(&self, fd: RawFd, length: u64) -> Result<()>;
+    fn sync_file(&self, fd: RawFd) -> Result<()>;
 
     /// Passes a fail point that `dedupd_core.failpoint` knows by this name. An error ends the work.
     fn reach(&self, point: &str) -> Result<()>;
@@ -46,9 +50,9 @@ impl Effects for SystemCalls {
         punch_hole(fd, offset, length)
     }
 
-    fn set_times(&self, fd: RawFd, atime_ns: i128, mtime_ns: i64) -> Result<()> {
+    fn set_times(&self, fd: RawFd, atime_ns: i128, mtime_ns: i128) -> Result<()> {
         const SECOND: i128 = 1_000_000_000;
-        let times = [atime_ns, mtime_ns.into()].map(|time| libc::timespec {
+        let times = [atime_ns, mtime_ns].map(|time| libc::timespec {
             tv_sec: time.div_euclid(SECOND) as i64,
             tv_nsec: time.rem_euclid(SECOND) as i64,
         });
@@ -60,8 +64,34 @@ impl Effects for SystemCalls {
         file.write_all_at(data, offset)
     }
 
-    fn truncate(&self, file: &File, length: u64) -> Result<()> {
-        file.set_len(length)
+    fn write_some(&self, fd: RawFd, parts: &[&[u8]], offset: u64) -> Result<usize> {
+        let offset = i64::try_from(offset).map_err(|_| Error::from_raw_os_error(libc::EFBIG))?;
+        let parts: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        loop {
+            // SAFETY: an `IoSlice` has the layout of an `iovec`, and its bytes are readable.
+            let done =
+                unsafe { libc::pwritev64(fd, parts.as_ptr().cast(), parts.len() as c_int, offset) };
+            match (usize::try_from(done), Error::last_os_error()) {
+                (Ok(count), _) => return Ok(count),
+                (Err(_), error) if error.kind() == ErrorKind::Interrupted => {}
+                (Err(_), error) => return Err(error),
+            }
+        }
+    }
+
+    fn allocate(&self, fd: RawFd, offset: i64, length: i64) -> Result<()> {
+        fallocate_keep_size(fd, offset, length)
+    }
+
+    fn truncate(&self, fd: RawFd, length: u64) -> Result<()> {
+        let length = i64::try_from(length).map_err(|_| Error::from_raw_os_error(libc::EFBIG))?;
+        // SAFETY: takes no pointers.
+        check(unsafe { libc::ftruncate64(fd, length) }.into())
+    }
+
+    fn sync_file(&self, fd: RawFd) -> Result<()> {
+        // SAFETY: takes no pointers.
+        check(unsafe { libc::fsync(fd) }.into())
     }
 
     fn reach(&self, _: &str) -> Result<()> {

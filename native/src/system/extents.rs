@@ -21,6 +21,7 @@ const FSGETXATTR: libc::Ioctl = 0x801C_581F_u32 as libc::Ioctl;
 /// The kernel's `struct fsxattr` has seven fields of 32 bits; the first has the flags.
 const FSXATTR_FIELDS: usize = 7;
 const FLAG_REALTIME: u32 = 1;
+const FLAG_EXTENT_SIZE: u32 = 0x800;
 
 /// The kernel's `struct fiemap_extent`.
 #[repr(C)]
@@ -74,6 +75,32 @@ pub fn unwritten(fd: RawFd, end: i64, sync: bool) -> Result<Vec<Range>> {
     extents_if_known(fd, end, flags, |extent| extent.flags & EXTENT_UNWRITTEN != 0)
 }
 
+/// As [`present`], without what was only allocated.
+pub fn written(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
+    if status_of(fd)?.st_blocks == 0 || unwritten(fd, end, false)?.is_empty() {
+        return present(fd, start, end);
+    }
+    // Dirty pages count as written, and show as such only once they are on the disk.
+    let unwritten = unwritten(fd, end, true)?;
+    let present = present(fd, start, end)?.into_iter();
+    Ok(present.flat_map(|(start, end)| gaps(unwritten.iter().copied(), start, end)).collect())
+}
+
+/// The parts of [start, end) that are in none of `others`, which ascend.
+pub fn gaps<T: Copy + Ord>(
+    others: impl IntoIterator<Item = (T, T)>,
+    start: T,
+    end: T,
+) -> impl Iterator<Item = (T, T)> {
+    let ends = others.into_iter().chain([(end, end)]);
+    let gaps = ends.scan(start, move |done, (low, high)| {
+        let gap = (*done, low.min(end));
+        *done = high.max(*done);
+        Some(gap)
+    });
+    gaps.filter(|gap| gap.0 < gap.1)
+}
+
 /// Bytes below `end` in written blocks with a place on the disk, and bytes in other blocks. The
 /// latter are allocated, or belong to dirty pages without a place, unless `sync` writes these
 /// first. Zeros on a file system without an extent map.
@@ -117,12 +144,14 @@ fn extents_if_known(
     flags: u32,
     wanted: impl FnMut(&Extent) -> bool,
 ) -> Result<Vec<Range>> {
-    let cannot_tell =
-        |error: &Error| matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOTTY));
     match extents(fd, 0, end, flags, wanted) {
         Err(error) if cannot_tell(&error) => Ok(Vec::new()),
         found => found,
     }
+}
+
+fn cannot_tell(error: &Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOTTY))
 }
 
 fn data_ranges(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
@@ -164,14 +193,30 @@ pub fn has_large_units(fd: RawFd) -> Result<bool> {
     if !row_by(&file_system).has_realtime_files {
         return Ok(false);
     }
+    // XFS reports the unit of a realtime file as its block size for I/O.
+    let is_realtime = extended_fields(fd)?[0] & FLAG_REALTIME != 0;
+    Ok(is_realtime && status_of(fd)?.st_blksize as i64 > file_system.f_bsize as i64)
+}
+
+/// The size of the extents that a file is to get, in bytes; 0 if it has no such hint.
+///
+/// XFS has these hints, and `qemu-img` sets one of 1 MiB for each image that it makes: with a block
+/// that is written into a hole, XFS allocates the blocks around it, unwritten.
+pub fn extent_size_hint(fd: RawFd) -> Result<u64> {
+    match extended_fields(fd) {
+        Ok(fields) if fields[0] & FLAG_EXTENT_SIZE != 0 => Ok(fields[1].into()),
+        Err(error) if !cannot_tell(&error) => Err(error),
+        _ => Ok(0),
+    }
+}
+
+fn extended_fields(fd: RawFd) -> Result<[u32; FSXATTR_FIELDS]> {
     let mut fields = [0_u32; FSXATTR_FIELDS];
     // SAFETY: the kernel writes exactly this number of fields.
-    if unsafe { libc::ioctl(fd, FSGETXATTR, fields.as_mut_ptr()) } < 0 {
-        return Err(Error::last_os_error());
+    match unsafe { libc::ioctl(fd, FSGETXATTR, fields.as_mut_ptr()) } {
+        0.. => Ok(fields),
+        _ => Err(Error::last_os_error()),
     }
-    // XFS reports the unit of a realtime file as its block size for I/O.
-    let is_realtime = fields[0] & FLAG_REALTIME != 0;
-    Ok(is_realtime && status_of(fd)?.st_blksize as i64 > file_system.f_bsize as i64)
 }
 
 /// The extents that touch [start, end) and pass the filter, with adjacent ones merged.

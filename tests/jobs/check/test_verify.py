@@ -17,7 +17,7 @@ from dedupd_core.format.container import Kind
 from dedupd_core.format.ids import make_id
 from dedupd_core.format.stub import StubAttribute
 from dedupd_core.store.container.record_states import set_states
-from dedupd_core.stub.local_blocks import seal
+from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.system.files import opened
 from dedupd_core.units import KIB
 from jobs.check.invariants import INVARIANTS
@@ -148,8 +148,9 @@ def punched(lab: Lab, name: str) -> None:
         with lab.opened() as volume:
             stub = volume.space.read(file.fileno(), name)
             assert stub is not None
-            sealed = seal(file.fileno(), stub, volume.stub_files)
-    assert sealed is not None and sealed.local_bytes == 64 * KIB
+            load = partial(volume.content, where=name)
+            sparse = SparseStub(file.fileno(), stub, volume.stub_files, load)
+            assert sparse.seal() and sparse.attribute.local_bytes == 64 * KIB
     lab.verify_clean()
     subprocess.run(["fallocate", "-d", path], check=True)
 

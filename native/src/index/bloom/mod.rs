@@ -15,6 +15,7 @@ mod units;
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -247,7 +248,7 @@ impl Suggest for Bloom {
     }
 
     fn renew(&mut self, capacity: usize) -> Result<()> {
-        self.effects.truncate(&self.file, 0)?;
+        self.effects.truncate(self.file.as_raw_fd(), 0)?;
         // The memory of the old filter is freed first.
         self.prefilter = Prefilter::new(0);
         let reads = self.reads;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::Result;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use super::super::chunks::{ChunkIndex, Stamp};
@@ -113,7 +114,7 @@ impl ChunkIndex<Bloom> {
     /// damaged file that looks valid.
     pub fn restore(&mut self, owner: &Owner, capacity: usize) -> Result<bool> {
         let Some((counts, lists)) = self.read_saved(owner) else {
-            self.suggest.effects.truncate(&self.suggest.file, 0)?;
+            self.suggest.effects.truncate(self.suggest.file.as_raw_fd(), 0)?;
             return Ok(false);
         };
         let file = self.suggest.file.try_clone()?;
@@ -164,7 +165,7 @@ impl ChunkIndex<Bloom> {
         let lists = encode_lists(self);
         room.require(file, lists.len())?;
         effects.write_at(file, &lists, start)?;
-        effects.truncate(file, start + lists.len() as u64)
+        effects.truncate(file.as_raw_fd(), start + lists.len() as u64)
     }
 
     pub fn write_header(&self, owner: &Owner) -> Result<()> {

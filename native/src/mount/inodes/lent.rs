@@ -10,7 +10,6 @@ use crate::threads::lock::locked;
 
 #[derive(Clone, Copy)]
 struct Loan {
-    takes_writes: bool,
     is_used: bool,
     is_torn: bool,
 }
@@ -19,9 +18,8 @@ struct Loan {
 pub struct Lent(Mutex<HashMap<u64, Loan>>);
 
 impl Lent {
-    /// `takes_writes`: native code may also write to the stub.
-    pub fn lend(&self, inode: u64, takes_writes: bool) {
-        locked(&self.0).insert(inode, Loan { takes_writes, is_used: false, is_torn: false });
+    pub fn lend(&self, inode: u64) {
+        locked(&self.0).insert(inode, Loan { is_used: false, is_torn: false });
     }
 
     /// Ends the loan. Returns false if native code has noted it as torn.
@@ -31,17 +29,8 @@ impl Lent {
 
     /// Returns whether an inode is lent, and notes its use.
     pub fn uses(&self, inode: u64) -> bool {
-        self.is_fit(inode, |_| true)
-    }
-
-    /// Returns whether an inode is lent for writing, and notes its use.
-    pub fn uses_to_write(&self, inode: u64) -> bool {
-        self.is_fit(inode, |loan| loan.takes_writes)
-    }
-
-    fn is_fit(&self, inode: u64, may: impl Fn(&Loan) -> bool) -> bool {
         let mut lent = locked(&self.0);
-        let loan = lent.get_mut(&inode).filter(|loan| !loan.is_torn && may(loan));
+        let loan = lent.get_mut(&inode).filter(|loan| !loan.is_torn);
         loan.map(|loan| loan.is_used = true).is_some()
     }
 

@@ -1,6 +1,5 @@
 //! Requests for the bytes of files.
 
-use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
@@ -20,8 +19,7 @@ use crate::mount::protocol::abi::{
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
 use crate::mount::requests::attributes::has_set_ids;
 use crate::mount::requests::entries::status_of;
-use crate::mount::requests::stub_writes::{StubWrite, Written};
-use crate::mount::requests::stubs::VALUE_BYTES;
+use crate::mount::requests::stubs::{Look, Store, VALUE_BYTES};
 use crate::mount::requests::{effects, tree::Tree};
 
 /// A write to the page cache that takes longer has waited for the disk: 1 MiB takes 0.5 ms, and a busy
@@ -110,8 +108,8 @@ impl Tree {
         fgetxattr(file, self.reserved.as_c_str(), value)
     }
 
-    /// Writes to a plain file, or to a stub ([`super::stub_writes`]); hands over while writes wait for the disk or
-    /// for room, what clears set-user-id or set-group-id, and all other writes to stubs.
+    /// Writes to a plain file, or to a stub ([`Store::write`]); hands over while writes wait for the
+    /// disk or for room, what clears set-user-id or set-group-id, and all other writes to stubs.
     pub fn write_at_once(&self, request: &Request, agreed: u64, out: &mut [u8]) -> Answer<Outcome> {
         let given: WriteIn = request.part()?;
         let data = request.rest.get(..given.size as usize).ok_or(Failure(libc::EINVAL))?;
@@ -123,36 +121,40 @@ impl Tree {
         }
         let node = request.header.node;
         let Ok(file) = self.inodes.data(node, true) else { return Ok(Outcome::HandedOver) };
-        let mut value = [0; VALUE_BYTES];
-        let stub = match self.attribute_of(&file, &mut value) {
-            Err(Errno::NODATA) => None,
-            Err(_) => return Ok(self.left(node)),
-            Ok(length) => {
-                let range = given.offset..given.offset.saturating_add(u64::from(given.size));
-                match self.stub_write(&file, node, &value[..length], &range) {
-                    None => return Ok(self.left(node)),
-                    write => write,
-                }
-            }
-        };
         if given.write_flags & WRITE_KILL_SUIDGID != 0 && has_set_ids(&*file)? {
             return Ok(Outcome::HandedOver);
         }
+        let mut value = [0; VALUE_BYTES];
+        let stub = match self.attribute_of(&file, &mut value) {
+            Err(Errno::NODATA) => None,
+            found => {
+                let value = found.ok().and_then(|length| value.get(..length));
+                let Some(stub) = value.and_then(|value| self.lent_stub(&file, node, value)) else {
+                    return Ok(self.left(node));
+                };
+                Some(stub)
+            }
+        };
         self.note_write(node, given.offset, u64::from(given.size));
-        let written = self.watch_time(|| match &stub {
-            None => effects::write(&*file, data, given.offset),
-            Some(write) => self.write_stub(&file, node, write, data),
-        });
-        let mut size = written?;
-        if is_mapping && size < data.len() {
-            // The kernel takes all of it for written, unless this fails.
-            let at = given.offset + size as u64;
-            size += match &stub {
-                None => effects::write(&*file, &data[size..], at)?,
-                Some(_) => 0,
-            };
-            if size < data.len() {
-                return Err(Failure(libc::ENOSPC));
+        let mut size = 0;
+        // Of a mapping the kernel takes all of it for written, unless this fails.
+        while size == 0 || (is_mapping && size < data.len()) {
+            let (rest, at) = (&data[size..], given.offset + size as u64);
+            let written = self.watch_time(|| match &stub {
+                None => Some(effects::write(&*file, rest, at)),
+                Some((store, look)) => {
+                    let (written, is_torn) = store.write(&file, look, at, rest)?;
+                    if is_torn {
+                        self.inodes.lent.note_torn(node);
+                    }
+                    Some(written)
+                }
+            });
+            let Some(written) = written else { return Ok(self.left(node)) };
+            match written? {
+                0 if data.is_empty() => break,
+                0 => return Err(Failure(libc::ENOSPC)),
+                count => size += count,
             }
         }
         Ok(Outcome::Answered(put(out, &WriteOut { size: size as u32, unused: 0 })?))
@@ -164,32 +166,10 @@ impl Tree {
         Outcome::HandedOver
     }
 
-    /// A write to a stub that native code makes; None of all others.
-    fn stub_write(
-        &self,
-        file: &DataFile,
-        node: u64,
-        value: &[u8],
-        range: &Range<u64>,
-    ) -> Option<StubWrite> {
-        let store = self.store.get().filter(|_| self.inodes.lent.uses_to_write(node))?;
-        StubWrite::of(store, file, &store.look(file, node, value, true)?, range)
-    }
-
-    fn write_stub(
-        &self,
-        file: &DataFile,
-        node: u64,
-        write: &StubWrite,
-        data: &[u8],
-    ) -> Answer<usize> {
-        match write.perform(file, data)? {
-            Written::Bytes(count) => Ok(count),
-            Written::Torn(failure) => {
-                self.inodes.lent.note_torn(node);
-                Err(failure)
-            }
-        }
+    /// A stub that native code may write to.
+    fn lent_stub(&self, file: &DataFile, node: u64, value: &[u8]) -> Option<(&Arc<Store>, Look)> {
+        let store = self.store.get().filter(|_| self.inodes.lent.uses(node))?;
+        Some((store, store.look(file, node, value, true)?))
     }
 
     /// Has later writes handed over for a while if this one waits for the disk.

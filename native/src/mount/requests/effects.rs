@@ -7,8 +7,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Timestamps, Uid,
-    XattrFlags,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Timestamps, Uid, XattrFlags,
 };
 
 use crate::mount::inodes::table::proc_path;
@@ -110,12 +109,6 @@ pub fn write(file: impl AsFd, data: &[u8], offset: u64) -> Answer<usize> {
 pub fn sync(file: impl AsFd, data_only: bool) -> Answer<()> {
     let done = if data_only { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) };
     Ok(done?)
-}
-
-/// Makes blocks holes.
-pub fn punch(file: impl AsFd, offset: u64, length: u64) -> Answer<()> {
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    Ok(rustix::fs::fallocate(file, flags, offset, length)?)
 }
 
 pub fn copy_range(

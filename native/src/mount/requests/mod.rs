@@ -10,7 +10,6 @@ pub mod extended;
 pub mod names;
 pub mod readers;
 pub mod reading;
-pub mod stub_writes;
 pub mod stubs;
 pub mod touched;
 pub mod tree;

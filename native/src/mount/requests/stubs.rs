@@ -1,26 +1,31 @@
-//! Stubs: what their bytes are made of, put together from the store and from blocks of their own.
+//! Stubs: what their bytes are made of, put together from the store and from blocks of their own, and
+//! writes to them.
 //!
 //! Answers only where all is as it should be. Python has all other cases: crashed transitions,
 //! damage, quarantined records.
 
 use std::ops::Range;
-use std::os::fd::AsRawFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FileType, Stat, fstat};
 
-use crate::format::stub::{COMMITTING, DIRECT, RESTORING, STUB_BYTES, Seeds, StubHead, stub_head};
+use crate::format::stub::{
+    COMMITTING, DIRECT, RESTORING, STUB_BYTES, Seeds, StubHead, WRITTEN, stub_head,
+};
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::protocol::abi::{LseekIn, ReadIn};
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::store::chunk_cache::ChunkCache;
 use crate::store::content::Content;
 use crate::store::record_reader::Reads;
-use crate::store::stub_bytes::{AT_ONCE_BYTES, Part, Piece, StubBytes, filled, pieces_of};
+use crate::store::stub_bytes::{
+    AT_ONCE_BYTES, Failure as StubFailure, Part, Piece, StubBytes, filled, pieces_of,
+};
 use crate::store::why::Unreadable;
+use crate::stub::open_stub::{OpenStub, State, StubFiles};
 use crate::system::calls::generation_of;
+use crate::system::effects::Effects;
 use crate::system::extents::present;
 
 /// Room for the value of a stub's attribute, and for one byte that none has.
@@ -31,10 +36,8 @@ pub struct Store {
     pub content: Arc<dyn Content>,
     pub cache: Arc<ChunkCache>,
     pub seeds: Seeds,
-    /// A block of a file that is missing is filled as a whole.
-    pub block_bytes: u64,
-    /// Whether a thread brings into memory what a write has lacked.
-    is_fetching: AtomicBool,
+    pub files: StubFiles,
+    pub effects: Arc<dyn Effects>,
 }
 
 /// A stub as it is while nobody changes it.
@@ -53,15 +56,6 @@ pub enum Pieces {
 }
 
 impl Store {
-    pub fn new(
-        content: Arc<dyn Content>,
-        cache: Arc<ChunkCache>,
-        seeds: Seeds,
-        block_bytes: u64,
-    ) -> Store {
-        Store { content, cache, seeds, block_bytes, is_fetching: AtomicBool::new(false) }
-    }
-
     /// Fills the start of `out` with the whole content of a stub of one chunk; how many bytes. `value`:
     /// its attribute.
     pub fn read_whole(
@@ -171,38 +165,29 @@ impl Store {
         self.bytes().parts(stub, pieces, reads, stub.covered <= AT_ONCE_BYTES)
     }
 
-    /// Less than a block of a stub, before its end, if memory has all: a chunk or two are decoded for
-    /// that. Where it has not, it has soon after.
-    pub fn bytes_at_hand(
-        self: &Arc<Store>,
+    /// Writes to a stub that Python has settled, if memory has what that needs of the store. None if
+    /// Python has to see to it: the first write, and one that has to wait. True: blocks may have been
+    /// left that are allocated and were never written.
+    pub fn write(
+        &self,
         file: &DataFile,
         look: &Look,
-        range: Range<u64>,
-    ) -> Option<Vec<u8>> {
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        let Pieces::Known(pieces) = self.pieces(file, look, range.clone())? else { return None };
-        let Ok(parts) = self.bytes().parts(&look.stub, &pieces, Reads::CachedOnly, true) else {
-            self.fetch(look.stub.clone(), range.start..range.end.min(look.stub.covered));
+        offset: u64,
+        data: &[u8],
+    ) -> Option<(Answer<usize>, bool)> {
+        if look.stub.flags & WRITTEN == 0 {
             return None;
-        };
-        (filled(&parts, &mut bytes)? == bytes.len()).then_some(bytes)
-    }
-
-    /// Has a thread bring the chunks of a range into memory, unless one is at that already.
-    fn fetch(self: &Arc<Store>, stub: StubHead, range: Range<u64>) {
-        if self.is_fetching.swap(true, Ordering::Relaxed) {
-            return;
         }
-        let store = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("fetches".into());
-        let fetch = move || {
-            // After a panic the next write may still fetch.
-            let _ = catch_unwind(AssertUnwindSafe(|| store.load_ahead(&stub, &range)));
-            store.is_fetching.store(false, Ordering::Relaxed);
+        let state = State::of(look.stub.clone(), true);
+        let (fd, files, effects) = (file.as_fd(), &self.files, &*self.effects);
+        let (bytes, reads) = (self.bytes(), Reads::CachedOnly);
+        let mut stub = OpenStub { fd, state, files, effects, bytes, reads };
+        let written = match stub.write(offset, data) {
+            Ok(count) => Ok(count),
+            Err(StubFailure::OfFile(error)) => Err(error.into()),
+            Err(StubFailure::OfStore(_)) => return None,
         };
-        if thread.spawn(fetch).is_err() {
-            self.is_fetching.store(false, Ordering::Relaxed);
-        }
+        Some((written, stub.state.has_unwritten))
     }
 
     /// Fills the start of `out` with `pieces` if memory has all; how many bytes.

@@ -21,6 +21,8 @@ use crate::mount::requests::tree::Tree;
 use crate::mount::reserved_blocks::{Caller, ReservedBlocks};
 use crate::python::store::stub_bytes::StubBytes;
 use crate::python::support::calls::{c_string, os_error};
+use crate::python::support::door::Door;
+use crate::stub::open_stub::StubFiles;
 use crate::system::calls::name_to_handle;
 use crate::system::file_user::can_become;
 use crate::threads::lock::locked;
@@ -123,20 +125,24 @@ impl Inodes {
         Ok(())
     }
 
-    /// Sets the store of the stubs, which native code reads from then on. `seeds`: of attributes.
+    /// Where the content of stubs is: native code reads and writes them from then on. `seeds`: of
+    /// attributes.
     fn read_stubs(
         &self,
         py: Python<'_>,
         stub_bytes: &Bound<'_, StubBytes>,
         seeds: (u64, u64),
         block_bytes: u64,
+        door: Option<Py<PyAny>>,
     ) -> PyResult<()> {
-        let StubBytes { content, cache } = stub_bytes.get();
+        let (StubBytes { content, cache }, tree) = (stub_bytes.get(), self.tree(py)?);
         let seeds = Seeds { attribute: seeds.0, instance: seeds.1 };
         let (content, cache) = (Arc::clone(content), Arc::clone(cache));
-        let store = Store::new(content, cache, seeds, block_bytes.max(1));
+        let (attribute, block_bytes) = (tree.reserved.clone(), block_bytes.max(1));
+        let files = StubFiles { attribute, seed: seeds.attribute, block_bytes };
+        let effects = Door::new(door).effects;
         // A second call has no effect.
-        let _ = self.tree(py)?.store.set(Arc::new(store));
+        let _ = tree.store.set(Arc::new(Store { content, cache, seeds, files, effects }));
         Ok(())
     }
 
@@ -157,8 +163,8 @@ impl Inodes {
         Ok(py.detach(|| inode.first_newer(&(start..end))))
     }
 
-    fn lend(&self, py: Python<'_>, ino: u64, takes_writes: bool) -> PyResult<()> {
-        self.tree(py)?.inodes.lent.lend(ino, takes_writes);
+    fn lend(&self, py: Python<'_>, ino: u64) -> PyResult<()> {
+        self.tree(py)?.inodes.lent.lend(ino);
         Ok(())
     }
 

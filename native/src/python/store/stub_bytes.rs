@@ -1,16 +1,14 @@
 //! `StubBytes`, `Unreadable`, `Held`, `RecipeLeaf`, `BrokenPart`.
 
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::chunk_cache::{ChunkCache, Key, key};
-use crate::format::ids::{DIGEST_BYTES, Fingerprint, RecordId};
+use crate::format::ids::{ChunkKey, DIGEST_BYTES, Fingerprint, RecordId};
 use crate::format::recipe::Row;
 use crate::format::stub::{DIRECT, StubHead};
 use crate::python::rados::ClusterContent;
@@ -22,9 +20,8 @@ use crate::store::chunk_cache::Chunk;
 use crate::store::content::{self, Containers, Content};
 use crate::store::recipes::{Broken, LeafAt, Span};
 use crate::store::record_reader::Reads;
-use crate::store::stub_bytes::{self, AT_ONCE_BYTES, Failure, Repaired, filled, pieces_of};
+use crate::store::stub_bytes::{self, Failure, Repaired};
 use crate::store::why::{self, StorePart, Why};
-use crate::system::reads::{read_all, read_cached};
 
 /// A part of a stub that cannot be read, and the reason.
 #[pyclass(frozen, get_all, module = "dedupd_core.native.store")]
@@ -137,6 +134,27 @@ impl<T> Found<T> {
     }
 }
 
+impl<T> Answer<T> {
+    pub fn of(py: Python<'_>, done: Result<T, Failure>) -> PyResult<Answer<T>> {
+        match done {
+            Ok(given) => Ok(Answer::Given(given)),
+            Err(Failure::OfStore(unreadable)) => {
+                Ok(Answer::Unreadable(unreadable.into_iter().map(Unreadable::from).collect()))
+            }
+            Err(Failure::OfFile(error)) => Err(os_error(py, &error)),
+        }
+    }
+}
+
+/// Chunks that were repaired.
+pub fn chunks_of(repaired: &[(Key, Input)]) -> PyResult<HashMap<ChunkKey, Chunk>> {
+    let chunks = repaired.iter().map(|(chunk, raw)| {
+        require(raw.bytes().len() == chunk.1 as usize, "a chunk of another length")?;
+        Ok((key(*chunk), Arc::new(raw.bytes().to_vec())))
+    });
+    chunks.collect()
+}
+
 /// The name of a stub in Python: its recipe, the recipe's digest, whether it is a chunk, and the
 /// covered length.
 type Stub = (u64, [u8; DIGEST_BYTES], bool, u64);
@@ -186,41 +204,19 @@ impl StubBytes {
         repaired: Vec<(Key, Input)>,
     ) -> PyResult<Answer<Py<PyBytes>>> {
         require(start <= end, "start > end")?;
-        let chunks = repaired.iter().map(|(chunk, raw)| {
-            require(raw.bytes().len() == chunk.1 as usize, "a chunk of another length")?;
-            Ok((key(*chunk), Arc::new(raw.bytes().to_vec())))
-        });
-        let chunks: HashMap<_, Chunk> = chunks.collect::<PyResult<_>>()?;
+        let chunks = chunks_of(&repaired)?;
         let stub = head(stub);
-        let length = usize::try_from(end - start)?;
-        let mut result = NewBytes::of(py, length)?;
+        let mut result = NewBytes::of(py, usize::try_from(end - start)?)?;
         let out = result.bytes_mut();
         let done = py.detach(|| {
             let reads = if waits { Reads::Any } else { Reads::CachedOnly };
             // SAFETY: it is open during this call, and -1 is used only if `own` is empty.
             let file = unsafe { BorrowedFd::borrow_raw(fd.max(0)) };
-            // If the file was truncated at the same time, zeros follow its end.
-            let pieces = pieces_of(&stub, own, start..end, |at, bytes| match waits {
-                true => read_all(file, at, bytes).map(drop).map_err(Failure::OfFile),
-                false => match read_cached(file, at, bytes) {
-                    Some(_) => Ok(()),
-                    None => Err(vec![why::Unreadable::NOT_IN_MEMORY].into()),
-                },
-            })?;
             let content = Repaired { content: &*self.content, chunks };
             let bytes = stub_bytes::StubBytes { content: &content, cache: &self.cache };
-            let parts = bytes.parts(&stub, &pieces, reads, end - start <= AT_ONCE_BYTES)?;
-            Ok(filled(&parts, out))
+            bytes.fill(file, &stub, own, start..end, reads, out)
         });
-        match done {
-            Ok(done) if done == Some(length) => Ok(Answer::Given(result.finish())),
-            Ok(_) => Err(PyValueError::new_err("the recipe has other chunks than it says")),
-            Err(Failure::OfStore(unreadable)) => {
-                let unreadable = unreadable.into_iter().map(Unreadable::from);
-                Ok(Answer::Unreadable(unreadable.collect()))
-            }
-            Err(Failure::OfFile(errno)) => Err(os_error(py, &io::Error::from(errno))),
-        }
+        Answer::of(py, done.map(|()| result.finish()))
     }
 
     fn hold(&self, py: Python<'_>, stub: Stub) -> Answer<Option<Held>> {

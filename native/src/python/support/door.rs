@@ -12,9 +12,9 @@ use pyo3::types::PyBytes;
 use crate::system::effects::{Effects, SystemCalls};
 use crate::threads::lock::locked;
 
-/// `None` in production, for system calls. Otherwise `Disk.door` of a disk that observes each
-/// effect. This callable receives the name of a method of the disk and its arguments, and returns 0
-/// or an error's number.
+/// `None` in production, for system calls. Else `Disk.door` of a disk that is to see each effect: a
+/// callable that is given the name of one of the disk's methods, and its arguments, and returns the
+/// number of bytes written, or 0, or the negative number of an error.
 pub struct Door {
     pub effects: Arc<dyn Effects>,
     watched: Option<Arc<Watched>>,
@@ -47,19 +47,26 @@ struct Watched {
 }
 
 impl Watched {
-    fn step(&self, call: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<Py<PyAny>>) -> Result<()> {
+    fn count(
+        &self,
+        call: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<Py<PyAny>>,
+    ) -> Result<usize> {
         if locked(&self.raised).is_some() {
             return Err(Error::from_raw_os_error(libc::ECANCELED));
         }
-        let number = Python::attach(|py| call(py, &self.call)?.extract::<i32>(py));
-        match number {
-            Ok(0) => Ok(()),
-            Ok(number) => Err(Error::from_raw_os_error(number)),
+        match Python::attach(|py| call(py, &self.call)?.extract::<isize>(py)) {
+            Ok(number) => {
+                usize::try_from(number).map_err(|_| Error::from_raw_os_error(-number as i32))
+            }
             Err(error) => {
                 *locked(&self.raised) = Some(error);
                 Err(Error::from_raw_os_error(libc::ECANCELED))
             }
         }
+    }
+
+    fn step(&self, call: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<Py<PyAny>>) -> Result<()> {
+        self.count(call).map(drop)
     }
 }
 
@@ -81,7 +88,7 @@ impl Effects for Watched {
         self.step(|py, call| call.call1(py, ("punch", fd, offset, length)))
     }
 
-    fn set_times(&self, fd: RawFd, atime_ns: i128, mtime_ns: i64) -> Result<()> {
+    fn set_times(&self, fd: RawFd, atime_ns: i128, mtime_ns: i128) -> Result<()> {
         self.step(|py, call| call.call1(py, ("set_times", fd, atime_ns, mtime_ns)))
     }
 
@@ -91,8 +98,23 @@ impl Effects for Watched {
         })
     }
 
-    fn truncate(&self, file: &File, length: u64) -> Result<()> {
-        self.step(|py, call| call.call1(py, ("truncate", file.as_raw_fd(), length)))
+    fn write_some(&self, fd: RawFd, parts: &[&[u8]], offset: u64) -> Result<usize> {
+        self.count(|py, call| {
+            let parts: Vec<_> = parts.iter().map(|part| PyBytes::new(py, part)).collect();
+            call.call1(py, ("write_some", fd, parts, offset))
+        })
+    }
+
+    fn allocate(&self, fd: RawFd, offset: i64, length: i64) -> Result<()> {
+        self.step(|py, call| call.call1(py, ("allocate", fd, offset, length)))
+    }
+
+    fn truncate(&self, fd: RawFd, length: u64) -> Result<()> {
+        self.step(|py, call| call.call1(py, ("truncate", fd, length)))
+    }
+
+    fn sync_file(&self, fd: RawFd) -> Result<()> {
+        self.step(|py, call| call.call1(py, ("sync_file", fd)))
     }
 
     fn reach(&self, point: &str) -> Result<()> {

@@ -1,0 +1,6 @@
+//! Stubs that are written to.
+
+pub mod blocks;
+pub mod open_stub;
+pub mod ranges;
+pub mod whole;
