@@ -110,10 +110,6 @@ class FileChanged(DedupdError):
     """A file has changed since it was read; it was skipped."""
 
 
-class AttributesFull(DedupdError):
-    """A file cannot get another extended attribute, because it has too many; the disk has space."""
-
-
 class CatalogUnusable(DedupdError):
     """The catalogue cannot be read or written now; no operation depends on its content."""
 

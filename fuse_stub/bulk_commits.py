@@ -1,9 +1,8 @@
-"""Commits thousands of plain files at a time, in native code and in parallel.
+"""Commits thousands of files at a time, in native code and in parallel.
 
-It handles only files that no user has open. All other files, and those that native code rejects,
-are committed one by one by the commit lane, which reports the reason of a failure. A file is held
-until its commit is finished. A user who opens or changes it waits some milliseconds for the native
-call on its group, and takes it over (``files/held_files.py``).
+It handles only plain files that no user has open. The commit lane commits all other files one by
+one. A file is held until its commit is finished. A user who opens or changes it waits some
+milliseconds for the native call on its group, and takes it over (``files/held_files.py``).
 """
 
 import logging
@@ -15,12 +14,13 @@ from typing import NamedTuple
 
 import trio
 
-from dedupd_core import native
 from dedupd_core.errors import DedupdError
+from dedupd_core.native.commit import CommitRequests
+from dedupd_core.stub.commit_steps import DONE, Outcome, Result, result_of
 from dedupd_core.system.paths import explain
 from dedupd_core.system.processes import cores
-from dedupd_core.volume.commit import Outcome, Result
-from dedupd_core.volume.commit_requests import CommitRequests
+from dedupd_core.volume.commit import new_batch
+from dedupd_core.volume.commit_requests import CommitRequest
 from dedupd_core.volume.transition_log import Transitions
 from dedupd_core.volume.volume import Volume
 from fuse_stub.commit_lane import CommitLane
@@ -35,9 +35,6 @@ GROUP_FILES = 256
 
 FILES_MAX = 4096
 """Files that one client may hold; each uses a descriptor."""
-
-_DONE = Result(Outcome.DONE)
-_HALF_WAY = Result(Outcome.FAILED, "it could not be punched; the next job continues")
 
 
 class _Begun(NamedTuple):
@@ -77,14 +74,12 @@ class BulkCommits:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.files_max = max(1, min(FILES_MAX, limit // 8))
 
-    async def begin(
-        self, plain: native.commit.PlainRequests
-    ) -> tuple[BulkCommit, dict[int, Result]]:
+    async def begin(self, asked: CommitRequests) -> tuple[BulkCommit, dict[int, Result]]:
         """Start the commits of the first ``files_max`` files at most: ``count`` is their number.
 
         Returns the results, by position, of commits that did not start. Raises OSError.
         """
-        requests = CommitRequests(plain.part(0, self.files_max))
+        requests = asked.part(0, self.files_max)
         bulk = BulkCommit(len(requests))
         self._transitions.begin(requests.paths)
         self._under_way.add(bulk)
@@ -96,18 +91,24 @@ class BulkCommits:
             raise
 
     async def _begin_all(self, bulk: BulkCommit, requests: CommitRequests) -> dict[int, Result]:
-        inodes = array("Q", requests.plain.inodes)
-        left: list[int] = []
+        inodes = array("Q", requests.inodes)
+        are_plain, alone = requests.are_plain, list[int]()
+        results: dict[int, Result] = {}
         for first in range(0, bulk.count, GROUP_FILES):
             positions = range(first, min(first + GROUP_FILES, bulk.count))
-            begun = await self._begin_group(bulk, requests, inodes, positions)
-            left += [at for at in positions if at not in begun]
-        results: dict[int, Result] = {}
-        for at in left:
+            free: dict[int, int] = {}  # each inode once
+            if not self._lane.are_refused and not self._has_ended:
+                is_free = self._is_free
+                free = {inodes[at]: at for at in positions if are_plain[at] and is_free(inodes[at])}
+            together = sorted(free.values())
+            if together:
+                results |= await self._begin_group(bulk, requests, together)
+            alone += [at for at in positions if free.get(inodes[at]) != at]
+        for at in alone:
             if self._has_ended:
                 results[at] = Result(Outcome.IN_USE, "the volume is being unmounted")
                 continue
-            [result] = await self._lane.begin([requests[at]])
+            [result] = await self._lane.begin([CommitRequest.of(requests[at])])
             if result.outcome is Outcome.DONE:
                 bulk.alone[at] = inodes[at]
             else:
@@ -115,48 +116,29 @@ class BulkCommits:
         return results
 
     async def _begin_group(
-        self, bulk: BulkCommit, requests: CommitRequests, inodes: Sequence[int], positions: range
-    ) -> set[int]:
-        """Start the ordinary commits of some files; return their positions."""
-        free: dict[int, int] = {}  # each inode only once
-        if not self._lane.are_refused and not self._has_ended:
-            free = {inodes[at]: at for at in positions if self._is_free(inodes[at])}
-        if not free:
-            return set()
-        ordinary = sorted(free.values())
-        group = self._group(requests.plain.pick(ordinary))
-        begun = _Begun(group, {})
+        self, bulk: BulkCommit, requests: CommitRequests, positions: Sequence[int]
+    ) -> dict[int, Result]:
+        """Begin files that no user has open. Returns the results of those that have not begun."""
+        batch = new_batch(self._volume, cores(), is_shared=False)
+        group = HeldGroup(batch, requests.pick(positions))
+        begun = _Begun(group, dict(enumerate(positions)))
+        results: dict[int, Result] = {}
         bulk.groups.append(begun)
         async with _alone(group):
             self._held.hold(group)
             try:
                 with unseen_step(group.inodes):
-                    flags = await trio.to_thread.run_sync(group.batch.begin, group.requests)
+                    refusals = await trio.to_thread.run_sync(batch.begin, group.requests)
             except BaseException:
                 await self._let_go_of_all(group)
                 raise
-            for place, flag in enumerate(flags):
-                if flag:
-                    begun.positions[place] = ordinary[place]
-                else:
-                    self._held.drop(group, place)
-        return set(begun.positions.values())
+            for place, refusal in refusals:
+                results[begun.positions.pop(place)] = result_of(refusal)
+                self._held.drop(group, place)
+        return results
 
     def _is_free(self, ino: int) -> bool:
         return self._files.get(ino) is None and ino not in self._held
-
-    def _group(self, requests: native.commit.PlainRequests) -> HeldGroup:
-        volume = self._volume
-        batch = native.commit.CommitBatch(
-            volume.data_fd,
-            volume.space.name,
-            volume.space.seeds,
-            volume.block_bytes,
-            cores(),
-            False,
-            volume.disk.door,
-        )
-        return HeldGroup(batch, requests)
 
     async def finish(self, bulk: BulkCommit) -> dict[int, Result]:
         """Finish the commits, after the attributes have become durable: punch the blocks.
@@ -175,25 +157,20 @@ class BulkCommits:
         return results
 
     async def _finish_group(self, bulk: BulkCommit, begun: _Begun) -> dict[int, Result]:
-        """Finish the ordinary commits of a group. Files that users took over are left for later."""
+        """Finish the files of a group that no user has taken over; the others go alone."""
         group, positions = begun
-        results: dict[int, Result] = {}
         async with _alone(group):
             places = self._held.places(group)
             with unseen_step([group.inodes[place] for place in places]):
-                flags, freed_bytes = await trio.to_thread.run_sync(group.batch.finish)
+                refusals, freed_bytes = await trio.to_thread.run_sync(group.batch.finish)
             for place in places:
-                at = positions[place]
-                if flags[place]:
-                    self._held.drop(group, place)
-                elif not self._held.hand_over(group, place):
-                    results[at] = _HALF_WAY
-        done = [place for place in positions if flags[place]]
-        if done:
-            results[positions[done[0]]] = _DONE._replace(freed_bytes=freed_bytes)
-        for place, at in positions.items():
-            if not flags[place] and at not in results:
-                bulk.alone[at] = group.inodes[place]
+                self._held.drop(group, place)
+        results = {positions[place]: result_of(refusal) for place, refusal in refusals}
+        for place in positions.keys() - places:
+            bulk.alone[positions[place]] = group.inodes[place]
+        done = next((at for at in map(positions.get, places) if at not in results), None)
+        if done is not None:
+            results[done] = DONE._replace(freed_bytes=freed_bytes)
         return results
 
     async def abandon(self, bulk: BulkCommit) -> None:
@@ -233,7 +210,7 @@ class BulkCommits:
             self._held.drop(group, place)
 
     def _take_back(self, group: HeldGroup) -> int:
-        failed = sum(group.batch.revert())
+        failed = group.batch.revert()
         self._volume.disk.sync_file_system(self._volume.data_fd)
         return failed
 

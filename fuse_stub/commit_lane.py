@@ -5,6 +5,7 @@ steps of its commit. Between them the file is still served as a plain file. Any 
 rolls back the commit first.
 """
 
+import errno
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -15,14 +16,18 @@ import trio
 from dedupd_core.errors import Busy, DedupdError, FileChanged
 from dedupd_core.format.deletion import Cause
 from dedupd_core.format.stub import StubAttribute, decode_stub
-from dedupd_core.stub.transition import (
+from dedupd_core.stub.commit_steps import (
     Begun,
+    NotCommitted,
+    Outcome,
+    Result,
     begin_commit,
     finish_commit,
+    io_failure,
+    open_failure,
     revert_commit,
 )
 from dedupd_core.system.paths import explain, open_beneath
-from dedupd_core.volume.commit import Outcome, Result, open_failure, step_failure
 from dedupd_core.volume.commit_requests import CommitRequest
 from dedupd_core.volume.transition_log import Transitions
 from dedupd_core.volume.volume import Volume
@@ -115,7 +120,7 @@ class CommitLane:
         try:
             fd = open_beneath(volume.data_fd, request.path, os.O_RDWR | os.O_NONBLOCK)
         except OSError as error:
-            return open_failure(error)
+            return open_failure(error.errno or errno.EIO)
         file = await self._files.acquire_by_fd(fd)
         keep = False
         try:
@@ -291,7 +296,10 @@ class CommitLane:
 
 def _failure(error: DedupdError | OSError) -> Result:
     """Return the result of a failed step for the job. Other errors affect only this file."""
-    try:
-        return step_failure(error)
-    except DedupdError as unexpected:
-        return Result(Outcome.FAILED, str(unexpected))
+    if isinstance(error, NotCommitted):
+        return error.result
+    if isinstance(error, OSError):
+        return io_failure(error.errno or errno.EIO)
+    if isinstance(error, FileChanged):
+        return Result(Outcome.CHANGED, str(error))
+    return Result(Outcome.IN_USE if isinstance(error, Busy) else Outcome.FAILED, str(error))

@@ -18,9 +18,9 @@ from dedupd_core import native
 from dedupd_core.errors import DedupdError
 from dedupd_core.format.container import Kind
 from dedupd_core.replica.replica import is_replica
+from dedupd_core.stub.commit_steps import Result
 from dedupd_core.system.control_socket import socket_path
-from dedupd_core.volume.commit import Result, result_to_json
-from dedupd_core.volume.commit_requests import request_from_json
+from dedupd_core.volume.commit import result_to_json
 from fuse_stub.bulk_commits import BulkCommit, BulkCommits
 from fuse_stub.busy.part_lane import OFFER_BYTES_MAX
 from fuse_stub.errors import load
@@ -103,8 +103,6 @@ class ControlServer:
         with trio.CancelScope(shield=True):
             with failures.noted("rolling back commits"):
                 await talk.end_bulk(self._mount.bulk_commits)
-            with failures.noted("rolling back commits"):
-                await self._mount.commit_lane.abandon(list(talk.begun))
             with failures.noted("rolling back an expansion"):
                 await talk.end_fill()
             for inode in talk.offered:
@@ -225,22 +223,6 @@ class ControlServer:
             self._mount.private.change(parse_options(request["options"]))
         return {}
 
-    async def _commit_begin(self, request: Request, talk: "_Conversation") -> Reply:
-        requests = [request_from_json(row) for row in request["files"]]
-        results = await self._mount.commit_lane.begin(requests)
-        talk.begun |= {
-            one.identity.inode
-            for one, result in zip(requests, results, strict=True)
-            if result.outcome.value == "done"
-        }
-        return {"results": [result_to_json(result) for result in results]}
-
-    async def _commit_finish(self, request: Request, talk: "_Conversation") -> Reply:
-        inodes = request["inodes"]
-        results = await self._mount.commit_lane.finish(inodes)
-        talk.begun -= set(inodes)
-        return {"results": [result_to_json(result) for result in results]}
-
     def _parts_written(self, *_: object) -> Reply:
         found = self._mount.parts.written()
         return {"files": [{"path": os.fsdecode(path), "size": size} for path, size in found]}
@@ -272,7 +254,7 @@ class ControlServer:
     async def _commit_many(self, _: Request, talk: "_Conversation") -> Reply:
         lane = self._mount.bulk_commits
         await talk.end_bulk(lane)
-        requests = native.commit.PlainRequests.from_bytes(talk.payload)
+        requests = native.commit.CommitRequests.from_bytes(talk.payload)
         talk.bulk, results = await lane.begin(requests)
         return {"taken": talk.bulk.count, "results": _rows(results)}
 
@@ -336,8 +318,6 @@ OPERATIONS: dict[
 ] = {
     "volume": ControlServer._volume,
     "own_mounts": ControlServer._own_mounts,
-    "commit_begin": ControlServer._commit_begin,
-    "commit_finish": ControlServer._commit_finish,
     "parts_written": ControlServer._parts_written,
     "parts_offer": ControlServer._parts_offer,
     "parts_end": ControlServer._parts_end,
@@ -378,7 +358,6 @@ class _Conversation:
     """
 
     connection: trio.socket.SocketType
-    begun: set[int] = field(default_factory=set)
     offered: set[int] = field(default_factory=set)
     marks: MarkLog | None = None
     fill: FileFill | None = None

@@ -1,50 +1,83 @@
 """The steps that turn plain files into stubs."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import final
+from typing import Final, Literal, final
 
 from .tree import Identity
 
 Recipe = tuple[int, bytes, bool]
 """The recipe of a file: id, digest, and whether it is a chunk."""
 
+CommitFields = tuple[bytes, Identity, Recipe, bytes | None, bool]
+"""The fields of ``commit_requests.CommitRequest``."""
+
+Why = Literal[
+    "unopened",
+    "unoffered",
+    "in use",
+    "opened",
+    "other stub",
+    "capable",
+    "large units",
+    "changed",
+    "touched",
+    "full",
+    "io",
+    "half way",
+]
+"""``unopened``, ``io``, ``half way``: for the reason ``errno``. After ``half way`` the file stays a
+stub, which is settled when it is opened; after every other reason, it is as before the commit."""
+
 @final
-class PlainRequests:
-    """Plain files to be committed: path, identity, and recipe of each."""
+class Refusal:
+    """Why a file does not become a stub."""
+
+    why: Final[Why]
+    errno: Final[int]
+
+@final
+class CommitRequests:
+    """Files to be committed together, without an object for each."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, at: int, /) -> tuple[bytes, Identity, Recipe]:
+    def __getitem__(self, at: int, /) -> CommitFields:
         """Return one request. Raises IndexError."""
-    def __iter__(self) -> Iterator[tuple[bytes, Identity, Recipe]]: ...
+    def __iter__(self) -> Iterator[CommitFields]: ...
     @property
     def size_bytes(self) -> int:
         """Total size of all files."""
     @property
-    def paths(self) -> bytes:
-        """Each path with a NUL byte after it."""
-    def add(self, path: bytes, identity: Identity, recipe: Recipe) -> None:
-        """Add a request. Raises ValueError for a path with a NUL byte, or a wrong digest size."""
-    def take(self, source: PlainRequests) -> None:
+    def paths(self) -> list[bytes]: ...
+    def add(
+        self,
+        path: bytes,
+        identity: Identity,
+        recipe: Recipe,
+        previous: bytes | None = None,
+        in_parts: bool = False,
+    ) -> None:
+        """Raises ValueError if a path contains a NUL byte, or a digest does not have 16 bytes."""
+    def take(self, source: CommitRequests) -> None:
         """Move all requests of ``source`` to this object."""
+    @property
+    def are_plain(self) -> bytes:
+        """1 for each plain file that is committed as a whole, else 0."""
     @property
     def inodes(self) -> bytes:
         """Their numbers, u64 each."""
     def to_bytes(self) -> bytes:
         """Encode the requests for the process that serves a mount (docs/design/control.md)."""
     @staticmethod
-    def from_bytes(data: bytes) -> PlainRequests:
+    def from_bytes(data: bytes) -> CommitRequests:
         """Decode :meth:`to_bytes`. Raises ValueError."""
-    def pick(self, positions: Sequence[int]) -> PlainRequests:
+    def pick(self, positions: Sequence[int]) -> CommitRequests:
         """Return a copy of the requests at these positions. Raises IndexError."""
-    def part(self, first: int, end: int) -> PlainRequests:
+    def part(self, first: int, end: int) -> CommitRequests:
         """Return a copy of the existing requests in this range of positions."""
 
 @final
 class CommitBatch:
-    """Commits of many plain files; ``dedupd_core/stub/transition.py`` explains the steps.
-
-    An unusual file is skipped or restored. The caller takes it through the same steps alone, which
-    report the problem.
+    """Commits of many files: the steps are those of :func:`begin` and :func:`finish`.
 
     Durable effect: extended attributes, punched blocks and times of the files, by the door.
     """
@@ -62,59 +95,54 @@ class CommitBatch:
         """``seeds`` are those of the attribute: of its checksum, and of its binding to its inode.
         Each step uses up to ``threads``, or one with a door (``Disk.door``). ``is_shared``: other
         processes may open the files, so each is leased from the first step to the second."""
-    def begin(self, requests: PlainRequests) -> bytes:
+    def begin(self, requests: CommitRequests) -> list[tuple[int, Refusal]]:
         """Open each file and set its attribute.
 
-        Returns 1 if that succeeded, else 0. Files stay open, and leased, until they are finished.
+        Returns the positions of the files whose commits do not start. The others stay open, and
+        leased, until they are finished.
         """
-    def finish(self) -> tuple[bytes, int]:
-        """Punch the started files, and settle their attributes. Files that have changed since then,
-        or are open elsewhere, are skipped.
+    def finish(self) -> tuple[list[tuple[int, Refusal]], int]:
+        """Punch the files whose commits have started, and settle their attributes.
 
-        Returns 1 for each completed request, else 0, and the bytes of blocks that these files have
-        freed. A file that failed during or after its punch no longer counts as started: it cannot
-        be rolled back, and is settled when it is opened.
+        Returns the positions of those that do not become stubs, and how many bytes of blocks all
+        others have freed. Every commit ends with this call.
         """
-    def begun(self, at: int) -> tuple[int, Identity] | None:
-        """Return descriptor and new identity of a started, unfinished file; None for others. The
-        descriptor is valid until :meth:`close`."""
     def take(self, at: int) -> tuple[int, Identity] | None:
-        """Like :meth:`begun`; the caller takes over the descriptor and the commit."""
-    def revert(self) -> bytes:
-        """Roll back all commits that are started and not finished, and close the files.
+        """The descriptor of a file whose commit has started, and its identity with the attribute;
+        None for other files. The descriptor and the commit are the caller's from now on."""
+    def revert(self) -> int:
+        """Roll back all commits that have started, and close the files.
 
-        Returns 1 for each file for which that failed: it is a stub with all its blocks. Not synced.
+        Returns for how many that failed: each of these is a stub that has all its blocks. Not
+        synced.
         """
     def close(self) -> None: ...
 
-def exchange_attribute(
+def begin(
     fd: int,
-    identity: Identity,
-    name: bytes,
-    previous: bytes | None,
-    value: bytes,
+    file: tuple[Identity, Recipe, bytes | None],
+    space: tuple[bytes, tuple[int, int], int],
     door: Callable[..., int] | None,
-) -> Identity | None:
-    """Set an extended attribute on a file that is ``identity`` and has ``previous`` (None: none).
+) -> Identity | Refusal:
+    """Set the attribute of a stub that is being committed on an open file.
 
-    The identity is inode, size, mtime and ctime in ns. Returns the identity afterwards. Returns
-    None, without a change, if the file has changed, is another one, or has another attribute. This
-    includes files with capabilities, which the punching of blocks would remove. Raises OSError.
+    ``file``: its identity when it was read, its recipe, and the attribute that it has (None: none).
+    ``space``: the name and seeds of the volume's attributes, and its block size.
+
+    Returns the identity of the file with the attribute.
 
     Durable effect: an extended attribute, by the door.
     """
 
-def punch_and_settle(
+def finish(
     fd: int,
-    length: int,
-    times_ns: tuple[int, int],
-    name: bytes,
-    value: bytes,
+    begun: Identity,
+    file: tuple[Identity, Recipe, bytes | None],
+    space: tuple[bytes, tuple[int, int], int],
     door: Callable[..., int] | None,
-) -> int:
-    """Punch and settle a file: the first ``length`` bytes and the blocks after its end, the times
-    (last access, last modification), and an attribute. Returns the bytes of freed blocks. Raises
-    OSError.
+) -> int | Refusal:
+    """Punch a file whose attribute is durable and that is still ``begun``, and blocks after its
+    end; restore its times; settle its attribute. Returns how many bytes of blocks it has freed.
 
     Durable effect: blocks, times, an extended attribute, by the door.
     """

@@ -1,7 +1,7 @@
 """Reads files and splits them into chunks; decides which new chunks to store."""
 
 from collections.abc import Iterator, Set
-from typing import Final, final
+from typing import Final, Literal, final
 
 from typing_extensions import Buffer
 
@@ -9,7 +9,7 @@ from dedupd_core.format.ids import PackedIds
 
 from .admission import Ledger, Recall
 from .chunker import Chunks
-from .commit import PlainRequests
+from .commit import CommitRequests
 from .tree import Identity
 
 @final
@@ -103,6 +103,25 @@ class Judgement:
     def prefixes(self, part: int, found: Chunks) -> bytes:
         """Return u64 starts of the fingerprints of a segment's new chunks. Raises ValueError."""
 
+Why = Literal["unopened", "changed before", "in use", "large units", "shared", "changed", "io"]
+"""``unopened`` and ``io``: for the reason ``errno``. ``changed``: while it was read."""
+
+@final
+class Unread:
+    """Why a file is not read. ``shared_bytes``: in blocks that snapshots or copies below have."""
+
+    why: Final[Why]
+    errno: Final[int]
+    shared_bytes: Final[int]
+
+def examine(fd: int, identity: Identity, is_whole: bool, unshared_only: bool) -> int | Unread:
+    """Check that an open file is the one that was found, that its last change is not too recent,
+    that no process has it open for writing, that each of its blocks can be freed alone, and (with
+    ``unshared_only``) that no block belongs to other files or snapshots too. Waits for at most
+    about a second until the last change is old enough. If it is not read as a whole, check only
+    its blocks. Returns how many bytes of its blocks others have as well.
+    """
+
 @final
 class FileList:
     """Plain files in an optimize job, without an object per file."""
@@ -134,27 +153,31 @@ class FileList:
     def take(self, source: FileList, at: int, size_max: int, room: int, count_max: int) -> int:
         """Add files of ``source`` from ``at`` on, up to the first of more than ``size_max`` bytes:
         at most ``count_max`` files, of at most ``room`` bytes together. Returns their number."""
+    @property
+    def read_bytes(self) -> int:
+        """Those outside of holes, of files that were read."""
     def read(
         self,
         dir_fd: int,
-        settle_ns: int,
         out: Buffer,
         offset: int,
         threads: int = 1,
-    ) -> list[tuple[bytes, Identity, bool]]:
-        """Read all files completely into ``out``, in order, from ``offset`` on. The page cache is
-        not used. The files must have no holes.
+        unshared_only: bool = True,
+    ) -> list[tuple[tuple[bytes, Identity, bool], Unread]]:
+        """Read each as a whole, one after the other, into ``out`` from ``offset`` on, bypassing the
+        page cache.
 
-        Each uses as many bytes as its size, whether it was read or not. A file is only read if it
-        has its identity before and after, and its last change is more than ``settle_ns`` ago. In
-        addition, no program may have it open for writing, and no other file or snapshot may share
-        its blocks. Other files are removed from the list and returned, for the caller to find the
-        reason; their room may contain any bytes. Raises ValueError if ``out`` is too small.
+        Each takes as many bytes as it had, read or not. One is read only if it passes
+        :func:`examine`, and is the same afterwards. The others are taken out of the list and
+        returned with the reasons; their room may hold anything. Raises ValueError if ``out`` is too
+        short.
         """
+    def shared_bytes(self, judgement: Judgement) -> int:
+        """How many bytes in the blocks of files that are taken others have as well."""
     def freed_bytes(self, block_bytes: int) -> bytes:
         """Return u64 bytes of the blocks of each file. Raises ValueError."""
     def single(
-        self, found: Chunks, ids: Buffer, judgement: Judgement, into: PlainRequests
+        self, found: Chunks, ids: Buffer, judgement: Judgement, into: CommitRequests
     ) -> list[int]:
         """Add each selected file that is one chunk, and not zeros, to ``into``: its recipe is that
         chunk. Returns the numbers of the other selected files.

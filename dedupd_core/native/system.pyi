@@ -41,6 +41,10 @@ def local_bytes(fd: int, end: int, sync: bool) -> tuple[int, int]:
     these are written first. (0, 0) on a file system without an extent map.
     """
 
+def read_uncached(fd: int, view: Buffer, offset: int) -> int:
+    """Fill a buffer from a file, and leave no new pages in the page cache. Returns the bytes read:
+    fewer only at the end of the file. Raises OSError."""
+
 def has_large_units(fd: int) -> bool:
     """Return whether the file system frees the blocks of this file only in units of several blocks.
 

@@ -1,9 +1,6 @@
-"""Plain → stub: one file's transition, step by step (docs/design/format.md, "States of a file"),
-and what becomes of one that a crash interrupted, also on the way back (``filling.py``).
-
-The steps that set an attribute, and that punch and settle, are native code (``native/src/commit``).
-A batch of plain files takes the same native steps in one call, and comes here with those that turn
-out to be anything else: :func:`begin_commit` and :func:`finish_commit` say what is wrong with them.
+"""The states of a file between plain and stub (docs/design/format.md, "States of a file"), and how
+a state is settled that a crash left, including on the way back (``filling.py``). For the steps from
+plain to stub, see ``commit_steps.py``.
 
 The invariant that every step keeps: *a block that is present in the file holds the file's current
 content; a hole below ``covered`` stands for what the recipe says.* So it never matters how many
@@ -19,9 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from dedupd_core import native
-from dedupd_core.errors import AttributesFull, CopiedStub, Damaged, FileChanged
-from dedupd_core.failpoint import define
-from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.errors import CopiedStub, Damaged
 from dedupd_core.format.stub import (
     Flag,
     StubAttribute,
@@ -34,13 +29,7 @@ from dedupd_core.format.stub import (
 from dedupd_core.stub.content import StoreContent
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.extents import drop_unwritten, has_unwritten
-from dedupd_core.units import align_down, align_up, in_64_bits
-
-# Native code passes these four.
-define("stub.attribute-set", "the attribute is set, blocks are all present")
-define("stub.punched", "the blocks are punched, the times not yet restored")
-define("stub.trimmed", "the blocks behind the end are freed, the times not yet restored")
-define("stub.times-set", "the times are restored, the attribute still says committing")
+from dedupd_core.units import align_down, in_64_bits
 
 CAPABILITY = b"security.capability"
 """Lets a program do what is else root's alone. The kernel takes it from a file whose blocks change,
@@ -49,8 +38,6 @@ LARGE_UNITS = "is on a realtime device with extents of several blocks"
 """Of a file whose blocks cannot be freed one by one (:func:`native.system.has_large_units`)."""
 LENGTH_BYTES_MAX = (1 << 63) - (64 << 10)
 """Of a stub: the end of its last block has to be an offset too, whatever the size of a block."""
-
-_COMMITTING_DIRECT = Flag.COMMITTING | Flag.DIRECT
 
 
 class FileIdentity(NamedTuple):
@@ -77,20 +64,6 @@ class FileIdentity(NamedTuple):
 
 
 FULL_OF_ATTRIBUTES = "its attributes leave no space for that of a stub"
-
-_BLOCKS_PER_ATTRIBUTE = 16
-"""More than any file system takes for an attribute."""
-
-
-class Begun(NamedTuple):
-    """A commit under way: the file's identity with the attribute set, and that attribute.
-
-    ``previous`` is the attribute that it replaced, None where the file was plain.
-    """
-
-    identity: FileIdentity
-    stub: StubAttribute
-    previous: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +134,11 @@ class StubFiles:
     disk: Disk
     block_bytes: int
 
+    @property
+    def fields(self) -> tuple[bytes, tuple[int, int], int]:
+        """Those that native code needs."""
+        return self.space.name, self.space.seeds, self.block_bytes
+
     def write(self, fd: int, stub: StubAttribute) -> None:
         """Set the attribute of an open file. Raises OSError, also for a file that cannot be a stub
         because its blocks cannot be freed one by one."""
@@ -174,80 +152,6 @@ def open_stub(fd: int, stub: StubAttribute, files: StubFiles) -> native.stub.Ope
     name, seed = files.space.name, files.space.seeds[0]
     value = files.space.encode(stub, fd)
     return native.stub.OpenStub(fd, value, name, seed, files.block_bytes, files.disk.door)
-
-
-def committing(identity: FileIdentity, ref: RecipeRef) -> StubAttribute:
-    """The stub of a whole file while it is being committed."""
-    flags = _COMMITTING_DIRECT if ref.direct else Flag.COMMITTING
-    return StubAttribute(ref.recipe, ref.digest, identity.size, identity.mtime_ns, flags)
-
-
-def begin_commit(
-    fd: int,
-    expected: FileIdentity,
-    ref: RecipeRef,
-    files: StubFiles,
-    previous: bytes | None = None,
-) -> "Begun":
-    """Make a file a stub of the recipe ``ref`` with all its blocks still present.
-
-    ``previous`` is the attribute of a stub whose content the recipe is now; None for a plain file.
-    Either way a block that is present equals what the recipe says, and nothing is lost by a crash.
-    Returns what to hand to :func:`finish_commit` once the attribute is durable.
-    Raises FileChanged where the file is not the one that was read; AttributesFull; OSError.
-    """
-    stub = committing(expected, ref)
-    name, value = files.space.name, files.space.encode(stub, fd)
-    try:
-        after = native.commit.exchange_attribute(
-            fd, expected, name, previous, value, files.disk.door
-        )
-    except OSError as error:
-        # ext4 says ENOSPC for a full disk as well as for a file whose attributes fill their block.
-        if error.errno == errno.ENOSPC and os.fstatvfs(fd).f_bavail >= _BLOCKS_PER_ATTRIBUTE:
-            raise AttributesFull(FULL_OF_ATTRIBUTES) from error
-        raise
-    if after is None:
-        if native.system.fgetxattr(fd, name) != previous:
-            raise FileChanged("it became a stub, or another stub, at the same time")
-        if native.system.fgetxattr(fd, CAPABILITY) is not None:
-            raise FileChanged("it has capabilities, which it would lose")
-        if native.system.has_large_units(fd):
-            raise FileChanged(f"it {LARGE_UNITS}")
-        raise FileChanged("it changed since it was read")
-    begun = FileIdentity(*after)
-    if (begun.size, begun.mtime_ns) != (expected.size, expected.mtime_ns):
-        # Setting the attribute has moved the ctime on; this is what still tells of a writer.
-        put_back(fd, previous, files)
-        raise FileChanged("it changed while it was being committed")
-    return Begun(begun, stub, previous)
-
-
-def finish_commit(fd: int, begun: "Begun", files: StubFiles) -> int:
-    """Punch a stub whose attribute, and whose chunks, are durable; returns how many bytes of blocks
-    it has given up.
-
-    Raises FileChanged, with the file as it was, where it was touched since :func:`begin_commit`.
-    """
-    status = os.fstat(fd)
-    if FileIdentity.of(status) != begun.identity:
-        revert_commit(fd, begun, files)
-        raise FileChanged("it changed while it was being committed")
-    # The change time is still the one of setting the attribute, so the attribute is what was set.
-    settled = replace(begun.stub, flags=begun.stub.flags & Flag.DIRECT)
-    return native.commit.punch_and_settle(
-        fd,
-        align_up(status.st_size, files.block_bytes),
-        (status.st_atime_ns, begun.stub.mtime_ns),
-        files.space.name,
-        files.space.encode(settled, fd),
-        files.disk.door,
-    )
-
-
-def revert_commit(fd: int, begun: "Begun", files: StubFiles) -> None:
-    """Take back a commit that has begun but not finished: all blocks are there."""
-    put_back(fd, begun.previous, files)
 
 
 def put_back(fd: int, previous: bytes | None, files: StubFiles) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from dedupd_core.errors import FileChanged
-from dedupd_core.system.page_cache import BufferPool, read_uncached
+from dedupd_core.native.system import read_uncached
+from dedupd_core.system.page_cache import BufferPool
 from dedupd_core.units import MIB
 
 BATCH_BYTES = 8 * MIB

@@ -1,10 +1,5 @@
-"""Reads files once into reusable buffers, without filling the page cache.
+"""Reads files once into reusable buffers, without filling the page cache."""
 
-Native calls have separate code: ``native/src/system/reads.rs`` for files, and ``O_DIRECT``
-(``native/src/threads/read_ahead.rs``) for containers.
-"""
-
-import errno
 import mmap
 import os
 import queue
@@ -12,19 +7,14 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
+from dedupd_core.native.system import read_uncached
 from dedupd_core.system.files import UNREADABLE, read_readable
-from dedupd_core.units import MIB
 
 DONT_CACHE = getattr(os, "RWF_DONTCACHE", 0x80)
 """Linux 6.14: new pages of a read or write are dropped again; other pages stay."""
 
 _WRITES_SINCE = (6, 16)
 """Earlier releases dropped pages even if they were changed in between."""
-
-_READ_BYTES = 1 * MIB
-"""Bytes per call: this fits into the processor's cache, and is 5 % faster than a single call."""
-
-_kernel = {"knows_dont_cache": True}
 
 
 @cache
@@ -44,32 +34,9 @@ def new_buffer(length: int) -> mmap.mmap:
     return buffer
 
 
-def read_uncached(fd: int, view: memoryview, offset: int) -> int:
-    """Fill ``view``; leave no new pages in the page cache.
-
-    Returns the bytes read, fewer only at the end of the file. Raises OSError.
-    """
-    have = 0
-    while have < len(view):
-        flags = DONT_CACHE if _kernel["knows_dont_cache"] else 0
-        try:
-            count = os.preadv(fd, [view[have : have + _READ_BYTES]], offset + have, flags)
-        except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL) and flags:
-                _kernel["knows_dont_cache"] = False
-                continue
-            raise
-        if count == 0:
-            break
-        have += count
-    if not _kernel["knows_dont_cache"]:
-        os.posix_fadvise(fd, offset, have, os.POSIX_FADV_DONTNEED)
-    return have
-
-
 def read_uncached_readable(fd: int, view: memoryview, offset: int) -> int:
-    """Like :func:`read_uncached`, with zeros for unreadable blocks: for data with checksums, which
-    do not match zeros."""
+    """Like :func:`native.system.read_uncached`, with zeros for unreadable blocks: for data with
+    checksums, which do not match zeros."""
     try:
         return read_uncached(fd, view, offset)
     except OSError as error:

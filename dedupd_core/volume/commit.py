@@ -5,40 +5,22 @@ only syncs in between. Otherwise the job does them, holding the mount's lock so 
 begin meanwhile.
 """
 
-import enum
-import errno
 import os
 import resource
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol
 
 from dedupd_core import native
-from dedupd_core.errors import (
-    AttributesFull,
-    Busy,
-    DedupdError,
-    FileChanged,
-    NoSpace,
-    ServiceUnreachable,
-)
+from dedupd_core.errors import Busy, DedupdError, NoSpace, ServiceUnreachable
 from dedupd_core.failpoint import define, reach
-from dedupd_core.stub.transition import (
-    FULL_OF_ATTRIBUTES,
-    Begun,
-    FileIdentity,
-    begin_commit,
-    committing,
-    finish_commit,
-    revert_commit,
-    settle,
-)
+from dedupd_core.native.commit import CommitRequests
+from dedupd_core.stub.commit_steps import DONE, Outcome, Result, result_of
+from dedupd_core.stub.transition import settle
 from dedupd_core.system.control_socket import ControlClient
 from dedupd_core.system.files import opened
-from dedupd_core.system.leases import lease_exclusively
-from dedupd_core.system.paths import DirectoryOpener, open_beneath, show_path
-from dedupd_core.volume.commit_requests import CommitRequests, request_to_json
+from dedupd_core.system.paths import open_beneath, show_path
 from dedupd_core.volume.transition_log import Transitions
 from dedupd_core.volume.volume import Volume
 
@@ -46,40 +28,9 @@ _BEGUN = define("commit.begun", "the attributes of a batch are set, not yet sync
 _DURABLE = define("commit.durable", "the attributes of a batch are durable, nothing is punched")
 _FINISHED = define("commit.finished", "a batch is punched")
 
-BATCH_FILES_MAX = 512
-"""Stubs per batch in the process that serves a mount, which takes them one by one."""
-
-BATCH_FILES_HERE_MAX = 4096
-"""Plain files per batch, and all of them here, where the limit of descriptors allows it: each batch
-costs a sync. The process that serves a mount may take fewer."""
-
-
-class Outcome(enum.StrEnum):
-    """What became of one file."""
-
-    DONE = "done"
-    CHANGED = "changed"
-    GONE = "gone"
-    IN_USE = "in use"
-    PROTECTED = "immutable or append-only"
-    FULL = FULL_OF_ATTRIBUTES
-    FAILED = "failed"
-
-
-class Result(NamedTuple):
-    """The outcome of a request, with a reason where it is not DONE.
-
-    ``freed_bytes``: of blocks that files have given up, this one and others without a word of
-    their own.
-    """
-
-    outcome: Outcome
-    reason: str = ""
-    freed_bytes: int = 0
-
-
-_DONE = Result(Outcome.DONE)
-_HALF_WAY = Result(Outcome.FAILED, "it could not be punched; the next job continues")
+BATCH_FILES_MAX = 4096
+"""Files per batch, if the limit of descriptors allows it: each batch costs a sync. The process that
+serves a mount may take fewer."""
 
 
 class Committer(Protocol):
@@ -141,12 +92,10 @@ class VolumeCommitter:
         """Results of the next few requests."""
         with self._volume.mount_or_lock() as held:
             if isinstance(held, ControlClient):
-                is_plain = start < len(requests.plain)
-                count = BATCH_FILES_HERE_MAX if is_plain else BATCH_FILES_MAX
-                batch = requests.part(start, count)
+                batch = requests.part(start, start + BATCH_FILES_MAX)
                 return _commit_by_mount(self._volume, held, batch)
             settle_noted(self._volume, held)
-            batch = requests.part(start, descriptors_to_spare())
+            batch = requests.part(start, start + descriptors_to_spare())
             with held.under_way(batch.paths):
                 return _commit_here(self._volume, batch, self._threads)
 
@@ -159,17 +108,23 @@ def _end_run(client: ControlClient | None, freed_bytes: int) -> None:
 
 def descriptors_to_spare() -> int:
     """How many files to hold open for a batch; raises the limit of descriptors where it may."""
-    wanted = 2 * BATCH_FILES_HERE_MAX
+    wanted = 2 * BATCH_FILES_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(1, min(BATCH_FILES_HERE_MAX, soft // 2))
+    return max(1, min(BATCH_FILES_MAX, soft // 2))
 
 
 def _commit_here(volume: Volume, requests: CommitRequests, threads: int) -> list[Result]:
-    with _Batch(volume, requests, threads) as batch:
-        batch.begin()
+    """Commit files together here, in one native call for each of the two steps."""
+    results = [DONE] * len(requests)
+    with closing(new_batch(volume, threads, is_shared=True)) as batch:
+        try:
+            refusals = batch.begin(requests)
+        except BaseException:
+            batch.revert()
+            raise
         reach(_BEGUN)
         try:
             volume.sync()
@@ -177,123 +132,21 @@ def _commit_here(volume: Volume, requests: CommitRequests, threads: int) -> list
             batch.revert()
             raise
         reach(_DURABLE)
-        batch.finish()
+        unfinished, freed_bytes = batch.finish()
         reach(_FINISHED)
-        return batch.results
+    for at, refusal in (*refusals, *unfinished):
+        results[at] = result_of(refusal)
+    if DONE in results:
+        results[results.index(DONE)] = DONE._replace(freed_bytes=freed_bytes)
+    return results
 
 
-class _Batch:
-    """Files that are committed together here.
-
-    Plain files go through native code, all in one call each way. The files that it leaves, and
-    stubs, go one by one, which says what is wrong with them.
-    """
-
-    def __init__(self, volume: Volume, requests: CommitRequests, threads: int) -> None:
-        self._volume = volume
-        self._requests = requests
-        self._plain = native.commit.CommitBatch(
-            volume.data_fd,
-            volume.space.name,
-            volume.space.seeds,
-            volume.block_bytes,
-            threads,
-            True,
-            volume.disk.door,
-        )
-        self._alone: dict[int, tuple[int, Begun]] = {}
-        self._files = ExitStack()
-        self.results: list[Result] = [_HALF_WAY] * len(requests)
-
-    def __enter__(self) -> Self:
-        self._files.callback(self._plain.close)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close()
-
-    def begin(self) -> None:
-        """Set the attributes; those that cannot be set have a result afterwards."""
-        try:
-            begun = self._plain.begin(self._requests.plain)
-            with closing(DirectoryOpener(self._volume.data_fd)) as directories:
-                for at in [*_zeros(begun), *range(len(begun), len(self._requests))]:
-                    self._begin_alone(at, directories)
-        except BaseException:
-            self.revert()
-            raise
-
-    def _begin_alone(self, at: int, directories: DirectoryOpener) -> None:
-        request, volume = self._requests[at], self._volume
-        if request.in_parts:
-            self.results[at] = Result(
-                Outcome.CHANGED, "the mount that recorded its writes has ended"
-            )
-            return
-        try:
-            fd = directories.open_file(request.path, os.O_RDWR | os.O_NONBLOCK)
-        except OSError as error:
-            self.results[at] = open_failure(error)
-            return
-        self._files.callback(os.close, fd)
-        try:
-            if not lease_exclusively(fd):
-                raise Busy("it is open in another process")
-            self._alone[at] = (
-                fd,
-                begin_commit(
-                    fd,
-                    request.identity,
-                    request.recipe,
-                    volume.stub_files,
-                    request.previous,
-                ),
-            )
-        except (AttributesFull, Busy, FileChanged, OSError) as error:
-            self.results[at] = step_failure(error)
-
-    def finish(self) -> None:
-        """Punch what has begun, now that it is durable."""
-        done, freed_bytes = self._plain.finish()
-        self.results[: len(done)] = [
-            _DONE if is_done else result
-            for is_done, result in zip(done, self.results, strict=False)
-        ]
-        if 1 in done:
-            at = done.index(1)
-            self.results[at] = _DONE._replace(freed_bytes=freed_bytes)
-        for at, (fd, begun) in self._unfinished(_zeros(done)):
-            try:
-                if not lease_exclusively(fd):
-                    # The sync took longer than a lease keeps others waiting.
-                    revert_commit(fd, begun, self._volume.stub_files)
-                    raise Busy("it was opened in another process")
-                freed_bytes = finish_commit(fd, begun, self._volume.stub_files)
-                self.results[at] = _DONE._replace(freed_bytes=freed_bytes)
-            except (Busy, FileChanged, OSError) as error:
-                self.results[at] = step_failure(error)
-
-    def revert(self) -> None:
-        """Take back what has begun."""
-        for _, (fd, begun) in self._unfinished(range(len(self._requests.plain))):
-            revert_commit(fd, begun, self._volume.stub_files)
-
-    def _unfinished(self, plain: Iterable[int]) -> Iterator[tuple[int, tuple[int, Begun]]]:
-        """What has begun and is not finished, of plain files of these positions: position,
-        descriptor, what is to be finished."""
-        yield from self._alone.items()
-        for at in plain:
-            left = self._plain.begun(at)
-            if left is not None:
-                fd, identity = left
-                request = self._requests[at]
-                stub = committing(request.identity, request.recipe)
-                yield at, (fd, Begun(FileIdentity._make(identity), stub, None))
-
-
-def _zeros(flags: bytes) -> list[int]:
-    """Where they are."""
-    return [at for at, flag in enumerate(flags) if not flag]
+def new_batch(volume: Volume, threads: int, *, is_shared: bool) -> "native.commit.CommitBatch":
+    """To commit files of a volume together."""
+    files = volume.stub_files
+    return native.commit.CommitBatch(
+        volume.data_fd, *files.fields, threads, is_shared, files.disk.door
+    )
 
 
 def settle_interrupted(volume: Volume, path: bytes) -> None:
@@ -347,34 +200,11 @@ def _raise_failure(volume: Volume, reply: dict[str, Any]) -> None:
 def _commit_by_mount(
     volume: Volume, client: ControlClient, requests: CommitRequests
 ) -> list[Result]:
-    """Commit plain files all at once, or else files of which each has something to be said.
-
-    The mount may take fewer files than these: the results are of the first ones.
-    """
-    if len(requests.plain):
-        return _commit_many_by_mount(volume, client, requests.plain)
-    reply = client.call("commit_begin", files=[request_to_json(r) for r in requests])
+    """Commit files together. The mount may take fewer: the results are of the first ones."""
+    reply = client.call_with("commit_many", requests.to_bytes())
     _raise_failure(volume, reply)
     reach(_BEGUN)
-    volume.sync()
-    reach(_DURABLE)
-    begun = [result_from_json(row) for row in reply["results"]]
-    wanted = [at for at, result in enumerate(begun) if result.outcome is Outcome.DONE]
-    finished = client.call("commit_finish", inodes=[requests[at].identity.inode for at in wanted])
-    _raise_failure(volume, finished)
-    for at, row in zip(wanted, finished["results"], strict=True):
-        begun[at] = result_from_json(row)
-    reach(_FINISHED)
-    return begun
-
-
-def _commit_many_by_mount(
-    volume: Volume, client: ControlClient, plain: native.commit.PlainRequests
-) -> list[Result]:
-    reply = client.call_with("commit_many", plain.to_bytes())
-    _raise_failure(volume, reply)
-    reach(_BEGUN)
-    results = [_DONE] * reply["taken"]
+    results = [DONE] * reply["taken"]
     volume.sync()
     reach(_DURABLE)
     finished = client.call("commit_done")
@@ -383,40 +213,6 @@ def _commit_many_by_mount(
         results[at] = result_from_json(row)
     reach(_FINISHED)
     return results
-
-
-_NOT_THE_FILE = (
-    *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE),
-    *(errno.EISDIR, errno.ENXIO),  # a directory, or a socket, has its name now
-)
-
-
-def open_failure(error: OSError) -> Result:
-    """What it means that a file could not be opened for its commit."""
-    if error.errno in _NOT_THE_FILE:
-        return Result(Outcome.GONE, "it was moved or deleted during the commit")
-    if error.errno in (errno.ETXTBSY, errno.EBUSY, errno.EAGAIN):  # the last one: a lease
-        return Result(Outcome.IN_USE, "it is in use")
-    if error.errno == errno.EPERM:
-        return Result(Outcome.PROTECTED, "it cannot be changed")
-    return Result(Outcome.FAILED, os.strerror(error.errno or errno.EIO))
-
-
-def step_failure(error: DedupdError | OSError) -> Result:
-    """What it means that a step of the commit failed; a full disk is for the caller to see."""
-    if isinstance(error, FileChanged):
-        return Result(Outcome.CHANGED, str(error))
-    if isinstance(error, Busy):
-        return Result(Outcome.IN_USE, str(error))
-    if isinstance(error, AttributesFull):
-        return Result(Outcome.FULL, str(error))
-    if isinstance(error, OSError):
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return Result(Outcome.FAILED, "no space left for the attribute of the stub")
-        return Result(Outcome.FAILED, os.strerror(error.errno or errno.EIO))
-    if isinstance(error, NoSpace):
-        return Result(Outcome.FAILED, str(error))
-    raise error
 
 
 def result_to_json(result: Result) -> dict[str, Any]:

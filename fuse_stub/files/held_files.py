@@ -12,7 +12,8 @@ import trio
 from dedupd_core import native
 from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stub import StubAttribute
-from dedupd_core.stub.transition import Begun, FileIdentity, committing
+from dedupd_core.stub.commit_steps import Begun
+from dedupd_core.stub.transition import FileIdentity
 from fuse_stub.files.inodes import Inodes
 
 
@@ -25,17 +26,18 @@ class HeldGroup:
     __slots__ = ("batch", "inodes", "requests", "resting")
 
     def __init__(
-        self, batch: native.commit.CommitBatch, requests: native.commit.PlainRequests
+        self, batch: native.commit.CommitBatch, requests: native.commit.CommitRequests
     ) -> None:
         self.batch = batch
         self.requests = requests
         self.inodes = array("Q", requests.inodes)
         self.resting: trio.Event | None = None
 
-    def stub(self, place: int) -> StubAttribute:
-        """The attribute with which a file is committed."""
-        _, identity, recipe = self.requests[place]
-        return committing(FileIdentity._make(identity), RecipeRef._make(recipe))
+    def begun(self, place: int, identity: "native.tree.Identity | None" = None) -> Begun:
+        """The commit of a file, which is ``identity`` with the attribute."""
+        _, read, recipe, _, _ = self.requests[place]
+        expected = FileIdentity._make(read)
+        return Begun(FileIdentity._make(identity or read), expected, RecipeRef._make(recipe))
 
 
 class HeldFiles:
@@ -53,7 +55,7 @@ class HeldFiles:
     def attributes(self) -> Iterator[StubAttribute]:
         """Those with which the files are committed."""
         for group, place in self._files.values():
-            yield group.stub(place)
+            yield group.begun(place).stub
 
     def hold(self, group: HeldGroup) -> None:
         """Before a native call begins the commits of a group: ``group.resting`` is there."""
@@ -82,14 +84,14 @@ class HeldFiles:
                 self.hand_over(group, place)
 
     def hand_over(self, group: HeldGroup, place: int) -> bool:
-        """Make an open file of a held one, on which no native call works; False where the call has
-        failed half way, so that it is settled when it is opened."""
+        """Make an open file of a held one, on which no native call works; False if its commit has
+        ended."""
         self.drop(group, place)
         taken = group.batch.take(place)
         if taken is None:
             return False
         fd, identity = taken
-        self.adopt(fd, Begun(FileIdentity._make(identity), group.stub(place), None))
+        self.adopt(fd, group.begun(place, identity))
         return True
 
 

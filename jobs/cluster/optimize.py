@@ -14,15 +14,16 @@ from dedupd_core.errors import (
     StoreUnreachable,
     WriterFenced,
 )
+from dedupd_core.native.commit import CommitRequests
 from dedupd_core.rados.reading.sources import reference
 from dedupd_core.rados.writer import NewFile, Prepared, Writer
+from dedupd_core.stub.commit_steps import Outcome
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system.files import opened
 from dedupd_core.system.paths import open_beneath, show_path
 from dedupd_core.system.processes import cores
 from dedupd_core.units import MIB
-from dedupd_core.volume.commit import Outcome, VolumeCommitter, settle_interrupted
-from dedupd_core.volume.commit_requests import CommitRequest, CommitRequests
+from dedupd_core.volume.commit import VolumeCommitter, settle_interrupted
 from dedupd_core.volume.domains import require_domains
 from dedupd_core.volume.volume import Volume
 from jobs.cluster.cutting import cut_file, reader_of
@@ -145,21 +146,14 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
 
     def _commit(self, writer: Writer, taken: list[_CutFile], prepared: list[Prepared]) -> None:
         """Make the stubs name the versions, and make the store keep the named versions."""
-        requests = CommitRequests.of(
-            CommitRequest(
-                one.candidate.path,
-                one.candidate.identity,
-                reference(version.version),
-                one.candidate.attribute,
-            )
-            for one, version in zip(taken, prepared, strict=True)
-        )
+        requests = CommitRequests()
+        for (candidate, _), version in zip(taken, prepared, strict=True):
+            recipe = reference(version.version)
+            requests.add(candidate.path, candidate.identity, recipe, candidate.attribute)
         results = self._committer.commit(requests)
-        outcomes = dict(zip(requests.paths, results, strict=True))
         done: list[Prepared] = []
         unchanged: list[Prepared] = []
-        for one, version in zip(taken, prepared, strict=True):
-            result = outcomes[one.candidate.path]
+        for one, version, result in zip(taken, prepared, results, strict=True):
             self._report.freed_bytes += result.freed_bytes
             if result.outcome is Outcome.DONE:
                 self._report.files_optimized += 1

@@ -9,9 +9,10 @@ import os
 from collections.abc import Callable
 
 from dedupd_core import native
+from dedupd_core.native.system import read_uncached
 from dedupd_core.system.file_reader import open_unnoticed
 from dedupd_core.system.files import opened
-from dedupd_core.system.page_cache import new_buffer, read_uncached
+from dedupd_core.system.page_cache import new_buffer
 from dedupd_core.system.paths import open_beneath, show_path
 from dedupd_core.units import GIB, MIB, format_size
 from dedupd_core.volume.volume import Volume

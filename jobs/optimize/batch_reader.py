@@ -35,7 +35,7 @@ from dedupd_core.volume.volume import Volume
 from jobs.optimize.batch_writer import BatchWriter
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask, KeptChunk, Segment, Work
 from jobs.optimize.busy_files import BusyFile
-from jobs.optimize.examination import SETTLE_NS, examine, examine_busy
+from jobs.optimize.examination import examine, note_unread
 from jobs.optimize.partial_plan import FreshRange, KeptSpan, plan
 
 BATCH_BYTES_MIN = 2 * MIB
@@ -143,17 +143,25 @@ class BatchReader(FileReader[Batch | FilesBatch]):
                 self._read_small()
 
     def _read_small(self) -> None:
-        """Read the files noted in one call; those that are out of the ordinary one by one."""
+        """Read the files noted in one call."""
         files, self._small = self._small, native.ingest.FileList()
         if not len(files):
             return
         self._batches.hand_over()
-        buffer, headroom = self._take_buffer(), self._limits.headroom_bytes
+        buffer, limits = self._take_buffer(), self._limits
         began = time.perf_counter()
-        others = files.read(self._volume.data_fd, SETTLE_NS, buffer, headroom, self._limits.threads)
+        unread = files.read(
+            self._volume.data_fd,
+            buffer,
+            limits.headroom_bytes,
+            limits.threads,
+            limits.unshared_only,
+        )
         self._put(FilesBatch(buffer, files, time.perf_counter() - began))
-        for file in others:
-            self._read_alone(FileTask.plain(*file))
+        for file, why in unread:
+            task = FileTask.plain(*file)
+            note_unread(task, why)
+            self._batches.end(task)
 
     # --- one file --------------------------------------------------------------------------------
 
@@ -246,7 +254,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
             with opened(
                 open_unnoticed(partial(open_beneath, self._volume.data_fd, file.path))
             ) as fd:
-                examine_busy(fd, task, unshared_only=self._limits.unshared_only)
+                examine(fd, task, unshared_only=self._limits.unshared_only)
                 if not task.failure:
                     self._read_quiet(fd, task, file)
                     return

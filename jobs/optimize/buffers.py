@@ -169,10 +169,14 @@ Work = FileTask | native.ingest.FileList
 
 @dataclass(slots=True)
 class ReadyFiles:
-    """Files that have gone through the pipeline; requests where nothing is left to be done."""
+    """Files that have gone through the pipeline; requests where nothing is left to be done.
 
-    requests: native.commit.PlainRequests = field(default_factory=native.commit.PlainRequests)
+    ``shared_bytes``: how much of small files snapshots, or copies below, have as well.
+    """
+
+    requests: native.commit.CommitRequests = field(default_factory=native.commit.CommitRequests)
     tasks: list[FileTask] = field(default_factory=list)
+    shared_bytes: int = 0
 
     def __len__(self) -> int:
         return len(self.requests) + len(self.tasks)
@@ -181,7 +185,8 @@ class ReadyFiles:
         """Add what ``other`` has, which has nothing afterwards."""
         self.requests.take(other.requests)
         self.tasks += other.tasks
-        other.tasks = []
+        self.shared_bytes += other.shared_bytes
+        other.tasks, other.shared_bytes = [], 0
 
 
 class KeptChunk(NamedTuple):

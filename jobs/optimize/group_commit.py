@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dedupd_core.volume.commit import Committer, Result
-from dedupd_core.volume.commit_requests import CommitRequests
+from dedupd_core.native.commit import CommitRequests
+from dedupd_core.stub.commit_steps import Result
+from dedupd_core.volume.commit import Committer
 from dedupd_core.volume.unfinished_files import Checkpoint
 from jobs.optimize.store_session import StoreSession, StoreSync
 

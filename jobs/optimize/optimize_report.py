@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
+from dedupd_core.native.commit import CommitRequests
 from dedupd_core.store.chunk_index import IndexCounters
-from dedupd_core.volume.commit import Outcome, Result
-from dedupd_core.volume.commit_requests import CommitRequests
+from dedupd_core.stub.commit_steps import Outcome, Result
+from dedupd_core.volume.commit_requests import CommitRequest
 from jobs.frame.job import FileReport
 from jobs.tree.candidates import SAVES_LITTLE, SkippedFiles
 
@@ -74,12 +75,12 @@ class OptimizeReport(FileReport):
     def count(self, requests: CommitRequests, results: Sequence[Result]) -> None:
         """Count the files of a group that have become stubs, and the blocks that they gave up."""
         self.files_optimized += len(requests)
-        self.files_spliced += len(requests.others)
+        self.files_spliced += requests.are_plain.count(0)
         self.logical_bytes += requests.size_bytes
         for at, result in enumerate(results):
             self.freed_bytes += result.freed_bytes
             if result.outcome is not Outcome.DONE:
-                request = requests[at]
+                request = CommitRequest.of(requests[at])
                 self.files_optimized -= 1
                 self.files_spliced -= request.previous is not None or request.in_parts
                 self.logical_bytes -= request.identity.size

@@ -2,8 +2,9 @@
 
 import os
 
+from dedupd_core.stub.commit_steps import Outcome
 from dedupd_core.system.paths import show_path
-from dedupd_core.volume.commit import Outcome
+from dedupd_core.volume.commit_requests import CommitRequest
 from dedupd_core.volume.hints import HintKey
 from dedupd_core.volume.unfinished_files import Checkpoints
 from dedupd_core.volume.volume import Volume
@@ -87,7 +88,7 @@ class Outcomes:
         for at, result in enumerate(group.results):
             if result.outcome is not Outcome.DONE:
                 failure = result.reason if result.outcome is Outcome.FAILED else None
-                request = group.requests[at]
+                request = CommitRequest.of(group.requests[at])
                 self._left_files.add(request.path, result.outcome.value, failure)
                 if result.outcome is Outcome.FULL:
                     self._judgements.leave_full(request.identity)

@@ -213,7 +213,7 @@ class Ingest:
     def _take_files(self, batch: FilesBatch) -> PendingBatch:
         """As :meth:`_chunk`, for small files that are each in the buffer as a whole."""
         state, files = PendingBatch(None if batch.is_part else batch.buffer), batch.files
-        self.sums.raw_bytes += files.size_bytes
+        self.sums.raw_bytes += files.read_bytes
         began = time.perf_counter()
         found = self._chunker.process_files(batch.buffer, files, self._threads, self._followers)
         self.sums.chunk_s += time.perf_counter() - began
@@ -360,6 +360,7 @@ class Ingest:
             task = FileTask.plain(*files[number])
             self._extend_recipe(task, found.rows(number, ids))
             state.finished.tasks.append(task)
+        state.finished.shared_bytes += files.shared_bytes(judgement)
         judgements.classes.add_tally(files.tally(judgement))
         left_files, left_bytes = files.leave(
             found, judgement, judgements.ledger, judgements.saving_min, judgements.is_recall

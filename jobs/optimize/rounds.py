@@ -6,9 +6,9 @@ from functools import partial
 
 from dedupd_core.config.room import Room
 from dedupd_core.errors import NoSpace
+from dedupd_core.native.commit import CommitRequests
 from dedupd_core.system.page_cache import BufferPool
 from dedupd_core.units import MIB
-from dedupd_core.volume.commit_requests import CommitRequests
 from dedupd_core.volume.unfinished_files import Checkpoint, Checkpoints
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import Cancelled, JobRun
@@ -196,7 +196,9 @@ class Round:
     def _make_requests(self) -> None:
         """Finish the recipes of the files that are ready. Raises NoSpace."""
         ready, done = self._ready, 0
-        self._requests.plain.take(ready.requests)
+        self._requests.take(ready.requests)
+        self._report.shared_taken_bytes += ready.shared_bytes
+        ready.shared_bytes = 0
         try:
             for task in ready.tasks:
                 done += 1
@@ -216,4 +218,4 @@ class Round:
             task.failure = "no space for its recipe"
             self._stages.outcomes.add_left(task)
             raise
-        self._requests.add(task.request(recipe))
+        self._requests.add(*task.request(recipe))

@@ -14,10 +14,10 @@ from dedupd_core.format import table as tbl
 from dedupd_core.format.container import seed_of
 from dedupd_core.format.domain import PartitionKey, salt_of
 from dedupd_core.format.ids import PackedPairs
+from dedupd_core.native.system import read_uncached
 from dedupd_core.store.container.directory import ContainerDirectory, OpenContainers
 from dedupd_core.store.container.table_file import Recovered
 from dedupd_core.store.container.table_scan import RecordRange, TableScan, TableShape
-from dedupd_core.system.page_cache import read_uncached
 from jobs.frame.run import JobRun
 
 ENTRY_BYTES = 14

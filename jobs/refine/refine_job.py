@@ -13,6 +13,7 @@ from dedupd_core.format.container import Codec, Kind, seed_of
 from dedupd_core.format.derived.sketch import SKETCH_BYTES
 from dedupd_core.format.domain import VOLUME
 from dedupd_core.format.ids import container_of, ordinal_of, pack_ids, unpack_ids
+from dedupd_core.native.system import read_uncached
 from dedupd_core.native.upkeep import Marks
 from dedupd_core.store.container.compaction import Kept, compact
 from dedupd_core.store.container.container import data_name
@@ -20,7 +21,6 @@ from dedupd_core.store.container.recovery import recover_or_discard
 from dedupd_core.store.container.table_scan import TableScan
 from dedupd_core.store.garbage import GAIN_BYTES_MIN, weigh
 from dedupd_core.store.sketches import load_sketches, remove_stray_sketches
-from dedupd_core.system.page_cache import read_uncached
 from dedupd_core.system.processes import cores
 from dedupd_core.units import format_size
 from dedupd_core.volume.hints import HintKey

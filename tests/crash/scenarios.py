@@ -12,14 +12,15 @@ import pytest
 from dedupd_core.config.memory_budget import NotesShares
 from dedupd_core.config.policy import RefineMode
 from dedupd_core.config.room import Room
-from dedupd_core.errors import FileChanged, NoSpace
+from dedupd_core.errors import NoSpace
 from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stub import Flag, StubAttribute
 from dedupd_core.store.writer import ContainerWriter
+from dedupd_core.stub.commit_steps import NotCommitted, begin_commit, finish_commit, revert_commit
 from dedupd_core.stub.content import StoreContent
 from dedupd_core.stub.copying import can_share, share
 from dedupd_core.stub.stub_file import SparseStub
-from dedupd_core.stub.transition import FileIdentity, begin_commit, finish_commit, revert_commit
+from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.extents import has_unwritten
 from dedupd_core.system.files import opened
@@ -287,7 +288,7 @@ def commit_of_changed_file(scene: Scene) -> None:
             changed = overwritten(content, 0, b"changed " * 1000)
             scene.begin_write("base", changed)
             scene.disk.write_at(fd, [changed[:8000]], 0)
-            with pytest.raises(FileChanged):
+            with pytest.raises(NotCommitted):
                 finish_commit(fd, begun, volume.stub_files)
             scene.disk.sync_file(fd)
             scene.synced("base", changed)

@@ -56,7 +56,6 @@ ELSEWHERE = {
     "jobs.cluster.session.writing sync_file_system": IN_A_CLUSTER,
     "jobs.move._roll_back remove_all": OF_NO_USE,
     "jobs.move._drop_derived remove_all": OF_NO_USE,
-    "fuse_stub.bulk_commits._group door": BY_A_THREAD,
     "fuse_stub.mounted_volume.__init__ door": BY_A_THREAD,
     "dedupd.cli.policy.saved replace_file": ONE_CALL,
     "fuse_stub.commit_lane._take_back sync_file": BY_A_THREAD,

@@ -13,12 +13,12 @@ from dedupd_core import failpoint
 from dedupd_core.errors import DedupdError
 from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stub import Flag
+from dedupd_core.stub.commit_steps import Outcome
 from dedupd_core.units import MIB
-from dedupd_core.volume.commit import Outcome
-from dedupd_core.volume.commit_requests import CommitRequest, request_to_json
+from dedupd_core.volume.commit_requests import CommitRequest
 from fuse_stub.busy.part_lane import FILE_BYTES_MIN
 from fuse_stub.busy.quiet_parts import GRAIN_BYTES, QuietParts
-from tests.support.lab import noise, write_out
+from tests.support.lab import noise, requests_of, write_out
 from tests.support.mounts import MountedLab, Nursery, mounted_lab, serve_ageless, serve_until
 
 pytestmark = pytest.mark.root
@@ -273,8 +273,8 @@ def test_a_file_with_an_offer_has_no_other_commit(lab: MountedLab) -> None:
         offer = client.call("parts_offer", path=NAME, age_s=0.0)
         assert offer["ranges"]
         whole = CommitRequest(NAME.encode(), lab.identity(NAME), RecipeRef(1, bytes(16), False))
-        reply = other.call("commit_begin", files=[request_to_json(whole)])
-        assert reply["results"][0]["outcome"] == Outcome.IN_USE
+        reply = other.call_with("commit_many", requests_of([whole]).to_bytes())
+        assert reply["results"][0][1]["outcome"] == Outcome.IN_USE
         assert other.call("parts_offer", path=NAME, age_s=0.0)["kind"] == "Busy"
         client.call("parts_end", inode=offer["inode"], saves_little=False)
         assert other.call("parts_offer", path=NAME, age_s=0.0)["ranges"] == offer["ranges"]

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.native.commit import CommitRequests
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system.control_socket import ControlClient
 from dedupd_core.volume.commit import VolumeCommitter
-from dedupd_core.volume.commit_requests import CommitRequest, CommitRequests, request_to_json
-from tests.support.lab import noise, write_out
+from dedupd_core.volume.commit_requests import CommitRequest
+from tests.support.lab import noise, requests_of, write_out
 from tests.support.mounts import MountedLab, mounted_lab
 
 pytestmark = pytest.mark.root
@@ -148,45 +149,49 @@ def test_a_stub_can_be_restored_while_it_is_being_written(lab: MountedLab) -> No
 
 @pytest.fixture(params=["alone", "many"])
 def many(request: pytest.FixtureRequest) -> bool:
-    """Whether files are committed by the thousand, or one by one."""
+    """Whether files are plain and committed together, or stubs that are committed one by one."""
     return bool(request.param == "many")
 
 
 class Committing:
     """A commit between its two steps, by a job that talks to the mount as the real one does.
 
-    ``many``: as files of which native code takes thousands, and not one by one.
+    ``many``: as files that native code takes together. Others are stubs with blocks of their own.
     """
 
-    def __init__(self, lab: MountedLab, names: list[str], many: bool = False) -> None:
+    def __init__(self, lab: MountedLab, names: list[str], many: bool = True) -> None:
         self.lab = lab
         self.many = many
         self.outcomes: list[str] = []
         self.client: ControlClient = lab.client()
-        self.requests = []
+        self.requests = list[CommitRequest]()
         for name in names:
             (lab.view / name).write_bytes(CONTENT)
         lab.optimize()
         stubs = {name: lab.stub(name) for name in names}
-        # Plain again, with the recipe in the store: what a job has before it commits.
-        lab.unoptimize()
+        if many:
+            # Plain again, with the recipe in the store: what a job has before it commits.
+            lab.unoptimize()
         for name, stub in stubs.items():
             assert stub is not None
+            previous = None
+            if not many:
+                write_and_take_back(lab.view / name)
+                write_out(lab.data)
+                previous = os.getxattr(lab.data / name, "trusted.dedupd")
             identity = FileIdentity.of(os.stat(lab.data / name))
             ref = RecipeRef(stub.recipe, stub.digest)
-            self.requests.append(CommitRequest(os.fsencode(name), identity, ref))
+            self.requests.append(CommitRequest(os.fsencode(name), identity, ref, previous))
+
+    @property
+    def asked(self) -> CommitRequests:
+        return requests_of(self.requests)
 
     def begin(self) -> list[str]:
-        if self.many:
-            plain = CommitRequests.of(self.requests).plain
-            reply = self.client.call_with("commit_many", plain.to_bytes())
-            assert reply["taken"] == len(self.requests)
-            self.outcomes = ["done"] * len(self.requests)
-            return self._noted(reply)
-        reply = self.client.call(
-            "commit_begin", files=[request_to_json(request) for request in self.requests]
-        )
-        return [row["outcome"] for row in reply["results"]]
+        reply = self.client.call_with("commit_many", self.asked.to_bytes())
+        assert reply["taken"] == len(self.requests)
+        self.outcomes = ["done"] * len(self.requests)
+        return self._noted(reply)
 
     def _noted(self, reply: dict[str, Any]) -> list[str]:
         for at, row in reply["results"]:
@@ -194,12 +199,12 @@ class Committing:
         return list(self.outcomes)
 
     def finish(self) -> list[str]:
-        if self.many:
-            return self._noted(self.client.call("commit_done"))
-        reply = self.client.call(
-            "commit_finish", inodes=[request.identity.inode for request in self.requests]
-        )
-        return [row["outcome"] for row in reply["results"]]
+        return self._noted(self.client.call("commit_done"))
+
+
+def is_taken_back(lab: MountedLab, name: str) -> bool:
+    """Whether a file is plain, or a stub with blocks of its own."""
+    return lab.stub(name) is None or os.stat(lab.data / name).st_blocks > 0
 
 
 def write(path: Path) -> None:
@@ -247,7 +252,7 @@ def test_whatever_touches_a_file_takes_its_commit_back(
     expected = where.read_bytes() if where.exists() else None
     assert committing.finish() == ["changed"]
     if expected is not None:
-        assert lab.stub(where.name) is None
+        assert is_taken_back(lab, where.name)
         assert where.read_bytes() == expected
         lab.unmount()
         lab.mount()
@@ -270,7 +275,7 @@ def test_a_job_that_dies_between_the_steps_leaves_plain_files(lab: MountedLab, m
     assert committing.begin() == ["done"]
     committing.client.close()
     write(lab.view / "f")
-    assert lab.stub("f") is None
+    assert is_taken_back(lab, "f")
     assert (lab.view / "f").read_bytes() == b"NEW" + CONTENT[3:]
 
 
@@ -279,7 +284,7 @@ def test_a_file_that_changed_before_its_commit_is_left_alone(lab: MountedLab, ma
     write(lab.view / "f")
     assert committing.begin() == ["changed"]
     assert committing.finish() == ["changed"]
-    assert lab.stub("f") is None
+    assert is_taken_back(lab, "f")
 
 
 def test_a_file_that_is_gone_before_its_commit_is_passed_over(lab: MountedLab, many: bool) -> None:
@@ -361,6 +366,6 @@ def test_the_end_of_a_mount_takes_many_commits_back(lab: MountedLab) -> None:
 def test_a_committer_goes_through_the_mount(lab: MountedLab) -> None:
     committing = Committing(lab, ["f"])
     with lab.opened() as volume:
-        results = VolumeCommitter(volume).commit(CommitRequests.of(committing.requests))
+        results = VolumeCommitter(volume).commit(committing.asked)
     assert [result.outcome.value for result in results] == ["done"]
     assert (lab.view / "f").read_bytes() == CONTENT

@@ -19,12 +19,12 @@ from dedupd_core import native
 from dedupd_core.errors import NoSpace
 from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stub import Flag
-from dedupd_core.stub import transition
+from dedupd_core.stub import commit_steps
+from dedupd_core.stub.commit_steps import Outcome
 from dedupd_core.stub.filling import Filling
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import MIB
-from dedupd_core.volume.commit import Outcome
 from dedupd_core.volume.commit_requests import CommitRequest
 from dedupd_core.volume.transition_log import Transitions
 from fuse_stub import commit_lane
@@ -326,7 +326,7 @@ def refuse_to_revert(*_arguments: object) -> None:
 def test_a_mount_may_end_while_a_commit_is_being_finished(
     lab: Lab, operations: Operations, request_of_f: CommitRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish, go_on = transition.finish_commit, threading.Event()
+    finish, go_on = commit_steps.finish_commit, threading.Event()
 
     def wait_and_finish(*arguments: object) -> None:
         go_on.wait(timeout=60)

@@ -40,7 +40,7 @@ requests = st.builds(
 samples = [
     json.dumps({"op": "status"}).encode(),
     json.dumps({"op": "fill_begin", "path": "absent"}).encode(),
-    json.dumps({"op": "commit_finish", "inodes": [1, 2, 3]}).encode(),
+    json.dumps({"op": "commit_many", "payload_bytes": 0}).encode(),
     json.dumps({"op": "reopen", "kind": "chunks", "containers": [1]}).encode(),
     b"[" * 20_000 + b"]" * 20_000,
 ]

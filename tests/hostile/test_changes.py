@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from dedupd_core import failpoint
+from dedupd_core import failpoint, native
 from dedupd_core.errors import DedupdError, NoSpace
+from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened
-from dedupd_core.system.leases import has_writers, lease_exclusively
+from dedupd_core.volume.commit_requests import CommitRequest
 from dedupd_core.volume.volume import Volume
 from jobs.optimize.optimize_job import OptimizeReport
 from tests.support import crash
-from tests.support.lab import Lab, descriptors, descriptors_to_begin_with
+from tests.support.lab import Lab, descriptors, descriptors_to_begin_with, requests_of
 
 pytestmark = pytest.mark.root
 
@@ -113,19 +115,19 @@ def test_a_file_open_for_reading_stays_plain_until_it_is_closed(root: Path) -> N
     assert crash.optimize_volume(root).files_optimized == 1
 
 
-def test_writers_are_found_and_kept_out(root: Path) -> None:
+def test_who_opens_a_file_during_its_commit_waits(root: Path) -> None:
     path = root / "file"
     path.write_bytes(b"content")
-    with opened(os.open(path, os.O_RDONLY)) as fd:
-        assert not has_writers(fd)
-        with open(path, "r+b"):
-            assert has_writers(fd)
-    with opened(os.open(path, os.O_RDWR)) as fd:
-        assert lease_exclusively(fd)
-        # Whoever comes now waits, and we are not killed by the signal that says so.
+    identity = FileIdentity.of(path.stat())
+    request = CommitRequest(b"file", identity, RecipeRef(1 << 32, bytes(16)))
+    with opened(os.open(root, os.O_RDONLY)) as fd:
+        batch = native.commit.CommitBatch(fd, b"user.dedupd", (0, 0), 4096, 1, True, None)
+        assert batch.begin(requests_of([request])) == []
+        # This process is not killed by the signal that says so.
         with pytest.raises(BlockingIOError):
             os.open(path, os.O_RDWR | os.O_NONBLOCK)
         assert signal.getsignal(signal.SIGIO) == signal.SIG_DFL
+        batch.close()
 
 
 # --- files that change between two steps ------------------------------------------------------

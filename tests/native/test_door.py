@@ -51,9 +51,9 @@ class Door:
 @contextmanager
 def batch_of(
     directory: Path, door: Door
-) -> Iterator[tuple[native.commit.CommitBatch, native.commit.PlainRequests]]:
+) -> Iterator[tuple[native.commit.CommitBatch, native.commit.CommitRequests]]:
     """Files of several threads' worth, to be committed by a door."""
-    requests = native.commit.PlainRequests()
+    requests = native.commit.CommitRequests()
     for number in range(FILES):
         path = directory / f"file{number}"
         path.write_bytes(b"x" * 5000)
@@ -74,10 +74,10 @@ def test_each_file_of_a_batch_has_its_steps_in_order_on_one_thread(tmp_path: Pat
     door = Door()
     names = [f"file{number}" for number in range(FILES)]
     with batch_of(tmp_path, door) as (batch, requests):
-        assert batch.begin(requests) == b"\1" * FILES
+        assert batch.begin(requests) == []
         assert [file for name, file in door.steps if name == "set_attribute"] == names
         door.steps.clear()
-        assert batch.finish()[0] == b"\1" * FILES
+        assert batch.finish()[0] == []
     assert door.names == FINISH * FILES
     assert [file for name, file in door.steps if name == "punch"] == names
     assert door.threads == {threading.get_ident()}
@@ -85,9 +85,10 @@ def test_each_file_of_a_batch_has_its_steps_in_order_on_one_thread(tmp_path: Pat
 
 def test_a_step_that_fails_costs_its_file_only(tmp_path: Path) -> None:
     with batch_of(tmp_path, Door(20, errno.EIO)) as (batch, requests):
-        assert list(batch.begin(requests)).count(0) == 1
+        ((at, refusal),) = batch.begin(requests)
+        assert (at, refusal.why, refusal.errno) == (10, "io", errno.EIO)
         assert not has_attribute(tmp_path, 10)
-        assert batch.finish()[0] == b"\1" * 10 + b"\0" + b"\1" * 89
+        assert batch.finish()[0] == []
     assert (tmp_path / "file10").read_bytes() == b"x" * 5000
 
 
@@ -99,18 +100,24 @@ def test_an_exception_ends_a_batch_with_no_more_steps(tmp_path: Path, error: Bas
             batch.begin(requests)
         assert len(door.steps) == 21
         assert [has_attribute(tmp_path, n) for n in range(FILES)] == [n < 10 for n in range(FILES)]
-        assert [batch.begun(n) is not None for n in range(12)] == [n < 10 for n in range(12)]
+        assert batch.revert() == 0
+        assert not any(has_attribute(tmp_path, n) for n in range(FILES))
 
 
 def test_an_exception_between_two_steps_leaves_what_was_done(tmp_path: Path) -> None:
-    door = Door(1, KeyboardInterrupt())
+    door, space = Door(3, KeyboardInterrupt()), (NAME, (0, 0), 4096)
     with opened(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)) as fd:
         os.pwrite(fd, b"x" * 5000, 0)
+        os.utime(fd, ns=(OLD_NS, OLD_NS))
+        file = FileIdentity.of(os.fstat(fd)), (1 << 32, bytes(16), False), None
+        begun = native.commit.begin(fd, file, space, door)
+        assert isinstance(begun, tuple)
+        value = os.getxattr(fd, NAME)
         with pytest.raises(KeyboardInterrupt):
-            native.commit.punch_and_settle(fd, 8192, (OLD_NS, OLD_NS), NAME, b"settled", door)
+            native.commit.finish(fd, begun, file, space, door)
         assert os.pread(fd, 5000, 0) == bytes(5000)
-        assert os.fstat(fd).st_mtime_ns != OLD_NS and os.listxattr(fd) == []
-    assert door.names == FINISH[:2]
+        assert os.fstat(fd).st_mtime_ns != OLD_NS and os.getxattr(fd, NAME) == value
+    assert door.names == ["set_attribute", "reach", *FINISH[:2]]
 
 
 def test_the_errors_of_a_disk_reach_native_code_by_their_numbers() -> None:

@@ -17,10 +17,9 @@ from dedupd_core import native
 from dedupd_core.format.stub import Flag, StubAttribute, attribute_seed, encode_stub
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system.files import opened
-from tests.support.lab import as_user, public_directory
+from tests.support.lab import SETTLE_NS, as_user, noise, public_directory
 
 NAME = b"user.dedupd"
-SETTLE_NS = 50_000_000
 OLD_NS = 1_500_000_000_123_456_789
 
 
@@ -283,7 +282,6 @@ Fields = tuple[int, int, int, int]
 def read_files(
     directory: int,
     files: Sequence[tuple[bytes, Fields]],
-    settle_ns: int,
     buffer: bytes | bytearray | mmap.mmap,
     offset: int,
     threads: int = 1,
@@ -292,17 +290,22 @@ def read_files(
     several = native.ingest.FileList()
     for path, identity in files:
         several.add(path, identity, as_is=False)
-    left = several.read(directory, settle_ns, buffer, offset, threads)
+    left = several.read(directory, buffer, offset, threads)
     read = [path for path, *_ in several]
-    assert sorted(read + [path for path, *_ in left]) == sorted(path for path, _ in files)
+    assert sorted(read + [path for (path, *_), _ in left]) == sorted(path for path, _ in files)
+    REASONS.update({path: unread.why for (path, *_), unread in left})
     return bytes(path in read for path, _ in files)
 
 
-def read(directory: int, name: bytes, identity: FileIdentity, settle_ns: int = 0) -> bytes | None:
+REASONS: "dict[bytes, native.ingest.Why]" = {}
+"""Why files were not read."""
+
+
+def read(directory: int, name: bytes, identity: FileIdentity) -> bytes | None:
     """The file's bytes, or None where it was not read; nothing else in the buffer may change."""
     buffer = mmap.mmap(-1, 1 << 20)
     buffer[:] = b"\xee" * len(buffer)
-    (done,) = read_files(directory, [(name, identity)], settle_ns, buffer, 4096)
+    (done,) = read_files(directory, [(name, identity)], buffer, 4096)
     end = 4096 + identity.size
     assert buffer[:4096] == b"\xee" * 4096
     assert buffer[end:] == b"\xee" * (len(buffer) - end)
@@ -335,28 +338,45 @@ def test_a_file_of_another_length_is_not_read(tmp_path: Path, directory: int, si
     assert read(directory, b"file", identity._replace(size=size)) is None
 
 
-def test_a_file_that_has_just_changed_is_not_read(tmp_path: Path, directory: int) -> None:
+def test_a_file_that_has_just_changed_is_read_when_it_has_settled(
+    tmp_path: Path, directory: int
+) -> None:
     identity = make(tmp_path / "file", b"content")
-    hour_ns = 3_600 * 10**9
-    assert read(directory, b"file", identity, settle_ns=hour_ns) is None
-    while time.time_ns() - identity.ctime_ns < SETTLE_NS:
-        time.sleep(0.005)
-    assert read(directory, b"file", identity, settle_ns=SETTLE_NS) == b"content"
+    assert read(directory, b"file", identity) == b"content"
+    assert time.time_ns() - identity.ctime_ns >= SETTLE_NS
 
 
 def test_a_file_that_is_open_for_writing_is_not_read(tmp_path: Path, directory: int) -> None:
     identity = make(tmp_path / "file", b"content")
-    with open(tmp_path / "file", "r+b"):
-        assert read(directory, b"file", identity) is None
+    with opened(os.open(tmp_path / "file", os.O_RDWR)) as writer:
+        assert read(directory, b"file", identity) is None and REASONS[b"file"] == "in use"
+        mapping = mmap.mmap(writer, 7)
+    assert read(directory, b"file", identity) is None
+    mapping.close()
     assert read(directory, b"file", identity) == b"content"
 
 
-def test_a_file_with_a_hole_is_not_read(tmp_path: Path, directory: int) -> None:
-    path = tmp_path / "file"
+@pytest.mark.parametrize("shape", [(1, 0, 0), (0, 1, 0), (1, 0, 1), (0, 0, 1), (0, 0, 0)])
+def test_holes_are_read_as_zeros(tmp_path: Path, directory: int, shape: tuple[int, ...]) -> None:
+    path, part = tmp_path / "file", 64 << 10
+    content = b"".join(
+        noise(part, n) if has_data else bytes(part) for n, has_data in enumerate(shape)
+    )
     with open(path, "wb") as file:
-        file.write(b"start")
-        file.truncate(500_000)
-    assert read(directory, b"file", FileIdentity.of(path.stat())) is None
+        for n, has_data in enumerate(shape):
+            if has_data:
+                file.seek(n * part)
+                file.write(content[n * part :][:part])
+        file.truncate(len(content))
+    os.utime(path, ns=(OLD_NS, OLD_NS))
+    several = native.ingest.FileList()
+    several.add(b"file", FileIdentity.of(path.stat()), as_is=False)
+    buffer = bytearray(len(content))
+    assert several.read(directory, buffer, 0) == []
+    assert buffer == content
+    freed = part * sum(shape)
+    assert several.read_bytes == freed
+    assert several.freed_bytes(4096) == freed.to_bytes(8, "little")
 
 
 def test_links_and_pipes_are_not_read(tmp_path: Path, directory: int) -> None:
@@ -365,14 +385,15 @@ def test_links_and_pipes_are_not_read(tmp_path: Path, directory: int) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in (b"link", b"pipe", b"missing"):
         assert read(directory, name, identity) is None
+    assert REASONS[b"link"] == REASONS[b"missing"] == "unopened"
 
 
 def test_a_buffer_without_room_is_refused(tmp_path: Path, directory: int) -> None:
     identity = make(tmp_path / "file", b"content")
     with pytest.raises(ValueError, match="7 bytes at 4"):
-        read_files(directory, [(b"file", identity)], 0, bytearray(10), 4)
+        read_files(directory, [(b"file", identity)], bytearray(10), 4)
     with pytest.raises(BufferError):
-        read_files(directory, [(b"file", identity)], 0, bytes(100), 0)
+        read_files(directory, [(b"file", identity)], bytes(100), 0)
 
 
 # --- reading: many ----------------------------------------------------------------------------
@@ -386,7 +407,7 @@ def test_each_file_takes_its_own_room_whether_it_was_read_or_not(
     files = [(name, make(tmp_path / os.fsdecode(name), contents[name])) for name in contents]
     (tmp_path / "below/second").write_bytes(b"changed")
     buffer = bytearray(6000)
-    assert read_files(directory, files, 0, buffer, 10) == b"\1\0\1"
+    assert read_files(directory, files, buffer, 10) == b"\1\0\1"
     assert buffer[10:5010] == contents[b"first"]
     assert buffer[5017:5117] == contents[b"third"]
     assert buffer[5117:] == bytes(6000 - 5117)
@@ -403,7 +424,7 @@ def test_many_files_are_the_same_with_any_number_of_threads(
     ]
     (tmp_path / "77").write_bytes(b"changed")
     buffer = bytearray(sum(map(len, contents)) + 3)
-    read = read_files(directory, files, 0, buffer, 3, threads)
+    read = read_files(directory, files, buffer, 3, threads)
     assert read == bytes(number != 77 for number in range(150))
     at = 3
     for number, content in enumerate(contents):
@@ -416,14 +437,14 @@ def test_files_are_not_read_over_a_link(tmp_path: Path, directory: int) -> None:
     identity = make(tmp_path / "real/file", b"content")
     (tmp_path / "way").symlink_to("real")
     files = [(b"way/file", identity), (b"real/../real/file", identity), (b"real/file", identity)]
-    assert read_files(directory, files, 0, bytearray(100), 0) == b"\0\1\1"
-    assert read_files(directory, [(b"../file", identity)], 0, bytearray(100), 0) == b"\0"
+    assert read_files(directory, files, bytearray(100), 0) == b"\0\1\1"
+    assert read_files(directory, [(b"../file", identity)], bytearray(100), 0) == b"\0"
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path, directory: int) -> None:
     identity = make(tmp_path / "file", b"content")
     with pytest.raises(ValueError, match="too short"):
-        read_files(directory, [(b"file", identity)] * 2, 0, bytearray(20), 7)
+        read_files(directory, [(b"file", identity)] * 2, bytearray(20), 7)
 
 
 # --- the steps of a commit --------------------------------------------------------------------
@@ -435,21 +456,35 @@ def file(tmp_path: Path) -> int:
     return os.open(tmp_path / "file", os.O_RDWR)
 
 
+SPACE = (NAME, (0, 0), 4096)
+RECIPE = (1 << 32, bytes(16), False)
+
+
+def begin(fd: int, identity: FileIdentity, previous: bytes | None = None) -> FileIdentity | str:
+    """Its identity with the attribute, or why it has none."""
+    begun = native.commit.begin(fd, (identity, RECIPE, previous), SPACE, None)
+    return begun.why if isinstance(begun, native.commit.Refusal) else FileIdentity._make(begun)
+
+
+def finish(fd: int, begun: FileIdentity, read: FileIdentity) -> int | str:
+    """How much the file has freed, or why it is no stub."""
+    freed = native.commit.finish(fd, begun, (read, RECIPE, None), SPACE, None)
+    return freed.why if isinstance(freed, native.commit.Refusal) else freed
+
+
 def test_an_attribute_is_exchanged_for_the_one_expected(file: int) -> None:
     before = FileIdentity.of(os.fstat(file))
-    after = native.commit.exchange_attribute(file, before, NAME, None, b"first", None)
-    assert after is not None and FileIdentity(*after) == FileIdentity.of(os.fstat(file))
-    assert native.system.fgetxattr(file, NAME) == b"first"
-    again = native.commit.exchange_attribute(file, after, NAME, b"first", b"second", None)
-    assert again is not None
-    assert native.system.fgetxattr(file, NAME) == b"second"
+    after = begin(file, before)
+    assert isinstance(after, FileIdentity) and after == FileIdentity.of(os.fstat(file))
+    first = native.system.fgetxattr(file, NAME)
+    assert first
+    assert isinstance(begin(file, after, first), FileIdentity)
 
 
 @pytest.mark.parametrize("previous", [None, b"", b"firsT"])
 def test_another_attribute_stays(file: int, previous: bytes | None) -> None:
     os.setxattr(file, NAME, b"first")
-    before = FileIdentity.of(os.fstat(file))
-    assert native.commit.exchange_attribute(file, before, NAME, previous, b"second", None) is None
+    assert begin(file, FileIdentity.of(os.fstat(file)), previous) == "other stub"
     assert native.system.fgetxattr(file, NAME) == b"first"
 
 
@@ -457,32 +492,33 @@ def test_another_attribute_stays(file: int, previous: bytes | None) -> None:
 def test_another_file_gets_no_attribute(file: int, field: str) -> None:
     before = FileIdentity.of(os.fstat(file))
     other = before._replace(**{field: getattr(before, field) + 1})
-    assert native.commit.exchange_attribute(file, other, NAME, None, b"value", None) is None
+    assert begin(file, other) == "changed"
     assert native.system.fgetxattr(file, NAME) is None
 
 
-def test_an_attribute_that_is_too_large_is_an_error(file: int) -> None:
-    before = FileIdentity.of(os.fstat(file))
-    with pytest.raises(OSError):
-        native.commit.exchange_attribute(file, before, NAME, None, bytes(100_000), None)
-
-
 @pytest.mark.parametrize("mtime_ns", [OLD_NS, -1, 0, -(10**18) + 7])
-def test_punching_frees_the_blocks_and_sets_times_and_attribute(file: int, mtime_ns: int) -> None:
-    native.commit.punch_and_settle(file, 1 << 20, (OLD_NS + 5, mtime_ns), NAME, b"settled", None)
+def test_punching_frees_the_blocks_and_restores_the_times(file: int, mtime_ns: int) -> None:
+    os.utime(file, ns=(OLD_NS + 5, mtime_ns))
+    before = FileIdentity.of(os.fstat(file))
+    begun = begin(file, before)
+    assert isinstance(begun, FileIdentity)
+    freed = finish(file, begun, before)
+    assert isinstance(freed, int) and freed >= 100_000
     status = os.fstat(file)
     assert (status.st_blocks, status.st_size) == (0, 100_000)
     assert (status.st_atime_ns, status.st_mtime_ns) == (OLD_NS + 5, mtime_ns)
-    assert native.system.fgetxattr(file, NAME) == b"settled"
     assert os.pread(file, 100_000, 0) == bytes(100_000)
 
 
 def test_what_cannot_be_punched_keeps_its_attribute(tmp_path: Path, file: int) -> None:
-    fd = os.open(tmp_path / "file", os.O_RDONLY)
-    with pytest.raises(OSError):
-        native.commit.punch_and_settle(fd, 4096, (OLD_NS, OLD_NS), NAME, b"settled", None)
-    assert native.system.fgetxattr(file, NAME) is None
-    assert os.pread(fd, 10, 0) == b"x" * 10
+    before = FileIdentity.of(os.fstat(file))
+    begun = begin(file, before)
+    assert isinstance(begun, FileIdentity)
+    value = native.system.fgetxattr(file, NAME)
+    with opened(os.open(tmp_path / "file", os.O_RDONLY)) as fd:
+        assert finish(fd, begun, before) == "half way"
+        assert os.pread(fd, 10, 0) == b"x" * 10
+    assert native.system.fgetxattr(file, NAME) == value
 
 
 @pytest.mark.root

@@ -105,7 +105,7 @@ def test_a_file_that_is_one_chunk_is_named_by_it_and_others_have_rows(files: lis
         several.add(b"%d" % number, (number, len(file), -number, 5), as_is=False)
     numbers = [77 + n for n in range(len(found))]
     ids = packed(numbers)
-    single = native.commit.PlainRequests()
+    single = native.commit.CommitRequests()
     others = several.single(found, ids, all_taken(found, len(files)), single)
     rows = [found.rows(number, ids) for number in range(len(files))]
     assert [row for one in rows for row in one] == [
@@ -116,7 +116,7 @@ def test_a_file_that_is_one_chunk_is_named_by_it_and_others_have_rows(files: lis
     ]
     assert others == [n for n, file in enumerate(files) if len(rows[n]) > 1 or not any(file)]
     assert list(single) == [
-        (b"%d" % n, (n, len(file), -n, 5), (rows[n][0][0], rows[n][0][2][:16], True))
+        (b"%d" % n, (n, len(file), -n, 5), (rows[n][0][0], rows[n][0][2][:16], True), None, False)
         for n, file in enumerate(files)
         if n not in others
     ]
@@ -159,6 +159,6 @@ def test_columns_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="ids of all chunks"):
         found.rows(0, ids[8:])
     with pytest.raises(ValueError, match="not the chunks of these files"):
-        several.single(found, ids, all_taken(found, 2), native.commit.PlainRequests())
+        several.single(found, ids, all_taken(found, 2), native.commit.CommitRequests())
     with pytest.raises(IndexError, match="no file 1"):
         several[1]

@@ -220,7 +220,7 @@ def test_native_code_is_always_given_the_door_of_a_disk() -> None:
 
 
 def test_a_native_call_with_no_door_is_found() -> None:
-    source = "native.commit.exchange_attribute(3, identity, name, None, value, None)"
+    source = "native.commit.begin(3, file, files.fields, None)"
     assert undoored(parse("jobs.sample", source))
     assert not undoored(parse("jobs.sample", source.replace("None)", "disk.door)")))
 
@@ -233,7 +233,7 @@ def test_no_module_imports_a_native_effect_under_a_name_of_its_own() -> None:
         for module in all_modules()
         for node in ast.walk(module.tree)
         if isinstance(node, ast.ImportFrom) and node.module in effects
-        if any(alias.name in NATIVE_EFFECTS[node.module[14:]] for alias in node.names)
+        if any(alias.name in NATIVE_EFFECTS[node.module.rpartition(".")[2]] for alias in node.names)
     }
     assert imported == set()
 

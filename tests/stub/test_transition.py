@@ -10,18 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dedupd_core.byte_ranges import missing_ranges
-from dedupd_core.errors import CopiedStub, Damaged, FileChanged
+from dedupd_core.errors import CopiedStub, Damaged
 from dedupd_core.format.container import COPIES_OF, Kind
 from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stub import Flag, StubAttribute, encode_stub
+from dedupd_core.stub.commit_steps import NotCommitted, begin_commit, finish_commit, revert_commit
 from dedupd_core.stub.parts import punch_parts
 from dedupd_core.stub.transition import (
     AttributeSpace,
     FileIdentity,
     StubFiles,
-    begin_commit,
-    finish_commit,
-    revert_commit,
     settle,
 )
 from dedupd_core.system.files import opened
@@ -96,7 +94,7 @@ def test_no_block_is_punched_in_part(file: int) -> None:
 @pytest.mark.parametrize("change", ["size", "mtime_ns", "ctime_ns", "inode"])
 def test_a_file_that_is_not_the_one_that_was_read_is_left_alone(file: int, change: str) -> None:
     read = identity(file)
-    with pytest.raises(FileChanged):
+    with pytest.raises(NotCommitted):
         begin_commit(file, read._replace(**{change: 7}), REF, FILES)
     assert SPACE.read(file, "") is None
     assert identity(file) == read
@@ -104,7 +102,7 @@ def test_a_file_that_is_not_the_one_that_was_read_is_left_alone(file: int, chang
 
 def test_a_file_that_is_a_stub_already_is_left_alone(file: int) -> None:
     begin_commit(file, identity(file), REF, FILES)
-    with pytest.raises(FileChanged, match="became a stub, or another stub, at the same time"):
+    with pytest.raises(NotCommitted, match="became a stub, or another stub, at the same time"):
         begin_commit(file, identity(file), REF, FILES)
 
 
@@ -120,7 +118,7 @@ def test_a_file_touched_during_its_commit_is_plain_again(file: int, change: str)
         expected = expected[: 5 * BLOCK]
     else:
         os.fchmod(file, 0o604)
-    with pytest.raises(FileChanged, match="while it was being committed"):
+    with pytest.raises(NotCommitted, match="while it was being committed"):
         finish_commit(file, begun, FILES)
     assert SPACE.read(file, "") is None
     assert os.pread(file, 11 * BLOCK, 0) == expected

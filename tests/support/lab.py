@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from dedupd_core import failpoint, native
 from dedupd_core.format import container as fmt
 from dedupd_core.format.container import COPIES_OF, Kind
 from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.native.commit import CommitRequests
 from dedupd_core.shared.fellows import all_held
 from dedupd_core.store.container.container import data_name, table_name
 from dedupd_core.stores.local_store import STORE_DIRS
@@ -27,6 +28,7 @@ from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened, read_at
 from dedupd_core.system.paths import open_beneath
 from dedupd_core.units import KIB, MIB
+from dedupd_core.volume.commit_requests import CommitRequest
 from dedupd_core.volume.enabling.enable import enable
 from dedupd_core.volume.volume import Volume
 from jobs.check.verify import Verify, VerifyReport
@@ -42,8 +44,19 @@ from tests.support.unmounting import unmount_soon
 REPOSITORY = forks.REPOSITORY
 RAW_SOCKETS = b"\1\0\0\2\0\x20" + bytes(14)
 """What ``setcap cap_net_raw+ep`` gives to a program, as its ``security.capability``."""
+SETTLE_NS = 50_000_000
+"""Optimize reads a file when its last change is older than this."""
+
 OLD_NS = 1_500_000_000_123_456_789
 """A time of long ago that is no whole second: restored by halves, it shows."""
+
+
+def requests_of(requests: Iterable[CommitRequest]) -> CommitRequests:
+    """To commit these files together."""
+    several = CommitRequests()
+    for request in requests:
+        several.add(*request)
+    return several
 
 
 def noise(length: int, seed: int = 0) -> bytes:

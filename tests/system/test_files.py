@@ -1,7 +1,6 @@
 """Small tools over descriptors: opening below a directory, data ranges, leases and locks."""
 
 import errno
-import mmap
 import os
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from dedupd_core.errors import Busy
 from dedupd_core.system.files import data_ranges, locked, opened, read_at, read_into
-from dedupd_core.system.leases import has_writers, lease_exclusively
 from dedupd_core.system.paths import DirectoryOpener, explain, open_beneath, show_path, split_path
 from tests.support.lab import descriptors, descriptors_to_begin_with, noise
 
@@ -144,26 +142,6 @@ def test_data_ranges_of_a_file_that_is_cut_meanwhile_end(tmp_path: Path) -> None
 
 
 # --- who else has it --------------------------------------------------------------------------
-
-
-def test_a_writer_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"x" * BLOCK)
-    with opened(os.open(tmp_path / "f", os.O_RDONLY)) as fd:
-        assert not has_writers(fd)
-        with opened(os.open(tmp_path / "f", os.O_RDWR)) as writer:
-            assert has_writers(fd)
-            mapping = mmap.mmap(writer, BLOCK)
-        assert has_writers(fd)
-        mapping.close()
-        assert not has_writers(fd)
-
-
-def test_a_reader_is_no_writer_and_yet_in_the_way_of_an_exclusive_lease(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"x")
-    with opened(os.open(tmp_path / "f", os.O_RDWR)) as fd:
-        with opened(os.open(tmp_path / "f", os.O_RDONLY)):
-            assert not lease_exclusively(fd)
-        assert lease_exclusively(fd)
 
 
 def test_a_lock_is_held_by_one(tmp_path: Path) -> None:

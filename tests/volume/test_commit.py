@@ -1,4 +1,4 @@
-"""Committing a batch of files: many in one call and one by one come to the same."""
+"""Committing a batch of files here, through the door of a disk and without one."""
 
 import ctypes
 import errno
@@ -6,7 +6,7 @@ import fcntl
 import os
 import platform
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,10 +14,11 @@ import pytest
 
 from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stub import Flag, StubAttribute
+from dedupd_core.stub.commit_steps import Outcome, Result
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system.disk import Disk
-from dedupd_core.volume.commit import Outcome, Result, VolumeCommitter
-from dedupd_core.volume.commit_requests import CommitRequest, CommitRequests
+from dedupd_core.volume.commit import VolumeCommitter
+from dedupd_core.volume.commit_requests import CommitRequest
 from tests.support.lab import (
     OLD_NS,
     Lab,
@@ -27,6 +28,7 @@ from tests.support.lab import (
     new_lab,
     noise,
     public_directory,
+    requests_of,
 )
 
 SIZE = 30_000
@@ -34,36 +36,24 @@ REF = RecipeRef((1 << 32) | 7, bytes(range(16)), direct=True)
 
 
 class Steps(Disk):
-    """Commits every file by itself; ``between`` runs when the attributes have been set."""
+    """Has each effect of the native code; ``between`` runs when the attributes have been set."""
 
     def __init__(self) -> None:
         self.between: Callable[[], None] = lambda: None
-
-    def batch(self, requests: Iterable[CommitRequest]) -> CommitRequests:
-        batch = CommitRequests()
-        batch.others.extend(requests)
-        return batch
 
     def sync_file_system(self, fd: int) -> None:
         self.between()
 
 
-class Together(Steps):
-    """Commits plain files in one call, which has each of its effects through this disk."""
-
-    def batch(self, requests: Iterable[CommitRequest]) -> CommitRequests:
-        return CommitRequests.of(requests)
-
-
-class Unseen(Together):
-    """Commits plain files in one call, which makes its system calls by itself."""
+class Unseen(Steps):
+    """Native code makes its system calls by itself."""
 
     @property
     def door(self) -> None:
         return None
 
 
-@pytest.fixture(params=[Steps, Together, Unseen])
+@pytest.fixture(params=[Steps, Unseen])
 def disk(request: pytest.FixtureRequest) -> Steps:
     disk = request.param()
     assert isinstance(disk, Steps)
@@ -109,8 +99,7 @@ def put(lab: Lab, name: str, seed: int = 0) -> CommitRequest:
 
 def commit(lab: Lab, *requests: CommitRequest) -> list[Result]:
     with lab.opened() as volume:
-        assert isinstance(volume.disk, Steps)
-        return VolumeCommitter(volume, threads=3).commit(volume.disk.batch(requests))
+        return VolumeCommitter(volume, threads=3).commit(requests_of(requests))
 
 
 def outcomes(results: list[Result]) -> list[Outcome]:
@@ -302,14 +291,14 @@ def refuse(call: str, error: int) -> None:
 @pytest.mark.root
 @pytest.mark.skipif(platform.machine() not in _NUMBERS, reason="not this machine's numbers")
 @pytest.mark.parametrize("call", ["fallocate", "utimensat", "fsetxattr"])
-@pytest.mark.parametrize("together", [Steps, Together, Unseen])
+@pytest.mark.parametrize("kind", [Steps, Unseen])
 def test_a_commit_that_fails_from_its_punch_on_is_never_taken_back(
-    call: str, together: type[Steps]
+    call: str, kind: type[Steps]
 ) -> None:
     """Taken back, the file would be plain, and without its blocks."""
 
     def fail() -> None:
-        disk = together()
+        disk = kind()
         lab = new_lab(directory / "volume", disk=disk)
         request = put(lab, "file")
         disk.between = lambda: refuse(call, errno.ENOSPC)
@@ -336,9 +325,9 @@ def test_a_batch_leaves_no_descriptor_open(lab: Lab, disk: Steps) -> None:
     requests = [put(lab, f"file{n}", n) for n in range(20)]
     (lab.data / "file7").unlink()
     with lab.opened() as volume:
-        VolumeCommitter(volume).commit(disk.batch(requests[:1]))
+        VolumeCommitter(volume).commit(requests_of(requests[:1]))
         before = descriptors_to_begin_with()
-        VolumeCommitter(volume).commit(disk.batch(requests[1:]))
+        VolumeCommitter(volume).commit(requests_of(requests[1:]))
         assert descriptors() == before
 
 

@@ -6,15 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd_core import native
 from dedupd_core.format.recipe import RecipeRef
+from dedupd_core.native.commit import CommitRequests
 from dedupd_core.stub.transition import FileIdentity
-from dedupd_core.volume.commit_requests import (
-    CommitRequest,
-    CommitRequests,
-    request_from_json,
-    request_to_json,
-)
+from dedupd_core.volume.commit_requests import CommitRequest
+from tests.support.lab import requests_of
 
 numbers = st.integers(0, 2**63 - 1)
 identities = st.builds(
@@ -22,69 +18,70 @@ identities = st.builds(
 )
 recipes = st.builds(RecipeRef, numbers, st.binary(min_size=16, max_size=16), st.booleans())
 paths = st.binary(min_size=1, max_size=20).map(lambda path: path.replace(b"\0", b"/"))
-requests = st.builds(CommitRequest, paths, identities, recipes, st.none() | st.binary(max_size=3))
+previous = st.none() | st.binary(max_size=3)
+requests = st.builds(CommitRequest, paths, identities, recipes, previous, st.booleans())
+
+
+def listed(several: CommitRequests) -> list[CommitRequest]:
+    return [CommitRequest.of(fields) for fields in several]
 
 
 @given(st.lists(requests, max_size=12))
-def test_what_is_added_is_there_plain_files_first(added: list[CommitRequest]) -> None:
-    several = CommitRequests.of(added)
-    expected = sorted(added, key=lambda one: one.previous is not None or one.in_parts)
-    assert list(several) == expected
+def test_what_is_added_is_there(added: list[CommitRequest]) -> None:
+    several = requests_of(added)
+    assert listed(several) == added
     assert len(several) == len(added)
-    assert several.paths == [request.path for request in expected]
+    assert several.paths == [request.path for request in added]
     assert several.size_bytes == sum(request.identity.size for request in added)
+    assert list(several.are_plain) == [
+        not (one.in_parts or one.previous is not None) for one in added
+    ]
 
 
 @given(st.lists(requests, max_size=12), st.integers(0, 13), st.integers(0, 13))
 def test_a_part_is_what_a_slice_of_a_list_is(
-    added: list[CommitRequest], start: int, count: int
+    added: list[CommitRequest], start: int, end: int
 ) -> None:
-    several = CommitRequests.of(added)
-    everything = list(several)
-    assert list(several.part(start, count)) == everything[start : start + count]
-    assert list(several) == everything
+    several = requests_of(added)
+    assert listed(several.part(start, end)) == added[start:end]
+    assert listed(several) == added
 
 
 @given(st.lists(requests, max_size=9), st.lists(requests, max_size=9))
 def test_what_is_taken_moves(one: list[CommitRequest], other: list[CommitRequest]) -> None:
-    into, source = CommitRequests.of(one).plain, CommitRequests.of(other).plain
-    expected = [*into, *source]
+    into, source = requests_of(one), requests_of(other)
     into.take(source)
-    assert list(into) == expected
+    assert listed(into) == [*one, *other]
     assert len(source) == 0
 
 
-@given(requests)
-def test_a_request_survives_its_way_to_the_mount(request: CommitRequest) -> None:
-    assert request_from_json(request_to_json(request)) == request
-
-
 def test_what_is_no_request_is_refused() -> None:
-    plain = native.commit.PlainRequests()
+    several = CommitRequests()
     with pytest.raises(ValueError, match="digest has not 16 bytes"):
-        plain.add(b"path", (1, 2, 3, 4), (5, bytes(15), True))
+        several.add(b"path", (1, 2, 3, 4), (5, bytes(15), True))
     with pytest.raises(ValueError, match="path"):
-        plain.add(b"pa\0th", (1, 2, 3, 4), (5, bytes(16), True))
+        several.add(b"pa\0th", (1, 2, 3, 4), (5, bytes(16), True))
+    with pytest.raises(ValueError, match="attribute"):
+        several.add(b"path", (1, 2, 3, 4), (5, bytes(16), True), bytes(1 << 16))
     with pytest.raises(IndexError, match="no request 0"):
-        plain[0]
+        several[0]
 
 
-@given(st.lists(requests.map(lambda one: one._replace(previous=None, in_parts=False)), max_size=12))
-def test_plain_requests_travel_as_bytes(added: list[CommitRequest]) -> None:
-    plain = CommitRequests.of(added).plain
-    data = plain.to_bytes()
-    again = native.commit.PlainRequests.from_bytes(data)
-    assert list(CommitRequests(again)) == added
+@given(st.lists(requests, max_size=12))
+def test_requests_travel_as_bytes(added: list[CommitRequest]) -> None:
+    several = requests_of(added)
+    data = several.to_bytes()
+    again = CommitRequests.from_bytes(data)
+    assert listed(again) == added
     assert again.inodes == b"".join(one.identity.inode.to_bytes(8, "little") for one in added)
-    picked = plain.pick(list(reversed(range(len(added)))))
-    assert list(CommitRequests(picked)) == added[::-1]
+    assert listed(several.pick(list(reversed(range(len(added)))))) == added[::-1]
     for end in range(len(data)):
         with suppress(ValueError):  # the end of one request is no damage
-            whole = native.commit.PlainRequests.from_bytes(data[:end])
-            assert list(CommitRequests(whole)) == added[: len(whole)]
+            whole = CommitRequests.from_bytes(data[:end])
+            assert listed(whole) == added[: len(whole)]
 
 
 @given(st.binary(max_size=300))
 def test_other_bytes_are_no_requests(data: bytes) -> None:
     with suppress(ValueError):
-        assert native.commit.PlainRequests.from_bytes(data).to_bytes() == data
+        assert CommitRequests.from_bytes(data).to_bytes() == data

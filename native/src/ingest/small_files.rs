@@ -6,6 +6,15 @@ use crate::format::suffix::suffix;
 use crate::ingest::chunks::Segment;
 use crate::system::files::Identity;
 
+/// What is known of a file that was read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Read {
+    /// Bytes in holes.
+    pub hole_bytes: i64,
+    /// Bytes in blocks that snapshots, or copies below, have too.
+    pub shared_bytes: i64,
+}
+
 #[derive(Clone, Debug)]
 pub struct PlainFile {
     pub path: CString,
@@ -14,11 +23,12 @@ pub struct PlainFile {
     pub as_is: bool,
     /// Where its content is in the buffer that it was read into.
     pub start: usize,
+    pub read: Read,
 }
 
 impl PlainFile {
     pub fn new(path: CString, identity: Identity, as_is: bool) -> PlainFile {
-        PlainFile { path, identity, as_is, start: 0 }
+        PlainFile { path, identity, as_is, start: 0, read: Read::default() }
     }
 
     /// None where the name ends in nothing that is wanted.
@@ -39,6 +49,17 @@ impl PlainFile {
 
     pub fn size(&self) -> usize {
         usize::try_from(self.identity.size).unwrap_or(usize::MAX)
+    }
+
+    /// The bytes outside of holes.
+    pub fn read_bytes(&self) -> u64 {
+        (self.identity.size - self.read.hole_bytes).max(0) as u64
+    }
+
+    /// The bytes of its blocks.
+    pub fn freed_bytes(&self, block_bytes: u64) -> u64 {
+        let size = (self.size() as u64).next_multiple_of(block_bytes);
+        size.saturating_sub((self.read.hole_bytes as u64).next_multiple_of(block_bytes))
     }
 
     pub fn segment(&self) -> Segment {

@@ -1,35 +1,85 @@
-//! `PlainRequests`, `CommitBatch`, `exchange_attribute`, `punch_and_settle`.
+//! `CommitRequests`, `CommitBatch`, `begin`, `finish`.
 
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::IntoRawFd;
 use std::sync::{Mutex, MutexGuard};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
-use super::support::calls::{c_string, call};
+use super::support::calls::c_string;
 use super::support::door::Door;
 use super::support::entries::{Fields, fields_of, identity_of, seeds_of};
-use super::support::input::pack_u64;
+use super::support::input::{pack_u64, require};
 use super::support::output::flags;
 use super::support::threads::check_threads;
-use crate::commit::batch::{self, Begun, Commit, Volume};
+use crate::commit::batch::{self, Commit, Refusals, Tree};
 use crate::commit::requests::{self, Request};
-use crate::commit::steps;
+use crate::commit::steps::{Space, Why};
 use crate::format::ids::{DIGEST_BYTES, RecordId};
 use crate::threads::lock::locked;
 
 #[pyclass(module = "dedupd_core.native.commit")]
 #[derive(Default)]
-pub struct PlainRequests(pub Vec<Request>);
+pub struct CommitRequests(pub Vec<Request>);
 
-/// Path, identity and recipe of a file: id, digest, and whether the id is that of a chunk.
-type One = (Vec<u8>, Fields, (u64, [u8; DIGEST_BYTES], bool));
+/// Of a recipe: id, digest, and whether it is a chunk.
+type Recipe<'a> = (u64, &'a [u8], bool);
+
+/// A file: path, identity, recipe, previous attribute, whether it was offered in parts.
+type One = (Vec<u8>, Fields, (u64, [u8; DIGEST_BYTES], bool), Option<Vec<u8>>, bool);
+
+fn request_of(
+    path: &[u8],
+    identity: Fields,
+    recipe: Recipe<'_>,
+    previous: Option<Vec<u8>>,
+) -> PyResult<Request> {
+    let (recipe, digest, direct) = recipe;
+    let digest = <[u8; DIGEST_BYTES]>::try_from(digest)
+        .map_err(|_| PyValueError::new_err("a digest has not 16 bytes"))?;
+    let (path, expected) = (c_string("path", path)?, identity_of(identity));
+    let (recipe, in_parts) = (RecordId(recipe), false);
+    Ok(Request { path, expected, recipe, digest, direct, previous, in_parts })
+}
+
+/// Why a file does not become a stub.
+#[pyclass(frozen, get_all, module = "dedupd_core.native.commit")]
+pub struct Refusal {
+    why: &'static str,
+    errno: i32,
+}
+
+impl From<Why> for Refusal {
+    fn from(why: Why) -> Refusal {
+        Refusal { why: why.name(), errno: why.errno() }
+    }
+}
+
+/// Refusals by position.
+type Refused = Vec<(usize, Refusal)>;
+
+fn refused(refusals: Refusals) -> Refused {
+    refusals.into_iter().map(|(at, why)| (at, why.into())).collect()
+}
+
+/// A result, or why there is none.
+#[derive(IntoPyObject)]
+pub enum Answer<T> {
+    Done(T),
+    Refused(Refusal),
+}
+
+impl<T> From<Result<T, Why>> for Answer<T> {
+    fn from(result: Result<T, Why>) -> Answer<T> {
+        result.map_or_else(|why| Answer::Refused(why.into()), Answer::Done)
+    }
+}
 
 #[pymethods]
-impl PlainRequests {
+impl CommitRequests {
     #[new]
-    fn new() -> PlainRequests {
-        PlainRequests::default()
+    fn new() -> CommitRequests {
+        CommitRequests::default()
     }
 
     fn __len__(&self) -> usize {
@@ -39,7 +89,8 @@ impl PlainRequests {
     fn __getitem__(&self, at: usize) -> PyResult<One> {
         let request = self.0.get(at).ok_or_else(|| no_request(at))?;
         let recipe = (request.recipe.0, request.digest, request.direct);
-        Ok((request.path.to_bytes().to_vec(), fields_of(request.expected), recipe))
+        let (path, identity) = (request.path.to_bytes().to_vec(), fields_of(request.expected));
+        Ok((path, identity, recipe, request.previous.clone(), request.in_parts))
     }
 
     #[getter]
@@ -48,22 +99,26 @@ impl PlainRequests {
     }
 
     #[getter]
-    fn paths(&self) -> Vec<u8> {
-        let paths = self.0.iter().map(|request| request.path.to_bytes_with_nul());
-        paths.collect::<Vec<_>>().concat()
+    fn paths(&self) -> Vec<&[u8]> {
+        self.0.iter().map(|request| request.path.to_bytes()).collect()
     }
 
-    fn add(&mut self, path: &[u8], identity: Fields, recipe: (u64, &[u8], bool)) -> PyResult<()> {
-        let (recipe, digest, direct) = recipe;
-        let digest = <[u8; DIGEST_BYTES]>::try_from(digest)
-            .map_err(|_| PyValueError::new_err("a digest has not 16 bytes"))?;
-        let (path, expected) = (c_string("path", path)?, identity_of(identity));
-        let recipe = RecordId(recipe);
-        self.0.push(Request { path, expected, recipe, digest, direct });
+    #[pyo3(signature = (path, identity, recipe, previous = None, in_parts = false))]
+    fn add(
+        &mut self,
+        path: &[u8],
+        identity: Fields,
+        recipe: Recipe<'_>,
+        previous: Option<Vec<u8>>,
+        in_parts: bool,
+    ) -> PyResult<()> {
+        let fits = previous.as_ref().is_none_or(|value| value.len() <= usize::from(u16::MAX));
+        require(fits, "an attribute of a stub is shorter")?;
+        self.0.push(Request { in_parts, ..request_of(path, identity, recipe, previous)? });
         Ok(())
     }
 
-    fn take(&mut self, mut source: PyRefMut<'_, PlainRequests>) {
+    fn take(&mut self, mut source: PyRefMut<'_, CommitRequests>) {
         self.0.append(&mut source.0);
     }
 
@@ -72,24 +127,29 @@ impl PlainRequests {
         pack_u64(self.0.iter().map(|request| request.expected.inode))
     }
 
+    #[getter]
+    fn are_plain(&self) -> Vec<u8> {
+        flags(self.0.iter().map(Request::is_plain))
+    }
+
     fn to_bytes(&self) -> Vec<u8> {
         requests::to_bytes(&self.0)
     }
 
     #[staticmethod]
-    fn from_bytes(data: &[u8]) -> PyResult<PlainRequests> {
+    fn from_bytes(data: &[u8]) -> PyResult<CommitRequests> {
         let invalid = || PyValueError::new_err("these bytes are no requests to commit files");
-        requests::from_bytes(data).map(PlainRequests).ok_or_else(invalid)
+        requests::from_bytes(data).map(CommitRequests).ok_or_else(invalid)
     }
 
-    fn pick(&self, positions: Vec<usize>) -> PyResult<PlainRequests> {
+    fn pick(&self, positions: Vec<usize>) -> PyResult<CommitRequests> {
         let one = |at| self.0.get(at).cloned().ok_or_else(|| no_request(at));
-        Ok(PlainRequests(positions.into_iter().map(one).collect::<PyResult<_>>()?))
+        Ok(CommitRequests(positions.into_iter().map(one).collect::<PyResult<_>>()?))
     }
 
-    fn part(&self, first: usize, end: usize) -> PlainRequests {
+    fn part(&self, first: usize, end: usize) -> CommitRequests {
         let end = end.min(self.0.len());
-        PlainRequests(self.0[first.min(end)..end].to_vec())
+        CommitRequests(self.0[first.min(end)..end].to_vec())
     }
 }
 
@@ -99,7 +159,7 @@ fn no_request(at: usize) -> PyErr {
 
 #[pyclass(frozen, module = "dedupd_core.native.commit")]
 pub struct CommitBatch {
-    volume: Volume,
+    tree: Tree,
     threads: usize,
     door: Door,
     /// Locked only with the GIL released, because the door may take the GIL.
@@ -124,42 +184,29 @@ impl CommitBatch {
         is_shared: bool,
         door: Option<Py<PyAny>>,
     ) -> PyResult<CommitBatch> {
-        if block_bytes < 1 {
-            return Err(PyValueError::new_err(format!("block_bytes must not be {block_bytes}")));
-        }
-        let attribute = c_string("attribute", attribute)?;
         let door = Door::new(door);
-        let effects = door.effects.clone();
-        let seeds = seeds_of(seeds);
-        let volume = Volume { data: data_fd, attribute, seeds, block_bytes, effects, is_shared };
+        let space = space_of(attribute, seeds, block_bytes, &door)?;
         let threads = check_threads(threads)?;
-        Ok(CommitBatch { volume, threads, door, files: Mutex::default() })
+        let tree = Tree { data: data_fd, space, is_shared };
+        Ok(CommitBatch { tree, threads, door, files: Mutex::default() })
     }
 
-    fn begin(&self, py: Python<'_>, requests: PyRef<'_, PlainRequests>) -> PyResult<Vec<u8>> {
+    fn begin(&self, py: Python<'_>, requests: PyRef<'_, CommitRequests>) -> PyResult<Refused> {
         let requests = requests.0.clone();
-        let begun = py.detach(|| {
+        let refusals = py.detach(|| {
             let mut files = self.files();
-            let first = files.len();
-            files.extend(requests.into_iter().map(|request| (request, None)));
-            batch::begin_all(&self.volume, &mut files[first..], self.threads);
-            flags(files[first..].iter().map(|(_, begun)| begun.is_some()))
+            *files = requests.into_iter().map(|request| (request, None)).collect();
+            batch::begin_all(&self.tree, &mut files, self.threads)
         });
         self.door.check()?;
-        Ok(begun)
+        Ok(refused(refusals))
     }
 
-    fn finish(&self, py: Python<'_>) -> PyResult<(Vec<u8>, i64)> {
-        let (done, freed) =
-            py.detach(|| batch::finish_all(&self.volume, &mut self.files(), self.threads));
+    fn finish(&self, py: Python<'_>) -> PyResult<(Refused, i64)> {
+        let (refusals, freed) =
+            py.detach(|| batch::finish_all(&self.tree, &mut self.files(), self.threads));
         self.door.check()?;
-        Ok((flags(done), freed))
-    }
-
-    fn begun(&self, py: Python<'_>, at: usize) -> PyResult<Option<(i32, Fields)>> {
-        let fields = |begun: &Begun| (begun.file.as_raw_fd(), fields_of(begun.identity));
-        let found = py.detach(|| self.files().get(at).map(|(_, begun)| begun.as_ref().map(fields)));
-        found.ok_or_else(|| no_request(at))
+        Ok((refused(refusals), freed))
     }
 
     fn take(&self, py: Python<'_>, at: usize) -> Option<(i32, Fields)> {
@@ -167,10 +214,10 @@ impl CommitBatch {
         taken.map(|begun| (begun.file.into_raw_fd(), fields_of(begun.identity)))
     }
 
-    fn revert(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
-        let failed = py.detach(|| batch::revert_all(&self.volume, &mut self.files()));
+    fn revert(&self, py: Python<'_>) -> PyResult<usize> {
+        let failed = py.detach(|| batch::revert_all(&self.tree, &mut self.files()));
         self.door.check()?;
-        Ok(flags(failed))
+        Ok(failed)
     }
 
     fn close(&self, py: Python<'_>) {
@@ -178,41 +225,52 @@ impl CommitBatch {
     }
 }
 
-#[pyfunction]
-pub fn exchange_attribute(
-    py: Python<'_>,
-    fd: i32,
-    identity: Fields,
-    name: &[u8],
-    previous: Option<&[u8]>,
-    value: &[u8],
-    door: Option<Py<PyAny>>,
-) -> PyResult<Option<Fields>> {
-    let (name, door) = (c_string("name", name)?, Door::new(door));
-    let (expected, effects) = (identity_of(identity), &*door.effects);
-    let after =
-        call(py, || steps::exchange_attribute(effects, fd, expected, &name, previous, value));
-    door.check()?;
-    Ok(after?.map(fields_of))
+fn space_of(attribute: &[u8], seeds: (u64, u64), block_bytes: i64, door: &Door) -> PyResult<Space> {
+    require(block_bytes > 0, "block_bytes must be positive")?;
+    let (attribute, effects) = (c_string("attribute", attribute)?, door.effects.clone());
+    Ok(Space { attribute, seeds: seeds_of(seeds), block_bytes, effects })
 }
 
-/// Times in ns: of last access, of last modification.
-type Times = (i128, i64);
+/// Attribute, seeds and size of a block of a volume.
+type SpaceFields<'a> = (&'a [u8], (u64, u64), i64);
+
+/// Of a file: what it was when it was read, its recipe, and the attribute that it has.
+type FileFields<'a> = (Fields, Recipe<'a>, Option<Vec<u8>>);
+
+/// One step of one file, which is open.
+fn step<T: Send>(
+    py: Python<'_>,
+    (identity, recipe, previous): FileFields<'_>,
+    (attribute, seeds, block_bytes): SpaceFields<'_>,
+    door: Option<Py<PyAny>>,
+    step: impl Fn(&Space, &Request) -> Result<T, Why> + Sync,
+) -> PyResult<Answer<T>> {
+    let (request, door) = (request_of(b"", identity, recipe, previous)?, Door::new(door));
+    let space = space_of(attribute, seeds, block_bytes, &door)?;
+    let result = py.detach(|| step(&space, &request));
+    door.check()?;
+    Ok(result.into())
+}
 
 #[pyfunction]
-pub fn punch_and_settle(
+pub fn begin(
     py: Python<'_>,
     fd: i32,
-    length: i64,
-    times_ns: Times,
-    name: &[u8],
-    value: &[u8],
+    file: FileFields<'_>,
+    space: SpaceFields<'_>,
     door: Option<Py<PyAny>>,
-) -> PyResult<i64> {
-    let (name, door) = (c_string("name", name)?, Door::new(door));
-    let ((atime_ns, mtime_ns), effects) = (times_ns, &*door.effects);
-    let done =
-        call(py, || steps::punch_and_settle(effects, fd, length, atime_ns, mtime_ns, &name, value));
-    door.check()?;
-    done
+) -> PyResult<Answer<Fields>> {
+    step(py, file, space, door, |space, request| space.begin(fd, request).map(fields_of))
+}
+
+#[pyfunction]
+pub fn finish(
+    py: Python<'_>,
+    fd: i32,
+    begun: Fields,
+    file: FileFields<'_>,
+    space: SpaceFields<'_>,
+    door: Option<Py<PyAny>>,
+) -> PyResult<Answer<i64>> {
+    step(py, file, space, door, |space, request| space.finish(fd, request, identity_of(begun)))
 }

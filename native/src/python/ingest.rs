@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use super::admission::Ledger;
 use super::chunks::{Chunks, Judgement};
-use super::commit::PlainRequests;
+use super::commit::CommitRequests;
 use super::support::calls::c_string;
 use super::support::entries::{Fields, fields_of, identity_of};
 use super::support::input::{Input, pack_u64, require};
@@ -18,6 +18,7 @@ use crate::commit::requests::Request;
 use crate::format::ids::{DIGEST_BYTES, RecordId};
 use crate::format::suffix::suffix;
 use crate::ingest::chunks::Segment;
+use crate::ingest::examination::{self, Why};
 use crate::ingest::file_reader;
 use crate::ingest::judgement::NOT_STORED;
 use crate::ingest::small_files::{PlainFile, fitting};
@@ -35,6 +36,52 @@ type One = (Vec<u8>, Fields, bool);
 
 fn shown(file: &PlainFile) -> One {
     (file.path.to_bytes().to_vec(), fields_of(file.identity), file.as_is)
+}
+
+/// Why a file is not read.
+#[pyclass(frozen, get_all, module = "dedupd_core.native.ingest")]
+pub struct Unread {
+    why: &'static str,
+    errno: i32,
+    shared_bytes: i64,
+}
+
+impl From<Why> for Unread {
+    fn from(why: Why) -> Unread {
+        let (errno, shared_bytes) = match why {
+            Why::Unopened(number) | Why::Io(number) => (number, 0),
+            Why::Shared(bytes) => (0, bytes),
+            _ => (0, 0),
+        };
+        Unread { why: why.name(), errno, shared_bytes }
+    }
+}
+
+/// How many bytes of its blocks others have too, or why it is not read.
+#[derive(IntoPyObject)]
+pub enum Examined {
+    Shared(i64),
+    Unread(Unread),
+}
+
+/// Checks an open file that is to be read as a whole, or the blocks of another one.
+#[pyfunction]
+pub fn examine(
+    py: Python<'_>,
+    fd: i32,
+    identity: Fields,
+    is_whole: bool,
+    unshared_only: bool,
+) -> Examined {
+    let expected = identity_of(identity);
+    let result = py.detach(|| {
+        if is_whole {
+            examination::examine(fd, &expected, unshared_only)
+        } else {
+            examination::examine_blocks(fd, expected.size, unshared_only)
+        }
+    });
+    result.map_or_else(|why| Examined::Unread(why.into()), Examined::Shared)
 }
 
 impl FileList {
@@ -120,44 +167,39 @@ impl FileList {
         count
     }
 
-    #[pyo3(signature = (dir_fd, settle_ns, out, offset, threads = 1))]
+    #[getter]
+    fn read_bytes(&self) -> u64 {
+        self.0.iter().map(PlainFile::read_bytes).sum()
+    }
+
+    #[pyo3(signature = (dir_fd, out, offset, threads = 1, unshared_only = true))]
     fn read(
         &mut self,
         py: Python<'_>,
         dir_fd: i32,
-        settle_ns: i64,
         mut out: Output,
         offset: usize,
         threads: usize,
-    ) -> PyResult<Vec<One>> {
-        let threads = check_threads(threads)?;
-        let list = &mut self.0;
-        let read = py.detach(|| {
-            let out = out.bytes_mut().get_mut(offset..)?;
-            let read = file_reader::read_files(dir_fd, list, settle_ns, out, threads)?;
-            let mut start = offset;
-            for file in list.iter_mut() {
-                file.start = start;
-                start += file.size();
-            }
-            Some(read)
+        unshared_only: bool,
+    ) -> PyResult<Vec<(One, Unread)>> {
+        let (threads, size, list) = (check_threads(threads)?, self.size_bytes(), &mut self.0);
+        let unread = py.detach(|| {
+            let out = (out.bytes_mut(), offset);
+            file_reader::read_files(dir_fd, list, unshared_only, out, threads)
         });
-        let Some(read) = read else {
-            let size: i64 = list.iter().map(|file| file.identity.size).sum();
-            let message = format!("out is too short: it has no {size} bytes at {offset}");
-            return Err(PyValueError::new_err(message));
-        };
-        let left = list.iter().zip(&read).filter(|(_, is_read)| !**is_read);
-        let left = left.map(|(file, _)| shown(file)).collect();
-        let mut is_read = read.iter();
-        list.retain(|_| is_read.next() == Some(&true));
-        Ok(left)
+        let message = || format!("out is too short: it has no {size} bytes at {offset}");
+        let unread = unread.ok_or_else(|| PyValueError::new_err(message()))?;
+        Ok(unread.into_iter().map(|(file, why)| (shown(&file), why.into())).collect())
     }
 
     fn freed_bytes(&self, block_bytes: u64) -> PyResult<Vec<u8>> {
         require(block_bytes > 0, "block_bytes must be positive")?;
-        let freed = |file: &PlainFile| (file.size() as u64).next_multiple_of(block_bytes);
-        Ok(pack_u64(self.0.iter().map(freed)))
+        Ok(pack_u64(self.0.iter().map(|file| file.freed_bytes(block_bytes))))
+    }
+
+    fn shared_bytes(&self, judgement: &Judgement) -> i64 {
+        let taken = self.0.iter().enumerate().filter(|(number, _)| judgement.is_taken(*number));
+        taken.map(|(_, file)| file.read.shared_bytes).sum()
     }
 
     fn single(
@@ -165,7 +207,7 @@ impl FileList {
         found: &Chunks,
         ids: Input,
         judgement: &Judgement,
-        mut into: PyRefMut<'_, PlainRequests>,
+        mut into: PyRefMut<'_, CommitRequests>,
     ) -> PyResult<Vec<usize>> {
         let ids = ids.u64s("ids")?;
         let are_right = self.were_judged(found, judgement) && found.count() == ids.len();
@@ -183,7 +225,10 @@ impl FileList {
                     digest.copy_from_slice(&chunk.fingerprint[..DIGEST_BYTES]);
                     let (path, expected) = (file.path.clone(), file.identity);
                     let recipe = RecordId(recipe);
-                    into.0.push(Request { path, expected, recipe, digest, direct: true });
+                    let (direct, previous, in_parts) = (true, None, false);
+                    let request =
+                        Request { path, expected, recipe, digest, direct, previous, in_parts };
+                    into.0.push(request);
                 }
                 _ => others.push(number),
             }

@@ -79,7 +79,7 @@ mod exported {
         #[pymodule_export]
         const BEGIN: u8 = crate::ingest::judgement::Mode::Begin as u8;
         #[pymodule_export]
-        use crate::python::ingest::FileList;
+        use crate::python::ingest::{FileList, Unread, examine};
     }
 
     #[pymodule]
@@ -149,9 +149,7 @@ mod exported {
     #[pymodule]
     mod commit {
         #[pymodule_export]
-        use crate::python::commit::{
-            CommitBatch, PlainRequests, exchange_attribute, punch_and_settle,
-        };
+        use crate::python::commit::{CommitBatch, CommitRequests, Refusal, begin, finish};
     }
 
     #[pymodule]
@@ -223,8 +221,8 @@ mod exported {
             FileSystemKind, OpenGuard, become_file_user, bound_capabilities, deny_calls,
             fallocate_keep_size, fgetxattr, file_system_kind, file_systems, generation,
             give_up_capability, handle_of, has_large_units, lmdb_is_sound, local_bytes,
-            name_to_handle, open_by_handle, present_ranges, punch_hole, renameat2, shared_bytes,
-            syncfs, unwritten_ranges, written_ranges,
+            name_to_handle, open_by_handle, present_ranges, punch_hole, read_uncached, renameat2,
+            shared_bytes, syncfs, unwritten_ranges, written_ranges,
         };
     }
 

@@ -7,13 +7,14 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::support::calls::{c_string, call};
+use super::support::calls::{c_string, call, os_error};
 use super::support::input::Input;
+use super::support::output::Output;
 use crate::format::lmdb_pages;
 use crate::system::extents::{self, Range};
 use crate::system::file_systems::{FILE_SYSTEMS, FileSystemRow, row_of};
 use crate::system::file_user::become_user;
-use crate::system::{calls, confinement, effects, handle_forms, open_guard};
+use crate::system::{calls, confinement, effects, handle_forms, open_guard, reads};
 
 #[pyfunction]
 pub fn punch_hole(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult<()> {
@@ -48,6 +49,12 @@ pub fn local_bytes(py: Python<'_>, fd: i32, end: i64, sync: bool) -> PyResult<(i
 #[pyfunction]
 pub fn has_large_units(py: Python<'_>, fd: i32) -> PyResult<bool> {
     call(py, || extents::has_large_units(fd))
+}
+
+#[pyfunction]
+pub fn read_uncached(py: Python<'_>, fd: i32, mut view: Output, offset: u64) -> PyResult<usize> {
+    let room = view.bytes_mut();
+    py.detach(|| reads::read_uncached(fd, offset, room)).map_err(|error| os_error(py, &error))
 }
 
 /// A file system, for Python.

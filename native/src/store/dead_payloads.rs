@@ -81,7 +81,7 @@ impl Container<'_> {
             return Ok(Some((ordinal, blocks)));
         }
         let mut header = [0; RECORD_HEADER_BYTES];
-        let is_read = fill_at(self.data, entry.offset, &mut header);
+        let is_read = fill_at(self.data, entry.offset, &mut header).is_ok();
         let found = RecordHeader::sound(&header, self.seed).filter(|_| is_read);
         let is_own = |found: RecordHeader| {
             found.ordinal == ordinal

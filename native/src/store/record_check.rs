@@ -117,7 +117,7 @@ pub fn check(data: &[u8], place: &Place<'_>) -> Checked {
 /// Whether a container has the record of an entry where the entry says, with all of its bytes.
 pub fn is_intact(data: RawFd, ordinal: u32, entry: &TableEntry, place: &Place<'_>) -> bool {
     let mut bytes = vec![0; record_bytes(entry.stored_length.into()) as usize];
-    if !fill_at(data, entry.offset, &mut bytes) {
+    if fill_at(data, entry.offset, &mut bytes).is_err() {
         return false;
     }
     // The last: it may tell of others before it, which were collected.

@@ -61,6 +61,6 @@ fn read_file(directory: RawFd, name: &[u8], expected: Identity, out: &mut [u8]) 
     };
     file.is_ok_and(|file| {
         let fd = file.as_raw_fd();
-        status_of(fd).is_ok_and(|status| Identity::of(&status) == expected) && fill(fd, out)
+        status_of(fd).is_ok_and(|status| Identity::of(&status) == expected) && fill(fd, out).is_ok()
     })
 }

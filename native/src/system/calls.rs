@@ -56,6 +56,11 @@ pub fn name_to_handle_at<T>(dir: RawFd, name: &CStr, take: impl FnOnce(&[u8]) ->
     Ok(take(&out[..length]))
 }
 
+/// The number of an error; EIO where it has none.
+pub fn number_of(error: &Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
 /// The generation of the inode that `fd` has open, even by `O_PATH`. 0 if its file system has none.
 pub fn generation_of(fd: RawFd) -> Result<u32> {
     match name_to_handle(fd) {

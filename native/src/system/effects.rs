@@ -113,7 +113,13 @@ fn fallocate(fd: RawFd, mode: c_int, offset: i64, length: i64) -> Result<()> {
 }
 
 pub fn punch_hole(fd: RawFd, offset: i64, length: i64) -> Result<()> {
-    fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, length)
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    loop {
+        match fallocate(fd, mode, offset, length) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
 }
 
 pub fn fallocate_keep_size(fd: RawFd, offset: i64, length: i64) -> Result<()> {

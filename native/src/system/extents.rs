@@ -125,11 +125,6 @@ pub fn shared_bytes(fd: RawFd, end: i64) -> Result<i64> {
     Ok(shared(fd, end)?.iter().map(|&(start, last)| last.min(end) - start).sum())
 }
 
-/// Returns whether other files or snapshots share any block. False if that is unknown.
-pub fn has_shared(fd: RawFd, end: i64) -> bool {
-    shared(fd, end).is_ok_and(|found| !found.is_empty())
-}
-
 fn shared(fd: RawFd, end: i64) -> Result<Vec<Range>> {
     if !row_of(fd)?.shares_blocks {
         return Ok(Vec::new());
@@ -165,6 +160,14 @@ fn data_ranges(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
         found.push((start, position));
     }
     Ok(found)
+}
+
+/// How many bytes below `size`, the length of the file, lie in holes.
+pub fn hole_bytes(fd: RawFd, size: i64) -> Result<i64> {
+    if seek(fd, 0, libc::SEEK_HOLE)?.is_none_or(|at| at >= size) {
+        return Ok(0);
+    }
+    Ok(size - data_ranges(fd, 0, size)?.iter().map(|(start, end)| end - start).sum::<i64>())
 }
 
 /// Returns whether any block of a range has data, or a dirty page.

@@ -67,9 +67,9 @@ impl Buffer {
         self.is_filled = match &source.direct {
             Some(file) => read_direct(file, span.start - skipped as u64, around, skipped + length)
                 .unwrap_or_else(|| {
-                    fill_at(source.fd, span.start, &mut self.bytes[self.at.clone()])
+                    fill_at(source.fd, span.start, &mut self.bytes[self.at.clone()]).is_ok()
                 }),
-            None => fill_at(source.fd, span.start, &mut self.bytes[self.at.clone()]),
+            None => fill_at(source.fd, span.start, &mut self.bytes[self.at.clone()]).is_ok(),
         };
     }
 

@@ -167,7 +167,7 @@ impl<'a> Part<'a> {
             }
             self.window.resize(usize::try_from(window).ok()?, 0);
             self.base = offset;
-            if !fill_at(self.data.as_raw_fd(), offset, &mut self.window) {
+            if fill_at(self.data.as_raw_fd(), offset, &mut self.window).is_err() {
                 self.window.clear();
                 return None;
             }

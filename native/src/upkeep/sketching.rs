@@ -53,7 +53,7 @@ impl Looked<'_> {
                 continue;
             };
             buffer.resize(length as usize, 0);
-            if !fill_at(self.data, start, &mut buffer) {
+            if fill_at(self.data, start, &mut buffer).is_err() {
                 continue;
             }
             let buffer = &buffer[..];
@@ -87,7 +87,9 @@ impl Looked<'_> {
         for (at, entry) in wanted.iter().step_by(step) {
             let length = end_of(entry).map_or(0, |end| end - entry.offset);
             buffer.resize(length as usize, 0);
-            if entry.raw_length as usize > left || !fill_at(self.data, entry.offset, &mut buffer) {
+            if entry.raw_length as usize > left
+                || fill_at(self.data, entry.offset, &mut buffer).is_err()
+            {
                 continue;
             }
             if let Some(raw) = self.raw_of(&buffer, entry, first + *at as u32) {

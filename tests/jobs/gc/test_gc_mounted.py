@@ -16,7 +16,7 @@ from dedupd_core.units import KIB, MIB
 from fuse_stub import gc_names
 from jobs.gc import tree_marker
 from jobs.gc.tree_marker import Roots
-from tests.support.lab import noise
+from tests.support.lab import noise, requests_of
 from tests.support.mounts import (
     ALICE,
     MountedLab,
@@ -437,12 +437,12 @@ def files_held(lab: MountedLab) -> list[str]:
 
 def test_no_commit_of_a_dead_job_begins_while_garbage_is_marked(lab: MountedLab) -> None:
     from dedupd_core.format.recipe import RecipeRef
-    from dedupd_core.volume.commit_requests import CommitRequest, request_to_json
+    from dedupd_core.volume.commit_requests import CommitRequest
 
     (lab.view / "plain").write_bytes(noise(100 * KIB))
     request = CommitRequest(b"plain", lab.identity("plain"), RecipeRef(1 << 32, bytes(16)))
     with lab.client() as marks, lab.client() as late:
         marks.call("mark_begin")
-        reply = late.call("commit_begin", files=[request_to_json(request)])
-        assert reply["results"][0]["outcome"] == "in use"
+        reply = late.call_with("commit_many", requests_of([request]).to_bytes())
+        assert reply["results"][0][1]["outcome"] == "in use"
     assert lab.stub("plain") is None

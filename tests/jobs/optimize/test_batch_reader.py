@@ -16,13 +16,14 @@ from dedupd_core.format.volume_parameters import new_parameters
 from dedupd_core.system.file_reader import BATCH_BYTES
 from dedupd_core.system.page_cache import BufferPool
 from dedupd_core.units import KIB, MIB
-from jobs.optimize import batch_reader, examination
+from jobs.optimize import batch_reader
 from jobs.optimize.batch_reader import BatchReader, ReaderLimits
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Segment
 from jobs.tree.candidates import Candidate
 from jobs.tree.walk import walk
 from tests.support.lab import (
     OLD_NS,
+    SETTLE_NS,
     Lab,
     descriptors,
     descriptors_to_begin_with,
@@ -58,7 +59,7 @@ def candidates_of(lab: Lab) -> list[Candidate]:
 
 def wait_until_settled(last: Path) -> None:
     """Until no write to a file could leave its times as they are."""
-    while time.time_ns() - last.stat().st_ctime_ns < examination.SETTLE_NS:
+    while time.time_ns() - last.stat().st_ctime_ns < SETTLE_NS:
         time.sleep(0.005)
 
 

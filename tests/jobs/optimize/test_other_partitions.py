@@ -13,9 +13,10 @@ from dedupd_core.format.container import Kind
 from dedupd_core.format.domain import PartitionKey
 from dedupd_core.format.table import State
 from dedupd_core.index import hooks
+from dedupd_core.native.commit import CommitRequests
+from dedupd_core.stub.commit_steps import Result
 from dedupd_core.units import KIB, MIB
-from dedupd_core.volume.commit import Result, VolumeCommitter
-from dedupd_core.volume.commit_requests import CommitRequests
+from dedupd_core.volume.commit import VolumeCommitter
 from jobs.frame.run import Cancelled
 from jobs.optimize.store_session import StoreSession, StoreSync
 from jobs.tree.walk import walk

@@ -16,13 +16,13 @@ from dedupd_core import native
 from dedupd_core.config.policy import Policy
 from dedupd_core.system.files import opened
 from dedupd_core.units import KIB
-from jobs.optimize.examination import SETTLE_NS
 from jobs.tree.candidates import SkippedFiles, _Search, candidates
 from jobs.tree.walk import walk
 from tests.conftest import MakeFileSystem
 from tests.support.lab import (
     OLD_NS,
     RAW_SOCKETS,
+    SETTLE_NS,
     Lab,
     as_user,
     lab_in,
@@ -169,10 +169,10 @@ def test_a_file_of_a_time_that_a_stub_has_no_room_for_stays_plain(
         assert chosen(lab) == ([], {"too young": 1})
         status = path.stat()
         believed = status.st_ino, status.st_size, (1 << 63) - 1, status.st_ctime_ns
+        file, space = (believed, (1, bytes(16), True), None), (b"user.x", (0, 0), 4096)
         with opened(os.open(path, os.O_RDONLY)) as fd:
-            assert (
-                native.commit.exchange_attribute(fd, believed, b"user.x", None, b"", None) is None
-            )
+            refusal = native.commit.begin(fd, file, space, None)
+            assert isinstance(refusal, native.commit.Refusal) and refusal.why == "changed"
         lab.optimize()
         assert lab.stub("f") is None and path.stat().st_mtime_ns == mtime_ns
 
