@@ -412,7 +412,7 @@ class Service:
         return job
 
     def job(self, job_id: str) -> JobProcess:
-        """Raises UsageError."""
+        """Parse a token. Raises UsageError."""
         for job in (*self.waiting, *self.running.values(), *self.ended):
             if job.id == job_id:
                 return job

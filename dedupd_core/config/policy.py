@@ -428,7 +428,7 @@ def parse_policy(text: str, where: str) -> Policy:
 
 
 def apply_values(policy: Policy, values: dict[str, Any], where: str) -> Policy:
-    """``policy`` with keys replaced by ``values`` as written. Raises PolicyError."""
+    """Return ``policy`` with keys replaced by ``values``, as written. Raises PolicyError."""
     meant: dict[str, Any] = {}
     for name, value in values.items():
         found = parsed_value(name, value, where)

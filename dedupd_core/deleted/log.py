@@ -45,7 +45,7 @@ class DeletionId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "DeletionId":
-        """Raises UsageError."""
+        """Parse a token. Raises UsageError."""
         match = _ID.fullmatch(text)
         if match is None:
             raise UsageError(f"{text!r}: not the ID of a deletion; `dedupd deleted` lists the IDs")

@@ -63,7 +63,7 @@ class Order(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Order":
-        """Raises UsageError."""
+        """Parse a token. Raises UsageError."""
         one_id, *words = text.split(" ")
         if len(set(words)) < len(words) or not {"privileges", "force"}.issuperset(words):
             raise UsageError(

@@ -34,7 +34,7 @@ class Instance:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Instance":
-        """Raises Damaged."""
+        """Return the recipe with this number. Raises Damaged."""
         try:
             instance = cls(**decoded(data))
             _DIRECTORY.pack(instance.inode, instance.generation)

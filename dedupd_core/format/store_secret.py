@@ -44,7 +44,7 @@ class StoreSecret:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
-        """Raises Damaged."""
+        """Return the recipe with this number. Raises Damaged."""
         try:
             keys = tuple(bytes.fromhex(key) for key in decoded(data)["keys"])
             if not keys or {len(key) for key in keys} != {KEY_BYTES}:

@@ -220,7 +220,7 @@ def encode_known(rows: Sequence[tuple[bytes, int]]) -> bytes:
 
 
 def decode_known(data: bytes, where: str) -> list[tuple[bytes, int]]:
-    """Raises Damaged."""
+    """Return the recipe with this number. Raises Damaged."""
     if len(data) % _KNOWN.size:
         raise Damaged(f"{where}: an incomplete list of chunks")
     return list(_KNOWN.iter_unpack(data))
@@ -242,7 +242,7 @@ def encode_recipe(part: RecipePart) -> bytes:
 
 
 def decode_recipe(data: bytes, where: str) -> RecipePart:
-    """Raises Damaged."""
+    """Return the recipe with this number. Raises Damaged."""
     if len(data) < _RECIPE.size or (len(data) - _RECIPE.size) % _ROW.size:
         raise Damaged(f"{where}: a truncated recipe")
     recipe, is_last, digest = _RECIPE.unpack_from(data)
@@ -268,7 +268,7 @@ def encode_node(node: StreamNode) -> bytes:
 
 
 def decode_nodes(data: bytes, where: str) -> Iterator[StreamNode]:
-    """Raises Damaged."""
+    """Return the recipe with this number. Raises Damaged."""
     at = 0
     while at < len(data):
         try:

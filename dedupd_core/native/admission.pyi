@@ -44,7 +44,7 @@ class Ledger:
         """Whether to save and forget the notes of this run before there are more."""
     @property
     def has_changed(self) -> bool:
-        """Whether this run has remembered anything since :meth:`forget_notes`."""
+        """Whether this run has recorded anything since :meth:`forget_notes`."""
     def forget_notes(self) -> None:
         """Drop the notes of this run, which are saved."""
     def snapshot(self, whole: bool, recalled: Set[int] = frozenset()) -> Snapshot:

@@ -6,9 +6,9 @@ from .chunker import Chunker
 from .index import BloomIndex, TableIndex
 
 BACKGROUND_MAX: int
-"""Requests for which no program waits that the kernel sends at a time."""
+"""Number of requests that the kernel may send at a time without a waiting program."""
 CONGESTED_FROM: int
-"""With so many of them the kernel ceases to read ahead."""
+"""With this number of requests, the kernel stops reading ahead."""
 
 def simd_paths() -> list[str]:
     """Return the chunker code paths of this CPU, slowest first: scalar, avx2, avx512, gfni.

@@ -43,7 +43,7 @@ class Membership:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
-        """Raises Damaged."""
+        """Return the recipe with this number. Raises Damaged."""
         try:
             membership = cls(**decoded(data))
             uuidlib.UUID(membership.store)
@@ -92,7 +92,7 @@ class MemberList:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
-        """Raises Damaged."""
+        """Return the recipe with this number. Raises Damaged."""
         try:
             return cls([Member(**fields) for fields in decoded(data)["members"]])
         except NOT_VALID as error:

@@ -98,7 +98,7 @@ class Contents:
         self.chunks, self.recipes = chunks, recipes
 
     def of(self, stub: StubAttribute, where: str) -> "StoreContent":
-        """The store's side of a stub. Nothing is read yet."""
+        """Return the content of a stub in the store. This reads nothing yet."""
         return StoreContent(self, stub, where)
 
 

@@ -94,5 +94,5 @@ class OpenFile:
 
     @property
     def where(self) -> str:
-        """The file's name as it is now, for messages."""
+        """The current name of the file, for messages."""
         return name_in_tree(self.tree_fd, self.fd)

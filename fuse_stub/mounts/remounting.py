@@ -82,8 +82,8 @@ def _change_private(client: ControlClient, options: MountOptions) -> None:
 
 
 def _by_default(client: ControlClient, shown: int) -> int:
-    """What a mount shows where nothing is asked for: what the file system below allows, and access
-    times as they are."""
+    """Return the default flags of a mount: those of the file system below, with unchanged access
+    times."""
     base_fd = client.volume_fd()
     with opened(base_fd):
         below = os.fstatvfs(base_fd).f_flag

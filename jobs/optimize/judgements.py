@@ -92,7 +92,7 @@ class Judgements:
             self.ledger.leave(identity, saving, missing)
 
     def leave_full(self, identity: FileIdentity) -> None:
-        """Remember a file whose attributes leave no room for that of a stub."""
+        """Record a file whose attributes leave no room for that of a stub."""
         self.ledger.leave_full(identity, self.is_recall)
 
     def read_again(self, identity: FileIdentity, new_bytes: int) -> None:

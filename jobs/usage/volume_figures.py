@@ -108,7 +108,7 @@ class VolumeFigures:
     backlog: Backlog
     """Plain files by the reason; flat in JSON."""
     size_bytes: int
-    """Of the file system."""
+    """The size of the file system."""
     free_bytes: int
     last_run: dict[str, Any] | None
     """The report of the last job, as the history has it."""

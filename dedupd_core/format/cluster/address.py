@@ -47,7 +47,7 @@ def is_address(text: str) -> bool:
 
 
 def parse_address(text: str) -> StoreAddress:
-    """Raises UsageError."""
+    """Parse a token. Raises UsageError."""
     place, _, query = text.removeprefix(SCHEME).partition("?")
     pool, slash, name = place.partition("/")
     if not is_address(text) or not slash:
@@ -88,7 +88,7 @@ class StoreBinding:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "StoreBinding":
-        """Raises Damaged."""
+        """Return the recipe with this number. Raises Damaged."""
         try:
             return cls(**decoded(data))
         except NOT_VALID as error:

@@ -97,7 +97,7 @@ class FileId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "FileId":
-        """Raises Damaged."""
+        """Return the recipe with this number. Raises Damaged."""
         inode, _, generation = text.partition(".")
         try:
             return cls(int(inode, 16), int(generation, 16))

@@ -48,7 +48,7 @@ pub enum StorePart {
     Recipe,
 }
 
-/// What cannot be read of a stub, and why.
+/// A part of a stub that cannot be read, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unreadable {
     pub part: StorePart,
