@@ -118,7 +118,7 @@ class BulkCommits:
     async def _begin_group(
         self, bulk: BulkCommit, requests: CommitRequests, positions: Sequence[int]
     ) -> dict[int, Result]:
-        """Begin files that no user has open. Returns the results of those that have not begun."""
+        """Start commits of files that no user has open. Returns the results of refused files."""
         batch = new_batch(self._volume, cores(), is_shared=False)
         group = HeldGroup(batch, requests.pick(positions))
         begun = _Begun(group, dict(enumerate(positions)))

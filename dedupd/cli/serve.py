@@ -32,7 +32,7 @@ def command(path: str | None, volume: str | None, ended: str | None) -> None:
     SIGHUP reads the configuration again. SIGTERM stops the service at the next safe point.
     """
     if volume or ended:
-        # What the unit of a mount runs.
+        # The unit of a mount runs this.
         from fuse_stub.process import clear_after, serve_in_unit
 
         if volume:

@@ -61,7 +61,7 @@ class CommitRequests:
         """Move all requests of ``source`` to this object."""
     @property
     def are_plain(self) -> bytes:
-        """1 for each plain file that is committed as a whole, else 0."""
+        """1 for each plain file that is committed entirely, else 0."""
     @property
     def inodes(self) -> bytes:
         """Their numbers, u64 each."""

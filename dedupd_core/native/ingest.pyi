@@ -115,11 +115,11 @@ class Unread:
     shared_bytes: Final[int]
 
 def examine(fd: int, identity: Identity, is_whole: bool, unshared_only: bool) -> int | Unread:
-    """Check that an open file is the one that was found, that its last change is not too recent,
-    that no process has it open for writing, that each of its blocks can be freed alone, and (with
-    ``unshared_only``) that no block belongs to other files or snapshots too. Waits for at most
-    about a second until the last change is old enough. If it is not read as a whole, check only
-    its blocks. Returns how many bytes of its blocks others have as well.
+    """Check that an open file may be read. Without ``is_whole``, check only its blocks. The file
+    must have this ``identity``, and no process may have it open for writing. Waits up to about a
+    second until the last change is old enough. Each block must be freeable alone. With
+    ``unshared_only``, no block may belong to other files or snapshots. Returns how many bytes of
+    the blocks other files or snapshots share.
     """
 
 @final
@@ -164,13 +164,13 @@ class FileList:
         threads: int = 1,
         unshared_only: bool = True,
     ) -> list[tuple[tuple[bytes, Identity, bool], Unread]]:
-        """Read each as a whole, one after the other, into ``out`` from ``offset`` on, bypassing the
-        page cache.
+        """Read the complete files, one after the other, into ``out`` from ``offset`` on, bypassing
+        the page cache.
 
-        Each takes as many bytes as it had, read or not. One is read only if it passes
-        :func:`examine`, and is the same afterwards. The others are taken out of the list and
-        returned with the reasons; their room may hold anything. Raises ValueError if ``out`` is too
-        short.
+        Each file occupies as many bytes as it had, read or not. A file is read only if it passes
+        :func:`examine`, and is the same afterwards. The other files are removed from the list and
+        returned with the reasons; the content of their bytes in ``out`` is undefined. Raises
+        ValueError if ``out`` is too short.
         """
     def shared_bytes(self, judgement: Judgement) -> int:
         """How many bytes in the blocks of files that are taken others have as well."""

@@ -98,8 +98,8 @@ class Inodes:
         Raises OSError."""
 
     def lend(self, ino: int) -> None:
-        """Have a stub, whatever blocks it has of its own, be read and written here until it is
-        taken back: it was looked at, and is settled."""
+        """Read and write a stub here until :meth:`take_back`, even if it has local blocks. The
+        caller has examined the stub, and the stub is settled."""
 
     def take_back(self, ino: int) -> bool:
         """End :meth:`lend`, and watch the inode. Returns False if a write has failed, so that

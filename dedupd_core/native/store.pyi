@@ -66,7 +66,7 @@ class RecipeLeaf:
     node: Final[int]
     """Its id; 0 if it has no record."""
     above: Final[list[int]]
-    """The nodes between it and the root that begin where it does."""
+    """The nodes between it and the root that start at the same offset."""
     content: Final[builtins.bytes]
     """The digest of its content."""
     ids: Final[list[int]]
@@ -82,7 +82,7 @@ class BrokenPart:
     offset: Final[int]
     length: Final[int]
     above: Final[list[int]]
-    """The nodes below the root that begin where it does, and are not leaves."""
+    """The nodes below the root that start at the same offset, and are not leaves."""
     unreadable: Final[Unreadable]
 
 @final
@@ -253,12 +253,12 @@ def frame_chunks(
     ahead: BlocksAhead,
     threads: int,
 ) -> tuple[bytes, bytes, Unreadable | None]:
-    """Chunks, by id, length and start of the fingerprint of each, as frames of a stream; the first
-    one has the number ``sequence``, ``seed`` is that of the stream.
+    """Encode chunks as frames of a stream. ``wanted`` has id, length and start of the fingerprint
+    of each chunk. ``sequence`` is the number of the first frame, ``seed`` belongs to the stream.
 
     Returns the frames, the fingerprints, and the chunk after them if it cannot be read. Payloads
-    are verified. They are those of the records; one that leans on another record is compressed
-    alone.
+    are verified, and copied from the records. A payload that depends on another record is
+    compressed again, alone.
     """
 
 def frame_cluster_chunks(
@@ -271,7 +271,7 @@ class HeaderScan:
     """The parts of a container in the order of their offsets: start, end, and the header of the
     record, which is empty for a range without a valid record.
 
-    The last item of a record says whether it was found by a search after damage. Unreadable blocks
+    The last item of a record is True if a search after damage has found it. Unreadable blocks
     count as zeros. Raises OSError.
     """
 

@@ -1,7 +1,7 @@
 """Stubs that are written to (source: ``native/src/stub/``).
 
-Where a call returns a list, that is what cannot be read of the store. The call may be repeated once
-it is repaired.
+If a call returns a list, the list has the unreadable parts of the store. The caller may repeat the
+call after these are repaired.
 """
 
 import builtins
@@ -13,13 +13,13 @@ from typing_extensions import Buffer
 from .store import StubBytes, Unreadable
 
 _Source = tuple[StubBytes, bool, Sequence[tuple[tuple[int, int, int], builtins.bytes]]]
-"""What reads the store; whether it may wait for the disk; and chunks that were repaired, by id,
-length and start of the fingerprint, verified by the caller."""
+"""The reader of the store; whether it may wait for the disk; and repaired chunks, by id, length and
+start of the fingerprint, which the caller has verified."""
 
 class OpenStub:
     """A settled stub, open as ``fd``. Reads may share it; changes need it alone.
 
-    Durable effect: all that users' writes and jobs change of the file, by the door.
+    Durable effect: all changes to the file by users' writes and jobs, by the door.
     """
 
     def __new__(
@@ -31,32 +31,32 @@ class OpenStub:
         block_bytes: int,
         door: Callable[..., int] | None,
     ) -> Self:
-        """``value``: of the attribute ``name``, whose checksum has the ``seed``. ``fd`` stays the
-        caller's. Raises OSError, ValueError."""
+        """``value`` is that of the attribute ``name``, ``seed`` that of its checksum. The caller
+        keeps ``fd`` open. Raises OSError, ValueError."""
 
     fd: int
     has_unwritten: bool
-    """Whether blocks may have been left that are allocated and were never written."""
+    """Whether allocated blocks may exist that were never written."""
     @property
     def block_bytes(self) -> int:
-        """A block of the file that is missing is filled as a whole."""
+        """Missing blocks of the file are filled only completely."""
     @property
     def is_at_rest(self) -> bool:
-        """Whether file and attribute say all there is to know of the stub: then other code that
-        keeps to the rules may use it, as long as nothing here does."""
+        """Whether file and attribute describe the stub completely. Other code that follows the
+        rules may then use the stub while this object is not in use."""
     @property
     def fields(self) -> tuple[int, bytes, int, int, int, int]:
         """Recipe, digest, covered, mtime_ns, flags and local_bytes of the attribute."""
     def note_local(self) -> None:
-        """Others may have added blocks to those that are there, if the attribute allows for it."""
+        """Note that other code may have added local blocks, if the attribute allows this."""
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The parts of [start, end) that are the recipe's: covered, and without a block."""
+        """Return the parts of [start, end) that only the recipe has: covered, without a block."""
     def read_by(self, source: _Source, start: int, end: int) -> bytes | list[Unreadable]:
-        """Bytes [start, end), fewer only at the end of the file. Raises OSError."""
+        """Read bytes [start, end), fewer only at the end of the file. Raises OSError."""
     def write_by(self, source: _Source, offset: int, data: Buffer) -> int | list[Unreadable]:
-        """Returns how many bytes, fewer only if the space ends. Raises OSError."""
+        """Return the number of written bytes; fewer only if no space is free. Raises OSError."""
     def truncate_by(self, source: _Source, size: int) -> bool | list[Unreadable]:
-        """Returns whether the file is plain from now on. Raises OSError."""
+        """Return whether the file is plain from now on. Raises OSError."""
     def allocate_by(
         self, source: _Source, start: int, end: int, keeps_size: bool
     ) -> tuple[int, bool] | list[Unreadable]:
@@ -71,21 +71,21 @@ class OpenStub:
         end: int,
         is_next: Callable[[int], None],
     ) -> int | list[Unreadable]:
-        """Write bytes of the store below ``end`` into whole blocks that are missing, unless they
-        are zeros; times and capabilities stay. ``is_next`` is given the number of bytes before
-        anything is written. Returns that number. Raises OSError, and what ``is_next`` raises."""
+        """Fill missing blocks below ``end`` with bytes of the store, unless these are zeros. Times
+        and capabilities stay. Calls ``is_next`` with the number of bytes before the first write.
+        Returns that number. Raises OSError, and what ``is_next`` raises."""
     def take_back_by(
         self, source: _Source, start: int, end: int, is_whole: bool
     ) -> tuple[()] | list[Unreadable]:
-        """Punch what was filled of a range: all of it, or what equals the store's bytes; times and
-        capabilities stay. Raises OSError."""
+        """Punch the filled blocks of a range: all, or only those that equal the store's bytes.
+        Times and capabilities stay. Raises OSError."""
     def punch_equal_by(self, source: _Source, end: int) -> bool | list[Unreadable]:
-        """Punch the blocks below ``end``, that of whole blocks or of the file, that equal the
-        store's bytes. Returns whether all did. Raises OSError."""
+        """Punch the blocks below ``end`` that equal the store's bytes. ``end`` is a multiple of the
+        block size, or the end of the file. Returns whether all were equal. Raises OSError."""
     def seal_by(self, source: _Source) -> bool | list[Unreadable]:
-        """Make the attribute count the blocks of the stub's own. False if some have no place on the
-        disk yet. Raises OSError."""
+        """Update the number of local bytes in the attribute. Returns False if some blocks have no
+        place on the disk yet. Raises OSError."""
 
 def uncounted_bytes(fd: int, value: bytes, seed: int, block_bytes: int) -> int:
-    """How many bytes more than its attribute says a settled stub has in blocks of its own; negative
-    if blocks are missing. Raises OSError, ValueError."""
+    """Return the bytes of local blocks that a settled stub has beyond the count of its attribute;
+    negative if blocks are missing. Raises OSError, ValueError."""

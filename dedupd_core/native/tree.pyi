@@ -68,8 +68,8 @@ class StubCounter:
     ) -> StubCounter:
         """``seeds`` are those of the attribute: of its checksum, and of what binds it to its inode.
 
-        ``is_exact``: the chunk that a stub names is compared with all that the stub keeps of its
-        fingerprint, which takes a look at its entry; otherwise with what is known of chunks.
+        ``is_exact``: compare a stub that names a chunk with the table entry of the chunk. Otherwise
+        compare it only with ``chunks``, which has less of each fingerprint.
         """
     def look_at(
         self,

@@ -107,7 +107,7 @@ class NodesRead:
     rows: Final[int]
     """In the needed parts of these."""
     unreadable: Final[list[Unreadable]]
-    """The others, of which nothing is marked."""
+    """The unreadable nodes. Nothing that they name is marked."""
 
 @final
 class Needs(Marks):
@@ -124,7 +124,7 @@ class Needs(Marks):
     def digest(self) -> bytes:
         """The same for the same marks and lengths."""
     def need(self, record_id: int, length: int) -> None:
-        """Mark a node, of which the first ``length`` bytes, at least, are needed."""
+        """Mark a node: at least its first ``length`` bytes are needed."""
     def need_packed(self, ids: Buffer, lengths: Buffer) -> None:
         """As :meth:`need`."""
     def lengths(self, number: int) -> bytes:
@@ -132,12 +132,12 @@ class Needs(Marks):
     def fresh(self, number: int) -> bytes:
         """The bits of the fresh nodes of a container."""
     def resume(self, number: int, wanted: Buffer, needed: Buffer, fresh: Buffer) -> bool:
-        """Take over what an earlier run knew of a container: how much of each node stubs
-        ``wanted``, how much was ``needed`` (u64 each), and the bits of the nodes that it had not
-        read. Nodes of which more is needed now are fresh.
+        """Adopt the results of an earlier run for a container: the length of each node that stubs
+        ``wanted``, the ``needed`` length (u64 each), and the bits of its unread nodes.
+        Nodes are fresh if more of them is needed now.
 
-        False, and nothing taken over, if more was wanted than is needed now, or if the container
-        has fewer nodes. Items after the end of a column are zeros.
+        Returns False, and adopts nothing, if more was wanted than is needed now, or if the
+        container has fewer nodes. Items after the end of a column are zeros.
         """
     def read_fresh(self, recipes: Bases, chunks: Marks, most: int) -> NodesRead:
         """Read the next fresh nodes, and mark what their needed part names: chunks, or other nodes.

@@ -165,7 +165,7 @@ class ChunkSender:
                 rows = rows[len(made) :]
 
     def _put_stored(self, rows: list[Row], found: dict[Key, bytes]) -> int:
-        """Send the first of these, up to one that native code cannot read; how many."""
+        """Send the first rows, up to a chunk that native code cannot read. Returns their number."""
         wanted = [(row.chunk, row.length, row.check) for row in rows]
         frame_chunks = self._volume.chunk_records.frame_chunks
 

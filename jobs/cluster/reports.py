@@ -90,7 +90,7 @@ class ClusterAuditReport(TurnReport):
 
 
 def gone_text(gone: Mapping[str, Any]) -> str:
-    """Of a volume whose host has not come back: one of ``RecoverReport.gone``."""
+    """Describe a volume whose host has not returned: an item of ``RecoverReport.gone``."""
     left = gone["left"]
     waiting = f", except {counted(left, 'file')} that must wait for the host" if left else ""
     return (

@@ -1,4 +1,4 @@
-"""The connection by which native code reads from a store in a cluster."""
+"""The connection that native code uses to read from a store in a cluster."""
 
 import threading
 

@@ -29,7 +29,7 @@ pub const RECORD_HEADER_BYTES: usize = fields::BYTES;
 pub const RECORD_ALIGN_BYTES: usize = 8;
 pub const MAGIC: [u8; 4] = *b"DDRC";
 
-/// Of a container.
+/// Largest size of a container.
 pub const CONTAINER_BYTES_MAX: u32 = 1 << 30;
 
 /// The kind of a record. A header may hold an unknown value.

@@ -22,7 +22,7 @@ use crate::threads::lock::locked;
 #[derive(Default)]
 pub struct CommitRequests(pub Vec<Request>);
 
-/// Of a recipe: id, digest, and whether it is a chunk.
+/// A recipe: id, digest, and whether it is a chunk.
 type Recipe<'a> = (u64, &'a [u8], bool);
 
 /// A file: path, identity, recipe, previous attribute, whether it was offered in parts.
@@ -234,7 +234,7 @@ fn space_of(attribute: &[u8], seeds: (u64, u64), block_bytes: i64, door: &Door) 
 /// Attribute, seeds and size of a block of a volume.
 type SpaceFields<'a> = (&'a [u8], (u64, u64), i64);
 
-/// Of a file: what it was when it was read, its recipe, and the attribute that it has.
+/// A file: its identity when it was read, its recipe, and its current attribute.
 type FileFields<'a> = (Fields, Recipe<'a>, Option<Vec<u8>>);
 
 /// One step of one file, which is open.

@@ -57,14 +57,14 @@ impl From<Why> for Unread {
     }
 }
 
-/// How many bytes of its blocks others have too, or why it is not read.
+/// The number of bytes in shared blocks of a file, or why the file is not read.
 #[derive(IntoPyObject)]
 pub enum Examined {
     Shared(i64),
     Unread(Unread),
 }
 
-/// Checks an open file that is to be read as a whole, or the blocks of another one.
+/// Checks an open file before its complete content is read, or else only its blocks.
 #[pyfunction]
 pub fn examine(
     py: Python<'_>,

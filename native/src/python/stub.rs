@@ -24,8 +24,8 @@ use crate::system::extents::has_data;
 use crate::system::files::status_of;
 use crate::threads::lock::locked;
 
-/// Where bytes of the store come from: from what, whether it is waited for, and chunks that were
-/// repaired.
+/// The source of the store's bytes: its reader, whether reads may wait for the disk, and repaired
+/// chunks.
 type Source<'py> = (Bound<'py, StubBytes>, bool, Vec<(Key, Input)>);
 
 fn head_of(value: &[u8], seed: u64) -> PyResult<StubHead> {
@@ -33,7 +33,7 @@ fn head_of(value: &[u8], seed: u64) -> PyResult<StubHead> {
     stub_head(value, seed).ok_or_else(no_stub)
 }
 
-/// What was asked for, or what of the store cannot be read.
+/// The result, or the unreadable parts of the store.
 type Given<T> = PyResult<Answer<T>>;
 
 #[pyclass(frozen, subclass, module = "dedupd_core.native.stub")]
@@ -45,7 +45,7 @@ pub struct OpenStub {
 }
 
 impl OpenStub {
-    /// Makes a change, and keeps what is known of the stub then.
+    /// Makes a change, and keeps the new state of the stub.
     fn change<T: Send>(
         &self,
         source: Source<'_>,

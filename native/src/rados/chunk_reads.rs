@@ -52,9 +52,9 @@ pub struct Landed {
     pub object_bytes: usize,
 }
 
-/// Reads chunks, up to `at_once` at a time, each proved by its fingerprint. Tells of
-/// each, in their order, and takes memory back that is not kept. Begins none after one that has
-/// failed, so it takes one time-out at most.
+/// Reads chunks, up to `at_once` concurrently, and verifies each by its fingerprint. Passes the
+/// results to `tell` in order, and reuses memory that `tell` returns. Starts no read after a failed
+/// read, so it takes one time-out at most.
 pub fn read_all(
     connection: &Connection,
     wanted: impl Iterator<Item = Wanted>,

@@ -56,7 +56,7 @@ pub fn name_to_handle_at<T>(dir: RawFd, name: &CStr, take: impl FnOnce(&[u8]) ->
     Ok(take(&out[..length]))
 }
 
-/// The number of an error; EIO where it has none.
+/// The number of an error; EIO if it has none.
 pub fn number_of(error: &Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }

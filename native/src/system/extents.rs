@@ -201,10 +201,10 @@ pub fn has_large_units(fd: RawFd) -> Result<bool> {
     Ok(is_realtime && status_of(fd)?.st_blksize as i64 > file_system.f_bsize as i64)
 }
 
-/// The size of the extents that a file is to get, in bytes; 0 if it has no such hint.
+/// Returns the extent size hint of a file in bytes; 0 if it has none.
 ///
-/// XFS has these hints, and `qemu-img` sets one of 1 MiB for each image that it makes: with a block
-/// that is written into a hole, XFS allocates the blocks around it, unwritten.
+/// XFS has these hints, and `qemu-img` sets one of 1 MiB for each new image. XFS then allocates
+/// unwritten blocks around each block that is written into a hole.
 pub fn extent_size_hint(fd: RawFd) -> Result<u64> {
     match extended_fields(fd) {
         Ok(fields) if fields[0] & FLAG_EXTENT_SIZE != 0 => Ok(fields[1].into()),

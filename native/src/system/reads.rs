@@ -15,8 +15,8 @@ pub const RWF_DONTCACHE: c_int = 0x80;
 /// Read by one call: fits into the processor's cache, 5 % faster than all in one call.
 const READ_BYTES: usize = 1 << 20;
 
-/// Fills `out` from the start of a file, as [`read_uncached`] does. An error also where the file has
-/// less.
+/// Fills `out` from the start of a file, as [`read_uncached`] does. Returns an error if the file is
+/// shorter.
 pub fn fill(fd: RawFd, out: &mut [u8]) -> IoResult<()> {
     fill_at(fd, 0, out)
 }

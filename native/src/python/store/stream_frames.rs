@@ -32,7 +32,7 @@ fn keys(wanted: Vec<(u64, u32, u32)>) -> Vec<ChunkKey> {
     wanted.into_iter().map(key).collect()
 }
 
-/// The frames of chunks, up to one that cannot be read.
+/// Returns the frames of chunks, up to the first unreadable chunk.
 fn framed(
     py: Python<'_>,
     wanted: &[ChunkKey],

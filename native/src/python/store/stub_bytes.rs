@@ -118,7 +118,7 @@ pub enum Answer<T> {
     Unreadable(Vec<Unreadable>),
 }
 
-/// What was asked for, or the part of it that cannot be read.
+/// The result, or the unreadable part of it.
 #[derive(IntoPyObject)]
 pub enum Found<T> {
     Given(T),

@@ -12,9 +12,9 @@ use pyo3::types::PyBytes;
 use crate::system::effects::{Effects, SystemCalls};
 use crate::threads::lock::locked;
 
-/// `None` in production, for system calls. Else `Disk.door` of a disk that is to see each effect: a
-/// callable that is given the name of one of the disk's methods, and its arguments, and returns the
-/// number of bytes written, or 0, or the negative number of an error.
+/// `None` in production, for system calls. Otherwise `Disk.door` of a disk that observes effects.
+/// This callable takes the name and the arguments of a method of the disk. It returns the number of
+/// bytes written, 0, or a negative error number.
 pub struct Door {
     pub effects: Arc<dyn Effects>,
     watched: Option<Arc<Watched>>,

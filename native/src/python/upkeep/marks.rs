@@ -155,7 +155,7 @@ impl Needs {
         base.add_subclass(Needs(RwLock::new(needs)))
     }
 
-    /// Work on all that is needed, without the GIL.
+    /// Runs a step on the needs, without the GIL.
     fn work<T: Send>(
         slf: &Bound<'_, Needs>,
         chunks: &Bound<'_, Marks>,
