@@ -50,6 +50,7 @@ RUST = (
     "native/src/admission/**/*.rs",
     "native/src/chunker/**/*.rs",
     "native/src/codec/**/*.rs",
+    "native/src/commit/**/*.rs",
     "native/src/format/**/*.rs",
     "native/src/index/**/*.rs",
     "native/src/mount/*.rs",

@@ -15,8 +15,8 @@ use crate::threads::scoped;
 pub struct Tree {
     pub data: RawFd,
     pub space: Space,
-    /// Whether other processes may open the files: then each is leased. The process that serves the
-    /// mount is the only one, and knows what its users have open.
+    /// Whether other processes may open the files: then each is leased. With a mount, only its
+    /// process opens files, and it knows the open files of its users.
     pub is_shared: bool,
 }
 
@@ -29,13 +29,13 @@ pub struct Begun {
 /// Files that a thread takes at once: the small files of a directory mostly lie together.
 const GROUP: usize = 32;
 
-/// A file and how far its commit is; None before it, and after it, however that ended.
+/// A file and its commit; None before the commit starts, and after it ends in any way.
 pub type Commit = (Request, Option<Begun>);
 
 /// The positions of the files that do not become stubs.
 pub type Refusals = Vec<(usize, Why)>;
 
-/// Begins all of `files`, on up to `threads` threads.
+/// Starts the commits of all `files`, on up to `threads` threads.
 pub fn begin_all(tree: &Tree, files: &mut [Commit], threads: usize) -> Refusals {
     each(tree, files, threads, |(request, begun)| {
         *begun = Some(begin(tree, request)?);
@@ -43,8 +43,8 @@ pub fn begin_all(tree: &Tree, files: &mut [Commit], threads: usize) -> Refusals 
     })
 }
 
-/// Finishes what has begun of `files`, on up to `threads` threads. Returns also how many bytes of
-/// blocks these files have freed together.
+/// Finishes the started commits of `files`, on up to `threads` threads. Also returns the total
+/// bytes of blocks that these files have freed.
 pub fn finish_all(tree: &Tree, files: &mut [Commit], threads: usize) -> (Refusals, i64) {
     let freed_bytes = AtomicI64::new(0);
     let refusals = each(tree, files, threads, |(request, begun)| {
@@ -56,8 +56,8 @@ pub fn finish_all(tree: &Tree, files: &mut [Commit], threads: usize) -> (Refusal
     (refusals, freed_bytes.into_inner())
 }
 
-/// Takes back what has begun of `files`. Returns for how many that failed: these are stubs that have
-/// all their blocks, and must not be written to as plain files.
+/// Rolls back the started commits of `files`. Returns the number of failures: these files are stubs
+/// that have all their blocks, and must not be written to as plain files.
 pub fn revert_all(tree: &Tree, files: &mut [Commit]) -> usize {
     let has_failed = |(request, begun): &mut Commit| {
         let open = begun.take();
@@ -101,7 +101,7 @@ fn begin(tree: &Tree, request: &Request) -> Result<Begun, Why> {
 fn finish(tree: &Tree, request: &Request, begun: &Begun) -> Result<i64, Why> {
     let fd = begun.file.as_raw_fd();
     if tree.is_shared && !lease_exclusively(fd) {
-        // The sync took longer than a lease keeps others waiting.
+        // The sync took longer than a lease can delay other processes.
         tree.space.revert(fd, request)?;
         return Err(Why::Opened);
     }

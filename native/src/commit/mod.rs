@@ -1,4 +1,4 @@
-//! Plain files made stubs.
+//! Commits: plain files become stubs.
 
 pub mod batch;
 pub mod requests;

@@ -35,7 +35,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Whether it is for a plain file as a whole.
+    /// Returns whether the request is for a complete plain file.
     pub fn is_plain(&self) -> bool {
         self.previous.is_none() && !self.in_parts
     }
@@ -70,7 +70,7 @@ pub fn to_bytes(requests: &[Request]) -> Vec<u8> {
     out
 }
 
-/// None where the bytes are no requests.
+/// Returns None if the bytes are no requests.
 pub fn from_bytes(mut data: &[u8]) -> Option<Vec<Request>> {
     let mut requests = Vec::new();
     while !data.is_empty() {

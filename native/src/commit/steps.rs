@@ -2,8 +2,8 @@
 //! the disk only through `Effects`.
 //!
 //! Every step keeps the rule of `dedupd_core/stub/transition.py`: a block that is present holds the
-//! current content of the file, and a hole holds the content of the recipe. So a crash may leave any
-//! number of blocks.
+//! current content of the file, and a hole holds the content of the recipe. So a crash may leave
+//! any number of blocks.
 
 use std::ffi::{CStr, CString};
 use std::io::{Error, Result};
@@ -18,7 +18,7 @@ use crate::system::extents::has_large_units;
 use crate::system::file_systems::file_system_status;
 use crate::system::files::{CAPABILITY, Identity, SECOND_NS, status_of};
 
-/// Fail points: `dedupd_core/stub/transition.py` says what they mean.
+/// Fail points: `dedupd_core/stub/transition.py` describes them.
 const ATTRIBUTE_SET: &str = "stub.attribute-set";
 const PUNCHED: &str = "stub.punched";
 const TRIMMED: &str = "stub.trimmed";
@@ -55,8 +55,8 @@ pub enum Why {
     Full,
     /// A step failed, and the file is as before.
     Io(i32),
-    /// Its punch, or a step after that, failed. It stays a stub, which is settled when it is opened:
-    /// as a plain file, it could consist of zeros.
+    /// Its punch, or a step after that, failed. It stays a stub, which is settled when it is
+    /// opened: as a plain file, it could consist of zeros.
     HalfWay(i32),
 }
 
@@ -93,7 +93,7 @@ impl From<Error> for Why {
     }
 }
 
-/// What the stubs of a volume have in common.
+/// The common properties of the stubs of a volume.
 pub struct Space {
     pub attribute: CString,
     pub seeds: Seeds,
@@ -158,7 +158,7 @@ impl Space {
         freed.map_err(|error| Why::HalfWay(number_of(&error)))
     }
 
-    /// Takes the first step back.
+    /// Rolls back the first step.
     pub fn revert(&self, fd: RawFd, request: &Request) -> Result<()> {
         match &request.previous {
             None => self.effects.remove_attribute(fd, &self.attribute),
@@ -166,8 +166,8 @@ impl Space {
         }
     }
 
-    /// ext4 returns ENOSPC both for a full disk and for a file whose attributes fill their block. Of
-    /// a disk that has space now, the second attempt tells.
+    /// Sets the attribute. ext4 returns ENOSPC both for a full disk and for a file whose attributes
+    /// fill their block. A second attempt distinguishes these, if the disk has free space.
     fn set(&self, fd: RawFd, value: &[u8]) -> std::result::Result<(), Why> {
         let full = |error: &Error| error.raw_os_error() == Some(libc::ENOSPC);
         let set = || self.effects.set_attribute(fd, &self.attribute, value);
@@ -193,8 +193,8 @@ impl Space {
     }
 }
 
-/// Punches the first `length` bytes, and frees blocks after the end of the file. Returns the bytes of
-/// blocks that this frees, of `blocks` before.
+/// Punches the first `length` bytes, and frees blocks after the end of the file. Returns the bytes
+/// of blocks that this frees, of `blocks` before.
 fn punch(effects: &dyn Effects, fd: RawFd, length: i64, blocks: i64) -> Result<i64> {
     effects.punch(fd, 0, length)?;
     effects.reach(PUNCHED)?;
