@@ -53,6 +53,7 @@ RUST = (
     "native/src/commit/**/*.rs",
     "native/src/format/**/*.rs",
     "native/src/index/**/*.rs",
+    "native/src/ingest/**/*.rs",
     "native/src/mount/*.rs",
     "native/src/mount/inodes/*.rs",
     "native/src/mount/pages/*.rs",

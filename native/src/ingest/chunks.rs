@@ -1,10 +1,10 @@
-//! Cutting and fingerprinting of whole buffers.
+//! Splits complete buffers into chunks, and fingerprints these.
 
 use crate::chunker::{Chunker, Followers, Known, Scratch};
 use crate::fingerprint::{self, Algorithm, Fingerprint};
 use crate::threads::pool;
 
-/// An independent piece of a buffer: it begins at a chunk start, and with `last` it ends a file.
+/// An independent piece of a buffer: it starts at a chunk start, and with `last` it ends a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
     pub start: usize,
@@ -20,15 +20,15 @@ pub struct Chunk {
     pub zero: bool,
 }
 
-/// Chunks that a thread takes at once where a segment is too large to be one thread's.
+/// Chunks that a thread takes at once if a segment is too large for one thread.
 const BATCH: usize = 8;
 
-/// Of the chunks of such a segment one in so many is fingerprinted at once, to see whether it is
-/// known and others follow it.
+/// In such a segment, one chunk per this number of chunks is fingerprinted immediately. It shows
+/// whether the chunk is known and has known followers.
 const LOOKS: usize = 8;
 
-/// The chunks of each segment. With `followers`, ends that known chunks suggest are tried first: the
-/// chunks are the same.
+/// Returns the chunks of each segment. With `followers`, the ends that known chunks suggest are
+/// tried first; the chunks are the same.
 pub fn process(
     chunker: &Chunker,
     algorithm: Algorithm,
@@ -39,7 +39,7 @@ pub fn process(
 ) -> Vec<Vec<Chunk>> {
     let total: usize = segments.iter().map(|s| s.end - s.start).sum();
     let largest = segments.iter().map(|s| s.end - s.start).max().unwrap_or(0);
-    // Where whole segments balance the threads, each chunk is fingerprinted while it is in cache.
+    // If complete segments balance the threads, each chunk is fingerprinted while it is in cache.
     let fused = threads <= 1 || largest <= total / (2 * threads);
     let mut out: Vec<Vec<Chunk>> = vec![Vec::new(); segments.len()];
     let known = followers.map(Followers::read);
@@ -78,8 +78,8 @@ fn cut_segment(chunker: &Chunker, data: &[u8], segment: Segment, mut emit: impl 
     }
 }
 
-/// Cuts a segment by what is known. Of the chunks that nothing known comes before, one in `looks` is
-/// fingerprinted; the others are left without a fingerprint.
+/// Splits a segment with the help of known chunks. One in `looks` chunks without a known
+/// predecessor is fingerprinted; the other chunks get no fingerprint.
 fn follow_segment(
     chunker: &Chunker,
     algorithm: Algorithm,

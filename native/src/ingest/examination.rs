@@ -10,8 +10,8 @@ use crate::system::extents::{has_large_units, shared_bytes};
 use crate::system::files::{Identity, status_of};
 use crate::system::leases::has_writers;
 
-/// A write within one tick of the kernel's clock (4 to 10 ms) of the last change of a file would not
-/// change its times. So a file is read only when it is older than several ticks.
+/// A write within one tick of the kernel's clock (4 to 10 ms) of the last change of a file would
+/// not change its times. So a file is read only when it is older than several ticks.
 const SETTLE_NS: i64 = 50_000_000;
 
 /// Why a file is not read.
@@ -24,7 +24,7 @@ pub enum Why {
     InUse,
     /// Its blocks cannot be freed one by one.
     LargeUnits,
-    /// Snapshots or copies below have so many bytes of its blocks too.
+    /// Snapshots or copies below share this number of bytes of its blocks.
     Shared(i64),
     /// It changed while it was read.
     Changed,
@@ -51,23 +51,23 @@ impl From<Error> for Why {
     }
 }
 
-/// Checks that a file is the one that was found, that no change of it is too recent, that no process
-/// has it open for writing, and its blocks. Waits until the last change is old enough.
+/// Checks that a file has the `expected` identity, that no process has it open for writing, and
+/// that its blocks can be freed. First waits until the last change is old enough.
 pub fn examine(fd: RawFd, expected: &Identity, unshared_only: bool) -> Result<i64, Why> {
     wait_until_settled(fd)?;
     let status = status_of(fd)?;
     if Identity::of(&status) != *expected {
         return Err(Why::ChangedBefore);
     }
-    // Checked after the identity: a write through a mapping whose page is dirty already does not
-    // change the times, and only from here on there can be none.
+    // Checked after the identity: a write through a mapping whose page is already dirty does not
+    // change the times. Only from here on, such a write is impossible.
     if has_writers(fd) {
         return Err(Why::InUse);
     }
     examine_blocks(fd, expected.size, unshared_only)
 }
 
-/// Checks the blocks of a file. Returns how many bytes of them snapshots, or copies below, have too.
+/// Checks the blocks of a file. Returns the number of bytes that snapshots or copies below share.
 pub fn examine_blocks(fd: RawFd, size: i64, unshared_only: bool) -> Result<i64, Why> {
     let shared = shared_bytes(fd, size)?;
     match shared {
@@ -88,7 +88,7 @@ fn wait_until_settled(fd: RawFd) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a file is still the one that was found.
+/// Returns whether a file still has the expected identity.
 pub fn is_unchanged(fd: RawFd, expected: &Identity) -> Result<(), Why> {
     let is_same = Identity::of(&status_of(fd)?) == *expected;
     if is_same { Ok(()) } else { Err(Why::Changed) }

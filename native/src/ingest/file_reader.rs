@@ -1,4 +1,4 @@
-//! Plain files read as a whole, many at once.
+//! Reads complete plain files, many at once.
 
 use std::io::Result;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -11,8 +11,8 @@ use crate::system::files::open_beneath;
 use crate::system::reads::fill;
 use crate::threads::scoped;
 
-/// Reads the whole of a file into `out`, which has its size, if it is and stays the one that was
-/// found. Otherwise `out` is in any state.
+/// Reads a complete file into `out`, which has its size, if its identity is and stays the expected
+/// one. Otherwise the content of `out` is undefined.
 fn read_unchanged(
     dir: RawFd,
     file: &PlainFile,
@@ -29,7 +29,7 @@ fn read_unchanged(
     Ok(Read { hole_bytes, shared_bytes })
 }
 
-/// Leaves the access time alone, if that is allowed: it is to the owner only.
+/// Keeps the access time unchanged if this is allowed: only the owner may do this.
 fn open_unnoticed(dir: RawFd, file: &PlainFile) -> Result<OwnedFd> {
     match open_beneath(dir, &file.path, libc::O_RDONLY | libc::O_NOATIME) {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
@@ -44,7 +44,7 @@ const GROUP: usize = 32;
 
 /// Reads files one after the other into `out`, each into as many bytes as `size` says, on several
 /// threads. `read` fills the bytes of a file, with something to keep from one file to the next.
-/// Returns its results. None where `out` is too short for all of them.
+/// Returns its results, or None if `out` is too short for all files.
 pub fn read_each<T: Sync, S: Default, R: Clone + Default + Send>(
     files: &[T],
     size: impl Fn(&T) -> usize,
@@ -72,9 +72,9 @@ pub fn read_each<T: Sync, S: Default, R: Clone + Default + Send>(
     Some(results)
 }
 
-/// Reads `files` one after the other into `out` from `offset` on, and notes what it learns of them.
-/// Takes those that are not read out of the list, and returns them with the reasons. None where
-/// `out` is too short.
+/// Reads `files` one after the other into `out` from `offset` on, and notes the results.
+/// Removes unread files from the list, and returns them with the reasons. Returns None if `out` is
+/// too short.
 pub fn read_files(
     dir: RawFd,
     files: &mut Vec<PlainFile>,

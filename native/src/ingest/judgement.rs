@@ -1,4 +1,4 @@
-//! Which files pay: what each would add to the store, beside the blocks that it would give up.
+//! Decides which files save space: the bytes added to the store against the freed blocks.
 
 use std::collections::HashSet;
 
@@ -8,21 +8,21 @@ use crate::format::recipe;
 use crate::format::record_header::{RECORD_HEADER_BYTES, record_bytes};
 use crate::format::table_entry::ENTRY_BYTES;
 
-/// In place of the id of a chunk that is not stored: no recipe may name it.
+/// Replaces the id of a chunk that is not stored: no recipe may name it.
 pub const NOT_STORED: u64 = u64::MAX;
 
 /// A recipe, and its second copy.
 const RECIPE_COPIES: usize = 2;
 
-/// How a part of a file is taken.
+/// How a part of a file is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Its chunks are stored if that pays.
+    /// Its chunks are stored if this saves space.
     Judge,
     Store,
     Leave,
-    /// The first part of a file that goes on: as `Judge`, and it would give up as many bytes as its
-    /// chunks have that are not zeros.
+    /// The first part of a file that continues: as `Judge`, with as many freed bytes as its chunks
+    /// have that are not zeros.
     Begin,
 }
 
@@ -32,49 +32,49 @@ impl Mode {
     }
 }
 
-/// A part of a file that is in a buffer as a segment: how it is taken, and the bytes of the blocks
-/// that it would give up.
+/// A part of a file, which is a segment of a buffer: how it is judged, and the bytes of blocks that
+/// it would free.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     pub mode: Mode,
     pub freed: u64,
 }
 
-/// What has become known of the new chunks, of those to be compressed and those as they are.
+/// Results for one kind of new chunks: for those to be compressed, or for those stored as they are.
 pub struct Encoded<'a> {
-    /// The ids of those that the store has got meanwhile, else 0.
+    /// The id of each chunk that the store has received since, else 0.
     pub later: [&'a [u64]; 2],
     /// Bytes of their payloads.
     pub stored: [&'a [u32]; 2],
 }
 
-/// What to do with the new chunks of a buffer.
+/// The decisions for the new chunks of a buffer.
 pub struct Judgement {
-    /// Whether each part is taken.
+    /// Whether each part is selected.
     pub taken: Vec<bool>,
-    /// What each would add to the store, in bytes.
+    /// The bytes that each part would add to the store.
     pub costs: Vec<u64>,
-    /// How many chunks of each nobody else has.
+    /// The number of chunks that only this part has.
     pub unique: Vec<u32>,
-    /// The bytes of these.
+    /// The bytes of these chunks.
     pub fresh: Vec<u64>,
-    /// The bytes of chunks of each that are not zeros.
+    /// The bytes of the chunks of each part, without zeros.
     pub solid: Vec<u64>,
-    /// The bytes of new chunks that the store has got meanwhile.
+    /// The bytes of new chunks that the store has received since.
     pub later_bytes: u64,
     /// Which of the new chunks are to be stored.
     pub kept: [Vec<bool>; 2],
     later: [Vec<u64>; 2],
 }
 
-/// Whether giving up `freed` bytes of blocks for `cost` bytes in the store saves the fraction `min` of
-/// them.
+/// Returns whether freeing `freed` bytes of blocks for `cost` bytes in the store saves at least the
+/// fraction `min` of them.
 pub fn pays(freed: u64, cost: u64, min: f64) -> bool {
     min <= 0.0 || (freed > cost && (freed - cost) as f64 >= freed as f64 * min)
 }
 
-/// The fraction of `freed` that a file saves, and about how many of its `unique` chunks would have to
-/// be in the store already for it to save the fraction `min`.
+/// Returns the fraction of `freed` that a file saves. Also estimates how many of its `unique`
+/// chunks the store would need to have already for a saving of `min`.
 pub fn verdict(freed: u64, cost: u64, unique: u32, min: f64) -> (f64, u16) {
     let saving = 1.0 - cost as f64 / freed.max(1) as f64;
     let each = (cost as f64 / f64::from(unique.max(1))).max(1.0);
@@ -88,16 +88,16 @@ fn later_bytes(placed: &Placed, later: &[&[u64]; 2]) -> u64 {
     found.filter(|(_, id)| **id != 0).map(|(chunk, _)| (chunk.end - chunk.start) as u64).sum()
 }
 
-/// A recipe of so many rows, with its copy.
+/// The size of a recipe of `rows` rows, with its copy.
 fn recipe_bytes(rows: usize) -> u64 {
     let one =
         RECORD_HEADER_BYTES + ENTRY_BYTES + recipe::header::BYTES + rows * recipe::fields::BYTES;
     (RECIPE_COPIES * one) as u64
 }
 
-/// Decides, part by part, in their order. The cost of a chunk that several parts have is divided among
-/// them; one of `wanted` has other owners, and costs nothing. `salt` is that of the domain in which
-/// the chunks were noted. None where the columns do not fit.
+/// Decides for each part in order. Parts that share a chunk divide its cost; a chunk of `wanted`
+/// has other owners, and costs nothing. `salt` is that of the domain in which the chunks were
+/// noted. Returns None if the columns do not fit.
 pub fn judge(
     placed: &Placed,
     parts: &[Part],
@@ -167,7 +167,7 @@ pub fn judge(
     Some(judgement)
 }
 
-/// How many parts have each new chunk.
+/// Returns the number of parts that have each new chunk.
 fn owners(placed: &Placed) -> [Vec<u32>; 2] {
     let mut owners = [0, 1].map(|group: usize| vec![0; placed.new[group].chunks.len()]);
     each_part(placed, |_, new, _| {
@@ -178,8 +178,8 @@ fn owners(placed: &Placed) -> [Vec<u32>; 2] {
     owners
 }
 
-/// Calls `visit` with the number of each part, its new chunks, each once, and how many rows its recipe
-/// has at most.
+/// Calls `visit` with the number of each part, its distinct new chunks, and the largest number of
+/// rows that its recipe can have.
 fn each_part(placed: &Placed, mut visit: impl FnMut(usize, &[(usize, usize)], usize)) {
     let mut first = 0;
     let mut new = Vec::new();
@@ -200,7 +200,7 @@ fn each_part(placed: &Placed, mut visit: impl FnMut(usize, &[(usize, usize)], us
 }
 
 impl Judgement {
-    /// The id of each chunk, where those that are stored begin with one of `firsts`.
+    /// Returns the id of each chunk; the ids of stored chunks start with one of `firsts`.
     pub fn ids(&self, placed: &Placed, firsts: [u64; 2]) -> Vec<u64> {
         let of_new = [0, 1].map(|group: usize| {
             let mut next = firsts[group];
@@ -223,7 +223,7 @@ impl Judgement {
         placed.places.iter().map(id).collect()
     }
 
-    /// The first bytes of the fingerprints of the new chunks of a part, each once.
+    /// Returns the first bytes of the fingerprints of the distinct new chunks of a part.
     pub fn prefixes<'a>(
         &'a self,
         placed: &'a Placed,
@@ -237,7 +237,7 @@ impl Judgement {
         })
     }
 
-    /// The first bytes of the fingerprints of the chunks that are stored.
+    /// Returns the first bytes of the fingerprints of the stored chunks.
     pub fn stored<'a>(&'a self, placed: &'a Placed) -> impl Iterator<Item = u64> + 'a {
         (0..2).flat_map(move |group| {
             let chunks = placed.new[group].chunks.iter().zip(&self.kept[group]);

@@ -1,4 +1,4 @@
-//! Files on their way into the store: read, cut, told apart from what the store has.
+//! Ingest: read files, split them into chunks, and find the new chunks.
 
 pub mod chunks;
 pub mod examination;

@@ -1,4 +1,4 @@
-//! What becomes of the chunks of a buffer: which of them are new, and the ids of all.
+//! Finds the new chunks of a buffer, and the ids of all chunks.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,11 +9,11 @@ use crate::ingest::chunks::Chunk;
 /// The id that stands for zeros.
 const HOLE: u64 = 0;
 
-/// New chunks that are stored alike: to be compressed, or as they are.
+/// New chunks of one kind: to be compressed, or to be stored as they are.
 #[derive(Default)]
 pub struct New {
     pub chunks: Vec<Chunk>,
-    /// The length of the chunk that follows each in its file, 0 where none does.
+    /// The length of the chunk that follows each chunk in its file, or 0.
     pub hints: Vec<u32>,
 }
 
@@ -23,22 +23,22 @@ pub(super) enum Place {
     New { group: usize, at: u64 },
 }
 
-/// The chunks of a buffer, sorted out. `new` are those to be compressed, and those as they are.
+/// The chunks of a buffer. `new` has the new chunks to be compressed, and those stored as they are.
 #[derive(Default)]
 pub struct Placed {
     pub new: [New; 2],
-    /// Of chunks that the index knows, or that came before in the same buffer.
+    /// Bytes of chunks that the index knows, or that occur earlier in the same buffer.
     pub duplicate_bytes: usize,
     pub zero_bytes: usize,
     pub(super) places: Vec<Place>,
-    /// How many chunks each segment has.
+    /// The number of chunks in each segment.
     pub(super) counts: Vec<usize>,
     /// The length of each chunk, 0 for zeros.
     pub(super) solid: Vec<u32>,
 }
 
-/// Sorts out the chunks of each segment. `known` has the id of each chunk that the index knows, and
-/// 0 for others; `as_is` says of each segment whether its new chunks are not to be compressed.
+/// Classifies the chunks of each segment. `known` has the id of each chunk that the index knows,
+/// and 0 for other chunks; `as_is` has the segments whose new chunks are not compressed.
 pub fn place(found: &[Vec<Chunk>], known: &[u64], as_is: &[bool]) -> Placed {
     let mut placed = Placed::default();
     let mut met: HashMap<Fingerprint, Place> = HashMap::new();
@@ -88,7 +88,7 @@ impl Placed {
         }
     }
 
-    /// The id of each chunk, where those of each kind of new ones begin with one of `firsts`.
+    /// Returns the id of each chunk; the ids of each kind of new chunks start with one of `firsts`.
     pub fn ids(&self, firsts: [u64; 2]) -> impl Iterator<Item = u64> {
         self.places.iter().map(move |place| match place {
             Place::Known(id) => *id,

@@ -1,4 +1,4 @@
-//! Plain files on their way through an optimize job, without an object for each.
+//! Plain files in an optimize job, without an object per file.
 
 use std::ffi::{CStr, CString};
 
@@ -6,12 +6,12 @@ use crate::format::suffix::suffix;
 use crate::ingest::chunks::Segment;
 use crate::system::files::Identity;
 
-/// What is known of a file that was read.
+/// The properties of a file that was read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Read {
     /// Bytes in holes.
     pub hole_bytes: i64,
-    /// Bytes in blocks that snapshots, or copies below, have too.
+    /// Bytes in blocks that snapshots or copies below share.
     pub shared_bytes: i64,
 }
 
@@ -21,7 +21,7 @@ pub struct PlainFile {
     pub identity: Identity,
     /// Not to be compressed.
     pub as_is: bool,
-    /// Where its content is in the buffer that it was read into.
+    /// The position of its content in the buffer that it was read into.
     pub start: usize,
     pub read: Read,
 }
@@ -31,7 +31,7 @@ impl PlainFile {
         PlainFile { path, identity, as_is, start: 0, read: Read::default() }
     }
 
-    /// None where the name ends in nothing that is wanted.
+    /// Returns None if the name has none of the wanted suffixes.
     pub fn named(
         directory: &[u8],
         name: &CStr,
@@ -51,12 +51,12 @@ impl PlainFile {
         usize::try_from(self.identity.size).unwrap_or(usize::MAX)
     }
 
-    /// The bytes outside of holes.
+    /// Returns the bytes outside of holes.
     pub fn read_bytes(&self) -> u64 {
         (self.identity.size - self.read.hole_bytes).max(0) as u64
     }
 
-    /// The bytes of its blocks.
+    /// Returns the bytes of its blocks.
     pub fn freed_bytes(&self, block_bytes: u64) -> u64 {
         let size = (self.size() as u64).next_multiple_of(block_bytes);
         size.saturating_sub((self.read.hole_bytes as u64).next_multiple_of(block_bytes))
@@ -67,8 +67,8 @@ impl PlainFile {
     }
 }
 
-/// How many files, from the first of `files` on, are of `size_max` bytes at most and fit into
-/// `room` bytes together, `count_max` of them at most.
+/// Returns the number of files, from the start of `files` on, that have at most `size_max` bytes
+/// and together fit into `room` bytes; at most `count_max` files.
 pub fn fitting(files: &[PlainFile], size_max: usize, mut room: usize, count_max: usize) -> usize {
     let fits = |file: &&PlainFile| {
         let size = file.size();
