@@ -62,6 +62,7 @@ RUST = (
     "native/src/python/**/*.rs",
     "native/src/rados/**/*.rs",
     "native/src/study/**/*.rs",
+    "native/src/stub/**/*.rs",
     "native/src/system/**/*.rs",
     "native/src/threads/**/*.rs",
 )

@@ -1,4 +1,4 @@
-//! The blocks of a stub's own: how many bytes the attribute counts in them, and how many they have.
+//! The local blocks of a stub: the bytes that its attribute counts, and the bytes that exist.
 
 use std::io::Result;
 use std::os::fd::RawFd;
@@ -9,9 +9,9 @@ use crate::system::files::status_of;
 
 pub const TRANSIENT: u8 = COMMITTING | RESTORING;
 
-/// How many bytes more than its attribute says a settled stub has in blocks of its own: negative if
-/// blocks are missing. A program that digs holes where it finds zeros, as `fallocate -d` does, would
-/// bring old bytes back; one that fills holes up with zeros would show these.
+/// Returns the bytes of local blocks that a settled stub has beyond the count of its attribute:
+/// negative if blocks are missing. A program that punches zeros, for example `fallocate -d`, would
+/// make old bytes visible again; a program that writes zeros into holes would hide content.
 pub fn uncounted_bytes(fd: RawFd, stub: &StubHead, block_bytes: u64) -> Result<i64> {
     let status = status_of(fd)?;
     let is_clean = stub.flags & !DIRECT == 0 && stub.local == 0;
@@ -21,7 +21,7 @@ pub fn uncounted_bytes(fd: RawFd, stub: &StubHead, block_bytes: u64) -> Result<i
     let end = (status.st_size as u64).next_multiple_of(block_bytes) as i64;
     let mut more = 0;
     for sync in [false, true] {
-        // What was written last may have no place on the disk yet.
+        // The last written data may have no place on the disk yet.
         let (found, pending) = local_bytes(fd, end, sync)?;
         more = found - stub.local as i64;
         let is_right = more >= 0 && stub.flags & WRITTEN != 0;

@@ -1,4 +1,4 @@
-//! Stubs that are written to.
+//! Writes to stubs.
 
 pub mod blocks;
 pub mod open_stub;

@@ -2,20 +2,20 @@
 //!
 //! A write lands in the stub's own file, at the same offset. The invariant is that of
 //! `dedupd_core/stub/transition.py`: *a block that is present holds current content; a hole below
-//! `covered` is what the recipe says*. So the file system's extent map is at all times the map of
-//! what is local, and as durable as the data. Four rules keep it so:
+//! `covered` has the recipe's content*. So the file system's extent map is always the map of the
+//! local content, and as durable as the data. Four rules keep it so:
 //!
-//! 1. A missing block is only ever written whole: what the write does not cover comes from the
-//!    recipe, in the same call. No crash leaves a block that is half filled.
-//! 2. What a failed write leaves in a block that was missing is punched out again, and so is what a
-//!    file system that allocates in larger pieces adds beside the blocks that are written.
+//! 1. A missing block is only written completely: bytes outside the write come from the recipe, in
+//!    the same call. No crash leaves a block that is half filled.
+//! 2. If a write fails, the blocks that were missing are punched again. So are blocks that a file
+//!    system with larger allocation units adds around the written blocks.
 //! 3. The last block of a file that ends within it is filled before the file grows from beyond it.
-//! 4. The file is cut first, then `covered` follows; it follows before the file grows again. File
-//!    systems that journal keep the order of such changes to one file; docs/design/crash-safety.md
-//!    goes through the states that a crash can leave.
+//! 4. The file is truncated first, then `covered` is updated, before the file grows again.
+//!    Journaling file systems keep the order of such changes to one file.
+//!    docs/design/crash-safety.md describes the states that a crash can leave.
 //!
-//! Every change may be repeated if it fails for lack of a chunk: it then has the same result.
-//! Nothing here locks: reads may share a stub; changes need it alone.
+//! If a change fails because a chunk is missing, it can be repeated with the same result.
+//! This module takes no locks: reads may share a stub; changes need it alone.
 
 use std::ffi::CString;
 use std::io::Error;
@@ -37,24 +37,24 @@ use crate::system::files::status_of;
 /// With less than this free, blocks are allocated before they are written.
 const LOW_SPACE_BYTES: u64 = 1 << 30;
 
-/// How the attributes of a volume's stubs are kept.
+/// Properties of the attributes of a volume's stubs.
 pub struct StubFiles {
     pub attribute: CString,
-    /// Of the checksum.
+    /// Seed of the checksum.
     pub seed: u64,
-    /// A block that is missing is filled as a whole.
+    /// A missing block is filled completely.
     pub block_bytes: u64,
 }
 
-/// What is known of a settled stub between two changes.
+/// The state of a settled stub between two changes.
 #[derive(Clone)]
 pub struct State {
     pub head: StubHead,
-    /// Whether `covered` on the disk is still that of before the file was cut.
+    /// Whether `covered` on the disk still has its value from before the file was truncated.
     pub is_stale: bool,
-    /// Whether blocks may have been left that are allocated and were never written.
+    /// Whether allocated blocks may exist that were never written.
     pub has_unwritten: bool,
-    /// Whether blocks of the file's own may have been there since it was opened.
+    /// Whether the file may have had local blocks since it was opened.
     pub may_be_local: bool,
 }
 
@@ -65,7 +65,7 @@ impl State {
         State { head, is_stale, has_unwritten, may_be_local }
     }
 
-    /// The parts of a range of the file that are the recipe's: covered, and without a block.
+    /// Returns the parts of a range that only the recipe has: covered, and without a block.
     pub fn missing(&self, fd: RawFd, range: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
         let end = range.end.min(self.head.covered);
         if range.start >= end || !self.may_be_local {
@@ -114,7 +114,7 @@ impl OpenStub<'_> {
         self.bytes.fill(self.fd, &self.state.head, own, range, self.reads, out)
     }
 
-    /// The bytes of a range; zeros behind the end of the file.
+    /// Returns the bytes of a range; zeros after the end of the file.
     pub fn bytes_of(&self, range: Range<u64>) -> Done<Vec<u8>> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let end = range.end.min(self.size()?).max(range.start);
@@ -122,8 +122,8 @@ impl OpenStub<'_> {
         Ok(bytes)
     }
 
-    /// Returns how many bytes, fewer only if the space ends. If a chunk cannot be read nothing was
-    /// written.
+    /// Returns the number of written bytes; fewer only if no space is free. If a chunk cannot be
+    /// read, nothing is written.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Done<usize> {
         if data.is_empty() {
             return Ok(0);
@@ -197,13 +197,13 @@ impl OpenStub<'_> {
         }
     }
 
-    /// If space is low, finds out before anything is written whether it suffices.
+    /// If space is low, checks before the first write whether it suffices.
     ///
-    /// A write that spans several blocks of one page of the cache, and runs out of space in the
-    /// middle, makes ext4 fill the blocks that it did get with zeros. They would count as current
-    /// until [`OpenStub::undo`]. Allocated blocks that are not written are holes for `SEEK_DATA`, and
-    /// for settling after a kill. Behind the end of the file (`size`) btrfs would fill the rest of
-    /// the last block with zeros, and so make it one that is present.
+    /// If a write spans several blocks of one cache page and runs out of space, ext4 fills the
+    /// blocks that it has allocated with zeros. They would count as current until
+    /// [`OpenStub::undo`]. `SEEK_DATA` reports allocated, unwritten blocks as holes, and so does
+    /// settling after a kill. After the end of the file (`size`) btrfs would fill the rest of the
+    /// last block with zeros, so that the block is present.
     fn allocate_if_low(&self, size: u64, missing: &[Range<u64>]) -> Done<()> {
         if missing.is_empty() || free_bytes(&fstatvfs(self.fd)?) >= LOW_SPACE_BYTES {
             return Ok(());
@@ -220,12 +220,12 @@ impl OpenStub<'_> {
         Ok(self.effects.allocate(self.fd.as_raw_fd(), offset, length)?)
     }
 
-    /// The missing ranges that the blocks around a range may be allocated in, to be punched once it
-    /// is written.
+    /// Returns the missing ranges around a range where the file system may allocate blocks. They
+    /// are punched after the write.
     ///
-    /// Of a file with a hint for the size of its extents, XFS fills these holes with blocks that are
-    /// not written. `SEEK_DATA` would call them data once the kernel has read ahead into them, and
-    /// they would be read as zeros. A crash in between leaves them to settling.
+    /// If a file has an extent size hint, XFS fills these holes with unwritten blocks. After a
+    /// read-ahead by the kernel, `SEEK_DATA` would report them as data, and reads would return
+    /// zeros. After a crash, settling punches them.
     fn holes_beside(&self, written: Range<u64>) -> Done<Vec<Range<u64>>> {
         let fd = self.fd.as_raw_fd();
         let unit = extent_size_hint(fd)?;
@@ -246,7 +246,7 @@ impl OpenStub<'_> {
         Ok(beside.filter(is_beside).map(|gap| gap.start..gap.end.min(covered)).collect())
     }
 
-    /// Makes what was missing from `kept` on missing again, and the file as long as it was.
+    /// Punches the blocks from `kept` on that were missing, and restores the file's length.
     fn undo(&mut self, kept: u64, size: u64, missing: &[Range<u64>]) -> Done<()> {
         if self.size()? > size.max(kept) {
             self.effects.truncate(self.fd.as_raw_fd(), size.max(kept))?;
@@ -256,10 +256,10 @@ impl OpenStub<'_> {
         parts.try_for_each(|part| self.punch(part.start.max(kept)..part.end.next_multiple_of(unit)))
     }
 
-    /// Makes blocks holes again: what was only allocated, or filled.
+    /// Punches blocks that were only allocated, or filled.
     ///
-    /// XFS may have no room for that, on a disk that others fill up meanwhile. From then on the
-    /// extents tell what was only allocated, until the file is settled when it is opened next.
+    /// XFS may lack the space for this if other processes fill the disk. The extents then show
+    /// which blocks were only allocated, until the file is settled at the next open.
     pub fn punch(&mut self, range: Range<u64>) -> Done<()> {
         let (offset, length) = (range.start as i64, (range.end - range.start) as i64);
         let punched = self.effects.punch(self.fd.as_raw_fd(), offset, length);
@@ -294,9 +294,9 @@ impl OpenStub<'_> {
         Ok(false)
     }
 
-    /// Fills the last block, if the file ends within it and grows from beyond it.
+    /// Fills the last block if the file ends within it and grows beyond it.
     ///
-    /// btrfs clears the rest of that block then, and in doing so gives a missing one zeros.
+    /// btrfs then clears the rest of that block, and so fills a missing block with zeros.
     pub fn fill_end(&mut self, size: u64, grows_from: u64) -> Done<()> {
         let low = self.block_start(size);
         if grows_from <= low {
@@ -314,13 +314,13 @@ impl OpenStub<'_> {
         }
     }
 
-    /// For a file that is about to grow, and ends within a block: btrfs makes one of zeros if that is
-    /// a hole behind `covered`.
+    /// Prepares a file that ends within a block and is about to grow: if the block is a hole after
+    /// `covered`, btrfs fills it with zeros.
     pub fn unseal_end(&mut self, size: u64) -> Done<()> {
         if size % self.files.block_bytes == 0 { Ok(()) } else { self.unseal() }
     }
 
-    /// Says that blocks are about to be added to those that the attribute counts.
+    /// Marks the attribute before blocks are added to those that it counts.
     ///
     /// It becomes durable before the first of them does: both are changes of one file's metadata.
     fn unseal(&mut self) -> Done<()> {
@@ -331,7 +331,7 @@ impl OpenStub<'_> {
         self.change_attribute(StubHead { flags, ..self.state.head.clone() })
     }
 
-    /// Says that blocks are about to come, and blocks to go that the attribute counts.
+    /// Marks the attribute before blocks are added, and counted blocks are removed.
     pub fn uncount(&mut self) -> Done<()> {
         if self.state.head.local == 0 && self.state.head.flags & WRITTEN != 0 {
             return Ok(());
@@ -356,7 +356,7 @@ impl OpenStub<'_> {
         Ok(self.effects.set_attribute(fd, &self.files.attribute, &value)?)
     }
 
-    /// Brings `covered` on the disk up to date, before the file can grow.
+    /// Updates `covered` on the disk before the file can grow.
     pub fn store_attribute(&mut self) -> Done<()> {
         if !self.state.is_stale {
             return Ok(());
@@ -364,11 +364,11 @@ impl OpenStub<'_> {
         self.change_attribute(self.state.head.clone())
     }
 
-    /// Makes the attribute count the blocks of the stub's own: from then on a change below the mount
-    /// is noticed. False if some have no place on the disk yet.
+    /// Updates the number of local bytes in the attribute: it then reveals changes below the mount.
+    /// Returns false if some blocks have no place on the disk yet.
     ///
     /// Needs no sync: extents and attributes of one file become durable in the order in which they
-    /// were made (docs/design/crash-safety.md), and only extents that are there are counted.
+    /// were made (docs/design/crash-safety.md), and only existing extents are counted.
     pub fn seal(&mut self) -> Done<bool> {
         if self.state.has_unwritten {
             return Ok(false);

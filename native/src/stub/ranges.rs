@@ -1,12 +1,12 @@
 //! Ranges of a stub that are changed without data, by `fallocate`.
 //!
-//! A hole below `covered` stands for the recipe's bytes, so it cannot stand for zeros. A range that is
-//! punched becomes what a write of zeros makes of it, unless a hole means zeros anyway: beyond
-//! `covered`, which comes down if all from a place on is to be zeros, and in a hole of the recipe. A
-//! crash between two changes leaves some of the range as it was.
+//! A hole below `covered` stands for the recipe's bytes, so it cannot stand for zeros. To punch a
+//! range, zeros are written, unless a hole reads as zeros: after `covered`, and in a hole of the
+//! recipe. `covered` shrinks if the rest of the file becomes zeros. After a crash between two
+//! changes, a part of the range is unchanged.
 //!
-//! A change is made in steps, each of which begins where the one before has ended, with the stub as it
-//! is then.
+//! A change consists of steps. Each step starts at the end of the previous step, with the current
+//! state of the stub.
 
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -15,14 +15,14 @@ use super::open_stub::{Done, OpenStub};
 use crate::format::stub::{StubHead, WRITTEN};
 use crate::system::files::status_of;
 
-/// Zeros, or content, that are written while nothing else uses the file; a step has no more.
+/// Largest number of bytes, zeros or content, that one step writes while it has the file alone.
 const STEP_BYTES: u64 = 4 << 20;
 
 /// The end of a step, and whether the file is plain from now on.
 pub type Step = (u64, bool);
 
 impl OpenStub<'_> {
-    /// Gives a range blocks, from its start on, so that later writes to it need no space.
+    /// Allocates blocks for a range, from its start on, so that later writes to it need no space.
     pub fn allocate(&mut self, range: Range<u64>, keeps_size: bool) -> Done<Step> {
         let (size, covered) = (self.size()?, self.block_end(self.state.head.covered));
         let low = self.block_start(range.start);
@@ -44,8 +44,8 @@ impl OpenStub<'_> {
         Ok((range.end, false))
     }
 
-    /// Allocates blocks behind those that the recipe covers, also behind the end of the file: there
-    /// btrfs clears the rest of the last block as if the file grew.
+    /// Allocates blocks after those that the recipe covers, even after the end of the file: btrfs
+    /// then clears the rest of the last block as if the file grew.
     fn reserve(&mut self, range: Range<u64>, size: u64) -> Done<()> {
         if range.end > size {
             self.store_attribute()?;
@@ -55,8 +55,8 @@ impl OpenStub<'_> {
         self.allocate_blocks(range)
     }
 
-    /// Makes a range read as zeros, from its start on, as far as the file goes, and frees blocks that
-    /// are not needed for that.
+    /// Makes a range read as zeros, from its start to the end of the file at most, and frees the
+    /// blocks that this does not need.
     pub fn zero(&mut self, start: u64, end: u64) -> Done<Step> {
         let size = self.size()?;
         if start >= size {
@@ -84,7 +84,7 @@ impl OpenStub<'_> {
         Ok((step_end, false))
     }
 
-    /// Zeros in less than a block; one that has zeros there already stays as it is.
+    /// Writes zeros to less than a block, unless these bytes are zeros already.
     fn write_zeros(&mut self, range: Range<u64>) -> Done<()> {
         if range.start < range.end && self.bytes_of(range.clone())?.iter().any(|&byte| byte != 0) {
             self.write_all(range.start, &vec![0; (range.end - range.start) as usize])?;
@@ -92,7 +92,7 @@ impl OpenStub<'_> {
         Ok(())
     }
 
-    /// The whole blocks of a range in which the recipe has data, in order.
+    /// Returns the complete blocks of a range in which the recipe has data, in order.
     fn blocks_with_data(&self, range: Range<u64>) -> Done<Vec<Range<u64>>> {
         let (mut found, mut at) = (Vec::new(), range.start);
         let head = &self.state.head;
@@ -109,7 +109,7 @@ impl OpenStub<'_> {
         Ok(found)
     }
 
-    /// Makes whole blocks holes that stand for zeros anyway: the recipe has a hole there.
+    /// Punches complete blocks if the recipe has a hole there, so that they read as zeros.
     fn release(&mut self, range: Range<u64>) -> Done<()> {
         if range.is_empty() || status_of(self.fd.as_raw_fd())?.st_blocks == 0 {
             return Ok(());
@@ -120,12 +120,12 @@ impl OpenStub<'_> {
         self.punch(range)
     }
 
-    /// Makes whole blocks, up to the end of what the recipe covers or farther, holes that read as
+    /// Punches complete blocks, up to the end of the covered bytes or farther, so that they read as
     /// zeros. Returns whether the file is plain from now on.
     ///
-    /// The attribute goes first: a hole that is still covered would bring the recipe's bytes back. It
-    /// is synced, because without a block to be punched nothing else says that there are zeros, and
-    /// the fdatasync of a user need not make an attribute durable.
+    /// The attribute changes first: a hole that is still covered would read as the recipe's bytes.
+    /// The attribute is synced: if no block is punched, only the attribute records the zeros, and a
+    /// user's fdatasync need not make an attribute durable.
     fn end_in_zeros(&mut self, range: Range<u64>) -> Done<bool> {
         let (fd, head) = (self.fd.as_raw_fd(), self.state.head.clone());
         if range.start == 0 {

@@ -1,4 +1,4 @@
-//! Changes of a stub's blocks that leave its content: blocks filled from the store, and freed again.
+//! Changes of a stub's blocks that keep its content: fill blocks from the store, and free them.
 
 use std::io::Result;
 use std::ops::Range;
@@ -11,18 +11,18 @@ use crate::system::calls::fgetxattr;
 use crate::system::extents::present;
 use crate::system::files::{CAPABILITY, SECOND_NS, status_of};
 
-/// A fail point; `dedupd_core/stub/filling.py` says what it means.
+/// A fail point; `dedupd_core/stub/filling.py` describes it.
 const RESTORING_SET: &str = "stub.restoring";
 
-/// One large chunk: what differs is kept in pieces of this size.
+/// Size of one comparison, a large chunk; if a piece differs, all of it is kept.
 const COMPARE_BYTES: u64 = 128 << 10;
 
-/// Bytes of a file from an offset on.
+/// An offset in a file, and the bytes there.
 pub type Piece = (u64, Vec<u8>);
 
 impl State {
-    /// Of bytes of the store: runs of whole blocks of the file below `end` that are missing, and not
-    /// all zeros. A sparse file's islands need no more than they did.
+    /// Selects bytes of the store: runs of missing blocks of the file below `end` that are not all
+    /// zeros. So the data of a sparse file needs no more blocks than before.
     pub fn missing_pieces(
         &self,
         fd: RawFd,
@@ -33,7 +33,7 @@ impl State {
         let (mut pieces, size) = (Vec::<Piece>::new(), status_of(fd)?.st_size as u64);
         for &(start, data) in loaded {
             for part in self.missing(fd, start..end.min(start + data.len() as u64))? {
-                // Behind what the recipe covers, the last block is zeros, up to the file's end.
+                // After the covered bytes, the last block is zeros, up to the file's end.
                 let stop = part.end.next_multiple_of(block_bytes).min(size).max(part.end);
                 let within = (part.start - start) as usize..(part.end - start) as usize;
                 let mut bytes = data[within].to_vec();
@@ -58,12 +58,12 @@ impl State {
 }
 
 impl OpenStub<'_> {
-    /// Writes pieces of the store's.
+    /// Writes pieces of the store's bytes.
     pub fn fill(&mut self, pieces: &[Piece]) -> Done<()> {
         self.unseen(|stub| pieces.iter().try_for_each(|(start, data)| stub.write_all(*start, data)))
     }
 
-    /// Frees what was filled of a range: all of it, or what the store gives back byte for byte.
+    /// Punches the filled blocks of a range: all, or only those that equal the store's bytes.
     pub fn take_back(&mut self, range: Range<u64>, is_whole: bool) -> Done<()> {
         self.unseen(|stub| match is_whole {
             true => stub.punch(range.start..stub.block_end(range.end)),
@@ -71,8 +71,8 @@ impl OpenStub<'_> {
         })
     }
 
-    /// Punches the blocks of a range that equal the recipe's bytes; false if one does not. The range is
-    /// of whole blocks, or ends with the file.
+    /// Punches the blocks of a range that equal the recipe's bytes. Returns false if a block
+    /// differs. The range consists of complete blocks, or ends with the file.
     pub fn punch_equal(&mut self, range: Range<u64>) -> Done<bool> {
         let mut all_equal = true;
         for (start, end) in present(self.fd.as_raw_fd(), range.start as i64, range.end as i64)? {
@@ -98,9 +98,9 @@ impl OpenStub<'_> {
         Ok(stored == own)
     }
 
-    /// Makes a change of blocks that leaves the content: times and capabilities stay, too.
+    /// Changes blocks without changing content, times or capabilities.
     ///
-    /// A crash in between leaves a stub that says restoring, which gives the time back.
+    /// After a crash, the stub is marked as restoring; settling then restores its time.
     fn unseen(&mut self, change: impl FnOnce(&mut Self) -> Done<()>) -> Done<()> {
         self.uncount()?;
         let fd = self.fd.as_raw_fd();
@@ -118,7 +118,7 @@ impl OpenStub<'_> {
             Ok(_) => change(self),
             Err(_) => Ok(()),
         };
-        // Each of these is tried, whatever has failed before it.
+        // Each step runs, even if the previous step has failed.
         let kept = capability.and_then(|value| match value {
             Some(value) => self.effects.set_attribute(fd, CAPABILITY, &value),
             None => Ok(()),
