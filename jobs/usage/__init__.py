@@ -1,1 +1,1 @@
-"""What parts of a volume take, share, and would free."""
+"""The space that parts of a volume use, share, and would free."""

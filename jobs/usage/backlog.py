@@ -1,4 +1,4 @@
-"""What of a volume is still to be optimized, and what is left alone, by the policy as it is."""
+"""The files that optimize still has to process, and those that the current policy skips."""
 
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ _KINDS = {
 """Reasons with a figure of their own; all others are ``other``."""
 
 OLDEST_OF_MAX = 1_000_000
-"""Of so many waiting files the oldest is looked for, one by one."""
+"""The largest number of pending files among which the oldest is searched, one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class FileCount:
 
 @dataclass(slots=True)
 class Backlog:
-    """Plain files, and bytes of them. ``waiting``: the next optimize takes them. ``young``: they
-    wait for min_age. ``saves_little``, ``small``, ``excluded``, ``other``: left alone.
+    """Plain files, and bytes of them. ``waiting``: the next optimize processes them. ``young``:
+    they wait for min_age. ``saves_little``, ``small``, ``excluded``, ``other``: skipped.
 
-    ``oldest_waiting_s``: the last change of the one that waits longest, since 1970; 0: none waits.
+    ``oldest_waiting_s``: the last change of the oldest pending file, since 1970; 0: none pending.
     """
 
     files: dict[str, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Backlog:
         return FileCount(self.files.get(kind, 0), self.size_bytes.get(kind, 0))
 
     def to_json(self) -> dict[str, float]:
-        """Flat: a figure for each kind."""
+        """Return a flat row: a figure for each kind."""
         row: dict[str, float] = {}
         for kind in ("waiting", *_KINDS.values(), "other"):
             count = self.count(kind)
@@ -67,10 +67,10 @@ class Backlog:
 
 
 def backlog(volume: Volume, run: JobRun) -> Backlog:
-    """Look at every file's name and times, as optimize does. Raises PolicyError, Cancelled."""
+    """Check the name and times of every file, as optimize does. Raises PolicyError, Cancelled."""
     found, skipped, oldest_ns = Backlog(), SkippedFiles(), 0
     run.update(phase="looking for pending files")
-    messages: list[str] = []  # the walk before this one has had them
+    messages: list[str] = []  # the previous walk has reported them
     policy = volume.policy()
     judged, check = JudgedFiles(load_ledger(volume, policy)), run.safe_point
     for some in found_candidates(volume, policy, b"", skipped, messages, check, judged):

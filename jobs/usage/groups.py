@@ -1,4 +1,4 @@
-"""Which files belong to which group, and what these hold themselves."""
+"""Sorts files into groups, and sums up the blocks of each group."""
 
 import os
 import pwd
@@ -23,7 +23,7 @@ SECTOR_BYTES = 512
 """The unit of ``st_blocks``."""
 
 BLOCK_BYTES = 4096
-"""Of the file systems that volumes are on."""
+"""Block size of the file systems of volumes."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class GroupFiles:
     stubs_own_bytes: int = 0
     optimized_bytes: int = 0
     direct_bytes: int = 0
-    """Lengths of stubs that name a chunk, in whole blocks: what they would take if they were plain.
+    """Lengths of stubs that name a chunk, in complete blocks: their size as plain files.
     """
 
 
@@ -72,8 +72,8 @@ class Groups:
         self.own_freed_together = 0
 
     def by_path(self, paths: Sequence[bytes], names: Sequence[str], by: By) -> None:
-        """Files below ``paths``, each a group of its name; or all of them together, told apart by
-        owner, type, or the folder in which they are. Raises Cancelled."""
+        """Sort files below ``paths``: each path is a group with its name, or all files are grouped
+        by owner, type, or folder. Raises Cancelled."""
         if not by:
             for name in names:
                 self._group(name)
@@ -109,7 +109,7 @@ class Groups:
         self._settle_linked()
 
     def by_choice(self, choice: Choice) -> None:
-        """Each file as ``choice`` says. Raises Cancelled."""
+        """Sort each file by ``choice``. Raises Cancelled."""
 
         def look(directories: Sequence[bytes]) -> list[Directory | Unreadable]:
             return [listed(self._volume, path, self._run.safe_point) for path in directories]
@@ -146,7 +146,7 @@ class Groups:
         return self._group(name)
 
     def _has_files(self, paths: Sequence[bytes]) -> bool:
-        """Whether any of the paths is no directory."""
+        """Return whether any of the paths is no directory."""
         return any(path and not os.path.isdir(self._below(path)) for path in paths)
 
     def _below(self, path: bytes) -> bytes:
@@ -155,13 +155,13 @@ class Groups:
     # --- files --------------------------------------------------------------------------------
 
     def _add_directory(self, group: int, path: bytes) -> None:
-        """A directory takes blocks too."""
+        """Add the blocks of a directory."""
         if not path:
             return
         try:
             taken = os.lstat(self._below(path)).st_blocks * SECTOR_BYTES
         except OSError:
-            return  # gone
+            return  # deleted
         self.all[group].own_bytes += taken
         self.all[group].own_freed_bytes += taken
         self.own_freed_together += taken
@@ -218,8 +218,8 @@ class Groups:
         name_others(self._volume, self._run, self._needs)
 
     def _settle(self, file: _LinkedFile) -> None:
-        """A file counts in the group that had it first; the others need its records as well. One
-        with names outside of the tree is never gone."""
+        """Count a file in its first group; its other groups also need its records. If it has names
+        outside of the tree, the file always remains."""
         groups = list(file.groups)
         if file.names < file.links and REST not in groups:
             groups.append(REST)
@@ -233,7 +233,7 @@ class Groups:
 
 
 def _scope(path: bytes, scopes: Sequence[tuple[bytes, str]]) -> tuple[bytes, str] | None:
-    """The path that was asked for and that has ``path`` in it."""
+    """Return the requested path that contains ``path``."""
     for scope in scopes:
         asked = scope[0]
         if not asked or path == asked or path.startswith(asked + b"/"):

@@ -25,11 +25,11 @@ from jobs.tree.stub_sizes import summed
 from jobs.tree.walk import each_directory, unreadable
 
 REST = 0
-"""The group of all files that were not asked for. It is taken in last."""
+"""The group of all other files. It is processed last."""
 
 
 class StoreNeeds:
-    """What groups need of a store. Groups are named first, then counted, then asked about."""
+    """The needs of groups in a store. Name all groups first, then count, then query."""
 
     def __init__(self, volume: Volume, run: JobRun) -> None:
         self._volume = volume
@@ -37,9 +37,9 @@ class StoreNeeds:
         self._is_sharing = False
         self.native = native.upkeep.Usage()
         self.freed: dict[int, int] = {}
-        """What a collection and a compaction of everything give back without a group, in bytes."""
+        """Bytes that a collection and a complete compaction would free without a group."""
         self.freed_together = 0
-        """The same without all groups but the rest."""
+        """The same without all groups except the rest."""
         self.shares_counted = False
 
     def count(self, groups: int) -> None:
@@ -61,7 +61,7 @@ class StoreNeeds:
         self.count_plain(groups)
 
     def weigh(self) -> None:
-        """Find out what would be freed. Raises Cancelled."""
+        """Compute the bytes that would be freed. Raises Cancelled."""
         for kind, copies in COPIES_OF.items():
             self._run.update(phase=f"measuring {kind.name.lower()}", done=0, total=0)
             for of, is_copies in ((kind, False), (copies, True)):
@@ -72,14 +72,14 @@ class StoreNeeds:
                     self._weigh(kind is Kind.RECIPES, table, is_copies, is_last)
 
     def copies_bytes_beyond(self, references: int) -> int:
-        """The bytes of one copy of each chunk that has more references."""
+        """Return the bytes of one copy of each chunk that has more references."""
         return sum(
             self.native.referred_more_than(references, table.header.container, table.entries)[1]
             for table in self._tables(Kind.CHUNKS)
         )
 
     def name(self, group: int, stub: StubAttribute, count: int = 1) -> None:
-        """Note what a stub of a group names; ``count`` 0 where its file counts elsewhere."""
+        """Note the record that a group's stub names; ``count`` 0 if its file counts elsewhere."""
         record = stub.recipe.to_bytes(8, "little")
         if stub.flags & Flag.DIRECT:
             self.native.name(group, record, b"", b"", count)
@@ -89,13 +89,13 @@ class StoreNeeds:
     # --- recipes ------------------------------------------------------------------------------
 
     def count_plain(self, groups: int) -> None:
-        """Find out only what the stubs of groups would take if they were plain: without tables.
+        """Compute only the size of the groups' stubs as plain files, without tables.
         Raises Cancelled.
 
-        Group by group, in rounds: files of several recipe nodes take more than one.
+        Each group needs several rounds if its files have several recipe nodes.
         """
         if not self._volume.store_kind.has_containers:
-            return  # recipes and chunks are in no container: they take nothing here
+            return  # recipes and chunks are in no container: they use no space here
         self._run.update(phase="reading recipes", done=0, total=groups + 1)
         records, check = self._volume.recipe_records.native_reader, self._run.safe_point
         for done, group in enumerate((*range(1, groups + 1), REST)):
@@ -105,7 +105,7 @@ class StoreNeeds:
             self._run.update(done=done + 1)
 
     def _repair(self, group: int, recipe: int) -> None:
-        """Take in a node that native code cannot read, by its second copy."""
+        """Add a node that native code cannot read, from its second copy."""
         try:
             payload = self._volume.recipe_records.read(recipe)[1]
             is_node = self.native.add_node(group, recipe, payload, self._is_sharing)
@@ -146,8 +146,8 @@ class StoreNeeds:
 
 
 def name_others(volume: Volume, run: JobRun, needs: StoreNeeds) -> None:
-    """Name what the other volumes need as needed by the rest. One that cannot be seen is a finding:
-    then the figures say that more would be freed than is true. Raises Cancelled."""
+    """Name the needs of the other volumes as those of the rest. An unreachable volume is a finding:
+    the figures for freed bytes are then too high. Raises Cancelled."""
     shared = volume.shared
     if shared is None:
         return

@@ -1,4 +1,4 @@
-"""What a shared store takes, and which volumes are on it."""
+"""The space that a shared store uses, and its volumes."""
 
 import os
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from jobs.usage.volume_figures import directory_bytes
 
 @dataclass(frozen=True, slots=True)
 class MemberFigures:
-    """A volume on a shared store. ``problem`` says why it cannot be seen, or is not as the store
-    last knew it; empty where all is well."""
+    """A volume on a shared store. ``problem``: why it is unreachable, or how it differs from
+    the store's last state of it; empty if there is no problem."""
 
     path: str
     uuid: str
@@ -30,8 +30,8 @@ class MemberFigures:
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """What a shared store takes. ``store_bytes``: blocks by kind of container; ``size_bytes`` and
-    ``free_bytes``: of its file system."""
+    """The space that a shared store uses. ``store_bytes``: blocks by kind of container.
+    ``size_bytes`` and ``free_bytes`` are those of its file system."""
 
     path: str
     uuid: str
@@ -43,7 +43,7 @@ class StoreFigures:
 
 
 def store_figures(shared: SharedDirectory) -> StoreFigures:
-    """The figures of a store, as it is now, without a walk of any tree. Raises Damaged."""
+    """Return the current figures of a store, without a walk of any tree. Raises Damaged."""
     volumes = []
     for member in shared.members().values():
         problem = ""
@@ -68,7 +68,7 @@ def store_figures(shared: SharedDirectory) -> StoreFigures:
 
 
 def kept_elsewhere(volume: Volume) -> int:
-    """How many bytes of the containers of a volume's store snapshots have, too."""
+    """Return the bytes of the containers of a volume's store that snapshots share."""
     total = 0
     for kind in Kind:
         with volume.containers(kind) as directory:

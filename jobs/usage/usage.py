@@ -1,4 +1,4 @@
-"""What parts of a volume take, what they share, and what deleting them would free."""
+"""The space that parts of a volume use and share, and that deleting them would free."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,11 +15,11 @@ from jobs.usage.needs import REST, StoreNeeds
 class UsageRow:
     """A part of a volume. Bytes.
 
-    ``own``: blocks of its files, directories included; ``store``: records that its stubs need, with
-    second copies; ``takes``: both together; ``frees``: what comes back when it alone is deleted, gc
-    has run, and everything is compacted; ``shared``: the rest of it, which others need as well.
-    ``share``: ``own``, and its part of the records it needs where each is split among all
-    references to it; None where that was not asked for. Shares of all parts add up to the volume.
+    ``own``: blocks of its files and directories. ``store``: records that its stubs need, with
+    second copies. ``takes``: the sum of both. ``frees``: the space that deleting only this part
+    frees after gc and compaction. ``shared``: the rest, which other parts also need. ``share``:
+    ``own``, and its part of the needed records if each is split among all references to it; None
+    if not requested. The shares of all parts add up to the volume.
     """
 
     name: str
@@ -37,7 +37,7 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Parts of one volume, all of them together, and the rest of the volume."""
+    """Parts of one volume, their sum, and the rest of the volume."""
 
     path: str
     rows: list[UsageRow]
@@ -57,9 +57,9 @@ def usage(
     *,
     with_shares: bool = False,
 ) -> Usage:
-    """What ``paths`` of a volume take, with the names by which the caller calls them: each for
-    itself, or told apart by owner, type or folder. Needs no lock. Raises UsageError where one path
-    lies in another one; Cancelled.
+    """Return the space that ``paths`` of a volume use, with the caller's names of the paths. Each
+    path is a row, or all files are grouped by owner, type or folder. Needs no lock. Raises
+    UsageError if a path lies in another path; Cancelled.
     """
     _refuse_nested(paths)
     needs = StoreNeeds(volume, run)
@@ -71,7 +71,7 @@ def usage(
 def figures_of(
     volume: Volume, run: JobRun, groups: Groups, needs: StoreNeeds, *, with_shares: bool = False
 ) -> Usage:
-    """The figures of groups whose files are known. Raises Cancelled."""
+    """Return the figures of groups whose files are known. Raises Cancelled."""
     count = len(groups.all) - 1
     needs.count(count)
     if with_shares:

@@ -1,4 +1,4 @@
-"""What a volume holds, takes and saves: a walk through its whole tree."""
+"""The content, size and savings of a volume, by a walk through its complete tree."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -22,18 +22,18 @@ from jobs.usage.groups import Groups
 from jobs.usage.needs import StoreNeeds
 
 CLASSES = 10
-"""How many of the largest classes are shown."""
+"""The number of the largest classes that are shown."""
 
 RUNS = 200
-"""How many of the last runs are asked what they have left, and taken."""
+"""The number of the last runs whose skipped and optimized files are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Causes:
     """Why bytes of a volume are not stored.
 
-    Headers, recipes, second copies and garbage are not counted here, so the sum is a little more
-    than what is saved.
+    Headers, recipes, second copies and garbage are not counted here, so the sum is slightly more
+    than the saving.
     """
 
     duplicates_bytes: int
@@ -45,8 +45,8 @@ class Causes:
 
 @dataclass(frozen=True, slots=True)
 class ClassSavings:
-    """What optimize has found the files of a class to save: those of a directory below the root,
-    and of a type. The counts fade, so none is whole."""
+    """The savings that optimize has measured for a class: the files of one directory below the
+    root, of one type. The counts fade, so they are no integers."""
 
     top: str
     type: str
@@ -55,15 +55,15 @@ class ClassSavings:
     new_bytes: float
     """Bytes read that the store did not have."""
     saved_bytes: float
-    """Blocks given up, less what the store has grown by."""
+    """Freed blocks, minus the growth of the store."""
     rate: float
-    """Bytes saved for what it costs to read, cut and compress."""
+    """Saved bytes per cost of reading, chunking and compressing."""
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeFigures:
-    """What a volume holds, takes and saves: the figures of ``dedupd status``, which are its JSON
-    (:meth:`to_json`). Files count once for each inode."""
+    """The content, size and savings of a volume: the figures of ``dedupd status``, which are its
+    JSON (:meth:`to_json`). Files count once for each inode."""
 
     path: str
     uuid: str
@@ -75,11 +75,11 @@ class VolumeFigures:
     optimized_bytes: int
     """Lengths of stubs."""
     plain_bytes: int
-    """Blocks that all files would take if none was a stub: holes count neither here nor as
+    """Blocks that all files would use if all were plain: holes count neither here nor as
     saved."""
     occupied_bytes: int
-    """Blocks of files and of the store; of a shared store the part that the volume needs, whether
-    other volumes need it or not."""
+    """Blocks of files and of the store. A shared store counts with the part that the volume needs,
+    even if other volumes need it."""
     store_bytes: dict[str, int]
     """Blocks of the store by kind of container."""
     shared_store: str | None
@@ -89,35 +89,35 @@ class VolumeFigures:
     garbage: Garbage
     saved_bytes: int
     saved_fraction: float
-    """Of ``plain_bytes``, 0 to 1."""
+    """Fraction of ``plain_bytes``, 0 to 1."""
     lost_bytes: int
-    """By how much the volume takes more than without dedupd."""
+    """The bytes that the volume uses more than without dedupd."""
     causes: Causes | None
-    """None of a store that other volumes are on: what they share belongs to none of them."""
+    """None for a shared store: shared records belong to no single volume."""
     local_bytes: int
-    """Blocks of stubs that users have written since."""
+    """Local blocks of stubs, which users have written."""
     classes: list[ClassSavings]
     """The largest classes of files, the best first."""
     judged: FileCount
-    """Files that the last optimize run left because they would save too little."""
+    """Files that the last optimize run skipped because they would save too little."""
     held_bytes_max: int
-    """Bytes of blocks given up that snapshots, or copies below, may still hold."""
+    """Bytes of freed blocks that snapshots or copies below may still have."""
     shared_left: FileCount
-    """Files that the last optimize run left because snapshots, or copies below, share their
+    """Files that the last optimize run skipped because snapshots or copies below share their
     blocks."""
     backlog: Backlog
-    """Plain files by the reason; flat in JSON."""
+    """Plain files by reason; flat in JSON."""
     size_bytes: int
     """The size of the file system."""
     free_bytes: int
     last_run: dict[str, Any] | None
-    """The report of the last job, as the history has it."""
+    """The report of the last job in the history."""
     chunking: Chunking
     messages: list[str]
-    """What cannot be had of the figures, and why."""
+    """The missing figures, and the reasons."""
 
     def to_json(self) -> dict[str, Any]:
-        """As ``status --json`` shows it."""
+        """Return the row of ``status --json``."""
         row: dict[str, Any] = {}
         for name, value in asdict(self).items():
             row |= self.backlog.to_json() if name == "backlog" else {name: value}
@@ -125,7 +125,7 @@ class VolumeFigures:
 
 
 def volume_figures(volume: Volume) -> VolumeFigures:
-    """The figures of one volume, as it is now. Walks the whole tree; needs no lock."""
+    """Return the current figures of one volume. Walks the complete tree; needs no lock."""
     run = JobRun("status")
     needs = StoreNeeds(volume, run)
     groups = Groups(volume, run, needs)
@@ -140,7 +140,7 @@ def volume_figures(volume: Volume) -> VolumeFigures:
         occupied = files.own_bytes + needs.native.taken(1).bytes
     named = needs.native.taken(1).plain_bytes
     if not volume.store_kind.has_containers:
-        named = files.optimized_bytes  # with their holes, of which recipes elsewhere tell
+        named = files.optimized_bytes  # with their holes, which only the cluster's recipes have
     plain = files.own_bytes - files.stubs_own_bytes + files.direct_bytes + named
     weighed = {kind: list(weights(volume.directory(kind))) for kind in Kind}
     dead_min, waiting = volume.policy().compaction_min_dead, backlog(volume, run)
@@ -189,16 +189,16 @@ def volume_figures(volume: Volume) -> VolumeFigures:
 
 
 def shared_left(runs: list[dict[str, Any]]) -> FileCount:
-    """The files that the last optimize run of these has left because snapshots, or copies below,
-    share their blocks."""
+    """Return the files that the last optimize run of ``runs`` has skipped because snapshots or
+    copies below share their blocks."""
     last: dict[str, Any] = next((run for run in runs if run["job"] == "optimize"), {})
     files = last.get("files_left", {}).get(SHARED_BELOW, 0)
     return FileCount(files, last.get("shared_left_bytes", 0))
 
 
 def _causes(volume: Volume, chunks: list[Weight], chunks_bytes: int) -> Causes | None:
-    """``chunks``: the containers of chunks; ``chunks_bytes``: of all chunks that stubs name, each
-    as often as it is named, and files in whole blocks."""
+    """``chunks``: the containers of chunks. ``chunks_bytes``: bytes of all chunks that stubs name,
+    counted once per reference, with files in complete blocks."""
     if volume.store_kind is not OWN:
         return None
     raw = sum(weight.raw_bytes for weight in chunks)
@@ -214,11 +214,11 @@ def directory_bytes(path: str) -> int:
         with os.scandir(path) as entries:
             return sum(entry.stat().st_blocks * 512 for entry in entries)
     except FileNotFoundError:
-        return 0  # a volume from before there were second copies
+        return 0  # a volume of a version without second copies
 
 
 def _classes(volume: Volume) -> list[ClassSavings]:
-    """What optimize knows of the largest classes of files, the best first."""
+    """Return the savings of the largest classes of files, the best first."""
     kept = volume.hints.get(HintKey.CLASSES) or {}
     rows = [ClassSavings(**row) for row in kept.get("classes", [])[:CLASSES]]
     return sorted(rows, key=lambda row: -row.rate)

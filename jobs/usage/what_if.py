@@ -1,4 +1,4 @@
-"""What another policy would change for the files that are stubs already, without reading them."""
+"""Estimates how another policy would change existing stubs, without reading them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from jobs.usage.needs import StoreNeeds
 from jobs.usage.usage import figures_of
 
 KNOWN = ("exclude", "exclude_types", "min_size", "redundancy_threshold")
-"""Keys that can be reckoned without reading files: those that leave stubs out, and copies."""
+"""Keys whose effect needs no reading of files: those that exclude stubs, and copies."""
 
 LEFT_OUT = "left out"
 TAKEN = "taken"
@@ -24,9 +24,9 @@ TAKEN = "taken"
 class WhatIf:
     """A policy's effect. Bytes.
 
-    ``files_left_out``: stubs that it leaves out; ``plain_bytes``: blocks that they would take once
-    they are plain; ``store_bytes_freed``: what their chunks free. ``files_taken``: plain files that
-    are left out now and no longer would be: what they save is not known before they are read.
+    ``files_left_out``: stubs that it excludes. ``plain_bytes``: blocks that these would use as
+    plain files. ``store_bytes_freed``: bytes that their chunks free. ``files_taken``: excluded
+    plain files that it would select; their saving is unknown before they are read.
     """
 
     files_left_out: int
@@ -38,12 +38,12 @@ class WhatIf:
 
     @property
     def costs_bytes(self) -> int:
-        """What the volume would take more; less than 0 where it would take less."""
+        """The growth of the volume; less than 0 if it would shrink."""
         return self.plain_bytes - self.store_bytes_freed + self.copies_bytes_more
 
 
 def what_if(volume: Volume, run: JobRun, values: dict[str, Any]) -> WhatIf:
-    """The effect of other values of some keys. Raises UsageError, PolicyError, Cancelled."""
+    """Return the effect of other values of some keys. Raises UsageError, PolicyError, Cancelled."""
     for key in values:
         if key not in KEYS:
             raise UsageError(f"unknown policy key {key!r}; use one of {', '.join(KEYS)}")
@@ -60,7 +60,7 @@ def what_if(volume: Volume, run: JobRun, values: dict[str, Any]) -> WhatIf:
 
     def choice(path: bytes, file: FileEntry) -> str | None:
         if file.links > 1:
-            return None  # its other names may be taken
+            return None  # its other names may be selected
         is_wanted, would_be = (_is_wanted(policy, path, file) for policy in (now, then))
         if file.attribute is None:
             return TAKEN if would_be and not is_wanted else None

@@ -37,7 +37,8 @@ DOCSTRINGS = (
     *("dedupd_reader/**/*.py", "scripts/**/*.py"),
     *("jobs/backup/**/*.py", "jobs/cluster/**/*.py", "jobs/frame/**/*.py", "jobs/repair/**/*.py"),
     *("jobs/adopt/**/*.py", "jobs/compact/**/*.py", "jobs/*.py", "jobs/refine/**/*.py"),
-    *("jobs/reconcile/**/*.py", "dedupd_core/*.py", "dedupd_core/native/*.pyi"),
+    *("jobs/reconcile/**/*.py", "jobs/usage/**/*.py"),
+    *("dedupd_core/*.py", "dedupd_core/native/*.pyi"),
 )
 """Modules: all of their docstrings and comments."""
 
