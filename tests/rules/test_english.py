@@ -66,6 +66,7 @@ RUST = (
     "native/src/stub/**/*.rs",
     "native/src/system/**/*.rs",
     "native/src/threads/**/*.rs",
+    "native/src/tree/**/*.rs",
 )
 """Rust modules: all of their comments."""
 

@@ -1,4 +1,4 @@
-//! What an optimize job has to do with a directory, sorted out where it is read.
+//! Classifies the entries of a directory for an optimize job while they are read.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
@@ -9,7 +9,7 @@ use crate::format::stub::{LENGTH_BYTES_MAX, is_settled_stub};
 use crate::format::suffix::suffix;
 use crate::system::files::{Entry, Identity};
 
-/// Sums, by what follows the last dot of names.
+/// Sums by the suffix of names, after the last dot.
 #[derive(Default)]
 pub struct BySuffix(pub HashMap<Box<[u8]>, i64>);
 
@@ -23,24 +23,24 @@ impl BySuffix {
     }
 }
 
-/// What the policy asks of a file, and what a chunk is.
+/// The policy's conditions for a file, and the chunk size.
 pub struct Rules {
-    /// Of the attribute's checksum.
+    /// Seed of the attribute's checksum.
     pub seed: u64,
     pub size_min: i64,
     /// The latest change that is old enough.
     pub newest_ns: i64,
-    /// On average.
+    /// Average size of a chunk.
     pub chunk_bytes: i64,
-    /// The files that were found to save too little.
+    /// The files that save too little.
     pub ledger: Option<Arc<Ledger>>,
-    /// The only files that are asked for, where that is some, by inode.
+    /// The requested files by inode, if not all are requested.
     pub recalled: Option<HashSet<u64>>,
-    /// Whether files of several owners are packed apart.
+    /// Whether files of several owners are packed separately.
     pub by_owner: bool,
 }
 
-/// Why a file is passed over.
+/// Why a file is skipped.
 #[derive(Clone, Copy)]
 pub enum Reason {
     Optimized,
@@ -74,12 +74,12 @@ impl Reason {
 }
 
 impl Rules {
-    /// Whether a file was changed too recently.
+    /// Returns whether a file was changed too recently.
     pub fn is_young(&self, identity: &Identity) -> bool {
         identity.mtime_ns.max(identity.ctime_ns) > self.newest_ns
     }
 
-    /// Whether a file is known to save too little as it is.
+    /// Returns whether a file in its current state is known to save too little.
     fn is_judged(&self, identity: &Identity) -> bool {
         match (&self.recalled, &self.ledger) {
             (Some(recalled), _) => !recalled.contains(&identity.inode),
@@ -93,7 +93,7 @@ impl Rules {
         if self.ledger.as_ref().is_some_and(is_full) { Reason::Full } else { Reason::Judged }
     }
 
-    /// Why a plain file is no candidate, as far as its identity tells.
+    /// Returns why a plain file is no candidate, if its identity shows this.
     pub fn reason(&self, identity: &Identity) -> Option<Reason> {
         match identity.size {
             0 => Some(Reason::Empty),
@@ -105,18 +105,18 @@ impl Rules {
     }
 }
 
-/// Of a plain file: more than this in holes is not read (`HOLE_BYTES_MIN` in
-/// `dedupd_core/system/file_reader.py`).
+/// If a plain file has at least this number of bytes in holes, they are not read (`HOLE_BYTES_MIN`
+/// in `dedupd_core/system/file_reader.py`).
 const HOLE_BYTES_MIN: i64 = 1 << 20;
 
 /// Names of files that may keep their directory plain (`Marker` in `dedupd_core/config/policy.py`).
 pub const MARKERS: [&CStr; 2] = [c"CACHEDIR.TAG", c".nodedup"];
 
-/// Files that are passed over for one reason.
+/// Files that are skipped for one reason.
 #[derive(Clone, Copy, Default)]
 pub struct Passed {
     pub count: u64,
-    /// Of plain files what is in their blocks: holes are not read.
+    /// For plain files, the bytes in their blocks: holes are not read.
     pub size: i64,
 }
 
@@ -127,14 +127,14 @@ struct Plain {
     name: CString,
 }
 
-/// What a directory holds. `left` are directories, files of several names, and files and stubs that
-/// are in any way out of the ordinary.
+/// The content of a directory. `left` are directories, files of several names, and unusual files
+/// and stubs.
 #[derive(Default)]
 pub struct Candidates {
     pub left: Vec<Entry>,
     plain: Vec<Plain>,
     passed: [Passed; Reason::ALL.len()],
-    /// By their places in [`MARKERS`], whether they are there.
+    /// Whether each of [`MARKERS`] exists, in their order.
     markers: [bool; MARKERS.len()],
 }
 
@@ -188,7 +188,7 @@ impl Candidates {
         passed.size += size;
     }
 
-    /// The reasons for which files were passed over.
+    /// The reasons why files were skipped.
     pub fn passed(&self) -> impl Iterator<Item = (Reason, Passed)> {
         Reason::ALL
             .into_iter()
@@ -201,8 +201,8 @@ impl Candidates {
         MARKERS.into_iter().zip(self.markers).filter(|&(_, found)| found).map(|(name, _)| name)
     }
 
-    /// The plain files in the order of their inodes, which on a disk is near that of their blocks;
-    /// those of one owner after the other where these are packed apart.
+    /// Returns the plain files in the order of their inodes, which is similar to that of their
+    /// blocks on a disk. If owners are packed separately, files are ordered by owner first.
     pub fn packed(&mut self, rules: &Rules) -> Vec<Packed> {
         self.plain.sort_unstable_by_key(|file| (file.owner, file.identity.inode));
         let of_owners = self.plain.chunk_by(|one, other| one.owner == other.owner);
@@ -213,7 +213,7 @@ impl Candidates {
     }
 }
 
-/// Whether so much of a file is holes that its length says little of what there is to be read.
+/// Returns whether the holes of a file are too large to estimate the bytes to read by its length.
 fn is_sparse(identity: &Identity, allocated: i64) -> bool {
     identity.size - allocated >= HOLE_BYTES_MIN
 }
@@ -226,13 +226,13 @@ const PACKED_MAX: usize = 4096;
 pub struct Packed {
     pub bytes: Vec<u8>,
     pub count: usize,
-    /// Of all of the files; 0 where that is not asked for.
+    /// Owner of all files; 0 if not requested.
     pub owner: u32,
-    /// Of the files together.
+    /// Total size of the files.
     pub size: i64,
-    /// How many chunks they have, about.
+    /// The approximate number of their chunks.
     pub chunks: BySuffix,
-    /// How many of them there are.
+    /// The number of files.
     pub files: BySuffix,
 }
 
@@ -256,7 +256,7 @@ impl Packed {
 
 const IDENTITY_BYTES: usize = 32;
 
-/// The files of [`Packed::bytes`]; None where it is not that.
+/// Returns the files of [`Packed::bytes`], or None if it is invalid.
 pub fn unpacked(mut packed: &[u8]) -> Option<Vec<(Identity, &CStr)>> {
     let mut files = Vec::new();
     while !packed.is_empty() {

@@ -1,4 +1,4 @@
-//! Whether what was deleted is where it was.
+//! Checks whether deleted content exists at its old path.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, RawFd};
@@ -15,13 +15,13 @@ use crate::system::files::open_beneath;
 pub struct Place<'a> {
     pub data: RawFd,
     pub attribute: &'a CStr,
-    /// That of the attribute's checksum.
+    /// Seed of the attribute's checksum.
     pub seed: u64,
 }
 
 impl Place<'_> {
-    /// Whether the content of a deletion is not where it was: a deletion is noted before it happens,
-    /// and it may have been had back.
+    /// Returns whether the content of a deletion is missing at its path. It may exist: a deletion
+    /// is noted before it happens, and the content may have been restored.
     pub fn lacks(self, row: &Row) -> bool {
         if *row.path == *format!("#{}", head::INODE.u64(&row.fields)).as_bytes() {
             return true; // no path was known
@@ -41,7 +41,7 @@ impl Place<'_> {
     fn found(self, row: &Row, path: &CStr) -> Option<Found> {
         let file = open_beneath(self.data, path, libc::O_PATH).ok()?;
         let status = statx(&file, c"", AtFlags::EMPTY_PATH, StatxFlags::INO).ok()?;
-        // What came back, or is new, may have been given the number of what went.
+        // A restored or new file may have received the inode number of the deleted file.
         let is_same = status.stx_ino == head::INODE.u64(&row.fields)
             && generation_of(file.as_raw_fd()).ok()? == head::GENERATION.u32(&row.fields);
         if is_same && row.cause.takes_the_whole_file() {
@@ -55,7 +55,7 @@ impl Place<'_> {
 }
 
 enum Found {
-    /// The very file.
+    /// The same file.
     Same,
     Stub(StubHead),
 }

@@ -1,7 +1,7 @@
-//! The stubs of many directories at once: the records that they name, and whether these are there.
+//! The stubs of many directories at once: the records that they name, and whether these exist.
 //!
-//! Only sound references are counted here; a stub of which anything is out of the ordinary is left
-//! to the caller, with nothing of it counted.
+//! Only sound references are counted here. If a stub is unusual in any way, the caller must handle
+//! it, and none of its references is counted.
 
 use crate::format::ids::{Fingerprint, FingerprintCheck};
 use crate::format::stub::{DIRECT, Seeds, StubHead, stub_head};
@@ -10,30 +10,30 @@ use crate::store::record_reader::Reads;
 use crate::system::files::Entry;
 use crate::upkeep::record_census::{Known, KnownBytes, sound_leaf};
 
-/// What a directory holds. `left` are files that the caller has to look at, and directories.
+/// The content of a directory. `left` are files that the caller must examine, and directories.
 #[derive(Default)]
 pub struct Listed {
     pub left: Vec<Entry>,
     pub stubs: u64,
     pub plain: u64,
-    /// Of the stubs that were counted.
+    /// Length of the counted stubs.
     pub logical_bytes: i64,
 }
 
-/// What the stubs of a tree are held against.
+/// Records to compare the stubs of a tree with.
 pub struct Store<'a> {
     pub chunks: &'a Known,
     pub nodes: &'a Known,
     pub chunk_records: &'a Bases,
     pub recipes: &'a Bases,
     pub seeds: Seeds,
-    /// Hold stubs that name a chunk against its entry as well: what is known of chunks is less than
-    /// what the entry says.
+    /// Also compare stubs that name a chunk with its table entry, which has more detail than
+    /// `chunks`.
     pub is_exact: bool,
 }
 
 impl Store<'_> {
-    /// Counts what `entries` refer to, where all of it is there; the others are left.
+    /// Counts the references of `entries` if all records exist; other entries go to `left`.
     pub fn sort_out(&self, entries: &mut Vec<Entry>, listed: &mut Listed) {
         for entry in entries.drain(..) {
             match &entry {
@@ -41,7 +41,7 @@ impl Store<'_> {
                     listed.plain += 1;
                     continue;
                 }
-                // Blocks of its own have to be held against those that the attribute counts.
+                // Local blocks must be compared with the count of the attribute.
                 Entry::File {
                     links: 1,
                     attribute: Some(value),
@@ -65,7 +65,7 @@ impl Store<'_> {
         }
     }
 
-    /// Counts what a stub refers to, where all of it is there; else false, and nothing is counted.
+    /// Counts the references of a stub if all records exist; else counts none, and returns false.
     fn count(&self, stub: &StubHead) -> bool {
         if stub.flags & !DIRECT != 0 {
             return false;
@@ -109,7 +109,7 @@ impl Store<'_> {
     }
 }
 
-/// Whether the record that a stub names is the one that is known, and that the stub means.
+/// Returns whether the record that a stub names is known, and has the content of the stub.
 fn is_meant(known: &Known, stub: &StubHead, length: u32, fingerprint: &Fingerprint) -> bool {
     let fingerprint_check = FingerprintCheck::of(fingerprint);
     known.own(stub.recipe) == KnownBytes { raw_length: length, fingerprint_check }

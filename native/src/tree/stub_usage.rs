@@ -1,4 +1,4 @@
-//! What the files of a tree hold themselves, and what their stubs name, by owner or by type.
+//! The blocks of a tree's files, and the records that their stubs name, by owner or by type.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::system::files::Entry;
 
 const BLOCK_BYTES: i64 = crate::upkeep::usage::BLOCK_BYTES as i64;
 
-/// What files of a directory are told apart by.
+/// The key that groups files of a directory.
 #[derive(Clone, Copy)]
 pub enum By {
     Nothing,
@@ -24,18 +24,18 @@ pub struct Sums {
     pub stubs: u64,
     pub logical_bytes: i64,
     pub own_bytes: i64,
-    /// Of the stubs among them.
+    /// Blocks of the stubs among them.
     pub stubs_own_bytes: i64,
     pub optimized_bytes: i64,
-    /// Lengths of stubs that name a chunk, in whole blocks.
+    /// Lengths of stubs that name a chunk, in complete blocks.
     pub direct_bytes: i64,
     pub chunks: Vec<RecordId>,
     pub recipes: Vec<RecordId>,
-    /// How many bytes are needed of each of `recipes`.
+    /// The needed bytes of each of `recipes`.
     pub covered: Vec<u64>,
 }
 
-/// What a directory holds. `left` are directories, files of several names, and those with an
+/// The content of a directory. `left` are directories, files of several names, and those with an
 /// attribute that is not valid.
 #[derive(Default)]
 pub struct Usage {
@@ -44,7 +44,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Sums files up, by what `by` says: the owner's number in four bytes, or what the name ends in.
+    /// Sums files up by the key `by`: the owner's number in four bytes, or the suffix of the name.
     pub fn sort_out(&mut self, entries: &mut Vec<Entry>, by: By, seed: u64) {
         for entry in entries.drain(..) {
             let Entry::File { links: 1, name, identity, owner, allocated, attribute, .. } = &entry

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::system::files::{Entry, Scan, open_beneath, status_of};
 use crate::threads::scoped;
 
-/// Entries that are looked at between two calls of `safe_point`: few, because every stub may take
-/// a read of its recipe from a slow disk.
+/// Entries that are processed between two calls of `safe_point`: few, because every stub may need a
+/// read of its recipe from a slow disk.
 const ENTRIES_AT_ONCE: usize = 64;
 
-/// Looks at directories below `root`, on several threads; results in their order. `count` sorts
-/// entries out, with their generations if `with_generations`, and with something to keep from one to the next in a directory; `go_on` is asked in
-/// between. Once it says no, nothing more is looked at, and the results end there. A
-/// directory of another file system than `root` is not looked at: `EXDEV`.
+/// Reads directories below `root` on several threads; returns results in their order. `count` takes
+/// entries, with generations if `with_generations`; its last argument is scratch state for one
+/// directory. `go_on` is called in between: if it returns false, the walk stops, and the results
+/// end there. A directory of another file system than `root` is not read: `EXDEV`.
 pub fn look_at<L: Default + Send, S: Default>(
     root: RawFd,
     directories: &[CString],
@@ -56,7 +56,7 @@ fn look_at_one<L: Default, S: Default>(
 ) -> Result<L> {
     let directory = open_directory(root, path)?;
     if status_of(directory.as_raw_fd())?.st_dev != status_of(root)?.st_dev {
-        // A subvolume of btrfs, which is no mount: the mount doesn't show it, nor does gc go there.
+        // A subvolume of btrfs, not a mount: the mount does not show it, and gc does not enter it.
         return Err(Error::from_raw_os_error(libc::EXDEV));
     }
     let mut scan = Scan::new(directory.as_raw_fd(), attribute, with_generations)?;
@@ -70,7 +70,7 @@ fn look_at_one<L: Default, S: Default>(
     Ok(listed)
 }
 
-/// Opens a directory, however long its path: the kernel takes so much of one at a time.
+/// Opens a directory with a path of any length: the kernel limits the length per call.
 fn open_directory(root: RawFd, path: &CStr) -> Result<OwnedFd> {
     let mut rest = path.to_bytes();
     let mut parent: Option<OwnedFd> = None;
