@@ -65,7 +65,7 @@ fn read_all(directory: RawFd, names: &[CString], buffer: &mut [u8]) -> io::Resul
         if at + size > buffer.len() {
             at = 0;
         }
-        if !fill(file.as_raw_fd(), &mut buffer[at..at + size]) {
+        if fill(file.as_raw_fd(), &mut buffer[at..at + size]).is_err() {
             return Err(io::Error::other("a file shrank"));
         }
         at += size;

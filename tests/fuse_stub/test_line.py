@@ -14,7 +14,13 @@ from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system.files import opened
 from dedupd_core.units import MIB
 from tests.conftest import MakeFileSystem
-from tests.fuse_stub.test_commit_lane import CONTENT, Committing, map_and_write, write
+from tests.fuse_stub.test_commit_lane import (
+    CONTENT,
+    Committing,
+    is_taken_back,
+    map_and_write,
+    write,
+)
 from tests.support.lab import noise
 from tests.support.mounts import ALICE, MountedLab, as_user, mounted_lab
 
@@ -171,7 +177,7 @@ def test_what_native_code_has_open_is_handed_over_when_its_commit_begins(
     assert handed_over(lab, lambda: touch(path)) > 0
     expected = path.read_bytes()
     assert committing.finish() == ["changed"]
-    assert lab.stub("f") is None
+    assert is_taken_back(lab, "f")
     assert path.read_bytes() == expected
     lab.unmount()
     lab.mount()

@@ -75,6 +75,24 @@ pub enum Entry {
 /// Opens a file below the directory `dir`, without following links or entering another file system.
 /// Needs Linux 5.6. Also fails with `EPERM` if a container's filter does not know the call.
 pub fn open_beneath(dir: RawFd, path: &CStr, flags: c_int) -> Result<OwnedFd> {
+    // The kernel takes a path of at most `PATH_MAX` bytes, but trees may be deeper.
+    let (mut rest, mut parent) = (path.to_bytes(), None::<OwnedFd>);
+    while rest.len() >= libc::PATH_MAX as usize {
+        let piece = &rest[..libc::PATH_MAX as usize];
+        let end = piece.iter().rposition(|byte| *byte == b'/');
+        let end = end.ok_or_else(|| Error::from_raw_os_error(libc::ENAMETOOLONG))?;
+        let from = parent.as_ref().map_or(dir, AsRawFd::as_raw_fd);
+        let directory = CString::new(&rest[..end])?;
+        parent = Some(open_short(from, &directory, libc::O_PATH | libc::O_DIRECTORY)?);
+        rest = &rest[end + 1..];
+    }
+    match &parent {
+        Some(parent) => open_short(parent.as_raw_fd(), &CString::new(rest)?, flags),
+        None => open_short(dir, path, flags),
+    }
+}
+
+fn open_short(dir: RawFd, path: &CStr, flags: c_int) -> Result<OwnedFd> {
     // With `O_PATH`, the call accepts no other flags.
     let waits_not = if flags & libc::O_PATH == 0 { libc::O_NONBLOCK } else { 0 };
     let flags = flags | waits_not | libc::O_NOFOLLOW | libc::O_CLOEXEC;
