@@ -42,7 +42,10 @@ BEFORE_AN_ERROR = "an older version's mark, taken back by one rename (test_colli
 
 OF_NO_USE = "what nothing needs any more, in any order (tests/shared/test_move.py)"
 
+BY_ITS_CALLS = "passes the door to an object; the calls of this object have the effects"
+
 ELSEWHERE = {
+    "dedupd_core.stub.transition.open_stub door": BY_ITS_CALLS,
     "dedupd_core.store.sketches.remove_sketches unlink": OF_NO_GAIN,
     "dedupd_core.rados.reading.disk_cache.__init__ door": CACHED,
     "dedupd_core.rados.reading.disk_cache._new_segment create": CACHED,
