@@ -37,7 +37,7 @@ FILES_MAX = 4096
 """Files that one client may hold; each uses a descriptor."""
 
 
-class _Begun(NamedTuple):
+class _OpenGroup(NamedTuple):
     """The started commits of a group: its places, and the position of each in the request."""
 
     group: HeldGroup
@@ -50,7 +50,7 @@ class BulkCommit:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.groups: list[_Begun] = []
+        self.groups: list[_OpenGroup] = []
         self.alone: dict[int, int] = {}
 
 
@@ -121,7 +121,7 @@ class BulkCommits:
         """Start commits of files that no user has open. Returns the results of refused files."""
         batch = new_batch(self._volume, cores(), is_shared=False)
         group = HeldGroup(batch, requests.pick(positions))
-        begun = _Begun(group, dict(enumerate(positions)))
+        begun = _OpenGroup(group, dict(enumerate(positions)))
         results: dict[int, Result] = {}
         bulk.groups.append(begun)
         async with _alone(group):
@@ -156,7 +156,7 @@ class BulkCommits:
                 await self.abandon(bulk)
         return results
 
-    async def _finish_group(self, bulk: BulkCommit, begun: _Begun) -> dict[int, Result]:
+    async def _finish_group(self, bulk: BulkCommit, begun: _OpenGroup) -> dict[int, Result]:
         """Finish the files of a group that no user has taken over; the others go alone."""
         group, positions = begun
         async with _alone(group):

@@ -17,8 +17,8 @@ from dedupd_core.errors import Busy, DedupdError, FileChanged
 from dedupd_core.format.deletion import Cause
 from dedupd_core.format.stub import StubAttribute, decode_stub
 from dedupd_core.stub.commit_steps import (
-    Begun,
     NotCommitted,
+    OpenCommit,
     Outcome,
     Result,
     begin_commit,
@@ -48,10 +48,10 @@ class _Pending:
 
     __slots__ = ("begun", "changes", "file", "initial")
 
-    def __init__(self, file: OpenFile, begun: Begun) -> None:
+    def __init__(self, file: OpenFile, begun: OpenCommit) -> None:
         self.file = file
         self.initial = begun
-        self.begun: Begun | None = begun
+        self.begun: OpenCommit | None = begun
         self.changes = file.changes
 
 
@@ -106,7 +106,7 @@ class CommitLane:
             await trio.lowlevel.checkpoint()
         return results
 
-    def _adopt(self, fd: int, begun: Begun) -> None:
+    def _adopt(self, fd: int, begun: OpenCommit) -> None:
         """Adopt a held file with a started commit as an open file; takes ownership of ``fd``."""
         file = self._files.adopt(begun.identity.inode, fd)
         self._transitions.begin([])  # the bulk commit has noted its path

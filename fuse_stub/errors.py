@@ -18,7 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Load:
+class RequestLoad:
     """The requests of users to this process since the mount started."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Load:
         requests being served."""
 
 
-load = Load()
+load = RequestLoad()
 
 
 def answers(

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from dedupd_core.errors import Busy, DedupdError
-from dedupd_core.stub.filling import Filling
+from dedupd_core.stub.filling import StubFill
 from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.system.paths import explain, open_beneath
 from dedupd_core.system.tree.tree_paths import path_in_tree
@@ -87,7 +87,7 @@ class FileFill:
     It becomes plain, or :meth:`take_back` ends it, even if its client dies. Then it is closed.
     """
 
-    def __init__(self, lane: FillLane, file: OpenFile, stub: SparseStub, filling: Filling) -> None:
+    def __init__(self, lane: FillLane, file: OpenFile, stub: SparseStub, filling: StubFill) -> None:
         self._lane = lane
         self._file = file
         self._stub = stub

@@ -41,10 +41,10 @@ from fuse_stub.kernel.page_worker import ask_for_pages
 from fuse_stub.kernel.request_pump import Pump
 from fuse_stub.kernel.reserved_blocks import leave_group
 from fuse_stub.mounted_volume import MountedVolume
-from fuse_stub.mounts.handover import Line, Outside
+from fuse_stub.mounts.handover import ServiceConnection, ServiceProxy
 from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
 from fuse_stub.mounts.mount_points import clear_dead_mount, device_of, read_ahead_more
-from fuse_stub.mounts.mount_process import Mounter, Serving
+from fuse_stub.mounts.mount_process import Mounter, ServeOptions
 from fuse_stub.mounts.private_mount import private_mount
 from fuse_stub.mounts.tasks import failures, kept_up
 from fuse_stub.operations import StubOperations
@@ -74,7 +74,7 @@ DETACHED_POLL_S = 5.0
 """A search for the users of a detached mount examines all processes."""
 
 
-def serve(volume: Volume, asked: Serving) -> None:
+def serve(volume: Volume, asked: ServeOptions) -> None:
     """Mount ``volume`` as ``asked`` and serve it until it is unmounted or SIGTERM comes.
 
     If the file system below is read-only, or the options request it, the mount is read-only, and
@@ -188,7 +188,7 @@ def allow_rings() -> None:
         )
 
 
-def bound(asked: Serving, *, is_read_only: bool) -> None:
+def bound(asked: ServeOptions, *, is_read_only: bool) -> None:
     """Drop the capabilities that the mount does not need. Call this before any thread starts.
 
     Raises OSError.
@@ -210,7 +210,7 @@ def keep_memory() -> None:
             libc.mallopt(option, value)
 
 
-def answer(mount: MountedVolume, asked: Serving, below_fd: int) -> None:
+def answer(mount: MountedVolume, asked: ServeOptions, below_fd: int) -> None:
     """Answer requests until the mount ends. Raises the errors of :func:`session`."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     operations = StubOperations(mount)
@@ -219,7 +219,7 @@ def answer(mount: MountedVolume, asked: Serving, below_fd: int) -> None:
         trio.run(_run, mount, operations, asked)
 
 
-async def _run(mount: MountedVolume, operations: StubOperations, asked: Serving) -> None:
+async def _run(mount: MountedVolume, operations: StubOperations, asked: ServeOptions) -> None:
 
     def use(line: native.mount.Line | None) -> None:
         mount.line = line
@@ -244,7 +244,7 @@ async def _run(mount: MountedVolume, operations: StubOperations, asked: Serving)
         nursery.cancel_scope.cancel()
 
 
-async def _announce(mount: MountedVolume, asked: Serving) -> None:
+async def _announce(mount: MountedVolume, asked: ServeOptions) -> None:
     """Report that the mount is ready as soon as it answers."""
     view = asked.view
     await trio.to_thread.run_sync(os.statvfs, view)
@@ -307,7 +307,7 @@ def serve_for_parent(
     mountpoint: str,
     cache_bytes: int,
     answer_fd: int,
-    served: Callable[[Volume, Serving], None] = serve,
+    served: Callable[[Volume, ServeOptions], None] = serve,
     options: MountOptions = NO_OPTIONS,
     outside: Mounter | None = None,
 ) -> None:
@@ -333,7 +333,7 @@ def serve_for_parent(
                 os.dup2(null.fileno(), 2)
 
     bounded = _log_to_system()
-    asked = Serving(
+    asked = ServeOptions(
         *(mountpoint, cache_bytes, options),
         ready=partial(tell, {}),
         bounded=bounded,
@@ -379,13 +379,13 @@ def serve_in_unit(volume: str) -> None:
     Raises ServiceUnreachable if no service waits for it, and the errors that the service reports.
     """
     try:
-        line = Line.to_service(volume)
+        line = ServiceConnection.to_service(volume)
     except OSError as error:
         raise ServiceUnreachable(
             f"{volume}: no service waits for the mount process of this volume ({error.strerror});"
             " run `dedupd mount PATH`"
         ) from error
-    outside = Outside(line)
+    outside = ServiceProxy(line)
     show_as("dedupd-mount", outside.mountpoint)
     serve_for_parent(
         *(outside.path, outside.base_fd, outside.mountpoint, outside.cache_bytes),

@@ -14,7 +14,7 @@ from dedupd_core.format.deletion import Cause
 from dedupd_core.format.stub import Flag
 from dedupd_core.stub import ranges
 from dedupd_core.stub.copying import can_share, goes_on, share
-from dedupd_core.stub.stub_file import SparseStub, Step
+from dedupd_core.stub.stub_file import RangeStep, SparseStub
 from dedupd_core.units import MIB
 from dedupd_core.volume.domains import Domains
 from fuse_stub.commit_lane import CommitLane
@@ -67,7 +67,7 @@ class FileRanges:
         start: int,
         end: int,
         ctx: Caller,
-        take: Callable[[OpenFile, int, int, int], Step],
+        take: Callable[[OpenFile, int, int, int], RangeStep],
         mode: int,
     ) -> None:
         while start < end:
@@ -107,7 +107,7 @@ class FileRanges:
                 at, clean = data.offset, range(0)
         return offset if whence == os.SEEK_DATA else found.size
 
-    async def _search(self, ino: int, offset: int, whence: int, uid: int) -> "_Found":
+    async def _search(self, ino: int, offset: int, whence: int, uid: int) -> "_SeekResult":
         file = await self._files.acquire(ino, write=False)
         with self._files.using(file):
             async with file.lock.shared():
@@ -177,21 +177,21 @@ class FileRanges:
         return domains.may_share(domain, os.fstat(copy.fd).st_uid)
 
 
-def _zero(file: OpenFile, start: int, end: int, mode: int) -> Step:
+def _zero(file: OpenFile, start: int, end: int, mode: int) -> RangeStep:
     if file.stub is not None:
         return file.stub.zero(start, end)
     _fallocate(file.fd, mode, start, end - start)
-    return Step(end)
+    return RangeStep(end)
 
 
-def _allocate(file: OpenFile, start: int, end: int, mode: int) -> Step:
+def _allocate(file: OpenFile, start: int, end: int, mode: int) -> RangeStep:
     if file.stub is not None:
         return file.stub.allocate(start, end, keep_size=bool(mode))
     _fallocate(file.fd, mode, start, end - start)
-    return Step(end)
+    return RangeStep(end)
 
 
-class _Found(NamedTuple):
+class _SeekResult(NamedTuple):
     """The state of the file itself: the offset of the data or hole, or None."""
 
     offset: int | None
@@ -213,14 +213,14 @@ class _Found(NamedTuple):
         return self.offset
 
 
-def _search(file: OpenFile, offset: int, whence: int) -> _Found:
+def _search(file: OpenFile, offset: int, whence: int) -> _SeekResult:
     size = os.fstat(file.fd).st_size
     try:
-        return _Found(_seek(file, offset, whence), size)
+        return _SeekResult(_seek(file, offset, whence), size)
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
-    return _Found(None, size)
+    return _SeekResult(None, size)
 
 
 def _seek(file: OpenFile, offset: int, whence: int) -> int:

@@ -15,7 +15,7 @@ from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_options import MountOptions
 from fuse_stub.mounts.mount_points import clear_dead_mount, is_dead_mount
-from fuse_stub.mounts.mount_process import Mounter, Serving
+from fuse_stub.mounts.mount_process import Mounter, ServeOptions
 from fuse_stub.mounts.private_mount import show
 from fuse_stub.operations import StubOperations
 
@@ -56,7 +56,7 @@ def _either(asked: bool | None, below: bool) -> bool:
 
 @contextmanager
 def session(
-    operations: StubOperations, mount: MountedVolume, asked: Serving, below_fd: int
+    operations: StubOperations, mount: MountedVolume, asked: ServeOptions, below_fd: int
 ) -> Iterator[None]:
     """Mount with the requested options, for a volume that is open as ``below_fd`` for others.
 

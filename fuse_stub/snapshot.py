@@ -13,11 +13,11 @@ from dedupd_core.volume.base_directory import BASE_NAME
 from dedupd_core.volume.transition_log import Transitions
 from dedupd_core.volume.volume import Volume
 from fuse_stub.mounted_volume import MountedVolume
-from fuse_stub.mounts.mount_process import Serving
+from fuse_stub.mounts.mount_process import ServeOptions
 from fuse_stub.process import answer, bound, set_up_process
 
 
-def serve_snapshot(volume: Volume, asked: Serving) -> None:
+def serve_snapshot(volume: Volume, asked: ServeOptions) -> None:
     """Show a snapshot of a volume as ``asked`` until it is unmounted or SIGTERM comes.
 
     The volume and other snapshots may be mounted, too. It answers no job, and writes nothing.

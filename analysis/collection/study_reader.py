@@ -24,8 +24,8 @@ from dedupd_core.system.file_reader import (
     BATCH_BYTES,
     SMALL_BYTES_MAX,
     FileReader,
-    Stopped,
-    Stretch,
+    FileStretch,
+    ReaderClosed,
     fill,
     open_failure,
     open_unnoticed,
@@ -72,7 +72,7 @@ class Reader(FileReader[Batch]):
                 while at < len(files) and not self._stop:
                     at = self._read_some(files, at)
                 if self._stop:
-                    raise Stopped
+                    raise ReaderClosed
             self._emit()
         finally:
             for fd in self._roots.values():
@@ -205,7 +205,7 @@ class Reader(FileReader[Batch]):
         self._add_segment(Segment(*of, start, end, position, position == 0, final, blank=blank))
         return length
 
-    def _add_hole(self, dataset: int, file: int, part: Stretch, size: int) -> None:
+    def _add_hole(self, dataset: int, file: int, part: FileStretch, size: int) -> None:
         """Add a hole that replaces the bytes of ``part``."""
         if HEADROOM_BYTES + BATCH_BYTES - self._fill < HOLE_LEAD_BYTES:
             self._emit_if_filled()

@@ -17,7 +17,7 @@ from dedupd_core.system.files import is_there
 from dedupd_core.system.paths import refuse_part, show_path
 from dedupd_core.units import counted
 from dedupd_core.volume.base_directory import BASE_NAME, VOLUME_FILE
-from dedupd_core.volume.enabling.base import RESERVED_NAME, Held, held_to_disable
+from dedupd_core.volume.enabling.base import RESERVED_NAME, LockedBase, held_to_disable
 from dedupd_core.volume.enabling.enable import begin_disable, disable_held, refuse_collisions
 from dedupd_core.volume.enabling.place import reserved_entry
 from dedupd_core.volume.volume import Volume
@@ -91,7 +91,7 @@ def _out_of_service(path: str, first: bool, unname: bool) -> Iterator[None]:
             client.act(path, "mount")
 
 
-def _begin(held: Held, first: bool) -> str:
+def _begin(held: LockedBase, first: bool) -> str:
     """Mark the volume as being disabled. Refuses stubs, or expands them before if ``first`` is set.
 
     Returns the volume's uuid.

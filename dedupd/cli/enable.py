@@ -124,7 +124,7 @@ VALUES_OF: Mapping[StoreKind, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class NewVolume:
     """A new volume. ``problem`` is the reason why it could not be mounted, if it had to be."""
 
     value: dict[str, Any]
@@ -142,7 +142,7 @@ def make_volume(
     store: str | None = None,
     no_mount: bool = False,
     force: bool = False,
-) -> Made:
+) -> NewVolume:
     """Enable ``path`` with these policy values, and mount it. Raises PolicyError and the errors of
     :func:`enable`."""
     apply_values(Policy(), values, "command line")
@@ -182,7 +182,9 @@ def make_volume(
         "problem": problem,
         "one_file_system": ONE_FILE_SYSTEM,
     }
-    return Made(value, list(_lines(path, is_mounted, is_registered, is_served)), problem, is_served)
+    return NewVolume(
+        value, list(_lines(path, is_mounted, is_registered, is_served)), problem, is_served
+    )
 
 
 def _lines(path: str, is_mounted: bool, is_registered: bool, is_served: bool) -> Iterator[str]:

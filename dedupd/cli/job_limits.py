@@ -19,7 +19,7 @@ from jobs.frame.run import Cancelled, JobRun
 
 
 @dataclass(frozen=True, slots=True)
-class Conduct:
+class RunOptions:
     """Options of ``dedupd run``. ``here``: run in this process, even if the service is running.
     ``pressing``: slow down for users, but do not pause."""
 
@@ -105,10 +105,10 @@ def limits() -> Limits:
     return found if isinstance(found, Limits) else Limits()
 
 
-def conduct() -> Conduct:
+def conduct() -> RunOptions:
     """The behaviour of the current command."""
-    found = click.get_current_context().find_object(Conduct)
-    return found if found is not None else Conduct()
+    found = click.get_current_context().find_object(RunOptions)
+    return found if found is not None else RunOptions()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ _UNTOLD = frozenset({OPTIMIZED, "empty"})
 """Reasons that the output does not mention, because these files need no action."""
 
 
-class Place(NamedTuple):
+class RunPlace(NamedTuple):
     """The path that a run was started with, and the root of its volume."""
 
     path: str
@@ -21,7 +21,7 @@ class Place(NamedTuple):
 
 
 def left_out(
-    policy: Policy, place: Place, files: Mapping[str, int], size_bytes: Mapping[str, int]
+    policy: Policy, place: RunPlace, files: Mapping[str, int], size_bytes: Mapping[str, int]
 ) -> Iterator[str]:
     """Describe the reasons for skipping files, with remedies, the most bytes first."""
     for reason in sorted(files, key=lambda one: -size_bytes.get(one, 0)):
@@ -33,7 +33,7 @@ def left_out(
         yield f"Skipped: {what}{_told(reason, policy, place)}"
 
 
-def _told(reason: str, policy: Policy, place: Place) -> str:
+def _told(reason: str, policy: Policy, place: RunPlace) -> str:
     path, root = place
     if reason == SMALL:
         told = f" smaller than min_size = {exact_size(policy.min_size_bytes)}."
@@ -56,7 +56,7 @@ def _told(reason: str, policy: Policy, place: Place) -> str:
     return f", {shown}. `dedupd jobs {root} --left` lists them."
 
 
-def outcome_of(report: OptimizeReport, policy: Policy, place: Place) -> Iterator[str]:
+def outcome_of(report: OptimizeReport, policy: Policy, place: RunPlace) -> Iterator[str]:
     """Describe the skipped files; the last line is the result of the run."""
     files = dict(report.files_skipped)
     for reason, count in report.files_left.items():

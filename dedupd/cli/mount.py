@@ -3,7 +3,7 @@
 import click
 
 from dedupd.cli.common import PATH, answer, exits, force_option, json_option
-from dedupd.cli.mounting import Mounting, bring_up
+from dedupd.cli.mounting import MountRequest, bring_up
 from dedupd_core.units import parse_size
 from fuse_stub.mounts.mount_options import parse_options
 
@@ -60,7 +60,7 @@ def command(
     """
     asked = parse_options(",".join(options))
     mounted = bring_up(
-        Mounting(
+        MountRequest(
             path,
             mountpoint,
             asked,

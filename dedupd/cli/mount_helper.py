@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from dedupd.cli.common import message_of
-from dedupd.cli.mounting import Mounting, bring_up
+from dedupd.cli.mounting import MountRequest, bring_up
 from dedupd_core.errors import DedupdError, UsageError
 from dedupd_core.system.inherited import open_standard_streams
 from dedupd_core.system.paths import show_text
@@ -63,10 +63,10 @@ def _run(arguments: list[str]) -> None:
         print(f"mount.dedupd: {places[0]} is mounted at {mounted.point}.")
 
 
-def _mounting(places: list[str], options: MountOptions) -> Mounting:
+def _mounting(places: list[str], options: MountOptions) -> MountRequest:
     path, point = places
     is_same = not options.snapshot and os.path.realpath(path) == os.path.realpath(point)
-    return Mounting(
+    return MountRequest(
         path,
         None if is_same else point,
         options,
@@ -77,7 +77,7 @@ def _mounting(places: list[str], options: MountOptions) -> Mounting:
     )
 
 
-def _look(asked: Mounting) -> None:
+def _look(asked: MountRequest) -> None:
     """Check that the volume and the mount point exist (``mount -f``)."""
     point = asked.mountpoint or asked.path
     if not os.path.isdir(point):

@@ -15,7 +15,7 @@ from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts.mount_options import MountOptions
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 from fuse_stub.mounts.mount_process import (
-    Serving,
+    ServeOptions,
     mount_in_background,
     mount_snapshot_in_background,
     open_snapshot,
@@ -25,7 +25,7 @@ from fuse_stub.mounts.remounting import remount
 
 
 @dataclass(frozen=True, slots=True)
-class Mounting:
+class MountRequest:
     """A request to mount a volume. If ``mountpoint`` is None, the volume is mounted over itself."""
 
     path: str
@@ -40,7 +40,7 @@ class Mounting:
 
 
 @dataclass(frozen=True, slots=True)
-class Mounted:
+class ActiveMount:
     """A mount that answers."""
 
     point: str
@@ -61,7 +61,7 @@ class Mounted:
         return {**value, "snapshot": True} if self.is_snapshot else value
 
 
-def bring_up(asked: Mounting) -> Mounted | None:
+def bring_up(asked: MountRequest) -> ActiveMount | None:
     """Mount a volume, or remount it with other options. In the foreground, return None at the end.
 
     If the volume is already mounted there, its mount is returned. Raises DedupdError, OSError.
@@ -98,16 +98,16 @@ def bring_up(asked: Mounting) -> Mounted | None:
     return _mounted(point, pid, hidden=hidden)
 
 
-def _mounted(point: str, pid: int | None, *, hidden: str = "") -> Mounted:
+def _mounted(point: str, pid: int | None, *, hidden: str = "") -> ActiveMount:
     is_read_only = bool(os.statvfs(point).f_flag & os.ST_RDONLY)
     replica = False
     if is_read_only:
         with Volume.open(point) as volume:
             replica = is_replica(volume.base_fd)
-    return Mounted(point, pid, is_read_only, is_replica=replica, hidden=hidden)
+    return ActiveMount(point, pid, is_read_only, is_replica=replica, hidden=hidden)
 
 
-def _mounted_already(asked: Mounting, mounted: mount_table.Mount, point: str) -> Mounted:
+def _mounted_already(asked: MountRequest, mounted: mount_table.Mount, point: str) -> ActiveMount:
     """Return the mount at ``point`` if it matches the request. Raises Busy."""
     wanted = asked.options.text
     if mounted.point == point:
@@ -124,13 +124,13 @@ def _mounted_already(asked: Mounting, mounted: mount_table.Mount, point: str) ->
     raise Busy(f"{point}: is inside a volume that is already mounted at {mounted.point}")
 
 
-def _mount_again(asked: Mounting) -> Mounted:
+def _mount_again(asked: MountRequest) -> ActiveMount:
     point = mounted_point(asked.mountpoint or asked.path, "mount again")
     remount(point, asked.options, is_complete=asked.is_complete)
     return _mounted(point, None)
 
 
-def _service(asked: Mounting) -> ServiceClient | None:
+def _service(asked: MountRequest) -> ServiceClient | None:
     """Return the service if it manages the volume at the requested mount point."""
     client = ServiceClient.serving(asked.path)
     if client is None or asked.mountpoint is None:
@@ -139,7 +139,7 @@ def _service(asked: Mounting) -> ServiceClient | None:
     return client if os.path.realpath(place) == os.path.realpath(asked.mountpoint) else None
 
 
-def _mount_by_service(client: ServiceClient, asked: Mounting) -> Mounted:
+def _mount_by_service(client: ServiceClient, asked: MountRequest) -> ActiveMount:
     """Make the service mount the volume. Raises UsageError if its configured options differ."""
     path, wanted = asked.path, asked.options.text
     configured = client.volume(path)["options"]
@@ -156,7 +156,7 @@ def _mount_by_service(client: ServiceClient, asked: Mounting) -> Mounted:
     return _mounted(volume["mountpoint"], mount["pid"])
 
 
-def _mount_snapshot(asked: Mounting) -> Mounted | None:
+def _mount_snapshot(asked: MountRequest) -> ActiveMount | None:
     if asked.mountpoint is None:
         raise UsageError("--snapshot: needs a directory to mount at; name it as MOUNTPOINT")
     point = os.path.realpath(asked.mountpoint)
@@ -177,8 +177,8 @@ def _mount_snapshot(asked: Mounting) -> Mounted | None:
     pid = mount_snapshot_in_background(
         os.path.realpath(asked.path), point, cache_bytes=asked.cache_bytes, options=asked.options
     )
-    return Mounted(point, pid, is_read_only=True, is_snapshot=True)
+    return ActiveMount(point, pid, is_read_only=True, is_snapshot=True)
 
 
-def _serving(asked: Mounting, point: str) -> Serving:
-    return Serving(point, asked.cache_bytes, asked.options)
+def _serving(asked: MountRequest, point: str) -> ServeOptions:
+    return ServeOptions(point, asked.cache_bytes, asked.options)

@@ -12,8 +12,14 @@ import click
 
 from dedupd.cli.analyze import open_log
 from dedupd.cli.common import PATH, exits, force_option, job_run, json_option, print_json
-from dedupd.cli.enable import Made, chosen_values, chunk_size_option, make_volume, profile_option
-from dedupd.cli.left_out import Place, outcome_of
+from dedupd.cli.enable import (
+    NewVolume,
+    chosen_values,
+    chunk_size_option,
+    make_volume,
+    profile_option,
+)
+from dedupd.cli.left_out import RunPlace, outcome_of
 from dedupd.service.client import ServiceClient
 from dedupd.service.doctor import Check, Verdict, check_machine, check_path
 from dedupd_core.config.policy import Policy, RunLimits, apply_values
@@ -32,7 +38,7 @@ ESTIMATE_BYTES_MAX = 20 * GIB
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FileTotals:
     """The files of a directory: counts and sizes from their metadata."""
 
     files: int
@@ -142,7 +148,7 @@ def _looked_at(path: str, force: bool) -> list[Check]:
     return sorted(found, key=lambda one: one.verdict is not Verdict.BAD)
 
 
-def _counted(path: str, policy: Policy) -> Found:
+def _counted(path: str, policy: Policy) -> FileTotals:
     files = size = small = small_bytes = 0
     for directory, _, names in os.walk(path):
         for name in names:
@@ -157,7 +163,7 @@ def _counted(path: str, policy: Policy) -> Found:
             if status.st_size < policy.min_size_bytes:
                 small += 1
                 small_bytes += status.st_size
-    return Found(files, size, small, small_bytes)
+    return FileTotals(files, size, small, small_bytes)
 
 
 def _estimated(path: str, chunk_size: str, profile: str) -> Estimate | None:
@@ -190,7 +196,7 @@ def _of(estimate: Estimate) -> str:
     return f"{saved} of {format_size(estimate.data_bytes)}"
 
 
-def _plan(path: str, policy: Policy, found: Found, *, now: bool) -> list[str]:
+def _plan(path: str, policy: Policy, found: FileTotals, *, now: bool) -> list[str]:
     """Describe what the setup will do."""
     age = exact_duration(policy.min_age_s)
     lines = [
@@ -216,7 +222,7 @@ def _plan(path: str, policy: Policy, found: Found, *, now: bool) -> list[str]:
 
 
 def _first_run(
-    path: str, made: Made, policy: Policy, *, now: bool, say: Callable[[str], None]
+    path: str, made: NewVolume, policy: Policy, *, now: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Run optimize once, in the service if it manages the volume, else in this process."""
     client = ServiceClient.serving(path) if made.is_served else None
@@ -228,7 +234,7 @@ def _first_run(
         return queued
     with job_run("optimize") as run:
         report = _optimized(path, run, now=now)
-    for line in outcome_of(report, policy, Place(path, os.path.realpath(path))):
+    for line in outcome_of(report, policy, RunPlace(path, os.path.realpath(path))):
         say(line)
     return report.to_json()
 
@@ -241,7 +247,7 @@ def _optimized(path: str, run: JobRun, *, now: bool) -> OptimizeReport:
         return Optimize(volume, run).recorded()
 
 
-def _next(path: str, made: Made) -> list[str]:
+def _next(path: str, made: NewVolume) -> list[str]:
     service = "The service runs the scheduled jobs."
     if not made.is_served:
         service = (

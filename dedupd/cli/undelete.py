@@ -14,9 +14,9 @@ from dedupd_core.deleted.log import DeletionId, DeletionLogs
 from dedupd_core.deleted.undelete import (
     UNDELETE,
     Attach,
-    Order,
+    DeletedFile,
     Undelete,
-    Wanted,
+    UndeleteRequest,
     attach_below,
 )
 from dedupd_core.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
@@ -109,7 +109,7 @@ def _restored(
     """Restore deletions; yield each with the path of its file, or with an error."""
     with _opened(path, target, terms) as (undelete, top, place):
         wanted = [
-            Wanted(
+            DeletedFile(
                 *(row["id"], os.fsencode(_placed(row["path"], top, place))),
                 *(row["uid"], row["gid"], row["time_s"]),
             )
@@ -169,9 +169,9 @@ def _opened(
 
 
 def _attach_by_mount(path: str, disk: Disk, terms: _Terms) -> Attach:
-    def attach(fd: int, one: Wanted) -> None:
+    def attach(fd: int, one: DeletedFile) -> None:
         keep_group(disk, fd, one.gid)
-        order = Order(DeletionId.parse(one.id), terms.privileges, terms.force)
+        order = UndeleteRequest(DeletionId.parse(one.id), terms.privileges, terms.force)
         try:
             os.setxattr(fd, UNDELETE, str(order).encode())
         except FileNotFoundError:
@@ -182,7 +182,7 @@ def _attach_by_mount(path: str, disk: Disk, terms: _Terms) -> Attach:
     return attach
 
 
-def _require_deletion(path: str, order: Order) -> None:
+def _require_deletion(path: str, order: UndeleteRequest) -> None:
     """Raise UsageError if the volume's log does not have the deletion."""
     volume, _ = Volume.locate(path)
     with volume:

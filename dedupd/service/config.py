@@ -18,7 +18,7 @@ from dedupd.service.notices.problem import Severity
 from dedupd_core.config.config_values import (
     DURATION,
     SWITCH,
-    Form,
+    ValueFormat,
     choice,
     keys_of,
     parsed_table,
@@ -190,11 +190,11 @@ def _options(value: object) -> MountOptions:
 class VolumeConfig:
     """The configuration of one volume. Paths are absolute."""
 
-    path: Annotated[str, Form(_absolute)]
-    mountpoint: Annotated[str, Form(_absolute)]
-    cache_bytes: Annotated[int, Form(_cache, exact_size, "bytes")] = 64 * MIB
-    options: Annotated[MountOptions, Form(_options)] = NO_OPTIONS
-    uuid: Annotated[str, Form(_uuid)] = ""
+    path: Annotated[str, ValueFormat(_absolute)]
+    mountpoint: Annotated[str, ValueFormat(_absolute)]
+    cache_bytes: Annotated[int, ValueFormat(_cache, exact_size, "bytes")] = 64 * MIB
+    options: Annotated[MountOptions, ValueFormat(_options)] = NO_OPTIONS
+    uuid: Annotated[str, ValueFormat(_uuid)] = ""
     """The required uuid of the volume; empty to allow any volume. In a directory of a user, the
     same path may later lead to another volume."""
 
@@ -203,21 +203,21 @@ class VolumeConfig:
 class ServiceConfig:
     """All keys, in the units that the program uses."""
 
-    socket: Annotated[str, Form(_socket)] = ""
-    group: Annotated[str, Form(_group)] = ""
+    socket: Annotated[str, ValueFormat(_socket)] = ""
+    group: Annotated[str, ValueFormat(_group)] = ""
     readers: Annotated[Readers, choice(Readers)] = Readers.GROUP
-    listen: Annotated[Listen | None, Form(_listen)] = None
+    listen: Annotated[Listen | None, ValueFormat(_listen)] = None
     jobs_max: Annotated[int, whole(1, 64)] = 1
     unmount_on_stop: Annotated[bool, SWITCH] = True
     guard_below: Annotated[bool, SWITCH] = False
-    on_problem: Annotated[tuple[str, ...], Form(_command)] = ()
-    mail_to: Annotated[str, Form(_address)] = ""
-    sendmail: Annotated[str, Form(_absolute)] = SENDMAIL
-    webhook: Annotated[str, Form(_url)] = ""
+    on_problem: Annotated[tuple[str, ...], ValueFormat(_command)] = ()
+    mail_to: Annotated[str, ValueFormat(_address)] = ""
+    sendmail: Annotated[str, ValueFormat(_absolute)] = SENDMAIL
+    webhook: Annotated[str, ValueFormat(_url)] = ""
     notify_from: Annotated[Severity, choice(Severity)] = Severity.WARNING
     problem_calm_s: Annotated[float, DURATION] = 60.0
-    summary: Annotated[Calendar | None, Form(_summary)] = None
-    state: Annotated[str, Form(_absolute)] = ""
+    summary: Annotated[Calendar | None, ValueFormat(_summary)] = None
+    state: Annotated[str, ValueFormat(_absolute)] = ""
     volumes: tuple[VolumeConfig, ...] = ()
 
     @property

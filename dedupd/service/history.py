@@ -108,7 +108,7 @@ RUNS_AT_ONCE = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class DailyFlow:
     """The flow: bytes per day that became eligible, and that were optimized. Times are in the last
     week (seconds since 1970)."""
 
@@ -118,7 +118,7 @@ class Flow:
     out_bytes_per_day: float
 
 
-def flow_of(samples: Sequence[Savings], optimized: Iterable[tuple[float, int]]) -> Flow | None:
+def flow_of(samples: Sequence[Savings], optimized: Iterable[tuple[float, int]]) -> DailyFlow | None:
     """Compute the flow from the first to the last sample; None if they cover too little time."""
     if not samples or samples[-1].time_s - samples[0].time_s < FLOW_S_MIN:
         return None
@@ -126,14 +126,14 @@ def flow_of(samples: Sequence[Savings], optimized: Iterable[tuple[float, int]]) 
     days = (until_s - since_s) / 86400
     out = sum(size_bytes for ended_s, size_bytes in optimized if since_s < ended_s <= until_s)
     first, last = (one.waiting_bytes + one.young_bytes for one in (samples[0], samples[-1]))
-    return Flow(since_s, until_s, max(0, out + last - first) / days, out / days)
+    return DailyFlow(since_s, until_s, max(0, out + last - first) / days, out / days)
 
 
 T = TypeVar("T", TaskHistory, Savings)
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class StoredHistory:
     """The state that the service reads when it starts to manage the volume."""
 
     tasks: Mapping[TaskName, TaskHistory]
@@ -148,7 +148,7 @@ class History:
         self._base = base
         self._directory = catalogue_of(base)
 
-    def load(self) -> Memory:
+    def load(self) -> StoredHistory:
         with Catalogue(self._directory) as catalog:
             tasks = {
                 name: history
@@ -158,7 +158,7 @@ class History:
             }
             latest = catalog.latest(HintKey.SAVINGS, 1)
             savings = _decoded(Savings, latest[0]) if latest else None
-            return Memory(tasks, catalog.get(HintKey.PAUSED) is True, savings)
+            return StoredHistory(tasks, catalog.get(HintKey.PAUSED) is True, savings)
 
     def note_task(self, name: TaskName, history: TaskHistory) -> None:
         with Catalog(self._directory) as catalog:
@@ -192,7 +192,7 @@ class History:
             directory = catalogue_of(membership.name)
         return len(RepairNotes(Hints(directory)).pending())
 
-    def flow(self, now_s: float) -> Flow | None:
+    def flow(self, now_s: float) -> DailyFlow | None:
         """Compute the flow of the last week, as far as there are samples."""
         samples = [one for one in self.savings(SAVINGS_KEPT) if one.time_s >= now_s - WEEK_S]
         return flow_of(samples, self._optimized(now_s - WEEK_S)) if samples else None

@@ -23,7 +23,7 @@ from dedupd_core.system.control_socket import (
     socket_path,
 )
 from fuse_stub.mounts.mount_points import covered, is_dead
-from fuse_stub.mounts.mount_process import Serving, open_volume, served_in_background, unmount
+from fuse_stub.mounts.mount_process import ServeOptions, open_volume, served_in_background, unmount
 from fuse_stub.mounts.mount_unit import NoUnit, served_in_unit
 from fuse_stub.mounts.over_mount import replaces_without_gap
 
@@ -160,10 +160,10 @@ class MountKeeper:
         hidden = covered(point) if point == path else ""
         if hidden:
             log.warning("%s; unmount the volume to move them away", hidden)
-        asked = Serving(point, self.config.cache_bytes, self.config.options)
+        asked = ServeOptions(point, self.config.cache_bytes, self.config.options)
         return self._serve(path, self._base_fd, asked)
 
-    def _serve(self, path: str, base_fd: int, asked: Serving) -> int:
+    def _serve(self, path: str, base_fd: int, asked: ServeOptions) -> int:
         """Start a mount process: in its own unit, or as a child of the service."""
         # The unit has no network. Before Linux 6.5, a mount cannot replace a dead one without a
         # gap.

@@ -16,7 +16,7 @@ BACKLOG_S = 3 * 86400.0
 """Without a completed optimize run for this time, the backlog grows."""
 
 
-class Served(Protocol):
+class ServiceView(Protocol):
     """The parts of a service that this module uses."""
 
     listen_problem: str
@@ -24,7 +24,7 @@ class Served(Protocol):
     volumes: dict[VolumeConfig, ServedVolume]
 
 
-def problems(service: Served, now_s: float) -> list[Problem]:
+def problems(service: ServiceView, now_s: float) -> list[Problem]:
     """List the current problems that need an administrator."""
     found: list[Problem] = []
     if service.listen_problem:
@@ -138,7 +138,7 @@ def _of_cluster(volume: ServedVolume) -> Iterator[Problem]:
         )
 
 
-def summary(service: Served, now_s: float) -> tuple[str, dict[str, Any]]:
+def summary(service: ServiceView, now_s: float) -> tuple[str, dict[str, Any]]:
     """Summarize the savings and the state of all volumes, as text and as JSON."""
     lines, rows = [], []
     for volume in service.volumes.values():

@@ -169,7 +169,7 @@ Action = StartTask | StartRequest | Stop | Wait
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueTask:
     """A task to run at ``at_s``, or now if that time has passed."""
 
     task: TaskName
@@ -191,7 +191,7 @@ def due(
     since_s: float,
     now_s: float,
     zone: tzinfo | None = None,
-) -> Due | None:
+) -> DueTask | None:
     """Return the next run of a task; None for never."""
     if history is not None and _is_of_the_future(history, now_s):
         history = None  # the clock was set back, so the history is not usable
@@ -199,7 +199,7 @@ def due(
     if isinstance(schedule, Off):
         return None
     if isinstance(schedule, Every):
-        return Due(task, Urgency.BACKGROUND, max(retry_s, _next_interval(schedule, history)))
+        return DueTask(task, Urgency.BACKGROUND, max(retry_s, _next_interval(schedule, history)))
     return _calendar(task, schedule, history, since_s, retry_s, now_s, zone)
 
 
@@ -213,14 +213,14 @@ def _retry_s(history: TaskHistory | None) -> float:
 
 def due_for_space(
     space: SpaceState, histories: Mapping[TaskName, TaskHistory], now_s: float
-) -> Iterator[Due]:
+) -> Iterator[DueTask]:
     """List the tasks to run because space is low, the cheapest first: compact, gc, optimize."""
     if space.restores:
         last = histories.get("throughput")
         again_s = last.finished_s + max(RESTORE_S_MIN, RESTORE_REST * last.took_s) if last else 0.0
         # Writers are waiting, so the retry after a failure is fast, too.
         at_s = max(again_s, min(_retry_s(last), last.finished_s + RESTORE_RETRY_S if last else 0.0))
-        yield Due("throughput", Urgency.SPACE, at_s, arguments=("--min-age-at-most=0s",))
+        yield DueTask("throughput", Urgency.SPACE, at_s, arguments=("--min-age-at-most=0s",))
     if space.level is SpaceLevel.ENOUGH:
         return
     known = {name: one for name, one in histories.items() if not _is_of_the_future(one, now_s)}
@@ -231,17 +231,17 @@ def due_for_space(
     optimize = known.get("throughput")
     arguments = (f"--min-age-at-most={space.age}",) if space.age else ()
     at_s = _again_s(space, optimize, OPTIMIZE_S_MIN, SPACE_REST)
-    yield Due("throughput", Urgency.SPACE, at_s, arguments=arguments)
+    yield DueTask("throughput", Urgency.SPACE, at_s, arguments=arguments)
 
 
-def _due_for_garbage(space: SpaceState, known: Mapping[TaskName, TaskHistory]) -> Iterator[Due]:
+def _due_for_garbage(space: SpaceState, known: Mapping[TaskName, TaskHistory]) -> Iterator[DueTask]:
     gc, compact = known.get("gc"), known.get("compact")
     collected_s = gc.finished_s if gc is not None and gc.completed else 0.0
     if collected_s > (compact.started_s if compact is not None else 0.0):
-        yield Due("compact", Urgency.SPACE, _retry_s(compact))
+        yield DueTask("compact", Urgency.SPACE, _retry_s(compact))
     is_removed = gc is not None and space.removed_s > gc.started_s
     rest = (REMOVED_S_MIN, REMOVED_REST) if is_removed else (SPACE_S_MIN, SPACE_REST)
-    yield Due("gc", Urgency.SPACE, _again_s(space, gc, *rest))
+    yield DueTask("gc", Urgency.SPACE, _again_s(space, gc, *rest))
 
 
 def _again_s(
@@ -276,10 +276,10 @@ def _calendar(
     retry_s: float,
     now_s: float,
     zone: tzinfo | None,
-) -> Due:
+) -> DueTask:
     window = schedule.latest(now_s, zone)
     coming = schedule.next_start(now_s, zone)
-    later = Due(task, Urgency.WINDOW, coming, end_s=coming + schedule.length_s)
+    later = DueTask(task, Urgency.WINDOW, coming, end_s=coming + schedule.length_s)
     if window is None or (window.start_s < since_s and window.end_s <= now_s):
         return later
     has_begun = history is not None and history.started_s >= window.start_s
@@ -287,10 +287,10 @@ def _calendar(
         return later
     if now_s < window.end_s:
         at_s = max(window.start_s, retry_s)
-        return Due(task, Urgency.WINDOW, at_s, end_s=window.end_s) if at_s < coming else later
+        return DueTask(task, Urgency.WINDOW, at_s, end_s=window.end_s) if at_s < coming else later
     if has_begun or max(now_s, retry_s) >= coming:
         return later
-    return Due(task, Urgency.MISSED, max(window.end_s, retry_s), length_s=schedule.length_s)
+    return DueTask(task, Urgency.MISSED, max(window.end_s, retry_s), length_s=schedule.length_s)
 
 
 def next_action(
@@ -388,7 +388,7 @@ def _waiting(
     return [(urgency, uuid, start) for _, urgency, uuid, start in ready], wakes
 
 
-def _tasks(volume: VolumeView, now_s: float, zone: tzinfo | None) -> Iterator[tuple[int, Due]]:
+def _tasks(volume: VolumeView, now_s: float, zone: tzinfo | None) -> Iterator[tuple[int, DueTask]]:
     if volume.schedules:  # otherwise the policy cannot be read
         yield from enumerate(due_for_space(volume.space, volume.history, now_s))
     for rank, (task, schedule) in enumerate(volume.schedules.items()):

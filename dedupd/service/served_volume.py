@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dedupd.service.config import VolumeConfig
-from dedupd.service.history import WEEK_S, Flow, History, Memory, Savings
+from dedupd.service.history import WEEK_S, DailyFlow, History, Savings, StoredHistory
 from dedupd.service.job_process import JobProcess
 from dedupd.service.mount_keeper import MountKeeper, MountState
 from dedupd.service.planned_jobs import schedules, tasks_of
 from dedupd.service.scheduler import TaskHistory, TaskName, VolumeView
 from dedupd.service.space import (
     SAMPLES_MAX,
-    Reclaimable,
+    ReclaimableSpace,
     RestoreWatch,
     Sample,
     SpaceWatch,
@@ -61,7 +61,7 @@ class ServedVolume:
         """True if the policy was read at least once; before that, it is only the default."""
         self.tasks: dict[TaskName, TaskHistory] = {}
         self.savings: Savings | None = None
-        self.flow: Flow | None = None
+        self.flow: DailyFlow | None = None
         self.space = SpaceWatch()
         self.garbage_bytes = 0
         """The bytes that a compaction would free, as known from jobs and measurements."""
@@ -148,7 +148,7 @@ class ServedVolume:
             self.damage_met = await self.remember(History.damage_met) or 0
 
     @property
-    def reclaimable(self) -> list[Reclaimable]:
+    def reclaimable(self) -> list[ReclaimableSpace]:
         """Jobs that would free space, the cheapest first."""
         saved = 0.0 if self.savings is None else self.savings.saved_fraction
         found = reclaimable(self.tasks, self.garbage_bytes, self.young_bytes, saved)
@@ -279,7 +279,7 @@ class ServedVolume:
     async def _get_to_know(self) -> None:
         assert self.keeper.base is not None
         self.since_s = os.stat(os.path.join(self.keeper.base, VOLUME_FILE.decode())).st_mtime
-        memory = await self.remember(History.load) or Memory({}, False, None)
+        memory = await self.remember(History.load) or StoredHistory({}, False, None)
         self.tasks = dict(memory.tasks)
         self.paused = memory.paused
         self.savings = memory.savings

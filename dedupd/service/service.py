@@ -32,7 +32,7 @@ from dedupd.service.served_volume import ServedVolume
 from dedupd.service.space import LOOK_S as SPACE_LOOK_S
 from dedupd.service.systemd.journal import Event, report
 from dedupd.service.systemd.notify import Notifier
-from dedupd.service.telling import Telling
+from dedupd.service.telling import Notifications
 from dedupd_core.errors import (
     Busy,
     ConfigurationError,
@@ -81,7 +81,7 @@ class Service:
         """The bytes that jobs have freed, by name."""
         self.listen_problem = ""
         """The reason why the page is not available, for users; empty if there is no problem."""
-        self.telling = Telling(self)
+        self.telling = Notifications(self)
         self.guards = Guards(self)
         self.failures = Failures("dedupd.service")
         """Unexpected failures in this process."""

@@ -130,7 +130,7 @@ class RestoreWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Reclaimable:
+class ReclaimableSpace:
     """Space that a job would free. ``bytes`` is None if only the job itself can find out;
     ``length_s`` is the time of its last run, None without a run."""
 
@@ -144,7 +144,7 @@ def reclaimable(
     garbage_bytes: int,
     young_bytes: int,
     saved_fraction: float,
-) -> list[Reclaimable]:
+) -> list[ReclaimableSpace]:
     """List jobs that free space, the cheapest first, as estimated from the last runs.
 
     ``young_bytes`` are in files that are too young for optimize; their savings are estimated from
@@ -156,9 +156,9 @@ def reclaimable(
         return None if last is None else last.took_s
 
     return [
-        Reclaimable("compact", garbage_bytes, length_s("compact")),
-        Reclaimable("gc", None, length_s("gc")),
-        Reclaimable("optimize", int(young_bytes * saved_fraction), length_s("throughput")),
+        ReclaimableSpace("compact", garbage_bytes, length_s("compact")),
+        ReclaimableSpace("gc", None, length_s("gc")),
+        ReclaimableSpace("optimize", int(young_bytes * saved_fraction), length_s("throughput")),
     ]
 
 

@@ -13,10 +13,10 @@ import threading
 import time
 
 from dedupd.service.config import ServiceConfig
-from dedupd.service.notices.delivery import Way, deliver
-from dedupd.service.notices.ledger import Ledger, Waiting
-from dedupd.service.notices.problem import Happening, Notice, Problem, Severity
-from dedupd.service.problems import Served, problems, summary
+from dedupd.service.notices.delivery import DeliveryMethod, deliver
+from dedupd.service.notices.ledger import Ledger, PendingNotice
+from dedupd.service.notices.problem import Notice, NoticeReason, Problem, Severity
+from dedupd.service.problems import ServiceView, problems, summary
 from dedupd.service.systemd.journal import Event, report
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened
@@ -37,23 +37,25 @@ _EVENTS = {"space": Event.SPACE_LOW, "backlog": Event.BACKLOG, "damage_met": Eve
 log = logging.getLogger("dedupd.service")
 
 
-def ways_of(config: ServiceConfig) -> list[Way]:
+def ways_of(config: ServiceConfig) -> list[DeliveryMethod]:
     """Return the channels of a configuration."""
     found = []
     if config.on_problem:
-        found.append(Way("command", config.on_problem))
+        found.append(DeliveryMethod("command", config.on_problem))
     if config.mail_to:
-        found.append(Way("mail", (config.sendmail, "-i", "-t"), config.mail_to))
+        found.append(DeliveryMethod("mail", (config.sendmail, "-i", "-t"), config.mail_to))
     if config.webhook:
         module = "dedupd.service.notices.webhook"
-        found.append(Way("webhook", (sys.executable, "-P", "-m", module, config.webhook)))
+        found.append(
+            DeliveryMethod("webhook", (sys.executable, "-P", "-m", module, config.webhook))
+        )
     return found
 
 
-class Telling:
+class Notifications:
     """The ledger of a service, and the tasks that deliver its notifications."""
 
-    def __init__(self, service: Served) -> None:
+    def __init__(self, service: ServiceView) -> None:
         self._service = service
         self._ledger = Ledger()
         self._host = socket.gethostname()
@@ -64,7 +66,7 @@ class Telling:
         self._saved = 0
 
     @property
-    def _ways(self) -> list[Way]:
+    def _ways(self) -> list[DeliveryMethod]:
         return ways_of(self._service.config)
 
     async def run(self) -> None:
@@ -85,7 +87,7 @@ class Telling:
         """Send a test notification through each channel; return the error of each, or ""."""
         text = f"This is a test of dedupd on {self._host}. Nothing is wrong."
         problem = Problem("test", "", Severity.INFO, text)
-        notice = Notice(Happening.TEST, problem, time.time(), self._host)
+        notice = Notice(NoticeReason.TEST, problem, time.time(), self._host)
         ways = self._ways
         results = await asyncio.gather(*(deliver(way, notice) for way in ways))
         return {way.name: result for way, result in zip(ways, results, strict=True)}
@@ -100,7 +102,7 @@ class Telling:
             text = f"resolved: {problem.message}" if is_over else problem.message
             report(event, text, level, kind=problem.kind, path=problem.volume)
             if problem.severity.is_at_least(config.notify_from):
-                happening = Happening.END if is_over else Happening.BEGIN
+                happening = NoticeReason.END if is_over else NoticeReason.BEGIN
                 self._tell(Notice(happening, problem, now_s, self._host))
         window = config.summary.latest(now_s) if config.summary is not None else None
         is_due = window is not None and window.start_s > ledger.summary_s and now_s < window.end_s
@@ -108,7 +110,7 @@ class Telling:
             ledger.summary_s = now_s
             text, details = summary(self._service, now_s)
             problem = Problem("summary", "", Severity.INFO, text)
-            self._tell(Notice(Happening.SUMMARY, problem, now_s, self._host, details))
+            self._tell(Notice(NoticeReason.SUMMARY, problem, now_s, self._host, details))
         if begun or over or is_due:
             await self._changed()
 
@@ -153,7 +155,7 @@ class Telling:
             if again:
                 await asyncio.sleep(RETRY_S[waiting.tries])
 
-    async def _delivered(self, way: Way, waiting: Waiting) -> str:
+    async def _delivered(self, way: DeliveryMethod, waiting: PendingNotice) -> str:
         """Deliver a notification, and record its delivery even if the service stops during it."""
         task = asyncio.ensure_future(deliver(way, waiting.notice))
         try:

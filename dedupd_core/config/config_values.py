@@ -81,7 +81,7 @@ def strings(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-class Form(NamedTuple):
+class ValueFormat(NamedTuple):
     """The syntax of one kind of value: ``parse`` reads the output of ``show`` as an equal value."""
 
     parse: Parse
@@ -90,14 +90,14 @@ class Form(NamedTuple):
     """The end of the names of attributes with such a value."""
 
 
-DURATION = Form(duration, exact_duration, "s")
-SIZE = Form(size, exact_size, "bytes")
-FRACTION = Form(fraction, float)
-SWITCH = Form(yes_or_no, bool)
-STRINGS = Form(strings, list)
+DURATION = ValueFormat(duration, exact_duration, "s")
+SIZE = ValueFormat(size, exact_size, "bytes")
+FRACTION = ValueFormat(fraction, float)
+SWITCH = ValueFormat(yes_or_no, bool)
+STRINGS = ValueFormat(strings, list)
 
 
-def whole(low: int, high: int) -> Form:
+def whole(low: int, high: int) -> ValueFormat:
     """Return the form of whole numbers within bounds."""
 
     def parse(value: object) -> int:
@@ -107,10 +107,10 @@ def whole(low: int, high: int) -> Form:
             raise UsageError(f"write a whole number from {low} to {high}")
         return value
 
-    return Form(parse, int)
+    return ValueFormat(parse, int)
 
 
-def choice(choices: type[StrEnum]) -> Form:
+def choice(choices: type[StrEnum]) -> ValueFormat:
     """Return the form of a choice of words."""
 
     def parse(value: object) -> StrEnum:
@@ -119,7 +119,7 @@ def choice(choices: type[StrEnum]) -> Form:
                 return one
         raise UsageError("write " + " or ".join(f'"{choice}"' for choice in choices))
 
-    return Form(parse)
+    return ValueFormat(parse)
 
 
 class Key(NamedTuple):
@@ -127,7 +127,7 @@ class Key(NamedTuple):
 
     name: str
     attribute: str
-    form: Form
+    form: ValueFormat
     help: str = ""
 
 
@@ -141,7 +141,7 @@ def keys_of(table: type) -> dict[str, Key]:
     for one in fields(table):
         if get_origin(one.type) is Annotated:
             kind, *rest = get_args(one.type)
-            form = rest.pop(0) if isinstance(rest[0], Form) else choice(kind)
+            form = rest.pop(0) if isinstance(rest[0], ValueFormat) else choice(kind)
             name = one.name.removesuffix(f"_{form.unit}")
             found[name] = Key(name, one.name, form, *rest)
     return found

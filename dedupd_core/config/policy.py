@@ -11,8 +11,8 @@ from dedupd_core.config.config_values import (
     SIZE,
     STRINGS,
     SWITCH,
-    Form,
     Key,
+    ValueFormat,
     choice,
     keys_of,
     parsed,
@@ -128,9 +128,9 @@ Bytes = Annotated[int, SIZE]
 Fraction = Annotated[float, FRACTION]
 Switch = Annotated[bool, SWITCH]
 Texts = Annotated[tuple[str, ...], STRINGS]
-FileTypes = Annotated[tuple[str, ...], Form(_types, list)]
-Threshold = Annotated[Reserve, Form(parse_threshold, show_reserve)]
-When = Annotated[Schedule, Form(_schedule, show_schedule)]
+FileTypes = Annotated[tuple[str, ...], ValueFormat(_types, list)]
+Threshold = Annotated[Reserve, ValueFormat(parse_threshold, show_reserve)]
+When = Annotated[Schedule, ValueFormat(_schedule, show_schedule)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Policy:
     ignore_case: Annotated[Switch, "ignore upper and lower case in patterns"] = False
     markers: Annotated[
         tuple[Marker, ...],
-        Form(_markers, list),
+        ValueFormat(_markers, list),
         "marker files: files in a directory with one of them stay plain",
     ] = (Marker.CACHEDIR_TAG, Marker.NODEDUP)
     no_compress_types: Annotated[FileTypes, "file types that are never compressed"] = ()
@@ -179,7 +179,7 @@ class Policy:
     ] = SharedExtents.TAKE
     reserve: Annotated[
         Reserve,
-        Form(parse_reserve, show_reserve),
+        ValueFormat(parse_reserve, show_reserve),
         "free space that jobs leave to users: a size, a percentage, or auto",
     ] = DEFAULT_RESERVE
     space_low: Annotated[
@@ -398,7 +398,7 @@ ADVANCED: Mapping[str, str] = {
 RULES = "rule"
 """The name of the tables for :class:`Rule`; not a key itself."""
 
-TABLES = {**KEYS, RULES: Key(RULES, "rules", Form(parse_rules, show_rules))}
+TABLES = {**KEYS, RULES: Key(RULES, "rules", ValueFormat(parse_rules, show_rules))}
 """All keys that a policy may have."""
 
 

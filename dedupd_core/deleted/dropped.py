@@ -20,7 +20,7 @@ USERS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class DroppedDeletions:
     """Deletions of one user's files: ``dropped`` after they were recorded, or ``refused``; the last
     at ``last_ns`` since 1970."""
 
@@ -29,13 +29,13 @@ class Dropped:
     last_ns: int = field(default_factory=time.time_ns)
 
 
-Counts = dict[int, Dropped]
+Counts = dict[int, DroppedDeletions]
 """Counts by the id of the user."""
 
 
-def add(counts: Counts, uid: int, more: Dropped) -> None:
-    one = counts.get(uid, Dropped(last_ns=0))
-    counts[uid] = Dropped(
+def add(counts: Counts, uid: int, more: DroppedDeletions) -> None:
+    one = counts.get(uid, DroppedDeletions(last_ns=0))
+    counts[uid] = DroppedDeletions(
         one.dropped + more.dropped, one.refused + more.refused, max(one.last_ns, more.last_ns)
     )
 
@@ -46,7 +46,7 @@ def read_counts(base_fd: int) -> Counts:
         path = DIRECTORY + b"/" + DROPPED_FILE
         with opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)) as fd:
             fields = json.loads(read_at(fd, os.fstat(fd).st_size, 0))
-        return {int(uid): Dropped(**one) for uid, one in fields.items()}
+        return {int(uid): DroppedDeletions(**one) for uid, one in fields.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 

@@ -9,7 +9,7 @@ from dedupd_core.config.policy import Policy
 from dedupd_core.deleted.dropped import remove_unfinished
 from dedupd_core.deleted.log import DeletionId, DeletionLogs
 from dedupd_core.deleted.recipe_sizes import RecipeSizes
-from dedupd_core.deleted.shares import MIXED, Kept, surplus
+from dedupd_core.deleted.shares import MIXED, KeptDeletions, surplus
 from dedupd_core.deleted.writer import LOG_S_MAX
 from dedupd_core.format.deletion import Deletion, LogHeader, encoded_bytes
 from dedupd_core.system.files import FreeSpace
@@ -32,7 +32,7 @@ def end_ns(one: Deletion, policy: Policy) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
+class ExpiredDeletions:
     """The offset of the first kept deletion in each log. ``early``: the number of deletions that
     are dropped early, because the space is needed."""
 
@@ -70,7 +70,7 @@ def expire(
     pause: Callable[[], None] = lambda: None,
     *,
     dry_run: bool = False,
-) -> Expired:
+) -> ExpiredDeletions:
     """Drop expired deletions, and those beyond their users' shares.
 
     The start of each log is dropped; this is durable after a sync of the file system. All remaining
@@ -78,7 +78,7 @@ def expire(
     then before anything is dropped; it may raise. Raises OSError.
     """
     logs, sizes = DeletionLogs(volume), RecipeSizes(volume, pause)
-    read, kept = dict[int, _Log](), list[Kept]()
+    read, kept = dict[int, _Log](), list[KeptDeletions]()
     for number in logs.numbers():
         pause()
         read[number] = _read(logs, number, policy, sizes, kept)
@@ -96,11 +96,11 @@ def expire(
         for log in read.values():
             log.drop(logs, volume)
     firsts = {number: log.first for number, log in read.items()}
-    return Expired(firsts, sum(len(one.recipes) for one in dropped))
+    return ExpiredDeletions(firsts, sum(len(one.recipes) for one in dropped))
 
 
 def _read(
-    logs: DeletionLogs, number: int, policy: Policy, sizes: RecipeSizes, kept: list[Kept]
+    logs: DeletionLogs, number: int, policy: Policy, sizes: RecipeSizes, kept: list[KeptDeletions]
 ) -> _Log:
     """Return a log without its expired deletions; the others are added to ``kept``."""
     header, now_ns = logs.header(number), time.time_ns()
@@ -113,10 +113,10 @@ def _read(
         return _Log(number, header, ends[-1], ends[-1])
     if header.uid is None:  # it is dropped as one
         recipes = tuple(sizes.add(one.stub) for _, one in rows)
-        kept.append(Kept(MIXED, rows[-1][1].time_ns, number, ends[-1], recipes))
+        kept.append(KeptDeletions(MIXED, rows[-1][1].time_ns, number, ends[-1], recipes))
         return _Log(number, header, header.first, ends[-1])
     for (_, one), end in zip(rows[live[0] :], ends[live[0] :], strict=True):
-        kept.append(Kept(header.uid, one.time_ns, number, end, (sizes.add(one.stub),)))
+        kept.append(KeptDeletions(header.uid, one.time_ns, number, end, (sizes.add(one.stub),)))
     return _Log(number, header, rows[live[0]][0].offset, ends[-1])
 
 

@@ -8,7 +8,7 @@ import heapq
 from collections import Counter, deque
 from contextlib import suppress
 
-from dedupd_core.deleted.dropped import Counts, Dropped, add
+from dedupd_core.deleted.dropped import Counts, DroppedDeletions, add
 from dedupd_core.deleted.log import DeletionLogs
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import MIB, align_up
@@ -103,7 +103,7 @@ class LogSpace:
         """Drop the oldest logs of a user until all need at most ``target`` bytes."""
         while uid in self._users and self._user_bytes[uid] > target:
             number = self._users[uid][0]
-            add(self.counts, uid, Dropped(dropped=len(self._logs.listed(number))))
+            add(self.counts, uid, DroppedDeletions(dropped=len(self._logs.listed(number))))
             self._logs.remove(number, self._disk)
             self._forget(number)
 

@@ -17,7 +17,7 @@ LOGS_MAX = 16
 
 
 @dataclass(slots=True)
-class _Known:
+class _ReadLog:
     """The result of reading the first ``size`` bytes of a log. Deletions end before ``end``."""
 
     starts: "array[int]" = field(default_factory=lambda: array("I"))
@@ -31,7 +31,7 @@ class LogOffsets:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._logs: OrderedDict[tuple[int, int, int], _Known] = OrderedDict()
+        self._logs: OrderedDict[tuple[int, int, int], _ReadLog] = OrderedDict()
 
     def length_at(self, fd: int, header: LogHeader, offset: int) -> int:
         """Return the length of the deletion at ``offset`` of the log ``fd``. Raises Damaged if no
@@ -46,15 +46,15 @@ class LogOffsets:
                 raise Damaged(f"no deletion starts at {offset}")
             return known.lengths[at]
 
-    def _of(self, key: tuple[int, int, int]) -> _Known:
-        known = self._logs.setdefault(key, _Known())
+    def _of(self, key: tuple[int, int, int]) -> _ReadLog:
+        known = self._logs.setdefault(key, _ReadLog())
         self._logs.move_to_end(key)
         if len(self._logs) > LOGS_MAX:
             self._logs.popitem(last=False)
         return known
 
 
-def _extend(known: _Known, fd: int, size: int, header: LogHeader) -> None:
+def _extend(known: _ReadLog, fd: int, size: int, header: LogHeader) -> None:
     """Read what was appended to a log since it was read."""
     if size < known.size:  # a failed append was removed
         known.end = min(known.end, size)

@@ -13,7 +13,7 @@ MIXED = -1
 """The account of logs in the format that mixes the deletions of several users."""
 
 
-class Kept(NamedTuple):
+class KeptDeletions(NamedTuple):
     """Deletions that are dropped together: one, or all of a log of several users.
 
     ``account``: the user whose share they count for. They are in log ``log``, and end at offset
@@ -27,27 +27,27 @@ class Kept(NamedTuple):
     recipes: tuple[int, ...]
 
 
-class Account:
+class UserShare:
     """The deletions of one user, in the order in which they are dropped."""
 
     def __init__(self, number: int, sizes: Mapping[int, int]) -> None:
         self.number = number
         self.bytes = 0
         self._sizes = sizes
-        self._rows: deque[Kept] = deque()
+        self._rows: deque[KeptDeletions] = deque()
         self._holds: Counter[int] = Counter()
 
     def __bool__(self) -> bool:
         return bool(self._rows)
 
-    def add(self, one: Kept) -> None:
+    def add(self, one: KeptDeletions) -> None:
         """Add a deletion that is newer than the last."""
         self._rows.append(one)
         for recipe in one.recipes:
             self.bytes += 0 if self._holds[recipe] else self._sizes[recipe]
             self._holds[recipe] += 1
 
-    def drop(self) -> Kept:
+    def drop(self) -> KeptDeletions:
         """Drop the oldest."""
         one = self._rows.popleft()
         for recipe in one.recipes:
@@ -58,21 +58,23 @@ class Account:
         return one
 
 
-def surplus(kept: Iterable[Kept], sizes: Mapping[int, int], allowed_bytes: int) -> list[Kept]:
+def surplus(
+    kept: Iterable[KeptDeletions], sizes: Mapping[int, int], allowed_bytes: int
+) -> list[KeptDeletions]:
     """Return the deletions to drop, so that the rest needs at most ``allowed_bytes``.
 
     A recipe counts ``sizes[recipe]`` bytes: once for each user who has it, and once in total. For
     each log the result is its start, even if a clock was set back while the log was written.
     """
-    accounts: dict[int, Account] = {}
+    accounts: dict[int, UserShare] = {}
     holds: Counter[int] = Counter()
     total = 0
     for one in _oldest_first(kept):
-        accounts.setdefault(one.account, Account(one.account, sizes)).add(one)
+        accounts.setdefault(one.account, UserShare(one.account, sizes)).add(one)
         for recipe in one.recipes:
             total += 0 if holds[recipe] else sizes[recipe]
             holds[recipe] += 1
-    dropped: list[Kept] = []
+    dropped: list[KeptDeletions] = []
     heap = [(-account.bytes, number) for number, account in accounts.items()]
     heapq.heapify(heap)
     while total > allowed_bytes:
@@ -86,7 +88,7 @@ def surplus(kept: Iterable[Kept], sizes: Mapping[int, int], allowed_bytes: int) 
     return dropped
 
 
-def _oldest_first(kept: Iterable[Kept]) -> list[Kept]:
+def _oldest_first(kept: Iterable[KeptDeletions]) -> list[KeptDeletions]:
     """Sort by time, and those of one log in the order of the log."""
     latest: dict[int, int] = {}
     rows = []

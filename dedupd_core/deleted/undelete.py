@@ -49,7 +49,7 @@ FILES_MAX = 256
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
-class Order(NamedTuple):
+class UndeleteRequest(NamedTuple):
     """A request to the mount, as the value of :data:`UNDELETE`: an id, and the words ``privileges``
     and ``force`` of root. ``force`` accepts a log that does not prove its content."""
 
@@ -62,7 +62,7 @@ class Order(NamedTuple):
         return " ".join([str(self.id), *(word for word, given in words if given)])
 
     @classmethod
-    def parse(cls, text: str) -> "Order":
+    def parse(cls, text: str) -> "UndeleteRequest":
         """Parse a token. Raises UsageError."""
         one_id, *words = text.split(" ")
         if len(set(words)) < len(words) or not {"privileges", "force"}.issuperset(words):
@@ -73,7 +73,7 @@ class Order(NamedTuple):
         return cls(DeletionId.parse(one_id), "privileges" in words, "force" in words)
 
 
-class Wanted(NamedTuple):
+class DeletedFile(NamedTuple):
     """A deletion to restore, to ``path`` within the tree."""
 
     id: str
@@ -83,7 +83,7 @@ class Wanted(NamedTuple):
     time_s: float
 
 
-class Back(NamedTuple):
+class UndeleteResult(NamedTuple):
     """The result of a deletion: the path of the restored file, or the error."""
 
     path: bytes
@@ -98,7 +98,7 @@ class _Unfinished(NamedTuple):
     name: bytes
 
 
-Attach = Callable[[int, Wanted], None]
+Attach = Callable[[int, DeletedFile], None]
 """Restores a deletion into the empty file of a descriptor."""
 
 
@@ -117,7 +117,7 @@ class Undelete:
         self._cleaned: set[tuple[int, int]] = set()
         self._numbers = itertools.count()
 
-    def take(self, wanted: Sequence[Wanted]) -> Iterator[Back]:
+    def take(self, wanted: Sequence[DeletedFile]) -> Iterator[UndeleteResult]:
         """Restore files, under their names or next to existing files with these names.
 
         Then the name includes the time of the deletion. A file gets its name when it is durable: a
@@ -130,7 +130,7 @@ class Undelete:
                 for one, unfinished in zip(group, made, strict=True):
                     yield self._finished(one, unfinished)
 
-    def _made(self, one: Wanted, files: ExitStack) -> "_Unfinished | DedupdError | OSError":
+    def _made(self, one: DeletedFile, files: ExitStack) -> "_Unfinished | DedupdError | OSError":
         """Return the open file of a deletion, under a temporary name; or the error."""
         try:
             with opened(self._directory(one.path.rpartition(b"/")[0], one)) as fd:
@@ -160,16 +160,18 @@ class Undelete:
                 return name, file
         raise AssertionError("numbers do not end")
 
-    def _finished(self, one: Wanted, made: "_Unfinished | DedupdError | OSError") -> Back:
+    def _finished(
+        self, one: DeletedFile, made: "_Unfinished | DedupdError | OSError"
+    ) -> UndeleteResult:
         if not isinstance(made, _Unfinished):
-            return Back(one.path, made)
+            return UndeleteResult(one.path, made)
         directory, _, wanted = one.path.rpartition(b"/")
         try:
             self._disk.sync_file(made.file)
             given = self._named(made, directory, wanted, one.time_s)
         except (DedupdError, OSError) as error:
-            return Back(one.path, error)
-        return Back(b"/".join(part for part in (directory, given) if part))
+            return UndeleteResult(one.path, error)
+        return UndeleteResult(b"/".join(part for part in (directory, given) if part))
 
     def _named(self, made: _Unfinished, directory: bytes, wanted: bytes, time_s: float) -> bytes:
         disk, when = self._disk, time.strftime("%Y%m%d-%H%M%S", time.localtime(time_s)).encode()
@@ -227,7 +229,7 @@ class Undelete:
                     if is_marked(file, Mark.FILE):
                         self._discard(fd, name)
 
-    def _directory(self, path: bytes, one: Wanted) -> int:
+    def _directory(self, path: bytes, one: DeletedFile) -> int:
         """Open the target directory. A missing directory is created, with access for the owner of
         the file only."""
         try:
@@ -245,7 +247,7 @@ class Undelete:
             raise
         return fd
 
-    def _made_directory(self, fd: int, name: bytes, one: Wanted) -> int:
+    def _made_directory(self, fd: int, name: bytes, one: DeletedFile) -> int:
         disk = self._disk
         if not self._is_root:
             disk.make_dir(fd, name)
@@ -280,7 +282,7 @@ def attach_below(volume: Volume, *, privileges: bool = False, force: bool = Fals
     rights = rights_of(os.geteuid(), privileges=privileges)
     logs = DeletionLogs(volume)
 
-    def attach(fd: int, wanted: Wanted) -> None:
+    def attach(fd: int, wanted: DeletedFile) -> None:
         one = logs.get(DeletionId.parse(wanted.id), unproven=force)
         if end_ns(one, volume.policy()) <= time.time_ns():
             raise UsageError(

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from dedupd_core.deleted.alarm import read_state
-from dedupd_core.deleted.dropped import Counts, Dropped, add
+from dedupd_core.deleted.dropped import Counts, DroppedDeletions, add
 from dedupd_core.deleted.log import DeletionLogs, made_directory, name_of
 from dedupd_core.deleted.log_space import LogSpace
 from dedupd_core.errors import NoSpace
@@ -136,7 +136,7 @@ class DeletionWriter:
         """Drop logs so that ``size`` more bytes of a user fit. During an alarm none is dropped: an
         attacker's deletions must not displace older ones."""
         if read_state(self._volume.base_fd).alarm is not None:
-            self.count({uid: Dropped(refused=1)})
+            self.count({uid: DroppedDeletions(refused=1)})
             raise NoSpace("the logs of deletions are full, and an alarm prevents their cleanup")
         self._space.make_room(uid, size)
 

@@ -26,7 +26,7 @@ from dedupd_core.format.cluster.objects import (
     tag_key,
 )
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.changes import AtomicChange, Outcome
 from dedupd_core.rados.cluster.connection import Cluster, required
 from dedupd_core.rados.damage import DamageList
 
@@ -48,7 +48,7 @@ TRAINS = 2
 """Threads that store chunks: more could compress at a time, but fewer wait for each other."""
 
 
-class Arrival(Enum):
+class StoreResult(Enum):
     """The result of an arrival of a chunk."""
 
     CREATED = "created"
@@ -68,8 +68,8 @@ class NewChunk:
     is_expected: bool = False
 
 
-def _creation(chunk: NewChunk, tags: Mapping[str, str]) -> Change:
-    return Change(
+def _creation(chunk: NewChunk, tags: Mapping[str, str]) -> AtomicChange:
+    return AtomicChange(
         points.CHUNK_CREATED,
         chunk_object(chunk.fingerprint),
         exclusive=True,
@@ -79,13 +79,13 @@ def _creation(chunk: NewChunk, tags: Mapping[str, str]) -> Change:
     )
 
 
-def _reference(chunk: NewChunk, tags: Mapping[str, str]) -> Change:
+def _reference(chunk: NewChunk, tags: Mapping[str, str]) -> AtomicChange:
     valid = {FLAG_KEY: ChunkState.VALID.value}
     oid = chunk_object(chunk.fingerprint)
-    return Change(points.CHUNK_REFERENCED, oid, equal=valid, put=tags)
+    return AtomicChange(points.CHUNK_REFERENCED, oid, equal=valid, put=tags)
 
 
-class Unreferenced(NamedTuple):
+class UnreferencedChunk(NamedTuple):
     """A chunk that had no reference at this version of its object."""
 
     fingerprint: bytes
@@ -124,7 +124,7 @@ class Chunks:
 
     # --- arrival ------------------------------------------------------------------------------
 
-    def put(self, chunk: NewChunk, versions: Sequence[str]) -> Arrival:
+    def put(self, chunk: NewChunk, versions: Sequence[str]) -> StoreResult:
         """Store the chunk, referenced by these file versions, durably.
 
         Their recipes must be written and their intents set. May be repeated.
@@ -144,12 +144,12 @@ class Chunks:
             " again"
         )
 
-    def put_all(self, items: Sequence[tuple[NewChunk, Sequence[str]]]) -> list[Arrival]:
+    def put_all(self, items: Sequence[tuple[NewChunk, Sequence[str]]]) -> list[StoreResult]:
         """Like :meth:`put` for each item, in order. The first steps are sent in trains."""
         cluster = self.cluster
         if cluster.operations_at_once == 1:
             return [self.put(*item) for item in items]
-        arrivals: list[Arrival | None] = [None] * len(items)
+        arrivals: list[StoreResult | None] = [None] * len(items)
         taking = [at for at, (one, _) in enumerate(items) if one.fingerprint not in self._pinned]
 
         def run_train(first: int) -> None:
@@ -162,7 +162,7 @@ class Chunks:
         cluster.each(run_train, range(min(TRAINS, len(taking))))
         left = [at for at, arrival in enumerate(arrivals) if arrival is None]
 
-        def put(at: int) -> Arrival:
+        def put(at: int) -> StoreResult:
             chunk, versions = items[at]
             # The expectation was wrong.
             return self.put(replace(chunk, is_expected=not chunk.is_expected), versions)
@@ -171,31 +171,31 @@ class Chunks:
             arrivals[at] = arrival
         return [arrival for arrival in arrivals if arrival is not None]
 
-    def _first_change(self, chunk: NewChunk, versions: Sequence[str]) -> Change:
+    def _first_change(self, chunk: NewChunk, versions: Sequence[str]) -> AtomicChange:
         tags = {tag_key(version): "" for version in versions}
         return _reference(chunk, tags) if chunk.is_expected else _creation(chunk, tags)
 
-    def _first_arrival(self, chunk: NewChunk, versions: Sequence[str]) -> Arrival:
+    def _first_arrival(self, chunk: NewChunk, versions: Sequence[str]) -> StoreResult:
         if not chunk.is_expected:
-            return Arrival.CREATED
+            return StoreResult.CREATED
         self._referenced(chunk, [tag_key(version) for version in versions])
-        return Arrival.REFERENCED
+        return StoreResult.REFERENCED
 
-    def _create(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
+    def _create(self, chunk: NewChunk, tags: Mapping[str, str]) -> StoreResult | None:
         outcome = self.cluster.apply(_creation(chunk, tags))
-        return Arrival.CREATED if outcome is Outcome.DONE else None
+        return StoreResult.CREATED if outcome is Outcome.DONE else None
 
-    def _refer(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
+    def _refer(self, chunk: NewChunk, tags: Mapping[str, str]) -> StoreResult | None:
         if self.cluster.apply(_reference(chunk, tags)) is not Outcome.DONE:
             return None
         self._referenced(chunk, tags)
-        return Arrival.REFERENCED
+        return StoreResult.REFERENCED
 
     def _referenced(self, chunk: NewChunk, tags: Iterable[str]) -> None:
         if any(self._is_sample(chunk.fingerprint, tag) for tag in tags):
             self._pin_if_hot(chunk_object(chunk.fingerprint))
 
-    def _check(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
+    def _check(self, chunk: NewChunk, tags: Mapping[str, str]) -> StoreResult | None:
         """Check the content of a chunk whose flag is not V, and store it again if it is damaged.
 
         The content, not its existence as in GRATE's check: hosts may compress differently, so the
@@ -208,14 +208,14 @@ class Chunks:
         state = page.items.get(FLAG_KEY)
         if state == ChunkState.PINNED.value:
             self._pinned.add(chunk.fingerprint)
-            return Arrival.PINNED
+            return StoreResult.PINNED
         self._pinned.discard(chunk.fingerprint)
         if state == ChunkState.VALID.value:
             return None
         is_good = self.is_good(chunk.fingerprint, self.cluster.read(oid))
         flag = ChunkState.PINNED if state == ChunkState.PINNED_DAMAGED.value else ChunkState.VALID
         outcome = self.cluster.apply(
-            Change(
+            AtomicChange(
                 points.CHUNK_CHECKED if is_good else points.CHUNK_REPAIRED,
                 oid,
                 equal={FLAG_KEY: state},
@@ -225,7 +225,7 @@ class Chunks:
         )
         if outcome is not Outcome.DONE:
             return None
-        return Arrival.CHECKED if is_good else Arrival.REPAIRED
+        return StoreResult.CHECKED if is_good else StoreResult.REPAIRED
 
     def is_held(self, fingerprint: bytes) -> bool:
         """Return whether a chunk exists, is not known to be damaged, and is referenced. Then it
@@ -250,7 +250,7 @@ class Chunks:
         tags = sum(1 for _ in self.cluster.each_key(oid, TAG_PREFIX))
         if tags > self.tags_max:
             self.cluster.apply(
-                Change(
+                AtomicChange(
                     points.CHUNK_PINNED,
                     oid,
                     equal={FLAG_KEY: ChunkState.VALID.value},
@@ -296,7 +296,7 @@ class Chunks:
             if damaged is None:
                 return
             DamageList(self.cluster).add(fingerprint)
-            change = Change(
+            change = AtomicChange(
                 points.CHUNK_MARKED, oid, equal={FLAG_KEY: state}, put={FLAG_KEY: damaged}
             )
             if self.cluster.apply(change) is not Outcome.REFUSED:
@@ -317,7 +317,7 @@ class Chunks:
                 data = find()
                 if data is None or not self.is_good(fingerprint, data):
                     return False
-            change = Change(
+            change = AtomicChange(
                 points.CHUNK_MENDED,
                 oid,
                 equal={FLAG_KEY: state},
@@ -338,20 +338,22 @@ class Chunks:
         has_tags = any(key.startswith(TAG_PREFIX) for key in page.items)
         return _Row(page.version, page.items.get(FLAG_KEY, ""), has_tags)
 
-    def drop_references(self, fingerprint: bytes, versions: Iterable[str]) -> Unreferenced | None:
+    def drop_references(
+        self, fingerprint: bytes, versions: Iterable[str]
+    ) -> UnreferencedChunk | None:
         """Drop references of a chunk. Return it if it has none left, for :meth:`condemn`."""
         drop = tuple(tag_key(version) for version in versions)
         oid = chunk_object(fingerprint)
         if drop:
-            change = Change(points.REFERENCE_DROPPED, oid, drop=drop)
+            change = AtomicChange(points.REFERENCE_DROPPED, oid, drop=drop)
             if self.cluster.apply(change) is Outcome.MISSING:
                 return None
         row = self._row(oid)
         if row is None or row.is_kept:
             return None
-        return Unreferenced(fingerprint, row.version, row.state)
+        return UnreferencedChunk(fingerprint, row.version, row.state)
 
-    def condemn(self, chunks: Sequence[Unreferenced]) -> None:
+    def condemn(self, chunks: Sequence[UnreferencedChunk]) -> None:
         """Make chunks candidates, except those that get a reference in between.
 
         The candidate is added before the flag: a chunk with neither tag nor candidate would stay
@@ -368,14 +370,14 @@ class Chunks:
         # The value is always different, so a collection drops only the candidate that it read.
         value = f"{time.time_ns():020d}.{uuid.uuid4().hex[:8]}"
         put = {fingerprint.hex(): value for fingerprint in fingerprints}
-        self.cluster.apply(Change(points.CANDIDATE_ADDED, garbage_object(shard), put=put))
+        self.cluster.apply(AtomicChange(points.CANDIDATE_ADDED, garbage_object(shard), put=put))
 
-    def _invalidate(self, chunk: Unreferenced) -> None:
+    def _invalidate(self, chunk: UnreferencedChunk) -> None:
         """Set the flag to INVALID. If the chunk has changed since the check, do nothing: an arrival
         or a later retirement is responsible for it."""
         if chunk.state != ChunkState.VALID.value:
             return  # its next arrival checks it anyway
-        change = Change(
+        change = AtomicChange(
             points.CHUNK_INVALIDATED,
             chunk_object(chunk.fingerprint),
             version=chunk.version,
@@ -393,6 +395,6 @@ class Chunks:
         row = self._row(oid)
         if row is None or row.is_kept:
             return False
-        change = Change(points.CHUNK_REMOVED, oid, version=row.version, remove=True)
+        change = AtomicChange(points.CHUNK_REMOVED, oid, version=row.version, remove=True)
         outcome = self.cluster.apply(change)
         return None if outcome is Outcome.STALE else outcome is Outcome.DONE

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dedupd_core.format.cluster.objects import DAMAGE_OBJECT
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.cluster.changes import AtomicChange
 from dedupd_core.rados.cluster.connection import Cluster
 
 
@@ -27,7 +27,7 @@ class DamageList:
     def add(self, fingerprint: bytes) -> None:
         """Add a chunk before it is marked: otherwise it would wait until its next arrival."""
         put = {fingerprint.hex(): f"{time.time_ns():020d}"}
-        self.cluster.apply(Change(points.DAMAGE_LISTED, DAMAGE_OBJECT, put=put))
+        self.cluster.apply(AtomicChange(points.DAMAGE_LISTED, DAMAGE_OBJECT, put=put))
 
     def all(self) -> list[DamagedChunk]:
         since: dict[str, str] = {}
@@ -47,7 +47,7 @@ class DamageList:
         """Record that the files of a volume lack the chunk, so that they are not read again."""
         name = chunk.fingerprint.hex()
         self.cluster.apply(
-            Change(
+            AtomicChange(
                 points.DAMAGE_SEARCHED,
                 DAMAGE_OBJECT,
                 equal={name: chunk.since},
@@ -60,7 +60,7 @@ class DamageList:
         name = chunk.fingerprint.hex()
         markers = [key for key, _ in self.cluster.each_key(DAMAGE_OBJECT, f"{name}.")]
         self.cluster.apply(
-            Change(
+            AtomicChange(
                 points.DAMAGE_DROPPED,
                 DAMAGE_OBJECT,
                 equal={name: chunk.since},

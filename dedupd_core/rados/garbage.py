@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from dedupd_core.errors import Damaged, DamagedRecipe
 from dedupd_core.format.cluster.objects import GARBAGE_SHARDS, garbage_object
-from dedupd_core.rados.chunks import Chunks, Unreferenced
+from dedupd_core.rados.chunks import Chunks, UnreferencedChunk
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.cluster.changes import AtomicChange
 from dedupd_core.rados.recipes import Recipes, Remnants
 
 VERSIONS_AT_ONCE = 64
@@ -67,7 +67,7 @@ class Retirement:
         except DamagedRecipe:
             return version
 
-    def _release(self, item: tuple[bytes, list[str]]) -> Unreferenced | None:
+    def _release(self, item: tuple[bytes, list[str]]) -> UnreferencedChunk | None:
         return self.chunks.drop_references(*item)
 
 
@@ -113,6 +113,6 @@ class Collection:
             return "waiting"
         # Only the candidate that was read: a retirement may have added it again since then.
         self.chunks.cluster.apply(
-            Change(points.CANDIDATE_DROPPED, oid, equal={name: value}, drop=(name,))
+            AtomicChange(points.CANDIDATE_DROPPED, oid, equal={name: value}, drop=(name,))
         )
         return "removed" if removed else "kept"

@@ -19,7 +19,7 @@ from dedupd_core.format.cluster.objects import (
     lease_object,
 )
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.changes import AtomicChange, Outcome
 from dedupd_core.rados.cluster.connection import Cluster, permitted
 from dedupd_core.rados.cluster.wire import (
     LOCK_XATTR,
@@ -121,7 +121,7 @@ class Lease:
         begun_s = now_s()
         request = lock_request(self.session, "", self.duration_s, renews=True)
         outcome = self.cluster.apply(
-            Change(
+            AtomicChange(
                 points.LEASE_RENEWED,
                 lease_object(self.volume),
                 equal={SESSION_KEY: self.session},
@@ -149,7 +149,7 @@ class Lease:
         before = counters(self.cluster, self.volume)
         sums = {name: before.get(name, 0) + count for name, count in (counted or {}).items()}
         self.cluster.apply(
-            Change(
+            AtomicChange(
                 points.LEASE_GIVEN_BACK,
                 lease_object(self.volume),
                 equal={SESSION_KEY: self.session},
@@ -209,12 +209,12 @@ def take_lease(
 
 def _taking(
     cluster: Cluster, volume: str, host: str, session: str, duration_s: float, state: LeaseState
-) -> Change:
+) -> AtomicChange:
     own = cluster.client_address
     put = {SESSION_KEY: session, HOST_KEY: host, _ADDRESS_KEY: own}
     if state.address is not None and state.address != own:
         put[f"{_FENCE_PREFIX}{state.address}"] = ""
-    return Change(
+    return AtomicChange(
         points.LEASE_TAKEN,
         lease_object(volume),
         equal={SESSION_KEY: state.session},
@@ -226,7 +226,7 @@ def _taking(
 def _break(cluster: Cluster, volume: str, state: LeaseState) -> None:
     """End a lease whose holder is dead, if it still has that holder."""
     cluster.apply(
-        Change(
+        AtomicChange(
             points.LEASE_BROKEN,
             lease_object(volume),
             equal={SESSION_KEY: state.session or ""},
@@ -241,7 +241,7 @@ def _fence_earlier(lease: Lease) -> None:
     for address in lease_state(cluster, volume).unfenced:
         cluster.fence(address, FENCE_S)
         cluster.apply(
-            Change(
+            AtomicChange(
                 points.FENCED,
                 lease_object(volume),
                 equal={SESSION_KEY: lease.session},
@@ -260,10 +260,10 @@ def _set_session(lease: Lease, shards: int, *, are_there: bool) -> None:
 
     def let(oid: str) -> None:
         if not are_there:
-            made = Change(points.SESSION_SET, oid, exclusive=True, put=put)
+            made = AtomicChange(points.SESSION_SET, oid, exclusive=True, put=put)
             if cluster.apply(made) is Outcome.DONE:
                 return
-        if cluster.apply(Change(points.SESSION_SET, oid, below=put, put=put)) is Outcome.DONE:
+        if cluster.apply(AtomicChange(points.SESSION_SET, oid, below=put, put=put)) is Outcome.DONE:
             return
         found = cluster.value(oid, SESSION_KEY)
         if found is None:
@@ -277,7 +277,7 @@ def _set_session(lease: Lease, shards: int, *, are_there: bool) -> None:
     cluster.each(let, volume_objects(lease.volume, shards))
     if not are_there:
         cluster.apply(
-            Change(
+            AtomicChange(
                 points.TABLES_MADE,
                 lease_object(lease.volume),
                 equal=put,
@@ -304,7 +304,7 @@ def lost_objects(cluster: Cluster, volume: str, shards: int) -> list[str]:
 
 def give_up_tables(cluster: Cluster, volume: str) -> None:
     """Record that the objects of a leaving volume are about to be removed."""
-    cluster.apply(Change(points.TABLES_GIVEN_UP, lease_object(volume), drop=(_TABLES_KEY,)))
+    cluster.apply(AtomicChange(points.TABLES_GIVEN_UP, lease_object(volume), drop=(_TABLES_KEY,)))
 
 
 def _next_session(before: str | None) -> str:

@@ -16,7 +16,7 @@ from dedupd_core.format.cluster.objects import (
     recipe_object,
 )
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.cluster.changes import AtomicChange
 from dedupd_core.rados.cluster.connection import Cluster
 
 
@@ -45,9 +45,11 @@ class Recipes:
         first, *others = encode_parts(recipe)
         for part, data in enumerate(others, 1):
             oid = recipe_object(recipe.version, part)
-            self.cluster.apply(Change(points.RECIPE_PART_WRITTEN, oid, exclusive=True, data=data))
+            self.cluster.apply(
+                AtomicChange(points.RECIPE_PART_WRITTEN, oid, exclusive=True, data=data)
+            )
         oid = recipe_object(recipe.version)
-        self.cluster.apply(Change(points.RECIPE_WRITTEN, oid, exclusive=True, data=first))
+        self.cluster.apply(AtomicChange(points.RECIPE_WRITTEN, oid, exclusive=True, data=first))
 
     def read(self, version: str) -> FileRecipe | None:
         """Read a recipe; None if there is no such version. Raises DamagedRecipe."""
@@ -95,4 +97,4 @@ class Recipes:
         numbers = [*range(remnants.later_parts, 0, -1), *([0] if remnants.has_head else [])]
         for number in numbers:
             oid = recipe_object(remnants.version, number)
-            self.cluster.apply(Change(points.RECIPE_PART_REMOVED, oid, remove=True))
+            self.cluster.apply(AtomicChange(points.RECIPE_PART_REMOVED, oid, remove=True))

@@ -17,7 +17,7 @@ from dedupd_core.format.cluster.objects import (
 from dedupd_core.format.volume_parameters import FINGERPRINTS
 from dedupd_core.rados.chunks import Chunks
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.changes import AtomicChange, Outcome
 from dedupd_core.rados.cluster.connection import OPERATIONS_AT_ONCE, Cluster
 from dedupd_core.rados.cluster.native_reads import NativeReads
 from dedupd_core.rados.lease import (
@@ -59,7 +59,9 @@ class RadosStore:
             data = parameters.to_json()
             # The only purpose of the key: a pool without support for keys is refused.
             put = {"format": str(parameters.format)}
-            change = Change(points.STORE_MADE, STORE_OBJECT, exclusive=True, data=data, put=put)
+            change = AtomicChange(
+                points.STORE_MADE, STORE_OBJECT, exclusive=True, data=data, put=put
+            )
             if cluster.apply(change) is not Outcome.DONE:
                 raise UsageError(f"{address}: a store already exists here")
         except BaseException:
@@ -118,9 +120,11 @@ class RadosStore:
         unchanged."""
         entry = VolumeEntry(host or socket.gethostname(), path, shards)
         put = {volume: entry.to_json().decode()}
-        exclusive = Change(points.VOLUME_JOINED, VOLUMES_OBJECT, exclusive=True, put=put)
+        exclusive = AtomicChange(points.VOLUME_JOINED, VOLUMES_OBJECT, exclusive=True, put=put)
         if self.cluster.apply(exclusive) is not Outcome.DONE:
-            joining = Change(points.VOLUME_JOINED, VOLUMES_OBJECT, equal={volume: None}, put=put)
+            joining = AtomicChange(
+                points.VOLUME_JOINED, VOLUMES_OBJECT, equal={volume: None}, put=put
+            )
             self.cluster.apply(joining)
         return self.entry(volume)
 
@@ -136,8 +140,8 @@ class RadosStore:
             raise Busy(f"{self.cluster.address}: volume {volume} still has files in the store")
         give_up_tables(self.cluster, volume)
         for oid in (*reversed(volume_objects(volume, entry.shards)), lease_object(volume)):
-            self.cluster.apply(Change(points.TABLE_REMOVED, oid, remove=True))
-        self.cluster.apply(Change(points.VOLUME_LEFT, VOLUMES_OBJECT, drop=(volume,)))
+            self.cluster.apply(AtomicChange(points.TABLE_REMOVED, oid, remove=True))
+        self.cluster.apply(AtomicChange(points.VOLUME_LEFT, VOLUMES_OBJECT, drop=(volume,)))
 
     def table(self, volume: str) -> FileTable:
         """Return the files of a volume, for reading."""

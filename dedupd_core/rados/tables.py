@@ -21,7 +21,7 @@ from dedupd_core.format.cluster.objects import (
     parse_versions,
 )
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.changes import AtomicChange, Outcome
 from dedupd_core.rados.cluster.connection import Cluster
 
 
@@ -87,7 +87,7 @@ class FileTable:
 
     def retired(self, file: FileId, version: str) -> None:
         """Record that nothing is left of a version."""
-        change = Change(
+        change = AtomicChange(
             points.VERSION_RETIRED,
             self._object(file),
             equal={SESSION_KEY: self.session},
@@ -107,7 +107,7 @@ class FileTable:
         put = dict(retired or {})
         if after is not None:
             put[file.key] = after.value
-        change = Change(
+        change = AtomicChange(
             point,
             self._object(file),
             equal={SESSION_KEY: self.session, file.key: None if before is None else before.value},
@@ -152,13 +152,13 @@ class Intents:
         """Raises WriterFenced."""
         put = {version: file.text for version, file in versions.items()}
         self._apply(
-            Change(points.INTENT_SET, self.object, equal={SESSION_KEY: self.session}, put=put)
+            AtomicChange(points.INTENT_SET, self.object, equal={SESSION_KEY: self.session}, put=put)
         )
 
     def drop(self, versions: Iterable[str]) -> None:
         """Raises WriterFenced."""
         self._apply(
-            Change(
+            AtomicChange(
                 points.INTENT_DROPPED,
                 self.object,
                 equal={SESSION_KEY: self.session},
@@ -166,7 +166,7 @@ class Intents:
             )
         )
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: AtomicChange) -> None:
         if not change.put and not change.drop:
             return
         if self.cluster.apply(change) is not Outcome.DONE:

@@ -17,7 +17,7 @@ from dedupd_core.format.cluster.objects import (
     FileRecipe,
     FileVersions,
 )
-from dedupd_core.rados.chunks import Arrival, Chunks, NewChunk
+from dedupd_core.rados.chunks import Chunks, NewChunk, StoreResult
 from dedupd_core.rados.cluster.connection import Cluster
 from dedupd_core.rados.garbage import Retirement
 from dedupd_core.rados.lease import Lease
@@ -46,13 +46,13 @@ class NewFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedVersion:
     """A version that is stored with all its references, and that no file names yet."""
 
     file: FileId
     version: str
     old: str | None
-    arrivals: dict[Arrival, int]
+    arrivals: dict[StoreResult, int]
 
     @property
     def both(self) -> FileVersions:
@@ -89,7 +89,7 @@ class Writer:
 
     # --- one version of each file -------------------------------------------------------------
 
-    def prepare(self, files: Sequence[NewFile]) -> list[Prepared]:
+    def prepare(self, files: Sequence[NewFile]) -> list[PreparedVersion]:
         """Store new versions of files, each file once, with their references.
 
         Call :meth:`commit` next. Raises Busy if an earlier commit of a file is not settled.
@@ -117,7 +117,7 @@ class Writer:
             for version, old, new, recipe in zip(versions, olds, files, recipes, strict=True)
         ]
 
-    def _count(self, files: Sequence[NewFile], arrivals: dict[bytes, Arrival]) -> None:
+    def _count(self, files: Sequence[NewFile], arrivals: dict[bytes, StoreResult]) -> None:
         """Count, for people, the stored bytes, and how many of them were new to the store."""
         met: set[bytes] = set()
         for new in files:
@@ -127,7 +127,7 @@ class Writer:
                 if fingerprint not in met:
                     met.add(fingerprint)
                     self.counted[arrivals[fingerprint].value] += 1
-                    is_new = arrivals[fingerprint] is Arrival.CREATED
+                    is_new = arrivals[fingerprint] is StoreResult.CREATED
                     self.counted["new_bytes"] += chunk.length if is_new else 0
         self.counted["files"] += sum(not new.file.is_held for new in files)
 
@@ -141,17 +141,17 @@ class Writer:
             )
         return found.new
 
-    def commit(self, prepared: Sequence[Prepared]) -> None:
+    def commit(self, prepared: Sequence[PreparedVersion]) -> None:
         """Make files name both versions. Then change the stubs, durably, and :meth:`finish`."""
         self.cluster.each(lambda one: self.table.commit(one.file, one.version, one.old), prepared)
 
-    def finish(self, prepared: Sequence[Prepared]) -> None:
+    def finish(self, prepared: Sequence[PreparedVersion]) -> None:
         """Finish commits, when the stubs durably name the new versions."""
         self.cluster.each(lambda one: self.table.finish(one.file, one.both), prepared)
         self.intents.drop(one.version for one in prepared)
         self._to_retire += [(one.file, one.old) for one in prepared if one.old is not None]
 
-    def roll_back(self, prepared: Sequence[Prepared]) -> None:
+    def roll_back(self, prepared: Sequence[PreparedVersion]) -> None:
         """Roll back after :meth:`commit`, if the stubs durably stay unchanged."""
         self.cluster.each(lambda one: self.table.roll_back(one.file, one.both), prepared)
         self._to_retire += [(one.file, one.version) for one in prepared]
@@ -194,12 +194,12 @@ def _prepared(
     new: NewFile,
     recipe: FileRecipe,
     needed: dict[bytes, tuple[NewChunk, list[str]]],
-    arrivals: dict[bytes, Arrival],
-) -> Prepared:
-    counts: dict[Arrival, int] = {}
+    arrivals: dict[bytes, StoreResult],
+) -> PreparedVersion:
+    counts: dict[StoreResult, int] = {}
     for fingerprint in recipe.fingerprints:
         # If several files of a batch have a new chunk, it is created for the first of them.
         is_first = needed[fingerprint][1][0] == version
-        found = arrivals[fingerprint] if is_first else Arrival.REFERENCED
+        found = arrivals[fingerprint] if is_first else StoreResult.REFERENCED
         counts[found] = counts.get(found, 0) + 1
-    return Prepared(new.file, version, old, counts)
+    return PreparedVersion(new.file, version, old, counts)

@@ -15,7 +15,7 @@ NO_MAP = native.store.TableMap(b"", 0)
 
 
 @dataclass(slots=True)
-class Growing:
+class OpenContainer:
     """The container that grows."""
 
     number: int
@@ -51,5 +51,5 @@ class Growing:
 class SyncPoint:
     """A moment of a writer: containers appended to, their marks, and the full ones of them."""
 
-    marks: list[tuple[Growing, tbl.TableHeader]]
-    full: list[Growing]
+    marks: list[tuple[OpenContainer, tbl.TableHeader]]
+    full: list[OpenContainer]

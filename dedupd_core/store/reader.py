@@ -32,7 +32,7 @@ _OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 T = TypeVar("T")
 
 
-class _Asked(NamedTuple, Generic[T]):
+class _RecordQuery(NamedTuple, Generic[T]):
     """What is asked of a record: of the one in force, of itself whatever its state, and of its
     second copy; and the record in an answer."""
 
@@ -42,8 +42,8 @@ class _Asked(NamedTuple, Generic[T]):
     record_of: Callable[[T], Record]
 
 
-_BYTES = _Asked(Container.read, Container.read_own, CopyReader.read, lambda found: found[0])
-_HEADER = _Asked(
+_BYTES = _RecordQuery(Container.read, Container.read_own, CopyReader.read, lambda found: found[0])
+_HEADER = _RecordQuery(
     Container.describe, Container.describe_own, CopyReader.describe, lambda found: found
 )
 
@@ -198,7 +198,7 @@ class RecordReader:
             return False
         return not entry.leans or (entry.base > 0 and self._bases.native.is_live(entry.base))
 
-    def _forwarded(self, record_id: int, asked: _Asked[T]) -> T:
+    def _forwarded(self, record_id: int, asked: _RecordQuery[T]) -> T:
         """The answer at the end of a chain of forwards.
 
         Where the chain leads to nothing, the record's own bytes: a record that was merged keeps
@@ -228,7 +228,7 @@ class RecordReader:
             return False
         return entry is not None and entry.state == State.MERGED
 
-    def _follow(self, record_id: int, asked: _Asked[T]) -> T:
+    def _follow(self, record_id: int, asked: _RecordQuery[T]) -> T:
         target = record_id
         for _ in range(FORWARDS_MAX + 1):
             try:

@@ -23,7 +23,7 @@ from dedupd_core.store.container.record_states import revive
 from dedupd_core.store.container.recovery import entry_of, recover, recover_sound
 from dedupd_core.store.container.scan import ScannedRecord
 from dedupd_core.store.container.table_file import Recovered, map_of, table_header
-from dedupd_core.store.growing import Growing, SyncPoint
+from dedupd_core.store.growing import OpenContainer, SyncPoint
 from dedupd_core.store.unkept_records import BEGINNING, Position, UnkeptRecords
 from dedupd_core.system.files import is_readable
 
@@ -77,8 +77,8 @@ class ContainerWriter:
         self._disk = directory.disk
         self._partition = partition
         self._bytes_max = container_bytes_max
-        self._current: Growing | None = None
-        self._unsynced: list[Growing] = []
+        self._current: OpenContainer | None = None
+        self._unsynced: list[OpenContainer] = []
         self.last_number = self._given_number = given_number
         """The highest number that was given out, as far as that is known."""
         self._growing: dict[PartitionKey, tuple[int, int]] = {}
@@ -158,7 +158,7 @@ class ContainerWriter:
         neighbours.claim(kind, number, count)
         table_fd = self._disk.open_write(self._directory.fd, table_name(number))
         table = table_header(table_fd, table_name(number), header)
-        self._current = Growing(
+        self._current = OpenContainer(
             number,
             data_fd,
             table_fd,
@@ -207,7 +207,7 @@ class ContainerWriter:
             for target in (*self._unsynced, self._current)
         )
 
-    def _start_container(self) -> Growing:
+    def _start_container(self) -> OpenContainer:
         with self._directory.neighbours.turn():
             opened = self._made_container()
         reach(_READY)
@@ -218,7 +218,7 @@ class ContainerWriter:
         self._unsynced.append(opened)
         return opened
 
-    def _made_container(self) -> Growing:
+    def _made_container(self) -> OpenContainer:
         """A new container, durable, and its table. Needs a turn: neighbours take numbers, too."""
         number = max(self.last_number, last_number(self._directory.fd)) + 1
         kind, volume_id = self._directory.kind, self._directory.volume_id
@@ -240,7 +240,7 @@ class ContainerWriter:
             on_failure.callback(os.close, table_fd)
             seed = fmt.seed_of(header)
             start = fmt.FILE_HEADER_BYTES
-            opened = Growing(number, data_fd, table_fd, seed, header, start, 0, 0, start)
+            opened = OpenContainer(number, data_fd, table_fd, seed, header, start, 0, 0, start)
             self._disk.write_at(table_fd, [tbl.encode_header(opened.mark())], 0)
             # So that recovery can tell a container that holds something from one that never did.
             self._disk.sync_data(data_fd)
@@ -299,7 +299,7 @@ class ContainerWriter:
         return self._put(target, len(records), view, bytes(entries), saved)
 
     def _put(
-        self, target: Growing, count: int, data: memoryview, entries: bytes, saved_bytes: int
+        self, target: OpenContainer, count: int, data: memoryview, entries: bytes, saved_bytes: int
     ) -> int:
         """Write sealed records and their entries; ``saved_bytes`` were reserved and not needed."""
         table_offset = target.table_map.offset_below(target.count)
@@ -326,7 +326,7 @@ class ContainerWriter:
             self._unsynced.append(target)
         return size
 
-    def _reserved(self, first_id: int) -> Growing:
+    def _reserved(self, first_id: int) -> OpenContainer:
         """The container that a reservation lies in, checked for order."""
         for candidate in (*self._unsynced, self._current):
             if candidate is not None and make_id(candidate.number, candidate.count) == first_id:

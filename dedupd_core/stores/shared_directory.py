@@ -68,7 +68,7 @@ _JOINED = define("shared.joined", "a shared store has registered a volume that i
 _LEFT = define("shared.left", "a shared store has removed a volume that is being disabled")
 
 
-class Unshared:
+class OwnStore:
     """The interface of a shared store for a volume's own store, which has no other volume: the lock
     of the volume also protects the store."""
 

@@ -18,13 +18,13 @@ from dedupd_core.stores.chunk_store import ChunkStore
 from dedupd_core.stores.local_store import LocalStore
 from dedupd_core.stores.membership import MOVING_FILE, Membership, VolumeIdentity, membership_at
 from dedupd_core.stores.registry import cluster_module, kind_at
-from dedupd_core.stores.shared_directory import SharedDirectory, Unshared
+from dedupd_core.stores.shared_directory import OwnStore, SharedDirectory
 from dedupd_core.stub.content import Contents, StoreContent
 from dedupd_core.stub.transition import AttributeSpace
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import MIB
 
-_UNSHARED = Unshared()
+_UNSHARED = OwnStore()
 
 SEE_CLUSTER = "see docs/guide/cluster.md"
 
@@ -84,7 +84,7 @@ class StoreSide:
         return found
 
     @property
-    def sharing(self) -> SharedDirectory | Unshared:
+    def sharing(self) -> SharedDirectory | OwnStore:
         """The shared store, or a substitute without other volumes. Raises like :attr:`shared`."""
         return self.shared or _UNSHARED
 

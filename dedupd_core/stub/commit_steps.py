@@ -107,7 +107,7 @@ class NotCommitted(DedupdError):
         super().__init__(self.result.reason)
 
 
-class Begun(NamedTuple):
+class OpenCommit(NamedTuple):
     """A commit in progress: the file's identity with the attribute set, its identity when it was
     read, and its recipe.
 
@@ -133,7 +133,7 @@ def begin_commit(
     ref: RecipeRef,
     files: StubFiles,
     previous: bytes | None = None,
-) -> Begun:
+) -> OpenCommit:
     """Make a file a stub of the recipe ``ref`` with all its blocks still present.
 
     ``previous`` is the attribute of a stub whose content the recipe is now; None for a plain file.
@@ -144,10 +144,10 @@ def begin_commit(
     begun = native.commit.begin(fd, (expected, ref, previous), files.fields, files.disk.door)
     if isinstance(begun, native.commit.Refusal):
         raise NotCommitted(begun)
-    return Begun(FileIdentity._make(begun), expected, ref, previous)
+    return OpenCommit(FileIdentity._make(begun), expected, ref, previous)
 
 
-def finish_commit(fd: int, begun: Begun, files: StubFiles) -> int:
+def finish_commit(fd: int, begun: OpenCommit, files: StubFiles) -> int:
     """Punch a stub whose attribute, and whose chunks, are durable; returns how many bytes of blocks
     it has freed.
 
@@ -160,6 +160,6 @@ def finish_commit(fd: int, begun: Begun, files: StubFiles) -> int:
     return freed
 
 
-def revert_commit(fd: int, begun: Begun, files: StubFiles) -> None:
+def revert_commit(fd: int, begun: OpenCommit, files: StubFiles) -> None:
     """Take back a commit that has begun but not finished: all blocks are there."""
     put_back(fd, begun.previous, files)

@@ -14,7 +14,7 @@ from dedupd_core.format.recipe import RecipeRef, fingerprint_check
 from dedupd_core.format.stub import Flag, StubAttribute
 from dedupd_core.native.store import BrokenPart, Unreadable
 from dedupd_core.store.reader import ChunkSource
-from dedupd_core.store.recipe.recipe_reader import Broken, Leaf, RecipeSource, Span
+from dedupd_core.store.recipe.recipe_reader import Leaf, RecipeSource, Span, UnreadablePart
 from dedupd_core.units import GIB
 
 SPANS_BYTES = 4 * GIB
@@ -197,8 +197,8 @@ class Recipe:
                 if span.offset >= low or low == start:
                     yield span
 
-    def leaves(self) -> Iterator[Leaf | Broken]:
-        """Every leaf, in order; a part that cannot be read comes as ``Broken`` in its place."""
+    def leaves(self) -> Iterator[Leaf | UnreadablePart]:
+        """Yield every leaf, in order, or an ``UnreadablePart`` in its place."""
         at = 0
         while at < self.length:
             part = self._leaf(at)
@@ -210,14 +210,14 @@ class Recipe:
         for part in self.leaves() if self.level > 1 else ():
             yield from part.above
 
-    def _leaf(self, at: int) -> Leaf | Broken:
+    def _leaf(self, at: int) -> Leaf | UnreadablePart:
         repairs = self._repairs()
         while isinstance(part := self._native.leaf((*self._ref, self.length), at), BrokenPart):
             try:
                 repairs.make([part.unreadable])
             except Damaged as error:
                 node = part.unreadable.id
-                return Broken(part.offset, part.length, node, str(error), part.above)
+                return UnreadablePart(part.offset, part.length, node, str(error), part.above)
         return Leaf(part.offset, part.node, part, part.above)
 
     def _given(self, read: Callable[[], T | Unreadable]) -> T:

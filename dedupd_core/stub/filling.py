@@ -4,7 +4,7 @@ A missing block is filled by writing into it what the recipe says it is, so a fi
 half is a stub like any other, and stays one wherever that ends: the invariant of ``transition.py``
 holds between any two pieces, and at the end all that is left to do is to take the attribute away.
 
-:class:`Filling` says for each of its steps whether the caller must have the file alone for it.
+:class:`StubFill` says for each of its steps whether the caller must have the file alone for it.
 What waits for the store or for the disk for long is done without that.
 """
 
@@ -46,7 +46,7 @@ _UNTOUCHED, _FILLED_WHOLE, _FILLED_PARTLY = range(3)
 zeros was filled; some of it may be a user's."""
 
 
-class Filling:
+class StubFill:
     """One stub that is being filled up. The caller writes to it by the same ``SparseStub``.
 
     A piece is: :meth:`load`, then :meth:`fill`, until :attr:`is_complete`; :meth:`write_out` now
@@ -292,7 +292,7 @@ class Filling:
                 self._cells[cell] = _FILLED_PARTLY
 
 
-def make_plain(filling: Filling, safe_point: Callable[[], None]) -> None:
+def make_plain(filling: StubFill, safe_point: Callable[[], None]) -> None:
     """Make a file plain that nobody else uses; ``safe_point`` is called between the pieces.
 
     An error, also one of ``safe_point``, leaves it the stub that it was. Raises NoSpace, Damaged,

@@ -18,7 +18,7 @@ from dedupd_core.stub.transition import StubFiles
 LoadContent = Callable[[StubAttribute], StoreContent]
 
 
-class Step(NamedTuple):
+class RangeStep(NamedTuple):
     """The end of a step of a change, and whether the file is plain from now on."""
 
     end: int
@@ -93,18 +93,18 @@ class SparseStub(native.stub.OpenStub):
         """Set the length; True if the file is plain from now on. Raises OSError, Damaged."""
         return self.content.repairing(lambda source: self.truncate_by(source, size))
 
-    def allocate(self, start: int, end: int, *, keep_size: bool) -> Step:
+    def allocate(self, start: int, end: int, *, keep_size: bool) -> RangeStep:
         """Give a range blocks, from its start on, so that later writes of it need no space. Raises
         OSError, Damaged."""
         self._tell(start, end)
         allocate = lambda source: self.allocate_by(source, start, end, keep_size)  # noqa: E731
-        return Step(*self.content.repairing(allocate))
+        return RangeStep(*self.content.repairing(allocate))
 
-    def zero(self, start: int, end: int) -> Step:
+    def zero(self, start: int, end: int) -> RangeStep:
         """Have a range read as zeros, from its start on, as far as the file goes, and free blocks
         that are not needed for that. Raises OSError, Damaged."""
         self._tell(start, end)
-        return Step(*self.content.repairing(lambda source: self.zero_by(source, start, end)))
+        return RangeStep(*self.content.repairing(lambda source: self.zero_by(source, start, end)))
 
     def seal(self) -> bool:
         """Have the attribute count the blocks of the stub's own; False if some have no place on the

@@ -30,7 +30,7 @@ _CLOSE_POLL_S = 0.05
 B = TypeVar("B")
 
 
-class Stopped(Exception):
+class ReaderClosed(Exception):
     """The reader was closed."""
 
 
@@ -88,7 +88,7 @@ class FileReader(ABC, Generic[B]):
         try:
             self._read()
             self._put(None)
-        except Stopped:
+        except ReaderClosed:
             return
         except BaseException as error:
             self._out.put(error)
@@ -97,7 +97,7 @@ class FileReader(ABC, Generic[B]):
         """Wait for a free buffer. Raises Stopped."""
         buffer = self._pool.take()
         if buffer is None or self._stop:
-            raise Stopped
+            raise ReaderClosed
         return buffer
 
     def _put(self, batch: B | None) -> None:
@@ -108,7 +108,7 @@ class FileReader(ABC, Generic[B]):
                 return
             except queue.Full:
                 continue
-        raise Stopped
+        raise ReaderClosed
 
 
 def open_unnoticed(open_file: Callable[[int], int]) -> int:
@@ -133,7 +133,7 @@ def fill(fd: int, view: memoryview, offset: int) -> None:
         raise FileChanged("shrank while it was read")
 
 
-class Stretch(NamedTuple):
+class FileStretch(NamedTuple):
     """Bytes [start, end) of a file: data, or a hole."""
 
     start: int
@@ -143,20 +143,20 @@ class Stretch(NamedTuple):
 
 def stretches(
     ranges: Iterable[tuple[int, int]], start: int, end: int, hole_bytes_min: int = HOLE_BYTES_MIN
-) -> Iterator[Stretch]:
+) -> Iterator[FileStretch]:
     """Yield the bytes [start, end) of a file in order. ``ranges`` have data; shorter holes count as
     data."""
     data_end = start
     for first, last in ranges:
         if first - data_end >= hole_bytes_min:
             if data_end > start:
-                yield Stretch(start, data_end, False)
-            yield Stretch(data_end, first, True)
+                yield FileStretch(start, data_end, False)
+            yield FileStretch(data_end, first, True)
             start = first
         data_end = last
     if end - data_end < hole_bytes_min:
         data_end = end
     if data_end > start:
-        yield Stretch(start, data_end, False)
+        yield FileStretch(start, data_end, False)
     if end > data_end:
-        yield Stretch(data_end, end, True)
+        yield FileStretch(data_end, end, True)

@@ -20,7 +20,7 @@ NUMBER_BELIEVED_MAX = 1 << 31
 checksums, and tables short ones."""
 
 
-class Numbers:
+class ContainerNumbers:
     """The highest number that each kind of container has had, as far as it is known."""
 
     def __init__(self, volume: Volume) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from dedupd_core.byte_ranges import missing_ranges
 from dedupd_core.errors import Damaged, NoSpace, error_named
 from dedupd_core.stub.content import StoreContent
-from dedupd_core.stub.filling import Filling, make_plain
+from dedupd_core.stub.filling import StubFill, make_plain
 from dedupd_core.stub.local_blocks import checked_stub
 from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.stub.transition import local_ranges, settle
@@ -19,7 +19,7 @@ from dedupd_core.volume.commit import settle_noted
 from dedupd_core.volume.volume import Volume
 
 
-class Restored(NamedTuple):
+class RestoreResult(NamedTuple):
     """What became of a file that was to be plain."""
 
     was_stub: bool
@@ -29,7 +29,7 @@ class Restored(NamedTuple):
 
 def restore_file(
     volume: Volume, path: bytes, safe_point: Callable[[], None] = lambda: None
-) -> Restored:
+) -> RestoreResult:
     """Make one file plain, a piece at a time; users read and write it meanwhile.
 
     ``safe_point`` is called between the pieces. Whatever error it raises ends that: the file is the
@@ -82,7 +82,7 @@ def missing_data(volume: Volume, path: bytes) -> Iterator[tuple[StoreContent, in
             yield content, start, end
 
 
-def filling_of(volume: Volume, stub: SparseStub, where: str) -> Filling:
+def filling_of(volume: Volume, stub: SparseStub, where: str) -> StubFill:
     """What fills up an open stub of a volume, by the reserve of its policy as it is now.
 
     Raises PolicyError, OSError.
@@ -96,7 +96,7 @@ def filling_of(volume: Volume, stub: SparseStub, where: str) -> Filling:
             raise NoSpace(f"{error}; it stays a stub") from None
 
     load = partial(volume.content, where=where)
-    return Filling(stub, load, volume.stub_files, require)
+    return StubFill(stub, load, volume.stub_files, require)
 
 
 # --- by the mount process -----------------------------------------------------------------------
@@ -104,15 +104,15 @@ def filling_of(volume: Volume, stub: SparseStub, where: str) -> Filling:
 
 def _restored_by_mount(
     client: ControlClient, path: bytes, safe_point: Callable[[], None]
-) -> Restored:
+) -> RestoreResult:
     """When this ends early, the connection ends, and the mount process takes back what it did."""
     begun = _asked(client, safe_point, "fill_begin", path=os.fsdecode(path))
     if begun["is_plain"]:
-        return Restored(was_stub=False, filled_bytes=0)
+        return RestoreResult(was_stub=False, filled_bytes=0)
     while True:
         state = _asked(client, safe_point, "fill")
         if state["is_plain"]:
-            return Restored(was_stub=True, filled_bytes=state["filled_bytes"])
+            return RestoreResult(was_stub=True, filled_bytes=state["filled_bytes"])
         safe_point()
 
 
@@ -129,15 +129,15 @@ def _asked(
 # --- here ---------------------------------------------------------------------------------------
 
 
-def _restored_here(volume: Volume, path: bytes, safe_point: Callable[[], None]) -> Restored:
+def _restored_here(volume: Volume, path: bytes, safe_point: Callable[[], None]) -> RestoreResult:
     with opened(open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)) as fd:
         where = show_path(path)
         attribute = checked_stub(fd, volume.stub_files, where)
         if attribute is None:
-            return Restored(was_stub=False, filled_bytes=0)
+            return RestoreResult(was_stub=False, filled_bytes=0)
         load = partial(volume.content, where=where)
         attribute = settle(fd, attribute, partial(load, attribute), volume.stub_files)
         stub = SparseStub(fd, attribute, volume.stub_files, load)
         filling = filling_of(volume, stub, where)
         make_plain(filling, safe_point)
-        return Restored(was_stub=True, filled_bytes=filling.filled_bytes)
+        return RestoreResult(was_stub=True, filled_bytes=filling.filled_bytes)

@@ -15,8 +15,8 @@ from dedupd_core.format.domain import VOLUME
 from dedupd_core.format.ids import HOLE, show_id
 from dedupd_core.format.recipe import DIGEST_BYTES
 from dedupd_core.format.stub import StubAttribute
-from dedupd_core.store.recipe.recipe_reader import Broken, RecipeRow
-from dedupd_core.store.recipe.recipe_writer import Growth
+from dedupd_core.store.recipe.recipe_reader import RecipeRow, UnreadablePart
+from dedupd_core.store.recipe.recipe_writer import RecipeProgress
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.units import GIB
 from dedupd_core.volume.hints import HintKey
@@ -31,7 +31,7 @@ class Checkpoint(NamedTuple):
     ``domain`` that the file was in."""
 
     identity: FileIdentity
-    growth: Growth
+    growth: RecipeProgress
     domain: bytes = VOLUME
 
 
@@ -47,7 +47,7 @@ class Checkpoints:
         checkpoints = map(_decode, self._volume.hints.latest(HintKey.UNFINISHED_FILES))
         self._found = {one.identity.inode: one for one in checkpoints if one is not None}
 
-    def of(self, identity: FileIdentity, domain: bytes = VOLUME) -> Growth | None:
+    def of(self, identity: FileIdentity, domain: bytes = VOLUME) -> RecipeProgress | None:
         """How far exactly this file is, if its chunks and the nodes of its recipe are there, and
         of the domain that it is in now."""
         checkpoint = self._found.get(identity.inode)
@@ -76,7 +76,7 @@ class Checkpoints:
         if (part.level, part.length, part.content) != (level, node.length, node.fingerprint):
             return False
         for leaf in part.leaves():
-            if isinstance(leaf, Broken):
+            if isinstance(leaf, UnreadablePart):
                 return False
             content, nodes = leaf.content, {node.chunk, leaf.node, *leaf.above}
             rows = zip(content.ids, content.lengths, content.fingerprint_checks, strict=True)
@@ -106,6 +106,6 @@ def _decode(value: dict[str, str]) -> Checkpoint | None:
             return None
         identity, growth, *domain = json.loads(body)
         of = bytes.fromhex(domain[0]) if domain else VOLUME
-        return Checkpoint(FileIdentity(*identity), Growth.from_json(growth), of)
+        return Checkpoint(FileIdentity(*identity), RecipeProgress.from_json(growth), of)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

@@ -3,7 +3,8 @@
 ``user.dedupd.deleted`` of a directory lists the deletions below it. The same name with an id
 appended (``user.dedupd.deleted.3-4096``) lists older deletions. Setting ``user.dedupd.undelete`` of
 a new, empty file to an id restores that deletion into the file. Users can restore their own files,
-and root any file. Root can append the words of :class:`~dedupd_core.deleted.undelete.Order`.
+and root any file. Root can append the words of
+:class:`~dedupd_core.deleted.undelete.UndeleteRequest`.
 """
 
 import errno
@@ -17,7 +18,7 @@ from dedupd_core.deleted.expiry import end_ns
 from dedupd_core.deleted.listing import DELETED, lines
 from dedupd_core.deleted.log import DeletionId, DeletionLogs
 from dedupd_core.deleted.log_cache import LogCache
-from dedupd_core.deleted.undelete import Order, revive, take_back
+from dedupd_core.deleted.undelete import UndeleteRequest, revive, take_back
 from dedupd_core.errors import UsageError
 from dedupd_core.format.deletion import Deletion
 from dedupd_core.format.stub import StubAttribute
@@ -26,7 +27,7 @@ from dedupd_core.system.tree.tree_paths import path_in_tree
 from dedupd_core.volume.volume import Volume
 from fuse_stub.files.open_file import OpenFile
 from fuse_stub.files.open_files import OpenFiles
-from fuse_stub.policy.turns import InThread, Pace, Turns
+from fuse_stub.policy.turns import RequestPace, RunInThread, Turns
 
 ANSWER_BYTES_MAX = 60_000
 """The limit for one answer; the kernel allows 65,536 bytes per attribute."""
@@ -34,7 +35,7 @@ ANSWER_BYTES_MAX = 60_000
 WAITING_MAX = 16
 """The limit for active and waiting listings of one user. Each uses one of the mount's tasks."""
 
-PACE = Pace(burst=100, interval_s=0.1)
+PACE = RequestPace(burst=100, interval_s=0.1)
 """A tool of a user gets 24,000 deletions without a pause. An endless loop cannot block the thread
 that serves all users."""
 
@@ -55,7 +56,7 @@ class Listings:
     """Answers listing attributes. Only one listing runs at a time, in slices that alternate between
     users."""
 
-    def __init__(self, volume: Volume, in_thread: InThread) -> None:
+    def __init__(self, volume: Volume, in_thread: RunInThread) -> None:
         self._volume = volume
         self.turns = Turns(in_thread, at_once=1, user_max=WAITING_MAX, rest=REST, pace=PACE)
         self.cache = LogCache(DeletionLogs(volume))
@@ -119,7 +120,7 @@ async def undelete(
     volume: Volume,
     files: OpenFiles,
     uncommitted: Uncommitted,
-    in_thread: InThread,
+    in_thread: RunInThread,
     ino: int,
     value: bytes,
     uid: int,
@@ -130,7 +131,7 @@ async def undelete(
     Raises OSError, Damaged.
     """
     try:
-        order = Order.parse(value.decode())
+        order = UndeleteRequest.parse(value.decode())
         if uid != 0 and (order.privileges or order.force):
             raise OSError(errno.EPERM, os.strerror(errno.EPERM))
         get = partial(DeletionLogs(volume).get, order.id, unproven=order.force)

@@ -12,7 +12,7 @@ import trio
 from dedupd_core import native
 from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stub import StubAttribute
-from dedupd_core.stub.commit_steps import Begun
+from dedupd_core.stub.commit_steps import OpenCommit
 from dedupd_core.stub.transition import FileIdentity
 from fuse_stub.files.inodes import Inodes
 
@@ -33,11 +33,11 @@ class HeldGroup:
         self.inodes = array("Q", requests.inodes)
         self.resting: trio.Event | None = None
 
-    def begun(self, place: int, identity: "native.tree.Identity | None" = None) -> Begun:
+    def begun(self, place: int, identity: "native.tree.Identity | None" = None) -> OpenCommit:
         """The commit of a file, which is ``identity`` with the attribute."""
         _, read, recipe, _, _ = self.requests[place]
         expected = FileIdentity._make(read)
-        return Begun(FileIdentity._make(identity or read), expected, RecipeRef._make(recipe))
+        return OpenCommit(FileIdentity._make(identity or read), expected, RecipeRef._make(recipe))
 
 
 class HeldFiles:
@@ -46,7 +46,7 @@ class HeldFiles:
     def __init__(self, inodes: Inodes) -> None:
         self._inodes = inodes
         self._files: dict[int, tuple[HeldGroup, int]] = {}
-        self.adopt: Callable[[int, Begun], None] = _nobody
+        self.adopt: Callable[[int, OpenCommit], None] = _nobody
         """Makes an open file of a descriptor, with a commit that has begun."""
 
     def __contains__(self, ino: int) -> bool:
@@ -95,5 +95,5 @@ class HeldFiles:
         return True
 
 
-def _nobody(_: int, __: Begun) -> None:
+def _nobody(_: int, __: OpenCommit) -> None:
     raise AssertionError("no commit lane takes files over")

@@ -16,7 +16,7 @@ STUBS_MAX = 1 << 16
 """More are left as they are until they are closed once more; each takes some 200 bytes."""
 
 
-class Unsealed(NamedTuple):
+class UnsealedStub(NamedTuple):
     """A closed stub: its path when it was closed, if one was known, and when to look at it."""
 
     path: bytes | None
@@ -28,16 +28,16 @@ class UnsealedStubs:
     """Those of a mount, by inode. Used by the thread of the event loop, between awaits."""
 
     def __init__(self) -> None:
-        self._stubs: dict[int, Unsealed] = {}
+        self._stubs: dict[int, UnsealedStub] = {}
 
     def note(self, ino: int, path: bytes | None) -> None:
         """A stub that has been written to is closed."""
         known = self._stubs.get(ino)
         attempts = 0 if known is None else known.attempts
         if attempts < ATTEMPTS_MAX and (known is not None or len(self._stubs) < STUBS_MAX):
-            self._stubs[ino] = Unsealed(path, time.monotonic() + SEAL_AFTER_S, attempts)
+            self._stubs[ino] = UnsealedStub(path, time.monotonic() + SEAL_AFTER_S, attempts)
 
-    def take_due(self, now_s: float, count: int) -> list[tuple[int, Unsealed]]:
+    def take_due(self, now_s: float, count: int) -> list[tuple[int, UnsealedStub]]:
         """Up to ``count`` stubs whose time has come; each counts one more attempt."""
         due = [(ino, stub) for ino, stub in self._stubs.items() if stub.due_s <= now_s][:count]
         for ino, stub in due:

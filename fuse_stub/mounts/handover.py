@@ -22,7 +22,7 @@ from typing import Any
 from dedupd_core.errors import ServiceUnreachable, error_named
 from dedupd_core.system.control_socket import peer_ids, runtime_dir
 from fuse_stub.mounts.mount_options import MountOptions, parse_options
-from fuse_stub.mounts.mount_process import Serving
+from fuse_stub.mounts.mount_process import ServeOptions
 from fuse_stub.mounts.private_mount import PrivateMount, given_mount
 
 MESSAGE_BYTES_MAX = 64 << 10
@@ -35,18 +35,18 @@ def meeting_place(volume: str) -> str:
     return os.path.join(runtime_dir(), f"{volume}.start")
 
 
-class Ended(ServiceUnreachable):
+class PeerEnded(ServiceUnreachable):
     """The process at the other end has exited without an answer."""
 
 
-class Line:
+class ServiceConnection:
     """A connection, on either side. Closes the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
 
     @classmethod
-    def to_service(cls, volume: str) -> "Line":
+    def to_service(cls, volume: str) -> "ServiceConnection":
         """Connect to the service. Raises OSError if no service waits for this process."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -73,7 +73,7 @@ class Line:
         try:
             socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
         except OSError as error:
-            raise Ended(f"the other process has ended ({error.strerror})") from error
+            raise PeerEnded(f"the other process has ended ({error.strerror})") from error
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
         """Return the next message, and its descriptors, which the caller closes.
@@ -83,11 +83,11 @@ class Line:
         try:
             data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES_MAX, FDS_MAX)
         except OSError as error:
-            raise Ended(f"the other process has ended ({error.strerror})") from error
+            raise PeerEnded(f"the other process has ended ({error.strerror})") from error
         for fd in fds:
             os.set_inheritable(fd, False)
         if not data:
-            raise Ended("the other process has ended")
+            raise PeerEnded("the other process has ended")
         message: dict[str, Any] = json.loads(data)
         if "error" in message:
             for fd in fds:
@@ -96,7 +96,7 @@ class Line:
         return message, fds
 
 
-def task_of(path: str, asked: Serving) -> dict[str, Any]:
+def task_of(path: str, asked: ServeOptions) -> dict[str, Any]:
     """Return the message with the task of the process."""
     return {
         "path": path,
@@ -106,11 +106,11 @@ def task_of(path: str, asked: Serving) -> dict[str, Any]:
     }
 
 
-class Outside:
+class ServiceProxy:
     """The service, as seen by a mount process."""
 
-    def __init__(self, line: Line) -> None:
-        """Receive the task. Raises the errors of :meth:`Line.receive`."""
+    def __init__(self, line: ServiceConnection) -> None:
+        """Receive the task. Raises the errors of :meth:`ServiceConnection.receive`."""
         self._line = line
         task, (self.base_fd, self._private_fd) = line.receive()
         self.path: str = task["path"]
@@ -126,7 +126,7 @@ class Outside:
         return given_mount(self._private_fd, below_fd, options)
 
     def new_mount(self, options: Mapping[str, str]) -> int:
-        """Return the open ``/dev/fuse`` of a new mount. Raises like :meth:`Line.receive`."""
+        """Return the open ``/dev/fuse`` of a new mount. Raises as ``ServiceConnection.receive``."""
         self._line.send({"mount": options})
         _, (device_fd, self._mount_fd) = self._line.receive()
         return device_fd

@@ -42,7 +42,7 @@ class Mounter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServeOptions:
     """The parameters for serving a mount. ``ready`` is called when the mount answers.
 
     ``bounded`` is called when the process has dropped its rights. A new thread inherits the rights
@@ -75,12 +75,12 @@ def mount_in_background(
     Busy, Damaged and others, as in :func:`fuse_stub.process.serve`.
     """
     with open_volume(path) as volume:
-        asked = Serving(mountpoint, cache_bytes, options)
+        asked = ServeOptions(mountpoint, cache_bytes, options)
         return served_in_background(volume.root, volume.base_fd, asked)
 
 
 def served_in_background(
-    path: str, base_fd: int, asked: Serving, *, is_snapshot: bool = False
+    path: str, base_fd: int, asked: ServeOptions, *, is_snapshot: bool = False
 ) -> int:
     """Serve a volume whose ``.dedupd`` is open in a new process; return its pid when it answers.
     ``base_fd`` stays the caller's."""
@@ -132,7 +132,7 @@ def mount_snapshot_in_background(
     """Like :func:`mount_in_background`, for a snapshot: see
     :func:`fuse_stub.snapshot.serve_snapshot`."""
     with open_snapshot(path) as volume:
-        asked = Serving(mountpoint, cache_bytes, options)
+        asked = ServeOptions(mountpoint, cache_bytes, options)
         return served_in_background(volume.root, volume.base_fd, asked, is_snapshot=True)
 
 

@@ -18,9 +18,9 @@ from dedupd_core.system.files import opened
 from dedupd_core.volume.detached_mount import detached_mount
 from dedupd_core.volume.volume import Volume
 from fuse_stub.mounts import over_mount
-from fuse_stub.mounts.handover import Ended, Line, meeting_place, task_of
+from fuse_stub.mounts.handover import PeerEnded, ServiceConnection, meeting_place, task_of
 from fuse_stub.mounts.mount_points import device_of, is_dead_mount, read_ahead_more
-from fuse_stub.mounts.mount_process import Serving
+from fuse_stub.mounts.mount_process import ServeOptions
 from fuse_stub.mounts.private_mount import private_mount, show
 
 UNIT = "dedupd-mount@{}.service"
@@ -38,7 +38,7 @@ class NoUnit(Exception):
     """systemd cannot start the unit; the message has the reason."""
 
 
-def served_in_unit(volume: str, path: str, base_fd: int, asked: Serving) -> int:
+def served_in_unit(volume: str, path: str, base_fd: int, asked: ServeOptions) -> int:
     """Serve a volume (a uuid) by a process in its unit; return its pid when it is mounted.
 
     ``base_fd`` is the open ``.dedupd`` of the volume; the caller still has to close it. Raises
@@ -46,12 +46,12 @@ def served_in_unit(volume: str, path: str, base_fd: int, asked: Serving) -> int:
     """
     try:
         return _served(volume, path, base_fd, asked)
-    except Ended as error:
+    except PeerEnded as error:
         unit = UNIT.format(volume)
         raise NoUnit(f"{unit} has stopped; run `journalctl -u {unit}` to find the cause") from error
 
 
-def _served(volume: str, path: str, base_fd: int, asked: Serving) -> int:
+def _served(volume: str, path: str, base_fd: int, asked: ServeOptions) -> int:
     with ExitStack() as stack:
         below_fd = os.dup(base_fd)
         private = stack.enter_context(private_mount(below_fd, asked.options))
@@ -85,7 +85,7 @@ def _put(mount_fd: int, point: str) -> None:
 
 
 @contextmanager
-def _called(volume: str, path: str, base_fd: int) -> Iterator[Line]:
+def _called(volume: str, path: str, base_fd: int) -> Iterator[ServiceConnection]:
     """Start the unit, and wait until its process connects."""
     where = meeting_place(volume)
     os.makedirs(runtime_dir(), mode=0o700, exist_ok=True)
@@ -96,7 +96,7 @@ def _called(volume: str, path: str, base_fd: int) -> Iterator[Line]:
         try:
             listener.listen(1)
             listener.settimeout(CALL_S_MAX)
-            line = Line(_call_of(listener, volume, path, base_fd))
+            line = ServiceConnection(_call_of(listener, volume, path, base_fd))
         finally:
             os.unlink(where)
     try:

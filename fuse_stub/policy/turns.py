@@ -22,13 +22,13 @@ WEIGHT_MAX = 4
 """A killed process exits only when its request is answered, so the wait must be short."""
 
 
-class InThread(Protocol):
+class RunInThread(Protocol):
     """Runs a function that may block in one of a user's threads."""
 
     async def __call__(self, uid: int, function: Callable[..., T], *arguments: object) -> T: ...
 
 
-class Pace(NamedTuple):
+class RequestPace(NamedTuple):
     """The rate of answers to a user: ``burst`` in a row, then one per ``interval_s``. A request
     counts once for each waiting request of the user, at most :data:`WEIGHT_MAX` times."""
 
@@ -36,7 +36,7 @@ class Pace(NamedTuple):
     interval_s: float
 
 
-UNPACED = Pace(1, 0.0)
+UNPACED = RequestPace(1, 0.0)
 
 
 class _User:
@@ -52,12 +52,12 @@ class Turns:
 
     def __init__(
         self,
-        in_thread: InThread,
+        in_thread: RunInThread,
         *,
         at_once: int,
         user_max: int,
         rest: float = 0.0,
-        pace: Pace = UNPACED,
+        pace: RequestPace = UNPACED,
     ) -> None:
         """``at_once``: the number of functions that run at a time. ``user_max``: the number of
         waiting requests per user; each uses one of the mount's tasks. ``rest``: the pause after

@@ -8,7 +8,7 @@ from dedupd_core.byte_ranges import missing_ranges
 from dedupd_core.errors import Damaged, DamagedStub
 from dedupd_core.format.ids import HOLE, show_id
 from dedupd_core.format.stub import Flag, StubAttribute
-from dedupd_core.store.recipe.recipe_reader import Broken
+from dedupd_core.store.recipe.recipe_reader import UnreadablePart
 from dedupd_core.stub.transition import local_ranges
 from dedupd_core.system.files import opened
 from dedupd_core.system.paths import open_beneath, show_path
@@ -86,7 +86,7 @@ def _of_recipe(
         yield Loss(where, 0, stub.covered, stub.recipe, is_recipe, str(error))
         return
     for part in recipe.leaves():
-        if isinstance(part, Broken):
+        if isinstance(part, UnreadablePart):
             yield Loss(where, part.offset, part.offset + part.length, part.node, True, part.reason)
             continue
         node = part.content

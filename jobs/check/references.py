@@ -18,7 +18,7 @@ from dedupd_core.format.stub import Flag, StubAttribute, decode_stub
 from dedupd_core.native.tree import CountedStubs, Unreadable
 from dedupd_core.store.container.container import has_hole
 from dedupd_core.store.container.table_file import LOST
-from dedupd_core.store.recipe.recipe_reader import Broken, Leaf
+from dedupd_core.store.recipe.recipe_reader import Leaf, UnreadablePart
 from dedupd_core.stub.local_blocks import refuse_tampered
 from dedupd_core.system.files import opened
 from dedupd_core.system.paths import explain, open_beneath, show_path
@@ -212,7 +212,7 @@ class _Walk:
             return whole
         for part in recipe.leaves():
             self._run.safe_point()
-            if isinstance(part, Broken):
+            if isinstance(part, UnreadablePart):
                 self._found.missing_nodes.add(part.node)
                 whole = False
             else:

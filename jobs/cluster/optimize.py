@@ -16,7 +16,7 @@ from dedupd_core.errors import (
 )
 from dedupd_core.native.commit import CommitRequests
 from dedupd_core.rados.reading.sources import reference
-from dedupd_core.rados.writer import NewFile, Prepared, Writer
+from dedupd_core.rados.writer import NewFile, PreparedVersion, Writer
 from dedupd_core.stub.commit_steps import Outcome
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system.files import opened
@@ -144,15 +144,17 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
     def _leave(self, reason: str) -> None:
         self._report.files_left[reason] = self._report.files_left.get(reason, 0) + 1
 
-    def _commit(self, writer: Writer, taken: list[_CutFile], prepared: list[Prepared]) -> None:
+    def _commit(
+        self, writer: Writer, taken: list[_CutFile], prepared: list[PreparedVersion]
+    ) -> None:
         """Make the stubs name the versions, and make the store keep the named versions."""
         requests = CommitRequests()
         for (candidate, _), version in zip(taken, prepared, strict=True):
             recipe = reference(version.version)
             requests.add(candidate.path, candidate.identity, recipe, candidate.attribute)
         results = self._committer.commit(requests)
-        done: list[Prepared] = []
-        unchanged: list[Prepared] = []
+        done: list[PreparedVersion] = []
+        unchanged: list[PreparedVersion] = []
         for one, version, result in zip(taken, prepared, results, strict=True):
             self._report.freed_bytes += result.freed_bytes
             if result.outcome is Outcome.DONE:
@@ -169,7 +171,7 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
         writer.retire()
         self._run.update(done=self._report.logical_bytes, files=self._report.files_optimized)
 
-    def _names(self, version: Prepared) -> bool:
+    def _names(self, version: PreparedVersion) -> bool:
         """Return whether the stub of a file durably names its new version. The result of the commit
         may be about a later step. Raises Damaged if the stub names neither version."""
         named = self._stubs.settle(version.file)

@@ -15,9 +15,9 @@ from dedupd_core.format.cluster.objects import FileId, encode_frame
 from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stream import Frame
 from dedupd_core.format.stub import NO_FLAGS, StubAttribute
-from dedupd_core.rados.chunks import Arrival, NewChunk
+from dedupd_core.rados.chunks import NewChunk, StoreResult
 from dedupd_core.rados.reading.sources import reference
-from dedupd_core.rados.writer import FileChunk, NewFile, Prepared, Writer
+from dedupd_core.rados.writer import FileChunk, NewFile, PreparedVersion, Writer
 from dedupd_core.volume.domains import require_domains
 from dedupd_core.volume.volume import Volume
 from jobs.backup.intake import Intake, Reception, RecipeIntake, lacking
@@ -65,7 +65,7 @@ class _ClusterIntake:
         self.present = self.group_bytes = 0
         self._group: dict[bytes, FileChunk] = {}
         self._group_length = 0
-        self._begun: list[Prepared] = []
+        self._begun: list[PreparedVersion] = []
 
     def has(self, fingerprints: bytes) -> bytes:
         asked = [fingerprints[at : at + 32] for at in range(0, len(fingerprints), 32)]
@@ -115,7 +115,9 @@ class _ClusterIntake:
         self._writer.commit(self._begun)
         for one in self._begun:
             self._received.add_held(one.version)
-            made = one.arrivals.get(Arrival.CREATED, 0) + one.arrivals.get(Arrival.REPAIRED, 0)
+            made = one.arrivals.get(StoreResult.CREATED, 0) + one.arrivals.get(
+                StoreResult.REPAIRED, 0
+            )
             self.present += len(self._group) - made
         self._group = {}
         self._group_length = self.group_bytes = 0

@@ -1,6 +1,6 @@
 """Records that deletions need: what can be had back for a while counts as needed."""
 
-from dedupd_core.deleted.expiry import Expired, expire
+from dedupd_core.deleted.expiry import ExpiredDeletions, expire
 from dedupd_core.deleted.log import DeletionLogs
 from dedupd_core.errors import PolicyError
 from dedupd_core.format.stub import Flag
@@ -23,7 +23,7 @@ class DeletionMarker:
         self._volume = volume
         self._run = run
         self._logs = DeletionLogs(volume)
-        self._expired = Expired({}, 0)
+        self._expired = ExpiredDeletions({}, 0)
         try:
             policy = volume.policy()
         except PolicyError:

@@ -13,7 +13,7 @@ from dedupd_core.format.ids import HOLE, show_id
 from dedupd_core.format.recipe import fingerprint_check
 from dedupd_core.format.stub import StubAttribute
 from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT
-from dedupd_core.store.recipe.recipe_writer import Growth
+from dedupd_core.store.recipe.recipe_writer import RecipeProgress
 from dedupd_core.stub.local_blocks import refuse_tampered
 from dedupd_core.stub.transition import FileIdentity, local_ranges
 from dedupd_core.system.file_reader import (
@@ -21,7 +21,7 @@ from dedupd_core.system.file_reader import (
     HOLE_BYTES_MIN,
     SMALL_BYTES_MAX,
     FileReader,
-    Stopped,
+    ReaderClosed,
     fill,
     open_failure,
     open_unnoticed,
@@ -88,7 +88,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         work: Iterable[Work],
         pool: BufferPool,
         limits: ReaderLimits,
-        resume: Callable[[FileIdentity], Growth | None] = lambda _: None,
+        resume: Callable[[FileIdentity], RecipeProgress | None] = lambda _: None,
         is_apart: Callable[[StubAttribute], bool] = lambda _: False,
     ) -> None:
         super().__init__(pool, limits.ahead)
@@ -110,7 +110,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
     def _read(self) -> None:
         for work in self._work:
             if self._stop:
-                raise Stopped
+                raise ReaderClosed
             if isinstance(work, native.ingest.FileList):
                 self._read_files(work)
             elif work.busy is not None:

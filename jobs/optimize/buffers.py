@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 
 from dedupd_core import native
 from dedupd_core.format.recipe import RecipeRef
-from dedupd_core.store.recipe.recipe_writer import Growth, RecipeBuilder
+from dedupd_core.store.recipe.recipe_writer import RecipeBuilder, RecipeProgress
 from dedupd_core.store.writer import NewRecords
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.volume.commit_requests import CommitRequest
@@ -51,7 +51,7 @@ class Source:
     """In holes that are too short to be skipped: cut as zeros, and not counted as read."""
     shared_bytes: int = 0
     """How much of it lies in blocks that snapshots, or copies below, have as well."""
-    resumed: Growth | None = None
+    resumed: RecipeProgress | None = None
 
 
 @dataclass(slots=True)

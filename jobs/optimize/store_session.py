@@ -27,7 +27,7 @@ from dedupd_core.store.growing import SyncPoint
 from dedupd_core.store.recipe.recipe_writer import RecipeWriter
 from dedupd_core.store.second_copies import append_copies
 from dedupd_core.store.unkept_records import Position
-from dedupd_core.volume.container_numbers import Numbers
+from dedupd_core.volume.container_numbers import ContainerNumbers
 from dedupd_core.volume.volume import Volume
 from jobs.optimize.partitioning import combined
 from jobs.repair.quarantine import quarantine_noted
@@ -88,7 +88,7 @@ class StoreSession:
                 kind: files.enter_context(volume.containers(kind)) for kind in _KINDS
             }
             quarantine_noted(volume, safe_point)
-            self._numbers = Numbers(volume)
+            self._numbers = ContainerNumbers(volume)
             copies_kind = COPIES_OF[Kind.RECIPES]
             self.copies = files.enter_context(closing(self._numbers.writer(copies_kind)))
             self.copies.recover(self._note_copied)

@@ -18,7 +18,7 @@ from dedupd_core.store.encoded_records import encoded_alone
 from dedupd_core.store.second_copies import append_copies
 from dedupd_core.system.files import opened
 from dedupd_core.units import KIB, MIB
-from dedupd_core.volume.container_numbers import Numbers
+from dedupd_core.volume.container_numbers import ContainerNumbers
 from dedupd_core.volume.hints import HintKey
 from dedupd_core.volume.volume import Volume
 from jobs.frame.run import JobRun
@@ -157,7 +157,7 @@ class Dictionaries:
     def _kept(self, trained: list[bytes]) -> list[int]:
         """Store dictionaries as records, each with a second copy. Returns none if the copies do not
         fit. Raises NoSpace."""
-        algorithm, numbers = self._volume.parameters.fingerprint, Numbers(self._volume)
+        algorithm, numbers = self._volume.parameters.fingerprint, ContainerNumbers(self._volume)
         records = [
             encoded_alone(raw, native.hashing.fingerprint(raw, algorithm)) for raw in trained
         ]

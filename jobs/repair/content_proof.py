@@ -15,7 +15,7 @@ from dedupd_core.format.stub import Flag, StubAttribute
 from dedupd_core.native.store import RecipeLeaf
 from dedupd_core.store.container.table_file import LOST
 from dedupd_core.store.reader import RecordReader
-from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, Broken
+from dedupd_core.store.recipe.recipe_reader import HOLE_FINGERPRINT, UnreadablePart
 from dedupd_core.volume.volume import Volume
 
 
@@ -49,7 +49,7 @@ class Proofs:
         except Damaged:
             return
         for part in recipe.leaves():
-            if isinstance(part, Broken):
+            if isinstance(part, UnreadablePart):
                 continue
             node = part.content
             for chunk, length, check in zip(

@@ -7,7 +7,7 @@ from dedupd_core import native
 from dedupd_core.errors import Damaged, DamagedStub
 from dedupd_core.format.ids import HOLE
 from dedupd_core.store.container.table_file import LOST
-from dedupd_core.store.recipe.recipe_reader import Broken
+from dedupd_core.store.recipe.recipe_reader import UnreadablePart
 from dedupd_core.stub.transition import local_ranges
 from dedupd_core.system.files import opened, read_at
 from dedupd_core.system.paths import open_beneath, show_path
@@ -126,7 +126,7 @@ class FileSearch:
         except (Damaged, OSError):
             return
         for part in recipe.leaves():
-            if isinstance(part, Broken):
+            if isinstance(part, UnreadablePart):
                 continue
             node = part.content
             for chunk, length, offset in zip(node.ids, node.lengths, node.offsets, strict=True):

@@ -30,7 +30,7 @@ from dedupd_core.store.second_copies import all_copies
 from dedupd_core.stores.secret_files import made_secret
 from dedupd_core.system.paths import explain
 from dedupd_core.system.processes import cores
-from dedupd_core.volume.container_numbers import Numbers
+from dedupd_core.volume.container_numbers import ContainerNumbers
 from dedupd_core.volume.repair_notes import Note
 from dedupd_core.volume.volume import Volume
 from jobs.check.deltas import count_dependants, needs_copy, without_base
@@ -123,7 +123,7 @@ class Scrub(Job[ScrubReport]):
         self._known = {kind: RecordCensus() for kind in fmt.Kind}
         self._directories: dict[fmt.Kind, ContainerDirectory] = {}
         self._threads = self._policy.cores or cores()
-        self._numbers = Numbers(volume)
+        self._numbers = ContainerNumbers(volume)
         self._dictionaries: set[int] = set()
 
     def run(self) -> ScrubReport:

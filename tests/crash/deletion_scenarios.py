@@ -12,7 +12,7 @@ import pytest
 
 from dedupd_core.deleted import expiry
 from dedupd_core.deleted.alarm import accept
-from dedupd_core.deleted.dropped import Dropped, add_counts
+from dedupd_core.deleted.dropped import DroppedDeletions, add_counts
 from dedupd_core.deleted.listing import lost
 from dedupd_core.deleted.log import DeletionId, DeletionLogs
 from dedupd_core.deleted.undelete import UNFINISHED, Undelete, attach_below, revive, take_back
@@ -64,7 +64,7 @@ def delete_and_have_back(scene: Scene) -> None:
             undelete = Undelete(volume.data_fd, scene.disk, attach_below(volume))
             for back in undelete.take(wanted):
                 assert back.error is None
-        add_counts(volume.base_fd, {0: Dropped(dropped=1)}, scene.disk)
+        add_counts(volume.base_fd, {0: DroppedDeletions(dropped=1)}, scene.disk)
     (scene.root / ".dedupd/policy.toml").open("a").write('keep_deleted = "0s"\n')
     collect(scene)
     with pytest.MonkeyPatch.context() as patch:  # the logs are days old

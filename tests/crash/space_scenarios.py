@@ -14,7 +14,7 @@ from dedupd_core.format.container import Kind
 from dedupd_core.store.encoded_records import encode_records
 from dedupd_core.store.writer import NewRecords
 from dedupd_core.units import align_down
-from dedupd_core.volume.container_numbers import Numbers
+from dedupd_core.volume.container_numbers import ContainerNumbers
 from dedupd_core.volume.volume import Volume
 from tests.crash.scenarios import (
     KIB,
@@ -146,7 +146,7 @@ def compact_without_room(scene: Scene) -> None:
 def take_back_what_was_stored(scene: Scene) -> None:
     """Records that were stored in vain, some of them synced and the last ones not."""
     with Volume.open(str(scene.root), scene.disk) as volume, volume.job_lock():
-        writer = Numbers(volume).writer(Kind.CHUNKS)
+        writer = ContainerNumbers(volume).writer(Kind.CHUNKS)
         writer.recover(lambda _: None)
         for number in range(3):
             data = noise(5 * KIB, scene.seed + number)

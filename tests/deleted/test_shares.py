@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd_core.deleted.shares import Kept, surplus
+from dedupd_core.deleted.shares import KeptDeletions, surplus
 
 SIZES = dict(enumerate((0, 1, 2, 3, 10, 50, 100, 1000)))
 USERS = range(1, 5)
 
 
 @st.composite
-def deletions(draw: st.DrawFn) -> list[Kept]:
+def deletions(draw: st.DrawFn) -> list[KeptDeletions]:
     """Of some users, each with logs of their own, in which the time goes forwards but for a
     clock that was set back."""
     rows = draw(
@@ -32,20 +32,20 @@ def deletions(draw: st.DrawFn) -> list[Kept]:
     for user, log, time_ns, recipes in rows:
         number = 10 * user + log
         ends[number] += 200
-        kept.append(Kept(user, time_ns, number, ends[number], tuple(recipes)))
+        kept.append(KeptDeletions(user, time_ns, number, ends[number], tuple(recipes)))
     return kept
 
 
-def needed(rows: Iterable[Kept]) -> int:
+def needed(rows: Iterable[KeptDeletions]) -> int:
     return sum(SIZES[recipe] for recipe in {recipe for one in rows for recipe in one.recipes})
 
 
-def without(kept: list[Kept], dropped: list[Kept]) -> list[Kept]:
+def without(kept: list[KeptDeletions], dropped: list[KeptDeletions]) -> list[KeptDeletions]:
     gone = {(one.log, one.end) for one in dropped}
     return [one for one in kept if (one.log, one.end) not in gone]
 
 
-def of_user(rows: Iterable[Kept], user: int) -> list[Kept]:
+def of_user(rows: Iterable[KeptDeletions], user: int) -> list[KeptDeletions]:
     return [one for one in rows if one.account == user]
 
 
@@ -53,7 +53,9 @@ ALLOWED = st.integers(0, 2500)
 
 
 @given(deletions(), ALLOWED)
-def test_what_is_left_fits_and_nothing_is_dropped_that_fits(kept: list[Kept], allowed: int) -> None:
+def test_what_is_left_fits_and_nothing_is_dropped_that_fits(
+    kept: list[KeptDeletions], allowed: int
+) -> None:
     dropped = surplus(kept, SIZES, allowed)
     left = without(kept, dropped)
     assert len(left) + len(dropped) == len(kept)
@@ -63,7 +65,7 @@ def test_what_is_left_fits_and_nothing_is_dropped_that_fits(kept: list[Kept], al
 
 
 @given(deletions(), ALLOWED)
-def test_nobody_loses_anything_of_an_equal_share(kept: list[Kept], allowed: int) -> None:
+def test_nobody_loses_anything_of_an_equal_share(kept: list[KeptDeletions], allowed: int) -> None:
     dropped = surplus(kept, SIZES, allowed)
     users = {one.account for one in kept}
     for user in users:
@@ -72,7 +74,9 @@ def test_nobody_loses_anything_of_an_equal_share(kept: list[Kept], allowed: int)
 
 
 @given(deletions(), ALLOWED)
-def test_who_loses_something_needed_most_just_before(kept: list[Kept], allowed: int) -> None:
+def test_who_loses_something_needed_most_just_before(
+    kept: list[KeptDeletions], allowed: int
+) -> None:
     dropped = surplus(kept, SIZES, allowed)
     for at, one in enumerate(dropped):
         left = without(kept, dropped[:at])
@@ -82,7 +86,9 @@ def test_who_loses_something_needed_most_just_before(kept: list[Kept], allowed: 
 
 
 @given(deletions(), ALLOWED)
-def test_the_oldest_go_first_and_of_each_log_its_beginning(kept: list[Kept], allowed: int) -> None:
+def test_the_oldest_go_first_and_of_each_log_its_beginning(
+    kept: list[KeptDeletions], allowed: int
+) -> None:
     dropped = surplus(kept, SIZES, allowed)
     left = without(kept, dropped)
     for gone in dropped:
@@ -98,10 +104,10 @@ def test_the_oldest_go_first_and_of_each_log_its_beginning(kept: list[Kept], all
 
 @given(deletions(), ALLOWED, st.integers(1, 30))
 def test_what_one_user_deletes_costs_another_nothing_of_an_equal_share(
-    kept: list[Kept], allowed: int, count: int
+    kept: list[KeptDeletions], allowed: int, count: int
 ) -> None:
     """However much it is, and whatever others shared with it."""
-    flood = [Kept(9, at, 90, 200 * at, (7, 6, at % 6)) for at in range(count)]
+    flood = [KeptDeletions(9, at, 90, 200 * at, (7, 6, at % 6)) for at in range(count)]
     users = {one.account for one in kept} | {9}
     dropped = surplus([*kept, *flood], SIZES, allowed)
     for user in users - {9}:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd_core.deleted.undelete import FILES_MAX, Attach, Back, Undelete, Wanted
+from dedupd_core.deleted.undelete import FILES_MAX, Attach, DeletedFile, Undelete, UndeleteResult
 from dedupd_core.errors import DedupdError
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened
@@ -42,23 +42,23 @@ def tree(tmp_path: Path) -> Path:
     return path
 
 
-def give(fd: int, one: Wanted) -> None:
+def give(fd: int, one: DeletedFile) -> None:
     os.write(fd, one.id.encode())
     os.fchown(fd, one.uid, one.gid)
 
 
-def wanted(path: str, uid: int = ALICE) -> Wanted:
-    return Wanted(f"id of {path}", os.fsencode(path), uid, uid, 0.0)
+def wanted(path: str, uid: int = ALICE) -> DeletedFile:
+    return DeletedFile(f"id of {path}", os.fsencode(path), uid, uid, 0.0)
 
 
 def take(
-    tree: Path, *orders: Wanted, disk: Disk | None = None, attach: Attach = give
-) -> list[Back]:
+    tree: Path, *orders: DeletedFile, disk: Disk | None = None, attach: Attach = give
+) -> list[UndeleteResult]:
     with opened(os.open(tree, os.O_RDONLY)) as fd:
         return list(Undelete(fd, disk or Disk(), attach).take(orders))
 
 
-def reasons(results: list[Back]) -> list[str]:
+def reasons(results: list[UndeleteResult]) -> list[str]:
     return [explain(one.error) for one in results if one.error is not None]
 
 
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_come_back_stops_no_other(tree: Path) -> None:
     """Whatever fails, in whichever step, and in each group of files."""
     count = 2 * FILES_MAX + 50
 
-    def attach(fd: int, one: Wanted) -> None:
+    def attach(fd: int, one: DeletedFile) -> None:
         number = int(one.path.rpartition(b"/")[2])
         if number % 10 == 3:
             raise OSError(errno.EIO, os.strerror(errno.EIO), fd)

@@ -8,7 +8,7 @@ import pytest
 
 from dedupd_core.deleted import log_space, writer
 from dedupd_core.deleted.alarm import Alarm, AlarmState, keep_state
-from dedupd_core.deleted.dropped import Dropped, add_counts, read_counts
+from dedupd_core.deleted.dropped import DroppedDeletions, add_counts, read_counts
 from dedupd_core.deleted.log import DeletionId, DeletionLogs
 from dedupd_core.deleted.writer import DeletionWriter
 from dedupd_core.errors import NoSpace
@@ -177,9 +177,9 @@ def test_dropped_deletions_cannot_be_read_and_the_log_goes_on(volume: Volume) ->
 def test_what_was_dropped_is_reported(volume: Volume) -> None:
     one = made(volume)
     one.append(deletion_of(ALICE, b"a"))
-    counts = {ALICE: Dropped(dropped=3), BOB: Dropped(refused=1)}
+    counts = {ALICE: DroppedDeletions(dropped=3), BOB: DroppedDeletions(refused=1)}
     add_counts(volume.base_fd, counts, Disk())
-    add_counts(volume.base_fd, {ALICE: Dropped(dropped=2)}, Disk())
+    add_counts(volume.base_fd, {ALICE: DroppedDeletions(dropped=2)}, Disk())
     assert read_counts(volume.base_fd)[ALICE].dropped == 5
     told = run_cli("deleted", volume.root).stderr
     assert f"user {ALICE} lost 5 recorded deletions, and 0 deletions could not" in told

@@ -24,7 +24,7 @@ from dedupd_core.system.files import opened
 from dedupd_core.volume.volume import Volume
 from fuse_stub.deleted import attributes
 from fuse_stub.deleted.attributes import Listings
-from fuse_stub.policy.turns import Pace, Turns
+from fuse_stub.policy.turns import RequestPace, Turns
 from tests.support.deletions import deletion_of, log_of
 from tests.support.lab import new_lab
 
@@ -168,7 +168,7 @@ def test_a_loop_of_requests_is_slowed_down_and_hinders_no_other_user() -> None:
         return trio.current_time() - start_s
 
     async def all_of_them() -> None:
-        turns = Turns(here, at_once=1, user_max=9, pace=Pace(burst=5, interval_s=1.0))
+        turns = Turns(here, at_once=1, user_max=9, pace=RequestPace(burst=5, interval_s=1.0))
         assert await elapsed_s(turns, ALICE, 6) == 0
         assert await elapsed_s(turns, ALICE, 4) == pytest.approx(4)
         assert await elapsed_s(turns, BOB, 6) == 0

@@ -21,7 +21,7 @@ from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stub import Flag
 from dedupd_core.stub import commit_steps
 from dedupd_core.stub.commit_steps import Outcome
-from dedupd_core.stub.filling import Filling
+from dedupd_core.stub.filling import StubFill
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system.disk import Disk
 from dedupd_core.units import MIB
@@ -494,13 +494,13 @@ def test_a_restore_that_is_not_undone_leaves_readers_no_zeros(
 ) -> None:
     """A full disk may keep blocks that were allocated and not yet written."""
 
-    def allocate_and_fail(filling: Filling) -> None:
+    def allocate_and_fail(filling: StubFill) -> None:
         stub = filling._stub
         native.system.fallocate_keep_size(stub.fd, 0, len(CONTENT))
         stub.has_unwritten = True
         raise NoSpace("full")
 
-    monkeypatch.setattr(Filling, "fill", allocate_and_fail)
+    monkeypatch.setattr(StubFill, "fill", allocate_and_fail)
 
     async def scenario() -> None:
         ino = await operations.known(b"stub")
@@ -524,7 +524,7 @@ def test_a_commit_that_stops_half_way_knows_of_unwritten_blocks(
     target = lab.stub("changed")
     assert target is not None
 
-    def allocate_and_fail(filling: Filling) -> None:
+    def allocate_and_fail(filling: StubFill) -> None:
         stub = filling._stub
         native.system.fallocate_keep_size(stub.fd, 0, len(CONTENT))
         stub.has_unwritten = True
@@ -533,7 +533,7 @@ def test_a_commit_that_stops_half_way_knows_of_unwritten_blocks(
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Filling, "fill", allocate_and_fail)
+    monkeypatch.setattr(StubFill, "fill", allocate_and_fail)
     monkeypatch.setattr(commit_lane, "finish_commit", fail)
 
     async def scenario() -> None:

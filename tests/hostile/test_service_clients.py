@@ -16,7 +16,7 @@ import pytest
 from dedupd.service.client import ServiceClient, exchange
 from dedupd.service.web import connections
 from dedupd.service.web.connections import REQUEST_BYTES_MAX, USER_CONNECTIONS_MAX, Connections
-from dedupd.service.web.peers import Right
+from dedupd.service.web.peers import AccessLevel
 from dedupd_core.errors import ServiceUnreachable
 from dedupd_core.volume.hints import HintKey
 from tests.hostile.test_greedy_users import resident_bytes
@@ -186,7 +186,7 @@ def test_a_client_that_sends_or_takes_nothing_is_cut_off(
 ) -> None:
     monkeypatch.setattr(connections, "REQUEST_WAIT_S", 0.2 if b"\n" not in sent else 60.0)
     monkeypatch.setattr(connections, "STALL_WAIT_S", 0.2)
-    found = Connections(Endless, lambda _: (ALICE, Right.READ))
+    found = Connections(Endless, lambda _: (ALICE, AccessLevel.READ))
 
     async def run() -> None:
         server = await asyncio.get_running_loop().create_unix_server(

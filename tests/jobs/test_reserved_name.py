@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dedupd_core.deleted.undelete import Undelete, Wanted
+from dedupd_core.deleted.undelete import DeletedFile, Undelete
 from dedupd_core.errors import UsageError
 from dedupd_core.system.disk import Disk
 from dedupd_core.system.files import opened
@@ -117,9 +117,10 @@ def test_restore_gives_the_entry_another_name(tmp_path: Path, path: bytes) -> No
 
 def test_undelete_gives_the_file_another_name_and_makes_no_such_folder(tmp_path: Path) -> None:
     wanted = [
-        Wanted("1-0", path, os.geteuid(), os.getegid(), 0.0) for path in (b".dedupd", b"f/.dedupd")
+        DeletedFile("1-0", path, os.geteuid(), os.getegid(), 0.0)
+        for path in (b".dedupd", b"f/.dedupd")
     ]
-    folder = Wanted("1-0", b".dedupd/sub/x", os.geteuid(), os.getegid(), 0.0)
+    folder = DeletedFile("1-0", b".dedupd/sub/x", os.geteuid(), os.getegid(), 0.0)
     with opened(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)) as tree_fd:
         undelete = Undelete(tree_fd, Disk(), lambda fd, wanted: None)
         top, below, refused = undelete.take([*wanted, folder])
@@ -135,7 +136,7 @@ def test_undelete_removes_only_files_that_a_killed_run_has_left(tmp_path: Path) 
     (tmp_path / ".dedupd-undelete-8").write_bytes(b"left")
     os.setxattr(tmp_path / ".dedupd-undelete-8", "trusted.dedupd.unfinished", b"file")
     (tmp_path / ".dedupd-undelete-9").write_bytes(b"of a user")
-    wanted = Wanted("1-0", b"f", os.geteuid(), os.getegid(), 0.0)
+    wanted = DeletedFile("1-0", b"f", os.geteuid(), os.getegid(), 0.0)
     with opened(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)) as tree_fd:
         (back,) = Undelete(tree_fd, Disk(), lambda fd, wanted: None).take([wanted])
     assert back.error is None

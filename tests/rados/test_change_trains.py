@@ -4,9 +4,9 @@ import pytest
 
 from dedupd_core.errors import StoreUnreachable, UsageError, WriterFenced
 from dedupd_core.format.cluster.objects import ChunkState, chunk_object, frame_of, tag_key
-from dedupd_core.rados.chunks import Arrival, NewChunk
+from dedupd_core.rados.chunks import NewChunk, StoreResult
 from dedupd_core.rados.cluster import connection
-from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.changes import AtomicChange, Outcome
 from dedupd_core.rados.cluster.connection import TRAIN_LENGTHS, Cluster
 from dedupd_core.rados.store import RadosStore
 from tests.support.lab import noise
@@ -16,8 +16,10 @@ IN_FLIGHT = 16 * TRAIN_LENGTHS
 OLD, NEW = "1" * 32, "2" * 32
 
 
-def creation(number: int) -> Change:
-    return Change("rados.chunk-created", f"c.{number:03}", exclusive=True, data=b"%d" % number)
+def creation(number: int) -> AtomicChange:
+    return AtomicChange(
+        "rados.chunk-created", f"c.{number:03}", exclusive=True, data=b"%d" % number
+    )
 
 
 def test_outcomes_are_in_the_order_of_the_changes(site: Site) -> None:
@@ -25,8 +27,8 @@ def test_outcomes_are_in_the_order_of_the_changes(site: Site) -> None:
     existing = {0, 7, IN_FLIGHT, count - 1}
     for number in existing:
         site.cluster.apply(creation(number))
-    guarded = Change("rados.chunk-checked", "c.000", equal={"S": "V"}, put={"x": "1"})
-    missing = Change("rados.chunk-checked", "c.none", equal={"S": "V"}, put={"x": "1"})
+    guarded = AtomicChange("rados.chunk-checked", "c.000", equal={"S": "V"}, put={"x": "1"})
+    missing = AtomicChange("rados.chunk-checked", "c.none", equal={"S": "V"}, put={"x": "1"})
     found = site.cluster.apply_train([*map(creation, range(count)), guarded, missing])
     expected = [Outcome.EXISTS if n in existing else Outcome.DONE for n in range(count)]
     assert found == [*expected, Outcome.REFUSED, Outcome.MISSING]
@@ -76,18 +78,20 @@ def test_a_crash_amid_a_train_is_a_crash(site: Site, monkeypatch: pytest.MonkeyP
 
 
 def test_an_error_of_the_cluster_names_its_object(site: Site) -> None:
-    wrong = Change("rados.chunk-created", "c.wrong", calls=[("lock", "lock", b"nonsense")])
+    wrong = AtomicChange("rados.chunk-created", "c.wrong", calls=[("lock", "lock", b"nonsense")])
     with pytest.raises((StoreUnreachable, UsageError)) as alone:
         site.cluster.apply(wrong)
     with pytest.raises(type(alone.value), match=r"changing c\.wrong"):
         site.cluster.apply_train([creation(1), wrong, creation(2)])
 
 
-def planted(site: Site) -> dict[str, tuple[NewChunk, Arrival]]:
+def planted(site: Site) -> dict[str, tuple[NewChunk, StoreResult]]:
     """Chunks in every state, with what becomes of each when it arrives."""
-    found: dict[str, tuple[NewChunk, Arrival]] = {}
+    found: dict[str, tuple[NewChunk, StoreResult]] = {}
 
-    def chunk(name: str, state: ChunkState | None, data: bytes | None, arrival: Arrival) -> None:
+    def chunk(
+        name: str, state: ChunkState | None, data: bytes | None, arrival: StoreResult
+    ) -> None:
         for is_expected in (False, True):
             raw = noise(3000, 2 * len(found) + is_expected)
             own = fingerprint(raw)
@@ -95,15 +99,15 @@ def planted(site: Site) -> dict[str, tuple[NewChunk, Arrival]]:
                 put = {"S": state.value, tag_key(OLD): ""}
                 content = frame_of(raw, own) if data is None else data
                 oid = chunk_object(own)
-                site.cluster.apply(Change("rados.chunk-created", oid, data=content, put=put))
+                site.cluster.apply(AtomicChange("rados.chunk-created", oid, data=content, put=put))
             found[f"{name}, {is_expected}"] = new_chunk(raw, is_expected=is_expected), arrival
 
-    chunk("absent", None, None, Arrival.CREATED)
-    chunk("valid", ChunkState.VALID, None, Arrival.REFERENCED)
-    chunk("doubted", ChunkState.INVALID, None, Arrival.CHECKED)
-    chunk("torn", ChunkState.INVALID, b"torn", Arrival.REPAIRED)
-    chunk("pinned", ChunkState.PINNED, None, Arrival.PINNED)
-    chunk("pinned and torn", ChunkState.PINNED_DAMAGED, b"torn", Arrival.REPAIRED)
+    chunk("absent", None, None, StoreResult.CREATED)
+    chunk("valid", ChunkState.VALID, None, StoreResult.REFERENCED)
+    chunk("doubted", ChunkState.INVALID, None, StoreResult.CHECKED)
+    chunk("torn", ChunkState.INVALID, b"torn", StoreResult.REPAIRED)
+    chunk("pinned", ChunkState.PINNED, None, StoreResult.PINNED)
+    chunk("pinned and torn", ChunkState.PINNED_DAMAGED, b"torn", StoreResult.REPAIRED)
     return found
 
 
@@ -115,7 +119,7 @@ def test_chunks_arrive_in_trains_as_they_do_alone(site: Site, operations_at_once
         assert dict(zip(chunks, arrivals, strict=True)) == {k: v for k, (_, v) in chunks.items()}
         for chunk, arrival in chunks.values():
             keys = store.cluster.keys(chunk_object(chunk.fingerprint), "r.")
-            assert (tag_key(NEW) in keys) is (arrival is not Arrival.PINNED)
+            assert (tag_key(NEW) in keys) is (arrival is not StoreResult.PINNED)
             store.chunks.read(chunk.fingerprint)
 
 
@@ -126,6 +130,6 @@ def test_a_hot_chunk_is_pinned_by_a_train(site: Site) -> None:
         store.chunks.put_all([(new_chunk(raw), [OLD])])
         known = new_chunk(raw, is_expected=True)
         assert store.chunks.put_all([(known, [f"{n:032x}" for n in range(9)])]) == [
-            Arrival.REFERENCED
+            StoreResult.REFERENCED
         ]
-        assert store.chunks.put_all([(known, [NEW])]) == [Arrival.PINNED]
+        assert store.chunks.put_all([(known, [NEW])]) == [StoreResult.PINNED]

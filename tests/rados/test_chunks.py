@@ -6,8 +6,8 @@ import pytest
 
 from dedupd_core.errors import Damaged
 from dedupd_core.format.cluster.objects import ChunkState, chunk_object, frame_of, tag_key
-from dedupd_core.rados.chunks import Arrival
-from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.chunks import StoreResult
+from dedupd_core.rados.cluster.changes import AtomicChange, Outcome
 from tests.support.rados_hosts import Site, fingerprint, new_chunk
 
 RAW = b"a chunk that is a little longer than nothing " * 40
@@ -26,15 +26,17 @@ def tags(site: Site) -> set[str]:
 
 def plant(site: Site, state: ChunkState, data: bytes) -> None:
     """An object as a crash or a bad disk has left it."""
-    change = Change("rados.chunk-created", OID, data=data, put={"S": state.value, tag_key(V1): ""})
+    change = AtomicChange(
+        "rados.chunk-created", OID, data=data, put={"S": state.value, tag_key(V1): ""}
+    )
     assert site.cluster.apply(change) is Outcome.DONE
 
 
 @pytest.mark.parametrize("is_expected", [False, True])
 def test_a_chunk_is_stored_once_and_each_arrival_is_a_tag(site: Site, is_expected: bool) -> None:
     put = site.store.chunks.put
-    assert put(new_chunk(RAW, is_expected=is_expected), [V1]) is Arrival.CREATED
-    assert put(new_chunk(RAW, is_expected=is_expected), [V2, V3]) is Arrival.REFERENCED
+    assert put(new_chunk(RAW, is_expected=is_expected), [V1]) is StoreResult.CREATED
+    assert put(new_chunk(RAW, is_expected=is_expected), [V2, V3]) is StoreResult.REFERENCED
     assert (state_of(site), tags(site)) == ("V", {V1, V2, V3})
     assert site.store.chunks.read(FP) == RAW
 
@@ -42,16 +44,16 @@ def test_a_chunk_is_stored_once_and_each_arrival_is_a_tag(site: Site, is_expecte
 @pytest.mark.parametrize(
     ("content", "arrival"),
     [
-        (frame_of(RAW, FP, level=3), Arrival.CHECKED),
-        (frame_of(RAW, FP, level=0), Arrival.CHECKED),  # of a host that compresses otherwise
-        (frame_of(RAW, FP)[:-5], Arrival.REPAIRED),
-        (b"", Arrival.REPAIRED),
-        (frame_of(b"other bytes", FP), Arrival.REPAIRED),  # intact, and not the chunk
+        (frame_of(RAW, FP, level=3), StoreResult.CHECKED),
+        (frame_of(RAW, FP, level=0), StoreResult.CHECKED),  # of a host that compresses otherwise
+        (frame_of(RAW, FP)[:-5], StoreResult.REPAIRED),
+        (b"", StoreResult.REPAIRED),
+        (frame_of(b"other bytes", FP), StoreResult.REPAIRED),  # intact, and not the chunk
     ],
     ids=["good", "good-raw", "torn", "empty", "another"],
 )
 def test_an_arrival_looks_at_the_content_of_what_is_not_valid(
-    site: Site, content: bytes, arrival: Arrival
+    site: Site, content: bytes, arrival: StoreResult
 ) -> None:
     plant(site, ChunkState.INVALID, content)
     assert site.store.chunks.put(new_chunk(RAW), [V2]) is arrival
@@ -66,7 +68,7 @@ def test_a_reader_gets_an_error_and_the_next_arrival_repairs(site: Site) -> None
     with pytest.raises(Damaged):
         site.store.chunks.read(FP)
     assert state_of(site) == "I"
-    assert site.store.chunks.put(new_chunk(RAW), [V2]) is Arrival.REPAIRED
+    assert site.store.chunks.put(new_chunk(RAW), [V2]) is StoreResult.REPAIRED
     assert (state_of(site), site.store.chunks.read(FP)) == ("V", RAW)
 
 
@@ -79,7 +81,7 @@ def test_each_operation_may_lose_its_acknowledgement(site: Site) -> None:
     chunks = site.store.chunks
     site.cluster.acknowledgements_lost = True
     chunks.put(new_chunk(RAW), [V1])
-    assert chunks.put(new_chunk(RAW), [V2]) is Arrival.REFERENCED
+    assert chunks.put(new_chunk(RAW), [V2]) is StoreResult.REFERENCED
     assert (state_of(site), tags(site)) == ("V", {V1, V2})
     assert chunks.drop_references(FP, [V1]) is None
     left = chunks.drop_references(FP, [V2])
@@ -95,15 +97,15 @@ def test_a_chunk_of_very_many_references_is_pinned(site: Site) -> None:
     chunks.tags_max, chunks.pin_sample = 1500, 1  # more than one answer of the OSD has
     many = [f"{n:032x}" for n in range(1501)]
     chunks.put(new_chunk(RAW), many[:-1])
-    assert chunks.put(new_chunk(RAW, is_expected=True), many[-1:]) is Arrival.REFERENCED
+    assert chunks.put(new_chunk(RAW, is_expected=True), many[-1:]) is StoreResult.REFERENCED
     assert state_of(site) == "P"
-    assert chunks.put(new_chunk(RAW, is_expected=True), [V1]) is Arrival.PINNED
+    assert chunks.put(new_chunk(RAW, is_expected=True), [V1]) is StoreResult.PINNED
     assert V1 not in tags(site) and len(tags(site)) == 1501
     assert chunks.drop_references(FP, many) is None  # never a candidate again
     assert chunks.remove_unreferenced(FP) is False
     chunks.mark_damaged(FP)
     assert (state_of(site), chunks.remove_unreferenced(FP)) == ("Q", False)
-    assert chunks.put(new_chunk(RAW), [V1]) is Arrival.CHECKED
+    assert chunks.put(new_chunk(RAW), [V1]) is StoreResult.CHECKED
     assert state_of(site) == "P"
 
 

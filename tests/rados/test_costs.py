@@ -15,7 +15,7 @@ from dedupd_core.format.cluster.objects import (
     FileRecipe,
     chunk_object,
 )
-from dedupd_core.rados.chunks import TAGS_MAX, Arrival
+from dedupd_core.rados.chunks import TAGS_MAX, StoreResult
 from dedupd_core.rados.store import RadosStore
 from tests.support.rados_hosts import PIECE_BYTES, Site, fingerprint, new_chunk, random_content
 
@@ -73,7 +73,7 @@ def test_the_hundred_thousandth_reference_costs_what_the_first_does(site: Site) 
     raw = b"a chunk of very many files"
     chunks = site.store.chunks
     operations: list[str] = []
-    arrivals: list[Arrival] = []
+    arrivals: list[StoreResult] = []
     site.cluster.gate = operations.append
 
     def operations_of(reference: int) -> list[str]:
@@ -94,7 +94,7 @@ def test_the_hundred_thousandth_reference_costs_what_the_first_does(site: Site) 
     assert operations_of(TAGS_MAX + 1)[-1] == "rados.chunk-pinned"
     assert operations_of(TAGS_MAX + 2)[-1] == "keys"  # the host learns of it
     assert operations_of(TAGS_MAX + 3) == ["keys"]
-    assert arrivals == [Arrival.REFERENCED] * 3 + [Arrival.PINNED] * 2
+    assert arrivals == [StoreResult.REFERENCED] * 3 + [StoreResult.PINNED] * 2
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_a_chunk_of_very_many_references_is_pinned_in_time(site: Site) -> None:
         assert n < TAGS_MAX + 20_000, "it is never pinned"
     tags = sum(1 for _ in site.cluster.each_key(chunk_object(own), "r."))
     assert tags < 200_000  # where the cluster would warn of a large object
-    assert chunks.put(new_chunk(raw), ["e" * 32]) is Arrival.PINNED
+    assert chunks.put(new_chunk(raw), ["e" * 32]) is StoreResult.PINNED
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from dedupd_core.errors import StoreUnreachable
-from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.changes import AtomicChange, Outcome
 from dedupd_core.rados.cluster.connection import PAGE_KEYS, Cluster
 from tests.support.rados_hosts import Site
 
@@ -15,7 +15,7 @@ COUNT = 2 * PAGE_KEYS + 100
 
 def put(cluster: Cluster, first: int, count: int) -> None:
     keys = {f"{number:08d}": "" for number in range(first, first + count)}
-    change = Change("rados.candidate-added", OID, put=keys)
+    change = AtomicChange("rados.candidate-added", OID, put=keys)
     assert cluster.apply(change) is Outcome.DONE
 
 

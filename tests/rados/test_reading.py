@@ -11,7 +11,7 @@ from dedupd_core.errors import Damaged, DamagedChunk, DamagedRecipe, StoreUnreac
 from dedupd_core.format.cluster.objects import chunk_object
 from dedupd_core.format.recipe import RecipeRef
 from dedupd_core.format.stub import StubAttribute
-from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.cluster.changes import AtomicChange
 from dedupd_core.rados.reading import sources
 from dedupd_core.rados.reading.disk_cache import DiskCache
 from dedupd_core.rados.reading.sources import ClusterChunks, ClusterRecipes, reference
@@ -110,7 +110,7 @@ def test_a_damaged_chunk_is_an_error_and_is_marked(site: Site, cache: DiskCache)
     own = fingerprint(A[:PIECE_BYTES])
     data = bytearray(site.cluster.read(chunk_object(own)) or b"")
     data[-1] ^= 1
-    site.cluster.apply(Change("rados.chunk-repaired", chunk_object(own), data=bytes(data)))
+    site.cluster.apply(AtomicChange("rados.chunk-repaired", chunk_object(own), data=bytes(data)))
     found = opened(site, ClusterChunks(lambda: site.store, cache), ref)
     with pytest.raises(Damaged):
         found.read(0, 10)

@@ -20,7 +20,7 @@ from dedupd_core.format.cluster.objects import (
     chunk_object,
     frame_of,
 )
-from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.cluster.changes import AtomicChange
 from dedupd_core.rados.cluster.connection import Cluster
 from dedupd_core.rados.cluster.native_reads import NativeReads
 from dedupd_core.rados.reading.sources import RECIPE_NUMBER, ClusterChunks
@@ -69,7 +69,7 @@ def read_one(store: RadosStore, chunk: Wanted) -> bytes | str:
 
 def plant(site: Site, own: bytes, data: bytes) -> None:
     """Put any bytes under the name of a chunk."""
-    site.cluster.apply(Change("rados.chunk-repaired", chunk_object(own), data=data))
+    site.cluster.apply(AtomicChange("rados.chunk-repaired", chunk_object(own), data=data))
 
 
 def alone(site: Site, own: bytes) -> bytes | None:

@@ -27,7 +27,7 @@ from dedupd_core.format.cluster.objects import (
 )
 from dedupd_core.rados.audit import Audit
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.cluster.changes import AtomicChange
 from dedupd_core.rados.cluster.connection import Cluster
 from dedupd_core.rados.cluster.wire import LOCK_XATTR
 from dedupd_core.rados.garbage import GRACE_S
@@ -204,7 +204,7 @@ def test_what_lost_its_acknowledgement_is_the_same_in_the_end(
 def expire(site: Site, volume: str) -> None:
     """As if the lease of a volume, or of a turn, had run out."""
     oid = lease_object(volume)
-    site.cluster.apply(Change("rados.lease-broken", oid, drop_xattr=LOCK_XATTR))
+    site.cluster.apply(AtomicChange("rados.lease-broken", oid, drop_xattr=LOCK_XATTR))
 
 
 @pytest.mark.slow
@@ -317,7 +317,7 @@ def test_what_a_lost_table_knew_is_not_let_go_of(site: Site, lost: str) -> None:
         host.put({1: A, 2: B})
     table = files_object(host.volume, file_shard(FileId(1, 1), SHARDS))
     objects = {"files": table, "intents": intents_object(host.volume), "volumes": VOLUMES_OBJECT}
-    site.cluster.apply(Change("rados.table-removed", objects[lost], remove=True))
+    site.cluster.apply(AtomicChange("rados.table-removed", objects[lost], remove=True))
     if lost != "volumes":
         with pytest.raises(Damaged, match="the cluster has lost"):
             site.host("a")

@@ -13,8 +13,8 @@ from dedupd_core.errors import (
 from dedupd_core.format.cluster import objects
 from dedupd_core.format.cluster.objects import FileId
 from dedupd_core.rados.audit import Audit
-from dedupd_core.rados.chunks import Arrival
-from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.chunks import StoreResult
+from dedupd_core.rados.cluster.changes import AtomicChange
 from dedupd_core.rados.lease import lease_state
 from dedupd_core.rados.store import RadosStore
 from dedupd_core.rados.upkeep.store_status import status_of
@@ -52,8 +52,8 @@ def test_chunks_are_found_by_all_hosts(site: Site) -> None:
     with site.host("a") as a, site.host("b") as b:
         (one,) = a.put({1: A + B})
         (other,) = b.put({1: B + C}, is_expected=True)
-        assert one.arrivals == {Arrival.CREATED: 6}
-        assert other.arrivals == {Arrival.REFERENCED: 3, Arrival.CREATED: 5}
+        assert one.arrivals == {StoreResult.CREATED: 6}
+        assert other.arrivals == {StoreResult.REFERENCED: 3, StoreResult.CREATED: 5}
         a.delete([1])
         site.collect()
         assert b.read(1) == B + C
@@ -106,7 +106,7 @@ def test_a_recipe_of_several_parts(site: Site, monkeypatch: pytest.MonkeyPatch) 
         assert host.store.recipes.read(version) is None
         host.put({1: C})
         version = host.stubs.versions[FileId(1, 1).text]
-        site.cluster.apply(Change("rados.recipe-part-removed", f"m.{version}.1", remove=True))
+        site.cluster.apply(AtomicChange("rados.recipe-part-removed", f"m.{version}.1", remove=True))
         with pytest.raises(DamagedRecipe, match="missing"):
             host.read(1)
     assert len(site.audit().damaged) == 1
@@ -228,7 +228,9 @@ def test_an_audit_finds_and_repairs_what_is_left_over(site: Site) -> None:
         chunks.put(new_chunk(B[:PIECE_BYTES]), ["0" * 32])
         chunks.put(new_chunk(C[:PIECE_BYTES]), [])  # no reference at all
         site.cluster.apply(
-            Change("rados.chunk-removed", f"c.{fingerprint(A[-PIECE_BYTES:]).hex()}", remove=True)
+            AtomicChange(
+                "rados.chunk-removed", f"c.{fingerprint(A[-PIECE_BYTES:]).hex()}", remove=True
+            )
         )
         audit = Audit(site.store)
         report = audit.run()

@@ -38,8 +38,8 @@ ANY = {
             "dedupd.service.web.server._json",
             "dedupd_core.store.recipe.recipe_writer._rows_from_json",
         ),
-        "dedupd_core.store.recipe.recipe_writer.Growth.from_json",
-        "dedupd_core.store.recipe.recipe_writer.Growth.to_json",
+        "dedupd_core.store.recipe.recipe_writer.RecipeProgress.from_json",
+        "dedupd_core.store.recipe.recipe_writer.RecipeProgress.to_json",
         *(f"dedupd_core.volume.catalog.Catalogue.{name}" for name in ("get", "latest")),
         "dedupd_core.volume.catalog.Catalog.put",
         "dedupd_core.volume.catalog._decoded",
@@ -51,7 +51,7 @@ ANY = {
         *("dedupd_core.volume.restore._asked", "jobs.optimize.busy_files.BusyFiles._call"),
     ),
     "a value of a key, of which each has a type of its own": (
-        *("dedupd_core.config.config_values", "dedupd_core.config.config_values.Form"),
+        *("dedupd_core.config.config_values", "dedupd_core.config.config_values.ValueFormat"),
         *(
             "dedupd_core.config.config_values.parsed",
             "dedupd_core.config.policy_file._with_reasons",

@@ -17,7 +17,7 @@ from dedupd.service.scheduler import Urgency, next_action
 from dedupd.service.served_volume import ServedVolume
 from dedupd.service.service import Service
 from dedupd.service.systemd.notify import Notifier
-from dedupd.service.telling import Telling
+from dedupd.service.telling import Notifications
 from jobs.frame import backoff
 from jobs.frame.channel import Channel
 from jobs.frame.pace import Pace
@@ -75,7 +75,7 @@ def served_until(service: Service, condition: Callable[[], bool]) -> None:
     ("owner", "name", "counted"),
     [
         (Service, "_decide", "the schedule"),
-        (Telling, "_look", "notifications"),
+        (Notifications, "_look", "notifications"),
         (ServedVolume, "look_at_space", f"watching {PATH}"),
         (MountKeeper, "_wait_for_change", f"keeping {PATH} mounted"),
     ],

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dedupd.service.client import Denied, ServiceClient, exchange
 from dedupd.service.config import Readers
-from dedupd.service.web.peers import Peer, Right, right_of
+from dedupd.service.web.peers import AccessLevel, Peer, right_of
 from dedupd_core.errors import NotAVolume, ServiceUnreachable, UsageError
 from dedupd_core.units import KIB
 from jobs.specs import JOBS
@@ -171,8 +171,8 @@ def test_only_root_the_own_user_and_the_group_act(
     uid: int, groups: frozenset[int], group: int | None, readers: Readers
 ) -> None:
     right = right_of(Peer(1, uid, groups), 7, group, readers)
-    assert (right is Right.ACT) == (uid in (0, 7) or (group is not None and group in groups))
-    assert right is not Right.NOTHING or readers is Readers.GROUP
+    assert (right is AccessLevel.ACT) == (uid in (0, 7) or (group is not None and group in groups))
+    assert right is not AccessLevel.NOTHING or readers is Readers.GROUP
 
 
 # --- fuzz -------------------------------------------------------------------------------------

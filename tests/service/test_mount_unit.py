@@ -16,7 +16,7 @@ import pytest
 
 from dedupd_core.errors import ServiceUnreachable
 from dedupd_core.system import mount_table
-from fuse_stub.mounts.handover import Line, meeting_place
+from fuse_stub.mounts.handover import ServiceConnection, meeting_place
 from fuse_stub.mounts.mount_points import is_dead
 from tests.support.lab import REPOSITORY, Lab, noise
 from tests.support.rights import WRITING, assert_bounded
@@ -274,7 +274,9 @@ def test_a_process_for_which_no_service_waits_ends(tmp_path: Path) -> None:
 
 
 def test_a_line_says_what_went_wrong() -> None:
-    ours, theirs = (Line(one) for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    ours, theirs = (
+        ServiceConnection(one) for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    )
     with open(os.devnull) as null:
         ours.send({"path": "/\udcff"}, [null.fileno()])
     message, fds = theirs.receive()

@@ -23,12 +23,12 @@ from dedupd.service.config import ServiceConfig, VolumeConfig, load_config
 from dedupd.service.history import Savings
 from dedupd.service.mount_keeper import MountState
 from dedupd.service.notices.ledger import WAITING_MAX, Ledger
-from dedupd.service.notices.problem import Happening, Notice, Problem, Severity
+from dedupd.service.notices.problem import Notice, NoticeReason, Problem, Severity
 from dedupd.service.problems import problems
 from dedupd.service.scheduler import TaskHistory
 from dedupd.service.served_volume import ServedVolume
 from dedupd.service.space import Sample, SpaceWatch
-from dedupd.service.telling import Telling
+from dedupd.service.telling import Notifications
 from dedupd_core.config.policy import Policy
 from dedupd_core.format.container import Kind
 from dedupd_core.units import GIB, KIB
@@ -53,7 +53,7 @@ def test_a_problem_begins_once_and_ends_once() -> None:
 def test_a_ledger_that_was_kept_goes_on() -> None:
     ledger = Ledger()
     ledger.update([A], 10, 5)
-    ledger.queue(Notice(Happening.BEGIN, A, 10, "host"), ["command", "mail"])
+    ledger.queue(Notice(NoticeReason.BEGIN, A, 10, "host"), ["command", "mail"])
     again = Ledger.of_json(ledger.to_json(), 1000)
     assert again.update([A], 1001, 5) == ([], [])
     assert again.waiting == ledger.waiting
@@ -63,7 +63,7 @@ def test_a_ledger_that_was_kept_goes_on() -> None:
 def test_notices_for_a_way_that_hangs_have_a_bound() -> None:
     ledger = Ledger()
     for _ in range(WAITING_MAX + 5):
-        ledger.queue(Notice(Happening.BEGIN, A, 10, "host"), ["mail"])
+        ledger.queue(Notice(NoticeReason.BEGIN, A, 10, "host"), ["mail"])
     assert len(ledger.waiting) == WAITING_MAX
 
 
@@ -328,7 +328,7 @@ def test_an_older_state_never_takes_the_place_of_a_newer_one(tmp_path: Path) -> 
     (tmp_path / "dedupd.toml").write_text(f'state = "{tmp_path}/state"\n')
     config = VolumeConfig("/srv/nowhere", "/srv/nowhere")
     loaded = load_config(str(tmp_path / "dedupd.toml"))
-    telling = Telling(Service(config, ServedVolume(config), loaded))
+    telling = Notifications(Service(config, ServedVolume(config), loaded))
     for state in (1, 3, 2):
         telling._save(state, b"%d" % state)
     assert (tmp_path / "state/notices.json").read_bytes() == b"3"
@@ -337,7 +337,7 @@ def test_an_older_state_never_takes_the_place_of_a_newer_one(tmp_path: Path) -> 
 @asynccontextmanager
 async def life(served: "Service") -> AsyncIterator[None]:
     """The service's part that tells, from its start to its end."""
-    task = asyncio.create_task(Telling(served).run())
+    task = asyncio.create_task(Notifications(served).run())
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd_core.stub.filling import Filling
+from dedupd_core.stub.filling import StubFill
 from dedupd_core.system.disk import Disk
 from tests.conftest import MakeFileSystem
 from tests.stub.test_stub_file import (
@@ -59,7 +59,7 @@ def expand(one: Sparse) -> None:
     """Fill a piece from the store, and free it again."""
     if not one.is_plain:
         load = lambda _: one.stub.content  # noqa: E731
-        filling = Filling(one.stub, load, one.volume.stub_files, lambda _: None)
+        filling = StubFill(one.stub, load, one.volume.stub_files, lambda _: None)
         if not filling.is_complete:
             filling.load()
             filling.fill()

@@ -14,7 +14,7 @@ from dedupd_core import failpoint
 from dedupd_core.errors import NoSpace
 from dedupd_core.format.stub import Flag
 from dedupd_core.stub import filling
-from dedupd_core.stub.filling import Filling, make_plain
+from dedupd_core.stub.filling import StubFill, make_plain
 from dedupd_core.system.files import data_ranges
 from dedupd_core.units import KIB, MIB
 from tests.conftest import MakeFileSystem
@@ -48,7 +48,7 @@ class Filled(Sparse):
     def __init__(self, lab: Lab, name: str = "f") -> None:
         super().__init__(lab, name)
         self.room_bytes = 1 << 40
-        self.filling = Filling(
+        self.filling = StubFill(
             self.stub, lambda _: self.stub.content, self.volume.stub_files, self.require
         )
 
@@ -137,7 +137,7 @@ def test_users_see_a_file_whatever_piece_it_is_at(loop_fs: MakeFileSystem, kind:
                     one.take_back()
                 elif act == "new filling" and not one.is_plain:
                     one.filling.stop()
-                    one.filling = Filling(
+                    one.filling = StubFill(
                         one.stub, lambda _: one.stub.content, one.volume.stub_files, one.require
                     )
                 elif act == "truncate":
@@ -249,7 +249,7 @@ def test_a_block_that_a_write_left_missing_after_all_is_filled(
         with filled(lab) as one:
             one.write(BLOCK, noise(BLOCK, 1))
             one.filling.stop()
-            one.filling = Filling(
+            one.filling = StubFill(
                 one.stub, lambda _: one.stub.content, one.volume.stub_files, one.require
             )
             one.filling.load()

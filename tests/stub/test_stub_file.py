@@ -19,7 +19,7 @@ from dedupd_core import native
 from dedupd_core.byte_ranges import missing_ranges
 from dedupd_core.errors import NoSpace
 from dedupd_core.stub import ranges
-from dedupd_core.stub.filling import Filling, make_plain
+from dedupd_core.stub.filling import StubFill, make_plain
 from dedupd_core.stub.stub_file import SparseStub
 from dedupd_core.stub.transition import settle
 from dedupd_core.system.disk import Disk
@@ -368,7 +368,7 @@ def test_a_restore_without_room_leaves_no_blocks_beside_those_it_filled(
 
 def fill_plain(one: Sparse) -> None:
     files = one.volume.stub_files
-    make_plain(Filling(one.stub, lambda _: one.stub.content, files, lambda _: None), lambda: None)
+    make_plain(StubFill(one.stub, lambda _: one.stub.content, files, lambda _: None), lambda: None)
 
 
 def clone(source: Path, target: Path) -> None:

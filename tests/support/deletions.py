@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dedupd_core.deleted.log import DeletionId, DeletionLogs
-from dedupd_core.deleted.undelete import Wanted
+from dedupd_core.deleted.undelete import DeletedFile
 from dedupd_core.format.deletion import (
     LOG_HEADER_BYTES,
     LOG_MAGIC,
@@ -69,6 +69,6 @@ def deletion_of(uid: int, path: bytes, value: bytes = b"", *, recipe: int = 1) -
     )
 
 
-def wanted_of(row: Mapping[str, Any], time_s: float = 0.0) -> Wanted:
+def wanted_of(row: Mapping[str, Any], time_s: float = 0.0) -> DeletedFile:
     """An order for a deletion of a listing, at its place."""
-    return Wanted(row["id"], os.fsencode(row["path"]), row["uid"], row["gid"], time_s)
+    return DeletedFile(row["id"], os.fsencode(row["path"]), row["uid"], row["gid"], time_s)

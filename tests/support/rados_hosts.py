@@ -19,7 +19,7 @@ from dedupd_core.rados.cluster.connection import Cluster
 from dedupd_core.rados.garbage import Collection
 from dedupd_core.rados.recovery import Recovery
 from dedupd_core.rados.store import RadosStore
-from dedupd_core.rados.writer import FileChunk, NewFile, Prepared, Writer
+from dedupd_core.rados.writer import FileChunk, NewFile, PreparedVersion, Writer
 
 PIECE_BYTES = 4096
 SHARDS = 2
@@ -146,7 +146,7 @@ class Host:
         self.writer.lease.leave()
         self.store.close()
 
-    def put(self, files: dict[int, bytes], *, is_expected: bool = False) -> list[Prepared]:
+    def put(self, files: dict[int, bytes], *, is_expected: bool = False) -> list[PreparedVersion]:
         """Store the contents of files, by their inodes, and let their stubs name them."""
         new = [
             new_file(

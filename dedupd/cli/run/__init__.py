@@ -5,7 +5,7 @@ Each job is a module in this package, so that a run imports no other job.
 
 import click
 
-from dedupd.cli.job_limits import Conduct
+from dedupd.cli.job_limits import RunOptions
 from dedupd.cli.lazy_command import LazyGroup
 from jobs.specs import SPECS
 
@@ -24,4 +24,4 @@ def command(context: click.Context, here: bool, gentle: bool, pressing: bool) ->
 
     If the service manages the volume, the service runs the job.
     """
-    context.obj = Conduct(here or gentle, gentle, pressing)
+    context.obj = RunOptions(here or gentle, gentle, pressing)

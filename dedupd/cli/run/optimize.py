@@ -7,7 +7,7 @@ import click
 from dedupd.cli.cluster_reports import show_stored
 from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import limits, verify_new_headers, working
-from dedupd.cli.left_out import Place, left_out, outcome_of
+from dedupd.cli.left_out import RunPlace, left_out, outcome_of
 from dedupd.cli.report import finish, finish_files, show_messages
 from dedupd.cli.via_service import job_command
 from dedupd_core.config.policy import Policy
@@ -40,7 +40,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
         with working(volume, "optimize") as run:
             report = job_of("optimize", volume)(volume, run, below).recorded()
             verify_new_headers(volume, run)
-        policy, place = Policy() if as_json else volume.policy(), Place(path, volume.root)
+        policy, place = Policy() if as_json else volume.policy(), RunPlace(path, volume.root)
     if isinstance(report, ClusterOptimizeReport):
         finish_files(report, as_json, show_stored)
     finish(report, as_json, partial(_show, policy=policy, place=place), findings=report.errors)
@@ -67,12 +67,12 @@ def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
     else:
         click.echo(f"would optimize {counted(files, 'file')}, {format_size(size)}")
         for line in left_out(
-            policy, Place(volume.root, volume.root), skipped.files, skipped.size_bytes
+            policy, RunPlace(volume.root, volume.root), skipped.files, skipped.size_bytes
         ):
             click.echo(f"  {line}")
 
 
-def _show(report: OptimizeReport, *, policy: Policy, place: Place) -> None:
+def _show(report: OptimizeReport, *, policy: Policy, place: RunPlace) -> None:
     if report.sums.raw_bytes or report.files_optimized or report.files_made_plain:
         _show_work(report)
     show_messages(report.errors, report.messages)

@@ -68,18 +68,18 @@ class GuardedVolume(Protocol):
     def is_mounted(self) -> bool: ...
 
 
-class GuardWish(Protocol):
+class GuardConfig(Protocol):
     """The part of the configuration that the guards use."""
 
     @property
     def guard_below(self) -> bool: ...
 
 
-class Guarded(Protocol):
+class GuardedService(Protocol):
     """The service that owns the guards."""
 
     @property
-    def config(self) -> GuardWish: ...
+    def config(self) -> GuardConfig: ...
     @property
     def volumes(self) -> Mapping[Any, GuardedVolume]: ...
 
@@ -87,7 +87,7 @@ class Guarded(Protocol):
 class Guards:
     """All guards of a service. All methods belong to the event loop."""
 
-    def __init__(self, service: Guarded) -> None:
+    def __init__(self, service: GuardedService) -> None:
         self._service = service
         self._guards: dict[str, _Guard] = {}
         self._known: object = None

@@ -25,7 +25,7 @@ ERROR_BYTES_MAX = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DeliveryMethod:
     """A notification channel: its name, its command, and the mail address, if it sends mail."""
 
     name: str
@@ -44,7 +44,7 @@ class Way:
         return mail.as_bytes()
 
 
-async def deliver(way: Way, notice: Notice, length_s: float = DELIVERY_S_MAX) -> str:
+async def deliver(way: DeliveryMethod, notice: Notice, length_s: float = DELIVERY_S_MAX) -> str:
     """Deliver through one channel. Returns the error, or an empty string."""
     try:
         process = await asyncio.create_subprocess_exec(

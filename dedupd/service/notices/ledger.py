@@ -15,7 +15,7 @@ WAITING_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenProblem:
     """A problem that is not resolved."""
 
     problem: Problem
@@ -23,7 +23,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingNotice:
     """A notification that one channel has not delivered yet."""
 
     way: str
@@ -35,8 +35,8 @@ class Waiting:
 class Ledger:
     """The state of all notifications. Times are seconds since 1970."""
 
-    open: dict[str, Open] = field(default_factory=dict)
-    waiting: list[Waiting] = field(default_factory=list)
+    open: dict[str, OpenProblem] = field(default_factory=dict)
+    waiting: list[PendingNotice] = field(default_factory=list)
     summary_s: float = 0.0
     """The time of the last summary."""
 
@@ -48,7 +48,7 @@ class Ledger:
         for problem in problems:
             if problem.id not in self.open:
                 begun.append(problem)
-            self.open[problem.id] = Open(problem, now_s)
+            self.open[problem.id] = OpenProblem(problem, now_s)
         for name, one in list(self.open.items()):
             if one.seen_s > now_s:  # the clock was set back
                 self.open[name] = replace(one, seen_s=now_s)
@@ -59,14 +59,14 @@ class Ledger:
 
     def queue(self, notice: Notice, ways: Sequence[str]) -> None:
         """Queue a notification for each channel."""
-        self.waiting += [Waiting(way, notice) for way in ways]
+        self.waiting += [PendingNotice(way, notice) for way in ways]
         del self.waiting[:-WAITING_MAX]
 
-    def next_of(self, way: str) -> Waiting | None:
+    def next_of(self, way: str) -> PendingNotice | None:
         """Return the oldest pending notification of a channel."""
         return next((one for one in self.waiting if one.way == way), None)
 
-    def settle(self, done: Waiting, again: bool) -> None:
+    def settle(self, done: PendingNotice, again: bool) -> None:
         """Remove a notification after an attempt to deliver it, or keep it for another attempt."""
         if done not in self.waiting:
             return  # it was dropped during the attempt
@@ -96,10 +96,10 @@ class Ledger:
             value = json.loads(data)
             problems = [problem_of(one) for one in value["open"]]
             waiting = [
-                Waiting(str(one["way"]), Notice.of_json(one["notice"]), int(one["tries"]))
+                PendingNotice(str(one["way"]), Notice.of_json(one["notice"]), int(one["tries"]))
                 for one in value["waiting"]
             ]
             summary_s = float(value["summary_s"])
         except (KeyError, TypeError, ValueError):
             return cls()
-        return cls({one.id: Open(one, now_s) for one in problems}, waiting, summary_s)
+        return cls({one.id: OpenProblem(one, now_s) for one in problems}, waiting, summary_s)

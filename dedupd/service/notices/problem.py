@@ -38,7 +38,7 @@ class Problem:
         return "|".join((self.kind, self.volume, self.subject))
 
 
-class Happening(StrEnum):
+class NoticeReason(StrEnum):
     """The reason for a notification."""
 
     BEGIN = "begin"
@@ -51,7 +51,7 @@ class Happening(StrEnum):
 class Notice:
     """A notification, delivered once through each channel. ``time_s`` is in seconds since 1970."""
 
-    happening: Happening
+    happening: NoticeReason
     problem: Problem
     time_s: float
     host: str
@@ -72,7 +72,7 @@ class Notice:
     def of_json(cls, value: Mapping[str, Any]) -> "Notice":
         """Raises KeyError, TypeError, ValueError."""
         return cls(
-            Happening(value["event"]),
+            NoticeReason(value["event"]),
             problem_of(value),
             float(value["time_s"]),
             str(value["host"]),
@@ -84,10 +84,10 @@ class Notice:
         """The subject of a mail: one line."""
         problem = self.problem
         words = {
-            Happening.BEGIN: f"{problem.severity.value}: {problem.kind}",
-            Happening.END: f"resolved: {problem.kind}",
-            Happening.TEST: "test",
-            Happening.SUMMARY: "summary",
+            NoticeReason.BEGIN: f"{problem.severity.value}: {problem.kind}",
+            NoticeReason.END: f"resolved: {problem.kind}",
+            NoticeReason.TEST: "test",
+            NoticeReason.SUMMARY: "summary",
         }
         where = f" of {problem.volume}" if problem.volume else ""
         line = f"dedupd on {self.host}: {words[self.happening]}{where}"

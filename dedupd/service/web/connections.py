@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from dedupd.service.web.peers import Right
+from dedupd.service.web.peers import AccessLevel
 
 USER_CONNECTIONS_MAX = 16
 """The limit for one untrusted user. A connection has one request and an answer of at most 1 MB."""
@@ -45,7 +45,7 @@ class Connections:
     def __init__(
         self,
         make: Callable[[], asyncio.Protocol],
-        user: Callable[[socket.socket], tuple[int, Right]],
+        user: Callable[[socket.socket], tuple[int, AccessLevel]],
     ) -> None:
         """``make`` creates the server's side of a connection; ``user`` returns user and right."""
         self._make = make
@@ -65,7 +65,7 @@ class Connections:
     def admit(self, transport: asyncio.Transport, connection: "_Connection") -> bool:
         """Count a new connection; return False if there are too many."""
         connection.uid, connection.right = self._user(transport.get_extra_info("socket"))
-        if connection.right is Right.ACT:
+        if connection.right is AccessLevel.ACT:
             if self._acting >= ACTING_MAX:
                 return False
             self._acting += 1
@@ -81,7 +81,7 @@ class Connections:
     def drop(self, transport: object, connection: "_Connection") -> None:
         """Remove a closed connection from the counts."""
         del self._of_transport[transport]
-        if connection.right is Right.ACT:
+        if connection.right is AccessLevel.ACT:
             self._acting -= 1
             return
         self._strangers -= 1
@@ -97,7 +97,7 @@ class _Connection(asyncio.Protocol):
     """
 
     uid = LOCAL
-    right = Right.NOTHING
+    right = AccessLevel.NOTHING
 
     def __init__(self, all_: Connections, server: asyncio.Protocol) -> None:
         self._all: Final = all_
@@ -134,7 +134,7 @@ class _Connection(asyncio.Protocol):
         if not self._is_admitted:
             return
         self._received_bytes += len(data)
-        if self.right is not Right.ACT and self._received_bytes > REQUEST_BYTES_MAX:
+        if self.right is not AccessLevel.ACT and self._received_bytes > REQUEST_BYTES_MAX:
             self._abort()
             return
         self._server.data_received(data)
@@ -156,7 +156,7 @@ class _Connection(asyncio.Protocol):
         self._is_answering = True
         if self._deadline is not None:
             self._deadline.cancel()
-        if self.right is not Right.ACT:
+        if self.right is not AccessLevel.ACT:
             self._end_after(ANSWER_WAIT_S)
 
     def end_answer(self) -> None:

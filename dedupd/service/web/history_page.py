@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from dedupd.service.served_volume import ServedVolume
-from dedupd.service.web.peers import Right
+from dedupd.service.web.peers import AccessLevel
 from dedupd.service.web.views import run_view, time_ns_of
 
 RUNS_MAX = 50
@@ -23,7 +23,7 @@ class HistoryPage:
     """The last runs of some volumes that started before a time, newest first."""
 
     def __init__(
-        self, volumes: Sequence[ServedVolume], count: int, before_ns: int | None, right: Right
+        self, volumes: Sequence[ServedVolume], count: int, before_ns: int | None, right: AccessLevel
     ) -> None:
         self._volumes = volumes
         self._count = count

@@ -15,7 +15,7 @@ _GROUPS_BYTES = 1024
 """The largest socket option in Python: 256 groups."""
 
 
-class Right(IntEnum):
+class AccessLevel(IntEnum):
     """The rights of a user; a higher one includes the lower."""
 
     NOTHING = 0
@@ -43,8 +43,8 @@ def peer_of(connection: socket.socket) -> Peer:
     return Peer(pid, uid & 0xFFFF_FFFF, frozenset((*groups, gid & 0xFFFF_FFFF)))
 
 
-def right_of(peer: Peer, own_uid: int, group: int | None, readers: Readers) -> Right:
+def right_of(peer: Peer, own_uid: int, group: int | None, readers: Readers) -> AccessLevel:
     """Return the right of a peer: root, the service's user and the group act; readers read."""
     if peer.uid in (0, own_uid) or (group is not None and group in peer.groups):
-        return Right.ACT
-    return Right.READ if readers is Readers.EVERYONE else Right.NOTHING
+        return AccessLevel.ACT
+    return AccessLevel.READ if readers is Readers.EVERYONE else AccessLevel.NOTHING

@@ -26,7 +26,7 @@ from dedupd.service.web.connections import LOCAL, REQUEST_WAIT_S, Connections
 from dedupd.service.web.history_page import RUNS_MAX, HistoryPage
 from dedupd.service.web.metrics import metrics_text
 from dedupd.service.web.page import PAGE, PAGE_POLICY
-from dedupd.service.web.peers import Peer, Right, peer_of, right_of
+from dedupd.service.web.peers import AccessLevel, Peer, peer_of, right_of
 from dedupd.service.web.views import (
     finished_view,
     job_view,
@@ -101,7 +101,7 @@ class ControlSocket:
         self._servers.append(server)
         if config.listen is not None:
             api = Api(self._service, _right_of_browser)
-            connections = await self._connections(api, lambda _: (LOCAL, Right.READ))
+            connections = await self._connections(api, lambda _: (LOCAL, AccessLevel.READ))
             try:
                 self._servers.append(
                     await loop.create_server(
@@ -129,7 +129,7 @@ class ControlSocket:
             pass
 
     async def _connections(
-        self, api: "Api", user: Callable[[socket.socket], tuple[int, Right]]
+        self, api: "Api", user: Callable[[socket.socket], tuple[int, AccessLevel]]
     ) -> Connections:
         runner = web.AppRunner(
             api.application(), access_log=None, logger=_server_log(), shutdown_timeout=1.0
@@ -140,16 +140,16 @@ class ControlSocket:
         api.connections = Connections(runner.server, user)
         return api.connections
 
-    def _peer(self, connection: socket.socket) -> tuple[int, Right]:
+    def _peer(self, connection: socket.socket) -> tuple[int, AccessLevel]:
         peer, config = peer_of(connection), self._service.config
         return peer.uid, right_of(peer, os.geteuid(), config.group_id, config.readers)
 
-    def _right_of_peer(self, request: web.Request) -> Right:
+    def _right_of_peer(self, request: web.Request) -> AccessLevel:
         if request.transport is None:
-            return Right.NOTHING
+            return AccessLevel.NOTHING
         connection = request.transport.get_extra_info("socket")
         _, right = self._peer(connection)
-        if right < Right.ACT and request.method not in ("GET", "HEAD"):
+        if right < AccessLevel.ACT and request.method not in ("GET", "HEAD"):
             self._tell_denial(peer_of(connection), request)
         return right
 
@@ -176,10 +176,10 @@ def _server_log() -> logging.Logger:
     return logger
 
 
-def _right_of_browser(request: web.Request) -> Right:
+def _right_of_browser(request: web.Request) -> AccessLevel:
     # Not ``request.host``: without a Host line, that looks up the name of this host.
     host = _PORT.sub("", request.headers.get("Host", ""))
-    return Right.READ if host in LOCAL_HOSTS else Right.NOTHING
+    return AccessLevel.READ if host in LOCAL_HOSTS else AccessLevel.NOTHING
 
 
 def _listener(path: str, group: int | None, *, open_to_all: bool) -> socket.socket:
@@ -203,7 +203,7 @@ def _listener(path: str, group: int | None, *, open_to_all: bool) -> socket.sock
 class Api:
     """The handlers of requests; ``right`` returns the right of the sender."""
 
-    def __init__(self, service: "Service", right: Callable[[web.Request], Right]) -> None:
+    def __init__(self, service: "Service", right: Callable[[web.Request], AccessLevel]) -> None:
         self._service = service
         self._right = right
         self.connections: Connections | None = None
@@ -247,7 +247,7 @@ class Api:
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            needed = Right.READ if request.method in ("GET", "HEAD") else Right.ACT
+            needed = AccessLevel.READ if request.method in ("GET", "HEAD") else AccessLevel.ACT
             right = request[RIGHT] = self._right(request)
             if right < needed:
                 return _error(

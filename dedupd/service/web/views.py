@@ -14,7 +14,7 @@ from dedupd.service.job_process import JobProcess
 from dedupd.service.problems import problems
 from dedupd.service.scheduler import TaskName, due
 from dedupd.service.served_volume import ServedVolume
-from dedupd.service.web.peers import Right
+from dedupd.service.web.peers import AccessLevel
 from dedupd_core import __version__
 from dedupd_core.config.schedule import Off
 from dedupd_core.units import counted
@@ -36,9 +36,9 @@ def time_ns_of(run: Mapping[str, Any]) -> int:
     return int(run.get("started_s", 0.0) * 1e9)
 
 
-def run_view(run: Json, path: str, right: Right) -> Json:
+def run_view(run: Json, path: str, right: AccessLevel) -> Json:
     """Describe a run of the history of the volume at ``path``."""
-    if right >= Right.ACT:
+    if right >= AccessLevel.ACT:
         return {"path": path, **run}
     texts = {name: run[name] for name in _PUBLIC_TEXTS if name in run}
     return {**_figures(run), **texts, "path": path, "outcome": ""}
@@ -55,12 +55,12 @@ def _figures(report: Mapping[str, Any]) -> Json:
     return found
 
 
-def service_view(service: "Service", right: Right) -> Json:
+def service_view(service: "Service", right: AccessLevel) -> Json:
     found = [problem.message for problem in problems(service, time.time())]
-    if found and right < Right.ACT:
+    if found and right < AccessLevel.ACT:
         found = [f"{counted(len(found), 'problem')}: {_UNTOLD}"]
     guard = service.guards.state
-    if right < Right.ACT:
+    if right < AccessLevel.ACT:
         guard = replace(guard, guarded=(), problem=_UNTOLD if guard.problem else "")
     return {
         "version": __version__,
@@ -75,9 +75,9 @@ def service_view(service: "Service", right: Right) -> Json:
     }
 
 
-def volume_view(service: "Service", volume: ServedVolume, right: Right) -> Json:
+def volume_view(service: "Service", volume: ServedVolume, right: AccessLevel) -> Json:
     def told(problem: str) -> str:
-        return problem if right >= Right.ACT or not problem else f"a problem: {_UNTOLD}"
+        return problem if right >= AccessLevel.ACT or not problem else f"a problem: {_UNTOLD}"
 
     volume.read_policy()
     keeper, savings = volume.keeper, volume.savings
@@ -142,9 +142,9 @@ def _tasks(volume: ServedVolume) -> dict[TaskName, Json]:
     return found
 
 
-def job_view(job: JobProcess, service: "Service", right: Right) -> Json:
+def job_view(job: JobProcess, service: "Service", right: AccessLevel) -> Json:
     view = _job_view(job)
-    if right >= Right.ACT:
+    if right >= AccessLevel.ACT:
         return view
     paths = [one.config.path for one in service.volumes.values() if one.uuid == job.uuid]
     phase = job.progress.get("phase", "")
@@ -179,10 +179,10 @@ def _job_view(job: JobProcess) -> Json:
     }
 
 
-def finished_view(job: JobProcess, service: "Service", right: Right) -> Json:
+def finished_view(job: JobProcess, service: "Service", right: AccessLevel) -> Json:
     """Describe a job with its complete results."""
     report: Mapping[str, Any] | None = job.report
-    if right < Right.ACT:
+    if right < AccessLevel.ACT:
         view = job_view(job, service, right)
         found = None if report is None else run_view(dict(report), view["path"], right)
         return {**view, "report": found, "output": "", "errors": ""}

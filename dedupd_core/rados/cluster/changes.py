@@ -36,7 +36,7 @@ OUTCOMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AtomicChange:
     """One atomic change of one object: if every condition holds, all steps happen, otherwise none.
 
     Conditions: ``exclusive``: the object is new. ``equal``: keys have these values, or are missing
@@ -58,7 +58,7 @@ class Change:
     remove: bool = False
 
 
-def operation(ioctx: Ioctx, change: Change) -> WriteOp:
+def operation(ioctx: Ioctx, change: AtomicChange) -> WriteOp:
     """Return the change as an operation of the library, which the caller releases."""
     op = ioctx.create_write_op()
     try:
@@ -70,7 +70,7 @@ def operation(ioctx: Ioctx, change: Change) -> WriteOp:
     return op
 
 
-def _conditions(op: WriteOp, change: Change) -> None:
+def _conditions(op: WriteOp, change: AtomicChange) -> None:
     library = binding()
     if change.exclusive:
         op.new(library.LIBRADOS_CREATE_EXCLUSIVE)
@@ -88,7 +88,7 @@ def _conditions(op: WriteOp, change: Change) -> None:
         op.execute(cls, method, data)
 
 
-def _effects(ioctx: Ioctx, op: WriteOp, change: Change) -> None:
+def _effects(ioctx: Ioctx, op: WriteOp, change: AtomicChange) -> None:
     if change.data is not None:
         op.write_full(change.data)
     if change.put:

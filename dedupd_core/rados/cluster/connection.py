@@ -22,7 +22,7 @@ from dedupd_core.errors import (
 from dedupd_core.failpoint import reach
 from dedupd_core.format.cluster.address import StoreAddress
 from dedupd_core.rados.cluster.binding import Completion, Ioctx, Rados, WriteOp, binding
-from dedupd_core.rados.cluster.changes import OUTCOMES, Change, Outcome, operation
+from dedupd_core.rados.cluster.changes import OUTCOMES, AtomicChange, Outcome, operation
 
 OPERATIONS_AT_ONCE = 16
 """Operations in flight by default. On three OSDs that share two cores, more are not faster."""
@@ -40,7 +40,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Page(NamedTuple):
+class KeyPage(NamedTuple):
     """Keys of an object with their values, as of ``version``."""
 
     version: int
@@ -50,7 +50,7 @@ class Page(NamedTuple):
 class _Flight(NamedTuple):
     """A change in flight."""
 
-    change: Change
+    change: AtomicChange
     ioctx: Ioctx
     op: WriteOp
     completion: Completion
@@ -202,7 +202,7 @@ class Cluster:
 
     # --- changes ------------------------------------------------------------------------------
 
-    def apply(self, change: Change) -> Outcome:
+    def apply(self, change: AtomicChange) -> Outcome:
         """Make a change, and reach its fail point when it is durable."""
         if self.acknowledgements_lost:
             self._apply(change)
@@ -210,7 +210,7 @@ class Cluster:
         reach(change.point)
         return outcome
 
-    def _apply(self, change: Change) -> Outcome:
+    def _apply(self, change: AtomicChange) -> Outcome:
         ioctx, op = self._prepared(change)
         try:
             ioctx.operate_write_op(op, change.oid)
@@ -220,21 +220,21 @@ class Cluster:
         finally:
             ioctx.release_write_op(op)
 
-    def _prepared(self, change: Change) -> tuple[Ioctx, WriteOp]:
+    def _prepared(self, change: AtomicChange) -> tuple[Ioctx, WriteOp]:
         """Check that a change is permitted; return it as an operation that the caller releases."""
         self.permit()
         self._pass_gate(change.point)
         ioctx = self._ioctx
         return ioctx, operation(ioctx, change)
 
-    def _refused(self, change: Change, error: Exception) -> Outcome:
+    def _refused(self, change: AtomicChange, error: Exception) -> Outcome:
         """Return why a change was not made. Raises other errors."""
         outcome = OUTCOMES.get(getattr(error, "errno", 0))
         if outcome is None:
             raise self.error(f"changing {change.oid}", error) from error
         return outcome
 
-    def apply_train(self, changes: Iterable[Change]) -> list[Outcome]:
+    def apply_train(self, changes: Iterable[AtomicChange]) -> list[Outcome]:
         """Like :meth:`apply` for each change, several in flight, started and finished in order.
 
         Takes the next change when a place is free. Waits for all started changes, even after an
@@ -255,7 +255,7 @@ class Cluster:
                 one.ioctx.release_write_op(one.op)
         return outcomes
 
-    def _begin(self, change: Change) -> "_Flight":
+    def _begin(self, change: AtomicChange) -> "_Flight":
         if self.acknowledgements_lost:
             self._apply(change)
         ioctx, op = self._prepared(change)
@@ -296,7 +296,7 @@ class Cluster:
 
     def page(
         self, oid: str, prefix: str = "", *, after: str = "", count: int = PAGE_KEYS
-    ) -> Page | None:
+    ) -> KeyPage | None:
         """Read up to ``count`` keys with a prefix; None if the object does not exist."""
         self._pass_gate("keys")
         ioctx = self._ioctx
@@ -305,7 +305,7 @@ class Cluster:
             found, _ = ioctx.get_omap_vals(op, after, prefix, min(count, PAGE_KEYS))
             ioctx.operate_read_op(op, oid)
             items = {key: (value or b"").decode("ascii", "replace") for key, value in found}
-            return Page(ioctx.get_last_version(), items)
+            return KeyPage(ioctx.get_last_version(), items)
         except binding().Error as error:
             if getattr(error, "errno", 0) == errno.ENOENT:
                 return None

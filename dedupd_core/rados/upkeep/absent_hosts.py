@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dedupd_core.errors import Busy, Damaged, NotAVolume
 from dedupd_core.format.cluster.objects import SESSION_KEY, VolumeEntry
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.changes import AtomicChange, Outcome
 from dedupd_core.rados.cluster.connection import Cluster
 from dedupd_core.rados.lease import LEASE_S, lease_state
 from dedupd_core.rados.store import RadosStore
@@ -162,7 +162,7 @@ class AbsentHosts:
     def _note(self, volume: str, *, left: _Note | None = None, taken: _Note | None = None) -> None:
         """Replace the notes on a volume by these. Raises Busy if the turn has ended."""
         notes = {f"{_LEFT}{volume}": left, f"{_TAKEN}{volume}": taken}
-        change = Change(
+        change = AtomicChange(
             points.ABSENCE_NOTED,
             self.turn.oid,
             equal={SESSION_KEY: self.turn.session},

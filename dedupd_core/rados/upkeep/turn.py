@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from dedupd_core.errors import Busy, DedupdError, WriterFenced
 from dedupd_core.format.cluster.objects import SESSION_KEY, lease_object
 from dedupd_core.rados.cluster import points
-from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.changes import AtomicChange, Outcome
 from dedupd_core.rados.cluster.connection import Cluster
 from dedupd_core.rados.cluster.wire import lock_request
 from dedupd_core.rados.lease import HOST_KEY, LEASE_S, Lease, lease_state, now_s
@@ -93,7 +93,7 @@ class HostTurn:
     def note(self, found: Mapping[str, Any]) -> LastTurn:
         """Publish for the other hosts that the job is complete, and its result. Raises Busy."""
         last = LastTurn(self.host, self.now_s, found)
-        change = Change(
+        change = AtomicChange(
             points.TURN_NOTED,
             self.oid,
             equal={SESSION_KEY: self.session},
@@ -112,7 +112,7 @@ def take_turn(
     name, session = turn_name(job), uuid.uuid4().hex
     begun_s = now_s()
     outcome = cluster.apply(
-        Change(
+        AtomicChange(
             points.TURN_TAKEN,
             lease_object(name),
             calls=[("lock", "lock", lock_request(session, host, duration_s))],

@@ -12,7 +12,7 @@ from dedupd_core.store.container.files import container_numbers
 from dedupd_core.system.files import open_to_read, opened
 
 
-class Counted(NamedTuple):
+class ContainerCount(NamedTuple):
     """One container: its number, its partition, and about how many entries its table has."""
 
     number: int
@@ -20,7 +20,7 @@ class Counted(NamedTuple):
     entries: int
 
 
-def census(dir_fd: int, numbers: Iterable[int] | None = None) -> Iterator[Counted]:
+def census(dir_fd: int, numbers: Iterable[int] | None = None) -> Iterator[ContainerCount]:
     """The containers of these numbers that have a valid header, or all of them, by number."""
     for number in container_numbers(dir_fd) if numbers is None else numbers:
         try:
@@ -29,7 +29,7 @@ def census(dir_fd: int, numbers: Iterable[int] | None = None) -> Iterator[Counte
                 header = header_of(fd, name.decode())
         except (FileNotFoundError, DamagedContainer, UnknownFormat):
             continue
-        yield Counted(number, header.partition_key, entries_in(dir_fd, number))
+        yield ContainerCount(number, header.partition_key, entries_in(dir_fd, number))
 
 
 def entries_by_partition(

@@ -47,7 +47,7 @@ class Leaf(NamedTuple):
     above: list[int]
 
 
-class Broken(NamedTuple):
+class UnreadablePart(NamedTuple):
     """A part of a recipe that cannot be read: [offset, offset + length), below a node.
 
     ``above``: the nodes below the root that begin where it does, and are not leaves.

@@ -115,7 +115,7 @@ class RecipeWriter:
         return taken
 
 
-class Growth(NamedTuple):
+class RecipeProgress(NamedTuple):
     """How far the recipe of a file has grown: ``length`` bytes, in chunks and finished nodes."""
 
     length: int
@@ -127,7 +127,7 @@ class Growth(NamedTuple):
         return [self.length, *(_rows_to_json(r) for r in (self.rows, *self.levels))]
 
     @classmethod
-    def from_json(cls, value: list[Any]) -> "Growth":
+    def from_json(cls, value: list[Any]) -> "RecipeProgress":
         """Raises ValueError, TypeError where it is not what :meth:`to_json` gave."""
         length, rows, *levels = value
         return cls(int(length), _rows_from_json(rows), tuple(_rows_from_json(r) for r in levels))
@@ -151,7 +151,7 @@ class RecipeBuilder:
         self.length = 0
 
     @classmethod
-    def resumed(cls, writer: RecipeWriter, growth: Growth) -> "RecipeBuilder":
+    def resumed(cls, writer: RecipeWriter, growth: RecipeProgress) -> "RecipeBuilder":
         """A builder that goes on where another one was."""
         builder = cls(writer)
         builder.length = growth.length
@@ -160,9 +160,9 @@ class RecipeBuilder:
         return builder
 
     @property
-    def growth(self) -> Growth:
+    def growth(self) -> RecipeProgress:
         """How far the recipe is now."""
-        return Growth(self.length, tuple(self._rows), tuple(map(tuple, self._levels)))
+        return RecipeProgress(self.length, tuple(self._rows), tuple(map(tuple, self._levels)))
 
     def push(self, chunk: int, length: int, fingerprint: bytes) -> None:
         """Add the next chunk; a ``HOLE`` (fingerprint of zeros) grows the hole before it."""

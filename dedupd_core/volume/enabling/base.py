@@ -69,7 +69,7 @@ def base_lock(root_fd: int, path: str) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LockedBase:
     """A directory that is, or was, a volume, and whose lock of enabling and disabling is held."""
 
     path: str
@@ -79,7 +79,7 @@ class Held:
 
 
 @contextmanager
-def held_to_disable(path: str) -> Iterator[Held]:
+def held_to_disable(path: str) -> Iterator[LockedBase]:
     """Hold the right to disable the volume ``path``, and to enable it.
 
     Raises NotAVolume, UsageError where ``.dedupd`` is another user's, Busy.
@@ -96,4 +96,4 @@ def held_to_disable(path: str) -> Iterator[Held]:
             if error.errno != errno.ENOENT and not is_no_directory(error):
                 raise
             raise NotAVolume(f"{path}: not a volume") from None
-        yield Held(path, root, root_fd, base_fd)
+        yield LockedBase(path, root, root_fd, base_fd)

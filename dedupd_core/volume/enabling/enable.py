@@ -39,7 +39,7 @@ from dedupd_core.system.paths import explain, named, show_path
 from dedupd_core.volume.base_directory import BASE_NAME, DISABLING, ENABLING, VOLUME_FILE
 from dedupd_core.volume.enabling.base import (
     RESERVED_NAME,
-    Held,
+    LockedBase,
     base_lock,
     left_in_place,
 )
@@ -258,7 +258,7 @@ def _move_all_in(root: str, root_fd: int, data_fd: int, disk: Disk) -> None:
 def _go_back(root: str, root_fd: int, base_fd: int, reason: BaseException, disk: Disk) -> None:
     """Undo an enabling that failed. Raises DedupdError where that fails too."""
     try:
-        refuse_collisions(Held(root, root, root_fd, base_fd), disk=disk)
+        refuse_collisions(LockedBase(root, root, root_fd, base_fd), disk=disk)
         begin_disable(base_fd, disk)
         _move_out(root, root_fd, base_fd, disk)
     except (DedupdError, OSError) as error:
@@ -287,7 +287,7 @@ def begin_disable(base_fd: int, disk: Disk) -> None:
     disk.sync_dir(base_fd)
 
 
-def disable_held(held: Held, *, disk: Disk) -> None:
+def disable_held(held: LockedBase, *, disk: Disk) -> None:
     """Give back the plain directory; the caller has made sure that no stub is left.
 
     Goes on where an interrupted call stopped. Raises NotAVolume, UsageError, Busy.
@@ -307,7 +307,7 @@ def disable_held(held: Held, *, disk: Disk) -> None:
         _move_out(held.root, root_fd, base_fd, disk)
 
 
-def refuse_collisions(held: Held, *, disk: Disk) -> None:
+def refuse_collisions(held: LockedBase, *, disk: Disk) -> None:
     """Raise UsageError where an entry of the tree has no place in the plain directory.
 
     Where disabling is marked all the same, and no entry has moved, the volume becomes one again, so

@@ -44,7 +44,7 @@ would call files, like images of virtual machines."""
 MOUNT, SUBVOLUME, VOLUME = "a mount", "a subvolume", "a volume"
 
 
-class Inside(NamedTuple):
+class ExcludedDirectory(NamedTuple):
     """Something below a directory that cannot be in a volume: another file system, or a volume.
 
     ``is_harmless``: no volume, but another user's directory that looks like one. To dedupd it is a
@@ -194,21 +194,21 @@ def refuse_content(root: str, root_fd: int, path: str) -> None:
         refuse_occupants(root)  # which asks every process of the machine
 
 
-def things_inside(root: str, way: str | None = None) -> Iterator[Inside]:
+def things_inside(root: str, way: str | None = None) -> Iterator[ExcludedDirectory]:
     """Volumes, mounts and subvolumes of btrfs below a directory (absolute, no links). ``way``: by
     which it is reached where a mount hides it."""
     way = way or root
     device = os.stat(way).st_dev
     mounts = set(mount_table.inside(root))
     for point in sorted(mounts):
-        yield Inside(point, MOUNT, f"`umount {point}`")
+        yield ExcludedDirectory(point, MOUNT, f"`umount {point}`")
     for reached, names, _ in os.walk(way):
         directory = root + reached.removeprefix(way)
         if BASE_NAME in names and is_volume(reached):
-            yield Inside(directory, VOLUME, f"`dedupd disable {directory}`")
+            yield ExcludedDirectory(directory, VOLUME, f"`dedupd disable {directory}`")
             names.remove(BASE_NAME)
         elif BASE_NAME in names and looks_like_volume(reached):
-            yield Inside(directory, VOLUME, "", is_harmless=True)
+            yield ExcludedDirectory(directory, VOLUME, "", is_harmless=True)
         for name in tuple(names):
             path = os.path.join(directory, name)
             with suppress(OSError):  # gone meanwhile
@@ -218,25 +218,25 @@ def things_inside(root: str, way: str | None = None) -> Iterator[Inside]:
                     (status := os.lstat(os.path.join(reached, name))).st_mode
                 ) and (status.st_dev != device):
                     names.remove(name)
-                    yield Inside(
+                    yield ExcludedDirectory(
                         path, SUBVOLUME, "replace it by a directory, or a volume of its own"
                     )
 
 
-def unreachable_inside(root: str, way: str) -> Iterator[Inside]:
+def unreachable_inside(root: str, way: str) -> Iterator[ExcludedDirectory]:
     """As :func:`things_inside`, for the tree of a volume: what no user can reach there. A nested
     ``.dedupd`` is a directory like others."""
     return (one for one in things_inside(root, way) if one.kind != VOLUME)
 
 
-def described(found: list[Inside]) -> str:
+def described(found: list[ExcludedDirectory]) -> str:
     """What there is below a directory, with the remedy of each."""
     obstacles = [one for one in found if not one.is_harmless]
     parts = [show_text(f"{one.path} is {one.kind} ({one.remedy})") for one in obstacles]
     return f"a volume has one file system and no other volume in it, but {shortened(parts)}"
 
 
-def strangers(found: list[Inside]) -> str:
+def strangers(found: list[ExcludedDirectory]) -> str:
     """What to tell of directories that look like volumes of other users; empty without any."""
     paths = sorted(show_text(one.path) for one in found if one.is_harmless)
     if not paths:

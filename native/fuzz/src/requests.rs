@@ -24,13 +24,13 @@ use native::mount::protocol::opcode as op;
 use native::mount::requests::stubs::Store;
 use native::mount::requests::tree::Tree;
 use native::mount::session::helpers::Helpers;
-use native::mount::session::line::{Line, Next};
-use native::mount::session::stand_ins::Beside;
+use native::mount::session::line::{Line, NextRequest};
+use native::mount::session::stand_ins::OverflowLimits;
 use native::mount::session::turn::Turn;
 use native::store::chunk_cache::{ChunkCache, ChunkSource};
 use native::store::content::{Content, RecipeHead};
 use native::store::recipes::{Broken, LeafAt, Span};
-use native::store::record_reader::Reads;
+use native::store::record_reader::CacheUse;
 use native::store::why::{Unreadable, Why};
 use native::stub::open_stub::StubFiles;
 use native::system::calls::generation_of;
@@ -100,7 +100,7 @@ impl Content for Made {
         &self,
         stub: &StubHead,
         range: &Range<u64>,
-        _: Reads,
+        _: CacheUse,
     ) -> Result<Vec<Span>, Unreadable> {
         if range.end > stub.covered || range.end - range.start > 4 << 20 {
             return Err(Unreadable::recipe(Why::NotMeant));
@@ -391,10 +391,10 @@ impl Mount {
     fn serve(&mut self, kernel: &mut Kernel, input: &mut Input<'_>, room: &mut [u8]) {
         loop {
             match self.line.next(8, 0).expect("the mount has ended") {
-                Next::Nothing => return,
-                Next::Ended => panic!("the mount has ended"),
-                Next::ForCaller => self.serve_caller(input),
-                Next::ForLibfuse => self.serve_libfuse(input, room),
+                NextRequest::Nothing => return,
+                NextRequest::Ended => panic!("the mount has ended"),
+                NextRequest::ForCaller => self.serve_caller(input),
+                NextRequest::ForLibfuse => self.serve_libfuse(input, room),
             }
             kernel.take_answers(room);
         }
@@ -457,7 +457,7 @@ pub fn requests(data: &[u8]) {
     let lower = Lower::new(input);
     let tree = tree_of(&lower, input);
     let (device, socket) = pair();
-    let helpers = Helpers::new(Beside { threads: 0, always: false }, None);
+    let helpers = Helpers::new(OverflowLimits { threads: 0, always: false }, None);
     let turn = Arc::new(Turn::default());
     let (line, libfuse) = Line::new(device, Arc::clone(&tree), turn, helpers, 0).unwrap();
     let mut kernel = Kernel { socket, nodes: vec![1], unique: 0, awaited: HashMap::new() };

@@ -129,7 +129,7 @@ fn record(data: &[u8]) {
 }
 
 fn check(data: &[u8]) -> record_check::Checked {
-    let place = record_check::Place {
+    let place = record_check::CheckOptions {
         seed: SEED,
         offset: 128,
         algorithm: Algorithm::Blake3,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Result;
 
-use super::ledger::Kept;
+use super::ledger::JudgedFiles;
 use super::notes::Notes;
 
 /// Files to read again, and the chunks that are the reason.
@@ -29,7 +29,7 @@ struct Common {
 /// `entries_max` limits the memory.
 pub fn join(
     mut notes: impl FnMut() -> Result<Notes>,
-    kept: &Kept,
+    kept: &JudgedFiles,
     entries_max: usize,
 ) -> Result<Recall> {
     let mut recall = Recall::default();

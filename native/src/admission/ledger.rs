@@ -59,13 +59,13 @@ struct Run {
 }
 
 /// The files that a run leaves judged, by inode.
-pub struct Kept {
+pub struct JudgedFiles {
     pub rows: Vec<Judged>,
     /// Inodes with new notes of this run since the last save, which replace their earlier notes.
     pub renewed: Vec<u64>,
 }
 
-impl Kept {
+impl JudgedFiles {
     pub fn has(&self, inode: u64) -> bool {
         self.get(inode).is_some()
     }
@@ -185,7 +185,7 @@ impl Ledger {
     /// The files that remain judged. With `whole`, the walk has visited every file, so unseen files
     /// are deleted, or no longer plain. `recalled` files were read again: only the judgements of
     /// this run are valid for them.
-    pub fn kept(&self, whole: bool, recalled: &[u64]) -> Kept {
+    pub fn kept(&self, whole: bool, recalled: &[u64]) -> JudgedFiles {
         let run = locked(&self.run);
         let is_recalled = |inode: &u64| recalled.binary_search(inode).is_ok();
         let earlier = self.earlier.iter().zip(&self.seen).filter(|(row, seen)| {
@@ -205,7 +205,7 @@ impl Ledger {
             run.judged.iter().skip(run.saved.0).map(|row| row.inode).collect();
         renewed.sort_unstable();
         renewed.dedup();
-        Kept { rows, renewed }
+        JudgedFiles { rows, renewed }
     }
 }
 

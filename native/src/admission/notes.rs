@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::vec::IntoIter;
 
-use super::ledger::Kept;
+use super::ledger::JudgedFiles;
 use crate::format::saved_notes::{Note, note, rows};
 
 const READ_BYTES: usize = 1 << 18;
@@ -48,7 +48,7 @@ pub struct Notes {
     of_file: Option<Note>,
     run: Arc<Vec<Note>>,
     at: usize,
-    kept: Arc<Kept>,
+    kept: Arc<JudgedFiles>,
 }
 
 impl Notes {
@@ -57,7 +57,7 @@ impl Notes {
         file: Option<File>,
         range: Range<u64>,
         run: Arc<Vec<Note>>,
-        kept: Arc<Kept>,
+        kept: Arc<JudgedFiles>,
     ) -> Result<Notes> {
         let mut saved = Saved { file, range, read: Vec::new().into_iter() };
         let of_file = saved.next()?;

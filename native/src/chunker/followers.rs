@@ -29,7 +29,7 @@ pub struct KnownChunk {
 }
 
 #[derive(Default)]
-pub struct Known {
+pub struct KnownChunks {
     chunks: Vec<KnownChunk>,
     /// Places in `chunks`, by fingerprint.
     places: HashTable<u32>,
@@ -37,20 +37,20 @@ pub struct Known {
 
 /// Known chunks and their followers. Look-ups add to them, and all threads that cut read them.
 #[derive(Default)]
-pub struct Followers(RwLock<Known>);
+pub struct Followers(RwLock<KnownChunks>);
 
 impl Followers {
     /// Add adjacent chunks.
     pub fn add(&self, page: impl Iterator<Item = KnownChunk>) {
         let mut known = write(&self.0);
         if known.chunks.len() >= CHUNKS_MAX {
-            *known = Known::default();
+            *known = KnownChunks::default();
         }
         page.for_each(|chunk| known.push(chunk));
         known.push(KnownChunk { fingerprint: Fingerprint::default(), length: 0, hint: 0 });
     }
 
-    pub fn read(&self) -> RwLockReadGuard<'_, Known> {
+    pub fn read(&self) -> RwLockReadGuard<'_, KnownChunks> {
         read(&self.0)
     }
 
@@ -61,14 +61,14 @@ impl Followers {
     }
 }
 
-impl Known {
+impl KnownChunks {
     fn push(&mut self, chunk: KnownChunk) {
         let place = self.chunks.len() as u32;
         self.chunks.push(chunk);
         if chunk.length == 0 {
             return;
         }
-        let Known { chunks, places } = self;
+        let KnownChunks { chunks, places } = self;
         let is_same = |&other: &u32| chunks[other as usize].fingerprint == chunk.fingerprint;
         let hash = |&other: &u32| hash_of(&chunks[other as usize].fingerprint);
         match places.entry(hash_of(&chunk.fingerprint), is_same, hash) {

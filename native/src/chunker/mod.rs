@@ -17,6 +17,6 @@ mod avx2;
 #[cfg(avx512)]
 mod avx512;
 
-pub use followers::{Followers, Known, KnownChunk};
+pub use followers::{Followers, KnownChunk, KnownChunks};
 pub use path::{Path, available_paths};
 pub use select::{Chunker, Parameters, Scratch};

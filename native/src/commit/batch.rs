@@ -21,7 +21,7 @@ pub struct Tree {
 }
 
 /// A file between the two calls: open, leased, with its attribute set. `identity` is as of then.
-pub struct Begun {
+pub struct OpenCommit {
     pub file: OwnedFd,
     pub identity: Identity,
 }
@@ -30,7 +30,7 @@ pub struct Begun {
 const GROUP: usize = 32;
 
 /// A file and its commit; None before the commit starts, and after it ends in any way.
-pub type Commit = (Request, Option<Begun>);
+pub type Commit = (Request, Option<OpenCommit>);
 
 /// The positions of the files that do not become stubs.
 pub type Refusals = Vec<(usize, Why)>;
@@ -84,7 +84,7 @@ fn each(
     failed.filter_map(|(at, result)| result.err().map(|why| (at, why))).collect()
 }
 
-fn begin(tree: &Tree, request: &Request) -> Result<Begun, Why> {
+fn begin(tree: &Tree, request: &Request) -> Result<OpenCommit, Why> {
     if request.in_parts {
         return Err(Why::Unoffered);
     }
@@ -95,10 +95,10 @@ fn begin(tree: &Tree, request: &Request) -> Result<Begun, Why> {
         return Err(Why::InUse);
     }
     let identity = tree.space.begin(fd, request)?;
-    Ok(Begun { file, identity })
+    Ok(OpenCommit { file, identity })
 }
 
-fn finish(tree: &Tree, request: &Request, begun: &Begun) -> Result<i64, Why> {
+fn finish(tree: &Tree, request: &Request, begun: &OpenCommit) -> Result<i64, Why> {
     let fd = begun.file.as_raw_fd();
     if tree.is_shared && !lease_exclusively(fd) {
         // The sync took longer than a lease can delay other processes.

@@ -4,9 +4,9 @@ use super::group::Slot;
 
 /// A set of signatures that may have false positives, for a quick test.
 #[derive(Default)]
-pub struct Held([u64; 16]);
+pub struct SignatureFilter([u64; 16]);
 
-impl Held {
+impl SignatureFilter {
     #[inline]
     pub fn insert(&mut self, signature: u16) {
         self.0[usize::from(signature >> 6) % 16] |= 1 << (signature % 64);
@@ -20,7 +20,7 @@ impl Held {
 
 /// An entry without a slot, its full bucket, and the entry that it will displace.
 #[derive(Clone, Copy)]
-pub struct InHand {
+pub struct DisplacedEntry {
     pub signature: u16,
     pub number: u32,
     pub bucket: u64,

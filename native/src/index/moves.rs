@@ -7,7 +7,7 @@
 //! earlier.
 
 use super::group::{SLOTS, Slot, bits};
-use super::in_hand::{Held, InHand, Room, Victim};
+use super::in_hand::{DisplacedEntry, Room, SignatureFilter, Victim};
 use super::table::Table;
 
 /// Below this load, a key finds no free slot only if many keys have the same buckets.
@@ -25,7 +25,7 @@ impl Table {
         let (bucket, victim) = leading.unwrap_or_else(|| (buckets[0], self.any(buckets[0])));
         self.held.insert(signature);
         self.prefetch_move(bucket, victim);
-        self.in_hand.push(InHand { signature, number, bucket, victim });
+        self.in_hand.push(DisplacedEntry { signature, number, bucket, victim });
     }
 
     /// Give a slot to each entry in hand. Move other entries if necessary.
@@ -34,7 +34,7 @@ impl Table {
             return;
         }
         self.settle_all();
-        self.held = Held::default();
+        self.held = SignatureFilter::default();
         self.find_room();
     }
 
@@ -72,15 +72,15 @@ impl Table {
     }
 
     fn stash_all(&mut self) {
-        for InHand { signature, number, bucket, .. } in std::mem::take(&mut self.in_hand) {
+        for DisplacedEntry { signature, number, bucket, .. } in std::mem::take(&mut self.in_hand) {
             self.stash_one(signature, bucket, number);
         }
     }
 
     /// Put an entry into its bucket. If the bucket is full, it replaces another entry. Returns that
     /// entry if its other bucket is also full.
-    fn move_on(&mut self, held: InHand) -> Option<InHand> {
-        let InHand { mut signature, mut number, mut bucket, victim } = held;
+    fn move_on(&mut self, held: DisplacedEntry) -> Option<DisplacedEntry> {
+        let DisplacedEntry { mut signature, mut number, mut bucket, victim } = held;
         if self.put(signature, number, bucket) {
             return None;
         }
@@ -95,7 +95,7 @@ impl Table {
         }
         let victim = self.leading(bucket).unwrap_or_else(|| self.any(bucket));
         self.prefetch_move(bucket, victim);
-        Some(InHand { signature, number, bucket, victim })
+        Some(DisplacedEntry { signature, number, bucket, victim })
     }
 
     /// Prefetch the memory that the next `move_on` needs.

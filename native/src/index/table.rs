@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::io::Result;
 
 use super::group::{BUCKET_BYTES, Group, Quad, SLOTS, Slot, bits};
-use super::in_hand::{Held, InHand, Room};
+use super::in_hand::{DisplacedEntry, Room, SignatureFilter};
 use super::suggest::Suggest;
 
 /// Maximum of buckets per group: 6 MiB per plane, in complete huge pages.
@@ -37,13 +37,13 @@ const EQUAL_MAX: u32 = 12;
 const PLANES_WIDE: usize = 4;
 
 /// The known part of an entry's key: its signature, and its lower bucket.
-type Stashed = (u16, u64);
+type StashedKey = (u16, u64);
 
 pub struct Table {
     pub(super) group_bits: u32,
     pub(super) groups: Vec<Group>,
     /// Entries without a slot: nearly none, except with keys constructed for this purpose.
-    pub(super) stash: HashMap<Stashed, Vec<u32>>,
+    pub(super) stash: HashMap<StashedKey, Vec<u32>>,
     pub(super) len: usize,
     planes: usize,
     pub(super) buckets: u64,
@@ -53,9 +53,9 @@ pub struct Table {
     /// Buckets that had free slots at the last check.
     pub(super) room: Room,
     /// Added entries that have no slot yet, because their buckets were full.
-    pub(super) in_hand: Vec<InHand>,
+    pub(super) in_hand: Vec<DisplacedEntry>,
     /// The signatures of `in_hand`, and a few others.
-    pub(super) held: Held,
+    pub(super) held: SignatureFilter,
     pub(super) random: u64,
 }
 
@@ -89,7 +89,7 @@ impl Table {
             free,
             room: Room::default(),
             in_hand: Vec::new(),
-            held: Held::default(),
+            held: SignatureFilter::default(),
             random: 0x9E37_79B9_7F4A_7C15,
         }
     }
@@ -169,7 +169,7 @@ impl Table {
             self.matching(second, signature, found);
         }
         if self.held.may_have(signature) {
-            let of_key = |held: &&InHand| {
+            let of_key = |held: &&DisplacedEntry| {
                 held.signature == signature && (held.bucket == first || held.bucket == second)
             };
             found.extend(self.in_hand.iter().filter(of_key).map(|held| held.number));

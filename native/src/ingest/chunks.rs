@@ -1,6 +1,6 @@
 //! Splits complete buffers into chunks, and fingerprints these.
 
-use crate::chunker::{Chunker, Followers, Known, Scratch};
+use crate::chunker::{Chunker, Followers, KnownChunks, Scratch};
 use crate::fingerprint::{self, Algorithm, Fingerprint};
 use crate::threads::pool;
 
@@ -85,7 +85,7 @@ fn follow_segment(
     algorithm: Algorithm,
     data: &[u8],
     segment: Segment,
-    known: &Known,
+    known: &KnownChunks,
     looks: usize,
     chunks: &mut Vec<Chunk>,
 ) {

@@ -64,14 +64,14 @@ fn user_in(status: &str) -> Option<u32> {
     line.split_whitespace().nth(3)?.parse().ok()
 }
 
-struct Known {
+struct KnownCaller {
     thread: u32,
     uid: u32,
     end: Instant,
 }
 
 /// The threads that recently sent requests.
-pub struct Callers([Mutex<Option<Known>>; PLACES]);
+pub struct Callers([Mutex<Option<KnownCaller>>; PLACES]);
 
 impl Default for Callers {
     fn default() -> Callers {
@@ -91,7 +91,7 @@ impl Callers {
             Some(known) if known.thread == header.pid && now < known.end => known.uid,
             _ => {
                 let uid = user_of(header);
-                *place = Some(Known { thread: header.pid, uid, end: now + KNOWN_FOR });
+                *place = Some(KnownCaller { thread: header.pid, uid, end: now + KNOWN_FOR });
                 uid
             }
         }
@@ -150,7 +150,8 @@ mod tests {
         }
         // The thread may have changed its user, which immediately counts for rights.
         let end = Instant::now() + KNOWN_FOR;
-        *locked(&callers.0[own as usize % PLACES]) = Some(Known { thread: own, uid: uid + 1, end });
+        *locked(&callers.0[own as usize % PLACES]) =
+            Some(KnownCaller { thread: own, uid: uid + 1, end });
         for (opcode, told) in
             [(op::WRITE, uid + 1), (op::FALLOCATE, uid), (op::COPY_FILE_RANGE, uid)]
         {

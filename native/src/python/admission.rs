@@ -11,7 +11,7 @@ use super::support::calls::os_error;
 use super::support::entries::{Fields, identity_of};
 use super::support::input::Input;
 use crate::admission::join::{Recall as Inner, join};
-use crate::admission::ledger::{self, Kept, judged};
+use crate::admission::ledger::{self, JudgedFiles, judged};
 use crate::admission::notes;
 use crate::format::saved_notes::{Judged, Note, judged as row, rows};
 use crate::ingest::judgement;
@@ -112,7 +112,7 @@ impl Ledger {
 
 #[pyclass(frozen, module = "dedupd_core.native.admission")]
 pub struct Snapshot {
-    kept: Arc<Kept>,
+    kept: Arc<JudgedFiles>,
     notes: Arc<Vec<Note>>,
 }
 

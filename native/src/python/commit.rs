@@ -26,7 +26,7 @@ pub struct CommitRequests(pub Vec<Request>);
 type Recipe<'a> = (u64, &'a [u8], bool);
 
 /// A file: path, identity, recipe, previous attribute, whether it was offered in parts.
-type One = (Vec<u8>, Fields, (u64, [u8; DIGEST_BYTES], bool), Option<Vec<u8>>, bool);
+type CommitRow = (Vec<u8>, Fields, (u64, [u8; DIGEST_BYTES], bool), Option<Vec<u8>>, bool);
 
 fn request_of(
     path: &[u8],
@@ -86,7 +86,7 @@ impl CommitRequests {
         self.0.len()
     }
 
-    fn __getitem__(&self, at: usize) -> PyResult<One> {
+    fn __getitem__(&self, at: usize) -> PyResult<CommitRow> {
         let request = self.0.get(at).ok_or_else(|| no_request(at))?;
         let recipe = (request.recipe.0, request.digest, request.direct);
         let (path, identity) = (request.path.to_bytes().to_vec(), fields_of(request.expected));

@@ -8,7 +8,7 @@ use pyo3::types::PyBytes;
 use super::support::calls::c_string;
 use super::support::input::{Input, pack_u32, require};
 use crate::format::deletion::{Content, Log, Row};
-use crate::tree::deleted::Place;
+use crate::tree::deleted::StubTree;
 use crate::tree::listing::line;
 
 #[pyclass(frozen, module = "dedupd_core.native.deletions")]
@@ -63,7 +63,7 @@ impl DeletionLog {
     ) -> PyResult<(Vec<Bound<'py, PyBytes>>, u32)> {
         require(limit > 0, "limit is 0")?;
         let attribute = c_string("attribute", attribute)?;
-        let place = Place { data: data_fd, attribute: &attribute, seed };
+        let place = StubTree { data: data_fd, attribute: &attribute, seed };
         let (lines, next) = py.detach(|| {
             let end = self.rows.partition_point(|row| row.offset < before);
             let newest_first = self.rows[..end].iter().rev();

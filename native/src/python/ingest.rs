@@ -29,12 +29,12 @@ use crate::tree::candidates::unpacked;
 pub struct FileList(Vec<PlainFile>);
 
 /// Top folder, suffix of the names; files, their bytes, bytes of new chunks, saved bytes.
-type Tally = (Vec<u8>, Vec<u8>, u64, u64, u64, u64);
+type ClassRow = (Vec<u8>, Vec<u8>, u64, u64, u64, u64);
 
 /// Path, identity, and whether the file must not be compressed.
-type One = (Vec<u8>, Fields, bool);
+type FileRow = (Vec<u8>, Fields, bool);
 
-fn shown(file: &PlainFile) -> One {
+fn shown(file: &PlainFile) -> FileRow {
     (file.path.to_bytes().to_vec(), fields_of(file.identity), file.as_is)
 }
 
@@ -133,7 +133,7 @@ impl FileList {
         self.0.len()
     }
 
-    fn __getitem__(&self, at: usize) -> PyResult<One> {
+    fn __getitem__(&self, at: usize) -> PyResult<FileRow> {
         let none = || PyIndexError::new_err(format!("there is no file {at}"));
         self.0.get(at).map(shown).ok_or_else(none)
     }
@@ -181,7 +181,7 @@ impl FileList {
         offset: usize,
         threads: usize,
         unshared_only: bool,
-    ) -> PyResult<Vec<(One, Unread)>> {
+    ) -> PyResult<Vec<(FileRow, Unread)>> {
         let (threads, size, list) = (check_threads(threads)?, self.size_bytes(), &mut self.0);
         let unread = py.detach(|| {
             let out = (out.bytes_mut(), offset);
@@ -236,7 +236,7 @@ impl FileList {
         Ok(others)
     }
 
-    fn tally(&self, judgement: &Judgement) -> PyResult<Vec<Tally>> {
+    fn tally(&self, judgement: &Judgement) -> PyResult<Vec<ClassRow>> {
         require(judgement.is_of(self.0.len()), "these are not the files that were judged")?;
         let mut sums: HashMap<(&[u8], &[u8]), [u64; 4]> = HashMap::new();
         for (number, file) in self.0.iter().enumerate() {

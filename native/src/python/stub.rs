@@ -15,7 +15,7 @@ use super::support::input::{Input, require};
 use super::support::output::NewBytes;
 use crate::format::ids::DIGEST_BYTES;
 use crate::format::stub::{StubHead, WRITTEN, stub_head};
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::store::stub_bytes::{self, Repaired};
 use crate::stub::blocks::{self, TRANSIENT};
 use crate::stub::open_stub::{self, Done, State, StubFiles};
@@ -34,7 +34,7 @@ fn head_of(value: &[u8], seed: u64) -> PyResult<StubHead> {
 }
 
 /// The result, or the unreadable parts of the store.
-type Given<T> = PyResult<Answer<T>>;
+type StubResult<T> = PyResult<Answer<T>>;
 
 #[pyclass(frozen, subclass, module = "dedupd_core.native.stub")]
 pub struct OpenStub {
@@ -50,7 +50,7 @@ impl OpenStub {
         &self,
         source: Source<'_>,
         step: impl FnOnce(&mut open_stub::OpenStub<'_>) -> Done<T> + Send,
-    ) -> Given<T> {
+    ) -> StubResult<T> {
         let py = source.0.py();
         let (done, state) = self.with(source, step)?;
         locked(&self.state).1 = state;
@@ -65,7 +65,7 @@ impl OpenStub {
     ) -> PyResult<(Done<T>, State)> {
         let py = bytes.py();
         let (bytes, chunks) = (bytes.get(), chunks_of(&repaired)?);
-        let reads = if waits { Reads::Any } else { Reads::CachedOnly };
+        let reads = if waits { CacheUse::Any } else { CacheUse::CachedOnly };
         let (fd, state) = locked(&self.state).clone();
         Ok(py.detach(|| {
             let content = Repaired { content: &*bytes.content, chunks };
@@ -148,7 +148,7 @@ impl OpenStub {
         Ok(missing.into_iter().map(|part| (part.start, part.end)).collect())
     }
 
-    fn read_by(&self, source: Source<'_>, start: u64, end: u64) -> Given<Py<PyBytes>> {
+    fn read_by(&self, source: Source<'_>, start: u64, end: u64) -> StubResult<Py<PyBytes>> {
         let end = end.min(status_of(self.fd())?.st_size as u64).max(start);
         let py = source.0.py();
         let mut result = NewBytes::of(py, (end - start) as usize)?;
@@ -157,11 +157,11 @@ impl OpenStub {
         Answer::of(py, done.map(|()| result.finish()))
     }
 
-    fn write_by(&self, source: Source<'_>, offset: u64, data: Input) -> Given<usize> {
+    fn write_by(&self, source: Source<'_>, offset: u64, data: Input) -> StubResult<usize> {
         self.change(source, |stub| stub.write(offset, data.bytes()))
     }
 
-    fn truncate_by(&self, source: Source<'_>, size: u64) -> Given<bool> {
+    fn truncate_by(&self, source: Source<'_>, size: u64) -> StubResult<bool> {
         self.change(source, |stub| stub.truncate(size))
     }
 
@@ -171,11 +171,11 @@ impl OpenStub {
         start: u64,
         end: u64,
         keeps_size: bool,
-    ) -> Given<Step> {
+    ) -> StubResult<Step> {
         self.change(source, |stub| stub.allocate(start..end, keeps_size))
     }
 
-    fn zero_by(&self, source: Source<'_>, start: u64, end: u64) -> Given<Step> {
+    fn zero_by(&self, source: Source<'_>, start: u64, end: u64) -> StubResult<Step> {
         self.change(source, |stub| stub.zero(start, end))
     }
 
@@ -185,7 +185,7 @@ impl OpenStub {
         loaded: Vec<(u64, Input)>,
         end: u64,
         is_next: &Bound<'_, PyAny>,
-    ) -> Given<usize> {
+    ) -> StubResult<usize> {
         let (fd, state) = locked(&self.state).clone();
         let loaded: Vec<_> = loaded.iter().map(|(start, data)| (*start, data.bytes())).collect();
         let block_bytes = self.files.block_bytes;
@@ -198,15 +198,21 @@ impl OpenStub {
         self.change(source, |stub| stub.fill(&pieces).map(|()| bytes))
     }
 
-    fn take_back_by(&self, source: Source<'_>, start: u64, end: u64, is_whole: bool) -> Given<()> {
+    fn take_back_by(
+        &self,
+        source: Source<'_>,
+        start: u64,
+        end: u64,
+        is_whole: bool,
+    ) -> StubResult<()> {
         self.change(source, |stub| stub.take_back(start..end, is_whole))
     }
 
-    fn punch_equal_by(&self, source: Source<'_>, end: u64) -> Given<bool> {
+    fn punch_equal_by(&self, source: Source<'_>, end: u64) -> StubResult<bool> {
         self.change(source, |stub| stub.punch_equal(0..end))
     }
 
-    fn seal_by(&self, source: Source<'_>) -> Given<bool> {
+    fn seal_by(&self, source: Source<'_>) -> StubResult<bool> {
         self.change(source, |stub| stub.seal())
     }
 }

@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 use super::support::calls::os_error;
 use super::support::input::{Input, pack_u64};
 use super::support::output::{Output, column};
-use crate::study::reads::{self, Wanted};
+use crate::study::reads::{self, FileToRead};
 use crate::study::walk::Walk;
 use crate::system::files::Identity;
 use crate::threads::lock::locked;
@@ -92,10 +92,10 @@ pub fn read_packed(
             paths.len()
         )));
     }
-    let files: Vec<Wanted> = paths
+    let files: Vec<FileToRead> = paths
         .iter()
         .zip(fields.chunks_exact(IDENTITY_FIELDS))
-        .map(|(path, fields)| Wanted {
+        .map(|(path, fields)| FileToRead {
             path: path.strip_suffix(b"\0").unwrap_or(path),
             identity: Identity {
                 inode: fields[0],

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use crate::format::ids::Fingerprint;
 use crate::threads::lock::locked;
 
-struct Known {
+struct NumberedChunk {
     fingerprint: Fingerprint,
     users: u32,
     /// The turn in which it lost its last user.
@@ -18,7 +18,7 @@ struct State {
     /// The last number that was assigned. 0 is the hole.
     last: u64,
     numbers: HashMap<Fingerprint, u64>,
-    known: HashMap<u64, Known>,
+    known: HashMap<u64, NumberedChunk>,
     /// Chunks that lost their last user, with the turn: the longest idle first. Some are used
     /// again.
     idle: VecDeque<(u64, u64)>,
@@ -73,7 +73,7 @@ impl State {
         }
         self.last += 1;
         self.numbers.insert(*fingerprint, self.last);
-        let known = Known { fingerprint: *fingerprint, users: 1, idle_since: 0 };
+        let known = NumberedChunk { fingerprint: *fingerprint, users: 1, idle_since: 0 };
         self.known.insert(self.last, known);
         self.last
     }

@@ -23,7 +23,7 @@ use crate::format::ids::Fingerprint;
 const OBJECT_BYTES: usize = 64 << 10;
 
 /// A chunk to read: its object, and the number of its raw bytes.
-pub struct Wanted {
+pub struct WantedChunk {
     pub object: CString,
     pub fingerprint: Fingerprint,
     pub length: usize,
@@ -31,7 +31,7 @@ pub struct Wanted {
 
 /// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum ReadOutcome {
     /// The bytes exist and have the fingerprint.
     Good,
     /// The object is missing or wrong.
@@ -41,10 +41,10 @@ pub enum Found {
 }
 
 /// A completed read.
-pub struct Landed {
+pub struct FinishedRead {
     /// The index of the chunk in the input.
     pub at: usize,
-    pub found: Found,
+    pub found: ReadOutcome,
     /// The raw bytes, where they are good.
     pub raw: Vec<u8>,
     /// This memory starts with the content of the object; empty if it was not read.
@@ -57,33 +57,33 @@ pub struct Landed {
 /// read, so it takes one time-out at most.
 pub fn read_all(
     connection: &Connection,
-    wanted: impl Iterator<Item = Wanted>,
+    wanted: impl Iterator<Item = WantedChunk>,
     algorithm: Algorithm,
     at_once: usize,
-    mut tell: impl FnMut(Landed) -> Option<Vec<u8>>,
+    mut tell: impl FnMut(FinishedRead) -> Option<Vec<u8>>,
 ) {
     let failure = Cell::new(None);
-    let mut begun: VecDeque<(Wanted, Result<Flight<'_>, i32>)> = VecDeque::new();
+    let mut begun: VecDeque<(WantedChunk, Result<Flight<'_>, i32>)> = VecDeque::new();
     let mut at = 0;
-    let mut take = |(chunk, flight): (Wanted, Result<Flight<'_>, i32>)| {
+    let mut take = |(chunk, flight): (WantedChunk, Result<Flight<'_>, i32>)| {
         let mut raw = vec![0; chunk.length];
         match flight.and_then(Flight::land) {
             Ok((memory, length)) => {
                 let object = &memory[..length];
                 let found = decode(object, &chunk.fingerprint, algorithm, &mut raw);
-                let landed = Landed { at, found, raw, memory, object_bytes: length };
+                let landed = FinishedRead { at, found, raw, memory, object_bytes: length };
                 if let Some(memory) = tell(landed) {
                     connection.idle.give_back(memory);
                 }
             }
             Err(errno) => {
                 let found = if errno == libc::ENOENT {
-                    Found::Other
+                    ReadOutcome::Other
                 } else {
                     failure.set(Some(errno));
-                    Found::Failed(errno)
+                    ReadOutcome::Failed(errno)
                 };
-                tell(Landed { at, found, raw, memory: Vec::new(), object_bytes: 0 });
+                tell(FinishedRead { at, found, raw, memory: Vec::new(), object_bytes: 0 });
             }
         }
         at += 1;
@@ -127,14 +127,14 @@ pub fn decode(
     fingerprint: &Fingerprint,
     algorithm: Algorithm,
     out: &mut [u8],
-) -> Found {
+) -> ReadOutcome {
     let is_good = ChunkFrame::of(object, fingerprint).is_some_and(|frame| {
         frame.raw_length as usize == out.len()
             && (frame.codec != Codec::Raw || frame.payload.len() == out.len())
             && codec::decode(frame.payload, frame.codec, out).is_ok()
             && algorithm.digest(out) == *fingerprint
     });
-    if is_good { Found::Good } else { Found::Other }
+    if is_good { ReadOutcome::Good } else { ReadOutcome::Other }
 }
 
 /// A read in progress. Its memory must exist until it has landed.

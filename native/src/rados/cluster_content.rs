@@ -12,7 +12,7 @@ use crate::format::cluster::kept_frame::Name;
 use crate::format::ids::{ChunkKey, DIGEST_BYTES, Fingerprint, FingerprintCheck, RecordId};
 use crate::format::stub::StubHead;
 use crate::rados::chunk_numbers::ChunkNumbers;
-use crate::rados::chunk_reads::{Found, Wanted, decode, read_all, read_object};
+use crate::rados::chunk_reads::{ReadOutcome, WantedChunk, decode, read_all, read_object};
 use crate::rados::connection::Connection;
 use crate::rados::failures::Failures;
 use crate::rados::file_recipes::{FetchPart, FileRecipe, FileRecipes};
@@ -20,7 +20,7 @@ use crate::rados::frame_cache::FrameCache;
 use crate::store::chunk_cache::ChunkSource;
 use crate::store::content::{Content, Held, RecipeHead};
 use crate::store::recipes::{Broken, LeafAt, Span};
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::store::stream_frames::{Chunk, Payload};
 use crate::store::why::{Unreadable, Why};
 use crate::threads::lock::{locked, read, unlocked, write};
@@ -125,7 +125,7 @@ impl ClusterContent {
         self.kept.as_ref()?.decoded(fingerprint, |frame| {
             let mut raw = vec![0; key.length as usize];
             match decode(frame, fingerprint, self.algorithm, &mut raw) {
-                Found::Good => Some(make(raw, frame, fingerprint)),
+                ReadOutcome::Good => Some(make(raw, frame, fingerprint)),
                 _ => None,
             }
         })
@@ -140,12 +140,12 @@ impl ClusterContent {
     ) {
         let wanted = absent.iter().filter_map(|(_, key, fingerprint)| {
             let object = CString::new(chunk_object(fingerprint)).ok()?;
-            Some(Wanted { object, fingerprint: *fingerprint, length: key.length as usize })
+            Some(WantedChunk { object, fingerprint: *fingerprint, length: key.length as usize })
         });
         read_all(connection, wanted, self.algorithm, READS_AT_ONCE, |landed| {
             let (at, _, fingerprint) = absent[landed.at];
             match landed.found {
-                Found::Good => {
+                ReadOutcome::Good => {
                     let mut frame = landed.memory;
                     give(at, Ok(make(landed.raw, &frame[..landed.object_bytes], &fingerprint)));
                     if let Some(kept) = self.kept.as_ref().filter(|kept| kept.wants(&fingerprint)) {
@@ -155,8 +155,8 @@ impl ClusterContent {
                     }
                     return Some(frame);
                 }
-                Found::Other => give(at, Err(Why::Damaged)),
-                Found::Failed(errno) => {
+                ReadOutcome::Other => give(at, Err(Why::Damaged)),
+                ReadOutcome::Failed(errno) => {
                     self.failures.note(&fingerprint, errno);
                     give(at, Err(Why::Io(errno)));
                 }
@@ -223,11 +223,11 @@ impl Content for ClusterContent {
         &self,
         stub: &StubHead,
         range: &Range<u64>,
-        reads: Reads,
+        reads: CacheUse,
     ) -> Result<Vec<Span>, Unreadable> {
         let fetch = |version: &Version, part: u32| self.recipe_part(version, part);
         let fetch: Option<&FetchPart<'_>> =
-            if reads == Reads::CachedOnly { None } else { Some(&fetch) };
+            if reads == CacheUse::CachedOnly { None } else { Some(&fetch) };
         self.recipes.spans(stub, range, fetch).map_err(Unreadable::recipe)
     }
 

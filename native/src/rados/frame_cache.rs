@@ -19,7 +19,7 @@ const WAITING_BYTES_MAX: usize = 16 << 20;
 const OLD_SHARE: usize = 4;
 
 #[derive(Clone, Copy)]
-struct Place {
+struct FramePosition {
     segment: u32,
     offset: u32,
     length: u32,
@@ -27,7 +27,7 @@ struct Place {
 
 #[derive(Default)]
 struct State {
-    places: HashMap<Name, Place>,
+    places: HashMap<Name, FramePosition>,
     segments: BTreeMap<u32, Arc<File>>,
     /// Segments with lower numbers are among the oldest.
     old_below: u32,
@@ -204,7 +204,7 @@ impl FrameCache {
 
 impl State {
     fn place(&mut self, row: &Row, segment: u32) {
-        let place = Place { segment, offset: row.offset, length: row.length };
+        let place = FramePosition { segment, offset: row.offset, length: row.length };
         self.places.insert(row.name, place);
     }
 

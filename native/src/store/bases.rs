@@ -19,7 +19,7 @@ use crate::format::table_entry::{
 use crate::format::table_map::{TableMap, entries_start};
 use crate::store::blocks_ahead::Blocks;
 use crate::store::bounded::Bounded;
-use crate::store::record_reader::{BaseBytes, Files, Reads, require_live, with_scratch};
+use crate::store::record_reader::{BaseBytes, CacheUse, Files, require_live, with_scratch};
 use crate::store::why::Why;
 use crate::system::files::{duplicate, open_in};
 use crate::system::reads::read_all;
@@ -32,7 +32,7 @@ const CONTAINERS_MAX: usize = 128;
 const DICTIONARIES_MAX: usize = 64;
 
 /// A container of the directory, open.
-pub struct Opened {
+pub struct OpenContainer {
     pub data: File,
     table: File,
     pub seed: u64,
@@ -42,7 +42,7 @@ pub struct Opened {
 pub struct Located {
     pub id: RecordId,
     pub entry: TableEntry,
-    opened: Arc<Opened>,
+    opened: Arc<OpenContainer>,
 }
 
 impl Located {
@@ -62,7 +62,7 @@ impl Located {
     }
 
     /// Fills `out`, of its raw length, whether it leans on another record or not.
-    pub fn read(&self, bases: &Bases, reads: Reads, out: &mut [u8]) -> Result<(), Why> {
+    pub fn read(&self, bases: &Bases, reads: CacheUse, out: &mut [u8]) -> Result<(), Why> {
         let files = Files { bases: Some(bases), ..self.opened.files(reads) };
         with_scratch(|scratch| files.read_entry(&self.entry, self.id.ordinal(), out, scratch))
     }
@@ -71,21 +71,21 @@ impl Located {
     /// are of its container.
     pub fn read_stored(&self, blocks: Option<&Blocks>, out: &mut [u8]) -> Result<(), Why> {
         let blocks = blocks.filter(|blocks| blocks.number() == self.number());
-        let files = self.opened.files(Reads::Uncached);
+        let files = self.opened.files(CacheUse::Uncached);
         files.read_stored(&self.entry, self.id.ordinal(), blocks, out)
     }
 }
 
-struct Kept {
-    containers: HashMap<ContainerNumber, Arc<Opened>>,
+struct CachedBases {
+    containers: HashMap<ContainerNumber, Arc<OpenContainer>>,
     decoded: Bounded<RecordId, Arc<Vec<u8>>>,
     dictionaries: HashMap<RecordId, Arc<Dictionary>>,
 }
 
-impl Kept {
-    fn new(bytes_max: usize) -> Kept {
+impl CachedBases {
+    fn new(bytes_max: usize) -> CachedBases {
         let (containers, dictionaries) = (HashMap::new(), HashMap::new());
-        Kept { containers, decoded: Bounded::new(bytes_max), dictionaries }
+        CachedBases { containers, decoded: Bounded::new(bytes_max), dictionaries }
     }
 }
 
@@ -97,27 +97,27 @@ pub struct Bases {
     volume_id: [u8; 16],
     /// Of the decoded ones that are kept.
     bytes_max: usize,
-    kept: Mutex<Kept>,
+    kept: Mutex<CachedBases>,
 }
 
 impl Bases {
     /// The descriptor stays the caller's. Fails where there is none left.
     pub fn new(directory: RawFd, volume_id: [u8; 16], bytes_max: usize) -> io::Result<Bases> {
         let directory = Mutex::new(Some(Arc::new(duplicate(directory)?)));
-        Ok(Bases { directory, volume_id, bytes_max, kept: Mutex::new(Kept::new(bytes_max)) })
+        Ok(Bases { directory, volume_id, bytes_max, kept: Mutex::new(CachedBases::new(bytes_max)) })
     }
 
     /// Let go of every file: nothing is found any more.
     pub fn close(&self) {
         *locked(&self.directory) = None;
-        *locked(&self.kept) = Kept::new(self.bytes_max);
+        *locked(&self.kept) = CachedBases::new(self.bytes_max);
     }
 
     /// As [`Bases::raw`], with the fingerprint that the record states.
     pub fn with_fingerprint(
         &self,
         id: RecordId,
-        reads: Reads,
+        reads: CacheUse,
     ) -> Result<(Arc<Vec<u8>>, Fingerprint), Why> {
         let (raw, entry) = self.with_entry(id, reads)?;
         Ok((raw, entry.fingerprint))
@@ -127,7 +127,7 @@ impl Bases {
     pub fn with_entry(
         &self,
         id: RecordId,
-        reads: Reads,
+        reads: CacheUse,
     ) -> Result<(Arc<Vec<u8>>, TableEntry), Why> {
         let (_, entry, _) = self.end_of(id, reads)?;
         Ok((self.raw(id, reads)?, entry))
@@ -135,14 +135,14 @@ impl Bases {
 
     /// The raw bytes of a live record, also of one that is the difference to another, and the
     /// fingerprint that it states. They are not kept.
-    pub fn of_any(&self, id: RecordId, reads: Reads) -> Result<(Vec<u8>, Fingerprint), Why> {
+    pub fn of_any(&self, id: RecordId, reads: CacheUse) -> Result<(Vec<u8>, Fingerprint), Why> {
         let (entry, opened) = self.entry(id, reads)?;
         require_live(&entry)?;
         Ok((self.bytes(id, &entry, &opened, reads)?, entry.fingerprint))
     }
 
     /// The raw bytes of a record, live or orphaned, or of the one that it was merged into.
-    pub fn of_end(&self, id: RecordId, reads: Reads) -> Result<Vec<u8>, Why> {
+    pub fn of_end(&self, id: RecordId, reads: CacheUse) -> Result<Vec<u8>, Why> {
         let (id, entry, opened) = self.unmerged(id, reads)?;
         if !entry.state.has_bytes() {
             require_live(&entry)?;
@@ -154,8 +154,8 @@ impl Bases {
         &self,
         id: RecordId,
         entry: &TableEntry,
-        opened: &Opened,
-        reads: Reads,
+        opened: &OpenContainer,
+        reads: CacheUse,
     ) -> Result<Vec<u8>, Why> {
         if entry.raw_length as usize > RAW_BYTES_MAX {
             return Err(Why::Damaged);
@@ -180,7 +180,7 @@ impl Bases {
             // Without a thread it is opened another time.
             let _ = std::thread::Builder::new()
                 .name("opens".into())
-                .spawn(move || bases.entry(id, Reads::Any));
+                .spawn(move || bases.entry(id, CacheUse::Any));
             return Err(Why::NotInMemory);
         }
         self.fill_from_memory(id, fingerprint_check, out)
@@ -195,11 +195,11 @@ impl Bases {
     ) -> Result<(), Why> {
         let opened = locked(&self.kept).containers.get(&id.container()).map(Arc::clone);
         let opened = opened.ok_or(Why::NotInMemory)?;
-        let entry = opened.files(Reads::CachedOnly).entry(id.ordinal())?;
+        let entry = opened.files(CacheUse::CachedOnly).entry(id.ordinal())?;
         let length = u32::try_from(out.len()).map_err(|_| Why::NotMeant)?;
         let located = Located { id, entry, opened };
         located.meant(&ChunkKey { id, length, check: fingerprint_check })?;
-        located.read(self, Reads::CachedOnly, out)
+        located.read(self, CacheUse::CachedOnly, out)
     }
 
     /// Fills `out`, of its raw length, with a live record, or the one that it was merged into, whether
@@ -225,7 +225,7 @@ impl Bases {
     ) -> Result<(), Why> {
         let length = u32::try_from(out.len()).map_err(|_| Why::NotMeant)?;
         let located = self.try_locate(&ChunkKey { id, length, check: fingerprint_check })?;
-        located.read(self, Reads::Any, out)
+        located.read(self, CacheUse::Any, out)
     }
 
     /// Finds a live record, or the one that it was merged into.
@@ -238,7 +238,7 @@ impl Bases {
     }
 
     fn try_locate(&self, key: &ChunkKey) -> Result<Located, Why> {
-        let (id, entry, opened) = self.unmerged(key.id, Reads::Any)?;
+        let (id, entry, opened) = self.unmerged(key.id, CacheUse::Any)?;
         require_live(&entry)?;
         let located = Located { id, entry, opened };
         located.meant(key)?;
@@ -246,7 +246,7 @@ impl Bases {
     }
 
     /// The raw length and the fingerprint of a live record.
-    pub fn described(&self, id: RecordId, reads: Reads) -> Result<(u32, Fingerprint), Why> {
+    pub fn described(&self, id: RecordId, reads: CacheUse) -> Result<(u32, Fingerprint), Why> {
         let (entry, _) = self.entry(id, reads)?;
         require_live(&entry)?;
         Ok((entry.raw_length, entry.fingerprint))
@@ -261,9 +261,9 @@ impl Bases {
     }
 
     /// Reads again where that fails: the container may have been replaced since it was opened.
-    fn read(&self, id: RecordId, reads: Reads) -> Result<Vec<u8>, Why> {
+    fn read(&self, id: RecordId, reads: CacheUse) -> Result<Vec<u8>, Why> {
         let found = self.try_read(id, reads);
-        if reads == Reads::CachedOnly {
+        if reads == CacheUse::CachedOnly {
             return found; // it may only not be in memory
         }
         found.or_else(|_| {
@@ -272,7 +272,7 @@ impl Bases {
         })
     }
 
-    fn try_read(&self, id: RecordId, reads: Reads) -> Result<Vec<u8>, Why> {
+    fn try_read(&self, id: RecordId, reads: CacheUse) -> Result<Vec<u8>, Why> {
         let (end, entry, opened) = self.end_of(id, reads)?;
         self.bytes(end, &entry, &opened, reads)
     }
@@ -281,8 +281,8 @@ impl Bases {
     fn end_of(
         &self,
         id: RecordId,
-        reads: Reads,
-    ) -> Result<(RecordId, TableEntry, Arc<Opened>), Why> {
+        reads: CacheUse,
+    ) -> Result<(RecordId, TableEntry, Arc<OpenContainer>), Why> {
         let (id, entry, opened) = self.unmerged(id, reads)?;
         if !entry.state.has_bytes() {
             require_live(&entry)?;
@@ -295,8 +295,8 @@ impl Bases {
     fn unmerged(
         &self,
         mut id: RecordId,
-        reads: Reads,
-    ) -> Result<(RecordId, TableEntry, Arc<Opened>), Why> {
+        reads: CacheUse,
+    ) -> Result<(RecordId, TableEntry, Arc<OpenContainer>), Why> {
         for _ in 0..=FORWARDS_MAX {
             let (entry, opened) = self.entry(id, reads)?;
             if entry.state != State::MERGED {
@@ -310,12 +310,16 @@ impl Bases {
     /// Whether a record that leans on this one may be handed out to more files: it is live, or leads
     /// to a record that is.
     pub fn is_live(&self, id: RecordId) -> bool {
-        let end = self.end_of(id, Reads::Any);
+        let end = self.end_of(id, CacheUse::Any);
         end.is_ok_and(|(_, entry, _)| entry.state == State::LIVE)
     }
 
     /// The entry of a record. A container that was replaced since it was opened is opened again.
-    fn entry(&self, id: RecordId, reads: Reads) -> Result<(TableEntry, Arc<Opened>), Why> {
+    fn entry(
+        &self,
+        id: RecordId,
+        reads: CacheUse,
+    ) -> Result<(TableEntry, Arc<OpenContainer>), Why> {
         let number = id.container();
         let known = locked(&self.kept).containers.get(&number).map(Arc::clone);
         if let Some(opened) = known {
@@ -324,7 +328,7 @@ impl Bases {
                 _ => {}
             }
         }
-        if reads == Reads::CachedOnly {
+        if reads == CacheUse::CachedOnly {
             return Err(Why::NotInMemory); // to open it may mean to wait for the disk
         }
         let opened = Arc::new(self.open(number).map_err(|error| Why::of(&error))?);
@@ -340,7 +344,7 @@ impl Bases {
     }
 
     /// A container as it is now.
-    pub fn open(&self, number: ContainerNumber) -> io::Result<Opened> {
+    pub fn open(&self, number: ContainerNumber) -> io::Result<OpenContainer> {
         let table = self.open_file(&table_name(number))?;
         let mut bytes = [0; header::BYTES];
         table.read_exact_at(&mut bytes, 0)?;
@@ -348,7 +352,7 @@ impl Bases {
             .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
         // The seed shows whether the container is of the table's generation.
         let data = self.open_file(&data_name(number))?;
-        Ok(Opened { data, table, seed })
+        Ok(OpenContainer { data, table, seed })
     }
 
     fn open_file(&self, name: &str) -> io::Result<File> {
@@ -359,7 +363,7 @@ impl Bases {
 
 impl BaseBytes for Bases {
     /// Whatever the record was merged into.
-    fn raw(&self, id: RecordId, reads: Reads) -> Result<Arc<Vec<u8>>, Why> {
+    fn raw(&self, id: RecordId, reads: CacheUse) -> Result<Arc<Vec<u8>>, Why> {
         if let Some(raw) = locked(&self.kept).decoded.get(&id) {
             return Ok(raw);
         }
@@ -370,7 +374,7 @@ impl BaseBytes for Bases {
     }
 
     /// Whatever the record was merged into; never one that leans on another.
-    fn dictionary(&self, id: RecordId, reads: Reads) -> Result<Arc<Dictionary>, Why> {
+    fn dictionary(&self, id: RecordId, reads: CacheUse) -> Result<Arc<Dictionary>, Why> {
         if let Some(found) = locked(&self.kept).dictionaries.get(&id) {
             return Ok(Arc::clone(found));
         }
@@ -389,7 +393,7 @@ impl BaseBytes for Bases {
     }
 }
 
-impl Opened {
+impl OpenContainer {
     /// The entries of the records from `first` to `end`, as far as the table goes.
     pub fn entries(&self, first: u32, end: u32) -> Result<Vec<u8>, Why> {
         let mut lines = [0; 2];
@@ -409,7 +413,7 @@ impl Opened {
         read_all(&self.table, offset, out).map_err(|error| Why::Io(error.raw_os_error()))
     }
 
-    fn files<'a>(&self, reads: Reads) -> Files<'a> {
+    fn files<'a>(&self, reads: CacheUse) -> Files<'a> {
         let (data, table) = (self.data.as_raw_fd(), self.table.as_raw_fd());
         Files { data, table, seed: self.seed, reads, bases: None }
     }

@@ -68,7 +68,7 @@ struct Block {
     content: Content,
 }
 
-struct Place {
+struct ReadPosition {
     container: Arc<Container>,
     end: u64,
 }
@@ -79,7 +79,7 @@ struct State {
     blocks: Vec<Block>,
     free: Vec<Buffer>,
     /// The last places where reads ended.
-    places: Vec<Place>,
+    places: Vec<ReadPosition>,
     is_over: bool,
 }
 
@@ -188,21 +188,22 @@ impl State {
         fd: RawFd,
         span: &Range<u64>,
     ) -> Option<(Arc<Container>, bool)> {
-        let is_here = |place: &Place| place.container.number == number;
+        let is_here = |place: &ReadPosition| place.container.number == number;
         let known = self.places.iter().find(|place| is_here(place));
         let container = match known {
             Some(place) => Arc::clone(&place.container),
             None => Arc::new(Container::open(number, fd)?),
         };
-        let is_near =
-            |place: &Place| is_here(place) && place.end.abs_diff(span.start) <= PASSED_BYTES_MAX;
+        let is_near = |place: &ReadPosition| {
+            is_here(place) && place.end.abs_diff(span.start) <= PASSED_BYTES_MAX
+        };
         let found = self.places.iter().position(is_near);
         if let Some(at) = found {
             self.places.remove(at);
         } else if self.places.len() == PLACES {
             self.places.remove(0);
         }
-        self.places.push(Place { container: Arc::clone(&container), end: span.end });
+        self.places.push(ReadPosition { container: Arc::clone(&container), end: span.end });
         Some((container, found.is_some() || span.end - span.start >= BLOCK_BYTES))
     }
 

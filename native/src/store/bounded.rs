@@ -8,14 +8,14 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
-struct Kept<V> {
+struct CacheEntry<V> {
     value: V,
     bytes: usize,
     is_used: bool,
 }
 
 pub struct Bounded<K, V> {
-    kept: HashMap<K, Kept<V>>,
+    kept: HashMap<K, CacheEntry<V>>,
     /// All keys; the next one to go first.
     order: VecDeque<K>,
     bytes: usize,
@@ -60,7 +60,7 @@ impl<K: Copy + Eq + Hash, V: Clone> Bounded<K, V> {
             self.bytes -= kept.bytes;
             gone.push(kept.value);
         }
-        self.kept.insert(key, Kept { value, bytes, is_used: false });
+        self.kept.insert(key, CacheEntry { value, bytes, is_used: false });
         self.order.push_back(key);
         self.bytes += bytes;
         gone

@@ -23,8 +23,8 @@ use crate::format::record_header::{
 };
 use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry, entries};
 use crate::store::bases::Bases;
-use crate::store::header_scan::{Found, HeaderScan};
-use crate::store::record_check::{self, Checked, CheckedRecord, Place, Status};
+use crate::store::header_scan::{HeaderScan, ScannedHeader};
+use crate::store::record_check::{self, CheckOptions, Checked, CheckedRecord, Status};
 use crate::system::reads::read_readable;
 use crate::threads::read_ahead::{self, Source};
 
@@ -135,7 +135,7 @@ impl ContainerCheck {
         let tasks = tasks.map(|portion| (portion.place.clone(), portion));
         read_ahead::for_each(&Source::new(self.data), tasks, self.threads, |portion, data| {
             portion.is_read = true;
-            let place = Place { threads, ..self.place(portion.place.start) };
+            let place = CheckOptions { threads, ..self.place(portion.place.start) };
             portion.found = data.map(|data| record_check::check(data, &place));
             let is_whole = portion.found.as_ref().is_some_and(|found| {
                 found.consumed as u64 == portion.place.end - portion.place.start
@@ -239,9 +239,9 @@ impl ContainerCheck {
         Ok(())
     }
 
-    fn place(&self, offset: u64) -> Place<'_> {
+    fn place(&self, offset: u64) -> CheckOptions<'_> {
         let (seed, algorithm, threads) = (self.seed, self.algorithm, self.threads);
-        Place { seed, offset, algorithm, threads, bases: self.bases.as_deref() }
+        CheckOptions { seed, offset, algorithm, threads, bases: self.bases.as_deref() }
     }
 
     /// What the table says of a record.
@@ -297,8 +297,10 @@ impl ContainerCheck {
             let mut scan = HeaderScan::new(self.data, self.seed, inside, self.end);
             while let Some(found) = scan.next_part()? {
                 let (offset, header) = match found {
-                    Found::Gap(gap) if gap.start < stop => continue,
-                    Found::Record { offset, header, .. } if offset < stop => (offset, header),
+                    ScannedHeader::Gap(gap) if gap.start < stop => continue,
+                    ScannedHeader::Record { offset, header, .. } if offset < stop => {
+                        (offset, header)
+                    }
                     _ => break,
                 };
                 if !read.insert(offset) {

@@ -10,7 +10,7 @@ use crate::format::stub::StubHead;
 use crate::store::bases::Bases;
 use crate::store::chunk_cache::ChunkSource;
 use crate::store::recipes::{Broken, LeafAt, Recipes, Span};
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::store::why::{Unreadable, Why};
 use crate::threads::lock::{locked, unlocked};
 use crate::threads::pool;
@@ -43,12 +43,12 @@ pub trait Content: ChunkSource + Send + Sync {
     -> Result<(), Why>;
 
     /// The chunks and holes of a stub that a range touches, which it covers. With
-    /// [`Reads::CachedOnly`] only if that needs no wait.
+    /// [`CacheUse::CachedOnly`] only if that needs no wait.
     fn spans(
         &self,
         stub: &StubHead,
         range: &Range<u64>,
-        reads: Reads,
+        reads: CacheUse,
     ) -> Result<Vec<Span>, Unreadable>;
 
     fn described(&self, stub: &StubHead) -> Result<RecipeHead, Unreadable>;
@@ -107,13 +107,13 @@ impl Content for Containers {
         &self,
         stub: &StubHead,
         range: &Range<u64>,
-        reads: Reads,
+        reads: CacheUse,
     ) -> Result<Vec<Span>, Unreadable> {
         self.recipes.spans(stub, range, reads)
     }
 
     fn described(&self, stub: &StubHead) -> Result<RecipeHead, Unreadable> {
-        self.recipes.root(stub, Reads::Any).map(|root| RecipeHead::of(&root))
+        self.recipes.root(stub, CacheUse::Any).map(|root| RecipeHead::of(&root))
     }
 
     fn leaf(&self, stub: &StubHead, at: u64) -> Result<LeafAt, Broken> {

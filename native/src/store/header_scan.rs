@@ -13,7 +13,7 @@ use crate::system::reads::read_readable;
 const WINDOW_BYTES: u64 = 4 << 20;
 
 /// A part of a container.
-pub enum Found {
+pub enum ScannedHeader {
     /// A record. `is_searched`: damage came before it, so the bytes may be the payload of a record
     /// that lost its own header.
     Record { offset: u64, header: RecordHeader, is_searched: bool },
@@ -41,7 +41,7 @@ impl HeaderScan {
     }
 
     /// The next part, with unreadable blocks as zeros.
-    pub fn next_part(&mut self) -> io::Result<Option<Found>> {
+    pub fn next_part(&mut self) -> io::Result<Option<ScannedHeader>> {
         while let Some(bytes) = self.header_bytes()? {
             let header = RecordHeader::sound(&bytes, self.seed);
             let Some((header, next)) = header.and_then(|header| self.within(header)) else {
@@ -51,23 +51,25 @@ impl HeaderScan {
                 continue;
             };
             if let Some(start) = self.gap.take() {
-                return Ok(Some(Found::Gap(start..self.position)));
+                return Ok(Some(ScannedHeader::Gap(start..self.position)));
             }
             let (offset, is_searched) = (self.position, self.is_searched);
             self.position = next;
-            return Ok(Some(Found::Record { offset, header, is_searched }));
+            return Ok(Some(ScannedHeader::Record { offset, header, is_searched }));
         }
         let rest = (self.position < self.end).then_some(self.position);
         self.position = self.end;
-        Ok(self.gap.take().or(rest).map(|start| Found::Gap(start..self.end)))
+        Ok(self.gap.take().or(rest).map(|start| ScannedHeader::Gap(start..self.end)))
     }
 
     /// The next record.
     pub fn next_record(&mut self) -> io::Result<Option<(u64, RecordHeader)>> {
         loop {
             match self.next_part()? {
-                Some(Found::Gap(_)) => {}
-                Some(Found::Record { offset, header, .. }) => return Ok(Some((offset, header))),
+                Some(ScannedHeader::Gap(_)) => {}
+                Some(ScannedHeader::Record { offset, header, .. }) => {
+                    return Ok(Some((offset, header)));
+                }
                 None => return Ok(None),
             }
         }

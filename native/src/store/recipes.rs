@@ -11,7 +11,7 @@ use crate::format::recipe::{LEVELS_MAX, Node, Row};
 use crate::format::stub::{DIRECT, StubHead};
 use crate::store::bases::Bases;
 use crate::store::bounded::Bounded;
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::store::why::{StorePart, Unreadable, Why};
 use crate::threads::lock::locked;
 
@@ -45,14 +45,14 @@ pub struct Broken {
 }
 
 /// What a node says, and half of the fingerprint of its record.
-type Known = (Arc<Node>, [u8; DIGEST_BYTES]);
+type CachedNode = (Arc<Node>, [u8; DIGEST_BYTES]);
 
 /// The recipes of a store.
 pub struct Recipes {
     streams: Arc<Bases>,
     chunks: Arc<Bases>,
     /// By id, and whether it is that of a chunk.
-    nodes: Mutex<Bounded<(RecordId, bool), Known>>,
+    nodes: Mutex<Bounded<(RecordId, bool), CachedNode>>,
 }
 
 impl Recipes {
@@ -66,7 +66,7 @@ impl Recipes {
         &self,
         stub: &StubHead,
         range: &Range<u64>,
-        reads: Reads,
+        reads: CacheUse,
     ) -> Result<Vec<Span>, Unreadable> {
         let root = self.root(stub, reads)?;
         if root.length < stub.covered || range.end > stub.covered {
@@ -78,7 +78,7 @@ impl Recipes {
     }
 
     /// The root of a stub's recipe.
-    pub fn root(&self, stub: &StubHead, reads: Reads) -> Result<Arc<Node>, Unreadable> {
+    pub fn root(&self, stub: &StubHead, reads: CacheUse) -> Result<Arc<Node>, Unreadable> {
         let is_direct = stub.flags & DIRECT != 0;
         let (root, digest) = self.node((stub.recipe, is_direct), reads)?;
         if digest == stub.digest && root.level <= LEVELS_MAX {
@@ -88,7 +88,7 @@ impl Recipes {
         Err(Unreadable { part: part(stub.recipe), why: Why::NotMeant })
     }
 
-    fn child(&self, node: &Node, row: &Row, reads: Reads) -> Result<Arc<Node>, Unreadable> {
+    fn child(&self, node: &Node, row: &Row, reads: CacheUse) -> Result<Arc<Node>, Unreadable> {
         let (child, _) = self.node((row.id, false), reads)?;
         if child.level + 1 == node.level && child.length == row.length {
             return Ok(child);
@@ -105,7 +105,7 @@ impl Recipes {
             unreadable,
         };
         let mut id = if stub.flags & DIRECT == 0 { stub.recipe } else { RecordId::HOLE };
-        let root = self.root(stub, Reads::Any).map_err(|why| broken(&range, &above, why))?;
+        let root = self.root(stub, CacheUse::Any).map_err(|why| broken(&range, &above, why))?;
         let mut node = root;
         while !node.is_leaf() {
             let within = at.saturating_sub(range.start)..u64::MAX;
@@ -119,7 +119,7 @@ impl Recipes {
             if node.level > 1 && start == at {
                 above.push(id);
             }
-            let child = self.child(&node, row, Reads::Any);
+            let child = self.child(&node, row, CacheUse::Any);
             node = child.map_err(|unreadable| broken(&range, &above, unreadable))?;
         }
         Ok(LeafAt { start: range.start, id, node, above })
@@ -130,7 +130,7 @@ impl Recipes {
         node: &Node,
         base: u64,
         range: &Range<u64>,
-        reads: Reads,
+        reads: CacheUse,
         spans: &mut Vec<Span>,
     ) -> Result<(), Unreadable> {
         let within = range.start.saturating_sub(base)..range.end - base;
@@ -146,7 +146,7 @@ impl Recipes {
         Ok(())
     }
 
-    fn node(&self, key: (RecordId, bool), reads: Reads) -> Result<Known, Unreadable> {
+    fn node(&self, key: (RecordId, bool), reads: CacheUse) -> Result<CachedNode, Unreadable> {
         if let Some(known) = locked(&self.nodes).get(&key) {
             return Ok(known);
         }
@@ -174,7 +174,7 @@ impl Recipes {
         self.keep((id, true), chunk_node(id, length, fingerprint), fingerprint);
     }
 
-    fn keep(&self, key: (RecordId, bool), node: Node, fingerprint: &Fingerprint) -> Known {
+    fn keep(&self, key: (RecordId, bool), node: Node, fingerprint: &Fingerprint) -> CachedNode {
         let mut digest = [0; DIGEST_BYTES];
         digest.copy_from_slice(&fingerprint[..DIGEST_BYTES]);
         let known = (Arc::new(node), digest);

@@ -12,7 +12,7 @@ use crate::format::record_header::{
 };
 use crate::format::table_entry::TableEntry;
 use crate::store::bases::Bases;
-use crate::store::record_reader::{BaseBytes, Reads, Undecoded, decode_with, with_scratch};
+use crate::store::record_reader::{BaseBytes, CacheUse, Undecoded, decode_with, with_scratch};
 use crate::system::reads::fill_at;
 use crate::threads::pool;
 
@@ -76,7 +76,7 @@ impl Checked {
 }
 
 /// The place of the data in its container, the seed of that, and how to check.
-pub struct Place<'a> {
+pub struct CheckOptions<'a> {
     pub seed: u64,
     pub offset: u64,
     pub algorithm: Algorithm,
@@ -86,7 +86,7 @@ pub struct Place<'a> {
 }
 
 /// Checks the consecutive records that `data` begins with, up to the first header that is not valid.
-pub fn check(data: &[u8], place: &Place<'_>) -> Checked {
+pub fn check(data: &[u8], place: &CheckOptions<'_>) -> Checked {
     let mut out = Checked::default();
     let mut payloads = Vec::new();
     while let Some(bytes) = data.get(out.consumed..).and_then(<[u8]>::first_chunk) {
@@ -115,7 +115,7 @@ pub fn check(data: &[u8], place: &Place<'_>) -> Checked {
 }
 
 /// Whether a container has the record of an entry where the entry says, with all of its bytes.
-pub fn is_intact(data: RawFd, ordinal: u32, entry: &TableEntry, place: &Place<'_>) -> bool {
+pub fn is_intact(data: RawFd, ordinal: u32, entry: &TableEntry, place: &CheckOptions<'_>) -> bool {
     let mut bytes = vec![0; record_bytes(entry.stored_length.into()) as usize];
     if fill_at(data, entry.offset, &mut bytes).is_err() {
         return false;
@@ -149,7 +149,8 @@ fn judge(
         let decoded = with_scratch(|raw| {
             raw.resize(raw_length.max(raw.len()), 0);
             let out = &mut raw[..raw_length];
-            decode_with(payload, codec, other, Reads::Uncached, out).map(|()| algorithm.digest(out))
+            decode_with(payload, codec, other, CacheUse::Uncached, out)
+                .map(|()| algorithm.digest(out))
         });
         match decoded {
             Ok(digest) => digest,

@@ -32,7 +32,7 @@ pub fn with_scratch<R>(work: impl FnOnce(&mut Vec<u8>) -> R) -> R {
 
 /// How reads deal with the page cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Reads {
+pub enum CacheUse {
     /// Fail where the page cache does not have all of the bytes.
     CachedOnly,
     Any,
@@ -43,10 +43,10 @@ pub enum Reads {
 /// Where the records are found that others lean on.
 pub trait BaseBytes: Sync {
     /// The raw bytes of a record that is no difference to another.
-    fn raw(&self, id: RecordId, reads: Reads) -> Result<Arc<Vec<u8>>, Why>;
+    fn raw(&self, id: RecordId, reads: CacheUse) -> Result<Arc<Vec<u8>>, Why>;
 
     /// The dictionary that a record holds.
-    fn dictionary(&self, id: RecordId, reads: Reads) -> Result<Arc<Dictionary>, Why>;
+    fn dictionary(&self, id: RecordId, reads: CacheUse) -> Result<Arc<Dictionary>, Why>;
 }
 
 /// Why a payload that passed [`check`] has no raw bytes.
@@ -72,7 +72,7 @@ pub fn decode_with(
     stored: &[u8],
     codec: Codec,
     other: Option<(&dyn BaseBytes, RecordId)>,
-    reads: Reads,
+    reads: CacheUse,
     out: &mut [u8],
 ) -> Result<(), Undecoded> {
     let decoded = match codec {
@@ -98,7 +98,7 @@ pub struct Files<'a> {
     pub table: RawFd,
     /// Of the checksums of record headers and table entries.
     pub seed: u64,
-    pub reads: Reads,
+    pub reads: CacheUse,
     /// Of the records that lean on others. Without it these are not read.
     pub bases: Option<&'a dyn BaseBytes>,
 }
@@ -115,7 +115,7 @@ impl Files<'_> {
     pub fn any_entry(&self, ordinal: u32) -> Result<TableEntry, Why> {
         let mut bytes = [0; ENTRY_BYTES];
         // A page has the entries of many records, which are mostly asked for one after the other.
-        let reads = if self.reads == Reads::Uncached { Reads::Any } else { self.reads };
+        let reads = if self.reads == CacheUse::Uncached { CacheUse::Any } else { self.reads };
         let table = Files { reads, ..*self };
         let mut why = Why::Damaged;
         let fill = |offset, out: &mut [u8]| {
@@ -204,9 +204,9 @@ impl Files<'_> {
         };
         match self.reads {
             // The cache may have the start of it only.
-            Reads::CachedOnly => read(libc::RWF_NOWAIT).map_err(|_| Why::NotInMemory),
-            Reads::Any => read(0),
-            Reads::Uncached => read(RWF_DONTCACHE).or_else(|_| read(0)),
+            CacheUse::CachedOnly => read(libc::RWF_NOWAIT).map_err(|_| Why::NotInMemory),
+            CacheUse::Any => read(0),
+            CacheUse::Uncached => read(RWF_DONTCACHE).or_else(|_| read(0)),
         }
     }
 }

@@ -23,14 +23,18 @@ pub struct Columns<'a> {
 
 /// Where the records are to be written: the container's checksum seed, the first ordinal, and the
 /// offset of the buffer.
-pub struct Place {
+pub struct WritePosition {
     pub seed: u64,
     pub ordinal: u32,
     pub offset: u64,
 }
 
 /// Fills in the headers in `buffer` and returns the table's entries.
-pub fn seal(buffer: &mut [u8], columns: &Columns<'_>, place: &Place) -> Result<Vec<u8>, String> {
+pub fn seal(
+    buffer: &mut [u8],
+    columns: &Columns<'_>,
+    place: &WritePosition,
+) -> Result<Vec<u8>, String> {
     let count = columns.starts.len();
     let lengths = [
         columns.stored_lengths.len(),

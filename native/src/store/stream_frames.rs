@@ -11,7 +11,7 @@ use crate::format::record_header::RECORD_HEADER_BYTES;
 use crate::format::stream::{CHUNK, HEADER_BYTES, Head, write_header};
 use crate::store::bases::{Bases, Located};
 use crate::store::blocks_ahead::{Blocks, BlocksAhead};
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::store::why::{Unreadable, Why};
 use crate::threads::lock::locked;
 use crate::threads::pool;
@@ -20,7 +20,7 @@ const FINGERPRINT_BYTES: usize = size_of::<Fingerprint>();
 
 /// Where frames are to go in a stream: the number of the first one, and the stream's seed.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct FramePosition {
     pub sequence: u32,
     pub seed: u64,
 }
@@ -99,7 +99,13 @@ impl Chunks {
 
     /// Fills `out`, of the length of all frames, on up to `threads` threads. Keeps the chunks before
     /// one that cannot be read.
-    pub fn write(&mut self, wanted: &[ChunkKey], place: Place, mut out: &mut [u8], threads: usize) {
+    pub fn write(
+        &mut self,
+        wanted: &[ChunkKey],
+        place: FramePosition,
+        mut out: &mut [u8],
+        threads: usize,
+    ) {
         let mut slots = Vec::with_capacity(self.chunks.len());
         for chunk in &self.chunks {
             let (frame, rest) = out.split_at_mut(chunk.frame_bytes());
@@ -139,7 +145,7 @@ impl Chunk {
     fn write(
         &self,
         blocks: Option<&Blocks>,
-        place: Place,
+        place: FramePosition,
         at: usize,
         frame: &mut [u8],
     ) -> Result<(), Why> {
@@ -165,7 +171,7 @@ fn chunk_in(bases: &Bases, key: &ChunkKey) -> Result<Chunk, Why> {
         return Ok(Chunk { fingerprint, raw_length, codec, payload: Payload::Stored(located) });
     }
     let mut raw = vec![0; raw_length as usize];
-    located.read(bases, Reads::Any, &mut raw)?;
+    located.read(bases, CacheUse::Any, &mut raw)?;
     let algorithms = [Algorithm::Blake3, Algorithm::Sha256];
     if !algorithms.iter().any(|algorithm| algorithm.digest(&raw) == fingerprint) {
         return Err(Why::Damaged);

@@ -13,7 +13,7 @@ use crate::format::stub::StubHead;
 use crate::store::chunk_cache::{Chunk, ChunkCache, ChunkSource};
 use crate::store::content::{Content, RecipeHead};
 use crate::store::recipes::{Broken, LeafAt, Span};
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::store::why::{Unreadable, Why};
 use crate::system::reads::{read_all, read_cached};
 
@@ -88,7 +88,7 @@ impl StubBytes<'_> {
         &self,
         stub: &StubHead,
         pieces: &[Piece],
-        reads: Reads,
+        reads: CacheUse,
         decodes: bool,
     ) -> Result<Vec<Part>, Vec<Unreadable>> {
         let mut parts = Vec::with_capacity(pieces.len());
@@ -112,12 +112,12 @@ impl StubBytes<'_> {
         stub: &StubHead,
         own: impl IntoIterator<Item = (u64, u64)>,
         range: Range<u64>,
-        reads: Reads,
+        reads: CacheUse,
         out: &mut [u8],
     ) -> Result<(), Failure> {
         // If the file was truncated at the same time, zeros follow its end.
         let pieces = pieces_of(stub, own, range, |at, bytes| match reads {
-            Reads::CachedOnly => match read_cached(&file, at, bytes) {
+            CacheUse::CachedOnly => match read_cached(&file, at, bytes) {
                 Some(_) => Ok(()),
                 None => Err(vec![Unreadable::NOT_IN_MEMORY].into()),
             },
@@ -134,13 +134,13 @@ impl StubBytes<'_> {
         &self,
         stub: &StubHead,
         range: &Range<u64>,
-        reads: Reads,
+        reads: CacheUse,
         decodes: bool,
         parts: &mut Vec<Part>,
     ) -> Result<(), Vec<Unreadable>> {
         let spans = self.content.spans(stub, range, reads).map_err(|reason| vec![reason])?;
         let keys: Vec<_> = spans.iter().filter_map(|span| span.chunk).collect();
-        let mut chunks = if reads == Reads::CachedOnly {
+        let mut chunks = if reads == CacheUse::CachedOnly {
             let at_hand = |key: &ChunkKey| match decodes {
                 true => {
                     self.cache.at_hand(key, |raw| self.content.read_opened(key.id, key.check, raw))
@@ -169,7 +169,7 @@ impl StubBytes<'_> {
 
     /// Has the chunks of a range in memory soon after, for a reader who is expected there.
     pub fn load_ahead(&self, stub: &StubHead, range: &Range<u64>) {
-        let Ok(spans) = self.content.spans(stub, range, Reads::Any) else { return };
+        let Ok(spans) = self.content.spans(stub, range, CacheUse::Any) else { return };
         let absent = spans.iter().filter_map(|span| span.chunk).filter(|key| !self.cache.has(key));
         self.cache.load(&absent.collect::<Vec<_>>(), self.content.source());
     }
@@ -254,7 +254,7 @@ impl Content for Repaired<'_> {
         &self,
         stub: &StubHead,
         range: &Range<u64>,
-        reads: Reads,
+        reads: CacheUse,
     ) -> Result<Vec<Span>, Unreadable> {
         self.content.spans(stub, range, reads)
     }

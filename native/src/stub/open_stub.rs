@@ -26,7 +26,7 @@ use rustix::fs::{StatVfs, fstatvfs};
 
 use super::blocks::TRANSIENT;
 use crate::format::stub::{LENGTH_BYTES_MAX, StubHead, WRITTEN};
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::store::stub_bytes::{Failure, StubBytes};
 use crate::system::effects::Effects;
 use crate::system::extents::{
@@ -85,7 +85,7 @@ pub struct OpenStub<'a> {
     pub files: &'a StubFiles,
     pub effects: &'a dyn Effects,
     pub bytes: StubBytes<'a>,
-    pub reads: Reads,
+    pub reads: CacheUse,
 }
 
 pub type Done<T> = Result<T, Failure>;

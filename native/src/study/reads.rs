@@ -10,7 +10,7 @@ use crate::system::files::{Identity, status_of};
 use crate::system::reads::fill;
 
 /// A file to be read completely, and its identity when it was found.
-pub struct Wanted<'a> {
+pub struct FileToRead<'a> {
     /// Relative to the tree's root.
     pub path: &'a [u8],
     pub identity: Identity,
@@ -18,9 +18,14 @@ pub struct Wanted<'a> {
 
 /// Reads files into `out`, one after the other, from the first on, as long as they are readable and
 /// unchanged. The rest of `out` is undefined. None if it is too short.
-pub fn read_packed(root: RawFd, files: &[Wanted], out: &mut [u8], threads: usize) -> Option<usize> {
+pub fn read_packed(
+    root: RawFd,
+    files: &[FileToRead],
+    out: &mut [u8],
+    threads: usize,
+) -> Option<usize> {
     let is_over = AtomicBool::new(false);
-    let size = |file: &Wanted| usize::try_from(file.identity.size).unwrap_or(usize::MAX);
+    let size = |file: &FileToRead| usize::try_from(file.identity.size).unwrap_or(usize::MAX);
     let are_read = read_each(files, size, out, threads, |inside: &mut Directory, file, own| {
         let is_read = !is_over.load(Ordering::Relaxed) && inside.read(root, file, own);
         if !is_read {
@@ -36,7 +41,7 @@ pub fn read_packed(root: RawFd, files: &[Wanted], out: &mut [u8], threads: usize
 struct Directory(Option<(Vec<u8>, OwnedFd)>);
 
 impl Directory {
-    fn read(&mut self, root: RawFd, file: &Wanted, out: &mut [u8]) -> bool {
+    fn read(&mut self, root: RawFd, file: &FileToRead, out: &mut [u8]) -> bool {
         let slash = file.path.iter().rposition(|&byte| byte == b'/');
         let (path, name) = match slash {
             Some(slash) => (&file.path[..slash], &file.path[slash + 1..]),

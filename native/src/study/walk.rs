@@ -8,7 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::system::files::{
-    DIRENT_BYTES, Identity, Named, look_up, next_names, open_beneath, owned, status_at, status_of,
+    DIRENT_BYTES, Identity, TreeEntry, look_up, next_names, open_beneath, owned, status_at,
+    status_of,
 };
 
 /// Regular files found by a walk, in parallel columns.
@@ -278,8 +279,8 @@ impl Directory {
         for (name, kind) in names {
             match look_up(fd, &name, kind, device)? {
                 None => {}
-                Some(Named::Directory) => self.below.push(join(&self.path, name.to_bytes())),
-                Some(Named::File(status)) => files.push((name, columns(&status))),
+                Some(TreeEntry::Directory) => self.below.push(join(&self.path, name.to_bytes())),
+                Some(TreeEntry::File(status)) => files.push((name, columns(&status))),
             }
         }
         Ok(more)

@@ -199,8 +199,8 @@ impl<'a> Scan<'a> {
         let fd = self.directory.as_raw_fd();
         let status = match look_up(fd, &name, kind, self.device)? {
             None => return Ok(None),
-            Some(Named::Directory) => return Ok(Some(Entry::Directory { name })),
-            Some(Named::File(status)) => status,
+            Some(TreeEntry::Directory) => return Ok(Some(Entry::Directory { name })),
+            Some(TreeEntry::File(status)) => status,
         };
         let attribute = attribute_of(fd, &name, self.attribute);
         let generation = match attribute {
@@ -227,16 +227,21 @@ fn generation_at(dir: RawFd, name: &CStr) -> u32 {
 }
 
 /// An entry of a directory that belongs to a tree.
-pub enum Named {
+pub enum TreeEntry {
     Directory,
     File(libc::stat64),
 }
 
 /// Checks a name in a directory, with its kind (`DT_*`). Returns None for other kinds of files, for
 /// a file of another file system than `device`, and for a file that has vanished.
-pub fn look_up(dir: RawFd, name: &CStr, kind: u8, device: libc::dev_t) -> Result<Option<Named>> {
+pub fn look_up(
+    dir: RawFd,
+    name: &CStr,
+    kind: u8,
+    device: libc::dev_t,
+) -> Result<Option<TreeEntry>> {
     match kind {
-        libc::DT_DIR => return Ok(Some(Named::Directory)),
+        libc::DT_DIR => return Ok(Some(TreeEntry::Directory)),
         libc::DT_REG | libc::DT_UNKNOWN => {}
         _ => return Ok(None),
     }
@@ -245,8 +250,8 @@ pub fn look_up(dir: RawFd, name: &CStr, kind: u8, device: libc::dev_t) -> Result
         result => result?,
     };
     Ok(match status.st_mode & libc::S_IFMT {
-        libc::S_IFDIR => Some(Named::Directory),
-        libc::S_IFREG if status.st_dev == device => Some(Named::File(status)),
+        libc::S_IFDIR => Some(TreeEntry::Directory),
+        libc::S_IFREG if status.st_dev == device => Some(TreeEntry::File(status)),
         _ => None,
     })
 }

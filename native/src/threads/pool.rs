@@ -42,7 +42,7 @@ pub fn for_each(count: usize, helpers: usize, work: impl Fn(usize) + Sync) {
         return (0..count).for_each(work);
     }
     let work: &(dyn Fn(usize) + Sync) = &work;
-    // SAFETY: `Begun` prevents this function from returning or unwinding before every started task
+    // SAFETY: `RunningTasks` prevents this function from returning or unwinding before every started task
     // has ended. No task starts after the last one was taken.
     let work: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(work) };
     let begun = begin(count, helpers, work);
@@ -51,7 +51,11 @@ pub fn for_each(count: usize, helpers: usize, work: impl Fn(usize) + Sync) {
 }
 
 /// Starts `work` on every number below `count`, on up to `helpers` threads.
-pub fn begin(count: usize, helpers: usize, work: impl Fn(usize) + Send + Sync + 'static) -> Begun {
+pub fn begin(
+    count: usize,
+    helpers: usize,
+    work: impl Fn(usize) + Send + Sync + 'static,
+) -> RunningTasks {
     let job = Arc::new(Job {
         work: Box::new(work),
         count,
@@ -62,13 +66,13 @@ pub fn begin(count: usize, helpers: usize, work: impl Fn(usize) + Send + Sync + 
         ended: Condvar::new(),
     });
     Pool::of_all().lend(&job, helpers.min(count));
-    Begun(job)
+    RunningTasks(job)
 }
 
 /// Tasks that the pool may be working on. Dropping this ends the work.
-pub struct Begun(Arc<Job>);
+pub struct RunningTasks(Arc<Job>);
 
-impl Begun {
+impl RunningTasks {
     /// Runs the tasks that no thread has started, and waits for the others.
     pub fn finish(&self) {
         self.0.help();
@@ -76,7 +80,7 @@ impl Begun {
     }
 }
 
-impl Drop for Begun {
+impl Drop for RunningTasks {
     /// Cancels the tasks that no thread has started, and waits for the others.
     fn drop(&mut self) {
         while self.0.take().is_some() {

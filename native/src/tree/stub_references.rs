@@ -6,9 +6,9 @@
 use crate::format::ids::{Fingerprint, FingerprintCheck};
 use crate::format::stub::{DIRECT, Seeds, StubHead, stub_head};
 use crate::store::bases::Bases;
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::system::files::Entry;
-use crate::upkeep::record_census::{Known, KnownBytes, sound_leaf};
+use crate::upkeep::record_census::{KnownBytes, RecordCensus, sound_leaf};
 
 /// The content of a directory. `left` are files that the caller must examine, and directories.
 #[derive(Default)]
@@ -22,8 +22,8 @@ pub struct Listed {
 
 /// Records to compare the stubs of a tree with.
 pub struct Store<'a> {
-    pub chunks: &'a Known,
-    pub nodes: &'a Known,
+    pub chunks: &'a RecordCensus,
+    pub nodes: &'a RecordCensus,
     pub chunk_records: &'a Bases,
     pub recipes: &'a Bases,
     pub seeds: Seeds,
@@ -89,7 +89,7 @@ impl Store<'_> {
     }
 
     fn has_chunk_exactly(&self, stub: &StubHead) -> bool {
-        let found = self.chunk_records.described(stub.recipe, Reads::Any);
+        let found = self.chunk_records.described(stub.recipe, CacheUse::Any);
         found.is_ok_and(|(length, fingerprint)| {
             self.chunks.resolve(stub.recipe) == stub.recipe
                 && is_meant(self.chunks, stub, length, &fingerprint)
@@ -98,7 +98,7 @@ impl Store<'_> {
     }
 
     fn count_recipe(&self, stub: &StubHead) -> Option<()> {
-        let (payload, fingerprint) = self.recipes.of_any(stub.recipe, Reads::Any).ok()?;
+        let (payload, fingerprint) = self.recipes.of_any(stub.recipe, CacheUse::Any).ok()?;
         if !is_meant(self.nodes, stub, payload.len() as u32, &fingerprint) {
             return None;
         }
@@ -110,7 +110,7 @@ impl Store<'_> {
 }
 
 /// Returns whether the record that a stub names is known, and has the content of the stub.
-fn is_meant(known: &Known, stub: &StubHead, length: u32, fingerprint: &Fingerprint) -> bool {
+fn is_meant(known: &RecordCensus, stub: &StubHead, length: u32, fingerprint: &Fingerprint) -> bool {
     let fingerprint_check = FingerprintCheck::of(fingerprint);
     known.own(stub.recipe) == KnownBytes { raw_length: length, fingerprint_check }
         && fingerprint.starts_with(&stub.digest)

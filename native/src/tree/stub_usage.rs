@@ -11,7 +11,7 @@ const BLOCK_BYTES: i64 = crate::upkeep::usage::BLOCK_BYTES as i64;
 
 /// The key that groups files of a directory.
 #[derive(Clone, Copy)]
-pub enum By {
+pub enum GroupBy {
     Nothing,
     Owner,
     Type,
@@ -45,7 +45,7 @@ pub struct Usage {
 
 impl Usage {
     /// Sums files up by the key `by`: the owner's number in four bytes, or the suffix of the name.
-    pub fn sort_out(&mut self, entries: &mut Vec<Entry>, by: By, seed: u64) {
+    pub fn sort_out(&mut self, entries: &mut Vec<Entry>, by: GroupBy, seed: u64) {
         for entry in entries.drain(..) {
             let Entry::File { links: 1, name, identity, owner, allocated, attribute, .. } = &entry
             else {
@@ -63,9 +63,9 @@ impl Usage {
                 },
             };
             let sums = match by {
-                By::Nothing => of_key(&mut self.sums, &[]),
-                By::Owner => of_key(&mut self.sums, &owner.to_le_bytes()),
-                By::Type => of_key(&mut self.sums, suffix(name.to_bytes())),
+                GroupBy::Nothing => of_key(&mut self.sums, &[]),
+                GroupBy::Owner => of_key(&mut self.sums, &owner.to_le_bytes()),
+                GroupBy::Type => of_key(&mut self.sums, suffix(name.to_bytes())),
             };
             sums.files += 1;
             sums.logical_bytes += identity.size;

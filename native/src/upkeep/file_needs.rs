@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::mark_set::{Marks, digest};
-use super::recipe_nodes::{Named, each_node};
+use super::recipe_nodes::{NamedRecords, each_node};
 use crate::format::bytes::u64s;
 use crate::format::ids::{ContainerNumber, Fingerprint, RecordId};
 use crate::format::table_entry::{TableEntry, entries};
@@ -190,12 +190,12 @@ impl Needed<'_> {
     /// Marks what the needed part of a node names, by its payload. Returns how many rows that has;
     /// None if the payload is not a node.
     pub fn add_node(&mut self, id: RecordId, payload: &[u8]) -> Option<usize> {
-        let named = Named::by(payload, self.needs.needed(id))?;
+        let named = NamedRecords::by(payload, self.needs.needed(id))?;
         self.mark(&named);
         Some(named.ids.len())
     }
 
-    fn mark(&mut self, named: &Named) {
+    fn mark(&mut self, named: &NamedRecords) {
         for id in named.chunks() {
             self.chunks.mark(id);
         }

@@ -2,18 +2,18 @@
 //! others lean on that one.
 
 use super::groups::{Decision, Groups};
-use super::refining::{Join, Piece, TRIAL_LEVEL, Tools, Trial};
+use super::refining::{Join, Piece, RefineInputs, TRIAL_LEVEL, Trial};
 use super::sketch::{Sketch, in_domain, sketch};
 use crate::codec::delta;
 use crate::format::ids::RecordId;
 use crate::format::record_header::RECORD_HEADER_BYTES;
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 
 /// The part of a base and of the differences to it that must be saved where these leave it. The
 /// container is written again anyway, and what stands alone is read faster.
 const LEAVING_SAVING_MIN: f64 = 0.005;
 
-impl Tools<'_> {
+impl RefineInputs<'_> {
     /// Has a difference leave a base that only its group needs, where that saves space; None where it
     /// stays, or is of no group.
     pub(super) fn leave(
@@ -57,7 +57,7 @@ impl Tools<'_> {
         if trial.raw.is_none() {
             trial.raw = Some(self.raw(piece)?);
         }
-        let (base_raw, base_entry) = self.bases.with_entry(base, Reads::Uncached).ok()?;
+        let (base_raw, base_entry) = self.bases.with_entry(base, CacheUse::Uncached).ok()?;
         let sketch = if piece.sketch == Sketch::default() {
             in_domain(sketch(trial.raw.as_deref()?), self.domain)
         } else {
@@ -80,7 +80,7 @@ impl Tools<'_> {
         }
         let mut after = given.payload.len();
         for &other in others {
-            let (raw, _) = self.bases.of_any(other, Reads::Uncached).ok()?;
+            let (raw, _) = self.bases.of_any(other, CacheUse::Uncached).ok()?;
             out.resize(zstd_safe::compress_bound(raw.len()), 0);
             before += delta::compress(&raw, &base_raw, out, TRIAL_LEVEL).ok()??;
             after += delta::compress(&raw, trial.raw.as_deref()?, out, TRIAL_LEVEL).ok()??;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::refining::{Given, Piece, TRIAL_LEVEL, Tools, Trial, Usable};
+use super::refining::{
+    Piece, PreparedDictionary, RefineInputs, RefinedPayload, TRIAL_LEVEL, Trial,
+};
 use super::sketching::Payload;
 use crate::codec::compressibility::incompressible;
 use crate::codec::delta;
@@ -13,7 +15,7 @@ use crate::codec::dictionary;
 use crate::codec::encode;
 use crate::format::codec::Codec;
 use crate::format::ids::{Checksum, RecordId};
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 
 /// The part of a payload that a dictionary must save of it.
 const DICTIONARY_SAVING_MIN: f64 = 0.02;
@@ -29,9 +31,9 @@ const TREE_LEVELS: RangeInclusive<i32> = 11..=12;
 /// So small a part of the raw bytes, that difference is not worth the time.
 const SMALL: usize = 4;
 
-impl Tools<'_> {
+impl RefineInputs<'_> {
     /// The payload of a piece by itself, whatever it has now.
-    pub(super) fn whole(&self, piece: &Piece<'_>, trial: &Trial) -> Option<Given> {
+    pub(super) fn whole(&self, piece: &Piece<'_>, trial: &Trial) -> Option<RefinedPayload> {
         let raw = trial.raw.as_deref()?;
         let (codec, leans_on) = (Codec::Raw, RecordId::HOLE);
         let payload = Payload { codec, leans_on, stored: raw, ..piece.payload };
@@ -42,7 +44,7 @@ impl Tools<'_> {
     }
 
     /// The new payload of a piece; None where it keeps its own.
-    pub(super) fn payload(&self, piece: &Piece<'_>, trial: &Trial) -> Option<Given> {
+    pub(super) fn payload(&self, piece: &Piece<'_>, trial: &Trial) -> Option<RefinedPayload> {
         let raw = trial.raw.as_deref()?;
         if trial.leaves {
             return self.left(raw, trial);
@@ -70,7 +72,7 @@ impl Tools<'_> {
     }
 
     /// The difference of a piece to what it leans on from now on, larger than before or not.
-    fn left(&self, raw: &[u8], trial: &Trial) -> Option<Given> {
+    fn left(&self, raw: &[u8], trial: &Trial) -> Option<RefinedPayload> {
         let (base, _) = trial.delta?;
         let level = self.options.level.unwrap_or(TRIAL_LEVEL);
         self.delta(raw, base, trial, raw.len(), level)
@@ -83,7 +85,7 @@ impl Tools<'_> {
         raw: &[u8],
         dictionary: Option<(usize, usize)>,
         level: i32,
-    ) -> Option<Given> {
+    ) -> Option<RefinedPayload> {
         let own = piece.payload.stored.len();
         if piece.payload.codec == Codec::Dictionary
             || piece.payload.codec == Codec::Raw && incompressible(raw)
@@ -103,7 +105,12 @@ impl Tools<'_> {
         given(Codec::Zstd, RecordId::HOLE, &out[..stored], &back, raw)
     }
 
-    fn with_dictionary(&self, raw: &[u8], used: &Usable, stored_max: usize) -> Option<Given> {
+    fn with_dictionary(
+        &self,
+        raw: &[u8],
+        used: &PreparedDictionary,
+        stored_max: usize,
+    ) -> Option<RefinedPayload> {
         let mut out = vec![0; stored_max];
         let stored = dictionary::compress(raw, &used.last, &mut out).ok()??;
         let mut back = vec![0; raw.len()];
@@ -118,12 +125,12 @@ impl Tools<'_> {
         trial: &Trial,
         stored_max: usize,
         level: i32,
-    ) -> Option<Given> {
+    ) -> Option<RefinedPayload> {
         let bytes = match &trial.base {
             Some(bytes) => Arc::clone(bytes),
             None => {
                 let (bytes, fingerprint) =
-                    self.bases.with_fingerprint(base, Reads::Uncached).ok()?;
+                    self.bases.with_fingerprint(base, CacheUse::Uncached).ok()?;
                 (self.options.algorithm.digest(&bytes) == fingerprint).then_some(bytes)?
             }
         };
@@ -141,7 +148,12 @@ fn is_clear(stored: usize, other: usize) -> bool {
     (stored as f64) < CLEAR * other as f64
 }
 
-fn decoded_delta(raw: &[u8], base: RecordId, bytes: &[u8], payload: &[u8]) -> Option<Given> {
+fn decoded_delta(
+    raw: &[u8],
+    base: RecordId,
+    bytes: &[u8],
+    payload: &[u8],
+) -> Option<RefinedPayload> {
     let mut back = vec![0; raw.len()];
     delta::decode(payload, bytes, &mut back).ok()?;
     given(Codec::Delta, base, payload, &back, raw)
@@ -155,8 +167,8 @@ fn given(
     payload: &[u8],
     back: &[u8],
     raw: &[u8],
-) -> Option<Given> {
+) -> Option<RefinedPayload> {
     let checksum = Checksum(xxh3_64(payload));
     let payload = payload.to_vec();
-    (back == raw).then_some(Given { at: 0, codec, leans_on, payload, checksum })
+    (back == raw).then_some(RefinedPayload { at: 0, codec, leans_on, payload, checksum })
 }

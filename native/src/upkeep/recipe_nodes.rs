@@ -8,8 +8,8 @@ use crate::format::ids::{ContainerNumber, RecordId};
 use crate::format::recipe::rows_of;
 use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader};
 use crate::format::table_entry::{EntryBytes, TableEntry, entries};
-use crate::store::bases::{Bases, Opened};
-use crate::store::record_reader::Reads;
+use crate::store::bases::{Bases, OpenContainer};
+use crate::store::record_reader::CacheUse;
 use crate::store::why::Why;
 use crate::system::reads::fill_at;
 
@@ -20,7 +20,7 @@ const WINDOW_BYTES: u64 = 4 << 20;
 const ENTRIES_AT_ONCE: u32 = 1 << 16;
 
 /// What the needed part of a node names.
-pub struct Named {
+pub struct NamedRecords {
     /// Whether `ids` are chunks and holes. Else they are nodes.
     pub is_leaf: bool,
     pub ids: Vec<RecordId>,
@@ -30,13 +30,13 @@ pub struct Named {
     pub present: u64,
 }
 
-impl Named {
+impl NamedRecords {
     /// What the first `end` bytes of a node name. None if the payload is not a node, or has lengths
     /// that do not add up.
-    pub fn by(payload: &[u8], end: u64) -> Option<Named> {
+    pub fn by(payload: &[u8], end: u64) -> Option<NamedRecords> {
         let (level, length, rows) = rows_of(payload)?;
         let (is_leaf, ids) = (level == 0, Vec::with_capacity(rows.len()));
-        let mut named = Named { is_leaf, ids, last_bytes: end, present: 0 };
+        let mut named = NamedRecords { is_leaf, ids, last_bytes: end, present: 0 };
         let mut start = 0u64;
         for row in rows {
             named.ids.push(row.id);
@@ -75,7 +75,7 @@ pub fn each_node(
     recipes: &Bases,
     number: ContainerNumber,
     needed: &[(u32, u64)],
-    mut found: impl FnMut(usize, Result<Named, Why>),
+    mut found: impl FnMut(usize, Result<NamedRecords, Why>),
 ) {
     let container = recipes.open(number).map_err(|error| Why::of(&error));
     let mut first = 0;
@@ -88,7 +88,7 @@ pub fn each_node(
                 for (at, &(ordinal, end)) in part.iter().enumerate() {
                     let named = read
                         .payload(ordinal)
-                        .and_then(|payload| Named::by(&payload, end).ok_or(Why::Damaged));
+                        .and_then(|payload| NamedRecords::by(&payload, end).ok_or(Why::Damaged));
                     found(first + at, named);
                 }
             }
@@ -117,7 +117,7 @@ impl<'a> Part<'a> {
     fn of(
         recipes: &'a Bases,
         number: ContainerNumber,
-        container: &'a Opened,
+        container: &'a OpenContainer,
         needed: &[(u32, u64)],
     ) -> Result<Part<'a>, Why> {
         let (first, last) = (needed[0].0, needed[needed.len() - 1].0);
@@ -139,7 +139,7 @@ impl<'a> Part<'a> {
         let entry = self.entry(ordinal).and_then(|entry| TableEntry::sound(entry, self.seed));
         let entry = entry.ok_or(Why::Damaged)?;
         if !entry.state.has_bytes() || !entry.codec.stands_alone() {
-            return self.recipes.of_end(RecordId::new(self.number, ordinal), Reads::Any);
+            return self.recipes.of_end(RecordId::new(self.number, ordinal), CacheUse::Any);
         }
         let (seed, stored) = (self.seed, entry.stored_length as usize);
         let record = self.bytes(entry.offset, RECORD_HEADER_BYTES + stored).ok_or(Why::Damaged)?;
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn no_payload_without_rows_is_a_node() {
-        assert!(Named::by(&[], 0).is_none());
-        assert!(Named::by(&[0; 40], 0).is_none());
+        assert!(NamedRecords::by(&[], 0).is_none());
+        assert!(NamedRecords::by(&[0; 40], 0).is_none());
     }
 }

@@ -46,14 +46,14 @@ impl Container {
 }
 
 #[derive(Default)]
-pub struct Known {
+pub struct RecordCensus {
     containers: BTreeMap<ContainerNumber, Container>,
     merged: HashMap<RecordId, RecordId>,
     second: HashMap<RecordId, KnownBytes>,
     relied_on: Mutex<HashSet<RecordId>>,
 }
 
-impl Known {
+impl RecordCensus {
     /// Adds a table. Returns the ordinals of the records that are merged or quarantined.
     pub fn add_table(
         &mut self,
@@ -121,7 +121,7 @@ impl Known {
         known.and_then(|known| known.get(id.place())).copied().unwrap_or_default()
     }
 
-    /// As [`Known::own`], or where its bytes are not there, of its second copy, which is then noted
+    /// As [`RecordCensus::own`], or where its bytes are not there, of its second copy, which is then noted
     /// as relied on.
     pub fn known(&self, id: RecordId) -> KnownBytes {
         let own = self.own(id);
@@ -179,7 +179,7 @@ impl Known {
 
 /// The ids of the chunks in a leaf. None where the payload is no leaf, covers less than `covered`
 /// bytes, or names a chunk whose bytes are not there.
-pub fn sound_leaf(payload: &[u8], covered: u64, chunks: &Known) -> Option<Vec<RecordId>> {
+pub fn sound_leaf(payload: &[u8], covered: u64, chunks: &RecordCensus) -> Option<Vec<RecordId>> {
     let (level, length, rows) = rows_of(payload)?;
     if level > 0 || length < covered {
         return None;

@@ -16,7 +16,7 @@ use crate::fingerprint::Algorithm;
 use crate::format::codec::Codec;
 use crate::format::ids::{Checksum, Fingerprint, RecordId};
 use crate::store::bases::Bases;
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::threads::pool;
 
 /// Of zstd: what is worth it is decided at this level, which costs a tenth of the last one.
@@ -48,7 +48,7 @@ pub struct Piece<'a> {
 
 /// A new payload for one of the pieces.
 #[derive(Clone)]
-pub struct Given {
+pub struct RefinedPayload {
     pub at: usize,
     pub codec: Codec,
     /// A hole where it leans on none.
@@ -76,26 +76,26 @@ impl Options {
 }
 
 /// A dictionary that may be used.
-pub struct Usable {
+pub struct PreparedDictionary {
     pub id: RecordId,
     trial: Compressing,
     pub(super) last: Compressing,
     pub(super) decoding: Dictionary,
 }
 
-impl Usable {
+impl PreparedDictionary {
     /// None where the raw bytes of the record are no dictionary.
-    pub fn of(id: RecordId, raw: &[u8], level: i32) -> Option<Usable> {
+    pub fn of(id: RecordId, raw: &[u8], level: i32) -> Option<PreparedDictionary> {
         let decoding = Dictionary::of(raw)?;
         let (trial, last) = (Compressing::of(raw, TRIAL_LEVEL)?, Compressing::of(raw, level)?);
-        Some(Usable { id, trial, last, decoding })
+        Some(PreparedDictionary { id, trial, last, decoding })
     }
 }
 
 /// What records are refined with.
-pub struct Tools<'a> {
+pub struct RefineInputs<'a> {
     pub bases: &'a Bases,
-    pub dictionaries: &'a [Usable],
+    pub dictionaries: &'a [PreparedDictionary],
     /// Records that hold dictionaries: these stay as they are.
     pub kept: &'a HashSet<RecordId>,
     /// Of the pieces, and of all that they may lean on.
@@ -119,7 +119,7 @@ pub(super) struct Trial {
     /// Whether it leaves its base for the one in `delta`.
     pub(super) leaves: bool,
     /// Its new payload, where that had to be known before others were looked at.
-    pub(super) given: Option<Given>,
+    pub(super) given: Option<RefinedPayload>,
 }
 
 /// What is known of all pieces, and of those before.
@@ -132,7 +132,11 @@ pub struct Join<'a> {
 
 /// The pieces that get other payloads. Those that are no difference to another stand for what is
 /// like them.
-pub fn refine(pieces: &[Piece<'_>], join: &mut Join<'_>, tools: &Tools<'_>) -> Vec<Given> {
+pub fn refine(
+    pieces: &[Piece<'_>],
+    join: &mut Join<'_>,
+    tools: &RefineInputs<'_>,
+) -> Vec<RefinedPayload> {
     let mut given = Vec::new();
     let mut first = 0;
     while first < pieces.len() {
@@ -150,8 +154,8 @@ pub fn refine(pieces: &[Piece<'_>], join: &mut Join<'_>, tools: &Tools<'_>) -> V
     given
 }
 
-impl Tools<'_> {
-    fn refine(&self, pieces: &[Piece<'_>], join: &mut Join<'_>) -> Vec<Given> {
+impl RefineInputs<'_> {
+    fn refine(&self, pieces: &[Piece<'_>], join: &mut Join<'_>) -> Vec<RefinedPayload> {
         let helpers = self.options.threads.saturating_sub(1);
         let mut trials = pool::map(pieces.len(), helpers, |at| {
             let is_wanted = self.options.level.is_some() && self.may_change(&pieces[at]);
@@ -171,7 +175,7 @@ impl Tools<'_> {
             new.or_else(|| self.payload(&pieces[at], &trials[at]))
         });
         let made = made.into_iter().enumerate();
-        made.filter_map(|(at, one)| one.map(|one| Given { at, ..one })).collect()
+        made.filter_map(|(at, one)| one.map(|one| RefinedPayload { at, ..one })).collect()
     }
 
     fn may_change(&self, piece: &Piece<'_>) -> bool {
@@ -212,7 +216,7 @@ impl Tools<'_> {
         let start = raw.len().saturating_sub(CHOICE_BYTES) / 2;
         let midst = &raw[start..raw.len().min(start + CHOICE_BYTES)];
         let mut out = vec![0; zstd_safe::compress_bound(raw.len())];
-        let size = |bytes: &[u8], one: &Usable, out: &mut [u8]| {
+        let size = |bytes: &[u8], one: &PreparedDictionary, out: &mut [u8]| {
             dictionary::compress(bytes, &one.trial, out).ok().flatten()
         };
         let all = self.dictionaries.iter().enumerate();
@@ -260,7 +264,7 @@ impl Tools<'_> {
         id: RecordId,
         groups: &Groups,
     ) -> Option<Arc<Vec<u8>>> {
-        let reads = Reads::Uncached;
+        let reads = CacheUse::Uncached;
         let found = self.bases.with_fingerprint(id, reads).ok().or_else(|| {
             // In this container it is a base as soon as the generation is that is being made.
             let is_here = id.container() == piece.id.container() && groups.stands_alone(id);

@@ -10,7 +10,7 @@ use crate::format::ids::{Checksum, RecordId};
 use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader};
 use crate::format::table_entry::{EntryBytes, State, TableEntry};
 use crate::store::bases::Bases;
-use crate::store::record_reader::{BaseBytes, Reads, decode_with};
+use crate::store::record_reader::{BaseBytes, CacheUse, decode_with};
 use crate::system::reads::fill_at;
 use crate::threads::pool;
 
@@ -19,14 +19,14 @@ const WINDOW_BYTES: u64 = 8 << 20;
 
 /// A container that is looked at.
 #[derive(Clone, Copy)]
-pub struct Looked<'a> {
+pub struct SketchedContainer<'a> {
     pub data: RawFd,
     /// Of the checksums of record headers and table entries.
     pub seed: u64,
     pub bases: &'a Bases,
 }
 
-impl Looked<'_> {
+impl SketchedContainer<'_> {
     /// The sketches of the records of a part of a table, which begins with the ordinal `first`.
     /// Those that are not live, not intact, or the difference to others, have none. Read past the
     /// page cache.
@@ -150,7 +150,7 @@ impl Payload<'_> {
         check(self.stored, self.codec, self.raw_length, self.checksum).ok()?;
         let mut raw = vec![0; self.raw_length];
         let other = Some((bases as &dyn BaseBytes, self.leans_on));
-        decode_with(self.stored, self.codec, other, Reads::Uncached, &mut raw).ok()?;
+        decode_with(self.stored, self.codec, other, CacheUse::Uncached, &mut raw).ok()?;
         Some(raw)
     }
 }

@@ -43,7 +43,7 @@ const GAIN_MIN: f64 = 2.0;
 
 /// What is wanted of a training.
 #[derive(Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct TrainingGoal<'a> {
     /// Dictionaries that there are already: another one must save more than these do.
     pub known: &'a [Vec<u8>],
     pub count: usize,
@@ -57,7 +57,7 @@ pub struct Wanted<'a> {
 }
 
 /// The dictionaries that are worth it, the best ones first.
-pub fn train(mut samples: Vec<Vec<u8>>, wanted: Wanted<'_>) -> Vec<Vec<u8>> {
+pub fn train(mut samples: Vec<Vec<u8>>, wanted: TrainingGoal<'_>) -> Vec<Vec<u8>> {
     // What is packed already has nothing in common.
     samples.retain(|sample| sample.len() >= SAMPLE_BYTES_MIN && !incompressible(sample));
     samples.iter_mut().for_each(|sample| sample.truncate(SAMPLE_BYTES));
@@ -208,7 +208,7 @@ fn with_judges(mut samples: Vec<Vec<u8>>, groups: &Groups) -> (Vec<Vec<u8>>, Gro
     (kept, left, judges)
 }
 
-fn trained(samples: &[Vec<u8>], groups: &Groups, wanted: Wanted<'_>) -> Vec<Vec<u8>> {
+fn trained(samples: &[Vec<u8>], groups: &Groups, wanted: TrainingGoal<'_>) -> Vec<Vec<u8>> {
     let made = pool::map(groups.len(), wanted.threads.saturating_sub(1), |at| {
         let own: Vec<&[u8]> = groups[at].iter().map(|&number| &samples[number][..]).collect();
         dictionary_of(&own, wanted)
@@ -217,7 +217,7 @@ fn trained(samples: &[Vec<u8>], groups: &Groups, wanted: Wanted<'_>) -> Vec<Vec<
 }
 
 /// A dictionary for some samples; None where these are too few, or too much alike.
-fn dictionary_of(samples: &[&[u8]], wanted: Wanted<'_>) -> Option<Vec<u8>> {
+fn dictionary_of(samples: &[&[u8]], wanted: TrainingGoal<'_>) -> Option<Vec<u8>> {
     if samples.len() < SAMPLES_MIN {
         return None;
     }
@@ -267,7 +267,7 @@ fn ready(dictionaries: &[Vec<u8>]) -> Vec<Compressing> {
 }
 
 /// What is made of each sample without any new dictionary: alone, or with a known one.
-fn sizes_without(samples: &[Vec<u8>], wanted: Wanted<'_>) -> Vec<usize> {
+fn sizes_without(samples: &[Vec<u8>], wanted: TrainingGoal<'_>) -> Vec<usize> {
     let known = ready(wanted.known);
     pool::map(samples.len(), wanted.threads.saturating_sub(1), |number| {
         let sample = &samples[number];
@@ -285,7 +285,7 @@ fn assigned(
     samples: &[Vec<u8>],
     dictionaries: &[Vec<u8>],
     sizes: &[usize],
-    wanted: Wanted<'_>,
+    wanted: TrainingGoal<'_>,
 ) -> Option<(Groups, Vec<f64>)> {
     let ready = Some(ready(dictionaries)).filter(|one| one.len() == dictionaries.len())?;
     let helpers = wanted.threads.saturating_sub(1);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     fn helped(samples: Vec<Vec<u8>>) -> usize {
-        let wanted = Wanted {
+        let wanted = TrainingGoal {
             known: &[],
             count: 8,
             bytes_max: 112 << 10,

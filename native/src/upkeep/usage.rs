@@ -11,7 +11,7 @@ use crate::format::record_header::record_bytes;
 use crate::format::table_entry::{EntryBytes, FORWARDS_MAX, State, TableEntry, entries, set_state};
 use crate::store::bases::Bases;
 use crate::store::why::{StorePart, Unreadable};
-use crate::upkeep::recipe_nodes::{Named, each_node};
+use crate::upkeep::recipe_nodes::{NamedRecords, each_node};
 
 /// A group of files, by the order in which groups are taken in.
 pub type Group = u32;
@@ -54,7 +54,7 @@ pub struct Records {
 
 /// What a group needs, of one kind.
 #[derive(Clone, Copy, Default)]
-pub struct Taken {
+pub struct NeedTotals {
     pub records: u64,
     pub bytes: u64,
     /// Those of records that no group before it needs.
@@ -131,7 +131,7 @@ impl Records {
         group: Group,
         count: u32,
         is_sharing: bool,
-        taken: &mut Taken,
+        taken: &mut NeedTotals,
     ) {
         if is_sharing {
             taken.share_bytes += self.share(id, count);
@@ -140,7 +140,7 @@ impl Records {
         }
     }
 
-    fn refer(&mut self, id: RecordId, group: Group, count: u32, taken: &mut Taken) {
+    fn refer(&mut self, id: RecordId, group: Group, count: u32, taken: &mut NeedTotals) {
         let mut id = id;
         for _ in 0..=FORWARDS_MAX {
             if id.is_hole() {
@@ -311,8 +311,8 @@ impl References {
 #[derive(Default)]
 pub struct GroupUsage {
     pub references: References,
-    pub chunks: Taken,
-    pub recipes: Taken,
+    pub chunks: NeedTotals,
+    pub recipes: NeedTotals,
     /// Nodes that could not be read in the last round.
     unread: Vec<NodeNeed>,
 }
@@ -384,11 +384,12 @@ impl Taking<'_> {
         let all = std::mem::take(&mut self.own.unread);
         let (same, others): (Vec<_>, _) = all.into_iter().partition(|node| node.id == id);
         self.own.unread = others;
-        same.iter()
-            .all(|node| Named::by(payload, node.end).map(|named| self.add(node, &named)).is_some())
+        same.iter().all(|node| {
+            NamedRecords::by(payload, node.end).map(|named| self.add(node, &named)).is_some()
+        })
     }
 
-    fn add(&mut self, node: &NodeNeed, named: &Named) {
+    fn add(&mut self, node: &NodeNeed, named: &NamedRecords) {
         let own = &mut *self.own;
         for id in named.chunks() {
             self.store.chunks.meet(id, self.group, node.count, self.is_sharing, &mut own.chunks);

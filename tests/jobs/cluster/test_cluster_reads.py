@@ -14,7 +14,7 @@ import pytest
 
 from dedupd_core.format.cluster.objects import chunk_object
 from dedupd_core.format.store_kinds import BINDING_FILE
-from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.cluster.changes import AtomicChange
 from dedupd_core.rados.reading.volume_store import CACHE_DIR, binding_at
 from dedupd_core.rados.store import RadosStore
 from tests.fuse_stub.test_line import handed_over, wait_for
@@ -125,7 +125,7 @@ def test_a_damaged_chunk_is_an_error_and_the_rest_is_read(site: Site, tmp_path: 
         assert good is not None
         oid = chunk_object(entry.fingerprint)
         bad = good[:-1] + bytes([good[-1] ^ 1])
-        site.cluster.apply(Change("rados.chunk-repaired", oid, data=bad))
+        site.cluster.apply(AtomicChange("rados.chunk-repaired", oid, data=bad))
         forget_disk(lab)
         lab.mount(MEMORY_BYTES)
         (lab.view / "small").read_bytes()
@@ -138,7 +138,7 @@ def test_a_damaged_chunk_is_an_error_and_the_rest_is_read(site: Site, tmp_path: 
         finally:
             os.close(fd)
         assert site.cluster.value(oid, "S") == "I"  # it is marked, and listed
-        site.cluster.apply(Change("rados.chunk-repaired", oid, data=good))
+        site.cluster.apply(AtomicChange("rados.chunk-repaired", oid, data=good))
         assert read_anew(lab.view / "large") == LARGE
 
 

@@ -9,7 +9,7 @@ import pytest
 from dedupd_core import failpoint
 from dedupd_core.errors import DamagedChunk
 from dedupd_core.format.cluster.objects import ChunkState, chunk_object
-from dedupd_core.rados.cluster.changes import Change, Outcome
+from dedupd_core.rados.cluster.changes import AtomicChange, Outcome
 from dedupd_core.rados.damage import DamageList
 from dedupd_core.rados.upkeep.store_status import status_of
 from tests.support.cluster_lab import ClusterLab, cluster_lab
@@ -28,7 +28,7 @@ def flip(site: Site, here: ClusterLab, name: str, ordinal: int = 0) -> bytes:
     oid = chunk_object(fingerprint)
     frame = bytearray(site.cluster.read(oid) or b"")
     frame[-1] ^= 1
-    change = Change("rados.chunk-created", oid, data=bytes(frame))
+    change = AtomicChange("rados.chunk-created", oid, data=bytes(frame))
     assert site.cluster.apply(change) is Outcome.DONE
     return fingerprint
 
@@ -100,7 +100,7 @@ def test_what_the_cluster_has_repaired_itself_is_right_again(site: Site, tmp_pat
         frame = bytearray(site.cluster.read(chunk_object(fingerprint)) or b"")
         frame[-1] ^= 1
         site.cluster.apply(
-            Change("rados.chunk-created", chunk_object(fingerprint), data=bytes(frame))
+            AtomicChange("rados.chunk-created", chunk_object(fingerprint), data=bytes(frame))
         )
         assert one.scrub().repaired == {"right after all": 1}
         assert site.cluster.value(chunk_object(fingerprint), "S") == ChunkState.VALID.value

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dedupd_core.errors import Busy, UsageError
-from dedupd_core.rados.cluster.changes import Change
+from dedupd_core.rados.cluster.changes import AtomicChange
 from dedupd_core.rados.upkeep.store_status import status_of
 from dedupd_core.rados.upkeep.turn import take_turn
 from jobs.cluster.reports import ELSEWHERE, ClusterAuditReport, RecoverReport
@@ -98,7 +98,7 @@ def age(site: Site, by_s: float) -> None:
     for key, value in notes.items():
         session, _, since = value.partition(" ")
         older = {key: f"{session} {float(since) - by_s:.3f}"}
-        site.cluster.apply(Change("rados.absence-noted", oid, put=older))
+        site.cluster.apply(AtomicChange("rados.absence-noted", oid, put=older))
 
 
 def test_an_audit_that_is_stopped_is_not_counted(site: Site, tmp_path: Path) -> None:

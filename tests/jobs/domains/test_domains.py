@@ -24,7 +24,7 @@ from dedupd_core.index.hooks import HookedIndex
 from dedupd_core.index.table_index import TableIndex
 from dedupd_core.store.container.record_states import set_states
 from dedupd_core.store.merge_log import MergeLogWriter
-from dedupd_core.store.recipe.recipe_writer import Growth
+from dedupd_core.store.recipe.recipe_writer import RecipeProgress
 from dedupd_core.stub.transition import FileIdentity
 from dedupd_core.system.files import opened
 from dedupd_core.units import KIB
@@ -239,7 +239,7 @@ def test_a_file_that_was_interrupted_goes_on_in_its_domain_alone(tmp_path: Path)
         lab.optimize()
         with lab.opened() as volume, volume.job_lock():
             identity = FileIdentity(7, 8, 9, 10)
-            growth = Growth.from_json(Growth(0, (), ()).to_json())
+            growth = RecipeProgress.from_json(RecipeProgress(0, (), ()).to_json())
             checkpoints = Checkpoints(volume)
             checkpoints.save(Checkpoint(identity, growth, of_owner(1001)))
             checkpoints.load()

@@ -26,7 +26,7 @@ type Time = (i64, u32);
 /// Changes further apart have different times: several times the coarsest clock of file systems.
 const TICK: Duration = Duration::from_millis(50);
 
-struct Kept {
+struct ShownTime {
     shown: Time,
     /// Time that the file system reports since the last step. None during a step.
     after: Option<Time>,
@@ -34,7 +34,7 @@ struct Kept {
 
 #[derive(Default)]
 struct Table {
-    kept: HashMap<u64, Kept>,
+    kept: HashMap<u64, ShownTime>,
     /// Nodes with a step that started or ended recently, and when.
     recent: VecDeque<(u64, Instant)>,
 }
@@ -55,7 +55,7 @@ impl ChangeTimes {
                 Some(kept) if kept.after == Some(now) => kept.shown,
                 _ => now,
             };
-            table.kept.insert(node, Kept { shown, after: None });
+            table.kept.insert(node, ShownTime { shown, after: None });
             table.recent.push_back((node, Instant::now()));
         });
     }
@@ -106,7 +106,7 @@ impl ChangeTimes {
         }
         match locked(&self.table).kept.get(&node) {
             // A time in this range comes from a step, before its end.
-            Some(Kept { shown, after })
+            Some(ShownTime { shown, after })
                 if after.is_none_or(|after| (*shown..=after).contains(&time(now))) =>
             {
                 (now.tv_sec, now.tv_nsec) = *shown;

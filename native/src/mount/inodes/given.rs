@@ -11,10 +11,10 @@ const GIVEN_MAX: usize = 16;
 
 /// Keeps them open after the table closes its references, so that no other file gets the numbers.
 #[derive(Default)]
-pub struct Given(Mutex<VecDeque<Arc<OwnedFd>>>);
+pub struct RecentDescriptors(Mutex<VecDeque<Arc<OwnedFd>>>);
 
-impl Given {
-    /// The number of a descriptor, valid until a few others were given, or [`Given::clear`].
+impl RecentDescriptors {
+    /// The number of a descriptor, valid until a few others were given, or [`RecentDescriptors::clear`].
     pub fn number(&self, path: Arc<OwnedFd>) -> RawFd {
         let fd = path.as_raw_fd();
         let mut given = locked(&self.0);

@@ -15,9 +15,9 @@ struct Loan {
 }
 
 #[derive(Default)]
-pub struct Lent(Mutex<HashMap<u64, Loan>>);
+pub struct LentDescriptors(Mutex<HashMap<u64, Loan>>);
 
-impl Lent {
+impl LentDescriptors {
     pub fn lend(&self, inode: u64) {
         locked(&self.0).insert(inode, Loan { is_used: false, is_torn: false });
     }

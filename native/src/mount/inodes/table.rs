@@ -18,9 +18,9 @@ use crate::mount::inodes::change_times::ChangeTimes;
 use crate::mount::inodes::changes::Changes;
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::inodes::generations::Generations;
-use crate::mount::inodes::given::Given;
+use crate::mount::inodes::given::RecentDescriptors;
 use crate::mount::inodes::handle::Handle;
-use crate::mount::inodes::lent::Lent;
+use crate::mount::inodes::lent::LentDescriptors;
 use crate::mount::inodes::pins::Pins;
 use crate::mount::inodes::shard::{Node, Shard};
 use crate::mount::inodes::watched::Watched;
@@ -63,12 +63,12 @@ pub struct Inodes {
     /// Nodes whose `data` is open for writing, and others.
     written: Mutex<Vec<u64>>,
     pub watched: Arc<Watched>,
-    pub lent: Lent,
+    pub lent: LentDescriptors,
     pub changes: Arc<Changes>,
     pub change_times: ChangeTimes,
     /// The inodes whose attributes the kernel had to forget.
     pub forgotten: Changes,
-    pub given: Given,
+    pub given: RecentDescriptors,
 }
 
 impl Inodes {
@@ -96,11 +96,11 @@ impl Inodes {
             written: Mutex::default(),
             pins: Mutex::new(Pins::new(pins_max)),
             watched: Arc::default(),
-            lent: Lent::default(),
+            lent: LentDescriptors::default(),
             changes: Arc::default(),
             change_times: ChangeTimes::default(),
             forgotten: Changes::default(),
-            given: Given::default(),
+            given: RecentDescriptors::default(),
             shards: (0..parts).map(|_| Mutex::default()).collect(),
         })
     }

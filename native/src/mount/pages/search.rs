@@ -22,7 +22,7 @@ const ROUNDS_MAX: usize = 64;
 
 /// The target of a search, at or behind an offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sought {
+pub enum SeekTarget {
     Data,
     Hole,
 }
@@ -31,7 +31,7 @@ pub enum Sought {
 pub struct Search {
     pub file: Arc<DataFile>,
     pub offset: u64,
-    pub sought: Sought,
+    pub sought: SeekTarget,
     pub since: Unwatched,
     pub watched: Arc<Watched>,
     pub inode: NamedInode,
@@ -73,20 +73,20 @@ impl Search {
 }
 
 /// The result of the file system below.
-pub struct Found {
+pub struct SearchResult {
     /// None: nothing is found before the end of the file.
     pub offset: Option<u64>,
     pub size: u64,
 }
 
-impl Found {
+impl SearchResult {
     /// The hole that an answer reports: the range before data, or the first byte of a hole. The end
     /// of a file is no hole.
-    pub fn hole(&self, from: u64, sought: Sought) -> Option<Range<u64>> {
+    pub fn hole(&self, from: u64, sought: SeekTarget) -> Option<Range<u64>> {
         let hole = match (sought, self.offset) {
-            (Sought::Data, data) => from..data.unwrap_or(self.size),
-            (Sought::Hole, Some(hole)) if hole < self.size => hole..hole + 1,
-            (Sought::Hole, _) => return None,
+            (SeekTarget::Data, data) => from..data.unwrap_or(self.size),
+            (SeekTarget::Hole, Some(hole)) if hole < self.size => hole..hole + 1,
+            (SeekTarget::Hole, _) => return None,
         };
         (hole.start < hole.end).then_some(hole)
     }
@@ -97,16 +97,16 @@ impl Found {
 }
 
 /// Asks the file system below.
-pub fn found(file: BorrowedFd<'_>, at: u64, sought: Sought) -> Answer<Found> {
+pub fn found(file: BorrowedFd<'_>, at: u64, sought: SeekTarget) -> Answer<SearchResult> {
     let to = match sought {
-        Sought::Data => SeekFrom::Data(at),
-        Sought::Hole => SeekFrom::Hole(at),
+        SeekTarget::Data => SeekFrom::Data(at),
+        SeekTarget::Hole => SeekFrom::Hole(at),
     };
     let offset = match seek(file, to) {
         Err(Errno::NXIO) => None,
         result => Some(result?),
     };
-    Ok(Found { offset, size: fstat(file)?.st_size as u64 })
+    Ok(SearchResult { offset, size: fstat(file)?.st_size as u64 })
 }
 
 /// The answer to a search. `below` asks the file system below. `first_newer` returns the first
@@ -115,8 +115,8 @@ pub fn found(file: BorrowedFd<'_>, at: u64, sought: Sought) -> Answer<Found> {
 /// A hole is reported only if the file system below reports it again after that check.
 fn result(
     offset: u64,
-    sought: Sought,
-    below: impl Fn(u64, Sought) -> Answer<Found>,
+    sought: SeekTarget,
+    below: impl Fn(u64, SeekTarget) -> Answer<SearchResult>,
     first_newer: impl Fn(&Range<u64>) -> Option<u64>,
 ) -> Answer<u64> {
     let mut at = offset;
@@ -129,10 +129,10 @@ fn result(
         }
         match (first_newer(&hole), sought) {
             (None, _) => clean = Some(hole),
-            (Some(newer), Sought::Data) => return Ok(newer),
-            (Some(_), Sought::Hole) => {
+            (Some(newer), SeekTarget::Data) => return Ok(newer),
+            (Some(_), SeekTarget::Hole) => {
                 clean = None;
-                match below(hole.start, Sought::Data)?.offset {
+                match below(hole.start, SeekTarget::Data)?.offset {
                     Some(data) => at = data,
                     None => return Ok(found.size),
                 }
@@ -140,8 +140,8 @@ fn result(
         }
     }
     match sought {
-        Sought::Data => Ok(offset),
-        Sought::Hole => Ok(below(offset, sought)?.size),
+        SeekTarget::Data => Ok(offset),
+        SeekTarget::Hole => Ok(below(offset, sought)?.size),
     }
 }
 
@@ -162,19 +162,20 @@ mod tests {
             Below(RefCell::new(vec![10..20, 40..50]))
         }
 
-        fn found(&self, at: u64, sought: Sought) -> Answer<Found> {
+        fn found(&self, at: u64, sought: SeekTarget) -> Answer<SearchResult> {
             let has = |byte: &u64| {
-                self.0.borrow().iter().any(|data| data.contains(byte)) == (sought == Sought::Data)
+                self.0.borrow().iter().any(|data| data.contains(byte))
+                    == (sought == SeekTarget::Data)
             };
-            let end = (sought == Sought::Hole && at < SIZE).then_some(SIZE);
-            Ok(Found { offset: (at..SIZE).find(has).or(end), size: SIZE })
+            let end = (sought == SeekTarget::Hole && at < SIZE).then_some(SIZE);
+            Ok(SearchResult { offset: (at..SIZE).find(has).or(end), size: SIZE })
         }
     }
 
     fn search(
         below: &Below,
         offset: u64,
-        sought: Sought,
+        sought: SeekTarget,
         first_newer: impl Fn(&Range<u64>) -> Option<u64>,
     ) -> Answer<u64> {
         result(offset, sought, |at, sought| below.found(at, sought), first_newer)
@@ -184,7 +185,7 @@ mod tests {
     fn with_nothing_newer_the_answer_is_that_below() {
         let below = Below::new();
         for offset in 0..=SIZE {
-            for sought in [Sought::Data, Sought::Hole] {
+            for sought in [SeekTarget::Data, SeekTarget::Hole] {
                 let expected = below.found(offset, sought).unwrap().answer();
                 assert_eq!(search(&below, offset, sought, |_| None), expected, "{offset}");
             }
@@ -195,16 +196,16 @@ mod tests {
     fn data_and_the_end_of_the_file_are_told_without_a_question() {
         let below = Below::new();
         let never = |range: &Range<u64>| panic!("{range:?}");
-        assert_eq!(search(&below, 15, Sought::Data, never), Ok(15));
-        assert_eq!(search(&below, SIZE, Sought::Data, never), Err(Failure(libc::ENXIO)));
+        assert_eq!(search(&below, 15, SeekTarget::Data, never), Ok(15));
+        assert_eq!(search(&below, SIZE, SeekTarget::Data, never), Err(Failure(libc::ENXIO)));
         below.0.borrow_mut().push(0..SIZE);
-        assert_eq!(search(&below, 15, Sought::Hole, never), Ok(SIZE));
+        assert_eq!(search(&below, 15, SeekTarget::Hole, never), Ok(SIZE));
     }
 
     #[test]
     fn what_is_written_back_by_a_question_is_found() {
         for (offset, sought, expected) in
-            [(0, Sought::Data, 5), (50, Sought::Data, 60), (10, Sought::Hole, 30)]
+            [(0, SeekTarget::Data, 5), (50, SeekTarget::Data, 60), (10, SeekTarget::Hole, 30)]
         {
             let below = Below::new();
             let write_back = |_: &Range<u64>| {
@@ -219,12 +220,12 @@ mod tests {
     fn a_page_that_may_be_newer_counts_as_data() {
         let below = Below::new();
         let newer = |range: &Range<u64>| (25..28).find(|at| range.contains(at));
-        assert_eq!(search(&below, 20, Sought::Data, newer), Ok(25));
-        assert_eq!(search(&below, 30, Sought::Data, newer), Ok(40));
-        assert_eq!(search(&below, 10, Sought::Hole, newer), Ok(20));
+        assert_eq!(search(&below, 20, SeekTarget::Data, newer), Ok(25));
+        assert_eq!(search(&below, 30, SeekTarget::Data, newer), Ok(40));
+        assert_eq!(search(&below, 10, SeekTarget::Hole, newer), Ok(20));
         let all = |range: &Range<u64>| Some(range.start);
-        assert_eq!(search(&below, 20, Sought::Data, all), Ok(20));
-        assert_eq!(search(&below, 10, Sought::Hole, all), Ok(SIZE));
+        assert_eq!(search(&below, 20, SeekTarget::Data, all), Ok(20));
+        assert_eq!(search(&below, 10, SeekTarget::Hole, all), Ok(SIZE));
     }
 
     #[test]
@@ -236,6 +237,6 @@ mod tests {
             next.set(next.get() + 1);
             None
         };
-        assert_eq!(search(&below, 45, Sought::Hole, grow), Ok(SIZE));
+        assert_eq!(search(&below, 45, SeekTarget::Hole, grow), Ok(SIZE));
     }
 }

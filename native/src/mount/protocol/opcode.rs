@@ -7,7 +7,7 @@ pub const SHORT_SETXATTR_BYTES: usize = 8;
 
 /// The receiver of a request that native code does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
+pub enum Fallback {
     /// The caller, in `StubOperations.serve`: file data passes through no socket, native code
     /// creates a new file that had to wait, and pyfuse3 does not know the other kinds.
     Serve,
@@ -22,7 +22,7 @@ pub struct Route {
     pub name: &'static str,
     /// Length of the part that is equally long in all requests; None for an unknown kind.
     fixed_bytes: Option<usize>,
-    pub rest: Rest,
+    pub rest: Fallback,
     /// Only reads, so any thread answers it (`Tree::answer_beside`).
     pub looks: bool,
     /// No program waits for its answer, and a single program causes it in addition to its requests:
@@ -41,7 +41,7 @@ pub struct Route {
 const LIBFUSE: Route = Route {
     name: "OTHER",
     fixed_bytes: None,
-    rest: Rest::Libfuse,
+    rest: Fallback::Libfuse,
     looks: false,
     is_in_background: false,
     is_by_rights: false,
@@ -49,7 +49,7 @@ const LIBFUSE: Route = Route {
     tells_attributes: false,
     touches: false,
 };
-const SERVE: Route = Route { rest: Rest::Serve, ..LIBFUSE };
+const SERVE: Route = Route { rest: Fallback::Serve, ..LIBFUSE };
 
 impl Route {
     const fn looking(self) -> Route {
@@ -167,8 +167,8 @@ mod tests {
         let mark = |is_so: bool| if is_so { "yes" } else { "" };
         let row = |route: &Route| {
             let rest = match route.rest {
-                Rest::Serve => "`serve`",
-                Rest::Libfuse => "libfuse",
+                Fallback::Serve => "`serve`",
+                Fallback::Libfuse => "libfuse",
             };
             let marks = [
                 route.looks,

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::inodes::table::proc_path;
 use crate::mount::inodes::watched::Unwatched;
-use crate::mount::pages::search::{NamedInode, Search, Sought, found};
+use crate::mount::pages::search::{NamedInode, Search, SeekTarget, found};
 use crate::mount::protocol::abi::{
     CopyFileRangeIn, CopyFileRangeOut, LseekIn, LseekOut, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteIn,
     WriteOut, init,
@@ -19,7 +19,7 @@ use crate::mount::protocol::abi::{
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
 use crate::mount::requests::attributes::has_set_ids;
 use crate::mount::requests::entries::status_of;
-use crate::mount::requests::stubs::{Look, Store, VALUE_BYTES};
+use crate::mount::requests::stubs::{Store, StubView, VALUE_BYTES};
 use crate::mount::requests::{effects, tree::Tree};
 
 /// A write to the page cache that takes longer has waited for the disk: 1 MiB takes 0.5 ms, and a busy
@@ -79,8 +79,8 @@ impl Tree {
         out: &mut [u8],
     ) -> Answer<Searching> {
         let sought = match given.whence as i32 {
-            libc::SEEK_DATA => Sought::Data,
-            libc::SEEK_HOLE => Sought::Hole,
+            libc::SEEK_DATA => SeekTarget::Data,
+            libc::SEEK_HOLE => SeekTarget::Hole,
             _ => return Err(Failure(libc::EINVAL)),
         };
         let found = found(file.as_fd(), given.offset, sought)?;
@@ -167,7 +167,12 @@ impl Tree {
     }
 
     /// A stub that native code may write to.
-    fn lent_stub(&self, file: &DataFile, node: u64, value: &[u8]) -> Option<(&Arc<Store>, Look)> {
+    fn lent_stub(
+        &self,
+        file: &DataFile,
+        node: u64,
+        value: &[u8],
+    ) -> Option<(&Arc<Store>, StubView)> {
         let store = self.store.get().filter(|_| self.inodes.lent.uses(node))?;
         Some((store, store.look(file, node, value, true)?))
     }

@@ -21,7 +21,7 @@ pub const TIMEOUT_S: u64 = 3600;
 const BASIC: StatxFlags = StatxFlags::BASIC_STATS;
 
 /// An inode that a name leads to.
-pub struct Found {
+pub struct FoundInode {
     pub status: Statx,
     handle: Handle,
     path: Option<OwnedFd>,
@@ -42,7 +42,7 @@ impl Tree {
     ///
     /// The kernel lets no name of the directory change meanwhile, so that status and handle are
     /// those of one inode.
-    pub fn find(&self, parent: impl AsFd, name: &CStr) -> Answer<Option<Found>> {
+    pub fn find(&self, parent: impl AsFd, name: &CStr) -> Answer<Option<FoundInode>> {
         let parent = parent.as_fd();
         if !self.inodes.by_handle {
             return self.find_open(parent, name);
@@ -56,7 +56,7 @@ impl Tree {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
             result => result?,
         };
-        Ok(Some(Found { status, handle, path: None }))
+        Ok(Some(FoundInode { status, handle, path: None }))
     }
 
     /// As [`Tree::find`], where names may change meanwhile, for the kernel: it looks names up again
@@ -67,7 +67,7 @@ impl Tree {
         Ok(self.find_open(parent, name)?.map(|found| self.remembered(found)))
     }
 
-    fn find_open(&self, parent: BorrowedFd, name: &CStr) -> Answer<Option<Found>> {
+    fn find_open(&self, parent: BorrowedFd, name: &CStr) -> Answer<Option<FoundInode>> {
         match openat(parent, name, PATH_FLAGS, Mode::empty()) {
             Err(Errno::NOENT) => Ok(None),
             result => Ok(Some(self.found_open(result?)?)),
@@ -75,27 +75,27 @@ impl Tree {
     }
 
     /// The inode that `path` names.
-    pub fn found_open(&self, path: OwnedFd) -> Answer<Found> {
+    pub fn found_open(&self, path: OwnedFd) -> Answer<FoundInode> {
         let status = status_of(&path)?;
         self.within(&status)?;
         let handle = match self.inodes.by_handle {
             true => name_to_handle_at(path.as_raw_fd(), c"", Handle::new)?,
             false => Handle::new(&[]),
         };
-        Ok(Found { status, handle, path: Some(path) })
+        Ok(FoundInode { status, handle, path: Some(path) })
     }
 
     /// The inode that `fd` is open on.
-    pub fn found(&self, fd: impl AsFd) -> Answer<Found> {
+    pub fn found(&self, fd: impl AsFd) -> Answer<FoundInode> {
         let fd = fd.as_fd();
         let status = status_of(fd)?;
         self.within(&status)?;
         if !self.inodes.by_handle {
             let path = fd.try_clone_to_owned()?;
-            return Ok(Found { status, handle: Handle::new(&[]), path: Some(path) });
+            return Ok(FoundInode { status, handle: Handle::new(&[]), path: Some(path) });
         }
         let handle = name_to_handle_at(fd.as_raw_fd(), c"", Handle::new)?;
-        Ok(Found { status, handle, path: None })
+        Ok(FoundInode { status, handle, path: None })
     }
 
     fn within(&self, status: &Statx) -> Answer<()> {
@@ -104,7 +104,7 @@ impl Tree {
     }
 
     /// Counts a lookup of an inode, which the kernel must hear of.
-    pub fn remembered(&self, found: Found) -> EntryOut {
+    pub fn remembered(&self, found: FoundInode) -> EntryOut {
         let node = self.inodes.number(found.status.stx_ino);
         let generation = match node {
             ROOT => 0,

@@ -23,7 +23,7 @@ use crate::mount::protocol::abi::ReadIn;
 use crate::mount::protocol::message::{Answer, Request};
 use crate::mount::requests::stubs::{Pieces, Store, VALUE_BYTES, touch};
 use crate::mount::requests::tree::Tree;
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::store::stub_bytes::{AT_ONCE_BYTES, Part, Piece};
 use crate::store::why::Unreadable;
 
@@ -50,7 +50,7 @@ pub struct StubRead {
 impl StubRead {
     /// The answer, or what of it cannot be read.
     pub fn parts(&self) -> Result<Vec<Part>, Vec<Unreadable>> {
-        self.store.parts(&self.stub, &self.pieces, Reads::Any)
+        self.store.parts(&self.stub, &self.pieces, CacheUse::Any)
     }
 
     /// How many bytes are asked for.

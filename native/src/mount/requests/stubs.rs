@@ -18,7 +18,7 @@ use crate::mount::protocol::abi::{LseekIn, ReadIn};
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::store::chunk_cache::ChunkCache;
 use crate::store::content::Content;
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::store::stub_bytes::{
     AT_ONCE_BYTES, Failure as StubFailure, Part, Piece, StubBytes, filled, pieces_of,
 };
@@ -41,7 +41,7 @@ pub struct Store {
 }
 
 /// A stub as it is while nobody changes it.
-pub struct Look {
+pub struct StubView {
     pub stub: StubHead,
     pub size: u64,
     /// Whether it may have blocks of its own.
@@ -114,7 +114,7 @@ impl Store {
         inode: u64,
         value: &[u8],
         is_settled: bool,
-    ) -> Option<Look> {
+    ) -> Option<StubView> {
         self.look_of(file, inode, stub_head(value, self.seeds.attribute)?, is_settled)
     }
 
@@ -124,7 +124,7 @@ impl Store {
         inode: u64,
         stub: StubHead,
         is_settled: bool,
-    ) -> Option<Look> {
+    ) -> Option<StubView> {
         let status = fstat(file).ok()?;
         let generation = generation_of(file.fd.as_raw_fd()).ok()?;
         let size = u64::try_from(status.st_size).ok()?;
@@ -133,11 +133,11 @@ impl Store {
             && FileType::from_raw_mode(status.st_mode) == FileType::RegularFile
             && stub.covered <= size;
         let is_clean = is_untouched(&stub, &status, size);
-        (is_one && (is_clean || is_settled)).then_some(Look { stub, size, is_local: !is_clean })
+        (is_one && (is_clean || is_settled)).then_some(StubView { stub, size, is_local: !is_clean })
     }
 
     /// What a range of a stub, before its end, is made of. None where that cannot be told.
-    pub fn pieces(&self, file: &DataFile, look: &Look, range: Range<u64>) -> Option<Pieces> {
+    pub fn pieces(&self, file: &DataFile, look: &StubView, range: Range<u64>) -> Option<Pieces> {
         if !look.is_local {
             return Some(Pieces::Known(vec![Piece::OfRecipe(range)]));
         }
@@ -160,7 +160,7 @@ impl Store {
         &self,
         stub: &StubHead,
         pieces: &[Piece],
-        reads: Reads,
+        reads: CacheUse,
     ) -> Result<Vec<Part>, Vec<Unreadable>> {
         self.bytes().parts(stub, pieces, reads, stub.covered <= AT_ONCE_BYTES)
     }
@@ -171,7 +171,7 @@ impl Store {
     pub fn write(
         &self,
         file: &DataFile,
-        look: &Look,
+        look: &StubView,
         offset: u64,
         data: &[u8],
     ) -> Option<(Answer<usize>, bool)> {
@@ -180,7 +180,7 @@ impl Store {
         }
         let state = State::of(look.stub.clone(), true);
         let (fd, files, effects) = (file.as_fd(), &self.files, &*self.effects);
-        let (bytes, reads) = (self.bytes(), Reads::CachedOnly);
+        let (bytes, reads) = (self.bytes(), CacheUse::CachedOnly);
         let mut stub = OpenStub { fd, state, files, effects, bytes, reads };
         let written = match stub.write(offset, data) {
             Ok(count) => Ok(count),
@@ -192,7 +192,7 @@ impl Store {
 
     /// Fills the start of `out` with `pieces` if memory has all; how many bytes.
     pub fn fill(&self, stub: &StubHead, pieces: &[Piece], out: &mut [u8]) -> Option<usize> {
-        filled(&self.parts(stub, pieces, Reads::CachedOnly).ok()?, out)
+        filled(&self.parts(stub, pieces, CacheUse::CachedOnly).ok()?, out)
     }
 
     /// Has the chunks of a range in memory soon after, for a reader who is expected there.

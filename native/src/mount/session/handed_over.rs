@@ -10,7 +10,7 @@ use crate::mount::session::refused_writes::Write;
 
 /// The requests of a mount that Python answers.
 #[derive(Default)]
-pub struct HandedOver {
+pub struct HandedOverRequests {
     /// Numbers of all requests that were handed over.
     pub counts: Counts,
     /// The inodes that the unanswered requests change.
@@ -19,7 +19,7 @@ pub struct HandedOver {
     writes: HashMap<u64, Write>,
 }
 
-impl HandedOver {
+impl HandedOverRequests {
     /// `by_ring`: another thread gives the kernel the answer.
     pub fn add(&mut self, request: &Request, by_ring: bool) {
         self.counts.add(request.header.opcode);

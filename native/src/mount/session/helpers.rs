@@ -10,14 +10,14 @@ use crate::mount::protocol::message::Failure;
 use crate::mount::session::rings::crew::Rings;
 use crate::mount::session::rings::entry::Entry;
 use crate::mount::session::shared::Shared;
-use crate::mount::session::stand_ins::{Beside, StandIns};
+use crate::mount::session::stand_ins::{OverflowLimits, OverflowReaders};
 use crate::mount::session::turn::Turn;
 
 /// The additional threads, which start when the kernel has the answer to the first request.
 pub struct Helpers {
     rings: Option<Rings>,
-    stand_ins: Option<StandIns>,
-    beside: Beside,
+    stand_ins: Option<OverflowReaders>,
+    beside: OverflowLimits,
     ring_at: Option<PathBuf>,
     /// A ring that was created as a test, until the first request is answered.
     trial: Option<Entry>,
@@ -26,7 +26,7 @@ pub struct Helpers {
 
 impl Helpers {
     /// `ring_at`: the mount point, if requests may arrive through io_uring.
-    pub fn new(beside: Beside, ring_at: Option<PathBuf>) -> Helpers {
+    pub fn new(beside: OverflowLimits, ring_at: Option<PathBuf>) -> Helpers {
         let (rings, stand_ins, trial) = (None, None, None);
         Helpers { rings, stand_ins, beside, ring_at, trial, ring_failure: None }
     }
@@ -75,7 +75,7 @@ impl Helpers {
                 Ok(rings) => {
                     self.rings = Some(rings);
                     // For forgets, which arrive through the device.
-                    self.beside = Beside { threads: 1, always: true };
+                    self.beside = OverflowLimits { threads: 1, always: true };
                 }
                 Err(failure) => {
                     trial.refuse();
@@ -84,6 +84,6 @@ impl Helpers {
             }
         }
         // If no descriptor is left for them, the event-loop thread serves the mount alone.
-        self.stand_ins = StandIns::start(shared, agreed, self.beside).ok();
+        self.stand_ins = OverflowReaders::start(shared, agreed, self.beside).ok();
     }
 }

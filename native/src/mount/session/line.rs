@@ -28,15 +28,15 @@ use crate::mount::protocol::handshake::{Offer, for_libfuse};
 use crate::mount::protocol::message::{
     ANSWER_BYTES_MAX, Answer, Failure, OUT_HEADER_BYTES, Outcome, Request, divided, whole,
 };
-use crate::mount::protocol::opcode::{self as op, Rest, route};
+use crate::mount::protocol::opcode::{self as op, Fallback, route};
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::device::{Received, forget_attributes, receive};
-use crate::mount::session::handed_over::HandedOver;
+use crate::mount::session::handed_over::HandedOverRequests;
 use crate::mount::session::helpers::Helpers;
 use crate::mount::session::refused_writes::Write;
-use crate::mount::session::returns::{Back, Returns};
-use crate::mount::session::shared::{Shared, Taken};
+use crate::mount::session::returns::{ReturnedRequest, Returns};
+use crate::mount::session::shared::{ClaimedRequest, Shared};
 use crate::mount::session::turn::Turn;
 use crate::store::why::Unreadable;
 use crate::system::file_user::RootAgain;
@@ -47,7 +47,7 @@ use crate::system::file_user::RootAgain;
 const AWAKE: Duration = Duration::from_micros(40);
 
 /// The result of [`Line::next`].
-pub enum Next {
+pub enum NextRequest {
     /// No request is pending, or `count` requests have been answered.
     Nothing,
     /// libfuse finds a request at its end of the socket.
@@ -68,7 +68,7 @@ pub struct Line {
     ours: OwnedFd,
     tree: Arc<Tree>,
     /// Requests that native code has not answered.
-    handed_over: HandedOver,
+    handed_over: HandedOverRequests,
     /// Number of requests that libfuse has not answered.
     awaited: usize,
     /// Requests that threads return.
@@ -117,7 +117,7 @@ impl Line {
             device,
             ours,
             tree,
-            handed_over: HandedOver::default(),
+            handed_over: HandedOverRequests::default(),
             awaited: 0,
             absent,
             agreed: 0,
@@ -173,7 +173,7 @@ impl Line {
 
     /// Answers up to `count` requests, until one is for libfuse or the caller. Waits for the next
     /// request for `linger_ns`, or with io_uring as long as waiting is worthwhile.
-    pub fn next(&mut self, count: u32, linger_ns: i64) -> Answer<Next> {
+    pub fn next(&mut self, count: u32, linger_ns: i64) -> Answer<NextRequest> {
         let _root = RootAgain; // Python's steps run as root
         self.tree.inodes.given.clear();
         for _ in 0..count {
@@ -189,10 +189,10 @@ impl Line {
             }
             match self.receive(linger_ns)? {
                 Received::Message(length) => self.length = length,
-                Received::Ended => return Ok(Next::Ended),
+                Received::Ended => return Ok(NextRequest::Ended),
                 Received::Nothing if self.returns.is_empty() => {
                     self.shared.pace.rest();
-                    return Ok(Next::Nothing);
+                    return Ok(NextRequest::Nothing);
                 }
                 Received::Nothing => continue,
             }
@@ -200,7 +200,7 @@ impl Line {
                 return Ok(next);
             }
         }
-        Ok(Next::Nothing)
+        Ok(NextRequest::Nothing)
     }
 
     /// Reads a message. Waits up to `linger_ns` for a message, or for a returned request.
@@ -256,7 +256,7 @@ impl Line {
     }
 
     /// Takes the message that was read. Returns None if it is answered.
-    fn take(&mut self) -> Answer<Option<Next>> {
+    fn take(&mut self) -> Answer<Option<NextRequest>> {
         let request = divided(&self.input[..self.length], self.agreed)?;
         self.shared.counts.add(request.header.opcode);
         if request.header.opcode == op::INIT {
@@ -267,14 +267,14 @@ impl Line {
             let message = whole(&Request { fixed: given.as_bytes(), ..request });
             tell(&self.ours, &message)?;
             self.awaited += 1;
-            return Ok(Some(Next::ForLibfuse));
+            return Ok(Some(NextRequest::ForLibfuse));
         }
         self.answer_message(false)
     }
 
     /// Answers the message that was read, or hands it over. Returns None if it is answered, or a
     /// thread will answer it. `again`: the request has already waited for the disk.
-    fn answer_message(&mut self, again: bool) -> Answer<Option<Next>> {
+    fn answer_message(&mut self, again: bool) -> Answer<Option<NextRequest>> {
         let message = &self.input[..self.length];
         let request = divided(message, self.agreed)?;
         let unique = request.header.unique;
@@ -283,48 +283,48 @@ impl Line {
         let take = || self.shared.take(&request, self.agreed, again, body, || message.to_vec());
         // A panic here would end the mount of all users.
         let taken = catch_unwind(AssertUnwindSafe(take))
-            .unwrap_or(Taken::Answered(Err(Failure(libc::EIO))));
+            .unwrap_or(ClaimedRequest::Answered(Err(Failure(libc::EIO))));
         match taken {
-            Taken::Answered(answer) => {
+            ClaimedRequest::Answered(answer) => {
                 let given = self.give(unique, &answer);
                 let body = &self.output[OUT_HEADER_BYTES..];
                 self.note_written(write, answer.map(|length| &body[..length]));
                 given.map(|()| None)
             }
-            Taken::Silent => Ok(None),
-            Taken::Read(read) => {
+            ClaimedRequest::Silent => Ok(None),
+            ClaimedRequest::Read(read) => {
                 self.shared.reads.begin(read);
                 Ok(None)
             }
-            Taken::Sync(sync) => match self.shared.syncs.begin(sync) {
+            ClaimedRequest::Sync(sync) => match self.shared.syncs.begin(sync) {
                 true => Ok(None),
                 false => self.hand_over(Vec::new()).map(Some),
             },
-            Taken::HandedOver => self.hand_over(Vec::new()).map(Some),
+            ClaimedRequest::HandedOver => self.hand_over(Vec::new()).map(Some),
         }
     }
 
     /// Hands the message that was read to the caller or to libfuse. `reasons`: the parts that
     /// native code could not read for it.
-    fn hand_over(&mut self, reasons: Vec<Unreadable>) -> Answer<Next> {
+    fn hand_over(&mut self, reasons: Vec<Unreadable>) -> Answer<NextRequest> {
         self.reasons = reasons;
         self.tree.callers.tell(&mut self.input[..self.length]);
         let request = divided(&self.input[..self.length], self.agreed)?;
         let InHeader { opcode, unique, .. } = request.header;
         let by_ring = self.shared.answers.seats.note_with_loop(unique);
         self.handed_over.add(&request, by_ring);
-        if route(opcode).rest == Rest::Serve {
-            return Ok(Next::ForCaller);
+        if route(opcode).rest == Fallback::Serve {
+            return Ok(NextRequest::ForCaller);
         }
         tell(&self.ours, &self.input[..self.length])?;
         self.awaited += 1;
-        Ok(Next::ForLibfuse)
+        Ok(NextRequest::ForLibfuse)
     }
 
     /// Takes a request that a thread has returned.
-    fn take_back(&mut self, back: Back) -> Answer<Option<Next>> {
+    fn take_back(&mut self, back: ReturnedRequest) -> Answer<Option<NextRequest>> {
         match back {
-            Back::Untaken(message) => {
+            ReturnedRequest::Untaken(message) => {
                 self.length = message.length;
                 if message.bytes.len() == self.input.len() {
                     self.returns.keep_buffer(std::mem::replace(&mut self.input, message.bytes));
@@ -333,15 +333,15 @@ impl Line {
                 }
                 self.take()
             }
-            Back::Again(message) => {
+            ReturnedRequest::Again(message) => {
                 self.put_back(&message);
                 self.answer_message(true)
             }
-            Back::Decided(message) => {
+            ReturnedRequest::Decided(message) => {
                 self.put_back(&message.bytes);
                 self.hand_over(Vec::new()).map(Some)
             }
-            Back::HandedOver(message, reasons) => {
+            ReturnedRequest::HandedOver(message, reasons) => {
                 self.put_back(&message);
                 self.hand_over(reasons).map(Some)
             }

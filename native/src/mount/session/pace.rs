@@ -70,9 +70,9 @@ impl Pace {
         self.caller.swap(caller, Ordering::Relaxed) != caller
     }
 
-    pub fn seen(&self) -> Seen {
+    pub fn seen(&self) -> LoadSample {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Seen {
+        LoadSample {
             looks: of(&self.looks),
             taken: of(&self.taken),
             queued: of(&self.queued),
@@ -82,7 +82,7 @@ impl Pace {
             answered: of(&self.answered),
             together: of(&self.together),
             callers: self.callers.swap(0, Ordering::Relaxed).count_ones(),
-            ..Seen::default()
+            ..LoadSample::default()
         }
     }
 }
@@ -95,7 +95,7 @@ fn load(message: &[u8]) -> Option<InHeader> {
 
 /// The counters at an instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct LoadSample {
     pub looks: u64,
     pub taken: u64,
     pub queued: u64,
@@ -123,7 +123,7 @@ const CALM_MIN: u32 = 5;
 /// Decides once per millisecond whether overflow readers take requests.
 #[derive(Default)]
 pub struct Judgement {
-    last: Seen,
+    last: LoadSample,
     crowded: u32,
     calm: u32,
     is_called: bool,
@@ -136,7 +136,7 @@ impl Judgement {
 
     /// Returns whether any request arrived since the last check. [`Judgement::is_called`] tells
     /// whether overflow readers are needed.
-    pub fn look(&mut self, now: Seen) -> bool {
+    pub fn look(&mut self, now: LoadSample) -> bool {
         let last = std::mem::replace(&mut self.last, now);
         let taken = now.taken - last.taken;
         let queued = now.queued - last.queued;
@@ -177,8 +177,8 @@ mod tests {
 
     /// The counters one millisecond after `last`. In it, `taken` requests were found, and `queued`
     /// of them were behind other callers.
-    fn after(last: Seen, looks: u64, taken: u64, queued: u64) -> Seen {
-        Seen {
+    fn after(last: LoadSample, looks: u64, taken: u64, queued: u64) -> LoadSample {
+        LoadSample {
             looks: last.looks + looks,
             taken: last.taken + taken,
             queued: last.queued + queued,
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn others_that_were_called_leave_a_program_alone() {
         let (pace, mut judgement) = (Pace::default(), Judgement::default());
-        judgement.look(Seen { is_waiting: true, ..pace.seen() });
+        judgement.look(LoadSample { is_waiting: true, ..pace.seen() });
         assert!(judgement.is_called());
         for _ in 0..=CALM_MIN {
             for opcode in [op::LOOKUP, op::CREATE, op::GETXATTR, op::WRITE, op::SETATTR].repeat(8) {
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn others_that_were_called_stay_for_many_callers() {
         let (pace, mut judgement) = (Pace::default(), Judgement::default());
-        judgement.look(Seen { is_waiting: true, ..pace.seen() });
+        judgement.look(LoadSample { is_waiting: true, ..pace.seen() });
         for _ in 0..=2 * CALM_MIN {
             for caller in 0..CALLERS_MIN {
                 pace.look();
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_does_not_keep_up_gets_others_beside_it() {
-        let (mut judgement, mut now) = (Judgement::default(), Seen::default());
+        let (mut judgement, mut now) = (Judgement::default(), LoadSample::default());
         now = after(now, 80, 80, 78);
         judgement.look(now);
         assert!(!judgement.is_called());
@@ -276,8 +276,8 @@ mod tests {
 
     #[test]
     fn a_request_that_waits_while_nobody_looks_calls_others() {
-        let (mut judgement, mut now) = (Judgement::default(), Seen::default());
-        now = Seen { is_waiting: true, ..after(now, 1, 1, 0) };
+        let (mut judgement, mut now) = (Judgement::default(), LoadSample::default());
+        now = LoadSample { is_waiting: true, ..after(now, 1, 1, 0) };
         judgement.look(now);
         assert!(!judgement.is_called());
         judgement.look(now);
@@ -286,17 +286,17 @@ mod tests {
 
     #[test]
     fn others_go_when_they_find_nothing_together_and_stay_while_the_loop_is_stuck() {
-        let (mut judgement, now) = (Judgement::default(), Seen::default());
-        let mut now = Seen { is_waiting: true, is_resting: false, ..now };
+        let (mut judgement, now) = (Judgement::default(), LoadSample::default());
+        let mut now = LoadSample { is_waiting: true, is_resting: false, ..now };
         judgement.look(now);
         assert!(judgement.is_called());
         for _ in 0..100 {
-            now = Seen { beside: now.beside + 10, ..now }; // the loop is busy
+            now = LoadSample { beside: now.beside + 10, ..now }; // the loop is busy
             judgement.look(now);
             assert!(judgement.is_called());
         }
         for _ in 0..100 {
-            now = Seen {
+            now = LoadSample {
                 beside: now.beside + 10,
                 answered: now.answered + 8,
                 together: now.together + 5,
@@ -307,7 +307,7 @@ mod tests {
         }
         for _ in 0..CALM_MIN {
             assert!(judgement.is_called());
-            now = Seen { beside: now.beside + 10, ..after(now, 1, 0, 0) };
+            now = LoadSample { beside: now.beside + 10, ..after(now, 1, 0, 0) };
             judgement.look(now);
         }
         assert!(!judgement.is_called());
@@ -317,10 +317,10 @@ mod tests {
     fn others_go_when_nothing_is_asked_for_whatever_the_loop_does() {
         for is_resting in [false, true] {
             let mut judgement = Judgement::default();
-            judgement.look(Seen { is_waiting: true, is_resting, ..Seen::default() });
+            judgement.look(LoadSample { is_waiting: true, is_resting, ..LoadSample::default() });
             assert!(judgement.is_called());
             for _ in 0..CALM_MIN {
-                judgement.look(Seen { is_resting, ..Seen::default() });
+                judgement.look(LoadSample { is_resting, ..LoadSample::default() });
             }
             assert!(!judgement.is_called());
         }
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn nothing_happens_where_nothing_is_seen() {
         let mut judgement = Judgement::default();
-        assert!(!judgement.look(Seen::default()));
-        assert!(judgement.look(after(Seen::default(), 1, 1, 0)));
+        assert!(!judgement.look(LoadSample::default()));
+        assert!(judgement.look(after(LoadSample::default(), 1, 1, 0)));
     }
 }

@@ -20,7 +20,7 @@ use crate::mount::protocol::abi::LseekOut;
 use crate::mount::protocol::message::Failure;
 use crate::mount::requests::reading::{PlainRead, StubRead};
 use crate::mount::session::answers::Answers;
-use crate::mount::session::returns::{Back, Returns};
+use crate::mount::session::returns::{ReturnedRequest, Returns};
 use crate::store::stub_bytes::{AT_ONCE_BYTES, Part};
 use crate::threads::lock::locked;
 use crate::threads::processors::spread;
@@ -68,17 +68,17 @@ impl FileRead {
             Work::OnDisk(file, range) => {
                 load(&file, range);
                 drop(file);
-                returns.put(Back::Again(self.message));
+                returns.put(ReturnedRequest::Again(self.message));
             }
             Work::OfPlain(plain) => match plain.bytes() {
-                None => returns.put(Back::Again(self.message)),
+                None => returns.put(ReturnedRequest::Again(self.message)),
                 Some(bytes) => give(&self.answers, self.unique, &[Part::Own(Arc::new(bytes))]),
             },
             Work::OfHoles(search) => {
                 let answer = search.answer();
                 drop(search);
                 match answer {
-                    None => returns.put(Back::HandedOver(self.message, Vec::new())),
+                    None => returns.put(ReturnedRequest::HandedOver(self.message, Vec::new())),
                     Some(Ok(offset)) => {
                         let bytes = LseekOut { offset }.as_bytes().to_vec();
                         give(&self.answers, self.unique, &[Part::Own(Arc::new(bytes))]);
@@ -90,7 +90,7 @@ impl FileRead {
                 }
             }
             Work::OfStore(stub) => match stub.parts() {
-                Err(reasons) => returns.put(Back::HandedOver(self.message, reasons)),
+                Err(reasons) => returns.put(ReturnedRequest::HandedOver(self.message, reasons)),
                 Ok(parts) => {
                     give(&self.answers, self.unique, &parts);
                     // The connection to the kernel first: the mount ends when it is closed.
@@ -260,7 +260,7 @@ impl FileReads {
             // If threads exist, one of them takes the read next.
             for read in std::mem::take(&mut state.ready) {
                 state.give_back(read.uid);
-                self.0.returns.put(Back::HandedOver(read.message, Vec::new()));
+                self.0.returns.put(ReturnedRequest::HandedOver(read.message, Vec::new()));
             }
         }
     }
@@ -360,7 +360,7 @@ mod tests {
         let mut seen = Vec::new();
         while seen.len() < 200 {
             match returns.take() {
-                Some(Back::Again(message)) => seen.push(message),
+                Some(ReturnedRequest::Again(message)) => seen.push(message),
                 Some(_) => panic!("it was not performed"),
                 None => std::thread::yield_now(),
             }

@@ -40,7 +40,7 @@ pub struct Write {
 
 /// A range of an inode that was not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedRange {
     node: u64,
     range: Range<u64>,
 }
@@ -58,13 +58,13 @@ impl Write {
     }
 
     /// The range that an answer refuses: the entire write, or its end.
-    pub fn refused(&self, answer: Answer<&[u8]>) -> Option<Refused> {
+    pub fn refused(&self, answer: Answer<&[u8]>) -> Option<RefusedRange> {
         let written = answer
             .and_then(|body| WriteOut::read_from_prefix(body).map_err(|_| Failure(libc::EIO)));
         let bytes = written.map_or(0, |(written, _)| written.size);
         let range =
             self.start.saturating_add(bytes.into())..self.start.saturating_add(self.size.into());
-        (!range.is_empty()).then_some(Refused { node: self.node, range })
+        (!range.is_empty()).then_some(RefusedRange { node: self.node, range })
     }
 }
 
@@ -108,7 +108,7 @@ impl RefusedWrites {
     }
 
     /// Notifies the kernel soon. The kernel already has the answer, or gets it from another thread.
-    pub fn note(&self, refused: Refused) {
+    pub fn note(&self, refused: RefusedRange) {
         self.queue.note(refused);
     }
 
@@ -134,8 +134,8 @@ impl Drop for RefusedWrites {
 
 impl Queue {
     /// The number of entries is limited by the number of inodes that the kernel knows.
-    fn note(&self, refused: Refused) {
-        let Refused { node, range } = refused;
+    fn note(&self, refused: RefusedRange) {
+        let RefusedRange { node, range } = refused;
         let mut state = locked(&self.state);
         if state.has_ended {
             return;
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn an_answer_refuses_what_it_does_not_confirm() {
         let write = write_of(op::WRITE, 0).unwrap();
-        let all = Some(Refused { node: 7, range: 1000..1500 });
+        let all = Some(RefusedRange { node: 7, range: 1000..1500 });
         assert_eq!(write.refused(Err(Failure(libc::ENOSPC))), all);
         assert_eq!(write.refused(Ok(&[])), all);
         for (size, refused) in [(0, Some(1000..1500)), (499, Some(1499..1500)), (500, None)] {
@@ -232,12 +232,12 @@ mod tests {
     #[test]
     fn the_kernel_is_notified_of_each_range() {
         let (writes, mut device) = started(|_| true);
-        writes.note(Refused { node: 7, range: 1000..1500 });
+        writes.note(RefusedRange { node: 7, range: 1000..1500 });
         assert_eq!(read(&mut device), (7, 1000, 500));
-        writes.note(Refused { node: 8, range: 0..1 });
+        writes.note(RefusedRange { node: 8, range: 0..1 });
         assert_eq!(read(&mut device), (8, 0, 1));
         let end = i64::MAX as u64;
-        writes.note(Refused { node: 9, range: end - 1..end + 4096 });
+        writes.note(RefusedRange { node: 9, range: end - 1..end + 4096 });
         assert_eq!(read(&mut device), (9, i64::MAX - 1, 1));
         drop(writes);
         assert_eq!(device.read(&mut [0]).unwrap(), 0, "the thread has ended");
@@ -254,7 +254,7 @@ mod tests {
         ours.set_nonblocking(false).unwrap();
         let device = Arc::new(OwnedFd::from(ours));
         let writes = RefusedWrites::start(&device, |node| node % 2 == 0).unwrap();
-        writes.note(Refused { node: 1, range: 0..1 });
+        writes.note(RefusedRange { node: 1, range: 0..1 });
         while !locked(&writes.queue.state).is_sending {
             std::thread::yield_now();
         }
@@ -265,10 +265,10 @@ mod tests {
     fn pending_ranges_are_merged_by_inode_and_none_is_lost() {
         let (writes, mut device, size) = filled();
         for start in [9000, 1000, 5000] {
-            writes.note(Refused { node: 2, range: start..start + 10 });
+            writes.note(RefusedRange { node: 2, range: start..start + 10 });
         }
         for node in 3..=PENDING as u64 * 2 {
-            writes.note(Refused { node, range: node..node + 1 });
+            writes.note(RefusedRange { node, range: node..node + 1 });
         }
         let pending = locked(&writes.queue.state).pending.len();
         assert!(pending < PENDING * 3 / 2, "{pending} of inodes that the kernel has forgotten");
@@ -287,7 +287,7 @@ mod tests {
     fn a_blocked_notification_does_not_block_the_end() {
         let (writes, mut device, size) = filled();
         assert!(writes.finish());
-        writes.note(Refused { node: 4, range: 0..1 });
+        writes.note(RefusedRange { node: 4, range: 0..1 });
         let (ended, ends) = channel();
         std::thread::spawn(move || {
             drop(writes);

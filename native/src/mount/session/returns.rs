@@ -20,7 +20,7 @@ const SHORT_BYTES_MAX: usize = 16 << 10;
 const SPARES_MAX: usize = 8;
 
 /// A returned request.
-pub enum Back {
+pub enum ReturnedRequest {
     /// Native code cannot answer it: Python has a state of its file, or parts cannot be read.
     HandedOver(Vec<u8>, Vec<Unreadable>),
     /// The page cache now has the missing part.
@@ -31,20 +31,24 @@ pub enum Back {
     Decided(Message),
 }
 
-impl Back {
+impl ReturnedRequest {
     /// The message, in its length.
     pub fn message(&self) -> &[u8] {
         match self {
-            Back::HandedOver(message, _) | Back::Again(message) => message,
-            Back::Untaken(message) | Back::Decided(message) => &message.bytes[..message.length],
+            ReturnedRequest::HandedOver(message, _) | ReturnedRequest::Again(message) => message,
+            ReturnedRequest::Untaken(message) | ReturnedRequest::Decided(message) => {
+                &message.bytes[..message.length]
+            }
         }
     }
 
     /// Bytes that count towards the limit.
     fn untaken_bytes(&self) -> usize {
         match self {
-            Back::HandedOver(..) | Back::Again(_) => 0,
-            Back::Untaken(message) | Back::Decided(message) => message.bytes.len(),
+            ReturnedRequest::HandedOver(..) | ReturnedRequest::Again(_) => 0,
+            ReturnedRequest::Untaken(message) | ReturnedRequest::Decided(message) => {
+                message.bytes.len()
+            }
         }
     }
 }
@@ -57,7 +61,7 @@ pub struct Message {
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<Back>,
+    waiting: VecDeque<ReturnedRequest>,
     untaken_bytes: usize,
     /// Buffers for the longest message.
     spares: Vec<Vec<u8>>,
@@ -81,7 +85,7 @@ impl Returns {
         self.wake.as_fd()
     }
 
-    pub fn put(&self, back: Back) {
+    pub fn put(&self, back: ReturnedRequest) {
         let mut state = locked(&self.state);
         state.untaken_bytes += back.untaken_bytes();
         state.waiting.push_back(back);
@@ -98,16 +102,16 @@ impl Returns {
         } else {
             std::mem::replace(buffer, self.buffer())
         };
-        self.put(Back::Untaken(Message { bytes, length }));
+        self.put(ReturnedRequest::Untaken(Message { bytes, length }));
     }
 
     /// Returns an entire message for Python.
     pub fn put_decided(&self, bytes: Vec<u8>) {
         let length = bytes.len();
-        self.put(Back::Decided(Message { bytes, length }));
+        self.put(ReturnedRequest::Decided(Message { bytes, length }));
     }
 
-    pub fn take(&self) -> Option<Back> {
+    pub fn take(&self) -> Option<ReturnedRequest> {
         let mut state = locked(&self.state);
         let back = state.waiting.pop_front()?;
         if state.waiting.is_empty() {
@@ -154,7 +158,7 @@ mod tests {
 
     fn untaken(returns: &Returns) -> Message {
         match returns.take() {
-            Some(Back::Untaken(message)) => message,
+            Some(ReturnedRequest::Untaken(message)) => message,
             _ => panic!("another one was given back"),
         }
     }

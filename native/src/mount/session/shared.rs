@@ -17,14 +17,14 @@ use crate::mount::requests::touched::Touched;
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::answers::Answers;
 use crate::mount::session::device::forget_attributes;
-use crate::mount::session::pace::{Pace, Seen};
+use crate::mount::session::pace::{LoadSample, Pace};
 use crate::mount::session::reads::{FileRead, FileReads, Work};
 use crate::mount::session::refused_writes::RefusedWrites;
 use crate::mount::session::returns::Returns;
 use crate::mount::session::syncs::{FileSync, Syncs};
 
 /// The result of native code for a request.
-pub enum Taken {
+pub enum ClaimedRequest {
     /// The answer.
     Answered(Answer<usize>),
     /// No answer is expected.
@@ -88,8 +88,8 @@ impl Shared {
         self.busy_ns.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
     }
 
-    pub fn seen(&self) -> Seen {
-        Seen { has_returns: !self.returns.is_empty(), ..self.pace.seen() }
+    pub fn seen(&self) -> LoadSample {
+        LoadSample { has_returns: !self.returns.is_empty(), ..self.pace.seen() }
     }
 
     /// Makes the kernel ask for the attributes of an inode again if it had to do so after `since`,
@@ -121,22 +121,22 @@ impl Shared {
         again: bool,
         body: &mut [u8],
         message: impl FnOnce() -> Vec<u8>,
-    ) -> Taken {
+    ) -> ClaimedRequest {
         let began = Instant::now();
         let taken = match request.header.opcode {
             op::READ => self.take_read(request, again, body, message),
             op::LSEEK => self.take_search(request, body, message),
             op::FSYNC | op::FSYNCDIR => {
-                self.sync_of(request).map_or(Taken::HandedOver, Taken::Sync)
+                self.sync_of(request).map_or(ClaimedRequest::HandedOver, ClaimedRequest::Sync)
             }
             _ => match self.tree.answer_of_volume(request, agreed, body) {
-                Ok(Outcome::Answered(length)) => Taken::Answered(Ok(length)),
-                Ok(Outcome::Silent) => Taken::Silent,
-                Ok(Outcome::HandedOver) => Taken::HandedOver,
-                Err(failure) => Taken::Answered(Err(failure)),
+                Ok(Outcome::Answered(length)) => ClaimedRequest::Answered(Ok(length)),
+                Ok(Outcome::Silent) => ClaimedRequest::Silent,
+                Ok(Outcome::HandedOver) => ClaimedRequest::HandedOver,
+                Err(failure) => ClaimedRequest::Answered(Err(failure)),
             },
         };
-        if let (Taken::Answered(_), Some(touched)) = (&taken, Touched::of(request)) {
+        if let (ClaimedRequest::Answered(_), Some(touched)) = (&taken, Touched::of(request)) {
             touched.note(&self.tree.inodes.changes, &self.tree.inodes.change_times);
         }
         self.note_busy(began);
@@ -149,18 +149,18 @@ impl Shared {
         again: bool,
         body: &mut [u8],
         message: impl FnOnce() -> Vec<u8>,
-    ) -> Taken {
+    ) -> ClaimedRequest {
         let work = match self.tree.begin_read(request, body) {
             Ok(Reading::OfStore(read)) => Work::OfStore(read),
             Ok(Reading::OfPlain(read)) if !again => Work::OfPlain(read),
             Ok(Reading::OnDisk(file, range)) if !again => Work::OnDisk(file, range),
             Ok(Reading::OfPlain(_) | Reading::OnDisk(..) | Reading::HandedOver) => {
-                return Taken::HandedOver;
+                return ClaimedRequest::HandedOver;
             }
-            Ok(Reading::Answered(length)) => return Taken::Answered(Ok(length)),
-            Err(failure) => return Taken::Answered(Err(failure)),
+            Ok(Reading::Answered(length)) => return ClaimedRequest::Answered(Ok(length)),
+            Err(failure) => return ClaimedRequest::Answered(Err(failure)),
         };
-        Taken::Read(self.in_thread(request, work, message()))
+        ClaimedRequest::Read(self.in_thread(request, work, message()))
     }
 
     fn take_search(
@@ -168,14 +168,14 @@ impl Shared {
         request: &Request,
         body: &mut [u8],
         message: impl FnOnce() -> Vec<u8>,
-    ) -> Taken {
+    ) -> ClaimedRequest {
         match self.tree.begin_search(request, body) {
-            Ok(Searching::Answered(length)) => Taken::Answered(Ok(length)),
-            Ok(Searching::HandedOver) => Taken::HandedOver,
+            Ok(Searching::Answered(length)) => ClaimedRequest::Answered(Ok(length)),
+            Ok(Searching::HandedOver) => ClaimedRequest::HandedOver,
             Ok(Searching::OfPlain(search)) => {
-                Taken::Read(self.in_thread(request, Work::OfHoles(search), message()))
+                ClaimedRequest::Read(self.in_thread(request, Work::OfHoles(search), message()))
             }
-            Err(failure) => Taken::Answered(Err(failure)),
+            Err(failure) => ClaimedRequest::Answered(Err(failure)),
         }
     }
 

@@ -25,7 +25,7 @@ use crate::mount::protocol::message::{
     ANSWER_BYTES_MAX, Answer, Failure, OUT_HEADER_BYTES, Outcome, Request, divided, out_header,
 };
 use crate::mount::session::device::{Received, give, receive};
-use crate::mount::session::pace::{Judgement, Seen};
+use crate::mount::session::pace::{Judgement, LoadSample};
 use crate::mount::session::shared::Shared;
 use crate::threads::lock::locked;
 
@@ -39,7 +39,7 @@ const ROOM_WAIT: Duration = Duration::from_millis(1);
 
 /// Configuration of the overflow readers.
 #[derive(Clone, Copy, Debug)]
-pub struct Beside {
+pub struct OverflowLimits {
     pub threads: usize,
     /// True if they take requests all the time.
     pub always: bool,
@@ -67,14 +67,18 @@ struct Team {
 }
 
 /// The overflow readers of a mount. They end when this is dropped, or when the mount ends.
-pub struct StandIns {
+pub struct OverflowReaders {
     team: Arc<Team>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl StandIns {
+impl OverflowReaders {
     /// Starts the threads when the first request is answered. `agreed`: the flags of the session.
-    pub fn start(shared: &Arc<Shared>, agreed: u64, beside: Beside) -> Answer<StandIns> {
+    pub fn start(
+        shared: &Arc<Shared>,
+        agreed: u64,
+        beside: OverflowLimits,
+    ) -> Answer<OverflowReaders> {
         let team = Arc::new(Team {
             shared: Arc::clone(shared),
             agreed,
@@ -83,7 +87,7 @@ impl StandIns {
             changed: Condvar::new(),
             end: eventfd(0, EventfdFlags::CLOEXEC)?,
         });
-        let mut threads = StandIns { team, threads: Vec::new() };
+        let mut threads = OverflowReaders { team, threads: Vec::new() };
         for _ in 0..beside.threads {
             threads.spawn("stand-in", |team| team.stand_in());
         }
@@ -107,7 +111,7 @@ impl StandIns {
     }
 }
 
-impl Drop for StandIns {
+impl Drop for OverflowReaders {
     fn drop(&mut self) {
         self.team.finish();
         for thread in self.threads.drain(..) {
@@ -251,7 +255,7 @@ impl Team {
                     return Ok(()); // the mount has ended
                 }
                 let is_waiting = found.contains(PollFlags::IN);
-                let has_changed = judgement.look(Seen { is_waiting, ..self.shared.seen() });
+                let has_changed = judgement.look(LoadSample { is_waiting, ..self.shared.seen() });
                 self.call(judgement.is_called());
                 quiet = if has_changed || judgement.is_called() { 0 } else { quiet + 1 };
             }

@@ -29,7 +29,7 @@ pub struct Turn {
 }
 
 /// The turn of a thread other than the event-loop thread, until this is dropped.
-pub struct Held<'a>(&'a Turn);
+pub struct TurnGuard<'a>(&'a Turn);
 
 impl Default for Turn {
     /// Creates the turn, held by the event-loop thread.
@@ -67,7 +67,7 @@ impl Turn {
     }
 
     /// Takes the turn for a thread other than the event-loop thread.
-    pub fn take(&self) -> Held<'_> {
+    pub fn take(&self) -> TurnGuard<'_> {
         let mut state = locked(&self.state);
         state.waiting += 1;
         while state.is_held || state.loop_waits && state.let_in == 0 {
@@ -76,7 +76,7 @@ impl Turn {
         state.waiting -= 1;
         state.let_in = state.let_in.saturating_sub(1);
         state.is_held = true;
-        Held(self)
+        TurnGuard(self)
     }
 
     fn pass_on(&self, state: &State) {
@@ -88,7 +88,7 @@ impl Turn {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for TurnGuard<'_> {
     fn drop(&mut self) {
         let mut state = locked(&self.0.state);
         state.is_held = false;

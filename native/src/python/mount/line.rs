@@ -14,8 +14,8 @@ use crate::mount::protocol::abi::{IoctlOut, LseekOut, WriteOut};
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::helpers::Helpers;
-use crate::mount::session::line::{self, Next};
-use crate::mount::session::stand_ins::Beside;
+use crate::mount::session::line::{self, NextRequest};
+use crate::mount::session::stand_ins::OverflowLimits;
 use crate::mount::session::turn;
 use crate::python::support::input::Input;
 use crate::threads::lock::locked;
@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 
 /// The result of waiting for the next request.
 #[derive(IntoPyObject)]
-pub enum Found {
+pub enum FoundRequest {
     Request(Py<Request>),
     /// True: libfuse finds a request. False: the mount has ended.
     ForLibfuse(bool),
@@ -90,7 +90,7 @@ impl Line {
         absent: u64,
     ) -> PyResult<(Line, RawFd)> {
         let device = duplicate(py, device_fd)?;
-        let beside = Beside { threads: stand_ins, always };
+        let beside = OverflowLimits { threads: stand_ins, always };
         let turn = Arc::clone(&turn.turn);
         let helpers = Helpers::new(beside, ring_at);
         let line = line::Line::new(device, inodes.tree(py)?, turn, helpers, absent);
@@ -98,13 +98,13 @@ impl Line {
         Ok((Line(Mutex::new(Some(line))), theirs.into_raw_fd()))
     }
 
-    fn next(&self, py: Python<'_>, count: u32, linger_ns: i64) -> PyResult<Option<Found>> {
+    fn next(&self, py: Python<'_>, count: u32, linger_ns: i64) -> PyResult<Option<FoundRequest>> {
         let next = py.detach(|| self.with(|line| line.next(count, linger_ns)));
         Ok(match ready(py, next)? {
-            Next::Nothing => None,
-            Next::Ended => Some(Found::ForLibfuse(false)),
-            Next::ForLibfuse => Some(Found::ForLibfuse(true)),
-            Next::ForCaller => Some(Found::Request(Py::new(py, self.request(py)?)?)),
+            NextRequest::Nothing => None,
+            NextRequest::Ended => Some(FoundRequest::ForLibfuse(false)),
+            NextRequest::ForLibfuse => Some(FoundRequest::ForLibfuse(true)),
+            NextRequest::ForCaller => Some(FoundRequest::Request(Py::new(py, self.request(py)?)?)),
         })
     }
 

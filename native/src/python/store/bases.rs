@@ -7,7 +7,7 @@ use pyo3::types::PyBytes;
 
 use crate::format::ids::{ContainerNumber, RecordId};
 use crate::store::bases;
-use crate::store::record_reader::{BaseBytes, Reads};
+use crate::store::record_reader::{BaseBytes, CacheUse};
 
 #[pyclass(frozen, module = "dedupd_core.native.store")]
 pub struct Bases(pub Arc<bases::Bases>);
@@ -20,7 +20,7 @@ impl Bases {
     }
 
     fn raw<'py>(&self, py: Python<'py>, record_id: u64) -> Option<Bound<'py, PyBytes>> {
-        let raw = py.detach(|| self.0.raw(RecordId(record_id), Reads::Any)).ok()?;
+        let raw = py.detach(|| self.0.raw(RecordId(record_id), CacheUse::Any)).ok()?;
         Some(PyBytes::new(py, &raw))
     }
 

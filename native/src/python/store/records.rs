@@ -18,9 +18,9 @@ use crate::python::support::output::{Output, column};
 use crate::store::container_check::{self, Reached};
 use crate::store::dead_payloads::Container as PunchedContainer;
 use crate::store::header_check;
-use crate::store::header_scan::{self, Found};
-use crate::store::record_check::{self, Place as CheckPlace};
-use crate::store::record_writer::{Columns, Place};
+use crate::store::header_scan::{self, ScannedHeader};
+use crate::store::record_check::{self, CheckOptions as CheckPlace};
+use crate::store::record_writer::{Columns, WritePosition};
 use crate::store::table_states::{self as of_tables, Weight, states, weigh};
 
 #[pyfunction]
@@ -52,7 +52,7 @@ pub fn seal(
         raw_lengths: raw_lengths.u32s("raw_lengths")?,
         hints: hints.u32s("hints")?,
     };
-    let place = Place { seed, ordinal, offset };
+    let place = WritePosition { seed, ordinal, offset };
     let buffer = buffer.bytes_mut();
     py.detach(|| crate::store::record_writer::seal(buffer, &columns, &place))
         .map_err(PyValueError::new_err)
@@ -95,8 +95,8 @@ impl HeaderScan {
 
     fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<Part>> {
         Ok(py.detach(|| self.0.next_part())?.map(|found| match found {
-            Found::Gap(gap) => (gap.start, gap.end, column(py, []), true),
-            Found::Record { offset, header, is_searched } => {
+            ScannedHeader::Gap(gap) => (gap.start, gap.end, column(py, []), true),
+            ScannedHeader::Record { offset, header, is_searched } => {
                 let mut bytes = [0; RECORD_HEADER_BYTES];
                 header.write(&mut bytes, self.1);
                 let end = offset + record_bytes(header.stored_length.into());

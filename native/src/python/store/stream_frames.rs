@@ -9,7 +9,7 @@ use crate::python::rados::ClusterContent;
 use crate::python::store::bases::Bases;
 use crate::python::support::output::{NewBytes, column};
 use crate::store::blocks_ahead;
-use crate::store::stream_frames::{Chunks, Place};
+use crate::store::stream_frames::{Chunks, FramePosition};
 
 /// Frames, the fingerprints of their chunks, and the chunk after them if it cannot be read.
 type Framed = (Py<PyBytes>, Vec<u8>, Option<Unreadable>);
@@ -37,7 +37,7 @@ fn framed(
     py: Python<'_>,
     wanted: &[ChunkKey],
     mut chunks: Chunks,
-    place: Place,
+    place: FramePosition,
     threads: usize,
 ) -> PyResult<Framed> {
     let mut frames = NewBytes::of(py, chunks.frame_bytes())?;
@@ -64,7 +64,7 @@ pub fn frame_chunks(
 ) -> PyResult<Framed> {
     let (bases, wanted, ahead) = (&bases.get().0, keys(wanted), &ahead.get().0);
     let chunks = py.detach(|| Chunks::in_containers(bases, &wanted, ahead, threads));
-    framed(py, &wanted, chunks, Place { sequence, seed }, threads)
+    framed(py, &wanted, chunks, FramePosition { sequence, seed }, threads)
 }
 
 #[pyfunction]
@@ -77,5 +77,5 @@ pub fn frame_cluster_chunks(
 ) -> PyResult<Framed> {
     let (content, wanted) = (&content.get().0, keys(wanted));
     let chunks = py.detach(|| Chunks::of(&wanted, content.stored(&wanted)));
-    framed(py, &wanted, chunks, Place { sequence, seed }, 1)
+    framed(py, &wanted, chunks, FramePosition { sequence, seed }, 1)
 }

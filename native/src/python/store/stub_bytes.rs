@@ -19,7 +19,7 @@ use crate::python::support::output::{NewBytes, column};
 use crate::store::chunk_cache::Chunk;
 use crate::store::content::{self, Containers, Content};
 use crate::store::recipes::{Broken, LeafAt, Span};
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::store::stub_bytes::{self, Failure, Repaired};
 use crate::store::why::{self, StorePart, Why};
 
@@ -120,16 +120,16 @@ pub enum Answer<T> {
 
 /// The result, or the unreadable part of it.
 #[derive(IntoPyObject)]
-pub enum Found<T> {
+pub enum PartResult<T> {
     Given(T),
     Unreadable(Unreadable),
 }
 
-impl<T> Found<T> {
-    fn of(found: Result<T, why::Unreadable>) -> Found<T> {
+impl<T> PartResult<T> {
+    fn of(found: Result<T, why::Unreadable>) -> PartResult<T> {
         match found {
-            Ok(given) => Found::Given(given),
-            Err(unreadable) => Found::Unreadable(unreadable.into()),
+            Ok(given) => PartResult::Given(given),
+            Err(unreadable) => PartResult::Unreadable(unreadable.into()),
         }
     }
 }
@@ -209,7 +209,7 @@ impl StubBytes {
         let mut result = NewBytes::of(py, usize::try_from(end - start)?)?;
         let out = result.bytes_mut();
         let done = py.detach(|| {
-            let reads = if waits { Reads::Any } else { Reads::CachedOnly };
+            let reads = if waits { CacheUse::Any } else { CacheUse::CachedOnly };
             // SAFETY: it is open during this call, and -1 is used only if `own` is empty.
             let file = unsafe { BorrowedFd::borrow_raw(fd.max(0)) };
             let content = Repaired { content: &*self.content, chunks };
@@ -227,16 +227,22 @@ impl StubBytes {
         }
     }
 
-    fn described(&self, py: Python<'_>, stub: Stub) -> Found<(u64, u8, Py<PyBytes>)> {
+    fn described(&self, py: Python<'_>, stub: Stub) -> PartResult<(u64, u8, Py<PyBytes>)> {
         let stub = head(stub);
         let found = py.detach(|| self.content.described(&stub));
-        Found::of(found.map(|root| (root.length, root.level, column(py, root.content))))
+        PartResult::of(found.map(|root| (root.length, root.level, column(py, root.content))))
     }
 
-    fn spans(&self, py: Python<'_>, stub: Stub, start: u64, end: u64) -> Found<Vec<SpanFields>> {
+    fn spans(
+        &self,
+        py: Python<'_>,
+        stub: Stub,
+        start: u64,
+        end: u64,
+    ) -> PartResult<Vec<SpanFields>> {
         let stub = head(stub);
-        let found = py.detach(|| self.content.spans(&stub, &(start..end), Reads::Any));
-        Found::of(found.map(|spans| spans.iter().map(span_fields).collect()))
+        let found = py.detach(|| self.content.spans(&stub, &(start..end), CacheUse::Any));
+        PartResult::of(found.map(|spans| spans.iter().map(span_fields).collect()))
     }
 
     fn leaf(&self, py: Python<'_>, stub: Stub, at: u64) -> PyResult<Py<PyAny>> {

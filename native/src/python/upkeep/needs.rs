@@ -10,7 +10,7 @@ use crate::python::support::input::{Input, pack_ids, pack_u32};
 use crate::threads::lock::{locked, read, write};
 use crate::upkeep::file_needs;
 use crate::upkeep::join;
-use crate::upkeep::record_census::{Known, KnownBytes};
+use crate::upkeep::record_census::{KnownBytes, RecordCensus};
 
 #[pyfunction]
 pub fn digest_needed(py: Python<'_>, entries: Input, lengths: Input, seed: u64) -> u64 {
@@ -72,10 +72,10 @@ impl Join {
 
 /// No thread waits for the GIL with this lock.
 #[pyclass(frozen, subclass, module = "dedupd_core.native.upkeep")]
-pub struct KnownRecords(RwLock<Known>);
+pub struct KnownRecords(RwLock<RecordCensus>);
 
 impl KnownRecords {
-    pub fn census(&self) -> RwLockReadGuard<'_, Known> {
+    pub fn census(&self) -> RwLockReadGuard<'_, RecordCensus> {
         read(&self.0)
     }
 }

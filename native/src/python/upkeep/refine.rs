@@ -15,15 +15,15 @@ use crate::python::support::input::{Input, pack_ids, pack_u32, pack_u64, require
 use crate::python::support::output::column;
 use crate::python::upkeep::marks::Marks;
 use crate::store::bases;
-use crate::store::record_reader::Reads;
+use crate::store::record_reader::CacheUse;
 use crate::threads::lock::locked;
 use crate::upkeep::follow_merges;
 use crate::upkeep::groups::Groups;
-use crate::upkeep::refining::{self, Join, Options, Piece, Tools, Usable};
+use crate::upkeep::refining::{self, Join, Options, Piece, PreparedDictionary, RefineInputs};
 use crate::upkeep::similar::Similar;
 use crate::upkeep::sketch::{self, DOMAINS_MAX, FEATURES, SKETCH_BYTES, Sketch, in_domain};
-use crate::upkeep::sketching::{Looked, Payload};
-use crate::upkeep::training::{self, Wanted};
+use crate::upkeep::sketching::{Payload, SketchedContainer};
+use crate::upkeep::training::{self, TrainingGoal};
 
 fn sketches(data: &Input) -> PyResult<Vec<Sketch>> {
     let are_whole = data.bytes().len() % SKETCH_BYTES == 0;
@@ -50,7 +50,7 @@ pub fn sketch_records(
     threads: usize,
 ) -> PyResult<Vec<u8>> {
     let entries = table.entries("table")?;
-    let looked = Looked { data: fd, seed, bases: &bases.get().0 };
+    let looked = SketchedContainer { data: fd, seed, bases: &bases.get().0 };
     let found = py.detach(|| looked.sketches(&entries, first, threads));
     Ok(pack_u64(found.into_iter().flatten()))
 }
@@ -69,10 +69,10 @@ pub fn unpack_sketches(packed: Input, count: usize) -> PyResult<Vec<u8>> {
 
 #[pyclass(frozen, module = "dedupd_core.native.upkeep")]
 #[derive(Default)]
-pub struct Samples(Mutex<Taken>);
+pub struct Samples(Mutex<SampleSet>);
 
 #[derive(Default)]
-struct Taken {
+struct SampleSet {
     samples: Vec<Vec<u8>>,
     /// Bytes of all records that samples were taken from.
     raw_bytes: usize,
@@ -98,7 +98,7 @@ impl Samples {
         bytes_max: usize,
     ) -> PyResult<()> {
         let entries = table.entries("table")?;
-        let looked = Looked { data: fd, seed, bases: &bases.get().0 };
+        let looked = SketchedContainer { data: fd, seed, bases: &bases.get().0 };
         let (found, raw_bytes) = py.detach(|| looked.samples(&entries, first, bytes_max));
         let mut taken = locked(&self.0);
         taken.samples.extend(found);
@@ -118,11 +118,12 @@ impl Samples {
         level: i32,
         threads: usize,
     ) -> Vec<Vec<u8>> {
-        let Taken { samples, raw_bytes } = std::mem::take(&mut *locked(&self.0));
+        let SampleSet { samples, raw_bytes } = std::mem::take(&mut *locked(&self.0));
         let taken: usize = samples.iter().map(Vec::len).sum();
         let scale = raw_bytes as f64 / taken.max(1) as f64;
         let known = &known[..];
-        let wanted = Wanted { known, count, bytes_max, level, scale, gain_bytes_min, threads };
+        let wanted =
+            TrainingGoal { known, count, bytes_max, level, scale, gain_bytes_min, threads };
         py.detach(|| training::train(samples, wanted))
     }
 }
@@ -150,7 +151,7 @@ pub struct Refiner {
     groups: Mutex<Groups>,
     leaned: Py<Marks>,
     bases: Arc<bases::Bases>,
-    dictionaries: Mutex<Vec<Usable>>,
+    dictionaries: Mutex<Vec<PreparedDictionary>>,
     kept: Mutex<HashSet<RecordId>>,
     options: Options,
 }
@@ -186,12 +187,12 @@ impl Refiner {
     fn use_dictionary(&self, py: Python<'_>, record_id: u64) -> bool {
         let id = RecordId(record_id);
         py.detach(|| {
-            let Ok((raw, fingerprint)) = self.bases.with_fingerprint(id, Reads::Uncached) else {
+            let Ok((raw, fingerprint)) = self.bases.with_fingerprint(id, CacheUse::Uncached) else {
                 return false;
             };
             let is_right = self.options.algorithm.digest(&raw) == fingerprint;
             let level = self.options.level.filter(|_| is_right);
-            let found = level.and_then(|level| Usable::of(id, &raw, level));
+            let found = level.and_then(|level| PreparedDictionary::of(id, &raw, level));
             let is_usable = found.is_some();
             locked(&self.dictionaries).extend(found);
             is_usable
@@ -298,7 +299,7 @@ impl Refiner {
             let (bases, options) = (&*self.bases, self.options);
             // A dictionary may be trained with files of any domain.
             let dictionaries = if domain == 0 { &dictionaries[..] } else { &[] };
-            let tools = Tools { bases, dictionaries, kept: &kept, domain, options };
+            let tools = RefineInputs { bases, dictionaries, kept: &kept, domain, options };
             let mut join = Join { similar: &mut similar, leaned: &mut leaned, groups: &mut groups };
             refining::refine(&pieces, &mut join, &tools)
         });

@@ -16,7 +16,7 @@ use crate::python::support::output::column;
 use crate::python::tree::Walk;
 use crate::system::files::Entry;
 use crate::threads::lock::{read, write};
-use crate::tree::stub_usage::{self, By, Sums};
+use crate::tree::stub_usage::{self, GroupBy, Sums};
 use crate::upkeep::usage::{GROUPS_MAX, Gone, Group, GroupUsage, NodeNeed, Store, Taking};
 
 /// The files of a directory.
@@ -73,9 +73,9 @@ pub fn sum_up<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     let attribute = c_string("attribute", attribute)?;
     let by = match by {
-        "" => By::Nothing,
-        "owner" => By::Owner,
-        "type" => By::Type,
+        "" => GroupBy::Nothing,
+        "owner" => GroupBy::Owner,
+        "type" => GroupBy::Type,
         _ => return Err(PyValueError::new_err(format!("files cannot be grouped by {by}"))),
     };
     let count = |entries: &mut Vec<Entry>, usage: &mut stub_usage::Usage, (): &mut ()| {

@@ -29,9 +29,9 @@ use crate::mount::protocol::abi::EntryOut;
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, whole};
 use crate::mount::protocol::opcode as op;
 use crate::mount::session::refused_writes::Write;
-use crate::mount::session::rings::entry::{Entry, Found, SHORT_BYTES_MAX, queues};
+use crate::mount::session::rings::entry::{Entry, SHORT_BYTES_MAX, WaitOutcome, queues};
 use crate::mount::session::rings::seat::{Desk, Seat};
-use crate::mount::session::shared::{Shared, Taken};
+use crate::mount::session::shared::{ClaimedRequest, Shared};
 use crate::mount::session::turn::Turn;
 use crate::threads::lock::locked;
 use crate::threads::processors::{bind_to, is_there, note_all};
@@ -298,7 +298,7 @@ impl Crew {
     fn run(self: &Arc<Crew>, queue: usize, seat: &Arc<Seat>, mut entry: Entry) -> Answer<()> {
         let free = &self.queues[queue].free;
         let mut scratch = vec![0; SHORT_BYTES_MAX];
-        while entry.wait()? == Found::Request {
+        while entry.wait()? == WaitOutcome::Request {
             if free.fetch_sub(1, Ordering::SeqCst) == 1 {
                 self.grow(queue);
             }
@@ -324,25 +324,25 @@ impl Crew {
             self.shared.counts.add(opcode);
             write = Write::of(request);
             if let Some(answer) = self.look(request, body) {
-                return Taken::Answered(answer);
+                return ClaimedRequest::Answered(answer);
             }
             let held = self.turn.take();
             let since = self.shared.tree.inodes.forgotten.now();
             let take = || self.shared.take(request, self.agreed, false, body, || whole(request));
             // The waiting program must get an answer in any case.
             let taken = catch_unwind(AssertUnwindSafe(take))
-                .unwrap_or(Taken::Answered(Err(Failure(libc::EIO))));
+                .unwrap_or(ClaimedRequest::Answered(Err(Failure(libc::EIO))));
             drop(held);
-            if let Taken::Answered(Ok(length)) = taken {
+            if let ClaimedRequest::Answered(Ok(length)) = taken {
                 told = told_attributes(request, &body[..length]).map(|node| (node, since));
             }
-            if matches!(taken, Taken::HandedOver) {
+            if matches!(taken, ClaimedRequest::HandedOver) {
                 handed_over = Some(whole(request));
             }
             taken
         })?;
         match taken {
-            Taken::Answered(answer) => {
+            ClaimedRequest::Answered(answer) => {
                 memory.answer(unique, &answer, scratch);
                 drop(desk);
                 self.commit(entry, seat, unique, write)?;
@@ -352,20 +352,20 @@ impl Crew {
                 }
                 return Ok(true);
             }
-            Taken::Silent => {
+            ClaimedRequest::Silent => {
                 memory.answer(unique, &Ok(0), scratch);
                 entry.commit(unique)?;
                 return Ok(true);
             }
-            Taken::Read(read) => {
+            ClaimedRequest::Read(read) => {
                 drop(desk);
                 self.wait_for(unique, seat, || self.shared.reads.perform(read));
             }
-            Taken::Sync(sync) => {
+            ClaimedRequest::Sync(sync) => {
                 drop(desk);
                 self.wait_for(unique, seat, || sync.perform());
             }
-            Taken::HandedOver => {
+            ClaimedRequest::HandedOver => {
                 drop(desk);
                 while !self.shared.returns.wait_for_room(ROOM_WAIT) {
                     if self.has_ended.load(Ordering::SeqCst) {

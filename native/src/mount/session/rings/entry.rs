@@ -121,7 +121,7 @@ type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
 /// The result of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum WaitOutcome {
     /// A request is in the entry's memory.
     Request,
     /// The descriptor of [`Entry::watch`] is readable.
@@ -134,7 +134,7 @@ pub struct Entry {
     device: Arc<OwnedFd>,
     queue: u16,
     /// Completions before the first wait.
-    early: VecDeque<Answer<Found>>,
+    early: VecDeque<Answer<WaitOutcome>>,
 }
 
 impl Entry {
@@ -208,7 +208,7 @@ impl Entry {
     }
 
     /// Waits for the next request. Fails with ENOTCONN after the end of the mount.
-    pub fn wait(&mut self) -> Answer<Found> {
+    pub fn wait(&mut self) -> Answer<WaitOutcome> {
         loop {
             if let Some(found) = self.early.pop_front() {
                 return found;
@@ -247,11 +247,11 @@ impl Entry {
     }
 }
 
-fn found(completion: &cqueue::Entry) -> Answer<Found> {
+fn found(completion: &cqueue::Entry) -> Answer<WaitOutcome> {
     match (completion.user_data(), completion.result()) {
-        (OF_END, _) => Ok(Found::End),
+        (OF_END, _) => Ok(WaitOutcome::End),
         (_, failure @ ..0) => Err(Failure(-failure)),
-        _ => Ok(Found::Request),
+        _ => Ok(WaitOutcome::Request),
     }
 }
 

@@ -48,7 +48,7 @@ impl Seat {
     }
 }
 
-struct Taken {
+struct ClaimedSeat {
     seat: Arc<Seat>,
     /// True if the event-loop thread has the request, and no thread answers it after that ends.
     is_with_loop: bool,
@@ -56,12 +56,12 @@ struct Taken {
 
 /// The waiting requests, by number.
 #[derive(Default)]
-pub struct Seats(Mutex<HashMap<u64, Taken>>);
+pub struct Seats(Mutex<HashMap<u64, ClaimedSeat>>);
 
 impl Seats {
     /// Directs the answer to a request to an entry.
     pub fn seat(&self, unique: u64, seat: &Arc<Seat>) {
-        let taken = Taken { seat: Arc::clone(seat), is_with_loop: false };
+        let taken = ClaimedSeat { seat: Arc::clone(seat), is_with_loop: false };
         locked(&self.0).insert(unique, taken);
     }
 
