@@ -622,7 +622,7 @@ class History:
                 if entry.state == State.LIVE
             }
             own = entries(volume, kind)
-        whole = [one for one in sorted(copied) if own[one].state == State.LIVE]
+        whole = [one for one in sorted(copied) if one in own and own[one].state == State.LIVE]
         if whole:
             damage_record(self.lab, kind, self.rng.choice(whole))
         self.scrub()
