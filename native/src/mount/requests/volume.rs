@@ -3,10 +3,11 @@
 //! Python says of which inodes it has state (`Inodes::watch`): files that it has open, commits that
 //! have begun, files that are filled up. It sees all requests for the content and the attributes of
 //! these, and for their last names; native code has nothing of such an inode open. All others are
-//! plain files, directories, links, or stubs that nobody reads: what is done to them needs no state.
+//! plain files, directories, links, or stubs without a user in Python. Requests for these need no
+//! state of Python.
 //!
-//! Both run in the one thread of the event loop: an inode is not watched, or the content of one that
-//! is not looked at, between the question here and the answer.
+//! The thread that asks here has the turn, also with io_uring. So no inode becomes watched between
+//! the question and the answer.
 
 use std::sync::atomic::Ordering;
 
@@ -98,7 +99,7 @@ impl Tree {
             }
             op::SETXATTR | op::REMOVEXATTR | op::WRITE => self.inodes.watched.has(node),
             op::IOCTL => control::FLAGS.contains(&request.part::<IoctlIn>()?.command),
-            // The line begins those that it answers.
+            // `session/shared.rs` has taken the reads, searches and syncs that need no Python.
             op::READ | op::LSEEK | op::FSYNC | op::FSYNCDIR | op::FALLOCATE => true,
             _ => false,
         })
