@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dedupd_core.stub.filling import StubFill
@@ -23,6 +23,15 @@ from tests.stub.test_stub_file import (
 from tests.support.lab import Lab, new_lab, noise
 
 pytestmark = pytest.mark.root
+
+
+EACH_EFFECT = [
+    ("write", 10, 100),
+    ("expand", 0, 0),
+    ("punch", 0, 4 * BLOCK),
+    ("truncate", 5 * BLOCK + 100, 0),
+]
+"""Changes that have every effect, whatever the other examples are."""
 
 
 class Death(BaseException):
@@ -102,6 +111,7 @@ def test_a_change_that_a_death_ends_leaves_what_was_there_or_what_was_asked_for(
 
     @settings(max_examples=20)
     @given(operations(), st.lists(st.integers(0, 6), max_size=6))
+    @example(EACH_EFFECT, [])
     def check(steps: list[tuple[str, int, int]], deaths: list[int]) -> None:
         name, model, disk = next_name(), content(), MortalDisk()
         left = [*steps]
