@@ -251,7 +251,7 @@ class Line:
         device_fd: int,
         inodes: Inodes,
         turn: Turn,
-        stand_ins: int,
+        overflow_readers: int,
         always: bool,
         ring_at: str | None,
         absent: int,
@@ -259,8 +259,8 @@ class Line:
         """Return the line, and libfuse's end of it, which is the caller's. ``device_fd`` stays the
         caller's, which must no longer read from it. Raises OSError.
 
-        While the caller's thread is overloaded, up to ``stand_ins`` threads answer requests that
-        need no state of Python's; ``always``: all the time.
+        While the caller's thread is overloaded, up to ``overflow_readers`` threads answer requests
+        that need no state of Python; ``always``: all the time.
 
         Requests come by io_uring if the kernel offers it and ``ring_at`` is the path of the mount.
         Ring threads answer all native requests themselves, and take the ``turn`` if more than the

@@ -55,7 +55,7 @@ ABSENT = 0
 """Flags of the kernel's offer (``FUSE_INIT``) to ignore: for tests."""
 
 
-def stand_ins(cores: int) -> int:
+def overflow_readers(cores: int) -> int:
     """Return the number of overflow readers. On one processor they would only use the time of the
     event-loop thread."""
     return min(cores, STAND_INS_MAX) if cores > 1 else 0
@@ -95,7 +95,7 @@ class Pump:
         fd = _fuse_descriptor()
         turn = native.mount.Turn(self._inodes)
         self._line, libfuse_fd = native.mount.Line.between(
-            fd, self._inodes, turn, stand_ins(cores()), ALWAYS_BESIDE, self._ring_at, ABSENT
+            fd, self._inodes, turn, overflow_readers(cores()), ALWAYS_BESIDE, self._ring_at, ABSENT
         )
         # The native object has the methods that the loop calls.
         instrument = cast(trio.abc.Instrument, turn)

@@ -20,7 +20,7 @@ ON_BOTH_WAYS = {
     "test_refused_writes",
     "test_reserved_name",
     "test_reserved_blocks",
-    "test_stand_ins",
+    "test_overflow_readers",
 }
 """Modules whose tests take both, whatever was asked for."""
 

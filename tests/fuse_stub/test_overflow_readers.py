@@ -1,4 +1,4 @@
-"""Threads that answer beside the thread of the loop (native/src/mount/session/stand_ins.rs)."""
+"""Threads that help the event-loop thread (native/src/mount/session/overflow_readers.rs)."""
 
 import ctypes
 import itertools
@@ -20,7 +20,7 @@ from dedupd_core import native
 from dedupd_core.system.files import opened
 from dedupd_core.units import MIB
 from fuse_stub.control import OPERATIONS
-from fuse_stub.kernel.request_pump import stand_ins
+from fuse_stub.kernel.request_pump import overflow_readers
 from tests.support.forks import CONTEXT
 from tests.support.lab import noise
 from tests.support.mounts import (
@@ -133,16 +133,16 @@ def test_they_come_when_there_is_much_to_do_and_go_again(tmp_path: Path) -> None
         for _ in range(2):
             eventually(lambda: is_quiet(lab.pid), "an idle mount wakes none of its threads")
             with asking(lab.view / "f", programs=6):
-                wait_for_stand_ins(lab.pid)
+                wait_for_overflow_readers(lab.pid)
         eventually(lambda: is_quiet(lab.pid), "an idle mount wakes none of its threads")
         # The loop's thread is woken by the kernel again.
         (lab.view / "g").write_bytes(b"more")
         assert sorted(os.listdir(lab.view)) == ["f", "g"]
 
 
-def wait_for_stand_ins(pid: int) -> None:
-    before = wakes(pid, "stand-in")
-    eventually(lambda: wakes(pid, "stand-in") != before, "stand-ins are called")
+def wait_for_overflow_readers(pid: int) -> None:
+    before = wakes(pid, "overflow-reader")
+    eventually(lambda: wakes(pid, "overflow-reader") != before, "overflow readers are called")
 
 
 @contextmanager
@@ -166,10 +166,10 @@ def ask_always(path: Path) -> None:
 
 def is_quiet(pid: int) -> bool:
     """Whether none of the threads beside the loop's has run for a moment."""
-    before = wakes(pid, "stand-in", "look-out")
+    before = wakes(pid, "overflow-reader", "look-out")
     assert before
     time.sleep(0.1)  # longer than any of them waits while it has something to do
-    return wakes(pid, "stand-in", "look-out") == before
+    return wakes(pid, "overflow-reader", "look-out") == before
 
 
 def wakes(pid: int, *names: str) -> dict[str, str]:
@@ -184,7 +184,7 @@ def wakes(pid: int, *names: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("way", [DEVICE], indirect=True)
 def test_there_are_none_on_one_processor_and_no_more_than_processors() -> None:
-    assert [stand_ins(cores) for cores in (1, 2, 4, 8, 64)] == [0, 2, 4, 8, 8]
+    assert [overflow_readers(cores) for cores in (1, 2, 4, 8, 64)] == [0, 2, 4, 8, 8]
 
 
 # --- what they must not do --------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from dedupd_core.errors import DedupdError
 from dedupd_core.system.processes import cores
-from tests.fuse_stub.test_stand_ins import HELD_S, ask, serve_held
+from tests.fuse_stub.test_overflow_readers import HELD_S, ask, serve_held
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, Nursery, mounted_lab
 from tests.support.ways import RING

@@ -204,7 +204,7 @@ def serve_ageless(path: str, mountpoint: str, cache_bytes: int, answer: Connecti
 
 
 def serve_beside(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
-    """Serve a mount whose stand-ins take requests all the time."""
+    """Serve a mount whose overflow readers take requests all the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request_pump, "ALWAYS_BESIDE", True)
         serve_for_test(path, mountpoint, cache_bytes, answer)

@@ -25,7 +25,7 @@ use native::mount::requests::stubs::Store;
 use native::mount::requests::tree::Tree;
 use native::mount::session::helpers::Helpers;
 use native::mount::session::line::{Line, NextRequest};
-use native::mount::session::stand_ins::OverflowLimits;
+use native::mount::session::overflow_readers::OverflowLimits;
 use native::mount::session::turn::Turn;
 use native::store::chunk_cache::{ChunkCache, ChunkSource};
 use native::store::content::{Content, RecipeHead};

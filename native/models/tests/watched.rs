@@ -1,5 +1,5 @@
 //! A thread that reads a plain file during a commit gets no byte that the commit has punched
-//! (`docs/design/mount-locks.md#reads-beside-the-loop`).
+//! (`docs/design/mount-locks.md#reads-next-to-the-loop`).
 
 use dedupd_models::watched::Watched;
 use loom::sync::Arc;

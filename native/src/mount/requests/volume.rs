@@ -6,7 +6,7 @@
 //! plain files, directories, links, or stubs without a user in Python. Requests for these need no
 //! state of Python.
 //!
-//! The thread that asks here has the turn, also with io_uring. So no inode becomes watched between
+//! The thread that asks here has the turn, even with io_uring. So no inode becomes watched between
 //! the question and the answer.
 
 use std::sync::atomic::Ordering;

@@ -7,17 +7,17 @@ use std::sync::Arc;
 
 use crate::mount::protocol::handshake::{BY_RING, Offer};
 use crate::mount::protocol::message::Failure;
+use crate::mount::session::overflow_readers::{OverflowLimits, OverflowReaders};
 use crate::mount::session::rings::crew::Rings;
 use crate::mount::session::rings::entry::Entry;
 use crate::mount::session::shared::Shared;
-use crate::mount::session::stand_ins::{OverflowLimits, OverflowReaders};
 use crate::mount::session::turn::Turn;
 
 /// The additional threads, which start when the kernel has the answer to the first request.
 pub struct Helpers {
     rings: Option<Rings>,
-    stand_ins: Option<OverflowReaders>,
-    beside: OverflowLimits,
+    overflow_readers: Option<OverflowReaders>,
+    limits: OverflowLimits,
     ring_at: Option<PathBuf>,
     /// A ring that was created as a test, until the first request is answered.
     trial: Option<Entry>,
@@ -26,9 +26,9 @@ pub struct Helpers {
 
 impl Helpers {
     /// `ring_at`: the mount point, if requests may arrive through io_uring.
-    pub fn new(beside: OverflowLimits, ring_at: Option<PathBuf>) -> Helpers {
-        let (rings, stand_ins, trial) = (None, None, None);
-        Helpers { rings, stand_ins, beside, ring_at, trial, ring_failure: None }
+    pub fn new(limits: OverflowLimits, ring_at: Option<PathBuf>) -> Helpers {
+        let (rings, overflow_readers, trial) = (None, None, None);
+        Helpers { rings, overflow_readers, limits, ring_at, trial, ring_failure: None }
     }
 
     /// Returns whether requests arrive through io_uring.
@@ -45,7 +45,7 @@ impl Helpers {
     /// Returns whether the event-loop thread may poll the device before it sleeps, because a
     /// program can run on another processor.
     pub fn leave_the_device(&self) -> bool {
-        self.beside.threads > 0
+        self.limits.threads > 0
     }
 
     /// Creates a ring if the kernel's `offer` includes it.
@@ -75,7 +75,7 @@ impl Helpers {
                 Ok(rings) => {
                     self.rings = Some(rings);
                     // For forgets, which arrive through the device.
-                    self.beside = OverflowLimits { threads: 1, always: true };
+                    self.limits = OverflowLimits { threads: 1, always: true };
                 }
                 Err(failure) => {
                     trial.refuse();
@@ -84,6 +84,6 @@ impl Helpers {
             }
         }
         // If no descriptor is left for them, the event-loop thread serves the mount alone.
-        self.stand_ins = OverflowReaders::start(shared, agreed, self.beside).ok();
+        self.overflow_readers = OverflowReaders::start(shared, agreed, self.limits).ok();
     }
 }

@@ -5,7 +5,7 @@
 //! preserves message boundaries and replaces `/dev/fuse`; libfuse answers through it. As libfuse
 //! runs in the thread that takes the requests, native code never runs in parallel with an
 //! operation. No request wakes a second thread, except syncs and long or waiting reads (`syncs.rs`,
-//! `reads.rs`). If the thread is overloaded, overflow readers help (`stand_ins.rs`).
+//! `reads.rs`). If the thread is overloaded, overflow readers help (`overflow_readers.rs`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -77,22 +77,22 @@ impl OverflowReaders {
     pub fn start(
         shared: &Arc<Shared>,
         agreed: u64,
-        beside: OverflowLimits,
+        limits: OverflowLimits,
     ) -> Answer<OverflowReaders> {
         let team = Arc::new(Team {
             shared: Arc::clone(shared),
             agreed,
-            always: beside.always,
+            always: limits.always,
             state: Mutex::default(),
             changed: Condvar::new(),
             end: eventfd(0, EventfdFlags::CLOEXEC)?,
         });
         let mut threads = OverflowReaders { team, threads: Vec::new() };
-        for _ in 0..beside.threads {
-            threads.spawn("stand-in", |team| team.stand_in());
+        for _ in 0..limits.threads {
+            threads.spawn("overflow-reader", |team| team.read());
         }
         // None of them is necessary: the event-loop thread can serve all requests.
-        if beside.always {
+        if limits.always {
             threads.team.call(!threads.threads.is_empty());
         } else if !threads.threads.is_empty() {
             threads.spawn("look-out", |team| {
@@ -140,7 +140,7 @@ impl Team {
     }
 
     /// Takes requests after each call, until the end.
-    fn stand_in(&self) {
+    fn read(&self) {
         let mut input = self.shared.returns.buffer();
         let mut output = vec![0; OUT_HEADER_BYTES + ANSWER_BYTES_MAX];
         let mut served = 0;
