@@ -48,10 +48,6 @@ def pack_ids(ids: Iterable[int]) -> PackedIds:
     return PackedIds(array("Q", ids).tobytes())
 
 
-def pack_lengths(lengths: Iterable[int]) -> PackedLengths:
-    return PackedLengths(array("Q", lengths).tobytes())
-
-
 def unpack_ids(packed: PackedIds) -> "memoryview[int]":
     return memoryview(packed).cast("Q")
 

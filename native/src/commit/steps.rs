@@ -16,7 +16,7 @@ use crate::system::calls::{self, generation_of, number_of};
 use crate::system::effects::Effects;
 use crate::system::extents::has_large_units;
 use crate::system::file_systems::file_system_status;
-use crate::system::files::{CAPABILITY, Identity, SECOND_NS, status_of};
+use crate::system::files::{CAPABILITY, Identity, status_of, times_ns};
 
 /// Fail points: `dedupd_core/stub/transition.py` describes them.
 const ATTRIBUTE_SET: &str = "stub.attribute-set";
@@ -149,8 +149,7 @@ impl Space {
         // The change time is that of the attribute, so the attribute is that of the first step.
         let value = self.stub(fd, request, 0)?;
         let length = (status.st_size + self.block_bytes - 1) / self.block_bytes * self.block_bytes;
-        let atime_ns =
-            i128::from(status.st_atime) * i128::from(SECOND_NS) + i128::from(status.st_atime_nsec);
+        let (atime_ns, _) = times_ns(&status);
         let (mtime_ns, name) = (request.expected.mtime_ns, &self.attribute);
         let freed = punch(&*self.effects, fd, length, status.st_blocks).and_then(|freed| {
             settle(&*self.effects, fd, (atime_ns, mtime_ns), name, &value).map(|()| freed)

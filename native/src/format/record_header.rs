@@ -105,6 +105,16 @@ impl RecordHeader {
         fields::HEADER_CHECKSUM.put(out, &check.to_le_bytes());
     }
 
+    /// The header of the record with this entry; None if it is damaged, or that of another record.
+    pub fn of_entry(
+        bytes: &[u8; RECORD_HEADER_BYTES],
+        seed: u64,
+        entry: &TableEntry,
+        ordinal: u32,
+    ) -> Option<RecordHeader> {
+        RecordHeader::sound(bytes, seed).filter(|header| header.agrees_with(entry, ordinal))
+    }
+
     /// Returns whether `entry`, that of `ordinal` in the table, describes this record of any kind.
     #[inline]
     pub fn agrees_with(&self, entry: &TableEntry, ordinal: u32) -> bool {

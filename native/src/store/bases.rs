@@ -141,7 +141,7 @@ impl Bases {
         Ok((self.bytes(id, &entry, &opened, reads)?, entry.fingerprint))
     }
 
-    /// The raw bytes of a record, live or orphaned, or of the one that it was merged into.
+    /// The raw bytes of a live or orphaned record, or of the record into which it was merged.
     pub fn of_end(&self, id: RecordId, reads: CacheUse) -> Result<Vec<u8>, Why> {
         let (id, entry, opened) = self.unmerged(id, reads)?;
         if !entry.state.has_bytes() {
@@ -228,7 +228,7 @@ impl Bases {
         located.read(self, CacheUse::Any, out)
     }
 
-    /// Finds a live record, or the one that it was merged into.
+    /// Finds a live record, or the record into which it was merged.
     pub fn locate(&self, key: &ChunkKey) -> Result<Located, Why> {
         self.try_locate(key).or_else(|_| {
             // Its container may have been replaced since it was opened.

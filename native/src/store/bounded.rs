@@ -66,7 +66,7 @@ impl<K: Copy + Eq + Hash, V: Clone> Bounded<K, V> {
         gone
     }
 
-    /// As [`Bounded::keep`], in place of what has this key.
+    /// Like [`Bounded::keep`], but replaces a value with this key.
     pub fn replace(&mut self, key: K, value: V, bytes: usize) -> Vec<V> {
         let Some(kept) = self.kept.get_mut(&key) else { return self.keep(key, value, bytes) };
         self.bytes = self.bytes - kept.bytes + bytes;

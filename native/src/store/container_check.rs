@@ -1,7 +1,7 @@
 //! Checks all records of a container, and reports every difference from its redirection table.
 //!
-//! The table says where records begin, so that some threads read portions and others check them.
-//! Then all records are compared in their order. A record in another place than the table says is
+//! The table has the start of each record, so that some threads read portions and others check them.
+//! Then all records are compared in their order. A record in another place than in the table is
 //! judged last: if no record lies in the place that the table names, the table is wrong. If one
 //! does, a write went to the wrong place, and the bytes belong to no record.
 //!
@@ -34,7 +34,7 @@ const PORTION_BYTES: u64 = 512 << 10;
 const WINDOW_BYTES: u64 = 8 << 20;
 /// A longer record is taken for an error of the table: none that dedupd writes is a MiB long.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
-/// No portion is begun after this time, so that the caller can stop or yield soon.
+/// No portion is started after this time, so that the caller can stop or yield soon.
 const CALL_TIME_MAX: Duration = Duration::from_millis(250);
 const HEADER_BYTES: u64 = RECORD_HEADER_BYTES as u64;
 const RECORDS_MAX: u32 = CONTAINER_BYTES_MAX / RECORD_HEADER_BYTES as u32;
@@ -62,7 +62,7 @@ pub struct Reached {
     pub read_bytes: u64,
     /// Records in quarantine whose bytes are intact.
     pub released: Vec<u32>,
-    /// Live records whose own bytes are intact, and that lean on one that cannot be read.
+    /// Live records whose own bytes are intact, but whose base cannot be read.
     pub without_base: Vec<u32>,
 }
 
@@ -135,8 +135,8 @@ impl ContainerCheck {
         let tasks = tasks.map(|portion| (portion.place.clone(), portion));
         read_ahead::for_each(&Source::new(self.data), tasks, self.threads, |portion, data| {
             portion.is_read = true;
-            let place = CheckOptions { threads, ..self.place(portion.place.start) };
-            portion.found = data.map(|data| record_check::check(data, &place));
+            let options = CheckOptions { threads, ..self.options(portion.place.start) };
+            portion.found = data.map(|data| record_check::check(data, &options));
             let is_whole = portion.found.as_ref().is_some_and(|found| {
                 found.consumed as u64 == portion.place.end - portion.place.start
             });
@@ -169,7 +169,7 @@ impl ContainerCheck {
         let done = (self.reached.ordinal as usize * ENTRY_BYTES).min(self.table.len());
         for entry in entries(&self.table[done..]) {
             let TableEntry { offset, state, .. } = TableEntry::unchecked(entry);
-            // The next record tells of a collected one. A row of tombstones has one offset.
+            // The next record states that this one was collected. A row of tombstones has one offset.
             if (state == State::TOMBSTONE && offset == 0) || offset == last {
                 continue;
             }
@@ -239,7 +239,7 @@ impl ContainerCheck {
         Ok(())
     }
 
-    fn place(&self, offset: u64) -> CheckOptions<'_> {
+    fn options(&self, offset: u64) -> CheckOptions<'_> {
         let (seed, algorithm, threads) = (self.seed, self.algorithm, self.threads);
         CheckOptions { seed, offset, algorithm, threads, bases: self.bases.as_deref() }
     }
@@ -273,7 +273,7 @@ impl ContainerCheck {
     fn read_at(&self, offset: u64, length: u64) -> io::Result<Checked> {
         let mut bytes = vec![0; length as usize];
         let length = read_readable(self.data, offset, &mut bytes)?;
-        Ok(record_check::check(&bytes[..length], &self.place(offset)))
+        Ok(record_check::check(&bytes[..length], &self.options(offset)))
     }
 
     fn take(&mut self, found: &Checked) {
@@ -318,7 +318,7 @@ impl ContainerCheck {
         Ok(())
     }
 
-    /// Notes the ordinal of a record, and reports one that the table cannot explain.
+    /// Notes the ordinal of a record, and reports it if the table cannot explain it.
     fn follow(&mut self, record: &CheckedRecord) {
         let (first, expected) = (record.ordinal, self.reached.ordinal);
         let is_gone = |ordinal| self.said(ordinal).as_ref().is_some_and(is_without_bytes);
@@ -419,23 +419,23 @@ fn ordinals(record: &CheckedRecord) -> Range<u32> {
     first..record.next_ordinal.min(RECORDS_MAX.max(first.saturating_add(1)))
 }
 
-/// Whether the record's own bytes are intact, whatever happened to the one that it leans on.
+/// Returns whether the record's own bytes are intact, even if its base is not.
 fn is_sound(record: &CheckedRecord) -> bool {
     matches!(record.status, Status::Intact | Status::Base)
 }
 
-/// Whether the bytes of a record with this entry are not asked for, or known to be damaged.
+/// Returns whether the bytes of a record with this entry are not needed, or known to be damaged.
 fn is_without_bytes(said: &TableEntry) -> bool {
     matches!(said.state, State::QUARANTINED | State::MERGED | State::TOMBSTONE)
 }
 
-/// Whether an entry that calls its record gone is that of another record, which a disk put there.
+/// Returns whether an entry of a merged or collected record is that of another record.
 fn is_of_another(said: &TableEntry, record: &CheckedRecord) -> bool {
     matches!(said.state, State::MERGED | State::TOMBSTONE)
         && said.fingerprint != record.entry.fingerprint
 }
 
-/// Whether an entry is one that its record may have.
+/// Returns whether a record can have this entry.
 fn agrees(said: &TableEntry, record: &CheckedRecord) -> bool {
     let is_copy = said.state == State::LIVE && record.kind == RecordKind::COPY;
     let is_elsewhere = !said.target.is_hole() && said.target != record.entry.target;

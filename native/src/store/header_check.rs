@@ -8,13 +8,12 @@ use crate::format::table_entry::{ENTRY_BYTES, EntryBytes, State, TableEntry, ent
 use crate::threads::read_ahead::{Buffer, Source};
 use crate::threads::scoped;
 
-/// Headers that a thread looks at before it takes the next ones.
+/// Headers that a thread checks at a time.
 const HEADERS_BATCH: usize = 64;
 
-/// Whether every record whose entry says that its bytes are there has the header that the entry
-/// implies; the first entry of `table` is that of the ordinal `first`. Payloads are not read;
-/// headers are those of the disk, where it can be read directly: by `threads` at once, each a wait
-/// for it.
+/// Returns whether every record with bytes has the header that its entry implies. The first entry of
+/// `table` is that of the ordinal `first`. Payloads are not read. Headers come from the disk if it
+/// can be read directly: each is a wait, so `threads` read at the same time.
 pub fn headers_agree(data: RawFd, table: &[u8], seed: u64, first: usize, threads: usize) -> bool {
     let source = Source::new(data);
     let agree = AtomicBool::new(true);

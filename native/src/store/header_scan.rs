@@ -116,7 +116,7 @@ impl HeaderScan {
         Ok(bytes)
     }
 
-    /// Goes on to the next offset with the magic of a header, or to the end of the window.
+    /// Continues at the next offset with the magic of a header, or to the end of the window.
     fn search(&mut self) {
         let mut at = (self.position - self.base) as usize + RECORD_ALIGN_BYTES;
         while at + RECORD_HEADER_BYTES <= self.window.len() {

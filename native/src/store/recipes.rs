@@ -32,14 +32,14 @@ pub struct LeafAt {
     /// A hole if the leaf has no record.
     pub id: RecordId,
     pub node: Arc<Node>,
-    /// The nodes between it and the root that begin where it does.
+    /// The nodes between the leaf and the root that begin at the same offset.
     pub above: Vec<RecordId>,
 }
 
 /// A part of a file whose recipe cannot be read.
 pub struct Broken {
     pub range: Range<u64>,
-    /// The nodes below the root that begin where it does, and are not leaves.
+    /// The inner nodes below the root that begin at the same offset.
     pub above: Vec<RecordId>,
     pub unreadable: Unreadable,
 }

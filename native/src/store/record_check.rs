@@ -75,7 +75,7 @@ impl Checked {
     }
 }
 
-/// The place of the data in its container, the seed of that, and how to check.
+/// How records are checked: the seed of their container, and the offset of the data in it.
 pub struct CheckOptions<'a> {
     pub seed: u64,
     pub offset: u64,
@@ -86,11 +86,11 @@ pub struct CheckOptions<'a> {
 }
 
 /// Checks the consecutive records that `data` begins with, up to the first header that is not valid.
-pub fn check(data: &[u8], place: &CheckOptions<'_>) -> Checked {
+pub fn check(data: &[u8], options: &CheckOptions<'_>) -> Checked {
     let mut out = Checked::default();
     let mut payloads = Vec::new();
     while let Some(bytes) = data.get(out.consumed..).and_then(<[u8]>::first_chunk) {
-        let Some(header) = RecordHeader::sound(bytes, place.seed) else { break };
+        let Some(header) = RecordHeader::sound(bytes, options.seed) else { break };
         let start = out.consumed + RECORD_HEADER_BYTES;
         let stored = header.stored_length as usize;
         let end = (start + stored).next_multiple_of(RECORD_ALIGN_BYTES);
@@ -101,27 +101,32 @@ pub fn check(data: &[u8], place: &CheckOptions<'_>) -> Checked {
             out.records.push(CheckedRecord::of(&before, 0));
             payloads.push((before, &[][..]));
         }
-        out.records.push(CheckedRecord::of(&header, place.offset + out.consumed as u64));
+        out.records.push(CheckedRecord::of(&header, options.offset + out.consumed as u64));
         payloads.push((header, &data[start..start + stored]));
         out.consumed = end;
     }
     let batches = payloads.chunks(BATCH).zip(out.records.chunks_mut(BATCH));
-    pool::for_each_of(batches, place.threads, |(payloads, records)| {
+    pool::for_each_of(batches, options.threads, |(payloads, records)| {
         for ((header, payload), record) in payloads.iter().zip(records) {
-            record.status = judge(header, payload, place.algorithm, place.bases);
+            record.status = judge(header, payload, options.algorithm, options.bases);
         }
     });
     out
 }
 
 /// Whether a container has the record of an entry where the entry says, with all of its bytes.
-pub fn is_intact(data: RawFd, ordinal: u32, entry: &TableEntry, place: &CheckOptions<'_>) -> bool {
+pub fn is_intact(
+    data: RawFd,
+    ordinal: u32,
+    entry: &TableEntry,
+    options: &CheckOptions<'_>,
+) -> bool {
     let mut bytes = vec![0; record_bytes(entry.stored_length.into()) as usize];
     if fill_at(data, entry.offset, &mut bytes).is_err() {
         return false;
     }
-    // The last: it may tell of others before it, which were collected.
-    check(&bytes, place).records.last().is_some_and(|record| {
+    // The last record: collected records before it may be implied.
+    check(&bytes, options).records.last().is_some_and(|record| {
         record.status == Status::Intact
             && record.ordinal == ordinal
             && record.entry.fingerprint == entry.fingerprint

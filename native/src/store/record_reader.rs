@@ -182,8 +182,8 @@ impl Files<'_> {
         entry: &TableEntry,
         ordinal: u32,
     ) -> Result<RecordHeader, Why> {
-        RecordHeader::sound(header, self.seed)
-            .filter(|header| header.kind.has_bytes() && header.agrees_with(entry, ordinal))
+        RecordHeader::of_entry(header, self.seed, entry, ordinal)
+            .filter(|header| header.kind.has_bytes())
             .ok_or(Why::Damaged)
     }
 

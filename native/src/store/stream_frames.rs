@@ -40,7 +40,7 @@ pub struct Chunk {
     pub payload: Payload,
 }
 
-/// The first of some chunks, up to one that cannot be read.
+/// The first of some chunks, up to the first unreadable chunk.
 #[derive(Default)]
 pub struct Chunks {
     pub chunks: Vec<Chunk>,
@@ -86,10 +86,10 @@ impl Chunks {
             let length = RECORD_HEADER_BYTES as u64 + u64::from(located.entry.stored_length);
             start..start.saturating_add(length)
         };
-        let beside = || stored().filter(|one| one.number() == first.number()).map(place);
-        let start = beside().map(|one| one.start).min()?;
-        let end = beside().map(|one| one.end).max()?;
-        let are_close = end - start <= 2 * beside().map(|one| one.end - one.start).sum::<u64>();
+        let in_first = || stored().filter(|one| one.number() == first.number()).map(place);
+        let start = in_first().map(|one| one.start).min()?;
+        let end = in_first().map(|one| one.end).max()?;
+        let are_close = end - start <= 2 * in_first().map(|one| one.end - one.start).sum::<u64>();
         ahead.get(first.number(), first.data(), &(start..end), are_close)
     }
 
@@ -98,7 +98,7 @@ impl Chunks {
     }
 
     /// Fills `out`, of the length of all frames, on up to `threads` threads. Keeps the chunks before
-    /// one that cannot be read.
+    /// the first unreadable chunk.
     pub fn write(
         &mut self,
         wanted: &[ChunkKey],

@@ -178,7 +178,9 @@ impl OpenStub<'_> {
         let (start, end) = (offset - head.len() as u64, offset + data.len() as u64);
         let stop = end + tail.len() as u64;
         self.state.may_be_local |= !missing.is_empty();
-        let beside = self.holes_beside(self.block_start(start)..self.block_end(stop))?;
+        let touched = self.block_start(start)..self.block_end(stop);
+        let allocates = !missing.is_empty() || touched.end > self.state.head.covered;
+        let beside = if allocates { self.holes_beside(touched)? } else { Vec::new() };
         let written = self.allocate_if_low(size, missing).and_then(|()| {
             self.effects.write_some(self.fd.as_raw_fd(), &parts, start).map_err(Failure::from)
         });

@@ -9,7 +9,7 @@ use crate::fingerprint::is_zero;
 use crate::format::stub::{RESTORING, StubHead};
 use crate::system::calls::fgetxattr;
 use crate::system::extents::present;
-use crate::system::files::{CAPABILITY, SECOND_NS, status_of};
+use crate::system::files::{CAPABILITY, status_of, times_ns};
 
 /// A fail point; `dedupd_core/stub/filling.py` describes it.
 const RESTORING_SET: &str = "stub.restoring";
@@ -104,10 +104,7 @@ impl OpenStub<'_> {
     fn unseen(&mut self, change: impl FnOnce(&mut Self) -> Done<()>) -> Done<()> {
         self.uncount()?;
         let fd = self.fd.as_raw_fd();
-        let status = status_of(fd)?;
-        let ns = |s: i64, ns: i64| i128::from(s) * i128::from(SECOND_NS) + i128::from(ns);
-        let atime_ns = ns(status.st_atime, status.st_atime_nsec);
-        let exactly_ns = ns(status.st_mtime, status.st_mtime_nsec);
+        let (atime_ns, exactly_ns) = times_ns(&status_of(fd)?);
         let mtime_ns = exactly_ns.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
         let at_rest = self.state.head.clone();
         let flags = at_rest.flags | RESTORING;

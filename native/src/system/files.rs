@@ -49,6 +49,13 @@ impl Identity {
 
 pub const SECOND_NS: i64 = 1_000_000_000;
 
+/// The access and the modification time, in nanoseconds since 1970.
+pub fn times_ns(status: &libc::stat64) -> (i128, i128) {
+    let ns = |seconds: i64, ns: i64| i128::from(seconds) * i128::from(SECOND_NS) + i128::from(ns);
+    let modified = ns(status.st_mtime, status.st_mtime_nsec);
+    (ns(status.st_atime, status.st_atime_nsec), modified)
+}
+
 fn ns_of(seconds: i64, nanoseconds: i64) -> i64 {
     let exactly = seconds.checked_mul(SECOND_NS).and_then(|ns| ns.checked_add(nanoseconds));
     exactly.unwrap_or(if seconds < 0 { i64::MIN } else { i64::MAX })

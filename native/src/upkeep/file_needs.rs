@@ -76,10 +76,10 @@ impl Needs {
         self.columns.get(&number).map_or(&[], |own| &own.fresh)
     }
 
-    /// Takes over what an earlier run knew of a container: how much of each node stubs `wanted`, how
-    /// much was `needed`, and which nodes it had not read. Nodes of which more is needed now are
-    /// fresh. False, and nothing taken over, if more was wanted than is needed now, or if the
-    /// container has fewer nodes.
+    /// Continues with the result of an earlier run for a container: the lengths of each node that
+    /// stubs `wanted`, the lengths that were `needed`, and the nodes that it had not read. If more of
+    /// a node is needed now, the node is fresh. Returns false, and changes nothing, if more was
+    /// wanted than is needed now, or if the container has fewer nodes.
     pub fn resume(
         &mut self,
         number: ContainerNumber,
@@ -167,8 +167,8 @@ pub struct Needed<'a> {
 }
 
 impl Needed<'_> {
-    /// Reads the next fresh nodes, `most` at most, and marks what their needed part names. Of a node
-    /// that cannot be read, nothing is marked.
+    /// Reads the next fresh nodes, `most` at most, and marks what their needed part names.
+    /// Marks nothing for an unreadable node.
     pub fn read_fresh(&mut self, recipes: &Bases, most: usize) -> NodesRead {
         let mut read = NodesRead::default();
         let Some((number, fresh)) = self.needs.take_fresh(most) else { return read };

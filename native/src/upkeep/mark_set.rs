@@ -21,7 +21,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Containers with so many records each, none of them marked.
+    /// Containers with these numbers of records, none of them marked.
     pub fn of(counts: impl IntoIterator<Item = (ContainerNumber, usize)>) -> Marks {
         let bits = |count: usize| Bits { count, bits: vec![0; count.div_ceil(8)] };
         let counts = counts.into_iter().map(|(number, count)| (number, bits(count)));

@@ -70,7 +70,7 @@ impl NamedRecords {
 
 /// Reads nodes of a container, given by ordinal and by how many bytes of each are needed. Ordinals
 /// ascend and may repeat. `found` gets the place of each node in `needed`, and what it names or why
-/// it cannot be read. A merged node stands for the one that it was merged into.
+/// it cannot be read. A merged node stands for the node into which it was merged.
 pub fn each_node(
     recipes: &Bases,
     number: ContainerNumber,
@@ -144,10 +144,7 @@ impl<'a> Part<'a> {
         let (seed, stored) = (self.seed, entry.stored_length as usize);
         let record = self.bytes(entry.offset, RECORD_HEADER_BYTES + stored).ok_or(Why::Damaged)?;
         let (header, payload) = record.split_first_chunk().ok_or(Why::Damaged)?;
-        let header = RecordHeader::sound(header, seed).ok_or(Why::Damaged)?;
-        if !header.agrees_with(&entry, ordinal) {
-            return Err(Why::Damaged);
-        }
+        let header = RecordHeader::of_entry(header, seed, &entry, ordinal).ok_or(Why::Damaged)?;
         let raw_length = entry.raw_length as usize;
         check(payload, entry.codec, raw_length, header.checksum).map_err(|_| Why::Damaged)?;
         let mut raw = vec![0; raw_length];

@@ -121,8 +121,8 @@ impl RecordCensus {
         known.and_then(|known| known.get(id.place())).copied().unwrap_or_default()
     }
 
-    /// As [`RecordCensus::own`], or where its bytes are not there, of its second copy, which is then noted
-    /// as relied on.
+    /// Like [`RecordCensus::own`]. If the bytes are missing, returns those of the second copy, and notes
+    /// the copy as relied on.
     pub fn known(&self, id: RecordId) -> KnownBytes {
         let own = self.own(id);
         if own.is_there() {

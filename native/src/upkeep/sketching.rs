@@ -114,10 +114,7 @@ impl SketchedContainer<'_> {
     fn raw_of(&self, bytes: &[u8], entry: &TableEntry, ordinal: u32) -> Option<Vec<u8>> {
         let (header, payload) = bytes.split_first_chunk()?;
         let payload = payload.get(..entry.stored_length as usize)?;
-        let header = RecordHeader::sound(header, self.seed)?;
-        if !header.agrees_with(entry, ordinal) {
-            return None;
-        }
+        let header = RecordHeader::of_entry(header, self.seed, entry, ordinal)?;
         let payload = Payload {
             codec: entry.codec,
             leans_on: RecordId(header.leans_on().unwrap_or_default()),

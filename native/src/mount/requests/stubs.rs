@@ -165,9 +165,9 @@ impl Store {
         self.bytes().parts(stub, pieces, reads, stub.covered <= AT_ONCE_BYTES)
     }
 
-    /// Writes to a stub that Python has settled, if memory has what that needs of the store. None if
-    /// Python has to see to it: the first write, and one that has to wait. True: blocks may have been
-    /// left that are allocated and were never written.
+    /// Writes to a stub that Python has settled, if memory has the bytes of the store that this needs.
+    /// None if Python must write: the first write, and a write that must wait. True if allocated
+    /// blocks may exist that were never written.
     pub fn write(
         &self,
         file: &DataFile,

@@ -15,7 +15,7 @@ use crate::mount::protocol::message::{Answer, Failure};
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::helpers::Helpers;
 use crate::mount::session::line::{self, NextRequest};
-use crate::mount::session::stand_ins::OverflowLimits;
+use crate::mount::session::overflow_readers::OverflowLimits;
 use crate::mount::session::turn;
 use crate::python::support::input::Input;
 use crate::threads::lock::locked;
@@ -84,13 +84,13 @@ impl Line {
         device_fd: RawFd,
         inodes: &Inodes,
         turn: &Turn,
-        stand_ins: usize,
+        overflow_readers: usize,
         always: bool,
         ring_at: Option<PathBuf>,
         absent: u64,
     ) -> PyResult<(Line, RawFd)> {
         let device = duplicate(py, device_fd)?;
-        let beside = OverflowLimits { threads: stand_ins, always };
+        let beside = OverflowLimits { threads: overflow_readers, always };
         let turn = Arc::clone(&turn.turn);
         let helpers = Helpers::new(beside, ring_at);
         let line = line::Line::new(device, inodes.tree(py)?, turn, helpers, absent);

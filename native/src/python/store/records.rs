@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 
 use crate::format::ids::Checksum;
 use crate::format::record_header::{RECORD_HEADER_BYTES, record_bytes};
-use crate::format::table_entry::{EntryBytes, TableEntry};
+use crate::format::table_entry::{ENTRY_BYTES, EntryBytes, TableEntry};
 use crate::python::codec::Encoded;
 use crate::python::hashing::algorithm_named;
 use crate::python::store::bases::Bases;
@@ -19,7 +19,7 @@ use crate::store::container_check::{self, Reached};
 use crate::store::dead_payloads::Container as PunchedContainer;
 use crate::store::header_check;
 use crate::store::header_scan::{self, ScannedHeader};
-use crate::store::record_check::{self, CheckOptions as CheckPlace};
+use crate::store::record_check::{self, CheckOptions};
 use crate::store::record_writer::{Columns, WritePosition};
 use crate::store::table_states::{self as of_tables, Weight, states, weigh};
 
@@ -72,8 +72,8 @@ pub fn is_intact(
     let algorithm = algorithm_named("algorithm", algorithm)?;
     let bases = bases.map(|bases| &*bases.get().0);
     let Some(entry) = TableEntry::sound(&entry, seed) else { return Ok(false) };
-    let place = CheckPlace { seed, offset: entry.offset, algorithm, threads: 1, bases };
-    Ok(py.detach(|| record_check::is_intact(fd, ordinal, &entry, &place)))
+    let options = CheckOptions { seed, offset: entry.offset, algorithm, threads: 1, bases };
+    Ok(py.detach(|| record_check::is_intact(fd, ordinal, &entry, &options)))
 }
 
 /// Start, end, the header of a record, and whether it was searched.
@@ -203,6 +203,7 @@ pub fn headers_agree(
     threads: usize,
 ) -> PyResult<bool> {
     let table = table.bytes();
+    require(table.len() % ENTRY_BYTES == 0, "the table has a part of an entry")?;
     Ok(py.detach(|| header_check::headers_agree(fd, table, seed, first, threads)))
 }
 
