@@ -219,7 +219,7 @@ def bind_lab(lab: MountedLab, store: RadosStore, cache_bytes: int) -> None:
 def measure_mount(
     address: StoreAddress, work: Path, megabytes: int, rounds: int
 ) -> dict[str, object]:
-    """MB/s of a reader from end to end through a mount, beside what ``rados bench`` reads."""
+    """MB/s of a reader from end to end through a mount, and of ``rados bench``."""
     rows: dict[str, list[float]] = {}
     with RadosStore.create(address) as store, mounted_lab(work) as lab:
         lab.unmount()

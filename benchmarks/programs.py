@@ -62,7 +62,7 @@ class Setting:
 
 
 def dedupd(setting: Setting, is_mounted: bool = False) -> Ingest:
-    """A run on a volume; with ``is_mounted`` its mount serves the files meanwhile."""
+    """A run on a volume; with ``is_mounted``, a mount serves the files at the same time."""
     compiled = {"PYTHONDONTWRITEBYTECODE": ""}  # as it is where it is installed
     volume = setting.work / "volume"
     volume.mkdir()

@@ -54,14 +54,14 @@ TURNS = 3
 READ_BYTES = 4096
 
 PAUSE_S = 0.005
-"""Between two reads of a user beside a run."""
+"""Between two reads of a user."""
 
 ROUND_S = 8.0
 USER_FILES_MAX = 500
 """That a user reads, and keeps open."""
 
 AT_WORK_CPU_S = 1.5
-"""A run that has used this much processor time is at work."""
+"""A run that has used this much processor time has started its work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ def percentiles(latencies: list[float]) -> dict[str, float]:
 
 
 def measure_users(dataset: Path, work: Path, mode: str, rounds: int) -> dict[str, object]:
-    """Latencies of a user without a refine run and beside one, in turns."""
+    """Latencies of a user without and during a refine run, in turns."""
     with tempfile.TemporaryDirectory(dir=work, prefix="refine-users-") as name:
         root = Path(name)
         copy(dataset, root / "set")
@@ -257,7 +257,7 @@ def _measure_users(root: Path, mode: str, rounds: int) -> dict[str, object]:
     reader = Reader(paths[:: len(paths) // USER_FILES_MAX + 1])
     command = [*DEDUPD, "run", "--gentle", "refine", "--mode", mode, str(root)]
     alone: list[float] = []
-    beside: list[float] = []
+    during: list[float] = []
     shares: list[float] = []
     reader.read_for(1.0)
     for _ in range(rounds):
@@ -267,16 +267,16 @@ def _measure_users(root: Path, mode: str, rounds: int) -> dict[str, object]:
             assert job.poll() is None, "the set is too small: nothing is left to be refined"
             time.sleep(0.05)
         before_s = processor_s(job.pid)
-        beside += reader.read_for(ROUND_S)
+        during += reader.read_for(ROUND_S)
         assert job.poll() is None, "the set is too small: the run has ended"
         shares.append(round((processor_s(job.pid) - before_s) / ROUND_S, 3))
         job.send_signal(signal.SIGTERM)
         job.wait()
     reader.close()
-    ratio = percentiles(beside)["p99"] / percentiles(alone)["p99"]
+    ratio = percentiles(during)["p99"] / percentiles(alone)["p99"]
     return {
         "alone": percentiles(alone),
-        "beside refine": percentiles(beside),
+        "during refine": percentiles(during),
         "p99 ratio": round(ratio, 2),
         "processor share of the run meanwhile": shares,
     }

@@ -4,7 +4,7 @@
 
 Each round makes a volume on a loop device below DIR, of which a folder of stubs takes 40 %, fills
 it up to 95 %, and starts the service. Once it has looked for garbage and optimized, and has
-nothing to do any more, one user makes calls for a while: it asks for names that the mount
+nothing more to do, one user makes calls for a while: it asks for names that the mount
 has to look up, reads 4 KiB of a stub and writes 4 KiB to a plain file. Then the folder is
 deleted, and from then on the user's calls are timed until 90 % of its space is back, and once more
 when the service has nothing to do: two quiet times differ as well, and tell how much of a ratio is

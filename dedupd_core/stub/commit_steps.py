@@ -1,4 +1,4 @@
-"""The two steps by which a file becomes a stub, and their results in words.
+"""The two steps that make a file a stub, and their results in words.
 
 Native code carries out the steps (``native/src/commit``), for one open file or for many files at a
 time, and returns the reason if a file does not become a stub.
@@ -47,7 +47,7 @@ class Outcome(enum.StrEnum):
 
 
 class Result(NamedTuple):
-    """The outcome of a request, with a reason where it is not DONE.
+    """The outcome of a request, with a reason unless it is DONE.
 
     ``freed_bytes``: of blocks that files have given up, this one and others without a word of
     their own.
@@ -100,7 +100,7 @@ def io_failure(number: int) -> Result:
 
 
 class NotCommitted(DedupdError):
-    """A file does not become a stub, and ``result`` says why."""
+    """A file does not become a stub; ``result`` has the reason."""
 
     def __init__(self, refusal: "native.commit.Refusal") -> None:
         self.result = result_of(refusal)
@@ -161,5 +161,5 @@ def finish_commit(fd: int, begun: OpenCommit, files: StubFiles) -> int:
 
 
 def revert_commit(fd: int, begun: OpenCommit, files: StubFiles) -> None:
-    """Take back a commit that has begun but not finished: all blocks are there."""
+    """Take back a commit that has started but not finished: all blocks exist."""
     put_back(fd, begun.previous, files)

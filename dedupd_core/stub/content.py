@@ -18,7 +18,7 @@ from dedupd_core.store.recipe.recipe_reader import Leaf, RecipeSource, Span, Unr
 from dedupd_core.units import GIB
 
 SPANS_BYTES = 4 * GIB
-"""The chunks of so many bytes of a file are in memory at once."""
+"""The number of bytes of a file whose chunks are in memory at the same time."""
 
 REPAIRS_MAX = 3
 """Of one part for one read: a node may go from its cache before it is used."""
@@ -289,7 +289,7 @@ class StoreContent:
     def repairing(
         self, ask: Callable[["Source"], T | list[Unreadable]], reasons: Sequence[Unreadable] = ()
     ) -> T:
-        """Ask native code until it can read all that it needs of this content.
+        """Ask native code until it can read every byte of this content that it needs.
 
         ``reasons``: what it could not read a moment ago. Raises Damaged, OSError.
         """

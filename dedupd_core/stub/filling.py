@@ -251,7 +251,7 @@ class StubFill:
         end = min(end, limit, self._position)
         if start < end:
             stub = self._stub
-            with suppress(Damaged):  # what the store does not give back stays
+            with suppress(Damaged):  # a block that the store cannot replace is kept
                 self._content.repairing(
                     lambda source: stub.take_back_by(source, start, end, is_whole)
                 )

@@ -1,4 +1,4 @@
-"""Data and holes of a stub: ``SEEK_DATA``, ``SEEK_HOLE``. The caller may share it meanwhile."""
+"""Data and holes of a stub: ``SEEK_DATA``, ``SEEK_HOLE``. The caller may share it."""
 
 import errno
 import os

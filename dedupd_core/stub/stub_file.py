@@ -64,27 +64,26 @@ class SparseStub(native.stub.OpenStub):
         return bool(flags.transient) or not flags & Flag.WRITTEN
 
     def read(self, start: int, length: int, reasons: Sequence[Unreadable] = ()) -> bytes:
-        """Up to ``length`` bytes at ``start``; shorter only at the end. ``reasons``: what of them
-        could not be read a moment ago. Raises Damaged, OSError."""
+        """Read up to ``length`` bytes at ``start``; fewer only at the end. ``reasons``: the parts
+        that could not be read a moment ago. Raises Damaged, OSError."""
         end = start + length
         return self.content.repairing(lambda source: self.read_by(source, start, end), reasons)
 
     def read_at_once(self, start: int, length: int) -> bytes | None:
-        """As :meth:`read`, without a wait; None where that gives not all, or anything is wrong."""
+        """Read without a wait; None if bytes are not in memory, or anything is wrong."""
         found = self.read_by(self.content.at_hand, start, start + length)
         return None if isinstance(found, list) else found
 
     def write(self, offset: int, data: bytes | memoryview) -> int:
-        """Write at ``offset``; returns how many bytes, fewer only if the space ends.
+        """Write at ``offset``. Return the number of bytes, fewer only if no space is free.
 
-        Raises OSError, and Damaged if a block cannot be filled up from the store. Then nothing was
-        written.
+        Raises OSError, and Damaged if the store cannot complete a block. Then nothing was written.
         """
         self._tell(offset, offset + len(data))
         return self.content.repairing(lambda source: self.write_by(source, offset, data))
 
     def write_at_once(self, offset: int, data: bytes | memoryview) -> int | None:
-        """As :meth:`write`, without a wait for the store; None if it needs more than memory has."""
+        """Write without a wait for the store; None if memory lacks bytes of the store."""
         self._tell(offset, offset + len(data))
         written = self.write_by(self.content.at_hand, offset, data)
         return None if isinstance(written, list) else written
@@ -101,14 +100,14 @@ class SparseStub(native.stub.OpenStub):
         return RangeStep(*self.content.repairing(allocate))
 
     def zero(self, start: int, end: int) -> RangeStep:
-        """Have a range read as zeros, from its start on, as far as the file goes, and free blocks
-        that are not needed for that. Raises OSError, Damaged."""
+        """Make a range read as zeros, from its start to the end of the file at most, and free the
+        blocks that this does not need. Raises OSError, Damaged."""
         self._tell(start, end)
         return RangeStep(*self.content.repairing(lambda source: self.zero_by(source, start, end)))
 
     def seal(self) -> bool:
-        """Have the attribute count the blocks of the stub's own; False if some have no place on the
-        disk yet. Nothing else may use it meanwhile. Raises OSError."""
+        """Make the attribute count the stub's own blocks; False if some have no place on the disk
+        yet. Nothing else may use the stub during this call. Raises OSError."""
         return self.content.repairing(self.seal_by)
 
     def _tell(self, start: int, end: int) -> None:

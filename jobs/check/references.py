@@ -133,7 +133,7 @@ class _Walk:
                 safe_point = self._run.safe_point
                 return counter.look_at(self._volume.data_fd, paths, self._threads, safe_point)
 
-            # Closed before the containers are: the next directories are being looked at.
+            # Closed before the containers: another thread reads the next directories.
             for visited in stack.enter_context(closing(each_directory(look, self._run.safe_point))):
                 self._directory(visited)
                 self._run.update(files=self._found.stubs + self._found.plain_files)

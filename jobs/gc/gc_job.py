@@ -62,11 +62,11 @@ class Gc(Job[GcReport]):
         self._all_garbage = all_garbage
 
     def run(self) -> GcReport:
-        """Mark, then sweep. Raises Cancelled, Busy, NoSpace; NoiseWritten; UnseenMember where a
-        volume of the store is not held.
+        """Mark, then sweep. Raises Cancelled, Busy, NoSpace; NoiseWritten; UnseenMember if a volume
+        of the store is not locked.
 
-        Where anything could not be read that may name a chunk, or all stubs may have lost their
-        attributes, nothing is swept: the report says what it was.
+        If something that may name a chunk is unreadable, or all stubs may have lost their
+        attributes, nothing is swept, and the report has the reason.
         """
         volume = self._volume
         require_all(volume)
@@ -86,7 +86,7 @@ class Gc(Job[GcReport]):
         return self.report()
 
     def _collect(self, tables: Tables) -> None:
-        """Plan, by marks of all that is needed, and carry the plan out."""
+        """Plan by marks of the needed records, and carry the plan out."""
         volume, report = self._volume, self._report
         marks = RecordMarks(tables, self._run.findings)
         chunks, wanted = marks.of_kind[Kind.CHUNKS], Needs(tables[Kind.RECIPES].counts())
@@ -119,9 +119,9 @@ class Gc(Job[GcReport]):
         return self._volume, *self._volume.fellows
 
     def _walk(self, member: Volume, tables: Tables, chunks: Marks, wanted: Needs) -> bool:
-        """Mark what a volume names; says whether that is anything.
+        """Mark what a volume names. Return whether it names any record.
 
-        No job makes references meanwhile, so the order of the volumes does not matter.
+        No job makes references at the same time, so the order of the volumes does not matter.
         """
         run, report = self._run, self._report
         run.update(phase="walking the tree")
@@ -156,8 +156,8 @@ class Gc(Job[GcReport]):
             )
 
     def _read_recipes(self, tables: Tables, wanted: Needs) -> RecipeMarks:
-        """Marks of all that the recipes of stubs lead to. Recipes known from an earlier run are not
-        read again."""
+        """Mark the records that the recipes of stubs name. Recipes of an earlier run are not read
+        again."""
         found = None if self._full else recipe_marks.resumed(self._volume, tables, wanted)
         self._report.resumed = found is not None
         marks = found or RecipeMarks(wanted, tables)

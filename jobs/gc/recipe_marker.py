@@ -12,7 +12,7 @@ from jobs.frame.run import Cancelled, JobRun
 from jobs.gc.recipe_marks import RecipeMarks, Tables
 
 NODES_AT_ONCE = 1024
-"""Of 64 KiB at most: a run stops within the time that reading so many takes."""
+"""Of 64 KiB at most: a run stops after the nodes of one such call."""
 
 SAVE_EVERY_S = 30.0
 """The reading that is lost by a kill. Saving writes 16 bytes for each recipe, and syncs them."""

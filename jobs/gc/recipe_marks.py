@@ -60,7 +60,7 @@ def kept_digests(tables: TableScan) -> dict[int, int]:
 
 
 def needed_digest(recipes: TableScan, number: int, lengths: memoryview) -> int:
-    """A digest of the fingerprints of those recipe nodes of which any byte is needed.
+    """A digest of the fingerprints of the needed recipe nodes.
 
     It stays the same while the container grows. ``lengths`` are bytes of u64. Has no safe point: a
     run that is being stopped needs it too.

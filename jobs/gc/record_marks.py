@@ -53,8 +53,8 @@ class RecordMarks:
     def _follow(self, kind: Kind, marks: Marks) -> None:
         """Mark the records that marked ones were merged into, and the records that repeat these.
 
-        A repaired record names the one whose bytes it has. Where the table of that one was lost,
-        the repaired record alone still has them.
+        A repaired record names the record whose bytes it has. If the table of that record was
+        lost, only the repaired record still has the bytes.
         """
         found_any = True
         while found_any:
@@ -117,8 +117,8 @@ class RecordMarks:
                         yield fingerprint
 
     def _report_strays(self, kind: Kind, marks: Marks) -> None:
-        """Report ids that no table knows. A record that one of them was merged into is needed, and
-        is not known before scrub has made the container one that can be opened."""
+        """Report ids that no table knows. If such a record was merged, its target is needed. The
+        target is unknown until scrub has repaired the container."""
         what = "chunk" if kind is Kind.CHUNKS else "recipe"
         for stray in sorted(marks.strays):
             self._findings.add(

@@ -75,7 +75,7 @@ class Sweep:
         self._dry_run = dry_run
 
     def run(self) -> None:
-        """Make the tables say what the marks say. Raises Cancelled, NoSpace."""
+        """Change the tables to agree with the marks. Raises Cancelled, NoSpace."""
         self._report.epoch = self._marks.epoch
         if not self._dry_run:
             # A stub that the walk did not find must not come back after a power cut.

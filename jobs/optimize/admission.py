@@ -108,7 +108,7 @@ class RestoreAdmission:
         return not (is_known or self._judgements.is_recall)
 
     def demand(self, task: FileTask) -> Demand:
-        """What a file needs: one that was measured no more than it would add."""
+        """Return what a file needs; for a measured file, only the bytes that it would add."""
         new_bytes, need_bytes = self._judgements.new_bytes_of(task.identity), task.source.need_bytes
         if new_bytes is not None:
             recipe_bytes = int(task.identity.size * _RECIPE_SHARE)

@@ -42,16 +42,16 @@ BATCH_BYTES_MIN = 2 * MIB
 """In a job that has little memory; more than any file that is read together with others."""
 
 BATCHES_MIN = 4
-"""One that is read into, one that is cut, and two whose chunks are compressed."""
+"""One being read, one being cut, and two whose chunks are compressed."""
 
 GAP_BYTES_MAX = 128 << 10
-"""Between two ranges of a busy file that are read as one: less would make small chunks. It is less
-than what the mount tells apart, so nothing is read here that is being written to."""
+"""Between two ranges of a busy file that are read as one range: less would make small chunks. The
+mount records writes in larger units, so no byte is read here that a user writes."""
 
 FILES_PER_BATCH_MAX = 1024
 
 OTHER_DOMAIN = "is in the store for another domain"
-"""Said of a busy file: only as a whole it comes to the domain that it is in now."""
+"""For a busy file: its domain changes only when the entire file is stored again."""
 
 KEPT_PER_SEGMENT_MAX = 4096
 """Chunks of an old recipe that are noted at once: a bound of memory."""
@@ -59,12 +59,12 @@ KEPT_PER_SEGMENT_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class ReaderLimits:
-    """What a reader takes of the machine.
+    """The resources of a reader.
 
-    ``headroom_bytes`` are left free at the front of every buffer for the unfinished chunk of a
-    file that goes on in it, and ``batch_bytes`` come after them. ``ahead`` batches are read before
-    they are asked for, small files by so many ``threads``. With ``unshared_only`` files are left
-    whose blocks snapshots, or copies below, have as well.
+    Every buffer has ``headroom_bytes`` at its front, for the unfinished chunk of a file that
+    continues in it, and ``batch_bytes`` after them. ``ahead`` batches are read in advance, small
+    files on ``threads`` threads. With ``unshared_only``, the reader skips files that share blocks
+    with snapshots or copies below.
     """
 
     headroom_bytes: int
@@ -77,9 +77,9 @@ class ReaderLimits:
 class BatchReader(FileReader[Batch | FilesBatch]):
     """Reads candidates.
 
-    Small plain files go together, into batches of their own; large files, and stubs, come as they
-    are read. ``resume`` says how far a large file was when a run was interrupted. ``is_apart``: of
-    a stub whose recipe is of another domain than the files, nothing is kept.
+    Small plain files share batches of their own; large files and stubs come as they are read.
+    ``resume`` returns the progress of a large file in an interrupted run. ``is_apart``: nothing is
+    kept of a stub whose recipe is in another domain than the files.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         self._batches.add(task, len(view), read_s, final=final)
         return len(view)
 
-    # --- parts of a file, beside chunks that it keeps --------------------------------------------
+    # --- parts of a file that keeps its other chunks ----------------------------------------------
 
     def _read_stub(self, fd: int, task: FileTask, attribute: bytes) -> None:
         """Read the parts of a stub that are not in the store, and note the chunks that are."""
@@ -323,13 +323,13 @@ def _unreadable(error: Damaged | OSError) -> str:
 
 
 def _read_all(fd: int, start: int, end: int) -> bytearray:
-    """Bytes [start, end) of a plain file; zeros where it has become shorter."""
+    """Read bytes [start, end) of a plain file, with zeros after its end."""
     data = bytearray(end - start)
     read_into(fd, memoryview(data), start)
     return data
 
 
 def batches_within(room_bytes: int, threads: int) -> tuple[int, int]:
-    """The size of batches, in bytes, and how many there are at a time, for so much memory."""
+    """Return the size of batches in bytes, and their number, for this much memory."""
     batch_bytes = min(max(BATCH_BYTES_MIN, room_bytes // BATCHES_MIN // MIB * MIB), BATCH_BYTES)
     return batch_bytes, min(max(BATCHES_MIN, room_bytes // batch_bytes), 6 + 2 * threads)

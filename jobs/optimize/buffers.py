@@ -97,7 +97,7 @@ class Ingestion:
 
 @dataclass(slots=True)
 class FileTask:
-    """One file on its way through the stages. ``failure`` is set where it must be given up.
+    """One file on its way through the stages. ``failure`` is the reason if it is skipped.
 
     ``busy`` is what the mount has offered of a file that users write to; all others are taken as a
     whole. The reader fills in ``source``, and only the pipeline uses ``ingestion``.
@@ -169,7 +169,7 @@ Work = FileTask | native.ingest.FileList
 
 @dataclass(slots=True)
 class ReadyFiles:
-    """Files that have gone through the pipeline; requests where nothing is left to be done.
+    """Files after the pipeline; requests for files whose data is complete.
 
     ``shared_bytes``: how much of small files snapshots, or copies below, have as well.
     """

@@ -129,7 +129,7 @@ class BusyFiles:
         return not marked.has(path)
 
     def offers(self, is_in: Callable[[bytes], bool]) -> Iterator[BusyFile]:
-        """Each file once in a run, but for those that :meth:`decline` asks for again."""
+        """Yield each file once in a run, and again those that :meth:`decline` returns."""
         for path in self.waiting():
             if path in self._done or not is_in(path):
                 continue
@@ -220,8 +220,8 @@ class BusyFiles:
         )
 
     def decline(self, candidate: Candidate, reason: str, is_promising: bool) -> None:
-        """Give an offer back. Where the beginning of it does not pay and the whole does, it is
-        asked for again; what does not pay at all, once it has been written to."""
+        """Return an offer. If only its beginning does not save space, the job asks for it again; if
+        all of it does not, only after the next write to the file."""
         inode = candidate.identity.inode
         is_again = is_promising and inode not in self._certain
         if is_again:

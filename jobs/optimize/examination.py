@@ -21,8 +21,8 @@ _REASONS: "dict[native.ingest.Why, str]" = {
 
 
 def examine(fd: int, task: FileTask, *, unshared_only: bool) -> None:
-    """Fill in what the reader needs of a file; ``task.failure`` says why it may not be read. With
-    ``unshared_only`` its blocks have to be its own. Raises OSError.
+    """Fill in what the reader needs to know; ``task.failure`` is the reason if it skips the file.
+    With ``unshared_only``, the file must not share blocks. Raises OSError.
 
     Users may write to a file that the mount has offered, and the mount records what they change.
     """

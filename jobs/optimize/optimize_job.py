@@ -1,7 +1,7 @@
 """The optimize job: candidates of the policy become stubs.
 
-A plan says which files are taken, and where they go. It is carried out in rounds, in which each
-file goes through the stages in one direction: read, admitted, ingested, committed.
+A plan selects the files, and their partitions. It is carried out in rounds, in which each file
+goes through the stages in one direction: read, admitted, ingested, committed.
 """
 
 import gc
@@ -71,7 +71,7 @@ class Optimize(Job[OptimizeReport]):
 
         Raises UnsuitableFileSystem, NoSpace, Cancelled, Damaged.
         """
-        require_suitable(self._volume)  # which the mount, if there is one, has not done of late
+        require_suitable(self._volume)  # a mount checks this only at its start
         if not self._restores:
             return self._run_whole()
         with self._committer.awaited(lambda: self._report.freed_bytes):
@@ -135,7 +135,7 @@ class Optimize(Job[OptimizeReport]):
                 self._run.findings.add_error(path, error)
 
     def _cut_back(self, store: StoreSession) -> None:
-        """Give the space back that this run has taken and that no file needs."""
+        """Free the space that this run has used and that no file needs."""
         self._checkpoints.clear()
         try:
             self._report.cut_bytes = store.cut_back()

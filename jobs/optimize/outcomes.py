@@ -1,4 +1,4 @@
-"""What becomes of the files of an optimize run: stubs, or files that are left, by their reasons."""
+"""The outcomes of the files of an optimize run: stubs, and skipped files by their reasons."""
 
 import os
 
@@ -30,7 +30,7 @@ class LeftFiles:
         self._named: list[tuple[str, str]] = []
 
     def add(self, path: bytes, reason: str, failure: str | None = None) -> None:
-        """A file stays as it is. ``failure`` says what of it went wrong."""
+        """Note a skipped file. ``failure`` is the error, if there was one."""
         self._counts[reason] = self._counts.get(reason, 0) + 1
         if failure is not None:
             self._findings.add(f"{show_path(path)}: {failure}")
@@ -39,7 +39,7 @@ class LeftFiles:
             self._named.append((os.fsdecode(path), failure or reason))
 
     def add_unread(self, path: bytes, reason: str) -> None:
-        """A file that did not get as far as its commit stays as it is."""
+        """Note a file that was skipped before its commit."""
         if reason in (NO_ROOM, BY_PARTS):
             return  # that was said when it was to begin, or will be of its parts
         if reason.startswith("cannot"):
@@ -53,7 +53,7 @@ class LeftFiles:
 
 
 def named_left(volume: Volume, started_s: float) -> dict[bytes, str]:
-    """The files that the run that began then has left, by path; empty where it was not the last."""
+    """Return the skipped files of the run that started then; empty unless it was the last."""
     kept = volume.hints.get(HintKey.LEFT)
     if not isinstance(kept, dict) or kept.get("started_s") != started_s:
         return {}
@@ -61,8 +61,8 @@ def named_left(volume: Volume, started_s: float) -> dict[bytes, str]:
 
 
 class Outcomes:
-    """Takes note of what becomes of each file: in the report, for the next run, and for the mount
-    where it has offered the file."""
+    """Notes the outcome of each file: in the report, for the next run, and for a mount that offered
+    the file."""
 
     def __init__(
         self,

@@ -69,8 +69,8 @@ class OptimizePlan:
         self.mostly_local: list[bytes] = []
 
     def compute(self) -> bool:
-        """Walk, and decide where everything goes. Says whether there is anything to do: a quiet
-        volume needs neither store nor index."""
+        """Walk, and assign the files to partitions. Return whether there are any: an idle volume
+        needs neither store nor index."""
         has_work = self._walk_once()
         if has_work:
             self._run.update(phase="loading the index")

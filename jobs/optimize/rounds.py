@@ -27,7 +27,7 @@ GROUP_BYTES = 256 * MIB
 """New bytes per sync: rare enough for syncs to cost little, often enough for a crash to."""
 
 GROUP_READ_BYTES = 1024 * MIB
-"""Bytes read per sync at most, so that duplicates turn into free space as the job goes on."""
+"""Bytes read per sync at most, so that duplicates become free space during the job."""
 
 GROUP_FILES_MAX = 4096
 """Files per group: a descriptor each while they are committed."""
@@ -133,14 +133,14 @@ class Round:
             self._append_rest()
 
     def _append_rest(self) -> None:
-        """Append all that was read so far, so that the index may be another one from here on. Its
+        """Append the data that was read so far, so that the index may change after this call. The
         files become stubs with the next group."""
         self._drain(everything=True)
         self._make_requests()
         self._groups.wait_stored()
 
     def _make_room(self) -> None:
-        """Wait for what was read so far, if anything: what becomes stubs gives blocks back."""
+        """Wait for the files that were read so far: files that become stubs free blocks."""
         if not self._ingest.is_idle or self._has_files:
             self._drain(everything=True)
             self._commit_all()

@@ -1,5 +1,5 @@
-"""Why the next run optimizes a file, or leaves it: of one file, or of all that stay plain, page by
-page. The decisions are those of the job."""
+"""Why the next run optimizes or skips a file: for one file, or for all plain files, page by page.
+The decisions are those of the job."""
 
 import time
 from collections.abc import Iterator
@@ -130,8 +130,8 @@ def left_files(
 ) -> Iterator[LeftFile]:
     """The files that are not optimized now, behind the path ``after`` in the order of this listing.
 
-    Of a directory the files come first, by name, then the directories, by name. So a listing can go
-    on anywhere, and a page costs as much as its files.
+    The files of a directory come first, by name, then its directories, by name. So a listing can
+    continue anywhere, and the time for a page depends only on its files.
     """
     judged = JudgedFiles(load_ledger(volume, policy))
     pending = [(b"", after.split(b"/") if after else [])]
@@ -140,7 +140,7 @@ def left_files(
         path, behind = pending.pop()
         here = listed(volume, path or b".", safe_point)
         if isinstance(here, Unreadable):
-            continue  # gone, or another file system: a run of the job says so
+            continue  # gone, or another file system: the job reports this
         prefix = path + b"/" if path else b""
         if len(behind) <= 1:
             for file in sorted(here.files, key=lambda entry: entry.name):

@@ -292,7 +292,7 @@ def test_a_stub_that_is_given_up_while_it_is_read_ends_once(tmp_path: Path) -> N
             work = [FileTask.whole(candidate, True)]
             reader = BatchReader(volume, work, pool, ReaderLimits(HEADROOM, batch_bytes=MIB))
             ends = 0
-            for batch in reader:  # the last one needs a buffer that is given back here
+            for batch in reader:  # the last batch needs a buffer that is released here
                 assert isinstance(batch, Batch) and batch.buffer is not None
                 for segment in batch.segments:
                     segment.task.failure = "no room for it"
